@@ -1,0 +1,164 @@
+"""What an algorithm is to the rest of marless. Importing this module, or any algorithm's config, imports no torch.
+
+An algorithm has a config (what a user may set), says which nets it needs, and makes learners. A *learner* lives in
+a learner worker, owns the stacked parameters of every policy of one agent class, and turns the trajectories of a
+round into updates of all of them in as few stacked passes as their shapes allow. Weights and everything else that
+a learner must remember travel as `PolicyState`: named arrays, published as one immutable version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from marless.data.trajectory import Trajectory
+from marless.envs.base import AgentClass, EnvSpaces
+
+Arrays = Mapping[str, NDArray[np.generic]]
+
+
+class Strict(BaseModel):
+    """Base of every section of a job: immutable, and a misspelt field is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class ModelSpec(Strict):
+    """The nets of every policy and critic: multi-layer perceptrons."""
+
+    hidden: tuple[int, ...] = Field((64, 64), description="units of each hidden layer", min_length=1)
+    activation: Literal["tanh", "relu"] = Field("tanh", description="non-linearity after each hidden layer")
+
+
+class Schedule(Strict):
+    """A value that moves linearly from `start` to `end` over the first `env_steps` env steps, then stays."""
+
+    start: float
+    end: float
+    env_steps: int = Field(gt=0)
+
+    def at(self, env_steps: int) -> float:
+        """The value once `env_steps` env steps (all agents act once) have been sampled."""
+        done = min(env_steps / self.env_steps, 1.0)
+        return self.start + (self.end - self.start) * done
+
+
+class AlgorithmConfig(Strict):
+    """Base of every algorithm's config; `name` selects the algorithm in the registry."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Group:
+    """Agents that share one policy and one learner in a round."""
+
+    policy: str
+    """Name of the policy these agents act with, and the name under which its next version is published."""
+    agents: tuple[str, ...]
+    """All of one agent class."""
+    source: str = ""
+    """Policy whose state the update starts from, if it is another one (a merge or a split); "" means `policy`."""
+
+    @property
+    def start(self) -> str:
+        """The policy whose weights and optimizer moments the update starts from."""
+        return self.source or self.policy
+
+
+@dataclass(frozen=True)
+class PolicyState:
+    """One version of a policy: what acts, and what only its learner needs. Arrays only, so no pickle anywhere."""
+
+    acting: Arrays
+    """Weights an actor needs, e.g. "policy.0.weight" float32 [O, H]; empty for a joint critic."""
+    learning: Arrays
+    """Critic weights, optimizer moments, step counts, normaliser statistics."""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    """How to read `acting` (kind of net, activation, action space), kept beside the weights."""
+
+
+@dataclass(frozen=True)
+class RoundInput:
+    """Everything an update depends on; equal inputs and equal states give bit-identical results."""
+
+    round: int
+    env_steps: int
+    """Env steps sampled before this round; schedules are read here."""
+    seed: int
+    """Seeds the minibatch order of this round."""
+    groups: tuple[Group, ...]
+    """The groups of this learner's agent class."""
+    trajectories: Sequence[Trajectory]
+    """One per actor, ordered by actor index (never by arrival)."""
+
+
+@dataclass(frozen=True)
+class FunctionRun:
+    """One function of the algorithm as it ran inside an update: what is billed (a learner's share of a stacked pass)."""
+
+    function: Literal["post_process", "critic", "policy"]
+    name: str
+    """The policy or critic it served."""
+    seconds: float
+
+
+@dataclass(frozen=True)
+class UpdateOutput:
+    """What an update reports; the new states are read with `Learner.state`."""
+
+    metrics: Mapping[str, Mapping[str, float]]
+    """Per policy or joint critic: losses, approx_kl, entropy, explained_variance, grad_norm, clip_fraction …"""
+    runs: tuple[FunctionRun, ...]
+
+
+class Learner(Protocol):
+    """The torch side of an algorithm for one agent class of one job."""
+
+    def names(self, groups: Sequence[Group]) -> tuple[str, ...]:
+        """Names of all states this learner publishes: one per group, plus joint critics (which no actor needs)."""
+        ...
+
+    def initial(self, name: str, seed: int) -> PolicyState:
+        """A fresh state; depends on the name and the seed alone. Not yet held by the learner."""
+        ...
+
+    def load(self, name: str, state: PolicyState) -> None:
+        """Hold `state` under `name`, replacing what was held; raises CorruptError if it does not fit."""
+        ...
+
+    def update(self, inputs: RoundInput) -> UpdateOutput:
+        """Train every group on the round's trajectories; the states of `names(groups)` are then the new ones.
+
+        Starts from the held state of each group's `start`.
+        """
+        ...
+
+    def state(self, name: str) -> PolicyState:
+        """The held state as arrays of its own (a copy, safe to keep)."""
+        ...
+
+
+class Algorithm(Protocol):
+    """One entry of the registry."""
+
+    config_type: type[AlgorithmConfig]
+
+    def needs_state(self, config: AlgorithmConfig) -> bool:
+        """True if trajectories must carry the global state."""
+        ...
+
+    def check(self, config: AlgorithmConfig, spaces: EnvSpaces) -> None:
+        """Refuse settings that cannot work on these spaces; raises SpecError before anything starts."""
+        ...
+
+    def learner(
+        self, config: AlgorithmConfig, model: ModelSpec, spaces: EnvSpaces, agent_class: AgentClass, device: str
+    ) -> Learner:
+        """Make the learner of one agent class (imports torch). `device` is "cpu" or "cuda[:i]"."""
+        ...

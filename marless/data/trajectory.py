@@ -1,0 +1,128 @@
+"""A trajectory: what one actor invocation produced, as time-major arrays per agent class.
+
+Names on the wire and in code, for agent class k (its index) and shape suffixes T time, N agents, B copies, O, A, S
+as in `marless.envs.base`, K bootstrap rows:
+
+| name            | dtype, shape            | meaning |
+|-----------------|-------------------------|---------|
+| `obs/k`         | float32 [T, N, B, O]    | what the agents saw before acting |
+| `action/k`      | int32 [T, N, B] or float32 [T, N, B, A] | what they did (continuous: before clipping to the box) |
+| `log_prob/k`    | float32 [T, N, B]       | its log-probability under the acting policy |
+| `reward/k`      | float32 [T, N, B]       | |
+| `terminated/k`  | bool [T, N, B]          | the agent's own end |
+| `alive/k`       | bool [T, N, B]          | only if the environment has deaths |
+| `mask/k`        | bool [T, N, B, A]       | only if the environment has masks |
+| `boot_obs/k`    | float32 [N, K, O]       | last observations of the segments that were cut |
+| `cut`           | bool [T, B]             | the segment ends after this step (episode ended, or rollout did) |
+| `boot_index`    | int32 [K]               | flat index t·B + b of each cut that must bootstrap, ascending |
+| `state`         | float32 [T, B, S]       | only if the algorithm asked for it |
+| `boot_state`    | float32 [K, S]          | likewise |
+
+A value after step t is: 0 where the agent terminated; the critic on the bootstrap row where the segment was cut by a
+time limit or by the end of the rollout; the critic on `obs[t + 1]` otherwise. So terminated and truncated stay
+apart, and a reset observation is never mistaken for a successor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marless.envs.base import Discrete, EnvSpaces
+from marless.errors import CorruptError
+
+Arrays = Mapping[str, NDArray[np.generic]]
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """The arrays of one actor invocation; see the module's table for names, dtypes and shapes."""
+
+    arrays: Arrays
+
+    def __getitem__(self, name: str) -> NDArray[np.generic]:
+        return self.arrays[name]
+
+    @property
+    def steps(self) -> int:
+        """T, time steps per copy."""
+        return int(self.arrays["cut"].shape[0])
+
+    @property
+    def batch(self) -> int:
+        """B, environment copies."""
+        return int(self.arrays["cut"].shape[1])
+
+    @property
+    def env_steps(self) -> int:
+        """T · B: all agents act once in one copy."""
+        return self.steps * self.batch
+
+
+@dataclass(frozen=True)
+class TrajectorySchema:
+    """The dtypes and shapes that trajectories of a job must have; K differs from one trajectory to the next."""
+
+    spaces: EnvSpaces
+    steps: int
+    batch: int
+    with_state: bool
+
+    def shapes(self, boot_rows: int) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Name → (NumPy dtype name, shape) for a trajectory with `boot_rows` bootstrap rows."""
+        t, b, k = self.steps, self.batch, boot_rows
+        expected: dict[str, tuple[str, tuple[int, ...]]] = {
+            "cut": ("bool", (t, b)),
+            "boot_index": ("int32", (k,)),
+        }
+        if self.with_state:
+            expected["state"] = ("float32", (t, b, self.spaces.state_size))
+            expected["boot_state"] = ("float32", (k, self.spaces.state_size))
+        for i, agents in enumerate(self.spaces.classes):
+            tnb = (t, len(agents.agents), b)
+            discrete = isinstance(agents.action, Discrete)
+            expected[f"obs/{i}"] = ("float32", (*tnb, agents.obs_size))
+            expected[f"action/{i}"] = ("int32", tnb) if discrete else ("float32", (*tnb, agents.action.n))
+            expected[f"log_prob/{i}"] = ("float32", tnb)
+            expected[f"reward/{i}"] = ("float32", tnb)
+            expected[f"terminated/{i}"] = ("bool", tnb)
+            expected[f"boot_obs/{i}"] = ("float32", (tnb[1], k, agents.obs_size))
+            if self.spaces.deaths:
+                expected[f"alive/{i}"] = ("bool", tnb)
+            if self.spaces.masks and discrete:
+                expected[f"mask/{i}"] = ("bool", (*tnb, agents.action.n))
+        return expected
+
+    def check(self, trajectory: Trajectory) -> None:
+        """Raise CorruptError, naming the array, unless the trajectory has exactly these arrays and finite values."""
+        arrays = trajectory.arrays
+        rows = arrays["boot_index"].shape[0] if "boot_index" in arrays and arrays["boot_index"].ndim == 1 else 0
+        expected = self.shapes(rows)
+        if arrays.keys() != expected.keys():
+            odd = sorted(arrays.keys() ^ expected.keys())
+            raise CorruptError(f"trajectory: arrays {odd} are missing or unknown; the job declares {sorted(expected)}")
+        for name, (dtype, shape) in expected.items():
+            array = arrays[name]
+            if array.dtype != np.dtype(dtype) or array.shape != shape:
+                raise CorruptError(
+                    f"trajectory: {name} is {array.dtype}{list(array.shape)}, the job declares {dtype}{list(shape)}"
+                )
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                raise CorruptError(f"trajectory: {name} holds NaN or infinite values")
+        self._check_indices(arrays)
+
+    def _check_indices(self, arrays: Arrays) -> None:
+        index = arrays["boot_index"].astype(np.int64)
+        if index.size and (index[0] < 0 or index[-1] >= self.steps * self.batch or (np.diff(index) <= 0).any()):
+            raise CorruptError("trajectory: boot_index is not an ascending list of positions within [T, B]")
+        if not arrays["cut"].reshape(-1)[index].all():
+            raise CorruptError("trajectory: boot_index names a step at which no segment was cut")
+        for i, agents in enumerate(self.spaces.classes):
+            action = arrays[f"action/{i}"]
+            if isinstance(agents.action, Discrete) and action.size and not (
+                0 <= action.min() and action.max() < agents.action.n
+            ):
+                raise CorruptError(f"trajectory: action/{i} leaves the range 0…{agents.action.n - 1}")

@@ -1,0 +1,135 @@
+"""The batched-environment protocol: B copies of one multi-agent environment, stepped by one array operation each.
+
+Agents with equal observation and action spaces form an *agent class*; arrays are kept per class, agent-major, so
+that stacked policies act on them in one batched matmul. Shape suffixes: N agents of the class, B environment
+copies, O observation size, A actions (discrete) or action components (continuous), S state size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marless.errors import SpecError
+
+FloatArray = NDArray[np.float32]
+BoolArray = NDArray[np.bool_]
+ActionArray = NDArray[np.int32] | NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Discrete:
+    """`n` actions, numbered from 0; arrays of actions are int32 [N, B]."""
+
+    n: int
+
+
+@dataclass(frozen=True)
+class Box:
+    """Continuous actions, component k within [low[k], high[k]]; arrays are float32 [N, B, A]."""
+
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.low) != len(self.high) or not all(map(float.__lt__, self.low, self.high)):
+            raise SpecError(f"a continuous action space needs low < high in each component, got {self}")
+
+    @property
+    def n(self) -> int:
+        """Number of action components."""
+        return len(self.low)
+
+
+@dataclass(frozen=True)
+class AgentClass:
+    """Agents with equal spaces; only they may share a policy."""
+
+    name: str
+    agents: tuple[str, ...]
+    obs_size: int
+    action: Discrete | Box
+
+
+@dataclass(frozen=True)
+class EnvSpaces:
+    """What a job's actors and learners must agree on; derived from the environment, checked on every upload."""
+
+    classes: tuple[AgentClass, ...]
+    state_size: int
+    """Length of the global state; 0 if the environment has none."""
+    max_steps: int | None
+    """Steps after which every episode is truncated; None if unknown."""
+    masks: bool = False
+    """True if some action may be illegal: frames then carry masks."""
+    deaths: bool = False
+    """True if an agent may leave in mid-episode: frames then carry alive flags that are not all true."""
+
+    @property
+    def agents(self) -> tuple[str, ...]:
+        """All agents, class by class."""
+        return tuple(agent for c in self.classes for agent in c.agents)
+
+    def class_of(self, agent: str) -> AgentClass:
+        """The class an agent belongs to; raises KeyError for a name that is none of them."""
+        for agent_class in self.classes:
+            if agent in agent_class.agents:
+                return agent_class
+        raise KeyError(agent)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What all agents of all copies see before they act. Tuples run over the agent classes.
+
+    Arrays are valid until the next `reset` or `step` of the environment that made them.
+    """
+
+    obs: tuple[FloatArray, ...]
+    """float32 [N, B, O] per class; zeros for an agent that is not alive."""
+    state: FloatArray | None = None
+    """float32 [B, S], or None if state_size is 0."""
+    masks: tuple[BoolArray, ...] | None = None
+    """bool [N, B, A] per class, True = legal; None if every action always is."""
+    alive: tuple[BoolArray, ...] | None = None
+    """bool [N, B] per class; None if agents never leave in mid-episode."""
+
+
+@dataclass(frozen=True)
+class Transition:
+    """The result of one env step (all agents act once in each of the B copies)."""
+
+    frame: Frame
+    """What agents see next. A copy whose episode has just ended has been reset already: this is its new episode."""
+    final: Frame
+    """What they saw before that reset: equal to `frame` in copies whose episode goes on."""
+    rewards: tuple[FloatArray, ...]
+    """float32 or float64 [N, B] per class; 0 for an agent that was not alive."""
+    terminated: tuple[BoolArray, ...]
+    """bool [N, B] per class: the agent's own end (death or goal), after which nothing is worth anything."""
+    truncated: BoolArray
+    """bool [B]: the episode was cut by its time limit; values bootstrap from `final`."""
+    ended: BoolArray
+    """bool [B]: the copy was reset in this step, because of truncation or because every agent had terminated."""
+
+
+class BatchedEnv(Protocol):
+    """B copies of an environment. Same seed and same actions give the same arrays, bit for bit."""
+
+    spaces: EnvSpaces
+    batch: int
+
+    def reset(self, seed: int) -> Frame:
+        """Start a new episode in every copy; all randomness until the next reset comes from `seed`."""
+        ...
+
+    def step(self, actions: tuple[ActionArray, ...]) -> Transition:
+        """Let all agents act once in every copy; `actions` holds one array per agent class."""
+        ...
+
+    def close(self) -> None:
+        """Release what the environment holds; twice is safe."""
+        ...

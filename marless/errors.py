@@ -1,0 +1,70 @@
+"""Domain errors: what can go wrong, in words that a user can act on.
+
+Every message says what was wrong, where, and what to do. Nothing here knows gRPC; `marless.rpc.errors` maps each
+class to one status code, and the CLI maps each to an exit code.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class MarlessError(Exception):
+    """Base of every error that marless raises on purpose."""
+
+
+class SpecError(MarlessError):
+    """A job, an option or an argument that cannot work; nothing has been started."""
+
+
+class NotFoundError(MarlessError):
+    """The named job, policy or version does not exist (any more)."""
+
+
+class AlreadyExistsError(MarlessError):
+    """The name is taken by something with other content."""
+
+
+class ConflictError(MarlessError):
+    """A compare-and-set lost: the head is not the version the writer started from."""
+
+
+class FencedError(MarlessError):
+    """The writer's epoch is older than the store's: a newer coordinator has taken over."""
+
+
+class StaleError(MarlessError):
+    """The data belong to a round or version that has passed; they were counted and not used."""
+
+
+class CorruptError(MarlessError):
+    """Bytes do not match their checksum, their declared shape, or the job's declared spaces."""
+
+
+class OverloadedError(MarlessError):
+    """A bounded queue or buffer is full; try again later."""
+
+
+class UnavailableError(MarlessError):
+    """A service, Redis, or a worker cannot be reached now."""
+
+
+class UnauthenticatedError(MarlessError):
+    """No token, or the wrong one."""
+
+
+class CancelledJobError(MarlessError):
+    """The job was cancelled by its user."""
+
+
+class InternalError(MarlessError):
+    """A defect of ours; the log of the service that answered has the details."""
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
+    """One sentence for a name that is not registered, with the nearest match if there is one."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return f"unknown {kind} {name!r}; {hint}known: {', '.join(names)}"
