@@ -1,0 +1,118 @@
+"""How processes call one another: one `Peer` per service, with the house's limits, deadlines and domain errors."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from typing import Any, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from marless.rpc import chunks
+from marless.rpc.errors import from_rpc
+from marless.rpc.security import Security
+
+MAX_MESSAGE_BYTES = 16 * 2**20
+CALL_TIMEOUT_S = 30.0
+PACKAGE = "marless.rpc.v1"
+
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+Reply = TypeVar("Reply", bound=Message)
+Header = TypeVar("Header", bound=Message)
+
+_OPTIONS: tuple[tuple[str, Any], ...] = (  # Any: gRPC option values are ints or strings
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    # A shared subchannel would hand a fresh channel the back-off of a dead one.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+class Peer:
+    """One service as another process sees it. Connects when first used; raises domain errors only."""
+
+    def __init__(self, address: str, security: Security) -> None:
+        credentials = security.channel_credentials()
+        self.address = address
+        self.channel = (
+            grpc.aio.insecure_channel(address, options=_OPTIONS)
+            if credentials is None
+            else grpc.aio.secure_channel(address, credentials, options=_OPTIONS)
+        )
+        self.metadata = security.metadata()
+
+    async def call(
+        self,
+        method: grpc.aio.UnaryUnaryMultiCallable[Request, Response],
+        request: Request,
+        *,
+        timeout_s: float = CALL_TIMEOUT_S,
+        wait_for_ready: bool = False,
+    ) -> Response:
+        """Call a unary method of a stub on this peer's channel, within a deadline."""
+        try:
+            return await method(request, timeout=timeout_s, metadata=self.metadata, wait_for_ready=wait_for_ready)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc(error) from None
+
+    async def stream(
+        self, method: grpc.aio.UnaryStreamMultiCallable[Request, Response], request: Request
+    ) -> AsyncIterator[Response]:
+        """Iterate over what a server streams, for as long as it does; closing the iterator cancels the call."""
+        call = method(request, metadata=self.metadata)
+        try:
+            async for response in call:
+                yield response
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc(error) from None
+        finally:
+            call.cancel()
+
+    async def send(
+        self,
+        method: str,
+        header: Message,
+        buffers: Iterable[memoryview | bytes],
+        reply: type[Reply],
+        *,
+        timeout_s: float = CALL_TIMEOUT_S,
+    ) -> Reply:
+        """Send a bulk transfer to "Service/Method" and return the server's reply."""
+        call = self.channel.stream_unary(
+            f"/{PACKAGE}.{method}", request_serializer=chunks.identity, response_deserializer=reply.FromString
+        )
+        try:
+            return await call(chunks.frames(header, buffers), timeout=timeout_s, metadata=self.metadata)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc(error) from None
+
+    async def fetch(
+        self, method: str, request: Message, header: type[Header], *, timeout_s: float = CALL_TIMEOUT_S
+    ) -> tuple[Header, bytearray]:
+        """Receive a bulk transfer from "Service/Method": its header, and all its bytes in one buffer."""
+        frames_of: grpc.aio.UnaryStreamMultiCallable[Message, bytes] = self.channel.unary_stream(
+            f"/{PACKAGE}.{method}", request_serializer=type(request).SerializeToString, response_deserializer=None
+        )
+        call = frames_of(request, timeout=timeout_s, metadata=self.metadata)
+        data = bytearray()
+        try:
+            frames = aiter(call)
+            head = await chunks.read_header(frames, header)
+            async for frame in frames:
+                data += chunks.parse(frame)[1]
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc(error) from None
+        finally:
+            call.cancel()
+        return head, data
+
+    async def close(self) -> None:
+        """Close the channel; calls in flight are cancelled."""
+        await self.channel.close()

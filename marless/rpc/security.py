@@ -1,0 +1,102 @@
+"""Who may talk to whom: loopback and unix sockets freely, everything else only with TLS and a token."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from marless.errors import SpecError, UnauthenticatedError
+from marless.rpc.errors import Handler, abort
+
+_HEADER = "authorization"
+_OPEN_METHODS = ("/grpc.health.v1.Health/",)
+
+
+@dataclass(frozen=True)
+class Security:
+    """Token and TLS files of one process; all empty on a workstation."""
+
+    token: str = ""
+    """Shared secret; sent as a bearer token with every call."""
+    tls_cert: str = ""
+    """Path of the server's certificate chain (PEM)."""
+    tls_key: str = ""
+    """Path of the server's private key (PEM)."""
+    tls_ca: str = ""
+    """Path of the certificate authority (PEM) that clients trust."""
+
+    def __repr__(self) -> str:
+        """Never show the token."""
+        return f"Security(token={'set' if self.token else 'unset'}, tls={'on' if self.tls_ca else 'off'})"
+
+    def server_credentials(self, listen: str) -> grpc.ServerCredentials | None:
+        """TLS for `listen`, or None for a local address without it; raises SpecError if plaintext would leak."""
+        if self.tls_cert and self.tls_key:
+            key, chain = _read(self.tls_key), _read(self.tls_cert)
+            if not self.token and not is_local(listen):
+                raise SpecError(f"{listen} is not a loopback address: set MARLESS_TOKEN as well as TLS files")
+            return grpc.ssl_server_credentials([(key, chain)])
+        if not is_local(listen):
+            raise SpecError(
+                f"{listen} is not a loopback address: set MARLESS_TOKEN and --tls-cert, --tls-key, --tls-ca, "
+                "or listen on 127.0.0.1 or unix:PATH"
+            )
+        return None
+
+    def channel_credentials(self) -> grpc.ChannelCredentials | None:
+        """TLS towards servers, or None without a certificate authority."""
+        return grpc.ssl_channel_credentials(_read(self.tls_ca)) if self.tls_ca else None
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """What every call carries."""
+        return ((_HEADER, f"Bearer {self.token}"),) if self.token else ()
+
+
+def is_local(address: str) -> bool:
+    """True for unix sockets and loopback addresses."""
+    if address.startswith("unix:"):
+        return True
+    host = address.rpartition(":")[0].strip("[]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _read(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise SpecError(f"TLS file {path} cannot be read ({error.strerror})") from None
+
+
+class TokenInterceptor(grpc.aio.ServerInterceptor):
+    """Refuses calls without the token; health checks need none."""
+
+    def __init__(self, security: Security) -> None:
+        self._expected = f"Bearer {security.token}".encode() if security.token else b""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        """Let the call through if its token is right, in constant time."""
+        method = str(handler_call_details.method)
+        given = dict(handler_call_details.invocation_metadata or ()).get(_HEADER, "")
+        given_bytes = given if isinstance(given, bytes) else given.encode()
+        if not self._expected or method.startswith(_OPEN_METHODS) or hmac.compare_digest(given_bytes, self._expected):
+            return await continuation(handler_call_details)
+        return grpc.unary_unary_rpc_method_handler(_refuse)
+
+
+async def _refuse(request: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    await abort(context, UnauthenticatedError("the token is missing or wrong; set MARLESS_TOKEN to the service's"))

@@ -1,0 +1,180 @@
+"""How a service runs: options from flags and MARLESS_* variables, health, limits, and an orderly stop."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import structlog
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from marless.errors import MarlessError, SpecError
+from marless.rpc import chunks
+from marless.rpc.client import MAX_MESSAGE_BYTES, PACKAGE
+from marless.rpc.errors import ErrorInterceptor, Method
+from marless.rpc.security import Security, TokenInterceptor
+
+MAX_CONCURRENT_RPCS = 512
+DRAIN_S = 10.0
+
+_OPTIONS: tuple[tuple[str, Any], ...] = (  # Any: gRPC option values are ints or strings
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.so_reuseport", 0),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 20_000),
+    ("grpc.server_handshake_timeout_ms", 3_000),
+)
+_log = structlog.get_logger("marless.server")
+Register = Callable[[grpc.aio.Server], None]
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """What every service is told."""
+
+    listen: str
+    """host:port (port 0: any free one) or unix:PATH."""
+    security: Security
+    exit_with_stdin: bool = False
+    """Stop when standard input closes: a service never outlives the process that started it."""
+
+
+def option_parser(service: str, description: str) -> argparse.ArgumentParser:
+    """A parser with the options that all services share; each flag has a MARLESS_* variable as its default."""
+    parser = argparse.ArgumentParser(prog=f"python -m services.{service}", description=description)
+    add_option(parser, "--listen", "127.0.0.1:0", "address to serve: host:port or unix:PATH")
+    for name in ("tls-cert", "tls-key", "tls-ca"):
+        add_option(parser, f"--{name}", "", f"PEM file of the {name.removeprefix('tls-')}")
+    parser.add_argument("--exit-with-stdin", action="store_true", help="stop when standard input closes")
+    return parser
+
+
+def add_option(parser: argparse.ArgumentParser, flag: str, default: str, description: str) -> None:
+    """Add a flag whose default is its environment variable: --param-store reads MARLESS_PARAM_STORE."""
+    variable = "MARLESS_" + flag.removeprefix("--").replace("-", "_").upper()
+    parser.add_argument(flag, default=os.environ.get(variable, default), help=f"{description} [${variable}]")
+
+
+def security_of(args: argparse.Namespace) -> Security:
+    """Token (only ever from the environment, never from a command line) and TLS files."""
+    return Security(os.environ.get("MARLESS_TOKEN", ""), args.tls_cert, args.tls_key, args.tls_ca)
+
+
+def server_options(args: argparse.Namespace) -> ServerOptions:
+    """The shared options from parsed arguments."""
+    return ServerOptions(args.listen, security_of(args), args.exit_with_stdin)
+
+
+def configure_logging() -> None:
+    """Structured logs, one JSON object a line on standard error."""
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso"),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+
+
+def main(service: str, options: ServerOptions, build: Callable[[], AbstractAsyncContextManager[Register]]) -> int:
+    """Run a service until it is told to stop; returns the exit code: 0, or 1 with one sentence on stderr."""
+    configure_logging()
+    try:
+        asyncio.run(_run(service, options, build))
+    except MarlessError as error:
+        print(f"{service}: {error}", file=sys.stderr)  # noqa: T201  # the last words of a process, for people
+        return 1
+    return 0
+
+
+async def _run(
+    service: str, options: ServerOptions, build: Callable[[], AbstractAsyncContextManager[Register]]
+) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    if options.exit_with_stdin:
+        await _watch_stdin(stop)
+    async with build() as register, serving(options, register) as address:
+        _log.info("serving", service=service, address=address)
+        await stop.wait()
+        _log.info("stopping", service=service)
+
+
+async def _watch_stdin(stop: asyncio.Event) -> None:
+    class Watch(asyncio.Protocol):
+        def connection_lost(self, exc: Exception | None) -> None:
+            stop.set()
+
+    await asyncio.get_running_loop().connect_read_pipe(Watch, sys.stdin)
+
+
+@asynccontextmanager
+async def serving(options: ServerOptions, register: Register) -> AsyncIterator[str]:
+    """Serve until the context ends; yields the bound address. Drains on the way out: refuse, wait, stop."""
+    server = grpc.aio.server(
+        interceptors=(TokenInterceptor(options.security), ErrorInterceptor()),
+        options=_OPTIONS,
+        maximum_concurrent_rpcs=MAX_CONCURRENT_RPCS,
+    )
+    healthy = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
+    register(server)
+    address = _bind(server, options)
+    await server.start()
+    await healthy.set("", health_pb2.HealthCheckResponse.SERVING)
+    try:
+        yield address
+    finally:
+        await healthy.enter_graceful_shutdown()
+        await server.stop(grace=DRAIN_S)
+
+
+def _bind(server: grpc.aio.Server, options: ServerOptions) -> str:
+    credentials = options.security.server_credentials(options.listen)
+    if options.listen.startswith("unix:"):
+        Path(options.listen.removeprefix("unix:")).unlink(missing_ok=True)
+    try:
+        if credentials is None:
+            port = server.add_insecure_port(options.listen)
+        else:
+            port = server.add_secure_port(options.listen, credentials)
+    except RuntimeError:
+        raise SpecError(f"cannot listen on {options.listen}: it is in use or not ours; choose another address") from None
+    return options.listen if options.listen.startswith("unix:") else f"{options.listen.rpartition(':')[0]}:{port}"
+
+
+def register_bulk(server: grpc.aio.Server, service: str, methods: Mapping[str, grpc.RpcMethodHandler[Any, Any]]) -> None:
+    """Replace generated handlers of `service` by raw-bytes ones (see `marless.rpc.chunks`)."""
+    server.add_registered_method_handlers(f"{PACKAGE}.{service}", dict(methods))
+
+
+def bulk_upload(method: Method, reply: Callable[[Any], bytes]) -> grpc.RpcMethodHandler[Any, Any]:
+    """Handler of a client stream of frames with one protobuf reply."""
+    return grpc.stream_unary_rpc_method_handler(
+        method, request_deserializer=chunks.identity, response_serializer=reply
+    )
+
+
+def bulk_download(method: Method, request: Callable[[bytes], Any]) -> grpc.RpcMethodHandler[Any, Any]:
+    """Handler of a protobuf request answered by a stream of frames."""
+    return grpc.unary_stream_rpc_method_handler(
+        method, request_deserializer=request, response_serializer=chunks.identity
+    )
