@@ -58,7 +58,9 @@ class Peer:
     ) -> Response:
         """Call a unary method of a stub on this peer's channel, within a deadline."""
         try:
-            return await method(request, timeout=timeout_s, metadata=self.metadata, wait_for_ready=wait_for_ready)
+            return await method(
+                request, timeout=timeout_s, metadata=self.metadata, wait_for_ready=wait_for_ready
+            )
         except grpc.aio.AioRpcError as error:
             raise from_rpc(error) from None
 
@@ -98,7 +100,9 @@ class Peer:
     ) -> tuple[Header, bytearray]:
         """Receive a bulk transfer from "Service/Method": its header, and all its bytes in one buffer."""
         frames_of: grpc.aio.UnaryStreamMultiCallable[Message, bytes] = self.channel.unary_stream(
-            f"/{PACKAGE}.{method}", request_serializer=type(request).SerializeToString, response_deserializer=None
+            f"/{PACKAGE}.{method}",
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=None,
         )
         call = frames_of(request, timeout=timeout_s, metadata=self.metadata)
         data = bytearray()

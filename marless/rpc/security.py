@@ -93,10 +93,16 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
         method = str(handler_call_details.method)
         given = dict(handler_call_details.invocation_metadata or ()).get(_HEADER, "")
         given_bytes = given if isinstance(given, bytes) else given.encode()
-        if not self._expected or method.startswith(_OPEN_METHODS) or hmac.compare_digest(given_bytes, self._expected):
+        if (
+            not self._expected
+            or method.startswith(_OPEN_METHODS)
+            or hmac.compare_digest(given_bytes, self._expected)
+        ):
             return await continuation(handler_call_details)
         return grpc.unary_unary_rpc_method_handler(_refuse)
 
 
 async def _refuse(request: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-    await abort(context, UnauthenticatedError("the token is missing or wrong; set MARLESS_TOKEN to the service's"))
+    await abort(
+        context, UnauthenticatedError("the token is missing or wrong; set MARLESS_TOKEN to the service's")
+    )

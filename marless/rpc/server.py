@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
-import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -22,6 +20,13 @@ from marless.errors import MarlessError, SpecError
 from marless.rpc import chunks
 from marless.rpc.client import MAX_MESSAGE_BYTES, PACKAGE
 from marless.rpc.errors import ErrorInterceptor, Method
+from marless.rpc.process import (
+    add_option,
+    add_process_options,
+    configure_logging,
+    security_of,
+    stdin_closed,
+)
 from marless.rpc.security import Security, TokenInterceptor
 
 MAX_CONCURRENT_RPCS = 512
@@ -52,24 +57,13 @@ class ServerOptions:
 
 
 def option_parser(service: str, description: str) -> argparse.ArgumentParser:
-    """A parser with the options that all services share; each flag has a MARLESS_* variable as its default."""
+    """A parser with the options that all services share."""
     parser = argparse.ArgumentParser(prog=f"python -m services.{service}", description=description)
-    add_option(parser, "--listen", "127.0.0.1:0", "address to serve: host:port or unix:PATH")
-    for name in ("tls-cert", "tls-key", "tls-ca"):
-        add_option(parser, f"--{name}", "", f"PEM file of the {name.removeprefix('tls-')}")
-    parser.add_argument("--exit-with-stdin", action="store_true", help="stop when standard input closes")
+    add_option(
+        parser, "--listen", "127.0.0.1:0", "address to serve: host:port (port 0: any free one) or unix:PATH"
+    )
+    add_process_options(parser)
     return parser
-
-
-def add_option(parser: argparse.ArgumentParser, flag: str, default: str, description: str) -> None:
-    """Add a flag whose default is its environment variable: --param-store reads MARLESS_PARAM_STORE."""
-    variable = "MARLESS_" + flag.removeprefix("--").replace("-", "_").upper()
-    parser.add_argument(flag, default=os.environ.get(variable, default), help=f"{description} [${variable}]")
-
-
-def security_of(args: argparse.Namespace) -> Security:
-    """Token (only ever from the environment, never from a command line) and TLS files."""
-    return Security(os.environ.get("MARLESS_TOKEN", ""), args.tls_cert, args.tls_key, args.tls_ca)
 
 
 def server_options(args: argparse.Namespace) -> ServerOptions:
@@ -77,22 +71,9 @@ def server_options(args: argparse.Namespace) -> ServerOptions:
     return ServerOptions(args.listen, security_of(args), args.exit_with_stdin)
 
 
-def configure_logging() -> None:
-    """Structured logs, one JSON object a line on standard error."""
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso"),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
-
-
-def main(service: str, options: ServerOptions, build: Callable[[], AbstractAsyncContextManager[Register]]) -> int:
+def main(
+    service: str, options: ServerOptions, build: Callable[[], AbstractAsyncContextManager[Register]]
+) -> int:
     """Run a service until it is told to stop; returns the exit code: 0, or 1 with one sentence on stderr."""
     configure_logging()
     try:
@@ -110,20 +91,15 @@ async def _run(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    if options.exit_with_stdin:
-        await _watch_stdin(stop)
+    watch = asyncio.create_task(stdin_closed()) if options.exit_with_stdin else None
+    if watch:
+        watch.add_done_callback(lambda _: stop.set())
     async with build() as register, serving(options, register) as address:
         _log.info("serving", service=service, address=address)
         await stop.wait()
         _log.info("stopping", service=service)
-
-
-async def _watch_stdin(stop: asyncio.Event) -> None:
-    class Watch(asyncio.Protocol):
-        def connection_lost(self, exc: Exception | None) -> None:
-            stop.set()
-
-    await asyncio.get_running_loop().connect_read_pipe(Watch, sys.stdin)
+    if watch:
+        watch.cancel()
 
 
 @asynccontextmanager
@@ -157,11 +133,19 @@ def _bind(server: grpc.aio.Server, options: ServerOptions) -> str:
         else:
             port = server.add_secure_port(options.listen, credentials)
     except RuntimeError:
-        raise SpecError(f"cannot listen on {options.listen}: it is in use or not ours; choose another address") from None
-    return options.listen if options.listen.startswith("unix:") else f"{options.listen.rpartition(':')[0]}:{port}"
+        raise SpecError(
+            f"cannot listen on {options.listen}: it is in use or not ours; choose another address"
+        ) from None
+    return (
+        options.listen
+        if options.listen.startswith("unix:")
+        else f"{options.listen.rpartition(':')[0]}:{port}"
+    )
 
 
-def register_bulk(server: grpc.aio.Server, service: str, methods: Mapping[str, grpc.RpcMethodHandler[Any, Any]]) -> None:
+def register_bulk(
+    server: grpc.aio.Server, service: str, methods: Mapping[str, grpc.RpcMethodHandler[Any, Any]]
+) -> None:
     """Replace generated handlers of `service` by raw-bytes ones (see `marless.rpc.chunks`)."""
     server.add_registered_method_handlers(f"{PACKAGE}.{service}", dict(methods))
 

@@ -1,0 +1,65 @@
+"""What every process of marless has: options with MARLESS_* defaults, a token, structured logs, and a parent."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import sys
+
+import structlog
+
+from marless.rpc.security import Security
+
+
+def add_option(parser: argparse.ArgumentParser, flag: str, default: str, description: str) -> None:
+    """Add a flag whose default is its environment variable: --param-store reads MARLESS_PARAM_STORE."""
+    variable = "MARLESS_" + flag.removeprefix("--").replace("-", "_").upper()
+    parser.add_argument(flag, default=os.environ.get(variable, default), help=f"{description} [${variable}]")
+
+
+def add_process_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that services and workers share."""
+    for name, what in (
+        ("cert", "server certificate chain"),
+        ("key", "server key"),
+        ("ca", "certificate authority"),
+    ):
+        add_option(parser, f"--tls-{name}", "", f"PEM file of the {what}")
+    parser.add_argument("--exit-with-stdin", action="store_true", help="stop when standard input closes")
+
+
+def security_of(args: argparse.Namespace) -> Security:
+    """Token (only ever from the environment, never from a command line) and TLS files."""
+    return Security(os.environ.get("MARLESS_TOKEN", ""), args.tls_cert, args.tls_key, args.tls_ca)
+
+
+def configure_logging() -> None:
+    """Structured logs, one JSON object a line on standard error."""
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso"),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+
+
+async def stdin_closed() -> None:
+    """Wait until standard input closes: whoever started this process is gone, however it went."""
+    closed = asyncio.Event()
+
+    class Watch(asyncio.Protocol):
+        def connection_lost(self, exc: Exception | None) -> None:
+            closed.set()
+
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(Watch, sys.stdin)
+    try:
+        await closed.wait()
+    finally:
+        transport.close()

@@ -1,0 +1,1 @@
+"""Functions on demand: pools hand tasks to worker processes that dialled out to them."""

@@ -1,0 +1,115 @@
+"""The worker's side: dial out to the pool, say hello, run one task at a time, measure each."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import resource
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+
+import grpc
+import structlog
+
+from marless.errors import MarlessError
+from marless.rpc.client import Peer
+from marless.rpc.process import add_option, add_process_options, security_of, stdin_closed
+from marless.rpc.security import Security
+from marless.rpc.v1 import common_pb2
+
+Handle = Callable[[bytes], Awaitable[bytes]]
+Work = grpc.aio.StreamStreamMultiCallable[common_pb2.WorkerMessage, common_pb2.PoolMessage]
+_log = structlog.get_logger("marless.worker")
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """What a worker is told when it is launched."""
+
+    worker: str
+    pool: str
+    param_store: str
+    security: Security
+    exit_with_stdin: bool
+
+
+def worker_options(description: str) -> WorkerOptions:
+    """Parse the command line of a worker process."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--worker", required=True, help="name under which the pool knows this worker")
+    add_option(parser, "--pool", "", "address of the pool to dial")
+    add_option(parser, "--param-store", "", "address of the param_store")
+    add_process_options(parser)
+    args = parser.parse_args()
+    return WorkerOptions(args.worker, args.pool, args.param_store, security_of(args), args.exit_with_stdin)
+
+
+async def work(options: WorkerOptions, peer: Peer, method: Work, handle: Handle, device: str = "cpu") -> None:
+    """Serve the pool until it drains this worker or goes away, or standard input closes."""
+    hello = common_pb2.WorkerHello(
+        worker=options.worker,
+        pid=os.getpid(),
+        host=socket.gethostname(),
+        vcpus=len(os.sched_getaffinity(0)),
+        device=device,
+    )
+    session = asyncio.create_task(_session(peer, method, hello, handle))
+    watch = asyncio.create_task(stdin_closed()) if options.exit_with_stdin else None
+    await asyncio.wait([task for task in (session, watch) if task], return_when=asyncio.FIRST_COMPLETED)
+    for task in (session, watch):
+        if task and not task.done():
+            task.cancel()
+    await asyncio.gather(*(task for task in (session, watch) if task), return_exceptions=True)
+
+
+async def _session(peer: Peer, method: Work, hello: common_pb2.WorkerHello, handle: Handle) -> None:
+    stream = method(metadata=peer.metadata, wait_for_ready=True)
+    try:
+        await stream.write(common_pb2.WorkerMessage(hello=hello))
+        cold = True
+        async for message in _messages(stream):
+            if message.HasField("drain"):
+                break
+            result = await _run(message.task, handle, worker=hello.worker, cold=cold)
+            cold = False
+            await stream.write(common_pb2.WorkerMessage(result=result))
+        await stream.done_writing()
+    except grpc.aio.AioRpcError as error:
+        _log.warning("worker.pool_lost", worker=hello.worker, code=error.code().name)
+    finally:
+        stream.cancel()
+
+
+async def _messages(
+    stream: grpc.aio.StreamStreamCall[common_pb2.WorkerMessage, common_pb2.PoolMessage],
+) -> AsyncIterator[common_pb2.PoolMessage]:
+    while (message := await stream.read()) is not grpc.aio.EOF:
+        yield message  # type: ignore[misc]  # the stub types EOF as an instance, not as a sentinel
+
+
+async def _run(task: common_pb2.Task, handle: Handle, *, worker: str, cold: bool) -> common_pb2.TaskResult:
+    result = common_pb2.TaskResult(id=task.id, attempt=task.attempt)
+    start_s, start_cpu_s = time.time(), time.process_time()
+    try:
+        result.payload = await handle(task.payload)
+    except MarlessError as error:
+        result.error_code, result.error = type(error).__name__, str(error)
+    except Exception as error:  # noqa: BLE001  # a defect must reach the pool as a failed task, not as a dead worker
+        _log.error("task.failed", task=task.id, exc_info=error)
+        result.error_code, result.error = "InternalError", f"{type(error).__name__} in {worker}: {error}"
+    result.invocation.CopyFrom(
+        common_pb2.Invocation(
+            id=task.id,
+            attempt=task.attempt,
+            worker=worker,
+            start_s=start_s,
+            end_s=time.time(),
+            vcpu_s=time.process_time() - start_cpu_s,
+            memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            cold=cold,
+        )
+    )
+    return result
