@@ -1,0 +1,1 @@
+"""Trajectories, and the rollouts that make them."""

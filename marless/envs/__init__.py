@@ -1,0 +1,1 @@
+"""Environments: batched, multi-agent, by name."""

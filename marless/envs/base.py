@@ -1,8 +1,9 @@
-"""The batched-environment protocol: B copies of one multi-agent environment, stepped by one array operation each.
+"""The batched-environment protocol: B copies of one multi-agent environment, stepped at once.
 
-Agents with equal observation and action spaces form an *agent class*; arrays are kept per class, agent-major, so
-that stacked policies act on them in one batched matmul. Shape suffixes: N agents of the class, B environment
-copies, O observation size, A actions (discrete) or action components (continuous), S state size.
+Agents with equal observation and action spaces form an *agent class*; arrays are kept per class,
+agent-major, so that stacked policies act on them in one batched matmul. Shape suffixes: N agents of the
+class, B environment copies, O observation size, A actions (discrete) or action components (continuous), S
+state size.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from marless.errors import SpecError
 
 FloatArray = NDArray[np.float32]
+RewardArray = NDArray[np.float32] | NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 ActionArray = NDArray[np.int32] | NDArray[np.float32]
 
@@ -56,7 +58,7 @@ class AgentClass:
 
 @dataclass(frozen=True)
 class EnvSpaces:
-    """What a job's actors and learners must agree on; derived from the environment, checked on every upload."""
+    """What actors and learners must agree on; derived from the environment, checked on every upload."""
 
     classes: tuple[AgentClass, ...]
     state_size: int
@@ -100,20 +102,20 @@ class Frame:
 
 @dataclass(frozen=True)
 class Transition:
-    """The result of one env step (all agents act once in each of the B copies)."""
+    """The result of one env step (all agents act once in each of the B copies); valid as long as a frame."""
 
     frame: Frame
-    """What agents see next. A copy whose episode has just ended has been reset already: this is its new episode."""
+    """What agents see next; a copy whose episode has just ended shows the start of its new one."""
     final: Frame
     """What they saw before that reset: equal to `frame` in copies whose episode goes on."""
-    rewards: tuple[FloatArray, ...]
-    """float32 or float64 [N, B] per class; 0 for an agent that was not alive."""
+    rewards: tuple[RewardArray, ...]
+    """[N, B] per class; 0 for an agent that was not alive."""
     terminated: tuple[BoolArray, ...]
     """bool [N, B] per class: the agent's own end (death or goal), after which nothing is worth anything."""
     truncated: BoolArray
     """bool [B]: the episode was cut by its time limit; values bootstrap from `final`."""
     ended: BoolArray
-    """bool [B]: the copy was reset in this step, because of truncation or because every agent had terminated."""
+    """bool [B]: the copy was reset in this step: truncated, or every agent had terminated."""
 
 
 class BatchedEnv(Protocol):

@@ -1,13 +1,76 @@
-"""Environments by name: `mpe/<game>` is ours, `pettingzoo/<module>` adapts any PettingZoo environment."""
+"""Environments by name: `mpe/<game>` is ours, `pettingzoo/<module>` adapts any PettingZoo environment.
+
+Others join through the entry-point group `marless.envs`: the entry's name is the environment's, its object a
+callable `(options, batch) -> BatchedEnv` that raises SpecError for options it cannot use.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import dataclasses
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from typing import Any, TypeVar
 
-from marless.envs.base import BatchedEnv
+from marless.envs import mpe
+from marless.envs.base import BatchedEnv, EnvSpaces
+from marless.errors import SpecError, unknown_name
+
+Options = Mapping[str, Any]  # Any: options are YAML values
+Factory = Callable[[Options, int], BatchedEnv]
+OptionsType = TypeVar("OptionsType")
+
+ENTRY_POINTS = "marless.envs"
+PETTINGZOO = "pettingzoo/"
+"""What follows is a module path, e.g. `pettingzoo/mpe2.simple_spread_v3`."""
 
 
-def make(name: str, options: Mapping[str, Any], batch: int) -> BatchedEnv:  # Any: options are YAML values
+def make(name: str, options: Options, batch: int) -> BatchedEnv:
     """Build `batch` copies of an environment; raises SpecError for an unknown name or option."""
-    raise NotImplementedError
+    if batch < 1:
+        raise SpecError(f"environment {name}: needs at least one copy, got {batch}")
+    factory = _factory(name)
+    try:
+        return factory(options, batch)
+    except SpecError as error:
+        raise SpecError(f"environment {name}: {error}") from error
+
+
+def spaces(name: str, options: Options) -> EnvSpaces:
+    """What an environment's agents see and do; raises SpecError as `make` does."""
+    env = make(name, options, 1)
+    try:
+        return env.spaces
+    finally:
+        env.close()
+
+
+def read_options(options_type: type[OptionsType], options: Options) -> OptionsType:
+    """Make an options dataclass; raises SpecError, with the nearest match, for an option it does not have."""
+    known = [field.name for field in dataclasses.fields(options_type)]  # type: ignore[arg-type]  # any dataclass
+    for option in options:
+        if option not in known:
+            raise SpecError(unknown_name("option", option, known))
+    return options_type(**options)
+
+
+def _spread(options: Options, batch: int) -> BatchedEnv:
+    return mpe.SimpleSpread(read_options(mpe.SpreadOptions, options), batch)
+
+
+def _adversary(options: Options, batch: int) -> BatchedEnv:
+    return mpe.SimpleAdversary(read_options(mpe.AdversaryOptions, options), batch)
+
+
+def _factory(name: str) -> Factory:
+    ours: dict[str, Factory] = {"mpe/simple_spread": _spread, "mpe/simple_adversary": _adversary}
+    if name in ours:
+        return ours[name]
+    if name.startswith(PETTINGZOO):
+        from marless.envs import pettingzoo
+
+        return lambda options, batch: pettingzoo.adapt(name.removeprefix(PETTINGZOO), options, batch)
+    theirs = metadata.entry_points(group=ENTRY_POINTS)
+    if name in theirs.names:
+        factory: Factory = theirs[name].load()
+        return factory
+    raise SpecError(unknown_name("environment", name, [*ours, *theirs.names, f"{PETTINGZOO}<module>"]))

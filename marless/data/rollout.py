@@ -1,0 +1,235 @@
+"""What an actor computes: whole rollouts and whole episodes of a batched environment, as functions of a seed.
+
+No torch, no I/O. Suffixes as in `marless.envs.base` and `marless.data.trajectory`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marless.data.trajectory import Trajectory, TrajectorySchema
+from marless.envs.base import (
+    ActionArray,
+    BatchedEnv,
+    BoolArray,
+    Box,
+    EnvSpaces,
+    FloatArray,
+    Frame,
+    Transition,
+)
+from marless.errors import SpecError
+
+
+class ActingPolicy(Protocol):
+    """How the agents of one class act, each under its own policy. Actions of a dead agent are ignored."""
+
+    def sample(
+        self, obs_NBO: FloatArray, mask_NBA: BoolArray | None, rng: np.random.Generator
+    ) -> tuple[ActionArray, FloatArray]:
+        """Draw actions (int32 [N, B] or float32 [N, B, A]) and their log-probabilities, float32 [N, B]."""
+        ...
+
+    def greedy(self, obs_NBO: FloatArray, mask_NBA: BoolArray | None) -> ActionArray:
+        """The most likely actions."""
+        ...
+
+    def to_env(self, action: ActionArray) -> ActionArray:
+        """Turn actions into those the environment takes (continuous: clip and scale to its box)."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeStats:
+    """Sums over the episodes that ended; receipts of several actors add up."""
+
+    env_steps: int
+    """All agents act once in one copy: steps taken, whether or not their episode ended."""
+    episodes: int
+    episode_steps: int
+    """Env steps of the counted episodes."""
+    return_sum: Mapping[str, float]
+    """Per agent, undiscounted."""
+    return_square_sum: Mapping[str, float]
+    """Per agent: sum of squared undiscounted returns."""
+
+
+def rollout(
+    env: BatchedEnv, policies: Sequence[ActingPolicy], *, steps: int, seed: int, with_state: bool
+) -> tuple[Trajectory, EpisodeStats]:
+    """Start fresh episodes and explore for `steps` time steps in every copy.
+
+    `policies` holds one entry per agent class. Environment and actions draw from separate streams of `seed`.
+    Raises SpecError if `with_state` asks for a global state that the environment does not have.
+    """
+    if with_state and not env.spaces.state_size:
+        raise SpecError("the algorithm needs a global state, which this environment does not have")
+    env_seed, rng = _streams(seed)
+    recorder = _Recorder(TrajectorySchema(env.spaces, steps, env.batch, with_state))
+    meter = _EpisodeMeter(env.spaces, np.full(env.batch, steps))
+    frame = env.reset(env_seed)
+    for t in range(steps):
+        recorder.saw(t, frame)
+        actions = []
+        for k, policy in enumerate(policies):
+            action, log_prob_NB = policy.sample(frame.obs[k], frame.masks[k] if frame.masks else None, rng)
+            recorder.did(t, k, action, log_prob_NB)
+            actions.append(policy.to_env(action))
+        transition = env.step(tuple(actions))
+        recorder.got(t, transition)
+        meter.add(transition)
+        frame = transition.frame
+    return recorder.trajectory(), meter.stats()
+
+
+def play(env: BatchedEnv, policies: Sequence[ActingPolicy] | None, *, episodes: int, seed: int) -> EpisodeStats:
+    """Play exactly `episodes` whole episodes: greedily, or uniformly over legal actions without `policies`.
+
+    How many each copy contributes is fixed beforehand; counting whichever end first would favour short ones.
+    """
+    env_seed, rng = _streams(seed)
+    copies = np.arange(env.batch)
+    meter = _EpisodeMeter(env.spaces, episodes // env.batch + (copies < episodes % env.batch))
+    frame = env.reset(env_seed)
+    while not meter.full:
+        actions = _random(env.spaces, frame, rng) if policies is None else _greedy(policies, frame)
+        transition = env.step(actions)
+        meter.add(transition)
+        frame = transition.frame
+    return meter.stats()
+
+
+def _streams(seed: int) -> tuple[int, np.random.Generator]:
+    env, actions = np.random.SeedSequence(seed).spawn(2)
+    return int(env.generate_state(1)[0]), np.random.Generator(np.random.PCG64(actions))
+
+
+def _greedy(policies: Sequence[ActingPolicy], frame: Frame) -> tuple[ActionArray, ...]:
+    return tuple(
+        policy.to_env(policy.greedy(frame.obs[k], frame.masks[k] if frame.masks else None))
+        for k, policy in enumerate(policies)
+    )
+
+
+def _random(spaces: EnvSpaces, frame: Frame, rng: np.random.Generator) -> tuple[ActionArray, ...]:
+    actions: list[ActionArray] = []
+    for k, agents in enumerate(spaces.classes):
+        shape, space = frame.obs[k].shape[:2], agents.action
+        if isinstance(space, Box):
+            actions.append(rng.uniform(space.low, space.high, (*shape, space.n)).astype(np.float32))
+        elif frame.masks is None:
+            actions.append(rng.integers(space.n, size=shape, dtype=np.int32))
+        else:
+            lots_NBA = np.where(frame.masks[k], rng.random((*shape, space.n)), -1.0)
+            actions.append(lots_NBA.argmax(axis=-1).astype(np.int32))
+    return tuple(actions)
+
+
+class _Recorder:
+    """Writes a trajectory in place, step by step."""
+
+    def __init__(self, schema: TrajectorySchema) -> None:
+        self._schema = schema
+        self._arrays: dict[str, NDArray[np.generic]] = {
+            name: np.empty(shape, dtype)
+            for name, (dtype, shape) in schema.shapes(boot_rows=0).items()
+            if not name.startswith("boot_")
+        }
+        self._boots: dict[str, list[NDArray[np.generic]]] = {
+            name: [np.empty(shape, dtype)]
+            for name, (dtype, shape) in schema.shapes(boot_rows=0).items()
+            if name.startswith("boot_")
+        }
+
+    def saw(self, t: int, frame: Frame) -> None:
+        """The agents' view before step t."""
+        for k in range(len(frame.obs)):
+            self._arrays[f"obs/{k}"][t] = frame.obs[k]
+            if frame.alive is not None:
+                self._arrays[f"alive/{k}"][t] = frame.alive[k]
+            if frame.masks is not None and f"mask/{k}" in self._arrays:
+                self._arrays[f"mask/{k}"][t] = frame.masks[k]
+        if self._schema.with_state and frame.state is not None:
+            self._arrays["state"][t] = frame.state
+
+    def did(self, t: int, k: int, action: ActionArray, log_prob_NB: FloatArray) -> None:
+        """What class k did in step t."""
+        self._arrays[f"action/{k}"][t] = action
+        self._arrays[f"log_prob/{k}"][t] = log_prob_NB
+
+    def got(self, t: int, transition: Transition) -> None:
+        """What came of step t; where a segment is cut, the last view goes into the bootstrap rows."""
+        for k in range(len(transition.rewards)):
+            self._arrays[f"reward/{k}"][t] = transition.rewards[k]
+            self._arrays[f"terminated/{k}"][t] = transition.terminated[k]
+        last = t == self._schema.steps - 1
+        self._arrays["cut"][t] = transition.ended | last
+        copies = np.flatnonzero(transition.truncated | ~transition.ended if last else transition.truncated)
+        if copies.size:
+            self._bootstrap(t, copies, transition.final)
+
+    def _bootstrap(self, t: int, copies: NDArray[np.intp], final: Frame) -> None:
+        self._boots["boot_index"].append((t * self._schema.batch + copies).astype(np.int32))
+        for k, obs_NBO in enumerate(final.obs):
+            self._boots[f"boot_obs/{k}"].append(obs_NBO[:, copies])
+        if self._schema.with_state and final.state is not None:
+            self._boots["boot_state"].append(final.state[copies])
+
+    def trajectory(self) -> Trajectory:
+        """Everything recorded; the recorder must not be used afterwards."""
+        boots = {
+            name: np.concatenate(rows, axis=1 if name.startswith("boot_obs/") else 0)
+            for name, rows in self._boots.items()
+        }
+        return Trajectory(self._arrays | boots)
+
+
+class _EpisodeMeter:
+    """Adds up returns; copy b contributes its first `quota_B[b]` episodes."""
+
+    def __init__(self, spaces: EnvSpaces, quota_B: NDArray[np.integer]) -> None:
+        self._agents = spaces.agents
+        self._missing_B = quota_B.copy()
+        self._return_NB = np.zeros((len(self._agents), len(quota_B)))
+        self._steps_B = np.zeros(len(quota_B), np.int64)
+        self._sum_N = np.zeros(len(self._agents))
+        self._square_sum_N = np.zeros(len(self._agents))
+        self._env_steps = self._episodes = self._episode_steps = 0
+
+    @property
+    def full(self) -> bool:
+        """True once every copy has contributed its share."""
+        return not self._missing_B.any()
+
+    def add(self, transition: Transition) -> None:
+        """Count one step of all copies."""
+        self._return_NB += np.concatenate(transition.rewards)
+        self._steps_B += 1
+        self._env_steps += len(self._steps_B)
+        if transition.ended.any():
+            self._close(transition.ended)
+
+    def _close(self, ended_B: BoolArray) -> None:
+        counted_B = ended_B & (self._missing_B > 0)
+        self._missing_B -= counted_B
+        self._episodes += int(counted_B.sum())
+        self._episode_steps += int(self._steps_B[counted_B].sum())
+        self._sum_N += self._return_NB[:, counted_B].sum(axis=1)
+        self._square_sum_N += np.square(self._return_NB[:, counted_B]).sum(axis=1)
+        self._return_NB[:, ended_B] = 0.0
+        self._steps_B[ended_B] = 0
+
+    def stats(self) -> EpisodeStats:
+        """The sums so far."""
+        return EpisodeStats(
+            env_steps=self._env_steps,
+            episodes=self._episodes,
+            episode_steps=self._episode_steps,
+            return_sum=dict(zip(self._agents, self._sum_N.tolist(), strict=True)),
+            return_square_sum=dict(zip(self._agents, self._square_sum_N.tolist(), strict=True)),
+        )

@@ -1,0 +1,305 @@
+"""The multi-particle games `simple_spread` and `simple_adversary`, in NumPy, for any number of agents.
+
+Rules and numbers are those of mpe2 1.1.1 (`simple_spread_v3`, `simple_adversary_v3`, full observability);
+with one copy, `reset(seed)` and every step equal mpe2's to rounding. Entities live in an unbounded plane.
+One env step is 0.1 time units: positions move by the old velocities, then velocities are damped and pushed,
+p ← p + 0.1·v and v ← 0.75·v + 0.1·(u + F), where u is the agents' own force (5 per unit of action) and F
+the contact force.
+
+Work arrays are entity-major with the copies last (E entities, M entities seen, 2 plane components, B
+copies), so that each array operation runs over contiguous copies. Observations are written once, into the
+global state; what an agent class sees is a view of it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from marless.envs.base import ActionArray, AgentClass, Box, Discrete, EnvSpaces, Frame, Transition
+from marless.errors import SpecError
+
+DT = 0.1
+DAMPING = 0.25
+FORCE = 5.0
+CONTACT_DISTANCE = 0.30
+CONTACT_FORCE = 100.0
+CONTACT_MARGIN = 1e-3
+CONTACT_REACH = CONTACT_DISTANCE + 40 * CONTACT_MARGIN
+"""Beyond it the contact force is below 1e-18 and left out."""
+
+PUSH_2A = FORCE * np.array([[0, -1, 1, 0, 0], [0, 0, 0, -1, 1]], dtype=np.float64)
+"""Force of each discrete action: nothing, left, right, down, up."""
+
+FloatArray64 = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParticleOptions:
+    """Options of both games."""
+
+    agents: int
+    """How many (good) agents; mpe2's `N`."""
+    landmarks: int | None = None
+    """How many landmarks; as many as agents unless given, which is all that mpe2 offers."""
+    max_cycles: int = 25
+    """Env steps after which an episode is truncated."""
+    continuous_actions: bool = False
+    """False: 5 actions (nothing, left, right, down, up). True: 5 numbers in [0, 1], how much of each."""
+
+    def __post_init__(self) -> None:
+        for name in ("agents", "landmarks", "max_cycles"):
+            value = getattr(self, name)
+            if not _is_count(value) and not (name == "landmarks" and value is None):
+                raise SpecError(f"{name} must be a whole number of at least 1, got {value!r}")
+        if not isinstance(self.continuous_actions, bool):
+            raise SpecError(f"continuous_actions must be true or false, got {self.continuous_actions!r}")
+
+    @property
+    def marks(self) -> int:
+        """The number of landmarks."""
+        return self.agents if self.landmarks is None else self.landmarks
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpreadOptions(ParticleOptions):
+    """Options of `simple_spread`."""
+
+    agents: int = 3
+    local_ratio: float = 0.5
+    """Weight λ of an agent's own collisions in its reward; the team's share is 1 − λ."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        ratio = self.local_ratio
+        if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio <= 1:
+            raise SpecError(f"local_ratio must be a number from 0 to 1, got {ratio!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdversaryOptions(ParticleOptions):
+    """Options of `simple_adversary`; the one adversary comes on top of `agents`."""
+
+    agents: int = 2
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+class ParticleEnv(ABC):
+    """What the games share: motion, relative positions, and episodes that end together in all copies."""
+
+    spaces: EnvSpaces
+    batch: int
+
+    def __init__(self, classes: tuple[AgentClass, ...], options: ParticleOptions, batch: int, dtype: DTypeLike) -> None:
+        self.spaces = EnvSpaces(
+            classes=classes,
+            state_size=sum(len(c.agents) * c.obs_size for c in classes),
+            max_steps=options.max_cycles,
+        )
+        self.batch = batch
+        movers, marks = len(self.spaces.agents), options.marks
+        self._marks = marks
+        self._seen_NM = _seen(movers, marks)
+        self._pos_E2B = np.zeros((movers + marks, 2, batch))
+        self._agents_N2B = self._pos_E2B[:movers]
+        self._vel_N2B = np.zeros((movers, 2, batch))
+        self._force_N2B = np.zeros((movers, 2, batch))
+        self._rel_NM2B = np.zeros((*self._seen_NM.shape, 2, batch))
+        self._rewards_NB = np.zeros((movers, batch))
+        self._rows_SB = np.zeros((self.spaces.state_size, batch), dtype)
+        self._frame, self._spare = (self._empty_frame(dtype) for _ in range(2))
+        self._rng = np.random.default_rng(0)
+        self._steps = 0
+
+    def reset(self, seed: int) -> Frame:
+        """Start an episode in every copy; a single copy starts where mpe2's `reset(seed=seed)` does."""
+        self._rng = np.random.Generator(np.random.PCG64(seed))
+        return self._start()
+
+    def step(self, actions: tuple[ActionArray, ...]) -> Transition:
+        """Move every agent once; all copies are truncated together, after `max_cycles` env steps."""
+        self._move(actions)
+        final = self._look()
+        self._score()
+        self._steps += 1
+        ended = np.full(self.batch, self._steps == self.spaces.max_steps)
+        frame = final
+        if ended[0]:
+            self._frame, self._spare = self._spare, self._frame
+            frame = self._start()
+        return Transition(
+            frame=frame,
+            final=final,
+            rewards=self._by_class(self._rewards_NB),
+            terminated=tuple(np.zeros((len(c.agents), self.batch), np.bool_) for c in self.spaces.classes),
+            truncated=ended,
+            ended=ended,
+        )
+
+    def close(self) -> None:  # noqa: B027  # not a hook: no game holds anything to release
+        """Do nothing, for nothing is held."""
+
+    @abstractmethod
+    def _write_rows(self) -> None:
+        """Write all observations, one after another, into `_rows_SB`."""
+
+    @abstractmethod
+    def _score(self) -> None:
+        """Write the rewards of the present positions into `_rewards_NB`."""
+
+    def _place(self) -> None:
+        draws_BE2 = self._rng.uniform(-1.0, 1.0, (self.batch, len(self._pos_E2B), 2))
+        self._pos_E2B[...] = draws_BE2.transpose(1, 2, 0)
+
+    def _start(self) -> Frame:
+        self._steps = 0
+        self._vel_N2B.fill(0.0)
+        self._place()
+        return self._look()
+
+    def _move(self, actions: tuple[ActionArray, ...]) -> None:
+        self._push(actions)
+        self._agents_N2B += DT * self._vel_N2B
+        self._vel_N2B *= 1.0 - DAMPING
+        self._vel_N2B += DT * self._force_N2B
+
+    def _push(self, actions: tuple[ActionArray, ...]) -> None:
+        forces = self._by_class(self._force_N2B)
+        for force_N2B, action, agents in zip(forces, actions, self.spaces.classes, strict=True):
+            force_N2B[...] = _force(action, agents.action)
+
+    def _look(self) -> Frame:
+        np.subtract(self._pos_E2B[self._seen_NM], self._agents_N2B[:, None], out=self._rel_NM2B)
+        self._write_rows()
+        state_BS = self._frame.state
+        assert state_BS is not None
+        state_BS[...] = self._rows_SB.T
+        return self._frame
+
+    def _by_class(self, array: FloatArray64) -> tuple[FloatArray64, ...]:
+        stops = np.cumsum([len(c.agents) for c in self.spaces.classes])[:-1]
+        return tuple(np.split(array, stops))
+
+    def _empty_frame(self, dtype: DTypeLike) -> Frame:
+        state_BS = np.zeros((self.batch, self.spaces.state_size), dtype)
+        obs, start = [], 0
+        for agents in self.spaces.classes:
+            stop = start + len(agents.agents) * agents.obs_size
+            obs_BNO = state_BS[:, start:stop].reshape(self.batch, len(agents.agents), agents.obs_size)
+            obs.append(obs_BNO.transpose(1, 0, 2))
+            start = stop
+        return Frame(obs=tuple(obs), state=state_BS)
+
+
+class SimpleSpread(ParticleEnv):
+    """N agents cover landmarks together and keep from bumping into one another.
+
+    Reward of agent i: (1 − λ)·G + λ·L_i with G = −Σ over landmarks of the nearest agent's distance and L_i
+    = −(number of other agents nearer than 0.30). Observation: own velocity, own position, landmarks and
+    then other agents (in order) relative to it, and 2·(N − 1) zeros: messages of the others, who are silent
+    here.
+    """
+
+    def __init__(self, options: SpreadOptions, batch: int, dtype: DTypeLike = np.float32) -> None:
+        n, marks = options.agents, options.marks
+        agents = tuple(f"agent_{i}" for i in range(n))
+        agent_class = AgentClass("agent", agents, 4 + 2 * marks + 4 * (n - 1), _action(options))
+        super().__init__((agent_class,), options, batch, dtype)
+        self._local_ratio = options.local_ratio
+        self._dist_NMB = np.zeros((*self._seen_NM.shape, batch))
+        rows = self._rows_SB.reshape(n, agent_class.obs_size // 2, 2, batch)
+        self._vel_rows, self._pos_rows = rows[:, 0], rows[:, 1]
+        self._rel_rows = rows[:, 2 : 2 + marks + n - 1]
+
+    def _write_rows(self) -> None:
+        self._vel_rows[...] = self._vel_N2B
+        self._pos_rows[...] = self._agents_N2B
+        self._rel_rows[...] = self._rel_NM2B
+        square = self._rel_NM2B * self._rel_NM2B
+        np.sqrt(square[:, :, 0] + square[:, :, 1], out=self._dist_NMB)
+
+    def _push(self, actions: tuple[ActionArray, ...]) -> None:
+        super()._push(actions)
+        dist_NMB = self._dist_NMB[:, self._marks :]
+        near = dist_NMB < CONTACT_REACH
+        if not near.any():
+            return
+        dist = dist_NMB[near]
+        overlap = CONTACT_MARGIN * np.logaddexp(0.0, (CONTACT_DISTANCE - dist) / CONTACT_MARGIN)
+        # Agents in exactly the same place have no direction to part in; mpe2 answers NaN, we leave them be.
+        strength_NMB = np.zeros(dist_NMB.shape)
+        strength_NMB[near] = CONTACT_FORCE * overlap / np.maximum(dist, np.finfo(np.float64).tiny)
+        self._force_N2B -= np.einsum("nmb,nmkb->nkb", strength_NMB, self._rel_NM2B[:, self._marks :])
+
+    def _score(self) -> None:
+        team_B = -self._dist_NMB[:, : self._marks].min(axis=0).sum(axis=0)
+        bumps_NMB = self._dist_NMB[:, self._marks :] < CONTACT_DISTANCE
+        np.add.reduce(bumps_NMB, axis=1, dtype=np.float64, out=self._rewards_NB)
+        self._rewards_NB *= -self._local_ratio
+        self._rewards_NB += (1.0 - self._local_ratio) * team_B
+
+
+class SimpleAdversary(ParticleEnv):
+    """One adversary looks for the goal, which N good agents know; agents pass through one another.
+
+    The goal is one of the landmarks. Reward: the adversary's is −d(adversary, goal); every good agent's is
+    d(adversary, goal) − the nearest good agent's distance. Observation: the goal (good agents only), then
+    landmarks, then other agents in order, all relative to the observer.
+    """
+
+    def __init__(self, options: AdversaryOptions, batch: int, dtype: DTypeLike = np.float32) -> None:
+        n, seen = options.agents, 2 * (options.marks + options.agents)
+        good = tuple(f"agent_{i}" for i in range(n))
+        classes = (
+            AgentClass("adversary", ("adversary_0",), seen, _action(options)),
+            AgentClass("agent", good, seen + 2, _action(options)),
+        )
+        super().__init__(classes, options, batch, dtype)
+        self._goal_2B = np.zeros((2, batch))
+        self._to_goal_N2B = np.zeros((n + 1, 2, batch))
+        self._adversary_rows = self._rows_SB[:seen].reshape(seen // 2, 2, batch)
+        self._good_rows = self._rows_SB[seen:].reshape(n, 1 + seen // 2, 2, batch)
+
+    def _place(self) -> None:
+        goal_B = self._rng.integers(self._marks, size=self.batch)
+        super()._place()
+        marks_M2B = self._pos_E2B[len(self._agents_N2B) :]
+        self._goal_2B[...] = marks_M2B[goal_B, :, np.arange(self.batch)].T
+
+    def _write_rows(self) -> None:
+        np.subtract(self._goal_2B, self._agents_N2B, out=self._to_goal_N2B)
+        self._adversary_rows[...] = self._rel_NM2B[0]
+        self._good_rows[:, 0] = self._to_goal_N2B[1:]
+        self._good_rows[:, 1:] = self._rel_NM2B[1:]
+
+    def _score(self) -> None:
+        square = self._to_goal_N2B * self._to_goal_N2B
+        dist_NB = np.sqrt(square[:, 0] + square[:, 1])
+        self._rewards_NB[0] = -dist_NB[0]
+        self._rewards_NB[1:] = dist_NB[0] - dist_NB[1:].min(axis=0)
+
+
+def _seen(movers: int, marks: int) -> NDArray[np.intp]:
+    """For each agent, the entities it sees, in order: every landmark, then every other agent."""
+    landmarks = range(movers, movers + marks)
+    return np.array([[*landmarks, *(j for j in range(movers) if j != i)] for i in range(movers)])
+
+
+def _action(options: ParticleOptions) -> Discrete | Box:
+    return Box(low=(0.0,) * 5, high=(1.0,) * 5) if options.continuous_actions else Discrete(5)
+
+
+def _force(action: ActionArray, space: Discrete | Box) -> FloatArray64:
+    """The agents' own force [N, 2, B]."""
+    if isinstance(space, Discrete):
+        return PUSH_2A[:, action].transpose(1, 0, 2)
+    push_NB5 = np.clip(action, 0.0, 1.0)
+    return FORCE * np.stack(
+        (push_NB5[..., 2] - push_NB5[..., 1], push_NB5[..., 4] - push_NB5[..., 3]), axis=1, dtype=np.float64
+    )
