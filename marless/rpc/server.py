@@ -43,6 +43,8 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (  # Any: gRPC option values are ints or
 )
 _log = structlog.get_logger("marless.server")
 Register = Callable[[grpc.aio.Server], None]
+Build = Callable[[str], AbstractAsyncContextManager[Register]]
+"""Given the bound address, builds a service for as long as it serves; yields what adds its servicer to a server."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +73,7 @@ def server_options(args: argparse.Namespace) -> ServerOptions:
     return ServerOptions(args.listen, security_of(args), args.exit_with_stdin)
 
 
-def main(
-    service: str, options: ServerOptions, build: Callable[[], AbstractAsyncContextManager[Register]]
-) -> int:
+def main(service: str, options: ServerOptions, build: Build) -> int:
     """Run a service until it is told to stop; returns the exit code: 0, or 1 with one sentence on stderr."""
     configure_logging()
     try:
@@ -84,9 +84,7 @@ def main(
     return 0
 
 
-async def _run(
-    service: str, options: ServerOptions, build: Callable[[], AbstractAsyncContextManager[Register]]
-) -> None:
+async def _run(service: str, options: ServerOptions, build: Build) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -94,7 +92,7 @@ async def _run(
     watch = asyncio.create_task(stdin_closed()) if options.exit_with_stdin else None
     if watch:
         watch.add_done_callback(lambda _: stop.set())
-    async with build() as register, serving(options, register) as address:
+    async with serving(options, build) as address:
         _log.info("serving", service=service, address=address)
         await stop.wait()
         _log.info("stopping", service=service)
@@ -103,8 +101,8 @@ async def _run(
 
 
 @asynccontextmanager
-async def serving(options: ServerOptions, register: Register) -> AsyncIterator[str]:
-    """Serve until the context ends; yields the bound address. Drains on the way out: refuse, wait, stop."""
+async def serving(options: ServerOptions, build: Build) -> AsyncIterator[str]:
+    """Bind, build, serve until the context ends; yields the bound address. On the way out: refuse, drain, stop."""
     server = grpc.aio.server(
         interceptors=(TokenInterceptor(options.security), ErrorInterceptor()),
         options=_OPTIONS,
@@ -112,15 +110,16 @@ async def serving(options: ServerOptions, register: Register) -> AsyncIterator[s
     )
     healthy = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
-    register(server)
     address = _bind(server, options)
-    await server.start()
-    await healthy.set("", health_pb2.HealthCheckResponse.SERVING)
-    try:
-        yield address
-    finally:
-        await healthy.enter_graceful_shutdown()
-        await server.stop(grace=DRAIN_S)
+    async with build(address) as register:
+        register(server)
+        await server.start()
+        await healthy.set("", health_pb2.HealthCheckResponse.SERVING)
+        try:
+            yield address
+        finally:
+            await healthy.enter_graceful_shutdown()
+            await server.stop(grace=DRAIN_S)
 
 
 def _bind(server: grpc.aio.Server, options: ServerOptions) -> str:

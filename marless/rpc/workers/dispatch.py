@@ -173,23 +173,23 @@ class Dispatcher:
     async def _run_on(
         self, worker: _Worker, task: str, payload: bytes, attempt: int, timeout_s: float
     ) -> common_pb2.TaskResult:
-        worker.running = asyncio.get_running_loop().create_future()
+        running = worker.running = asyncio.get_running_loop().create_future()
         worker.invocations += 1
         lost = asyncio.ensure_future(worker.lost.wait())
         try:
             message = common_pb2.PoolMessage(task=common_pb2.Task(id=task, attempt=attempt, payload=payload))
             await worker.send(message)
-            await asyncio.wait([worker.running, lost], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-            if worker.running.done():
-                return worker.running.result()
+            await asyncio.wait((running, lost), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if running.done():
+                return running.result()
             if not worker.lost.is_set():
                 _log.error("task.hung", task=task, worker=worker.hello.worker, timeout_s=timeout_s)
             raise WorkerLostError
         finally:
             lost.cancel()
-            if not worker.running.done():
+            if not running.done():
                 worker.lost.set()  # hung, or given up in mid-task: its late result must not meet the next task
-                worker.running.cancel()
+                running.cancel()
             worker.running = None
             self._release(worker)
 
