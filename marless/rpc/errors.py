@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import grpc
 import structlog
@@ -36,7 +36,8 @@ _BY_CODE: dict[grpc.StatusCode, type[errors.MarlessError]] = {
     code: cls for cls, code in reversed(STATUS.items())
 } | {grpc.StatusCode.DEADLINE_EXCEEDED: errors.UnavailableError}
 
-Handler = grpc.RpcMethodHandler[Any, Any]  # Any: a server's methods take and return any message
+# A string, because the class can only be subscripted by a type checker. Any: methods take and return any message.
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Method = Callable[..., Any]
 _log = structlog.get_logger("marless.rpc")
 
