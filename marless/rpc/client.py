@@ -58,9 +58,7 @@ class Peer:
     ) -> Response:
         """Call a unary method of a stub on this peer's channel, within a deadline."""
         try:
-            return await method(
-                request, timeout=timeout_s, metadata=self.metadata, wait_for_ready=wait_for_ready
-            )
+            return await method(request, timeout=timeout_s, metadata=self.metadata, wait_for_ready=wait_for_ready)
         except grpc.aio.AioRpcError as error:
             raise from_rpc(error) from None
 

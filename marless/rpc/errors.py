@@ -32,9 +32,9 @@ STATUS: dict[type[errors.MarlessError], grpc.StatusCode] = {
 
 _CLASS_KEY = "marless-error"
 _BY_NAME = {cls.__name__: cls for cls in STATUS}
-_BY_CODE: dict[grpc.StatusCode, type[errors.MarlessError]] = {
-    code: cls for cls, code in reversed(STATUS.items())
-} | {grpc.StatusCode.DEADLINE_EXCEEDED: errors.UnavailableError}
+_BY_CODE: dict[grpc.StatusCode, type[errors.MarlessError]] = {code: cls for cls, code in reversed(STATUS.items())} | {
+    grpc.StatusCode.DEADLINE_EXCEEDED: errors.UnavailableError
+}
 
 # A string, because the class can only be subscripted by a type checker. Any: methods take and return any message.
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"

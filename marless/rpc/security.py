@@ -35,6 +35,11 @@ class Security:
         """Never show the token."""
         return f"Security(token={'set' if self.token else 'unset'}, tls={'on' if self.tls_ca else 'off'})"
 
+    def arguments(self) -> list[str]:
+        """The command-line arguments that hand these files on to a worker; the token goes by environment only."""
+        given = (("--tls-cert", self.tls_cert), ("--tls-key", self.tls_key), ("--tls-ca", self.tls_ca))
+        return [part for flag, path in given if path for part in (flag, path)]
+
     def server_credentials(self, listen: str) -> grpc.ServerCredentials | None:
         """TLS for `listen`, or None for a local address without it; raises SpecError if plaintext would leak."""
         if self.tls_cert and self.tls_key:
@@ -93,16 +98,10 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
         method = str(handler_call_details.method)
         given = dict(handler_call_details.invocation_metadata or ()).get(_HEADER, "")
         given_bytes = given if isinstance(given, bytes) else given.encode()
-        if (
-            not self._expected
-            or method.startswith(_OPEN_METHODS)
-            or hmac.compare_digest(given_bytes, self._expected)
-        ):
+        if not self._expected or method.startswith(_OPEN_METHODS) or hmac.compare_digest(given_bytes, self._expected):
             return await continuation(handler_call_details)
         return grpc.unary_unary_rpc_method_handler(_refuse)
 
 
 async def _refuse(request: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-    await abort(
-        context, UnauthenticatedError("the token is missing or wrong; set MARLESS_TOKEN to the service's")
-    )
+    await abort(context, UnauthenticatedError("the token is missing or wrong; set MARLESS_TOKEN to the service's"))

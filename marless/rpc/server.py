@@ -61,9 +61,7 @@ class ServerOptions:
 def option_parser(service: str, description: str) -> argparse.ArgumentParser:
     """A parser with the options that all services share."""
     parser = argparse.ArgumentParser(prog=f"python -m services.{service}", description=description)
-    add_option(
-        parser, "--listen", "127.0.0.1:0", "address to serve: host:port (port 0: any free one) or unix:PATH"
-    )
+    add_option(parser, "--listen", "127.0.0.1:0", "address to serve: host:port (port 0: any free one) or unix:PATH")
     add_process_options(parser)
     return parser
 
@@ -135,11 +133,7 @@ def _bind(server: grpc.aio.Server, options: ServerOptions) -> str:
         raise SpecError(
             f"cannot listen on {options.listen}: it is in use or not ours; choose another address"
         ) from None
-    return (
-        options.listen
-        if options.listen.startswith("unix:")
-        else f"{options.listen.rpartition(':')[0]}:{port}"
-    )
+    return options.listen if options.listen.startswith("unix:") else f"{options.listen.rpartition(':')[0]}:{port}"
 
 
 def register_bulk(
@@ -151,9 +145,7 @@ def register_bulk(
 
 def bulk_upload(method: Method, reply: Callable[[Any], bytes]) -> grpc.RpcMethodHandler[Any, Any]:
     """Handler of a client stream of frames with one protobuf reply."""
-    return grpc.stream_unary_rpc_method_handler(
-        method, request_deserializer=chunks.identity, response_serializer=reply
-    )
+    return grpc.stream_unary_rpc_method_handler(method, request_deserializer=chunks.identity, response_serializer=reply)
 
 
 def bulk_download(method: Method, request: Callable[[bytes], Any]) -> grpc.RpcMethodHandler[Any, Any]:

@@ -27,9 +27,12 @@ class OpenJobRequest(_message.Message):
     SPEC_JSON_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     GROUPS_FIELD_NUMBER: _builtins.int
+    SPACES_JSON_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     spec_json: _builtins.str
     epoch: _builtins.int
+    spaces_json: _builtins.str
+    """of the environment, which the learner pool need not be able to make"""
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Group]: ...
     def __init__(
@@ -39,10 +42,11 @@ class OpenJobRequest(_message.Message):
         spec_json: _builtins.str = ...,
         epoch: _builtins.int = ...,
         groups: _abc.Iterable[_common_pb2.Group] | None = ...,
+        spaces_json: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "groups", b"groups", "job", b"job", "spec_json", b"spec_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "groups", b"groups", "job", b"job", "spaces_json", b"spaces_json", "spec_json", b"spec_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -295,12 +299,14 @@ class LearnTask(_message.Message):
     GROUPS_FIELD_NUMBER: _builtins.int
     VERSIONS_FIELD_NUMBER: _builtins.int
     TRAJECTORIES_FIELD_NUMBER: _builtins.int
+    SPACES_JSON_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     spec_json: _builtins.str
     round: _builtins.int
     epoch: _builtins.int
     env_steps: _builtins.int
     agent_class: _builtins.int
+    spaces_json: _builtins.str
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Group]: ...
     @_builtins.property
@@ -321,10 +327,11 @@ class LearnTask(_message.Message):
         groups: _abc.Iterable[_common_pb2.Group] | None = ...,
         versions: _abc.Iterable[_common_pb2.PolicyVersion] | None = ...,
         trajectories: _abc.Iterable[Global___TrajectoryFile] | None = ...,
+        spaces_json: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_class", b"agent_class", "env_steps", b"env_steps", "epoch", b"epoch", "groups", b"groups", "job", b"job", "round", b"round", "spec_json", b"spec_json", "trajectories", b"trajectories", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_class", b"agent_class", "env_steps", b"env_steps", "epoch", b"epoch", "groups", b"groups", "job", b"job", "round", b"round", "spaces_json", b"spaces_json", "spec_json", b"spec_json", "trajectories", b"trajectories", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -78,9 +78,7 @@ class Dispatcher:
         """True between a worker's hello and the end of its stream."""
         return worker in self._workers
 
-    async def run(
-        self, task: str, payload: bytes, *, timeout_s: float, affinity: str = ""
-    ) -> common_pb2.TaskResult:
+    async def run(self, task: str, payload: bytes, *, timeout_s: float, affinity: str = "") -> common_pb2.TaskResult:
         """Run one task to its result on some worker.
 
         Raises OverloadedError if the queue is full, UnavailableError if workers die or hang `max_attempts` times,
@@ -98,9 +96,7 @@ class Dispatcher:
                 raise by_name(result.error_code, result.error)
             result.invocation.queued_s = queued_s
             return result
-        raise UnavailableError(
-            f"task {task}: its worker died or hung {self._max_attempts} times; see the pool's log"
-        )
+        raise UnavailableError(f"task {task}: its worker died or hung {self._max_attempts} times; see the pool's log")
 
     async def attach(self, messages: AsyncIterator[common_pb2.WorkerMessage], send: Send) -> None:
         """Serve one worker's stream until it ends; the body of a pool's Work RPC."""
@@ -173,9 +169,10 @@ class Dispatcher:
     async def _run_on(
         self, worker: _Worker, task: str, payload: bytes, attempt: int, timeout_s: float
     ) -> common_pb2.TaskResult:
-        running = worker.running = asyncio.get_running_loop().create_future()
+        running: asyncio.Future[common_pb2.TaskResult] = asyncio.get_running_loop().create_future()
+        worker.running = running
         worker.invocations += 1
-        lost = asyncio.ensure_future(worker.lost.wait())
+        lost: asyncio.Future[object] = asyncio.ensure_future(worker.lost.wait())
         try:
             message = common_pb2.PoolMessage(task=common_pb2.Task(id=task, attempt=attempt, payload=payload))
             await worker.send(message)

@@ -67,9 +67,7 @@ class Fleet:
         Raises UnavailableError if they do not come up, or if more are asked for than the pool may have.
         """
         if workers > self._limit:
-            raise UnavailableError(
-                f"{workers} workers asked for; this pool may have {self._limit} (--workers)"
-            )
+            raise UnavailableError(f"{workers} workers asked for; this pool may have {self._limit} (--workers)")
         async with self._scaling:
             self._wanted, self._stillborn = workers, 0
             while len(self._tasks) < workers:
@@ -90,9 +88,7 @@ class Fleet:
                 if self._tasks[name].done():
                     await self._tasks.pop(name)  # raises why it gave up
             if not ready.done():
-                raise UnavailableError(
-                    f"workers did not connect within {START_TIMEOUT_S:g} s; see the pool's log"
-                )
+                raise UnavailableError(f"workers did not connect within {START_TIMEOUT_S:g} s; see the pool's log")
         finally:
             ready.cancel()
 

@@ -1,0 +1,46 @@
+"""`python -m services.actor_pool`: the actor pool as a process."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+
+import grpc
+
+from marless.rpc.server import Register, main
+from marless.rpc.v1.actor_pool_pb2_grpc import add_ActorPoolServiceServicer_to_server
+from marless.rpc.workers.dispatch import Dispatcher
+from marless.rpc.workers.fleet import Fleet
+from marless.rpc.workers.launcher import LocalLauncher
+from services.actor_pool.config import Config, parse
+from services.actor_pool.rollouts import Rollouts
+from services.actor_pool.servicer import ActorPoolServicer
+
+
+@asynccontextmanager
+async def build(config: Config, address: str) -> AsyncIterator[Register]:
+    """Wire the pool's parts; its workers end with the context."""
+    launcher = LocalLauncher(
+        "services.actor_pool.worker",
+        ["--pool", address, "--param-store", config.param_store, *config.server.security.arguments()],
+        # One thread per worker: actors are the parallelism, and results must not depend on the number of cores.
+        os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+    )
+    dispatcher = Dispatcher()
+    async with Fleet(
+        dispatcher, launcher, prefix="actor", limit=config.workers, keep_alive_s=config.keep_alive_s
+    ) as fleet:
+        servicer = ActorPoolServicer(Rollouts(dispatcher, fleet), dispatcher, fleet)
+
+        def register(server: grpc.aio.Server) -> None:
+            add_ActorPoolServiceServicer_to_server(servicer, server)
+
+        yield register
+
+
+if __name__ == "__main__":
+    options = parse()
+    sys.exit(main("actor_pool", options.server, partial(build, options)))

@@ -1,0 +1,143 @@
+"""An actor: one function that runs a batch of environment copies under given policy versions."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import zlib
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from marless.rpc.param_store import ParamStore
+
+from marless.data.rollout import EpisodeStats, play, rollout
+from marless.data.trajectory import Arrays, Trajectory
+from marless.envs import registry
+from marless.envs.base import BatchedEnv
+from marless.nets.acting import ActingPolicies
+from marless.nets.serial import decode
+from marless.rpc.client import Peer
+from marless.rpc.security import Security
+from marless.rpc.v1 import actor_pool_pb2, learner_pool_pb2
+
+UPLOAD_TIMEOUT_S = 60.0
+_CACHED_VERSIONS = 256
+_CACHED_ENVS = 4
+
+Acting = tuple[Arrays, Mapping[str, str]]
+
+
+class Actor:
+    """Runs rollout tasks; keeps environments and policy versions that it is likely to need again."""
+
+    def __init__(self, store: ParamStore, security: Security) -> None:
+        self._store = store
+        self._security = security
+        self._sinks: dict[str, Peer] = {}
+        self._envs: OrderedDict[tuple[str, str, int], BatchedEnv] = OrderedDict()
+        self._versions: OrderedDict[tuple[str, str, int], Acting] = OrderedDict()
+
+    async def run(self, payload: bytes) -> bytes:
+        """Run one RolloutTask; returns its RolloutReceipt."""
+        task = actor_pool_pb2.RolloutTask.FromString(payload)
+        acting = {} if task.mode == actor_pool_pb2.ROLLOUT_MODE_RANDOM else await self._pull(task)
+        trajectory, stats = await asyncio.to_thread(self._act, task, acting)
+        uploaded = await self._upload(task, trajectory) if trajectory else 0
+        return _receipt(task, stats, uploaded).SerializeToString()
+
+    async def close(self) -> None:
+        """Release environments and connections."""
+        for env in self._envs.values():
+            env.close()
+        for sink in self._sinks.values():
+            await sink.close()
+
+    async def _pull(self, task: actor_pool_pb2.RolloutTask) -> dict[str, Acting]:
+        """What each agent acts with; only versions not held are fetched, all in one call."""
+        sources = {group.source.policy: group.source.version for group in task.groups}
+        keys = {policy: (task.job, policy, version) for policy, version in sources.items()}
+        missing = {policy: sources[policy] for policy, key in keys.items() if key not in self._versions}
+        if missing:
+            for policy, stored in (await self._store.get(task.job, missing, ("acting",))).items():
+                self._versions[keys[policy]] = decode(stored.blobs["acting"])
+        held = {policy: self._versions[key] for policy, key in keys.items()}
+        for key in keys.values():
+            self._versions.move_to_end(key)
+        while len(self._versions) > max(_CACHED_VERSIONS, len(keys)):
+            self._versions.popitem(last=False)
+        return {agent: held[group.source.policy] for group in task.groups for agent in group.agents}
+
+    def _act(
+        self, task: actor_pool_pb2.RolloutTask, acting: Mapping[str, Acting]
+    ) -> tuple[Trajectory | None, EpisodeStats]:
+        settings = task.settings
+        train = task.mode == actor_pool_pb2.ROLLOUT_MODE_TRAIN
+        env = self._env(settings, settings.envs if train else min(settings.envs, task.episodes))
+        seed = actor_seed(settings.seed, task.mode, task.round, task.index)
+        if not acting:
+            return None, play(env, None, episodes=task.episodes, seed=seed)
+        policies = [
+            ActingPolicies.from_states(agent_class, [acting[agent] for agent in agent_class.agents])
+            for agent_class in env.spaces.classes
+        ]
+        if not train:
+            return None, play(env, policies, episodes=task.episodes, seed=seed)
+        return rollout(env, policies, steps=settings.steps, seed=seed, with_state=settings.with_state)
+
+    def _env(self, settings: actor_pool_pb2.RolloutSettings, batch: int) -> BatchedEnv:
+        key = (settings.env, settings.env_options_json, batch)
+        if key not in self._envs:
+            options: dict[str, Any] = json.loads(settings.env_options_json)  # Any: the environment checks its options
+            self._envs[key] = registry.make(settings.env, options, batch)
+            while len(self._envs) > _CACHED_ENVS:
+                self._envs.popitem(last=False)[1].close()
+        self._envs.move_to_end(key)
+        return self._envs[key]
+
+    async def _upload(self, task: actor_pool_pb2.RolloutTask, trajectory: Trajectory) -> int:
+        """Send the trajectory straight to the learner pool; returns its size in bytes."""
+        arrays = {name: np.ascontiguousarray(array) for name, array in trajectory.arrays.items()}
+        views: Sequence[memoryview] = [memoryview(array.reshape(-1).view(np.uint8)) for array in arrays.values()]
+        crc = 0
+        for view in views:
+            crc = zlib.crc32(view, crc)
+        header = learner_pool_pb2.UploadHeader(
+            job=task.job,
+            round=task.round,
+            index=task.index,
+            crc32=crc,
+            arrays=[
+                learner_pool_pb2.ArrayInfo(name=name, dtype=array.dtype.name, shape=array.shape)
+                for name, array in arrays.items()
+            ],
+        )
+        sink = self._sink(task.settings.sink)
+        await sink.send(
+            "LearnerPoolService/Upload", header, views, learner_pool_pb2.UploadResponse, timeout_s=UPLOAD_TIMEOUT_S
+        )
+        return sum(view.nbytes for view in views)
+
+    def _sink(self, address: str) -> Peer:
+        if address not in self._sinks:
+            self._sinks[address] = Peer(address, self._security)
+        return self._sinks[address]
+
+
+def actor_seed(job_seed: int, mode: int, round_: int, index: int) -> int:
+    """The seed of one actor: a function of job, mode, round and index only, never of the worker or the time."""
+    low, high = np.random.SeedSequence((job_seed, mode, round_, index)).generate_state(2)
+    return int(high) << 32 | int(low)
+
+
+def _receipt(task: actor_pool_pb2.RolloutTask, stats: EpisodeStats, uploaded: int) -> actor_pool_pb2.RolloutReceipt:
+    return actor_pool_pb2.RolloutReceipt(
+        index=task.index,
+        env_steps=stats.env_steps,
+        episodes=stats.episodes,
+        episode_steps=stats.episode_steps,
+        return_sum=stats.return_sum,
+        return_square_sum=stats.return_square_sum,
+        trajectory_bytes=uploaded,
+    )

@@ -1,0 +1,33 @@
+"""Options of the actor pool."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from marless.rpc.process import add_option
+from marless.rpc.server import ServerOptions, option_parser, server_options
+
+
+@dataclass(frozen=True)
+class Config:
+    """What the actor pool is told."""
+
+    server: ServerOptions
+    param_store: str
+    """Address of the param_store, handed to workers."""
+    workers: int
+    """Workers at most; one uses one vCPU."""
+    keep_alive_s: float
+    """Idle workers are released after this long."""
+
+
+def parse(argv: Sequence[str] | None = None) -> Config:
+    """Read flags and MARLESS_* variables."""
+    parser = option_parser("actor_pool", "Runs actors: batches of environment copies under given policy versions.")
+    add_option(parser, "--param-store", "", "address of the param_store")
+    add_option(parser, "--actor-workers", str(os.cpu_count() or 1), "worker processes at most")
+    add_option(parser, "--keep-alive-s", "600", "seconds after which idle workers are released")
+    args = parser.parse_args(argv)
+    return Config(server_options(args), args.param_store, int(args.actor_workers), float(args.keep_alive_s))

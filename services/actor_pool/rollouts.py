@@ -1,0 +1,68 @@
+"""A rollout: the actors of one round, queued on workers and gathered by index."""
+
+from __future__ import annotations
+
+from marless.errors import SpecError
+from marless.rpc.concurrency import gather
+from marless.rpc.v1 import actor_pool_pb2, common_pb2
+from marless.rpc.workers.dispatch import Dispatcher
+from marless.rpc.workers.fleet import Fleet
+
+MAX_ACTORS = 4096
+_FUNCTION = {
+    actor_pool_pb2.ROLLOUT_MODE_TRAIN: "actor",
+    actor_pool_pb2.ROLLOUT_MODE_GREEDY: "evaluation",
+    actor_pool_pb2.ROLLOUT_MODE_RANDOM: "evaluation",
+}
+
+
+class Rollouts:
+    """Turns rollout requests into tasks, one per actor."""
+
+    def __init__(self, dispatcher: Dispatcher, fleet: Fleet) -> None:
+        self._dispatcher = dispatcher
+        self._fleet = fleet
+
+    async def run(self, request: actor_pool_pb2.RolloutRequest) -> actor_pool_pb2.RolloutResponse:
+        """Run all actors of the request; the first error ends the rollout and is raised."""
+        tasks = _tasks(request)
+        await self._fleet.ensure(len(tasks))
+        results = await gather(self._run_one(task) for task in tasks)
+        return actor_pool_pb2.RolloutResponse(
+            receipts=[actor_pool_pb2.RolloutReceipt.FromString(result.payload) for result in results],
+            invocations=[result.invocation for result in results],
+        )
+
+    async def _run_one(self, task: actor_pool_pb2.RolloutTask) -> common_pb2.TaskResult:
+        function = _FUNCTION[task.mode]
+        mode = actor_pool_pb2.RolloutMode.Name(task.mode).removeprefix("ROLLOUT_MODE_").lower()
+        result = await self._dispatcher.run(
+            f"{task.job}/{task.round}/{mode}/{task.index}",
+            task.SerializeToString(),
+            timeout_s=task.settings.timeout_s,
+        )
+        result.invocation.function = function
+        result.invocation.index = task.index
+        return result
+
+
+def _tasks(request: actor_pool_pb2.RolloutRequest) -> list[actor_pool_pb2.RolloutTask]:
+    if request.mode not in _FUNCTION:
+        raise SpecError("a rollout needs a mode: TRAIN, GREEDY or RANDOM")
+    if not 1 <= request.actors <= MAX_ACTORS:
+        raise SpecError(f"a rollout needs 1 to {MAX_ACTORS} actors, got {request.actors}")
+    train = request.mode == actor_pool_pb2.ROLLOUT_MODE_TRAIN
+    actors = request.actors if train else min(request.actors, request.episodes)
+    share, rest = divmod(request.episodes, max(actors, 1))
+    return [
+        actor_pool_pb2.RolloutTask(
+            job=request.job,
+            round=request.round,
+            mode=request.mode,
+            index=index,
+            settings=request.settings,
+            groups=request.groups,
+            episodes=0 if train else share + (index < rest),
+        )
+        for index in range(actors)
+    ]

@@ -1,0 +1,50 @@
+"""ActorPoolService: decode, call, encode."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from marless.rpc.v1 import actor_pool_pb2, common_pb2
+from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceServicer
+from marless.rpc.workers.dispatch import Dispatcher
+from marless.rpc.workers.fleet import Fleet
+from services.actor_pool.rollouts import Rollouts
+
+Context = grpc.aio.ServicerContext[Any, Any]  # Any: one context type serves all methods
+
+
+class ActorPoolServicer(ActorPoolServiceServicer):
+    """The RPCs of actor_pool.proto."""
+
+    def __init__(self, rollouts: Rollouts, dispatcher: Dispatcher, fleet: Fleet) -> None:
+        self._rollouts = rollouts
+        self._dispatcher = dispatcher
+        self._fleet = fleet
+
+    async def Rollout(  # noqa: N802  # gRPC names
+        self, request: actor_pool_pb2.RolloutRequest, context: Context
+    ) -> actor_pool_pb2.RolloutResponse:
+        """Run the actors of one round."""
+        return await self._rollouts.run(request)
+
+    async def Scale(  # noqa: N802
+        self, request: actor_pool_pb2.ScaleRequest, context: Context
+    ) -> actor_pool_pb2.ScaleResponse:
+        """Set the number of workers."""
+        await self._fleet.scale(request.workers)
+        return actor_pool_pb2.ScaleResponse(workers=self._dispatcher.workers())
+
+    async def ListWorkers(  # noqa: N802
+        self, request: actor_pool_pb2.ListWorkersRequest, context: Context
+    ) -> actor_pool_pb2.ListWorkersResponse:
+        """List workers and the length of the queue."""
+        return actor_pool_pb2.ListWorkersResponse(workers=self._dispatcher.workers(), queued=self._dispatcher.queued)
+
+    async def Work(  # noqa: N802
+        self, request_iterator: AsyncIterator[common_pb2.WorkerMessage], context: Context
+    ) -> None:
+        """Serve one worker's stream."""
+        await self._dispatcher.attach(request_iterator, context.write)

@@ -1,0 +1,41 @@
+"""`python -m services.learner_pool`: the learner pool as a process. Its workers import torch; it does not."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+
+from marless.rpc.server import Register, main
+from marless.rpc.workers.dispatch import Dispatcher
+from marless.rpc.workers.fleet import Fleet
+from marless.rpc.workers.launcher import LocalLauncher
+from services.learner_pool.config import Config, parse
+from services.learner_pool.intake import Intake
+from services.learner_pool.servicer import LearnerPoolServicer
+from services.learner_pool.updates import Updates
+
+
+@asynccontextmanager
+async def build(config: Config, address: str) -> AsyncIterator[Register]:
+    """Wire the pool's parts; workers and spool end with the context."""
+    launcher = LocalLauncher(
+        "services.learner_pool.worker",
+        ["--pool", address, "--param-store", config.param_store, *config.server.security.arguments()],
+        os.environ | {"OMP_NUM_THREADS": str(config.threads), "MARLESS_DEVICE": config.device},
+    )
+    dispatcher = Dispatcher()
+    fleet = Fleet(dispatcher, launcher, prefix="learner", limit=config.workers, keep_alive_s=config.keep_alive_s)
+    intake = Intake(config.spool, config.spool_bytes)
+    try:
+        async with fleet:
+            yield LearnerPoolServicer(intake, Updates(intake, dispatcher, fleet), dispatcher).register
+    finally:
+        intake.shutdown()
+
+
+if __name__ == "__main__":
+    options = parse()
+    sys.exit(main("learner_pool", options.server, partial(build, options)))

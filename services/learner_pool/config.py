@@ -1,0 +1,62 @@
+"""Options of the learner pool."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from marless.rpc.process import add_option
+from marless.rpc.server import ServerOptions, option_parser, server_options
+
+
+@dataclass(frozen=True)
+class Config:
+    """What the learner pool is told."""
+
+    server: ServerOptions
+    param_store: str
+    """Address of the param_store, handed to workers."""
+    workers: int
+    """Learner workers at most; they share the CPU cores."""
+    threads: int
+    """Torch threads per worker."""
+    device: str
+    """auto, cpu or cuda[:i]; auto takes a GPU if there is one."""
+    keep_alive_s: float
+    """Idle workers are released after this long."""
+    spool: Path
+    """Where trajectories wait for their update; memory-backed if possible."""
+    spool_bytes: int
+    """Trajectories beyond this are refused until some have been used."""
+
+
+def parse(argv: Sequence[str] | None = None) -> Config:
+    """Read flags and MARLESS_* variables."""
+    cores = os.cpu_count() or 1
+    parser = option_parser("learner_pool", "Takes trajectories in and turns them into new policy versions.")
+    add_option(parser, "--param-store", "", "address of the param_store")
+    add_option(parser, "--learner-workers", "1", "learner worker processes at most")
+    add_option(parser, "--learner-threads", "0", "torch threads per worker; 0: the cores, shared evenly")
+    add_option(parser, "--device", "auto", "auto, cpu or cuda[:i]")
+    add_option(parser, "--keep-alive-s", "600", "seconds after which idle workers are released")
+    add_option(parser, "--spool", _memory_backed(), "directory where trajectories wait for their update")
+    add_option(parser, "--spool-bytes", str(2 * 2**30), "bytes of waiting trajectories at most")
+    args = parser.parse_args(argv)
+    workers = int(args.learner_workers)
+    return Config(
+        server=server_options(args),
+        param_store=args.param_store,
+        workers=workers,
+        threads=int(args.learner_threads) or max(1, cores // workers),
+        device=args.device,
+        keep_alive_s=float(args.keep_alive_s),
+        spool=Path(args.spool),
+        spool_bytes=int(args.spool_bytes),
+    )
+
+
+def _memory_backed() -> str:
+    shared_memory = Path("/dev/shm")
+    return str(shared_memory) if os.access(shared_memory, os.W_OK) else os.environ.get("TMPDIR", "/tmp")

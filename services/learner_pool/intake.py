@@ -1,0 +1,222 @@
+"""Trajectory intake: each upload is checked against its job's declared spaces and applied exactly once.
+
+Accepted trajectories wait as files in a memory-backed directory. The bytes are written there straight from the
+stream, and learner workers map them: no further copy, and none is lost when a worker dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import mmap
+import os
+import shutil
+import tempfile
+import zlib
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from marless.data.trajectory import Trajectory, TrajectorySchema
+from marless.errors import CorruptError, NotFoundError, OverloadedError, StaleError, UnavailableError
+from marless.rpc import chunks
+from marless.rpc.v1 import learner_pool_pb2
+
+MAX_TRAJECTORY_BYTES = 512 * 2**20
+_DTYPES = {"float32": np.dtype("float32"), "int32": np.dtype("int32"), "bool": np.dtype("bool")}
+
+
+@dataclass
+class _OpenJob:
+    schema: TrajectorySchema
+    round: int
+    """Trajectories of earlier rounds are stale."""
+    waiting: dict[tuple[int, int], learner_pool_pb2.TrajectoryFile] = field(default_factory=dict)
+    """(round, actor index) → its file."""
+
+
+@dataclass(frozen=True)
+class IntakeCounts:
+    """What became of all uploads so far."""
+
+    applied: int = 0
+    duplicate: int = 0
+    stale: int = 0
+    refused: int = 0
+
+
+class Intake:
+    """Holds the trajectories that wait for their update, bounded in bytes."""
+
+    def __init__(self, parent: Path, limit_bytes: int) -> None:
+        try:
+            self._directory = Path(tempfile.mkdtemp(prefix="marless-spool-", dir=parent))
+        except OSError as error:
+            raise UnavailableError(f"spool directory {parent}: {error.strerror}; choose another with --spool") from None
+        self._limit_bytes = limit_bytes
+        self._held_bytes = 0
+        self._jobs: dict[str, _OpenJob] = {}
+        self._serial = itertools.count()
+        self.counts = IntakeCounts()
+
+    def open(self, job: str, schema: TrajectorySchema) -> None:
+        """Accept uploads of a job from now on; a job that is open already keeps what waits."""
+        known = self._jobs.get(job)
+        if known is None or known.schema != schema:
+            self.close(job)
+            self._jobs[job] = _OpenJob(schema, round=0)
+
+    def close(self, job: str) -> None:
+        """Forget a job and drop its trajectories; twice is safe."""
+        known = self._jobs.pop(job, None)
+        for file in known.waiting.values() if known else ():
+            self._drop(file)
+
+    def advance(self, job: str, round_: int) -> None:
+        """Everything before `round_` has been used: drop it, and refuse it from now on."""
+        known = self._known(job)
+        known.round = max(known.round, round_)
+        for key in [key for key in known.waiting if key[0] < known.round]:
+            self._drop(known.waiting.pop(key))
+
+    def trajectories(self, job: str, round_: int, actors: int) -> list[learner_pool_pb2.TrajectoryFile]:
+        """The files of actors 0 … actors-1, in that order; raises StaleError if some are missing."""
+        waiting = self._known(job).waiting
+        missing = [index for index in range(actors) if (round_, index) not in waiting]
+        if missing:
+            raise StaleError(f"job {job}, round {round_}: no trajectory of actors {missing}; run its rollout again")
+        return [waiting[round_, index] for index in range(actors)]
+
+    async def receive(self, stream: AsyncIterator[bytes]) -> bool:
+        """Take one upload in; returns False if it was there already.
+
+        Raises NotFoundError, StaleError, CorruptError, OverloadedError or UnavailableError (disk full).
+        """
+        header = await chunks.read_header(stream, learner_pool_pb2.UploadHeader)
+        try:
+            applied = await self._receive(header, stream)
+        except StaleError:
+            self._count(stale=1)
+            raise
+        except (CorruptError, OverloadedError, NotFoundError):
+            self._count(refused=1)
+            raise
+        self._count(applied=applied, duplicate=not applied)
+        return applied
+
+    async def _receive(self, header: learner_pool_pb2.UploadHeader, stream: AsyncIterator[bytes]) -> bool:
+        known, key = self._known(header.job), (header.round, header.index)
+        if header.round < known.round:
+            raise StaleError(f"job {header.job}: round {header.round} has passed, round {known.round} is next")
+        if key in known.waiting:
+            return False
+        size = declared_bytes(header)
+        with self._reserved(size):
+            path = self._directory / f"{next(self._serial)}"
+            with _mapped(path, size) as buffer:
+                await chunks.read_data(stream, buffer)
+                await asyncio.to_thread(_check, known.schema, header, buffer)
+            if key in known.waiting or header.round < known.round or self._jobs.get(header.job) is not known:
+                path.unlink()  # an equal upload, or the end of the round, was faster
+                return False
+            known.waiting[key] = learner_pool_pb2.TrajectoryFile(path=str(path), header=header)
+            self._held_bytes += size
+        return True
+
+    def shutdown(self) -> None:
+        """Drop everything; the directory goes."""
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    @contextmanager
+    def _reserved(self, size: int) -> Iterator[None]:
+        if self._held_bytes + size > self._limit_bytes:
+            raise OverloadedError(f"{self._held_bytes} bytes of trajectories wait already; try again later")
+        self._held_bytes += size
+        try:
+            yield
+        finally:
+            self._held_bytes -= size
+
+    def _known(self, job: str) -> _OpenJob:
+        if job not in self._jobs:
+            raise NotFoundError(f"job {job!r} is not open in this learner pool")
+        return self._jobs[job]
+
+    def _drop(self, file: learner_pool_pb2.TrajectoryFile) -> None:
+        Path(file.path).unlink(missing_ok=True)
+        self._held_bytes -= declared_bytes(file.header)
+
+    def _count(self, *, applied: int = 0, duplicate: int = 0, stale: int = 0, refused: int = 0) -> None:
+        now = self.counts
+        self.counts = IntakeCounts(
+            now.applied + applied, now.duplicate + duplicate, now.stale + stale, now.refused + refused
+        )
+
+
+def declared_bytes(header: learner_pool_pb2.UploadHeader) -> int:
+    """Bytes that the arrays of a header take; raises CorruptError for an unknown dtype or an absurd size."""
+    total = 0
+    for info in header.arrays:
+        if info.dtype not in _DTYPES or any(side < 0 for side in info.shape):
+            raise CorruptError(f"array {info.name!r}: {info.dtype}{list(info.shape)} is no array of a trajectory")
+        total += _DTYPES[info.dtype].itemsize * _elements(info)
+    if not 0 < total <= MAX_TRAJECTORY_BYTES:
+        raise CorruptError(f"a trajectory of {total} bytes is refused; at most {MAX_TRAJECTORY_BYTES} are taken")
+    return total
+
+
+def views(header: learner_pool_pb2.UploadHeader, buffer: memoryview) -> Trajectory:
+    """The arrays of an upload as views of its bytes."""
+    arrays: dict[str, np.ndarray] = {}  # type: ignore[type-arg]  # each array has the dtype its header names
+    offset = 0
+    for info in header.arrays:
+        dtype, count = _DTYPES[info.dtype], _elements(info)
+        arrays[info.name] = np.frombuffer(buffer, dtype, count, offset).reshape(tuple(info.shape))
+        offset += dtype.itemsize * count
+    return Trajectory(arrays)
+
+
+def load(file: learner_pool_pb2.TrajectoryFile) -> Trajectory:
+    """Map an accepted trajectory; the arrays keep the mapping alive."""
+    with Path(file.path).open("rb") as handle:
+        mapping = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
+    return views(file.header, memoryview(mapping))
+
+
+def _elements(info: learner_pool_pb2.ArrayInfo) -> int:
+    count = 1
+    for side in info.shape:
+        count *= side
+    return count
+
+
+def _check(schema: TrajectorySchema, header: learner_pool_pb2.UploadHeader, buffer: memoryview) -> None:
+    if zlib.crc32(buffer) != header.crc32:
+        raise CorruptError(f"job {header.job}, round {header.round}, actor {header.index}: checksum does not match")
+    schema.check(views(header, buffer))
+
+
+@contextmanager
+def _mapped(path: Path, size: int) -> Iterator[memoryview]:
+    """A new file of `size` bytes, mapped for writing; removed again if the block fails."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, size)  # a full disk is an error here, not a bus error later
+            mapping = mmap.mmap(descriptor, size)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise UnavailableError(
+            f"spool {path.parent}: {error.strerror}; give it room or choose another --spool"
+        ) from None
+    buffer = memoryview(mapping)
+    try:
+        yield buffer
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,151 @@
+"""A learner: one function that turns the trajectories of a round into new versions of an agent class's policies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from marless.rpc.param_store import ParamStore, PolicyWrite
+
+from marless.algos import registry
+from marless.algos.base import FunctionRun, Group, Learner, RoundInput
+from marless.errors import SpecError
+from marless.nets.serial import decode_state, encode_state
+from marless.rpc.v1 import common_pb2, learner_pool_pb2
+from marless.spec import from_json, spaces_from_json
+from services.learner_pool.intake import load
+
+_HELD_LEARNERS = 16
+_PARTS = ("acting", "learning")
+
+
+@dataclass
+class _Held:
+    """A learner, and the versions of the states it holds."""
+
+    learner: Learner
+    seed: int
+    versions: dict[str, int] = field(default_factory=dict)
+
+
+class Learning:
+    """Runs learn tasks. Everything it keeps between them can be had from the store again."""
+
+    def __init__(self, store: ParamStore, device: str) -> None:
+        self._store = store
+        self._device = device
+        self._held: OrderedDict[tuple[str, str, int], _Held] = OrderedDict()
+
+    async def run(self, payload: bytes) -> bytes:
+        """Run one LearnTask; returns its LearnResult."""
+        task = learner_pool_pb2.LearnTask.FromString(payload)
+        held = await asyncio.to_thread(self._learner, task)
+        groups = tuple(Group(g.policy, tuple(g.agents), g.source.policy) for g in task.groups)
+        result = await (self._update if task.trajectories else self._open)(task, held, groups)
+        result.device = self._device
+        return result.SerializeToString()
+
+    def _learner(self, task: learner_pool_pb2.LearnTask) -> _Held:
+        key = (task.job, task.spec_json, task.agent_class)
+        if key not in self._held:
+            spec, spaces = from_json(task.spec_json), spaces_from_json(task.spaces_json)
+            algorithm = registry.algorithm(spec.algorithm.name)
+            agent_class = spaces.classes[task.agent_class]
+            learner = algorithm.learner(spec.algorithm, spec.model, spaces, agent_class, self._device)
+            self._held[key] = _Held(learner, spec.seed)
+            while len(self._held) > _HELD_LEARNERS:
+                self._held.popitem(last=False)
+        self._held.move_to_end(key)
+        return self._held[key]
+
+    async def _open(
+        self, task: learner_pool_pb2.LearnTask, held: _Held, groups: tuple[Group, ...]
+    ) -> learner_pool_pb2.LearnResult:
+        """Publish a first version of every state that the store does not have."""
+        names = held.learner.names(groups)
+        present = {info.head.policy: info.head.version for info in await self._store.list(task.job)}
+        fresh = [name for name in names if name not in present]
+        for name in fresh:
+            held.learner.load(name, held.learner.initial(name, held.seed))
+        versions = await self._publish(task, held, dict.fromkeys(fresh, 0), "init") if fresh else {}
+        return _result({name: present.get(name) or versions[name] for name in names})
+
+    async def _update(
+        self, task: learner_pool_pb2.LearnTask, held: _Held, groups: tuple[Group, ...]
+    ) -> learner_pool_pb2.LearnResult:
+        heads = {version.policy: version.version for version in task.versions}
+        names = held.learner.names(groups)
+        sources = {group.source.policy or group.policy: group.source.version for group in task.groups}
+        joint = {name: heads[name] for name in names if name not in {group.policy for group in groups}}
+        await self._hold(task.job, held, sources | joint)
+        inputs = RoundInput(
+            round=task.round,
+            env_steps=task.env_steps,
+            seed=held.seed,
+            groups=groups,
+            trajectories=[load(file) for file in task.trajectories],
+        )
+        held.versions.clear()  # what is held is of no version until it has been published
+        output = await asyncio.to_thread(held.learner.update, inputs)
+        versions = await self._publish(task, held, {name: heads.get(name, 0) for name in names}, str(task.round))
+        result = _result(versions)
+        for name, metrics in output.metrics.items():
+            result.metrics[name].values.update(metrics)
+        result.functions.extend(_functions(task, output.runs))
+        return result
+
+    async def _hold(self, job: str, held: _Held, wanted: Mapping[str, int]) -> None:
+        """Have exactly these versions loaded; fetch what is not."""
+        missing = {name: version for name, version in wanted.items() if held.versions.get(name) != version}
+        if missing:
+            for name, stored in (await self._store.get(job, missing, _PARTS)).items():
+                held.learner.load(name, decode_state(stored.blobs))
+                held.versions[name] = missing[name]
+
+    async def _publish(
+        self, task: learner_pool_pb2.LearnTask, held: _Held, expected: Mapping[str, int], what: str
+    ) -> Mapping[str, int]:
+        writes = [
+            PolicyWrite(
+                policy=name,
+                expected=version,
+                req_id=f"{task.job}/{what}/{name}",
+                blobs=encode_state(held.learner.state(name)),
+            )
+            for name, version in expected.items()
+        ]
+        versions = await self._store.publish(task.job, task.epoch, task.round, writes)
+        held.versions.update(versions)
+        return versions
+
+
+def choose_device(asked: str) -> tuple[str, str]:
+    """The device to compute on, and why; raises SpecError for a GPU that is not there."""
+    if asked == "auto":
+        if torch.cuda.is_available():
+            return "cuda:0", torch.cuda.get_device_name(0)
+        return "cpu", f"auto: torch sees no GPU; {torch.get_num_threads()} threads"
+    if asked.startswith("cuda") and not torch.cuda.is_available():
+        raise SpecError(f"device {asked} asked for, but torch {torch.__version__} sees no GPU; use auto or cpu")
+    return asked, "as configured"
+
+
+def _result(versions: Mapping[str, int]) -> learner_pool_pb2.LearnResult:
+    return learner_pool_pb2.LearnResult(
+        versions=[common_pb2.PolicyVersion(policy=name, version=version) for name, version in versions.items()]
+    )
+
+
+def _functions(task: learner_pool_pb2.LearnTask, runs: Iterable[FunctionRun]) -> list[common_pb2.Invocation]:
+    return [
+        common_pb2.Invocation(
+            id=f"{task.job}/{task.round}/{run.function}/{run.name}",
+            function=run.function,
+            name=run.name,
+            vcpu_s=run.seconds,
+        )
+        for run in runs
+    ]

@@ -1,0 +1,60 @@
+"""LearnerPoolService: decode, call, encode."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from marless.rpc.server import bulk_upload, register_bulk
+from marless.rpc.v1 import common_pb2, learner_pool_pb2
+from marless.rpc.v1.learner_pool_pb2_grpc import LearnerPoolServiceServicer, add_LearnerPoolServiceServicer_to_server
+from marless.rpc.workers.dispatch import Dispatcher
+from services.learner_pool.intake import Intake
+from services.learner_pool.updates import Updates
+
+Context = grpc.aio.ServicerContext[Any, Any]  # Any: one context type serves all methods
+
+
+class LearnerPoolServicer(LearnerPoolServiceServicer):
+    """The RPCs of learner_pool.proto."""
+
+    def __init__(self, intake: Intake, updates: Updates, dispatcher: Dispatcher) -> None:
+        self._intake = intake
+        self._updates = updates
+        self._dispatcher = dispatcher
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Add this servicer to a server; uploads are taken as raw bytes."""
+        add_LearnerPoolServiceServicer_to_server(self, server)
+        upload = bulk_upload(self._upload, learner_pool_pb2.UploadResponse.SerializeToString)
+        register_bulk(server, "LearnerPoolService", {"Upload": upload})
+
+    async def OpenJob(  # noqa: N802  # gRPC names
+        self, request: learner_pool_pb2.OpenJobRequest, context: Context
+    ) -> learner_pool_pb2.OpenJobResponse:
+        """Declare a job."""
+        return await self._updates.open(request)
+
+    async def _upload(self, frames: AsyncIterator[bytes], context: Context) -> learner_pool_pb2.UploadResponse:
+        return learner_pool_pb2.UploadResponse(duplicate=not await self._intake.receive(frames))
+
+    async def Update(  # noqa: N802
+        self, request: learner_pool_pb2.UpdateRequest, context: Context
+    ) -> learner_pool_pb2.UpdateResponse:
+        """Update every policy of a job once."""
+        return await self._updates.update(request)
+
+    async def CloseJob(  # noqa: N802
+        self, request: learner_pool_pb2.CloseJobRequest, context: Context
+    ) -> learner_pool_pb2.CloseJobResponse:
+        """Forget a job."""
+        self._updates.close(request.job)
+        return learner_pool_pb2.CloseJobResponse()
+
+    async def Work(  # noqa: N802
+        self, request_iterator: AsyncIterator[common_pb2.WorkerMessage], context: Context
+    ) -> None:
+        """Serve one worker's stream."""
+        await self._dispatcher.attach(request_iterator, context.write)

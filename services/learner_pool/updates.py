@@ -1,0 +1,146 @@
+"""Updates: every agent class of a job is one task for a learner worker; the answers are joined."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+import structlog
+
+from marless.algos import registry
+from marless.data.trajectory import TrajectorySchema
+from marless.envs.base import EnvSpaces
+from marless.errors import NotFoundError, SpecError, StaleError
+from marless.rpc.concurrency import gather
+from marless.rpc.v1 import learner_pool_pb2
+from marless.rpc.workers.dispatch import Dispatcher
+from marless.rpc.workers.fleet import Fleet
+from marless.spec import JobSpec, from_json, spaces_from_json
+from services.learner_pool.intake import Intake
+
+UPDATE_TIMEOUT_S = 600.0
+_log = structlog.get_logger("learner_pool")
+
+
+@dataclass
+class _OpenJob:
+    spec_json: str
+    spaces_json: str
+    spaces: EnvSpaces
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    last_round: int = -1
+    last: learner_pool_pb2.UpdateResponse | None = None
+
+
+class Updates:
+    """The open jobs of a learner pool."""
+
+    def __init__(self, intake: Intake, dispatcher: Dispatcher, fleet: Fleet) -> None:
+        self._intake = intake
+        self._dispatcher = dispatcher
+        self._fleet = fleet
+        self._jobs: dict[str, _OpenJob] = {}
+
+    async def open(self, request: learner_pool_pb2.OpenJobRequest) -> learner_pool_pb2.OpenJobResponse:
+        """Accept a job's trajectories, and see to it that each of its policies has a version."""
+        spec, spaces = from_json(request.spec_json), spaces_from_json(request.spaces_json)
+        self._intake.open(request.job, schema_of(spec, spaces))
+        known = self._jobs.get(request.job)
+        if known is None or known.spec_json != request.spec_json:
+            known = self._jobs[request.job] = _OpenJob(request.spec_json, request.spaces_json, spaces)
+        tasks = _by_class(
+            spaces,
+            learner_pool_pb2.LearnTask(
+                job=request.job,
+                spec_json=request.spec_json,
+                spaces_json=request.spaces_json,
+                epoch=request.epoch,
+                groups=request.groups,
+            ),
+        )
+        results = await self._run(tasks, "open")
+        device = results[0].device
+        _log.info("job.opened", job=request.job, device=device, policies=sum(len(r.versions) for r in results))
+        return learner_pool_pb2.OpenJobResponse(versions=[v for r in results for v in r.versions], device=device)
+
+    async def update(self, request: learner_pool_pb2.UpdateRequest) -> learner_pool_pb2.UpdateResponse:
+        """Update every policy once; a repeated request is answered as the first one was."""
+        known = self._jobs.get(request.job)
+        if known is None:
+            raise NotFoundError(f"job {request.job!r} is not open in this learner pool")
+        async with known.lock:
+            if request.round == known.last_round and known.last is not None:
+                return known.last
+            if request.round < known.last_round:
+                raise StaleError(f"job {request.job}: round {request.round} has passed")
+            response = await self._update(known, request)
+            known.last_round, known.last = request.round, response
+            self._intake.advance(request.job, request.round + 1)
+            return response
+
+    def close(self, job: str) -> None:
+        """Forget a job; twice is safe."""
+        self._jobs.pop(job, None)
+        self._intake.close(job)
+
+    async def _update(
+        self, known: _OpenJob, request: learner_pool_pb2.UpdateRequest
+    ) -> learner_pool_pb2.UpdateResponse:
+        task = learner_pool_pb2.LearnTask(
+            job=request.job,
+            spec_json=known.spec_json,
+            spaces_json=known.spaces_json,
+            round=request.round,
+            epoch=request.epoch,
+            env_steps=request.env_steps,
+            groups=request.groups,
+            versions=request.versions,
+            trajectories=self._intake.trajectories(request.job, request.round, request.actors),
+        )
+        results = await self._run(_by_class(known.spaces, task), "update")
+        response = learner_pool_pb2.UpdateResponse()
+        for result in results:
+            response.versions.extend(result.versions)
+            response.invocations.extend(result.functions)
+            for name, metrics in result.metrics.items():
+                response.metrics[name].CopyFrom(metrics)
+        return response
+
+    async def _run(self, tasks: list[learner_pool_pb2.LearnTask], verb: str) -> list[learner_pool_pb2.LearnResult]:
+        await self._fleet.ensure(len(tasks))
+        return await gather(self._run_one(task, verb) for task in tasks)
+
+    async def _run_one(self, task: learner_pool_pb2.LearnTask, verb: str) -> learner_pool_pb2.LearnResult:
+        outcome = await self._dispatcher.run(
+            f"{task.job}/{task.round}/{verb}/{task.agent_class}",
+            task.SerializeToString(),
+            timeout_s=UPDATE_TIMEOUT_S,
+            affinity=f"{task.job}/{task.agent_class}",
+        )
+        result = learner_pool_pb2.LearnResult.FromString(outcome.payload)
+        outcome.invocation.function = "learner"
+        outcome.invocation.index = task.agent_class
+        result.functions.insert(0, outcome.invocation)
+        return result
+
+
+def schema_of(spec: JobSpec, spaces: EnvSpaces) -> TrajectorySchema:
+    """What trajectories of this job look like."""
+    with_state = registry.algorithm(spec.algorithm.name).needs_state(spec.algorithm)
+    return TrajectorySchema(spaces, spec.actors.steps, spec.actors.envs, with_state)
+
+
+def _by_class(spaces: EnvSpaces, job: learner_pool_pb2.LearnTask) -> list[learner_pool_pb2.LearnTask]:
+    """One task per agent class, with the groups of that class; joint critics' versions go to every task."""
+    tasks = []
+    for index, agent_class in enumerate(spaces.classes):
+        groups = [group for group in job.groups if group.agents[0] in agent_class.agents]
+        if any(agent not in agent_class.agents for group in groups for agent in group.agents):
+            raise SpecError(f"a group of class {agent_class.name!r} holds agents of another class")
+        task = learner_pool_pb2.LearnTask()
+        task.CopyFrom(job)
+        task.agent_class = index
+        del task.groups[:]
+        task.groups.extend(groups)
+        tasks.append(task)
+    return tasks

@@ -1,0 +1,35 @@
+"""`python -m services.learner_pool.worker`: one learner worker, the only process that imports torch."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import structlog
+from marless.rpc.param_store import ParamStore
+
+from marless.rpc.client import Peer
+from marless.rpc.process import configure_logging
+from marless.rpc.v1.learner_pool_pb2_grpc import LearnerPoolServiceAsyncStub, LearnerPoolServiceStub
+from marless.rpc.workers.session import WorkerOptions, work, worker_options
+from services.learner_pool.learning import Learning, choose_device
+
+
+async def run(options: WorkerOptions) -> None:
+    """Dial the pool and learn until it lets this worker go."""
+    device, why = choose_device(os.environ.get("MARLESS_DEVICE", "auto"))
+    structlog.get_logger("learner").info("device", device=device, why=why)
+    pool = Peer(options.pool, options.security)
+    store = Peer(options.param_store, options.security)
+    learning = Learning(ParamStore(store), device)
+    stub: LearnerPoolServiceAsyncStub = LearnerPoolServiceStub(pool.channel)
+    try:
+        await work(options, pool, stub.Work, learning.run, device)
+    finally:
+        await store.close()
+        await pool.close()
+
+
+if __name__ == "__main__":
+    configure_logging()
+    asyncio.run(run(worker_options("One learner worker of a learner pool.")))
