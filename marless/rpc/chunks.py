@@ -26,8 +26,13 @@ def identity(frame: bytes) -> bytes:
 
 
 def frames(header: Message, buffers: Iterable[memoryview | bytes]) -> Iterator[bytes]:
-    """The frames of one transfer; small buffers travel together, each byte is copied once."""
+    """The frames of one transfer: the header, then its data."""
     yield _frame(_HEADER_TAG, [header.SerializeToString()])
+    yield from data_frames(buffers)
+
+
+def data_frames(buffers: Iterable[memoryview | bytes]) -> Iterator[bytes]:
+    """Frames of data alone; small buffers travel together, each byte is copied once."""
     batch: list[memoryview] = []
     size = 0
     for buffer in buffers:

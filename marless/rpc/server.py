@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +31,7 @@ from marless.rpc.security import Security, TokenInterceptor
 
 MAX_CONCURRENT_RPCS = 512
 DRAIN_S = 10.0
+HEALTH_PERIOD_S = 0.25
 
 _OPTIONS: tuple[tuple[str, Any], ...] = (  # Any: gRPC option values are ints or strings
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -43,8 +44,30 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (  # Any: gRPC option values are ints or
 )
 _log = structlog.get_logger("marless.server")
 Register = Callable[[grpc.aio.Server], None]
-Build = Callable[[str], AbstractAsyncContextManager[Register]]
-"""Given the bound address, builds a service for as long as it serves; yields what adds its servicer to a server."""
+"""Adds a servicer to a server."""
+
+
+async def _always() -> bool:
+    return True
+
+
+async def _nothing() -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Service:
+    """A servicer with a say in its own health and in its own end."""
+
+    register: Register
+    ready: Callable[[], Awaitable[bool]] = _always
+    """Polled; health is SERVING only while it answers True. Must not raise."""
+    drain: Callable[[], Awaitable[None]] = _nothing
+    """Called first when stopping: ends streams that would otherwise last until their clients leave."""
+
+
+Build = Callable[[str], AbstractAsyncContextManager[Register | Service]]
+"""Given the bound address, builds a service for as long as it serves."""
 
 
 @dataclass(frozen=True)
@@ -109,15 +132,30 @@ async def serving(options: ServerOptions, build: Build) -> AsyncIterator[str]:
     healthy = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
     address = _bind(server, options)
-    async with build(address) as register:
-        register(server)
+    async with build(address) as built:
+        service = built if isinstance(built, Service) else Service(built)
+        service.register(server)
         await server.start()
-        await healthy.set("", health_pb2.HealthCheckResponse.SERVING)
+        await _report(healthy, service)
+        reporting = asyncio.create_task(_keep_reporting(healthy, service))
         try:
             yield address
         finally:
+            reporting.cancel()
             await healthy.enter_graceful_shutdown()
+            await service.drain()
             await server.stop(grace=DRAIN_S)
+
+
+async def _report(healthy: health.aio.HealthServicer, service: Service) -> None:
+    status = health_pb2.HealthCheckResponse
+    await healthy.set("", status.SERVING if await service.ready() else status.NOT_SERVING)
+
+
+async def _keep_reporting(healthy: health.aio.HealthServicer, service: Service) -> None:
+    while True:
+        await asyncio.sleep(HEALTH_PERIOD_S)
+        await _report(healthy, service)
 
 
 def _bind(server: grpc.aio.Server, options: ServerOptions) -> str:
