@@ -1,0 +1,92 @@
+"""What a measured program says on stdout: one JSON object per training iteration.
+
+`{"event": "iteration", "env_steps": 4000, "wall_s": 3.1, "return": null}`: env steps sampled so far, seconds since
+the process was started (without evaluations), and the greedy return per agent if this iteration was evaluated.
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bench.task import TASK
+
+Evaluate = Callable[[int], float]
+"""Seed of the episodes → undiscounted greedy return per agent."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What every measured program is told."""
+
+    env_steps: int
+    """Stop once this many env steps were sampled."""
+    seed: int
+    eval_every: int
+    """Iterations between greedy evaluations; 0: never."""
+    stop_return: float | None
+    """Stop once a greedy evaluation reaches this return per agent."""
+    started_s: float
+    """Unix time at which the process was started."""
+    threads: int
+    """Threads of the numerical library, per process."""
+
+
+def options(description: str) -> Options:
+    """Read the command line of a measured program."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--env-steps", type=int, default=200_000, help="stop after this many env steps")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--eval", type=int, default=0, metavar="K", help="evaluate every K iterations; 0: never")
+    parser.add_argument("--stop-return", type=float, default=None, help="stop at this greedy return per agent")
+    parser.add_argument("--started", type=float, default=time.time(), help="Unix time of the process's start")
+    parser.add_argument("--threads", type=int, default=1, help="threads of the numerical library, per process")
+    given = parser.parse_args()
+    return Options(given.env_steps, given.seed, given.eval, given.stop_return, given.started, given.threads)
+
+
+class Events:
+    """Counts iterations, has them evaluated when it is time, and reports each.
+
+    The clock stands still during evaluations: they are our question, not part of anyone's training.
+    """
+
+    def __init__(self, run: Options) -> None:
+        self._run = run
+        self._env_steps = 0
+        self._iterations = 0
+        self._evaluating_s = 0.0
+        self._reached = False
+        # Libraries print to stdout as they please: from here on that goes to stderr.
+        self._out = os.dup(1)
+        os.dup2(2, 1)
+
+    @property
+    def finished(self) -> bool:
+        """True once the run has its env steps, or its return."""
+        return self._reached or self._env_steps >= self._run.env_steps
+
+    def iteration(self, evaluate: Evaluate, env_steps: int = TASK.iteration_env_steps) -> None:
+        """Report an iteration that sampled `env_steps` env steps; `evaluate` is called if it is to be evaluated."""
+        ended_s = time.time()
+        self._iterations += 1
+        self._env_steps += env_steps
+        wall_s = ended_s - self._run.started_s - self._evaluating_s
+        reached = self._evaluate(evaluate) if self._is_evaluated else None
+        self._evaluating_s += time.time() - ended_s
+        event = {"event": "iteration", "env_steps": self._env_steps, "wall_s": round(wall_s, 4), "return": reached}
+        os.write(self._out, f"{json.dumps(event)}\n".encode())
+
+    @property
+    def _is_evaluated(self) -> bool:
+        return self._run.eval_every > 0 and self._iterations % self._run.eval_every == 0
+
+    def _evaluate(self, evaluate: Evaluate) -> float:
+        greedy_return = evaluate(self._iterations)
+        self._reached = self._run.stop_return is not None and greedy_return >= self._run.stop_return
+        return greedy_return

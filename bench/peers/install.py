@@ -1,0 +1,59 @@
+"""Install peers, each into its own virtual environment: `python -m bench.peers.install rllib benchmarl jaxmarl`."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+HOME = Path(__file__).parent
+
+# One pip call each: torchvision, pulled in by BenchMARL, would otherwise bring another build of torch.
+REQUIREMENTS = {
+    "rllib": ("ray[rllib]==2.60.0", "torch==2.13.0", "mpe2==1.1.1", "pettingzoo>=1.25,<2"),
+    "benchmarl": ("benchmarl==1.5.2", "torch==2.13.0", "torchrl", "vmas", "mpe2==1.1.1", "pettingzoo>=1.25,<2"),
+    "jaxmarl": ("jaxmarl==0.2.0", "mpe2==1.1.1", "pettingzoo>=1.25,<2"),
+}
+
+
+def interpreter(peer: str) -> Path:
+    """Where a peer's Python is, installed or not."""
+    return HOME / f".venv-{peer}" / "bin" / "python"
+
+
+def installed(peer: str) -> bool:
+    """True if a peer was installed to the end."""
+    return _marker(peer).exists()
+
+
+def install(peer: str) -> None:
+    """Make the peer's environment anew; raises subprocess.CalledProcessError if pip fails."""
+    _marker(peer).unlink(missing_ok=True)
+    venv.create(HOME / f".venv-{peer}", clear=True, with_pip=True)
+    subprocess.run([interpreter(peer), "-m", "pip", "install", "--quiet", *REQUIREMENTS[peer]], check=True)
+    _marker(peer).touch()
+
+
+def _marker(peer: str) -> Path:
+    return HOME / f".venv-{peer}" / "installed"
+
+
+def main() -> int:
+    """Install the peers named on the command line; the exit code is the number that failed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("peers", nargs="+", choices=sorted(REQUIREMENTS))
+    failed = 0
+    for peer in parser.parse_args().peers:
+        try:
+            install(peer)
+            print(f"{peer}: installed, {interpreter(peer)}")
+        except subprocess.CalledProcessError as error:
+            failed += 1
+            print(f"{peer}: pip failed with exit code {error.returncode}; it will be left out", file=sys.stderr)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
