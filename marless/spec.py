@@ -5,16 +5,18 @@ A mistake is answered with one sentence per field: where it is, what was given, 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny, TypeAdapter, ValidationError, model_validator
 
 from marless.algos import registry
 from marless.algos.base import AlgorithmConfig, ModelSpec, Strict
+from marless.envs.base import EnvSpaces
 from marless.errors import SpecError, unknown_name
 
 JOB_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
@@ -128,6 +130,16 @@ class JobSpec(Strict):
 def from_json(text: str) -> JobSpec:
     """Read what `JobSpec.to_json` wrote; raises SpecError."""
     return parse(json.loads(text), "spec")
+
+
+def spaces_to_json(spaces: EnvSpaces) -> str:
+    """The spaces of a job's environment, for services that need not be able to make it."""
+    return json.dumps(dataclasses.asdict(spaces))
+
+
+def spaces_from_json(text: str) -> EnvSpaces:
+    """Read what `spaces_to_json` wrote."""
+    return TypeAdapter(EnvSpaces).validate_python(json.loads(text))
 
 
 def parse(document: object, source: str) -> JobSpec:

@@ -1,0 +1,1 @@
+"""How many actors a round gets."""

@@ -1,0 +1,1 @@
+"""Which agents share a policy and its learner."""

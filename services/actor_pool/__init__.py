@@ -1,0 +1,1 @@
+"""Owns actor workers."""

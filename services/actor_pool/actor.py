@@ -13,11 +13,11 @@ import numpy as np
 from marless.rpc.param_store import ParamStore
 
 from marless.data.rollout import EpisodeStats, play, rollout
-from marless.data.trajectory import Arrays, Trajectory
+from marless.data.trajectory import Trajectory
 from marless.envs import registry
 from marless.envs.base import BatchedEnv
-from marless.nets.acting import ActingPolicies
-from marless.nets.serial import decode
+from marless.nets.acting import ActingPolicies, ActingState
+from marless.nets.serial import decode_acting
 from marless.rpc.client import Peer
 from marless.rpc.security import Security
 from marless.rpc.v1 import actor_pool_pb2, learner_pool_pb2
@@ -25,8 +25,6 @@ from marless.rpc.v1 import actor_pool_pb2, learner_pool_pb2
 UPLOAD_TIMEOUT_S = 60.0
 _CACHED_VERSIONS = 256
 _CACHED_ENVS = 4
-
-Acting = tuple[Arrays, Mapping[str, str]]
 
 
 class Actor:
@@ -37,7 +35,7 @@ class Actor:
         self._security = security
         self._sinks: dict[str, Peer] = {}
         self._envs: OrderedDict[tuple[str, str, int], BatchedEnv] = OrderedDict()
-        self._versions: OrderedDict[tuple[str, str, int], Acting] = OrderedDict()
+        self._versions: OrderedDict[tuple[str, str, int], ActingState] = OrderedDict()
 
     async def run(self, payload: bytes) -> bytes:
         """Run one RolloutTask; returns its RolloutReceipt."""
@@ -54,14 +52,14 @@ class Actor:
         for sink in self._sinks.values():
             await sink.close()
 
-    async def _pull(self, task: actor_pool_pb2.RolloutTask) -> dict[str, Acting]:
+    async def _pull(self, task: actor_pool_pb2.RolloutTask) -> dict[str, ActingState]:
         """What each agent acts with; only versions not held are fetched, all in one call."""
         sources = {group.source.policy: group.source.version for group in task.groups}
         keys = {policy: (task.job, policy, version) for policy, version in sources.items()}
         missing = {policy: sources[policy] for policy, key in keys.items() if key not in self._versions}
         if missing:
             for policy, stored in (await self._store.get(task.job, missing, ("acting",))).items():
-                self._versions[keys[policy]] = decode(stored.blobs["acting"])
+                self._versions[keys[policy]] = decode_acting(bytes(stored.blobs["acting"]))
         held = {policy: self._versions[key] for policy, key in keys.items()}
         for key in keys.values():
             self._versions.move_to_end(key)
@@ -70,7 +68,7 @@ class Actor:
         return {agent: held[group.source.policy] for group in task.groups for agent in group.agents}
 
     def _act(
-        self, task: actor_pool_pb2.RolloutTask, acting: Mapping[str, Acting]
+        self, task: actor_pool_pb2.RolloutTask, acting: Mapping[str, ActingState]
     ) -> tuple[Trajectory | None, EpisodeStats]:
         settings = task.settings
         train = task.mode == actor_pool_pb2.ROLLOUT_MODE_TRAIN

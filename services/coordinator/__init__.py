@@ -1,0 +1,1 @@
+"""Owns jobs and decisions; never touches a tensor."""

@@ -1,0 +1,1 @@
+"""Owns trajectory intake and learner workers."""

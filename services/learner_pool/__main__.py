@@ -24,7 +24,7 @@ async def build(config: Config, address: str) -> AsyncIterator[Register]:
     launcher = LocalLauncher(
         "services.learner_pool.worker",
         ["--pool", address, "--param-store", config.param_store, *config.server.security.arguments()],
-        os.environ | {"OMP_NUM_THREADS": str(config.threads), "MARLESS_DEVICE": config.device},
+        os.environ | {"OMP_NUM_THREADS": str(config.threads)},
     )
     dispatcher = Dispatcher()
     fleet = Fleet(dispatcher, launcher, prefix="learner", limit=config.workers, keep_alive_s=config.keep_alive_s)

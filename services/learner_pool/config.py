@@ -22,8 +22,6 @@ class Config:
     """Learner workers at most; they share the CPU cores."""
     threads: int
     """Torch threads per worker."""
-    device: str
-    """auto, cpu or cuda[:i]; auto takes a GPU if there is one."""
     keep_alive_s: float
     """Idle workers are released after this long."""
     spool: Path
@@ -39,7 +37,6 @@ def parse(argv: Sequence[str] | None = None) -> Config:
     add_option(parser, "--param-store", "", "address of the param_store")
     add_option(parser, "--learner-workers", "1", "learner worker processes at most")
     add_option(parser, "--learner-threads", "0", "torch threads per worker; 0: the cores, shared evenly")
-    add_option(parser, "--device", "auto", "auto, cpu or cuda[:i]")
     add_option(parser, "--keep-alive-s", "600", "seconds after which idle workers are released")
     add_option(parser, "--spool", _memory_backed(), "directory where trajectories wait for their update")
     add_option(parser, "--spool-bytes", str(2 * 2**30), "bytes of waiting trajectories at most")
@@ -50,7 +47,6 @@ def parse(argv: Sequence[str] | None = None) -> Config:
         param_store=args.param_store,
         workers=workers,
         threads=int(args.learner_threads) or max(1, cores // workers),
-        device=args.device,
         keep_alive_s=float(args.keep_alive_s),
         spool=Path(args.spool),
         spool_bytes=int(args.spool_bytes),

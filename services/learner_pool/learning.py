@@ -13,13 +13,14 @@ from marless.rpc.param_store import ParamStore, PolicyWrite
 from marless.algos import registry
 from marless.algos.base import FunctionRun, Group, Learner, RoundInput
 from marless.errors import SpecError
-from marless.nets.serial import decode_state, encode_state
+from marless.nets import serial
 from marless.rpc.v1 import common_pb2, learner_pool_pb2
 from marless.spec import from_json, spaces_from_json
 from services.learner_pool.intake import load
 
 _HELD_LEARNERS = 16
 _PARTS = ("acting", "learning")
+_log = structlog.get_logger("learner")
 
 
 @dataclass
@@ -28,15 +29,15 @@ class _Held:
 
     learner: Learner
     seed: int
+    device: str
     versions: dict[str, int] = field(default_factory=dict)
 
 
 class Learning:
     """Runs learn tasks. Everything it keeps between them can be had from the store again."""
 
-    def __init__(self, store: ParamStore, device: str) -> None:
+    def __init__(self, store: ParamStore) -> None:
         self._store = store
-        self._device = device
         self._held: OrderedDict[tuple[str, str, int], _Held] = OrderedDict()
 
     async def run(self, payload: bytes) -> bytes:
@@ -45,7 +46,7 @@ class Learning:
         held = await asyncio.to_thread(self._learner, task)
         groups = tuple(Group(g.policy, tuple(g.agents), g.source.policy) for g in task.groups)
         result = await (self._update if task.trajectories else self._open)(task, held, groups)
-        result.device = self._device
+        result.device = held.device
         return result.SerializeToString()
 
     def _learner(self, task: learner_pool_pb2.LearnTask) -> _Held:
@@ -54,8 +55,10 @@ class Learning:
             spec, spaces = from_json(task.spec_json), spaces_from_json(task.spaces_json)
             algorithm = registry.algorithm(spec.algorithm.name)
             agent_class = spaces.classes[task.agent_class]
-            learner = algorithm.learner(spec.algorithm, spec.model, spaces, agent_class, self._device)
-            self._held[key] = _Held(learner, spec.seed)
+            device, why = choose_device(spec.learner.device)
+            _log.info("job.device", job=task.job, agent_class=agent_class.name, device=device, why=why)
+            learner = algorithm.learner(spec.algorithm, spec.model, spaces, agent_class, device)
+            self._held[key] = _Held(learner, spec.seed, device)
             while len(self._held) > _HELD_LEARNERS:
                 self._held.popitem(last=False)
         self._held.move_to_end(key)
@@ -102,7 +105,7 @@ class Learning:
         missing = {name: version for name, version in wanted.items() if held.versions.get(name) != version}
         if missing:
             for name, stored in (await self._store.get(job, missing, _PARTS)).items():
-                held.learner.load(name, decode_state(stored.blobs))
+                held.learner.load(name, serial.decode(*(bytes(stored.blobs[part]) for part in _PARTS)))
                 held.versions[name] = missing[name]
 
     async def _publish(
@@ -113,7 +116,7 @@ class Learning:
                 policy=name,
                 expected=version,
                 req_id=f"{task.job}/{what}/{name}",
-                blobs=encode_state(held.learner.state(name)),
+                blobs=dict(zip(_PARTS, serial.encode(held.learner.state(name)), strict=True)),
             )
             for name, version in expected.items()
         ]

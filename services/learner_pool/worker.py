@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 
-import structlog
 from marless.rpc.param_store import ParamStore
 
 from marless.rpc.client import Peer
@@ -17,14 +15,12 @@ from services.learner_pool.learning import Learning, choose_device
 
 async def run(options: WorkerOptions) -> None:
     """Dial the pool and learn until it lets this worker go."""
-    device, why = choose_device(os.environ.get("MARLESS_DEVICE", "auto"))
-    structlog.get_logger("learner").info("device", device=device, why=why)
     pool = Peer(options.pool, options.security)
     store = Peer(options.param_store, options.security)
-    learning = Learning(ParamStore(store), device)
+    learning = Learning(ParamStore(store))
     stub: LearnerPoolServiceAsyncStub = LearnerPoolServiceStub(pool.channel)
     try:
-        await work(options, pool, stub.Work, learning.run, device)
+        await work(options, pool, stub.Work, learning.run, choose_device("auto")[0])
     finally:
         await store.close()
         await pool.close()

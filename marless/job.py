@@ -1,0 +1,38 @@
+"""A job made ready: a spec checked against its environment, with its decision policies built."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from marless.algos import registry as algorithms
+from marless.envs import registry as environments
+from marless.envs.base import EnvSpaces
+from marless.scaling.base import ActorScaling, FixedScaling
+from marless.sharing.base import FixedSharing, Sharing, initial_groups
+from marless.spec import JobSpec
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything the coordinator needs to run a job, but no tensor."""
+
+    spec: JobSpec
+    spaces: EnvSpaces
+    with_state: bool
+    """Trajectories carry the global state."""
+    scaling: ActorScaling
+    sharing: Sharing
+
+
+def prepare(spec: JobSpec) -> Job:
+    """Make the environment once to learn its spaces, and refuse what cannot work; raises SpecError."""
+    spaces = environments.spaces(spec.env.name, spec.env.options)
+    algorithm = algorithms.algorithm(spec.algorithm.name)
+    algorithm.check(spec.algorithm, spaces)
+    return Job(
+        spec=spec,
+        spaces=spaces,
+        with_state=algorithm.needs_state(spec.algorithm),
+        scaling=FixedScaling(spec.actors.count),
+        sharing=FixedSharing(initial_groups(spec.sharing.groups, spaces)),
+    )

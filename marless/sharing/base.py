@@ -1,0 +1,75 @@
+"""The sharing protocol: which agents share a policy and its learner in the next round."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from marless.algos.base import Group
+from marless.envs.base import EnvSpaces
+from marless.errors import SpecError, unknown_name
+from marless.record import RoundRecord
+
+
+@dataclass(frozen=True)
+class SharingDecision:
+    """Groups that cover every agent exactly once, and why."""
+
+    groups: tuple[Group, ...]
+    reason: str
+
+
+class Sharing(Protocol):
+    """Deterministic given its inputs: a resumed job decides as an undisturbed one."""
+
+    def decide(self, history: Sequence[RoundRecord]) -> SharingDecision:
+        """Groups for the round after `history`, which is empty before the first."""
+        ...
+
+
+@dataclass(frozen=True)
+class FixedSharing:
+    """The same groups in every round."""
+
+    groups: tuple[Group, ...]
+
+    def decide(self, history: Sequence[RoundRecord]) -> SharingDecision:
+        """Always `groups`."""
+        return SharingDecision(self.groups, f"fixed: {len(self.groups)} policies in every round")
+
+
+def initial_groups(asked: str | Mapping[str, Sequence[str]], spaces: EnvSpaces) -> tuple[Group, ...]:
+    """The groups that a spec asks for: "independent", "shared" (per agent class), or policy name → agents.
+
+    Raises SpecError for an unknown agent, one that is named twice or not at all, and a group of unlike agents.
+    """
+    if asked == "independent":
+        return tuple(Group(agent, (agent,)) for agent in spaces.agents)
+    if asked == "shared":
+        return tuple(Group(agents.name, agents.agents) for agents in spaces.classes)
+    if isinstance(asked, str):
+        raise SpecError(f"sharing.groups: {asked!r}; allowed: independent, shared, or policy name → agents")
+    groups = tuple(Group(policy, tuple(agents)) for policy, agents in asked.items())
+    _check(groups, spaces)
+    return groups
+
+
+def _check(groups: Sequence[Group], spaces: EnvSpaces) -> None:
+    times = Counter(agent for group in groups for agent in group.agents)
+    for agent, count in times.items():
+        if agent not in spaces.agents:
+            raise SpecError(f"sharing.groups: {unknown_name('agent', agent, spaces.agents)}")
+        if count > 1:
+            raise SpecError(f"sharing.groups: {agent} is in {count} groups; an agent has one policy at a time")
+    missing = [agent for agent in spaces.agents if agent not in times]
+    if missing:
+        raise SpecError(f"sharing.groups: no group holds {', '.join(missing)}; every agent needs a policy")
+    for group in groups:
+        classes = sorted({spaces.class_of(agent).name for agent in group.agents})
+        if len(classes) != 1:
+            raise SpecError(
+                f"sharing.groups: {group.policy} mixes agents with different spaces "
+                f"(classes {', '.join(classes) or 'none'}); only agents of one class can share a policy"
+            )

@@ -1,0 +1,185 @@
+"""The coordinator's view of the other services: requests in, plain data out."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from marless.rpc.param_store import ParamStore
+
+from marless.algos.base import Group
+from marless.job import Job
+from marless.record import InvocationRecord, Returns
+from marless.rpc.client import Peer
+from marless.rpc.v1 import actor_pool_pb2, common_pb2, learner_pool_pb2
+from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceAsyncStub, ActorPoolServiceStub
+from marless.rpc.v1.learner_pool_pb2_grpc import LearnerPoolServiceAsyncStub, LearnerPoolServiceStub
+from marless.spec import spaces_to_json
+
+CALL_TIMEOUT_S = 24 * 3600.0  # a round takes as long as it takes; actors and learners have their own deadlines
+Versions = Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """What came of a rollout."""
+
+    env_steps: int
+    returns: Returns | None
+    invocations: tuple[InvocationRecord, ...]
+
+
+@dataclass(frozen=True)
+class Update:
+    """What came of an update."""
+
+    versions: Versions
+    metrics: Mapping[str, Mapping[str, float]]
+    invocations: tuple[InvocationRecord, ...]
+
+
+class Pools:
+    """Actor pool, learner pool and param_store."""
+
+    def __init__(self, actor_pool: Peer, learner_pool: Peer, store: ParamStore) -> None:
+        self._actor_pool = actor_pool
+        self._learner_pool = learner_pool
+        self._actors: ActorPoolServiceAsyncStub = ActorPoolServiceStub(actor_pool.channel)
+        self._learners: LearnerPoolServiceAsyncStub = LearnerPoolServiceStub(learner_pool.channel)
+        self.store = store
+
+    async def open_job(self, job_id: str, job: Job, epoch: int, groups: Sequence[Group]) -> Versions:
+        """Declare a job to the learner pool; returns the head of every policy and joint critic."""
+        request = learner_pool_pb2.OpenJobRequest(
+            job=job_id,
+            spec_json=job.spec.to_json(),
+            spaces_json=spaces_to_json(job.spaces),
+            epoch=epoch,
+            groups=_groups(groups, {}),
+        )
+        reply = await self._learner_pool.call(
+            self._learners.OpenJob, request, timeout_s=CALL_TIMEOUT_S, wait_for_ready=True
+        )
+        return {version.policy: version.version for version in reply.versions}
+
+    async def close_job(self, job_id: str) -> None:
+        """Let the learner pool forget a job."""
+        await self._learner_pool.call(self._learners.CloseJob, learner_pool_pb2.CloseJobRequest(job=job_id))
+
+    async def train(
+        self, job_id: str, job: Job, round_: int, actors: int, groups: Sequence[Group], versions: Versions
+    ) -> Rollout:
+        """Run the actors of a round; their trajectories are in the learner pool when this returns."""
+        request = self._rollout(job_id, job, round_, actor_pool_pb2.ROLLOUT_MODE_TRAIN)
+        request.actors = actors
+        request.groups.extend(_groups(groups, versions))
+        return await self._run(request)
+
+    async def evaluate(
+        self, job_id: str, job: Job, round_: int, groups: Sequence[Group], versions: Versions
+    ) -> Rollout:
+        """Play greedily for the spec's number of episodes."""
+        request = self._rollout(job_id, job, round_, actor_pool_pb2.ROLLOUT_MODE_GREEDY)
+        request.actors, request.episodes = job.spec.actors.count, job.spec.evaluation.episodes
+        request.groups.extend(_groups(groups, versions))
+        return await self._run(request)
+
+    async def random_baseline(self, job_id: str, job: Job) -> Rollout:
+        """Measure what chance scores."""
+        request = self._rollout(job_id, job, 0, actor_pool_pb2.ROLLOUT_MODE_RANDOM)
+        request.actors, request.episodes = job.spec.actors.count, job.spec.evaluation.random_episodes
+        return await self._run(request)
+
+    async def update(
+        self,
+        job_id: str,
+        *,
+        round_: int,
+        epoch: int,
+        env_steps: int,
+        actors: int,
+        groups: Sequence[Group],
+        versions: Versions,
+    ) -> Update:
+        """Update every policy once from the trajectories of `actors` actors."""
+        request = learner_pool_pb2.UpdateRequest(
+            job=job_id,
+            round=round_,
+            epoch=epoch,
+            env_steps=env_steps,
+            actors=actors,
+            groups=_groups(groups, versions),
+            versions=[common_pb2.PolicyVersion(policy=name, version=v) for name, v in versions.items()],
+        )
+        reply = await self._learner_pool.call(self._learners.Update, request, timeout_s=CALL_TIMEOUT_S)
+        return Update(
+            versions={version.policy: version.version for version in reply.versions},
+            metrics={name: dict(metrics.values) for name, metrics in reply.metrics.items()},
+            invocations=_invocations(reply.invocations),
+        )
+
+    def _rollout(
+        self, job_id: str, job: Job, round_: int, mode: actor_pool_pb2.RolloutMode.ValueType
+    ) -> actor_pool_pb2.RolloutRequest:
+        spec = job.spec
+        settings = actor_pool_pb2.RolloutSettings(
+            env=spec.env.name,
+            env_options_json=json.dumps(spec.env.options),
+            envs=spec.actors.envs,
+            steps=spec.actors.steps,
+            seed=spec.seed,
+            with_state=job.with_state,
+            sink=self._learner_pool.address,
+            timeout_s=spec.actors.timeout_s,
+        )
+        return actor_pool_pb2.RolloutRequest(job=job_id, round=round_, mode=mode, settings=settings)
+
+    async def _run(self, request: actor_pool_pb2.RolloutRequest) -> Rollout:
+        reply = await self._actor_pool.call(
+            self._actors.Rollout, request, timeout_s=CALL_TIMEOUT_S, wait_for_ready=True
+        )
+        return Rollout(
+            env_steps=sum(receipt.env_steps for receipt in reply.receipts),
+            returns=returns_of(reply.receipts),
+            invocations=_invocations(reply.invocations),
+        )
+
+
+def returns_of(receipts: Iterable[actor_pool_pb2.RolloutReceipt]) -> Returns | None:
+    """Join the receipts of a rollout; None if no episode ended."""
+    episodes = 0
+    sums: dict[str, float] = {}
+    squares: dict[str, float] = {}
+    for receipt in receipts:
+        episodes += receipt.episodes
+        for agent, value in receipt.return_sum.items():
+            sums[agent] = sums.get(agent, 0.0) + value
+            squares[agent] = squares.get(agent, 0.0) + receipt.return_square_sum[agent]
+    if not episodes:
+        return None
+    means = {agent: total / episodes for agent, total in sorted(sums.items())}
+    errors = [math.sqrt(max(squares[agent] / episodes - mean**2, 0.0) / episodes) for agent, mean in means.items()]
+    return Returns(
+        episodes=episodes,
+        mean=sum(means.values()) / len(means),
+        per_agent=means,
+        standard_error=sum(errors) / len(errors),
+    )
+
+
+def _groups(groups: Iterable[Group], versions: Versions) -> list[common_pb2.Group]:
+    return [
+        common_pb2.Group(
+            policy=group.policy,
+            agents=group.agents,
+            source=common_pb2.PolicyVersion(policy=group.start, version=versions.get(group.start, 0)),
+        )
+        for group in groups
+    ]
+
+
+def _invocations(invocations: Iterable[common_pb2.Invocation]) -> tuple[InvocationRecord, ...]:
+    names = [field.name for field in common_pb2.Invocation.DESCRIPTOR.fields]
+    return tuple(InvocationRecord(**{name: getattr(each, name) for name in names}) for each in invocations)
