@@ -17,11 +17,11 @@ from marless.envs.base import (
     ActionArray,
     BatchedEnv,
     BoolArray,
-    Box,
     EnvSpaces,
     FloatArray,
     Frame,
     Transition,
+    random_actions,
 )
 from marless.errors import SpecError
 
@@ -97,7 +97,7 @@ def play(env: BatchedEnv, policies: Sequence[ActingPolicy] | None, *, episodes: 
     meter = _EpisodeMeter(env.spaces, episodes // env.batch + (copies < episodes % env.batch))
     frame = env.reset(env_seed)
     while not meter.full:
-        actions = _random(env.spaces, frame, rng) if policies is None else _greedy(policies, frame)
+        actions = random_actions(env.spaces, frame, rng) if policies is None else _greedy(policies, frame)
         transition = env.step(actions)
         meter.add(transition)
         frame = transition.frame
@@ -114,20 +114,6 @@ def _greedy(policies: Sequence[ActingPolicy], frame: Frame) -> tuple[ActionArray
         policy.to_env(policy.greedy(frame.obs[k], frame.masks[k] if frame.masks else None))
         for k, policy in enumerate(policies)
     )
-
-
-def _random(spaces: EnvSpaces, frame: Frame, rng: np.random.Generator) -> tuple[ActionArray, ...]:
-    actions: list[ActionArray] = []
-    for k, agents in enumerate(spaces.classes):
-        shape, space = frame.obs[k].shape[:2], agents.action
-        if isinstance(space, Box):
-            actions.append(rng.uniform(space.low, space.high, (*shape, space.n)).astype(np.float32))
-        elif frame.masks is None:
-            actions.append(rng.integers(space.n, size=shape, dtype=np.int32))
-        else:
-            lots_NBA = np.where(frame.masks[k], rng.random((*shape, space.n)), -1.0)
-            actions.append(lots_NBA.argmax(axis=-1).astype(np.int32))
-    return tuple(actions)
 
 
 class _Recorder:

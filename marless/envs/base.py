@@ -135,3 +135,18 @@ class BatchedEnv(Protocol):
     def close(self) -> None:
         """Release what the environment holds; twice is safe."""
         ...
+
+
+def random_actions(spaces: EnvSpaces, frame: Frame, rng: np.random.Generator) -> tuple[ActionArray, ...]:
+    """Uniformly random legal actions for every agent, one array per class: what chance would do."""
+    actions: list[ActionArray] = []
+    for k, agents in enumerate(spaces.classes):
+        shape, space = frame.obs[k].shape[:2], agents.action
+        if isinstance(space, Box):
+            actions.append(rng.uniform(space.low, space.high, (*shape, space.n)).astype(np.float32))
+        elif frame.masks is None:
+            actions.append(rng.integers(space.n, size=shape, dtype=np.int32))
+        else:
+            lots_NBA = np.where(frame.masks[k], rng.random((*shape, space.n)), -1.0)
+            actions.append(lots_NBA.argmax(axis=-1).astype(np.int32))
+    return tuple(actions)

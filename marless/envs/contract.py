@@ -1,0 +1,149 @@
+"""A check that any environment can be put through: does it keep the promises of `marless.envs.base`?
+
+Meant for tests, ours and third parties'; see docs/extending/environment.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marless.envs.base import BatchedEnv, BoolArray, EnvSpaces, Frame, Transition, random_actions
+
+Array = NDArray[np.generic]
+Alive = tuple[BoolArray, ...] | None
+
+
+def check_env(factory: Callable[[int], BatchedEnv], *, steps: int = 60, seed: int = 1) -> None:
+    """Play `steps` env steps with random legal actions and check every array; raises AssertionError, saying which.
+
+    `factory` makes an environment with as many copies as it is given. Choose `steps` so that episodes end.
+    """
+    for batch in (1, 3):
+        first, second = factory(batch), factory(batch)
+        _check_spaces(first.spaces)
+        _require(first.batch == batch, f"asked for {batch} copies, got {first.batch}")
+        played = _play(first, steps, seed)
+        _require(_same(played, _play(second, steps, seed)), "two environments with one seed part ways")
+        _require(_same(played, _play(first, steps, seed)), "a second reset with the same seed gives another episode")
+        for env in (first, second, first):
+            env.close()
+
+
+def _play(env: BatchedEnv, steps: int, seed: int) -> list[Array]:
+    """Check each step; copies of all arrays seen."""
+    rng = np.random.default_rng(seed)
+    frame = env.reset(seed)
+    _check_frame(env, frame, "reset")
+    seen, length_B = _copies(_by_copy(frame)), np.zeros(env.batch, np.int64)
+    for t in range(steps):
+        actions = random_actions(env.spaces, frame, rng)
+        alive = None if frame.alive is None else tuple(alive_NB.copy() for alive_NB in frame.alive)
+        given = [action.copy() for action in actions]
+        step = env.step(actions)
+        _require(_same(given, list(actions)), f"step {t} changed the actions it was given")
+        length_B += 1
+        _check_transition(env, alive, step, f"step {t}")
+        _check_length(env.spaces, length_B, step, f"step {t}")
+        length_B[step.ended] = 0
+        seen += _copies([*_by_copy(step.frame), *_by_copy(step.final)])
+        seen += _copies([*step.rewards, *step.terminated, step.truncated])
+        frame = step.frame
+    return seen
+
+
+def _check_spaces(spaces: EnvSpaces) -> None:
+    _require(len(set(spaces.agents)) == len(spaces.agents) > 0, f"agents need distinct names, got {spaces.agents}")
+    names = [c.name for c in spaces.classes]
+    _require(len(set(names)) == len(names), f"agent classes need distinct names, got {names}")
+    for c in spaces.classes:
+        _require(len(c.agents) > 0 and c.obs_size > 0 and c.action.n > 0, f"class {c.name} is empty or sees nothing")
+
+
+def _check_frame(env: BatchedEnv, frame: Frame, where: str) -> None:
+    spaces, batch = env.spaces, env.batch
+    _require((frame.state is None) == (spaces.state_size == 0), f"{where}: state and state_size disagree")
+    _require((frame.masks is None) != spaces.masks, f"{where}: masks and spaces.masks disagree")
+    _require((frame.alive is None) != spaces.deaths, f"{where}: alive and spaces.deaths disagree")
+    if frame.state is not None:
+        _check(frame.state, "float32", (batch, spaces.state_size), f"{where}: state")
+    for k, c in enumerate(spaces.classes):
+        shape = (len(c.agents), batch)
+        _check(frame.obs[k], "float32", (*shape, c.obs_size), f"{where}: obs of {c.name}")
+        if frame.masks is not None:
+            _check(frame.masks[k], "bool", (*shape, c.action.n), f"{where}: mask of {c.name}")
+            _require(bool(frame.masks[k].any(axis=-1).all()), f"{where}: some {c.name} has no legal action")
+        if frame.alive is not None:
+            _check(frame.alive[k], "bool", shape, f"{where}: alive of {c.name}")
+            _require(not frame.obs[k][~frame.alive[k]].any(), f"{where}: an absent {c.name} sees something")
+
+
+def _check_transition(env: BatchedEnv, alive: Alive, step: Transition, where: str) -> None:
+    _check_frame(env, step.frame, f"{where}, frame")
+    _check_frame(env, step.final, f"{where}, final")
+    _check(step.truncated, "bool", (env.batch,), f"{where}: truncated")
+    _check(step.ended, "bool", (env.batch,), f"{where}: ended")
+    for k, c in enumerate(env.spaces.classes):
+        shape = (len(c.agents), env.batch)
+        dtype = str(step.rewards[k].dtype)
+        _require(dtype in ("float32", "float64"), f"{where}: reward of {c.name} is {dtype}")
+        _check(step.rewards[k], dtype, shape, f"{where}: reward of {c.name}")
+        _check(step.terminated[k], "bool", shape, f"{where}: terminated of {c.name}")
+        if alive is not None:
+            absent = ~alive[k]
+            _require(not step.rewards[k][absent].any(), f"{where}: an absent {c.name} was rewarded")
+            _require(not step.terminated[k][absent].any(), f"{where}: an absent {c.name} terminated")
+    going_on = [[array[~step.ended] for array in _by_copy(frame)] for frame in (step.frame, step.final)]
+    _require(_same(*going_on), f"{where}: frame and final differ in a copy whose episode goes on")
+    _check_end(alive, step, where)
+
+
+def _check_end(alive: Alive, step: Transition, where: str) -> None:
+    terminated_NB = np.concatenate(step.terminated)
+    present_NB = np.ones_like(terminated_NB) if alive is None else np.concatenate(alive)
+    all_gone_B = ~(present_NB & ~terminated_NB).any(axis=0)
+    if step.final.alive is not None:
+        left_NB = np.concatenate(step.final.alive)
+        _require(not (left_NB & terminated_NB).any(), f"{where}: an agent that terminated is still alive")
+        all_gone_B = ~left_NB.any(axis=0)
+    over_B = step.truncated | all_gone_B
+    _require(bool((step.ended == over_B).all()), f"{where}: ended must mean truncated, or every agent gone")
+    if alive is None:
+        goes_on = terminated_NB.any(axis=0) & ~step.ended
+        _require(not goes_on.any(), f"{where}: an agent terminated in mid-episode, but spaces.deaths is false")
+
+
+def _check_length(spaces: EnvSpaces, length_B: NDArray[np.int64], step: Transition, where: str) -> None:
+    if spaces.max_steps is not None:
+        over_B = length_B >= spaces.max_steps
+        _require(bool(step.ended[over_B].all()), f"{where}: an episode is longer than max_steps={spaces.max_steps}")
+        early_B = step.truncated & ~over_B
+        _require(not early_B.any(), f"{where}: truncated before max_steps={spaces.max_steps}")
+
+
+def _by_copy(frame: Frame) -> list[Array]:
+    """All arrays of a frame, each with the copies as its first axis."""
+    per_agent = (*frame.obs, *(frame.masks or ()), *(frame.alive or ()))
+    state = () if frame.state is None else (frame.state,)
+    return [*(array.swapaxes(0, 1) for array in per_agent), *state]
+
+
+def _copies(arrays: Sequence[Array]) -> list[Array]:
+    return [array.copy() for array in arrays]
+
+
+def _same(left: Sequence[Array], right: Sequence[Array]) -> bool:
+    return len(left) == len(right) and all(map(np.array_equal, left, right))
+
+
+def _check(array: Array, dtype: str, shape: tuple[int, ...], what: str) -> None:
+    found = f"{array.dtype}{list(array.shape)}"
+    _require(found == f"{dtype}{list(shape)}", f"{what} is {found}, must be {dtype}{list(shape)}")
+    _require(array.dtype.kind != "f" or bool(np.isfinite(array).all()), f"{what} holds NaN or infinite values")
+
+
+def _require(kept: bool | np.bool_, broken: str) -> None:
+    if not kept:
+        raise AssertionError(broken)

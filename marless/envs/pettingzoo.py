@@ -1,0 +1,351 @@
+"""Any PettingZoo environment as a batched one: `pettingzoo/<module>`, or `pettingzoo/<module>:<callable>`.
+
+The module's `parallel_env` is preferred to its turn-based `env` (AEC), which is converted. The B copies are Python
+objects stepped one after another, so speed is theirs. What PettingZoo leaves open is settled here:
+
+- agents with equal spaces form one class; observations are flattened (numbers unscaled, discrete ones one-hot);
+- an agent that is not in the game sees zeros and earns nothing; its only legal action is 0, and so it is for an
+  agent whose own mask allows nothing (it is not its turn): such steps teach a policy nothing;
+- the episode is truncated if it is over and some agent was cut off without a terminal state; an agent that leaves
+  earlier, for whatever reason, has terminated;
+- every episode of every copy starts from a seed of its own, drawn from the seed of `reset`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marless.envs.base import (
+    ActionArray,
+    AgentClass,
+    BatchedEnv,
+    BoolArray,
+    Box,
+    Discrete,
+    EnvSpaces,
+    FloatArray,
+    Frame,
+    Transition,
+)
+from marless.errors import SpecError, unknown_name
+
+try:
+    from gymnasium import error as gymnasium_error
+    from gymnasium import spaces as gymnasium_spaces
+    from pettingzoo import AECEnv
+    from pettingzoo.utils import conversions
+except ModuleNotFoundError as missing:
+    raise SpecError(f"needs {missing.name}, which is not installed; pip install 'marless[pettingzoo]'") from None
+
+# Any stands for PettingZoo's and Gymnasium's own objects throughout: third parties' need not subclass anything.
+ParallelEnv = Any
+Space = Any
+MASK = "action_mask"
+
+
+def adapt(path: str, options: Mapping[str, Any], batch: int) -> BatchedEnv:
+    """Make `batch` copies of the environment at `path`; raises SpecError if it cannot be found, built or used."""
+    construct = _constructor(path)
+    return PettingZooEnv([_build(path, construct, options) for _ in range(batch)])
+
+
+def _constructor(path: str) -> Callable[..., ParallelEnv]:
+    module_path, _, attribute = path.partition(":")
+    try:
+        module = importlib.import_module(module_path)
+    except ModuleNotFoundError as error:
+        raise SpecError(_not_found(module_path, error.name or module_path)) from None
+    except ImportError as error:
+        raise SpecError(f"{module_path} cannot be imported: {error}") from None
+    for name in [attribute] if attribute else ["parallel_env", "env"]:
+        if hasattr(module, name):
+            constructor: Callable[..., ParallelEnv] = getattr(module, name)
+            return constructor
+    wanted = repr(attribute) if attribute else "neither 'parallel_env' nor 'env'"
+    raise SpecError(f"{module_path} has {'no ' if attribute else ''}{wanted}; name what builds it: <module>:<callable>")
+
+
+def _not_found(module_path: str, missing: str) -> str:
+    if missing == module_path.partition(".")[0]:
+        return f"there is no module {missing!r}; install the package that provides it, e.g. pip install {missing}"
+    if not f"{module_path}.".startswith(f"{missing}."):
+        return f"{module_path} needs {missing!r}, which is not installed"
+    parent = missing.rpartition(".")[0]
+    siblings = pkgutil.iter_modules(importlib.import_module(parent).__path__, f"{parent}.")
+    return unknown_name("module", missing, [module.name for module in siblings])
+
+
+def _build(path: str, construct: Callable[..., Any], options: Mapping[str, Any]) -> ParallelEnv:
+    known = _known_options(path, construct)
+    for option in options:
+        if known and option not in known:
+            raise SpecError(unknown_name("option", option, known))
+    try:
+        env = construct(**options)
+    except (TypeError, ValueError, AssertionError, ImportError, gymnasium_error.Error) as error:
+        raise SpecError(f"cannot be built with options {dict(options)}: {error}") from error
+    if not isinstance(env, AECEnv):
+        return env
+    simultaneous = env.metadata.get("is_parallelizable", False)
+    return conversions.aec_to_parallel(env) if simultaneous else conversions.turn_based_aec_to_parallel(env)
+
+
+def _known_options(path: str, construct: Callable[..., Any]) -> list[str]:
+    """Names of the options, from the signature behind PettingZoo's usual `**kwargs` wrappers; empty if hidden."""
+    module = importlib.import_module(path.partition(":")[0])
+    for candidate in (construct, getattr(module, "raw_env", construct)):
+        parameters = inspect.signature(candidate).parameters.values()
+        if all(p.kind is not p.VAR_KEYWORD for p in parameters):
+            return [p.name for p in parameters]
+    return []
+
+
+@dataclass(frozen=True)
+class _Codec:
+    """Translates the observations and actions of one agent class."""
+
+    observation: Space
+    """Without its action mask."""
+    action: Space
+    nested: bool
+    """True if observations are dictionaries that hold an action mask beside the observation."""
+
+    @property
+    def obs_size(self) -> int:
+        return int(gymnasium_spaces.flatdim(self.observation))
+
+    @property
+    def action_space(self) -> Discrete | Box:
+        if isinstance(self.action, gymnasium_spaces.Discrete):
+            return Discrete(int(self.action.n))
+        if isinstance(self.action, gymnasium_spaces.Box) and self.action.is_bounded():
+            return Box(low=tuple(self.action.low.ravel().tolist()), high=tuple(self.action.high.ravel().tolist()))
+        raise SpecError(f"action space {self.action} is not supported; known: Discrete, bounded Box")
+
+    def encode(self, observation: Any) -> NDArray[np.generic]:
+        inner = observation["observation"] if self.nested else observation
+        if isinstance(self.observation, gymnasium_spaces.Box):
+            return np.asarray(inner).ravel()
+        return np.asarray(gymnasium_spaces.flatten(self.observation, inner))
+
+    def decode(self, action: Any) -> Any:
+        if isinstance(self.action, gymnasium_spaces.Discrete):
+            return int(action) + int(self.action.start)
+        return np.asarray(action, self.action.dtype).reshape(self.action.shape)
+
+    def mask(self, observation: Any, info: Mapping[str, Any]) -> Any:
+        mask = observation.get(MASK) if self.nested else info.get(MASK)
+        return True if mask is None else mask
+
+
+class _Seats:
+    """Which agent sits in which row of which class, and how to translate for it."""
+
+    def __init__(self, env: ParallelEnv, observations: Mapping[Any, Any]) -> None:
+        if not hasattr(env, "possible_agents"):
+            raise SpecError("does not declare possible_agents, so its agents cannot be known in advance")
+        self.codecs: list[_Codec] = []
+        self._members: list[list[Any]] = []
+        for agent in env.possible_agents:
+            codec = _codec(env, agent, observations)
+            if codec not in self.codecs:
+                self.codecs.append(codec)
+                self._members.append([])
+            self._members[self.codecs.index(codec)].append(agent)
+        self._seat = {a: (k, i) for k, agents in enumerate(self._members) for i, a in enumerate(agents)}
+
+    def __getitem__(self, agent: Any) -> tuple[int, int]:
+        return self._seat[agent]
+
+    def classes(self) -> tuple[AgentClass, ...]:
+        """The agent classes, named after their first agent without its number."""
+        classes: list[AgentClass] = []
+        for codec, members in zip(self.codecs, self._members, strict=True):
+            agents = tuple(_name(agent) for agent in members)
+            name = re.sub(r"_?\d+$", "", agents[0]) or "agent"
+            if name in [c.name for c in classes]:
+                name = f"{name}_{len(classes)}"
+            classes.append(AgentClass(name, agents, codec.obs_size, codec.action_space))
+        return tuple(classes)
+
+
+def _name(agent: Any) -> str:
+    return agent if isinstance(agent, str) else f"agent_{agent}"
+
+
+def _codec(env: ParallelEnv, agent: Any, observations: Mapping[Any, Any]) -> _Codec:
+    try:
+        with warnings.catch_warnings():  # PettingZoo warns before it fails for an environment without spaces
+            warnings.simplefilter("ignore")
+            space, action = env.observation_space(agent), env.action_space(agent)
+    except AttributeError:
+        if agent not in observations or not hasattr(env, "action_spaces"):
+            raise SpecError(f"does not declare the spaces of agent {agent!r}") from None
+        shape = np.shape(observations[agent])
+        space, action = gymnasium_spaces.Box(-np.inf, np.inf, shape), env.action_space(agent)
+    nested = isinstance(space, gymnasium_spaces.Dict) and {"observation", MASK} <= space.spaces.keys()
+    observation = space["observation"] if nested else space
+    if not observation.is_np_flattenable:
+        raise SpecError(f"observation space {observation} of agent {agent!r} has no fixed size and is not supported")
+    return _Codec(observation, action, nested)
+
+
+class _View:
+    """The arrays of one frame."""
+
+    def __init__(self, spaces: EnvSpaces, batch: int, seats: _Seats) -> None:
+        self._seats = seats
+        shapes = [(len(c.agents), batch) for c in spaces.classes]
+        sized = list(zip(shapes, spaces.classes, strict=True))
+        self.obs = tuple(np.zeros((*shape, c.obs_size), np.float32) for shape, c in sized)
+        self.alive = tuple(np.zeros(shape, np.bool_) for shape in shapes)
+        self.masks = tuple(np.ones((*s, c.action.n), np.bool_) for s, c in sized) if spaces.masks else None
+        self.state = np.zeros((batch, spaces.state_size), np.float32) if spaces.state_size else None
+        self.frame = Frame(obs=self.obs, state=self.state, masks=self.masks, alive=self.alive)
+
+    def write(
+        self, b: int, env: ParallelEnv, present: Sequence[Any], seen: tuple[Mapping[Any, Any], Mapping[Any, Any]]
+    ) -> None:
+        """Fill in copy b: what the agents that are present see; `seen` holds observations and infos."""
+        observations, infos = seen
+        for k in range(len(self.obs)):
+            self.obs[k][:, b] = 0.0
+            self.alive[k][:, b] = False
+            self._forbid(k, slice(None), b)
+        for agent in present:
+            k, i = self._seats[agent]
+            codec = self._seats.codecs[k]
+            self.obs[k][i, b] = codec.encode(observations[agent])
+            self.alive[k][i, b] = True
+            if self.masks is not None and isinstance(codec.action_space, Discrete):
+                self.masks[k][i, b] = codec.mask(observations[agent], infos.get(agent, {}))
+                if not self.masks[k][i, b].any():
+                    self._forbid(k, i, b)
+        if self.state is not None:
+            self.state[b] = np.ravel(env.state())
+
+    def copy_from(self, other: _View) -> None:
+        """Become equal to another view of the same environment."""
+        for mine, theirs in zip(self._arrays(), other._arrays(), strict=True):
+            np.copyto(mine, theirs)
+
+    def _forbid(self, k: int, i: int | slice, b: int) -> None:
+        if self.masks is not None and isinstance(self._seats.codecs[k].action_space, Discrete):
+            self.masks[k][i, b] = False
+            self.masks[k][i, b, 0] = True
+
+    def _arrays(self) -> list[FloatArray | BoolArray]:
+        state = () if self.state is None else (self.state,)
+        return [*self.obs, *self.alive, *(self.masks or ()), *state]
+
+
+class PettingZooEnv:
+    """B copies of a parallel PettingZoo environment behind the batched protocol."""
+
+    spaces: EnvSpaces
+    batch: int
+
+    def __init__(self, envs: Sequence[ParallelEnv]) -> None:
+        self._envs = list(envs)
+        self.batch = len(envs)
+        # Some environments know their spaces, and all show whether they have masks and a state, only after a reset.
+        observations, infos = envs[0].reset(seed=0)
+        self._seats = _Seats(envs[0], observations)
+        self.spaces = EnvSpaces(
+            classes=self._seats.classes(),
+            state_size=_state_size(envs[0]),
+            max_steps=None,
+            masks=any(codec.nested for codec in self._seats.codecs) or any(MASK in i for i in infos.values()),
+            deaths=True,
+        )
+        self._now, self._next = (_View(self.spaces, self.batch, self._seats) for _ in range(2))
+        self._present: list[list[Any]] = [[] for _ in envs]
+        self._rngs: list[np.random.Generator] = []
+
+    def reset(self, seed: int) -> Frame:
+        """Start an episode in every copy, each from a seed of its own."""
+        self._rngs = [np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(self.batch)]
+        for b in range(self.batch):
+            self._start(b, self._now)
+        return self._now.frame
+
+    def step(self, actions: tuple[ActionArray, ...]) -> Transition:
+        """Let all living agents act in every copy, one copy after another; copies that end start anew."""
+        shapes = [(len(c.agents), self.batch) for c in self.spaces.classes]
+        rewards = tuple(np.zeros(shape) for shape in shapes)
+        terminated = tuple(np.zeros(shape, np.bool_) for shape in shapes)
+        truncated, ended = np.zeros(self.batch, np.bool_), np.zeros(self.batch, np.bool_)
+        for b, env in enumerate(self._envs):
+            result = env.step({a: self._decode(a, b, actions) for a in env.agents})
+            outcome = _Outcome(env, self._present[b], result)
+            for agent in self._present[b]:
+                k, i = self._seats[agent]
+                rewards[k][i, b] = outcome.rewards.get(agent, 0.0)
+                terminated[k][i, b] = agent in outcome.terminated
+            self._show(b, self._now, outcome.present, outcome.seen)
+            truncated[b], ended[b] = outcome.truncated, outcome.over
+        return Transition(
+            frame=self._restart(ended) if ended.any() else self._now.frame,
+            final=self._now.frame,
+            rewards=rewards,
+            terminated=terminated,
+            truncated=truncated,
+            ended=ended,
+        )
+
+    def close(self) -> None:
+        """Close every copy."""
+        while self._envs:
+            self._envs.pop().close()
+
+    def _decode(self, agent: Any, b: int, actions: tuple[ActionArray, ...]) -> Any:
+        k, i = self._seats[agent]
+        return self._seats.codecs[k].decode(actions[k][i, b])
+
+    def _start(self, b: int, view: _View) -> None:
+        env = self._envs[b]
+        seen = env.reset(seed=int(self._rngs[b].integers(2**31)))
+        self._show(b, view, list(env.agents), seen)
+
+    def _show(self, b: int, view: _View, present: list[Any], seen: tuple[Any, Any]) -> None:
+        self._present[b] = present
+        view.write(b, self._envs[b], present, seen)
+
+    def _restart(self, ended_B: BoolArray) -> Frame:
+        self._next.copy_from(self._now)
+        for b in np.flatnonzero(ended_B):
+            self._start(int(b), self._next)
+        return self._next.frame
+
+
+class _Outcome:
+    """What a parallel step means for the episode; see the module's head."""
+
+    def __init__(self, env: ParallelEnv, acted: Sequence[Any], result: tuple[Any, ...]) -> None:
+        observations, self.rewards, terminations, truncations, infos = result
+        self.seen = (observations, infos)
+        own_end = {a for a in acted if terminations.get(a, False)}
+        cut_off = {a for a in acted if truncations.get(a, False)} - own_end
+        self.over = not env.agents or own_end | cut_off == set(acted)
+        self.truncated = self.over and bool(cut_off)
+        going_on = [a for a in env.agents if not terminations.get(a, False) and not truncations.get(a, False)]
+        staying = [a for a in acted if a in cut_off] if self.over else going_on
+        self.terminated = set(acted) - set(staying)
+        self.present = [a for a in staying if a in observations]
+
+
+def _state_size(env: ParallelEnv) -> int:
+    try:
+        return int(np.size(env.state()))
+    except (NotImplementedError, AttributeError):
+        return 0
