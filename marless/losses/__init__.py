@@ -1,0 +1,1 @@
+"""Losses and targets: pure functions with shape checks, each with its source."""

@@ -1,0 +1,1 @@
+"""Parameter layouts: NumPy inference for actors and torch training for learners, of the same weights."""

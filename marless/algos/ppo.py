@@ -1,0 +1,38 @@
+"""What the algorithms of the PPO family let a user set. No torch in here: actors and the coordinator read configs."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from marless.algos.base import AlgorithmConfig, Schedule
+
+Rate = float | Schedule
+
+
+def value_at(rate: Rate, env_steps: int) -> float:
+    """A setting that may follow a schedule, as it stands after `env_steps` env steps."""
+    return rate.at(env_steps) if isinstance(rate, Schedule) else rate
+
+
+class PPOConfig(AlgorithmConfig):
+    """Settings common to IPPO and MAPPO. Policies and critics are separate nets with separate optimizers."""
+
+    lr: Rate = Field(5e-4, description="Adam's learning rate of policies and critics")
+    gamma: float = Field(0.95, ge=0, le=1, description="discount per env step")
+    gae_lambda: float = Field(0.95, ge=0, le=1, description="λ of generalised advantage estimation")
+    clip: Rate = Field(0.2, description="ε of the clipped surrogate")
+    epochs: int = Field(4, ge=1, description="passes over a round's samples")
+    minibatches: int = Field(4, ge=1, description="gradient steps per pass")
+    entropy: Rate = Field(0.01, description="weight of the entropy bonus")
+    max_grad_norm: float = Field(0.5, gt=0, description="limit of each net's gradient norm, per policy")
+    value_clip: float | None = Field(
+        None, gt=0, description="values may move this far from the old ones per round (normalised units); null: freely"
+    )
+    huber: float | None = Field(
+        None, gt=0, description="value errors count linearly beyond this (normalised units); null: squared"
+    )
+    advantage_normalisation: bool = Field(True, description="advantages of mean 0, deviation 1 per policy and round")
+    value_normalisation: bool = Field(
+        True, description="critics learn returns scaled by their running mean and deviation"
+    )
+    adam_eps: float = Field(1e-5, gt=0, description="Adam's ε")

@@ -1,0 +1,179 @@
+"""The two functions of a PPO update that train: one stack of policies, or one stack of critics, over a round's samples.
+
+They share nothing but their inputs, so a learner may run them side by side. Shapes: P nets of the stack, R rows, S
+samples per net and round, M samples of a minibatch, K outputs of a critic.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from marless.envs.base import Box, Discrete
+from marless.losses import normalise, ppo, value
+from marless.nets import adam, heads, kernels
+from marless.nets.bank import Row
+from marless.nets.layout import Layout
+from marless.nets.stacked import Activation, StackedMLP
+
+Metrics = dict[str, Tensor]
+"""Name → one number per net, [P]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """A config with its schedules read: what one round's training depends on beside the samples."""
+
+    lr: float
+    adam_eps: float
+    max_grad_norm: float
+    clip: float
+    entropy: float
+    value_clip: float | None
+    huber: float | None
+
+
+class Samples:
+    """Per-sample rows of P nets as one tensor [P, R, S], so that one gather per epoch shuffles all of them."""
+
+    def __init__(self, parts: Mapping[str, Tensor]) -> None:
+        self._table_PRS = torch.cat(list(parts.values()), dim=1)
+        self._shuffled_PRS = torch.empty_like(self._table_PRS)
+        ends = torch.tensor([part.shape[1] for part in parts.values()]).cumsum(0).tolist()
+        starts = [0, *ends[:-1]]
+        self._rows = {name: slice(a, b) for name, a, b in zip(parts, starts, ends, strict=True)}
+
+    @property
+    def count(self) -> int:
+        """S, samples per net."""
+        return self._table_PRS.shape[2]
+
+    def shuffle(self, order_S: Tensor) -> None:
+        """Let minibatches follow this order of the samples."""
+        kernels.take_columns(self._table_PRS, order_S, out=self._shuffled_PRS)
+
+    def minibatches(self, count: int) -> list[dict[str, Tensor]]:
+        """Views [P, rows, M] of `count` nearly equal parts of the shuffled samples, by name."""
+        samples = self._shuffled_PRS.shape[2]
+        bounds = [samples * i // count for i in range(count + 1)]
+        return [
+            {name: self._shuffled_PRS[:, rows, a:b] for name, rows in self._rows.items()} for a, b in pairwise(bounds)
+        ]
+
+
+def weights(batch: Mapping[str, Tensor], like: Tensor) -> Tensor:
+    """Each sample's weight, shaped as `like`, summing to 1 per net; samples of dead agents have none."""
+    if "alive" not in batch:
+        return torch.full_like(like, like.shape[0] / like.numel())
+    alive = batch["alive"].reshape(like.shape)
+    dims = tuple(range(1, like.dim()))
+    return alive / alive.sum(dim=dims, keepdim=True).clamp_min(1.0)
+
+
+class _Trained(ABC):
+    """P nets, their optimizer, and the loop over epochs and minibatches."""
+
+    norm: ClassVar[str]
+    """Name of the gradient norm among the metrics."""
+
+    def __init__(self, tensors: Row, layout: Layout, activation: Activation) -> None:
+        self.tensors = tensors
+        self.net = StackedMLP(layout, tensors["flat"], activation)
+
+    def train(self, samples: Samples, orders: Sequence[Tensor], minibatches: int, settings: Settings) -> Metrics:
+        """Update the nets in place; metrics are means over the last epoch."""
+        seen: list[Metrics] = []
+        for epoch, order_S in enumerate(orders):
+            samples.shuffle(order_S)
+            for batch in samples.minibatches(minibatches):
+                metrics = self._gradient(batch, settings, measure=epoch == len(orders) - 1)
+                metrics[self.norm] = adam.clip_norm_(self.net.gradient_PD, settings.max_grad_norm)
+                self._step(settings)
+                seen.append(metrics)
+        last = seen[-minibatches:]
+        return {name: torch.stack([metrics[name] for metrics in last]).mean(dim=0) for name in last[0]}
+
+    def _step(self, settings: Settings) -> None:
+        t = self.tensors
+        adam.step_(
+            t["flat"], self.net.gradient_PD, t["first"], t["second"], t["count"], lr=settings.lr, eps=settings.adam_eps
+        )
+
+    @abstractmethod
+    def _gradient(self, batch: Mapping[str, Tensor], settings: Settings, *, measure: bool) -> Metrics:
+        """Write the loss's gradient into the net's; return metrics if asked to measure."""
+
+
+class PolicyFunction(_Trained):
+    """Clipped surrogate and entropy bonus. Samples: features, action, log_prob, advantage, [alive], [legal]."""
+
+    norm = "grad_norm"
+
+    def __init__(self, tensors: Row, layout: Layout, activation: Activation, action: Discrete | Box) -> None:
+        super().__init__(tensors, layout, activation)
+        self._head = heads.head(action, tensors["flat"], self.net.gradient_PD)
+        self._discrete = isinstance(action, Discrete)
+
+    def _gradient(self, batch: Mapping[str, Tensor], settings: Settings, *, measure: bool) -> Metrics:
+        output_PAM = self.net.forward(batch["features"])
+        action = batch["action"].long() if self._discrete else batch["action"]
+        legal_PAM = batch["legal"] > 0 if "legal" in batch else None
+        log_prob_PM, entropy_PM = self._head.evaluate(output_PAM, action, legal_PAM)
+        old_PM, advantage_PM = batch["log_prob"].squeeze(1), batch["advantage"].squeeze(1)
+        weight_PM = weights(batch, old_PM)
+        metrics: Metrics = {}
+        if measure:
+            metrics = {
+                "policy_loss": ppo.surrogate(log_prob_PM, old_PM, advantage_PM, weight_PM, settings.clip),
+                "entropy": (entropy_PM * weight_PM).sum(dim=1),
+                "approx_kl": ppo.approximate_kl(log_prob_PM, old_PM, weight_PM),
+                "clip_fraction": ppo.clip_fraction(log_prob_PM, old_PM, weight_PM, settings.clip),
+            }
+        d_log_prob_PM = ppo.surrogate_gradient(log_prob_PM, old_PM, advantage_PM, weight_PM, settings.clip)
+        self.net.backward(self._head.gradient(d_log_prob_PM, weight_PM * -settings.entropy))
+        return metrics
+
+
+class CriticFunction(_Trained):
+    """Regression on returns. Samples: features, target, old (both normalised), [alive]."""
+
+    norm = "critic_grad_norm"
+
+    def _gradient(self, batch: Mapping[str, Tensor], settings: Settings, *, measure: bool) -> Metrics:
+        value_PKM = self.net.forward(batch["features"])
+        target_PKM, old_PKM = batch["target"], batch["old"]
+        weight_PKM = weights(batch, target_PKM)
+        tensors = value_PKM, target_PKM, weight_PKM, old_PKM
+        clip, huber = settings.value_clip, settings.huber
+        metrics = {"value_loss": value.value_loss(*tensors, clip=clip, huber=huber)} if measure else {}
+        self.net.backward(value.value_gradient(*tensors, clip=clip, huber=huber))
+        return metrics
+
+    def values(self, features_PIS: Tensor) -> Tensor:
+        """Values in units of the reward, [P, K, S]."""
+        mean_PK1, std_PK1 = normalise.mean_and_std(self.tensors["moments"])
+        return self.net.evaluate(features_PIS) * std_PK1.float() + mean_PK1.float()
+
+    def rescale(self, return_PKS: Tensor, weight_PKS: Tensor) -> None:
+        """Take a round's returns into the running moments, and change the output layer so that values stay the same.
+
+        Source: van Hasselt et al. 2016, eq. 7-9.
+        """
+        moments_PK3 = self.tensors["moments"]
+        mean_PK1, std_PK1 = normalise.mean_and_std(moments_PK3)
+        moments_PK3.copy_(normalise.update_moments(moments_PK3, return_PKS, weight_PKS))
+        new_mean_PK1, new_std_PK1 = normalise.mean_and_std(moments_PK3)
+        layer_PKH = self.net.output_layer
+        layer_PKH *= (std_PK1 / new_std_PK1).float()
+        layer_PKH[:, :, -1:] += ((mean_PK1 - new_mean_PK1) / new_std_PK1).float()
+
+    def normalised(self, value_PKS: Tensor) -> Tensor:
+        """Values or returns in the critics' own units."""
+        mean_PK1, std_PK1 = normalise.mean_and_std(self.tensors["moments"])
+        return (value_PKS - mean_PK1.float()) / std_PK1.float()

