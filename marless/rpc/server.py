@@ -66,7 +66,7 @@ class Service:
     """Called first when stopping: ends streams that would otherwise last until their clients leave."""
 
 
-Build = Callable[[str], AbstractAsyncContextManager[Register | Service]]
+Build = Callable[[str], AbstractAsyncContextManager[Service]]
 """Given the bound address, builds a service for as long as it serves."""
 
 
@@ -132,8 +132,7 @@ async def serving(options: ServerOptions, build: Build) -> AsyncIterator[str]:
     healthy = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
     address = _bind(server, options)
-    async with build(address) as built:
-        service = built if isinstance(built, Service) else Service(built)
+    async with build(address) as service:
         service.register(server)
         await server.start()
         await _report(healthy, service)

@@ -8,9 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 
-import grpc
-
-from marless.rpc.server import Register, main
+from marless.rpc.server import Service, main
 from marless.rpc.v1.actor_pool_pb2_grpc import add_ActorPoolServiceServicer_to_server
 from marless.rpc.workers.dispatch import Dispatcher
 from marless.rpc.workers.fleet import Fleet
@@ -21,7 +19,7 @@ from services.actor_pool.servicer import ActorPoolServicer
 
 
 @asynccontextmanager
-async def build(config: Config, address: str) -> AsyncIterator[Register]:
+async def build(config: Config, address: str) -> AsyncIterator[Service]:
     """Wire the pool's parts; its workers end with the context."""
     launcher = LocalLauncher(
         "services.actor_pool.worker",
@@ -31,14 +29,10 @@ async def build(config: Config, address: str) -> AsyncIterator[Register]:
     )
     dispatcher = Dispatcher()
     async with Fleet(
-        dispatcher, launcher, prefix="actor", limit=config.workers, keep_alive_s=config.keep_alive_s
+        dispatcher, launcher, prefix="actor", limit=config.workers, keep_alive_s=config.keep_alive_s, warm=config.warm
     ) as fleet:
         servicer = ActorPoolServicer(Rollouts(dispatcher, fleet), dispatcher, fleet)
-
-        def register(server: grpc.aio.Server) -> None:
-            add_ActorPoolServiceServicer_to_server(servicer, server)
-
-        yield register
+        yield Service(partial(add_ActorPoolServiceServicer_to_server, servicer), drain=fleet.stop)
 
 
 if __name__ == "__main__":

@@ -6,11 +6,10 @@ import asyncio
 import json
 import zlib
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from marless.rpc.param_store import ParamStore
 
 from marless.data.rollout import EpisodeStats, play, rollout
 from marless.data.trajectory import Trajectory
@@ -19,6 +18,7 @@ from marless.envs.base import BatchedEnv
 from marless.nets.acting import ActingPolicies, ActingState
 from marless.nets.serial import decode_acting
 from marless.rpc.client import Peer
+from marless.rpc.param_store import ParamStore
 from marless.rpc.security import Security
 from marless.rpc.v1 import actor_pool_pb2, learner_pool_pb2
 
@@ -97,7 +97,7 @@ class Actor:
     async def _upload(self, task: actor_pool_pb2.RolloutTask, trajectory: Trajectory) -> int:
         """Send the trajectory straight to the learner pool; returns its size in bytes."""
         arrays = {name: np.ascontiguousarray(array) for name, array in trajectory.arrays.items()}
-        views: Sequence[memoryview] = [memoryview(array.reshape(-1).view(np.uint8)) for array in arrays.values()]
+        views = [array.reshape(-1).view(np.uint8).data for array in arrays.values()]
         crc = 0
         for view in views:
             crc = zlib.crc32(view, crc)

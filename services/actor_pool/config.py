@@ -19,6 +19,8 @@ class Config:
     """Address of the param_store, handed to workers."""
     workers: int
     """Workers at most; one uses one vCPU."""
+    warm: int
+    """Workers started with the pool, before anyone asks."""
     keep_alive_s: float
     """Idle workers are released after this long."""
 
@@ -28,6 +30,13 @@ def parse(argv: Sequence[str] | None = None) -> Config:
     parser = option_parser("actor_pool", "Runs actors: batches of environment copies under given policy versions.")
     add_option(parser, "--param-store", "", "address of the param_store")
     add_option(parser, "--actor-workers", str(os.cpu_count() or 1), "worker processes at most")
+    add_option(parser, "--warm-workers", "0", "workers started with the pool, before anyone asks")
     add_option(parser, "--keep-alive-s", "600", "seconds after which idle workers are released")
     args = parser.parse_args(argv)
-    return Config(server_options(args), args.param_store, int(args.actor_workers), float(args.keep_alive_s))
+    return Config(
+        server=server_options(args),
+        param_store=args.param_store,
+        workers=int(args.actor_workers),
+        warm=int(args.warm_workers),
+        keep_alive_s=float(args.keep_alive_s),
+    )

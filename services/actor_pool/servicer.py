@@ -43,7 +43,7 @@ class ActorPoolServicer(ActorPoolServiceServicer):
         """List workers and the length of the queue."""
         return actor_pool_pb2.ListWorkersResponse(workers=self._dispatcher.workers(), queued=self._dispatcher.queued)
 
-    async def Work(  # noqa: N802
+    async def Work(  # type: ignore[override]  # noqa: N802  # writes to the context instead of yielding
         self, request_iterator: AsyncIterator[common_pb2.WorkerMessage], context: Context
     ) -> None:
         """Serve one worker's stream."""

@@ -7,11 +7,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 
-import grpc
-from marless.rpc.param_store import ParamStore
-
 from marless.rpc.client import Peer
-from marless.rpc.server import Register, main
+from marless.rpc.param_store import ParamStore
+from marless.rpc.server import Service, main
 from marless.rpc.v1.coordinator_pb2_grpc import add_CoordinatorServiceServicer_to_server
 from services.coordinator.config import Config, parse
 from services.coordinator.jobs import Jobs
@@ -20,17 +18,13 @@ from services.coordinator.servicer import CoordinatorServicer
 
 
 @asynccontextmanager
-async def build(config: Config, address: str) -> AsyncIterator[Register]:
+async def build(config: Config, address: str) -> AsyncIterator[Service]:
     """Connect to the other services, which may still be starting."""
     peers = [Peer(to, config.server.security) for to in (config.actor_pool, config.learner_pool, config.param_store)]
     actor_pool, learner_pool, store = peers
     async with Jobs(config.runs, Pools(actor_pool, learner_pool, ParamStore(store))) as jobs:
         servicer = CoordinatorServicer(jobs)
-
-        def register(server: grpc.aio.Server) -> None:
-            add_CoordinatorServiceServicer_to_server(servicer, server)
-
-        yield register
+        yield Service(partial(add_CoordinatorServiceServicer_to_server, servicer), drain=jobs.stop)
     for peer in peers:
         await peer.close()
 

@@ -59,6 +59,10 @@ class Jobs:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await self.stop()
+
+    async def stop(self) -> None:
+        """Cancel what runs and record it so; watchers see the end. Twice is safe."""
         tasks = [entry.task for entry in self._jobs.values() if entry.task]
         for task in tasks:
             task.cancel()

@@ -7,12 +7,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from marless.rpc.param_store import ParamStore
-
 from marless.algos.base import Group
 from marless.job import Job
 from marless.record import InvocationRecord, Returns
 from marless.rpc.client import Peer
+from marless.rpc.param_store import ParamStore
 from marless.rpc.v1 import actor_pool_pb2, common_pb2, learner_pool_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceAsyncStub, ActorPoolServiceStub
 from marless.rpc.v1.learner_pool_pb2_grpc import LearnerPoolServiceAsyncStub, LearnerPoolServiceStub

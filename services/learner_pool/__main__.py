@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 
-from marless.rpc.server import Register, main
+from marless.rpc.server import Service, main
 from marless.rpc.workers.dispatch import Dispatcher
 from marless.rpc.workers.fleet import Fleet
 from marless.rpc.workers.launcher import LocalLauncher
@@ -19,7 +19,7 @@ from services.learner_pool.updates import Updates
 
 
 @asynccontextmanager
-async def build(config: Config, address: str) -> AsyncIterator[Register]:
+async def build(config: Config, address: str) -> AsyncIterator[Service]:
     """Wire the pool's parts; workers and spool end with the context."""
     launcher = LocalLauncher(
         "services.learner_pool.worker",
@@ -27,11 +27,14 @@ async def build(config: Config, address: str) -> AsyncIterator[Register]:
         os.environ | {"OMP_NUM_THREADS": str(config.threads)},
     )
     dispatcher = Dispatcher()
-    fleet = Fleet(dispatcher, launcher, prefix="learner", limit=config.workers, keep_alive_s=config.keep_alive_s)
+    fleet = Fleet(
+        dispatcher, launcher, prefix="learner", limit=config.workers, keep_alive_s=config.keep_alive_s, warm=config.warm
+    )
     intake = Intake(config.spool, config.spool_bytes)
     try:
         async with fleet:
-            yield LearnerPoolServicer(intake, Updates(intake, dispatcher, fleet), dispatcher).register
+            servicer = LearnerPoolServicer(intake, Updates(intake, dispatcher, fleet), dispatcher)
+            yield Service(servicer.register, drain=fleet.stop)
     finally:
         intake.shutdown()
 

@@ -22,6 +22,8 @@ class Config:
     """Learner workers at most; they share the CPU cores."""
     threads: int
     """Torch threads per worker."""
+    warm: int
+    """Workers started with the pool, before anyone asks."""
     keep_alive_s: float
     """Idle workers are released after this long."""
     spool: Path
@@ -37,6 +39,7 @@ def parse(argv: Sequence[str] | None = None) -> Config:
     add_option(parser, "--param-store", "", "address of the param_store")
     add_option(parser, "--learner-workers", "1", "learner worker processes at most")
     add_option(parser, "--learner-threads", "0", "torch threads per worker; 0: the cores, shared evenly")
+    add_option(parser, "--warm-workers", "0", "workers started with the pool, before anyone asks")
     add_option(parser, "--keep-alive-s", "600", "seconds after which idle workers are released")
     add_option(parser, "--spool", _memory_backed(), "directory where trajectories wait for their update")
     add_option(parser, "--spool-bytes", str(2 * 2**30), "bytes of waiting trajectories at most")
@@ -47,6 +50,7 @@ def parse(argv: Sequence[str] | None = None) -> Config:
         param_store=args.param_store,
         workers=workers,
         threads=int(args.learner_threads) or max(1, cores // workers),
+        warm=int(args.warm_workers),
         keep_alive_s=float(args.keep_alive_s),
         spool=Path(args.spool),
         spool_bytes=int(args.spool_bytes),

@@ -7,13 +7,14 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+import structlog
 import torch
-from marless.rpc.param_store import ParamStore, PolicyWrite
 
 from marless.algos import registry
 from marless.algos.base import FunctionRun, Group, Learner, RoundInput
 from marless.errors import SpecError
 from marless.nets import serial
+from marless.rpc.param_store import ParamStore, PolicyWrite
 from marless.rpc.v1 import common_pb2, learner_pool_pb2
 from marless.spec import from_json, spaces_from_json
 from services.learner_pool.intake import load

@@ -28,7 +28,7 @@ class LearnerPoolServicer(LearnerPoolServiceServicer):
     def register(self, server: grpc.aio.Server) -> None:
         """Add this servicer to a server; uploads are taken as raw bytes."""
         add_LearnerPoolServiceServicer_to_server(self, server)
-        upload = bulk_upload(self._upload, learner_pool_pb2.UploadResponse.SerializeToString)
+        upload = bulk_upload(self.Upload, learner_pool_pb2.UploadResponse.SerializeToString)
         register_bulk(server, "LearnerPoolService", {"Upload": upload})
 
     async def OpenJob(  # noqa: N802  # gRPC names
@@ -37,7 +37,10 @@ class LearnerPoolServicer(LearnerPoolServiceServicer):
         """Declare a job."""
         return await self._updates.open(request)
 
-    async def _upload(self, frames: AsyncIterator[bytes], context: Context) -> learner_pool_pb2.UploadResponse:
+    async def Upload(  # type: ignore[override]  # noqa: N802  # frames arrive as raw bytes, see `register`
+        self, frames: AsyncIterator[bytes], context: Context
+    ) -> learner_pool_pb2.UploadResponse:
+        """Take one trajectory in."""
         return learner_pool_pb2.UploadResponse(duplicate=not await self._intake.receive(frames))
 
     async def Update(  # noqa: N802
@@ -53,7 +56,7 @@ class LearnerPoolServicer(LearnerPoolServiceServicer):
         self._updates.close(request.job)
         return learner_pool_pb2.CloseJobResponse()
 
-    async def Work(  # noqa: N802
+    async def Work(  # type: ignore[override]  # noqa: N802  # writes to the context instead of yielding
         self, request_iterator: AsyncIterator[common_pb2.WorkerMessage], context: Context
     ) -> None:
         """Serve one worker's stream."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from marless.rpc.param_store import ParamStore
-
 from marless.rpc.client import Peer
+from marless.rpc.param_store import ParamStore
 from marless.rpc.process import configure_logging
 from marless.rpc.v1.learner_pool_pb2_grpc import LearnerPoolServiceAsyncStub, LearnerPoolServiceStub
 from marless.rpc.workers.session import WorkerOptions, work, worker_options

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
 import structlog
 
@@ -119,10 +119,10 @@ class Dispatcher:
             _log.info("worker.disconnected", worker=name, invocations=worker.invocations)
             await self._notify()
 
-    async def connected(self, names: list[str]) -> None:
-        """Wait until all these workers are connected."""
+    async def connected(self, names: list[str], quorum: Callable[[Iterable[bool]], bool] = all) -> None:
+        """Wait until all (or any) of these workers are connected."""
         async with self._changed:
-            await self._changed.wait_for(lambda: all(name in self._workers for name in names))
+            await self._changed.wait_for(lambda: quorum(name in self._workers for name in names))
 
     async def disconnected(self, name: str) -> None:
         """Wait until this worker's stream has ended."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections.abc import Callable, Iterable
 from types import TracebackType
 
 import structlog
@@ -26,7 +27,14 @@ class Fleet:
     """
 
     def __init__(
-        self, dispatcher: Dispatcher, launcher: Launcher, *, prefix: str, limit: int, keep_alive_s: float
+        self,
+        dispatcher: Dispatcher,
+        launcher: Launcher,
+        *,
+        prefix: str,
+        limit: int,
+        keep_alive_s: float,
+        warm: int = 0,
     ) -> None:
         self._dispatcher = dispatcher
         self._launcher = launcher
@@ -34,20 +42,24 @@ class Fleet:
         self._limit = limit
         self._keep_alive_s = keep_alive_s
         self._used_s = time.monotonic()
-        self._wanted = 0
+        self._wanted = min(warm, limit)
         self._stillborn = 0
-        self._handles: dict[str, WorkerHandle] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._reaper: asyncio.Task[None] | None = None
         self._scaling = asyncio.Lock()
 
     async def __aenter__(self) -> Fleet:
         self._reaper = asyncio.create_task(self._reap())
+        self._start()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await self.stop()
+
+    async def stop(self) -> None:
+        """End all workers at once, which ends their streams; twice is safe."""
         self._wanted = 0
         tasks = [*self._tasks.values(), *([self._reaper] if self._reaper else [])]
         for task in tasks:
@@ -55,11 +67,15 @@ class Fleet:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def ensure(self, workers: int) -> None:
-        """Have at least this many workers, up to the pool's limit; those that are there are never removed."""
+        """Start workers until there are this many or the pool's limit is reached; returns once one is connected.
+
+        Workers that are there are never removed. Raises UnavailableError if none comes up.
+        """
         self._used_s = time.monotonic()
-        wanted = min(workers, self._limit)
-        if len(self._tasks) < wanted or not all(map(self._dispatcher.is_connected, self._tasks)):
-            await self.scale(max(wanted, self._wanted))
+        self._wanted = max(self._wanted, min(workers, self._limit))
+        self._start()
+        if not any(map(self._dispatcher.is_connected, self._tasks)):
+            await self._connected(any)
 
     async def scale(self, workers: int) -> None:
         """Have exactly this many connected workers; those that go are drained first.
@@ -70,23 +86,26 @@ class Fleet:
             raise UnavailableError(f"{workers} workers asked for; this pool may have {self._limit} (--workers)")
         async with self._scaling:
             self._wanted, self._stillborn = workers, 0
-            while len(self._tasks) < workers:
-                name = next(self._names)
-                self._tasks[name] = asyncio.create_task(self._keep(name))
+            self._start()
             for name in list(self._tasks)[workers:]:
                 await self._retire(name)
-            await self._connected()
+            await self._connected(all)
 
-    async def _connected(self) -> None:
-        names = list(self._tasks)
-        ready = asyncio.create_task(self._dispatcher.connected(names))
+    def _start(self) -> None:
+        while len(self._tasks) < self._wanted:
+            name = next(self._names)
+            self._tasks[name] = asyncio.create_task(self._keep(name))
+
+    async def _connected(self, quorum: Callable[[Iterable[bool]], bool]) -> None:
+        """Wait until any or all of the workers are connected; raises UnavailableError if they cannot be."""
+        tasks = dict(self._tasks)
+        ready = asyncio.create_task(self._dispatcher.connected(list(tasks), quorum))
         try:
-            await asyncio.wait(
-                [ready, *self._tasks.values()], timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED
-            )
-            for name in names:
-                if self._tasks[name].done():
-                    await self._tasks.pop(name)  # raises why it gave up
+            await asyncio.wait([ready, *tasks.values()], timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+            for name, task in tasks.items():
+                if task.done():
+                    self._tasks.pop(name, None)
+                    await task  # raises why it gave up
             if not ready.done():
                 raise UnavailableError(f"workers did not connect within {START_TIMEOUT_S:g} s; see the pool's log")
         finally:
@@ -95,7 +114,7 @@ class Fleet:
     async def _keep(self, name: str) -> None:
         while True:
             started_s = time.monotonic()
-            handle = self._handles[name] = await self._launcher.launch(name)
+            handle = await self._launcher.launch(name)
             try:
                 how = await self._until_gone(name, handle)
             finally:

@@ -1,0 +1,82 @@
+"""The `marless` command. Data go to standard output, everything else to standard error.
+
+Exit codes: 0 success, 1 error, 2 usage or a bad job file, 100 the job failed, 103 it was cancelled, 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from marless import spec as specs
+from marless.errors import MarlessError, SpecError
+from marless.job import prepare
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Serverless multi-agent RL."
+)
+
+
+class Output(StrEnum):
+    """How the result is printed."""
+
+    table = "table"
+    json = "json"
+
+
+@app.callback()
+def _marless() -> None:
+    """Train teams of agents as functions that start on demand, work, and go away."""
+
+
+@app.command()
+def train(
+    job_file: Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job to run.")],
+    override: Annotated[list[str], typer.Option("--set", metavar="A.B=C", help="Override a field of the job.")] = [],  # noqa: B006  # typer's way
+    output: Annotated[Output, typer.Option("--output", "-o", help="How to print the summary.")] = Output.table,
+    runs: Annotated[Path, typer.Option(help="Where run folders go.")] = Path("runs"),
+    job: Annotated[str, typer.Option(help="Job id; default: the job's name and the time.")] = "",
+) -> None:
+    """Train on this machine: start the four services, run the job, stop them, print a summary."""
+    from marless.cli import progress
+    from marless.cli import train as local
+
+    spec = specs.load(job_file, override)
+    prepare(spec)
+    console = Console(stderr=True)
+    with progress.TrainingProgress(console, spec) as shown:
+        outcome = local.train(spec, job_id=job or local.new_job_id(spec.name), runs=runs, on_round=shown.show)
+    summary = local.summary_of(outcome)
+    if output is Output.json:
+        print(json.dumps(summary))  # noqa: T201  # the command's data
+    else:
+        Console().print(progress.summary_table(summary))
+    if outcome.interrupted:
+        raise typer.Exit(130)
+    if outcome.state == "FAILED":
+        console.print(f"job failed: {outcome.reason}", style="red", highlight=False)
+        raise typer.Exit(100)
+    if outcome.state == "CANCELLED":
+        raise typer.Exit(103)
+
+
+def main() -> None:
+    """Entry point: a user's mistake is one sentence, never a traceback."""
+    try:
+        app()
+    except SpecError as error:
+        print(f"marless: {error}", file=sys.stderr)  # noqa: T201  # for people
+        sys.exit(2)
+    except MarlessError as error:
+        print(f"marless: {error}", file=sys.stderr)  # noqa: T201
+        sys.exit(1)
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        print("marless: interrupted; all services were stopped", file=sys.stderr)  # noqa: T201
+        sys.exit(130)

@@ -1,0 +1,106 @@
+"""What a person sees while a job trains."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from marless.record import RoundRecord
+from marless.spec import JobSpec, StopSpec
+
+_RATE_ROUNDS = 50
+
+
+class TrainingProgress:
+    """A bar on a terminal; elsewhere one line for each evaluation. Everything goes to standard error."""
+
+    def __init__(self, console: Console, spec: JobSpec) -> None:
+        self._console = console
+        self._stop = spec.stop
+        self._recent: deque[RoundRecord] = deque(maxlen=_RATE_ROUNDS)
+        self._greedy: float | None = None
+        self._bar = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=24),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[status]}"),
+            TimeElapsedColumn(),
+            console=console,
+            disable=not console.is_terminal,
+            transient=True,
+        )
+        self._task = self._bar.add_task(spec.name, total=1.0, status="starting four services …")
+
+    def __enter__(self) -> TrainingProgress:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def show(self, record: RoundRecord) -> None:
+        """Take a finished round in."""
+        self._recent.append(record)
+        if record.evaluation:
+            self._greedy = record.evaluation.mean
+        status = self._line(record)
+        self._bar.update(self._task, completed=fraction_done(self._stop, record, self._recent[0]), status=status)
+        if record.evaluation and not self._console.is_terminal:
+            self._console.print(status, highlight=False)
+
+    def _line(self, record: RoundRecord) -> str:
+        first = self._recent[0]
+        steps = record.env_steps - first.env_steps
+        rate = steps / max(record.ended_s - first.ended_s, 1e-9) if steps else 0.0
+        learners = sum(invocation.function == "learner" for invocation in record.invocations)
+        parts = [f"round {record.round + 1}", f"{record.env_steps:,} env steps", f"{rate:,.0f}/s"]
+        if self._greedy is not None:
+            parts.append(f"greedy return {self._greedy:.2f}")
+        if record.returns:
+            parts.append(f"exploring {record.returns.mean:.2f}")
+        return " · ".join([*parts, f"{record.actors} actors, {learners} learners"])
+
+
+def fraction_done(stop: StopSpec, record: RoundRecord, first: RoundRecord) -> float:
+    """How near the nearest stop rule is, from 0 to 1; a return cannot be foreseen."""
+    fractions = [0.0]
+    if stop.rounds:
+        fractions.append((record.round + 1) / stop.rounds)
+    if stop.env_steps:
+        fractions.append(record.env_steps / stop.env_steps)
+    if stop.wall_s:
+        fractions.append((time.time() - first.started_s) / stop.wall_s)
+    return min(max(fractions), 1.0)
+
+
+def summary_table(summary: dict[str, object]) -> Table:
+    """The end of a job, for people."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column()
+    for name in (
+        "job",
+        "state",
+        "reason",
+        "rounds",
+        "env_steps",
+        "env_steps_per_s",
+        "return",
+        "random_return",
+        "wall_s",
+    ):
+        value = summary.get(name)
+        text = "" if value is None else f"{value:,.2f}" if isinstance(value, float) else str(value)
+        label = {"return": "greedy return per agent", "random_return": "random policy"}.get(
+            name, name.replace("_", " ")
+        )
+        table.add_row(label, text)
+    table.add_row("run folder", str(summary.get("run_dir", "")))
+    return table
