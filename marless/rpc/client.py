@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from typing import Any, TypeVar
 
 import grpc
@@ -64,7 +64,7 @@ class Peer:
 
     async def stream(
         self, method: grpc.aio.UnaryStreamMultiCallable[Request, Response], request: Request
-    ) -> AsyncIterator[Response]:
+    ) -> AsyncGenerator[Response, None]:
         """Iterate over what a server streams, for as long as it does; closing the iterator cancels the call."""
         call = method(request, metadata=self.metadata)
         try:

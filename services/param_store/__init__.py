@@ -1,0 +1,1 @@
+"""Owns policy versions."""

@@ -1,0 +1,206 @@
+"""The parameter store as learners, actors and the coordinator see it: publish, get, watch, pin."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from marless.errors import CorruptError, UnavailableError
+from marless.rpc.client import Peer
+from marless.rpc.retry import delays, retry
+from marless.rpc.v1 import common_pb2, param_store_pb2
+from marless.rpc.v1.param_store_pb2_grpc import ParamStoreServiceStub
+
+LATEST = 0
+"""As a version: the head."""
+PATIENCE_S = 20.0
+_BULK_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True)
+class PolicyWrite:
+    """The next version of one policy."""
+
+    policy: str
+    expected: int
+    """Version of the head that this one follows; 0 if there is none yet."""
+    req_id: str
+    """Unique to this write and the same whenever it is repeated, e.g. "<job>/<round>/<policy>"."""
+    blobs: Mapping[str, bytes]
+    """Safetensors bytes by part: "acting", "learning"."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """One version, without its bytes."""
+
+    policy: str
+    version: int
+    round: int
+    published_s: float
+    """Unix time, seconds."""
+
+
+@dataclass(frozen=True)
+class StoredVersion(Head):
+    """One version with the parts that were asked for."""
+
+    blobs: Mapping[str, memoryview]
+    """Bytes by part, views of one buffer."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A new head, as a watch reports it."""
+
+    head: Head
+    cursor: str
+    """Continue from here."""
+
+
+@dataclass(frozen=True)
+class PolicyListing:
+    """A head and all versions of its policy that exist."""
+
+    head: Head
+    req_id: str
+    """Of the write that published the head."""
+    versions: tuple[int, ...]
+    pinned: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Listing:
+    """All policies of a job."""
+
+    epoch: int
+    policies: Mapping[str, PolicyListing]
+
+
+class ParamStore:
+    """A client of one parameter store.
+
+    Everything here is safe to repeat, and is repeated while the store cannot be reached, for `patience_s` at most;
+    then UnavailableError is raised.
+    """
+
+    def __init__(self, peer: Peer, *, patience_s: float = PATIENCE_S) -> None:
+        self._peer = peer
+        self._stub = ParamStoreServiceStub(peer.channel)
+        self._patience_s = patience_s
+
+    async def publish(self, job: str, epoch: int, round: int, writes: Sequence[PolicyWrite]) -> dict[str, int]:  # noqa: A002
+        """Publish the next version of each policy; returns the versions.
+
+        Each policy is atomic by itself: after an error, some may have been published, and repeating the call with the
+        same req_ids answers for those as it would have. Raises ConflictError if a head is not the expected one,
+        FencedError if the epoch is over, OverloadedError if the store is full.
+        """
+        header = param_store_pb2.PublishHeader(job=job, epoch=epoch, round=round, policies=map(_encode, writes))
+        blobs = [blob for write in writes for blob in write.blobs.values()]
+        response = await retry(
+            lambda: self._peer.send(
+                "ParamStoreService/Publish", header, blobs, param_store_pb2.PublishResponse, timeout_s=_BULK_TIMEOUT_S
+            ),
+            patience_s=self._patience_s,
+        )
+        return {each.policy: each.version for each in response.versions}
+
+    async def get(self, job: str, versions: Mapping[str, int], parts: Sequence[str]) -> dict[str, StoredVersion]:
+        """Read policies by version (`LATEST`: the head), all as of one moment.
+
+        Raises NotFoundError, naming what there is; CorruptError if bytes do not match their checksum.
+        """
+        request = param_store_pb2.GetRequest(job=job, policies=_pairs(versions), parts=parts)
+        header, data = await retry(
+            lambda: self._peer.fetch(
+                "ParamStoreService/Get", request, param_store_pb2.GetHeader, timeout_s=_BULK_TIMEOUT_S
+            ),
+            patience_s=self._patience_s,
+        )
+        return {stored.policy: stored for stored in _decode(header, memoryview(data))}
+
+    async def watch(self, job: str, cursor: str = "") -> AsyncIterator[Change]:
+        """Present heads (those after `cursor`), then every new one, for as long as the iterator is used.
+
+        A head that was overtaken may be left out; none is repeated. A lost connection is made again.
+        """
+        lost_s: float | None = None
+        pause = delays(random.Random())
+        while True:
+            try:
+                request = param_store_pb2.WatchRequest(job=job, cursor=cursor)
+                async with aclosing(self._peer.stream(self._stub.Watch, request)) as changes:
+                    async for change in changes:
+                        lost_s, pause = None, delays(random.Random())
+                        cursor = change.cursor
+                        yield Change(_head(change.head), cursor)
+                raise UnavailableError("the store ended the watch")
+            except UnavailableError:
+                lost_s = lost_s or time.monotonic()
+                if time.monotonic() - lost_s > self._patience_s:
+                    raise
+            await asyncio.sleep(next(pause))
+
+    async def list(self, job: str) -> Listing:
+        """Heads and kept versions; a job that nobody published to has no policies."""
+        request = param_store_pb2.ListRequest(job=job)
+        response = await retry(lambda: self._peer.call(self._stub.List, request), patience_s=self._patience_s)
+        policies = {
+            each.head.policy: PolicyListing(_head(each.head), each.req_id, tuple(each.versions), tuple(each.pinned))
+            for each in response.policies
+        }
+        return Listing(response.epoch, policies)
+
+    async def pin(self, job: str, policy: str, version: int, *, pinned: bool = True) -> None:
+        """Keep a version whatever its age (or no longer); raises NotFoundError if it has gone."""
+        request = param_store_pb2.PinRequest(
+            job=job, policy=common_pb2.PolicyVersion(policy=policy, version=version), pinned=pinned
+        )
+        await retry(lambda: self._peer.call(self._stub.Pin, request), patience_s=self._patience_s)
+
+    async def acquire_epoch(self, job: str, req_id: str) -> int:
+        """Begin a new epoch of a job: whatever publishes with an older one is refused from now on."""
+        request = param_store_pb2.AcquireEpochRequest(job=job, req_id=req_id)
+        response = await retry(lambda: self._peer.call(self._stub.AcquireEpoch, request), patience_s=self._patience_s)
+        return response.epoch
+
+    async def delete_job(self, job: str) -> None:
+        """Delete all versions of a job and end its epoch."""
+        request = param_store_pb2.DeleteJobRequest(job=job)
+        await retry(lambda: self._peer.call(self._stub.DeleteJob, request), patience_s=self._patience_s)
+
+
+def _encode(write: PolicyWrite) -> param_store_pb2.PolicyPublish:
+    blobs = [
+        param_store_pb2.BlobInfo(part=part, bytes=len(data), sha256=hashlib.sha256(data).digest())
+        for part, data in write.blobs.items()
+    ]
+    return param_store_pb2.PolicyPublish(policy=write.policy, expected=write.expected, req_id=write.req_id, blobs=blobs)
+
+
+def _pairs(versions: Mapping[str, int]) -> Iterator[common_pb2.PolicyVersion]:
+    return (common_pb2.PolicyVersion(policy=policy, version=version) for policy, version in versions.items())
+
+
+def _head(stored: param_store_pb2.StoredPolicy) -> Head:
+    return Head(stored.policy, stored.version, stored.round, stored.published_s)
+
+
+def _decode(header: param_store_pb2.GetHeader, data: memoryview) -> Iterator[StoredVersion]:
+    at = 0
+    for stored in header.policies:
+        blobs = {}
+        for blob in stored.blobs:
+            blobs[blob.part] = data[at : at + blob.bytes]
+            at += blob.bytes
+            if hashlib.sha256(blobs[blob.part]).digest() != blob.sha256:
+                raise CorruptError(f"{stored.policy}@{stored.version}: {blob.part!r} does not match its sha256")
+        yield StoredVersion(stored.policy, stored.version, stored.round, stored.published_s, blobs)
+    if at != len(data):
+        raise CorruptError(f"the store sent {len(data)} bytes where it declared {at}")

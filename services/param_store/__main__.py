@@ -1,0 +1,30 @@
+"""`python -m services.param_store`: the parameter store as a process."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+
+from marless.rpc.server import Service, main
+from services.param_store import redis_server
+from services.param_store.config import Config, parse
+from services.param_store.connection import connected
+from services.param_store.servicer import ParamStoreServicer
+from services.param_store.store import VersionStore
+from services.param_store.uploads import Uploads
+
+
+@asynccontextmanager
+async def build(config: Config, _address: str) -> AsyncIterator[Service]:
+    """Find Redis, connect, wire."""
+    async with redis_server.provided(config.redis) as url, connected(url) as redis:
+        store = VersionStore(redis, keep=config.keep)
+        servicer = ParamStoreServicer(store, Uploads(config.intake_bytes))
+        yield Service(servicer.register, store.ready, store.drain)
+
+
+if __name__ == "__main__":
+    options = parse()
+    sys.exit(main("param_store", options.server, partial(build, options)))

@@ -1,0 +1,71 @@
+"""The connection to Redis: bounded, checked when opened, and its failures in marless's own words."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import structlog
+from redis import exceptions
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from marless.errors import OverloadedError, SpecError, UnavailableError
+
+OLDEST_VERSION = (6, 2)
+CONNECTIONS = 128
+CONNECTION_WAIT_S = 5.0
+CONNECT_TIMEOUT_S = 2.0
+ANSWER_TIMEOUT_S = 10.0
+_log = structlog.get_logger("marless.param_store")
+
+
+@asynccontextmanager
+async def connected(url: str) -> AsyncIterator[Redis]:
+    """A Redis client on `url`; raises SpecError for a bad URL or a server too old, UnavailableError if none answers."""
+    try:
+        pool = BlockingConnectionPool.from_url(
+            url,
+            protocol=2,
+            max_connections=CONNECTIONS,
+            timeout=CONNECTION_WAIT_S,
+            socket_connect_timeout=CONNECT_TIMEOUT_S,
+            socket_timeout=ANSWER_TIMEOUT_S,
+            # Once more on a fresh connection, for those that a restarted Redis left dead in the pool. Further
+            # attempts are the caller's, who knows the deadline.
+            retry=Retry(NoBackoff(), 1),
+        )
+    except ValueError as error:
+        raise SpecError(f"the Redis URL cannot be used: {error}") from None
+    async with Redis(connection_pool=pool) as redis:
+        await _check(redis)
+        try:
+            yield redis
+        finally:
+            await pool.disconnect()
+
+
+async def _check(redis: Redis) -> None:
+    with redis_errors():
+        info = await redis.info()
+    version = str(info["redis_version"])
+    if tuple(map(int, version.split(".")[:2])) < OLDEST_VERSION:
+        raise SpecError(f"Redis {version} is too old: marless needs 6.2 or newer, or Valkey")
+    if not info["aof_enabled"]:
+        _log.warning("redis.not_durable", advice="set appendonly yes and appendfsync always, or a crash loses versions")
+
+
+@contextmanager
+def redis_errors() -> Iterator[None]:
+    """Turn what Redis or its client raises into domain errors; defects of ours pass through."""
+    try:
+        yield
+    except exceptions.OutOfMemoryError:
+        raise OverloadedError("Redis has no memory left: raise --redis-maxmemory, or keep fewer versions") from None
+    except (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.ReadOnlyError) as error:
+        raise UnavailableError(f"Redis cannot be used now: {error}") from None
+    except exceptions.ResponseError as error:
+        if "MISCONF" in str(error):
+            raise UnavailableError(f"Redis cannot write to its disk, is it full? {error}") from None
+        raise

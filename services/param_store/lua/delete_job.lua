@@ -1,0 +1,17 @@
+-- Deletes all of a job but its fence, which is raised and left for a while: writers of the deleted job stay out.
+-- KEYS: fence, heads, events   ARGV: prefix of all keys of the job, seconds for which the fence remains
+local fence, heads, events = unpack(KEYS)
+local prefix, remain_s = ARGV[1], ARGV[2]
+for _, policy in ipairs(redis.call('HKEYS', heads)) do
+  local kept = prefix .. 'kept:' .. policy
+  for _, version in ipairs(redis.call('ZRANGE', kept, 0, -1)) do
+    redis.call('UNLINK', prefix .. 'v:' .. version .. ':' .. policy)
+  end
+  redis.call('UNLINK', kept, prefix .. 'pinned:' .. policy, prefix .. 'requests:' .. policy)
+end
+redis.call('UNLINK', heads, events)
+if redis.call('EXISTS', fence) == 1 then
+  redis.call('HINCRBY', fence, 'epoch', 1)
+  redis.call('EXPIRE', fence, remain_s)
+end
+return 1

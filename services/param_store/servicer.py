@@ -1,0 +1,125 @@
+"""ParamStoreService: decode, call the store, encode."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Any
+
+import grpc
+
+from marless.rpc import chunks
+from marless.rpc.server import bulk_download, bulk_upload, register_bulk
+from marless.rpc.v1 import common_pb2, param_store_pb2
+from marless.rpc.v1.param_store_pb2_grpc import (
+    ParamStoreServiceServicer,
+    add_ParamStoreServiceServicer_to_server,
+)
+from services.param_store.keys import Part
+from services.param_store.store import Listed, Version, VersionStore, Write
+from services.param_store.uploads import Uploads
+
+Context = grpc.aio.ServicerContext[Any, Any]  # Any: one context type serves all methods
+
+
+class ParamStoreServicer(ParamStoreServiceServicer):
+    """The RPCs of param_store.proto."""
+
+    def __init__(self, store: VersionStore, uploads: Uploads) -> None:
+        self._store = store
+        self._uploads = uploads
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Add to a server; Publish and Get as raw frames."""
+        add_ParamStoreServiceServicer_to_server(self, server)
+        publish = bulk_upload(self.Publish, param_store_pb2.PublishResponse.SerializeToString)
+        get = bulk_download(self.Get, param_store_pb2.GetRequest.FromString)
+        register_bulk(server, "ParamStoreService", {"Publish": publish, "Get": get})
+
+    async def Publish(  # type: ignore[override]  # noqa: N802  # raw frames, see register
+        self, request_iterator: AsyncIterator[bytes], context: Context
+    ) -> param_store_pb2.PublishResponse:
+        """Publish the next versions."""
+        header = await chunks.read_header(request_iterator, param_store_pb2.PublishHeader)
+        parts = [_parts(policy.blobs) for policy in header.policies]
+        async with self._uploads.receive(request_iterator, [part for each in parts for part in each]) as blobs:
+            writes = _writes(header.policies, parts, blobs)
+            versions = await self._store.publish(header.job, header.epoch, header.round, writes)
+        return param_store_pb2.PublishResponse(
+            versions=[common_pb2.PolicyVersion(policy=name, version=version) for name, version in versions.items()]
+        )
+
+    async def Get(  # type: ignore[override]  # noqa: N802  # raw frames, see register
+        self, request: param_store_pb2.GetRequest, context: Context
+    ) -> AsyncIterator[bytes]:
+        """Stream versions."""
+        versions = await self._store.read(request.job, [(each.policy, each.version) for each in request.policies])
+        header = param_store_pb2.GetHeader(policies=[_stored(version, request.parts) for version in versions])
+        for frame in chunks.frames(header, ()):
+            yield frame
+        async for batch in self._store.pieces(request.job, versions, request.parts):
+            for frame in chunks.data_frames(batch):
+                yield frame
+
+    async def Watch(  # noqa: N802
+        self, request: param_store_pb2.WatchRequest, context: Context
+    ) -> AsyncIterator[param_store_pb2.WatchResponse]:
+        """Stream new heads."""
+        async for head in self._store.watch(request.job, request.cursor):
+            yield param_store_pb2.WatchResponse(head=_stored(head), cursor=head.cursor)
+
+    async def List(  # noqa: N802
+        self, request: param_store_pb2.ListRequest, context: Context
+    ) -> param_store_pb2.ListResponse:
+        """List heads and kept versions."""
+        epoch, listed = await self._store.listing(request.job)
+        return param_store_pb2.ListResponse(epoch=epoch, policies=map(_info, listed))
+
+    async def Pin(self, request: param_store_pb2.PinRequest, context: Context) -> param_store_pb2.PinResponse:  # noqa: N802
+        """Pin or unpin a version."""
+        await self._store.pin(request.job, request.policy.policy, request.policy.version, request.pinned)
+        return param_store_pb2.PinResponse()
+
+    async def AcquireEpoch(  # noqa: N802
+        self, request: param_store_pb2.AcquireEpochRequest, context: Context
+    ) -> param_store_pb2.AcquireEpochResponse:
+        """Take a new epoch."""
+        epoch = await self._store.acquire_epoch(request.job, request.req_id)
+        return param_store_pb2.AcquireEpochResponse(epoch=epoch)
+
+    async def DeleteJob(  # noqa: N802
+        self, request: param_store_pb2.DeleteJobRequest, context: Context
+    ) -> param_store_pb2.DeleteJobResponse:
+        """Delete a job's versions."""
+        await self._store.delete(request.job)
+        return param_store_pb2.DeleteJobResponse()
+
+
+def _parts(blobs: Iterable[param_store_pb2.BlobInfo]) -> tuple[Part, ...]:
+    return tuple(Part(blob.part, blob.bytes, blob.sha256) for blob in blobs)
+
+
+def _writes(
+    policies: Iterable[param_store_pb2.PolicyPublish], parts: Sequence[tuple[Part, ...]], blobs: list[memoryview]
+) -> list[Write]:
+    rest = iter(blobs)
+    return [
+        Write(policy.policy, policy.expected, policy.req_id, own, tuple(next(rest) for _ in own))
+        for policy, own in zip(policies, parts, strict=True)
+    ]
+
+
+def _stored(version: Version, parts: Sequence[str] | None = None) -> param_store_pb2.StoredPolicy:
+    chosen = version.parts if parts is None else map(version.part, parts)
+    return param_store_pb2.StoredPolicy(
+        policy=version.policy,
+        version=version.version,
+        round=version.round,
+        published_s=version.published_s,
+        blobs=[param_store_pb2.BlobInfo(part=part.name, bytes=part.size_bytes, sha256=part.sha256) for part in chosen],
+    )
+
+
+def _info(listed: Listed) -> param_store_pb2.PolicyInfo:
+    return param_store_pb2.PolicyInfo(
+        head=_stored(listed.head), req_id=listed.head.req_id, versions=listed.versions, pinned=listed.pinned
+    )

@@ -1,0 +1,300 @@
+"""The versioned register: immutable versions of policies under heads that move by fenced compare-and-set.
+
+Every change is one Redis transaction, so that it is applied whole or not at all and costs one write to the log.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from redis.asyncio import Redis
+
+from marless.errors import (
+    ConflictError,
+    FencedError,
+    MarlessError,
+    NotFoundError,
+    OverloadedError,
+    SpecError,
+    UnavailableError,
+    unknown_name,
+)
+from services.param_store.connection import redis_errors
+from services.param_store.keys import JobKeys, Part, check_name, decode_manifest, encode_manifest
+from services.param_store.pieces import Checksums, batches, pieces_of
+
+ATTEMPT_TTL_S = 60
+FENCE_TTL_S = 86_400
+EVENTS_KEPT = 1000
+WATCHES = 64
+WATCH_POLL_MS = 500
+
+
+def _script(name: str) -> str:
+    return (Path(__file__).parent / "lua" / f"{name}.lua").read_text(encoding="utf-8")
+
+
+_PUBLISH, _READ, _ACQUIRE_EPOCH, _PIN, _DELETE_JOB = map(
+    _script, ("publish", "read", "acquire_epoch", "pin", "delete_job")
+)
+
+
+@dataclass(frozen=True)
+class Write:
+    """The next version of one policy."""
+
+    policy: str
+    expected: int
+    """The head this version follows; 0 if there is none."""
+    req_id: str
+    """Unique to this write, the same when it is tried again."""
+    parts: tuple[Part, ...]
+    blobs: tuple[memoryview, ...]
+    """The bytes of each part."""
+
+
+@dataclass(frozen=True)
+class Version:
+    """What is known of one published version, but its bytes."""
+
+    policy: str
+    version: int
+    round: int
+    epoch: int
+    req_id: str
+    published_s: float
+    cursor: str
+    """Where its publication stands among the job's events."""
+    parts: tuple[Part, ...]
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """The cursor as an ordered pair."""
+        return position(self.cursor)
+
+    def part(self, name: str) -> Part:
+        """One of its parts; raises NotFoundError."""
+        for part in self.parts:
+            if part.name == name:
+                return part
+        have = ", ".join(part.name for part in self.parts)
+        raise NotFoundError(f"{self.policy}@{self.version} has no part {name!r}; it has {have}")
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A head, with all versions of its policy that exist."""
+
+    head: Version
+    versions: tuple[int, ...]
+    pinned: tuple[int, ...]
+
+
+def position(cursor: str) -> tuple[int, int]:
+    """A cursor as an ordered pair; "" is before everything. Raises SpecError for what is no cursor."""
+    first, dash, second = (cursor or "0-0").partition("-")
+    if not (dash and first.isdecimal() and second.isdecimal()):
+        raise SpecError(f"{cursor!r} is not a cursor: continue from one that this store gave, or from ''")
+    return int(first), int(second)
+
+
+class VersionStore:
+    """All jobs' policies in one Redis. Every method raises UnavailableError while Redis cannot be used."""
+
+    def __init__(self, redis: Redis, *, keep: int, watches: int = WATCHES) -> None:
+        self._redis: Any = redis  # Any: redis-py leaves execute_command untyped
+        self._keep = keep
+        self._free_watches = watches
+        self._draining = False
+
+    async def ready(self) -> bool:
+        """True while Redis answers."""
+        try:
+            with redis_errors():
+                return bool(await self._redis.execute_command("PING"))
+        except MarlessError:
+            return False
+
+    async def drain(self) -> None:
+        """End all watches within half a second."""
+        self._draining = True
+
+    async def publish(self, job: str, epoch: int, round: int, writes: Sequence[Write]) -> dict[str, int]:  # noqa: A002
+        """Publish each write by itself, all in one transaction; returns their versions.
+
+        A req_id that was published before, and still exists, answers its version again. Raises ConflictError if a
+        head is not the expected one, FencedError if the epoch is over (for the first such write; others may have been
+        published), OverloadedError if Redis is full.
+        """
+        keys = JobKeys(job)
+        transaction = self._redis.pipeline(transaction=True)
+        for write in writes:
+            check_name("policy", write.policy)
+            attempt = keys.attempt()
+            _attempt(transaction, attempt, epoch, round, write)
+            self._flip(transaction, keys, attempt, epoch, write)
+        with redis_errors():
+            answers = await transaction.execute()
+        outcomes = [answer for answer in answers if isinstance(answer, list)]
+        return {
+            write.policy: _version_of(job, epoch, write, outcome)
+            for write, outcome in zip(writes, outcomes, strict=True)
+        }
+
+    def _flip(self, transaction: Any, keys: JobKeys, attempt: str, epoch: int, write: Write) -> None:  # Any: Pipeline
+        policy = write.policy
+        names = (keys.fence, keys.heads, keys.events, keys.kept(policy), keys.pinned(policy), keys.requests(policy))
+        transaction.execute_command(
+            *("EVAL", _PUBLISH, 1 + len(names), attempt, *names, keys.versions, policy, write.req_id),
+            *(write.expected, epoch, self._keep, EVENTS_KEPT),
+        )
+
+    async def read(self, job: str, wanted: Sequence[tuple[str, int]]) -> list[Version]:
+        """Versions by policy and number (0: the head), all as of one moment; raises NotFoundError."""
+        if not wanted:
+            return []
+        found = await self._metadata(JobKeys(job), *(word for pair in wanted for word in pair))
+        versions = [version for version in found if version]
+        if len(versions) < len(found):
+            policy, number = wanted[found.index(None)]
+            raise NotFoundError(await self._missing(job, policy, number))
+        return versions
+
+    async def pieces(self, job: str, versions: Sequence[Version], parts: Sequence[str]) -> AsyncIterator[list[bytes]]:
+        """The bytes of these parts in order, in batches that take little memory; raises NotFoundError, CorruptError."""
+        keys = JobKeys(job)
+        blobs = [(keys.version(each.policy, each.version), each.part(name)) for each in versions for name in parts]
+        checksums = Checksums()
+        for batch in batches(piece for key, part in blobs for piece in pieces_of(key, part)):
+            reads = self._redis.pipeline(transaction=False)
+            for piece in batch:
+                reads.execute_command("HGET", piece.key, piece.field)
+            with redis_errors():
+                values = await reads.execute()
+            if None in values:
+                raise NotFoundError(f"a version of job {job!r} was retired while it was read; read the head again")
+            await checksums.check(batch, values)
+            yield values
+
+    async def watch(self, job: str, cursor: str) -> AsyncIterator[Version]:
+        """Heads published after `cursor`, in order, for ever; a head that is overtaken may be left out."""
+        keys, at = JobKeys(job), position(cursor)
+        if not self._free_watches:
+            raise OverloadedError("too many watches on this store; end some or poll with List")
+        self._free_watches -= 1
+        try:
+            while True:
+                heads = [head for head in await self._metadata(keys) if head and head.position > at]
+                for head in sorted(heads, key=lambda head: head.position):
+                    at = head.position
+                    yield head
+                await self._changed(keys, at)
+        finally:
+            self._free_watches += 1
+
+    async def _changed(self, keys: JobKeys, at: tuple[int, int]) -> None:
+        since = f"{at[0]}-{at[1]}"
+        while not self._draining:
+            with redis_errors():
+                if await self._redis.execute_command(
+                    *("XREAD", "COUNT", 1, "BLOCK", WATCH_POLL_MS, "STREAMS", keys.events, since)
+                ):
+                    return
+        raise UnavailableError("the store is stopping; continue from the last cursor")
+
+    async def listing(self, job: str) -> tuple[int, list[Listed]]:
+        """The job's epoch, and its policies by name."""
+        keys = JobKeys(job)
+        heads = sorted(filter(None, await self._metadata(keys)), key=lambda head: head.policy)
+        reads = self._redis.pipeline(transaction=True)
+        reads.execute_command("HGET", keys.fence, "epoch")
+        for head in heads:
+            reads.execute_command("ZRANGE", keys.kept(head.policy), 0, -1)
+            reads.execute_command("SMEMBERS", keys.pinned(head.policy))
+        with redis_errors():
+            epoch, *sets = await reads.execute()
+        listed = [
+            Listed(head, _numbers(kept), _numbers(pinned))
+            for head, kept, pinned in zip(heads, sets[::2], sets[1::2], strict=True)
+        ]
+        return int(epoch or 0), listed
+
+    async def pin(self, job: str, policy: str, version: int, pinned: bool) -> None:
+        """Keep a version whatever its age, or no longer; raises NotFoundError if it does not exist."""
+        keys = JobKeys(job)
+        if not await self._eval(_PIN, [keys.kept(policy), keys.pinned(policy)], version, int(pinned)):
+            raise NotFoundError(await self._missing(job, policy, version))
+
+    async def acquire_epoch(self, job: str, req_id: str) -> int:
+        """The next epoch of a job, or the one this req_id was given before; publishes of older ones are refused."""
+        return int(await self._eval(_ACQUIRE_EPOCH, [JobKeys(job).fence], req_id))
+
+    async def delete(self, job: str) -> None:
+        """Delete all versions of a job and end its epoch; nothing happens if there are none."""
+        keys = JobKeys(job)
+        await self._eval(_DELETE_JOB, [keys.fence, keys.heads, keys.events], keys.prefix, FENCE_TTL_S)
+
+    async def _metadata(self, keys: JobKeys, *wanted: str | int) -> list[Version | None]:
+        found = await self._eval(_READ, [keys.heads], keys.versions, *wanted)
+        return [_version(fields) if fields[-1] else None for fields in found]
+
+    async def _missing(self, job: str, policy: str, version: int) -> str:
+        _, listed = await self.listing(job)
+        by_name = {each.head.policy: each for each in listed}
+        if policy not in by_name:
+            return f"job {job!r}: {unknown_name('policy', policy, by_name)}"
+        kept = ", ".join(map(str, by_name[policy].versions))
+        return f"policy {policy!r} of job {job!r} has no version {version} (any more); it has {kept}"
+
+    async def _eval(self, script: str, keys: list[str], *args: str | int) -> Any:  # Any: what the script answers
+        with redis_errors():
+            return await self._redis.execute_command("EVAL", script, len(keys), *keys, *args)
+
+
+def _attempt(transaction: Any, key: str, epoch: int, round_: int, write: Write) -> None:  # Any: Pipeline
+    for part, blob in zip(write.parts, write.blobs, strict=True):
+        for piece in pieces_of(key, part):
+            value = blob[piece.start : piece.start + piece.size_bytes]
+            transaction.execute_command("HSET", key, piece.field, value)
+    facts = {
+        "round": round_,
+        "epoch": epoch,
+        "req_id": write.req_id,
+        "published_s": time.time(),
+        "manifest": encode_manifest(write.parts),
+    }
+    transaction.execute_command("HSET", key, *(word for fact in facts.items() for word in fact))
+    transaction.execute_command("EXPIRE", key, ATTEMPT_TTL_S)
+
+
+def _version_of(job: str, epoch: int, write: Write, outcome: Sequence[Any]) -> int:  # Any: a script's answer
+    name, number = outcome[0], int(outcome[1])
+    if name == b"conflict":
+        raise ConflictError(
+            f"policy {write.policy!r} of job {job!r} is at version {number}; this write expects {write.expected}"
+        )
+    if name == b"fenced":
+        raise FencedError(f"epoch {epoch} of job {job!r} is over: epoch {number} has begun, and only it may publish")
+    return number
+
+
+def _version(fields: Sequence[bytes]) -> Version:
+    policy, version, round_, epoch, req_id, published_s, event, manifest = fields
+    return Version(
+        policy=policy.decode(),
+        version=int(version),
+        round=int(round_),
+        epoch=int(epoch),
+        req_id=req_id.decode(),
+        published_s=float(published_s),
+        cursor=event.decode(),
+        parts=decode_manifest(manifest),
+    )
+
+
+def _numbers(members: Iterable[bytes]) -> tuple[int, ...]:
+    return tuple(sorted(map(int, members)))
