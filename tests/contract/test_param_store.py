@@ -1,0 +1,310 @@
+"""Every RPC of the parameter store against real gRPC and real Redis."""
+
+import asyncio
+import hashlib
+from contextlib import aclosing
+
+import pytest
+from redis.asyncio import Redis
+
+from marless.errors import ConflictError, CorruptError, FencedError, NotFoundError, OverloadedError, SpecError
+from marless.rpc import chunks
+from marless.rpc.client import Peer
+from marless.rpc.param_store import LATEST, ParamStore, PolicyWrite
+from marless.rpc.security import Security
+from marless.rpc.server import serving
+from marless.rpc.v1 import param_store_pb2
+from services.param_store.__main__ import build
+from services.param_store.keys import Part
+from services.param_store.store import VersionStore
+from services.param_store.uploads import Uploads
+
+MIB = 2**20
+
+
+def write(policy: str, expected: int, req_id: str = "", **blobs: bytes) -> PolicyWrite:
+    return PolicyWrite(policy, expected, req_id or f"{policy}/{expected}", blobs or {"acting": b"%d" % expected})
+
+
+async def publish_versions(store: ParamStore, job: str, policy: str, versions: int) -> None:
+    for expected in range(versions):
+        await store.publish(job, 0, expected, [write(policy, expected)])
+
+
+async def watched(store: ParamStore, job: str, count: int, cursor: str = "") -> list[tuple[str, int, str]]:
+    seen = []
+    async with aclosing(store.watch(job, cursor)) as changes:
+        async for change in changes:
+            seen.append((change.head.policy, change.head.version, change.cursor))
+            if len(seen) == count:
+                break
+    return seen
+
+
+@pytest.fixture
+async def redis(redis_url):
+    client = Redis.from_url(redis_url)
+    yield client
+    await client.aclose()
+
+
+async def test_what_was_published_is_read_back(store, job):
+    versions = await store.publish(
+        job, 0, 7, [write("a", 0, acting=b"weights", learning=b"moments"), write("b", 0, acting=b"")]
+    )
+    assert versions == {"a": 1, "b": 1}
+    read = await store.get(job, {"b": LATEST, "a": 1}, ["acting"])
+    assert [(v.policy, v.version, v.round) for v in read.values()] == [("b", 1, 7), ("a", 1, 7)]
+    assert {name: {part: bytes(blob) for part, blob in v.blobs.items()} for name, v in read.items()} == {
+        "b": {"acting": b""},
+        "a": {"acting": b"weights"},
+    }
+    both = (await store.get(job, {"a": LATEST}, ["learning", "acting"]))["a"].blobs
+    assert list(both.items()) == [("learning", b"moments"), ("acting", b"weights")]
+
+
+async def test_no_parts_reads_no_bytes(store, job):
+    await store.publish(job, 0, 0, [write("a", 0)])
+    assert (await store.get(job, {"a": LATEST}, []))["a"].blobs == {}
+
+
+async def test_blobs_beyond_a_piece_are_cut_and_joined(store, job, redis):
+    big = bytes(range(251)) * (17 * MIB // 251)
+    await store.publish(job, 0, 0, [write("a", 0, acting=big, learning=b"small")])
+    read = (await store.get(job, {"a": LATEST}, ["acting", "learning"]))["a"].blobs
+    assert read["acting"] == big
+    assert read["learning"] == b"small"
+    key = f"marless:{{{job}}}:v:1:a"
+    lengths = [await redis.hstrlen(key, f"acting:{i}") for i in range(4)]
+    assert lengths == [8 * MIB, 8 * MIB, len(big) - 16 * MIB, 0]
+
+
+async def test_a_repeated_publish_answers_as_the_first_did(store, job):
+    assert await store.publish(job, 3, 0, [write("a", 0, "r0", acting=b"first")]) == {"a": 1}
+    assert await store.publish(job, 3, 1, [write("a", 1, "r1")]) == {"a": 2}
+    # Even with other content and an older epoch: the question was already answered.
+    assert await store.publish(job, 2, 0, [write("a", 0, "r0", acting=b"other")]) == {"a": 1}
+    listing = await store.list(job)
+    assert listing.policies["a"].versions == (1, 2)
+    assert listing.policies["a"].req_id == "r1"
+    assert (await store.get(job, {"a": 1}, ["acting"]))["a"].blobs["acting"] == b"first"
+
+
+async def test_a_lost_race_names_both_versions(store, job):
+    await store.publish(job, 0, 0, [write("a", 0), write("b", 0)])
+    with pytest.raises(ConflictError, match=r"'a'.*at version 1; this write expects 0"):
+        await store.publish(job, 0, 0, [write("b", 1, "b-new"), write("a", 0, "late")])
+    # The other policy of the same call was published, and repeating answers so.
+    assert await store.publish(job, 0, 0, [write("b", 1, "b-new")]) == {"b": 2}
+
+
+async def test_an_older_epoch_is_refused(store, job):
+    first = await store.acquire_epoch(job, "coordinator-1")
+    second = await store.acquire_epoch(job, "coordinator-2")
+    assert (first, second) == (1, 2)
+    assert await store.acquire_epoch(job, "coordinator-1") == 1
+    await store.publish(job, second, 0, [write("a", 0)])
+    with pytest.raises(FencedError, match=r"epoch 1 .* epoch 2 has begun"):
+        await store.publish(job, first, 0, [write("a", 1)])
+    assert (await store.list(job)).policies["a"].versions == (1,)
+    assert (await store.list(job)).epoch == 2
+
+
+async def test_a_publish_of_a_newer_epoch_ends_the_older(store, job):
+    await store.publish(job, 5, 0, [write("a", 0)])
+    with pytest.raises(FencedError):
+        await store.publish(job, 4, 0, [write("a", 1)])
+    assert await store.acquire_epoch(job, "next") == 6
+
+
+async def test_the_newest_and_the_pinned_are_kept(store, job):
+    await publish_versions(store, job, "a", 2)
+    await store.pin(job, "a", 2)
+    for expected in range(2, 7):
+        await store.publish(job, 0, expected, [write("a", expected)])
+    listed = (await store.list(job)).policies["a"]
+    assert (listed.head.version, listed.versions, listed.pinned) == (7, (2, 5, 6, 7), (2,))
+    assert (await store.get(job, {"a": 2}, ["acting"]))["a"].blobs["acting"] == b"1"
+    with pytest.raises(NotFoundError, match=r"'a'.* no version 4 .* it has 2, 5, 6, 7"):
+        await store.get(job, {"a": 4}, ["acting"])
+
+    await store.pin(job, "a", 2, pinned=False)
+    await store.publish(job, 0, 7, [write("a", 7)])
+    assert (await store.list(job)).policies["a"].versions == (6, 7, 8)
+    with pytest.raises(NotFoundError, match="no version 2"):
+        await store.pin(job, "a", 2)
+
+
+async def test_nothing_is_left_behind(store, job, redis):
+    async def keys() -> set[str]:
+        found = {key.decode().removeprefix(f"marless:{{{job}}}:") async for key in redis.scan_iter(f"*{job}*")}
+        assert all([await redis.ttl(f"marless:{{{job}}}:{key}") == -1 for key in found])
+        return found
+
+    await publish_versions(store, job, "a", 5)
+    with pytest.raises(ConflictError):
+        await store.publish(job, 0, 0, [write("a", 0, "late")])
+    await store.publish(job, 0, 0, [write("a", 4)])  # repeated
+    assert await keys() == {"heads", "events", "kept:a", "requests:a", "v:3:a", "v:4:a", "v:5:a"}
+    assert await redis.hkeys(f"marless:{{{job}}}:requests:a") == [b"a/2", b"a/3", b"a/4"]
+
+
+async def test_deleting_a_job_keeps_its_writers_out(store, job, redis):
+    epoch = await store.acquire_epoch(job, "coordinator")
+    await store.publish(job, epoch, 0, [write("a", 0), write("b", 0)])
+    await store.pin(job, "a", 1)
+    await store.delete_job(job)
+    await store.delete_job(job)
+    assert (await store.list(job)).policies == {}
+    assert [key async for key in redis.scan_iter(f"*{job}*")] == [f"marless:{{{job}}}:fence".encode()]
+    assert await redis.ttl(f"marless:{{{job}}}:fence") > 0
+    with pytest.raises(FencedError):
+        await store.publish(job, epoch, 0, [write("a", 0)])
+    newer = await store.acquire_epoch(job, "coordinator-again")
+    assert await store.publish(job, newer, 0, [write("a", 0)]) == {"a": 1}
+    assert await redis.ttl(f"marless:{{{job}}}:fence") == -1
+
+
+async def test_deleting_an_unknown_job_leaves_nothing(store, job, redis):
+    await store.delete_job(job)
+    assert [key async for key in redis.scan_iter(f"*{job}*")] == []
+
+
+async def test_watch_starts_with_the_present_and_follows_changes(store, job):
+    await publish_versions(store, job, "b", 2)
+    await publish_versions(store, job, "a", 1)
+    async with aclosing(store.watch(job)) as changes:
+        heads = [await anext(changes), await anext(changes)]
+        assert [(c.head.policy, c.head.version) for c in heads] == [("b", 2), ("a", 1)]
+        for expected in (2, 3):
+            await store.publish(job, 0, 9, [write("b", expected)])
+            change = await anext(changes)
+            assert (change.head.policy, change.head.version, change.head.round) == ("b", expected + 1, 9)
+
+
+async def test_watch_continues_from_a_cursor(store, job):
+    await publish_versions(store, job, "a", 1)
+    [(_, _, cursor)] = await watched(store, job, 1)
+    await publish_versions(store, job, "b", 2)
+    assert [seen[:2] for seen in await watched(store, job, 1, cursor)] == [("b", 2)]
+    assert [seen[:2] for seen in await watched(store, job, 2)] == [("a", 1), ("b", 2)]
+
+
+async def test_watch_survives_a_restart_of_the_store(store_config, job):
+    def run():
+        return serving(store_config.server, lambda address: build(store_config, address))
+
+    peer = Peer(store_config.server.listen, Security())
+    client = ParamStore(peer)
+    async with aclosing(client.watch(job)) as changes:
+        async with run():
+            await client.publish(job, 0, 0, [write("a", 0)])
+            assert (await anext(changes)).head.version == 1
+        async with run():
+            await client.publish(job, 0, 0, [write("a", 1)])
+            assert (await anext(changes)).head.version == 2
+    await peer.close()
+
+
+async def test_concurrent_watchers_see_the_last_head_in_order(store, job):
+    async def follow() -> list[int]:
+        seen: list[int] = []
+        async with aclosing(store.watch(job)) as changes:
+            async for change in changes:
+                seen.append(change.head.version)
+                if seen[-1] == 20:
+                    return seen
+        return seen
+
+    async with asyncio.TaskGroup() as group:
+        followers = [group.create_task(follow()) for _ in range(4)]
+        await publish_versions(store, job, "a", 20)
+    for follower in followers:
+        assert follower.result() == sorted(set(follower.result()))
+
+
+async def test_watches_are_bounded(store, redis, job):
+    await publish_versions(store, job, "a", 1)
+    versions = VersionStore(redis, keep=1, watches=1)
+    first = versions.watch(job, "")
+    assert (await anext(first)).version == 1
+    with pytest.raises(OverloadedError):
+        await anext(versions.watch(job, ""))
+    await first.aclose()
+    assert (await anext(versions.watch(job, ""))).version == 1
+
+
+async def test_wrong_checksums_publish_nothing(store, store_address, job):
+    blob = param_store_pb2.BlobInfo(part="acting", bytes=3, sha256=hashlib.sha256(b"abc").digest())
+    policy = param_store_pb2.PolicyPublish(policy="a", req_id="r", blobs=[blob])
+    header = param_store_pb2.PublishHeader(job=job, policies=[policy])
+    peer = Peer(store_address, Security())
+    for data in (b"abd", b"ab", b"abcd", b""):
+        with pytest.raises(CorruptError):
+            await peer.send("ParamStoreService/Publish", header, [data], param_store_pb2.PublishResponse)
+    assert (await store.list(job)).policies == {}
+    response = await peer.send("ParamStoreService/Publish", header, [b"abc"], param_store_pb2.PublishResponse)
+    assert response.versions[0].version == 1
+    await peer.close()
+
+
+async def test_bytes_that_changed_in_redis_are_not_handed_out(store, job, redis):
+    await store.publish(job, 0, 0, [write("a", 0, acting=b"weights", learning=b"moments")])
+    await redis.hset(f"marless:{{{job}}}:v:1:a", "acting:0", b"weighty")
+    with pytest.raises(CorruptError, match="not what was published"):
+        await store.get(job, {"a": LATEST}, ["acting"])
+    assert (await store.get(job, {"a": LATEST}, ["learning"]))["a"].blobs["learning"] == b"moments"
+
+
+async def test_unknown_names_get_the_nearest(store, job):
+    await publish_versions(store, job, "agent_0", 1)
+    with pytest.raises(NotFoundError, match="unknown policy 'agent_1'; did you mean 'agent_0'"):
+        await store.get(job, {"agent_0": LATEST, "agent_1": LATEST}, ["acting"])
+    with pytest.raises(NotFoundError, match="no part 'critic'; it has acting"):
+        await store.get(job, {"agent_0": LATEST}, ["critic"])
+    with pytest.raises(SpecError, match="job name"):
+        await store.list("a{b}")
+    with pytest.raises(SpecError, match="policy name"):
+        await store.publish(job, 0, 0, [write("two words", 0)])
+    with pytest.raises(SpecError, match="not a cursor"):
+        await watched(store, job, 1, "yesterday")
+
+
+async def test_a_publish_beyond_the_bound_is_refused_before_its_bytes(store, store_address, job):
+    blob = param_store_pb2.BlobInfo(part="acting", bytes=2**40)
+    policy = param_store_pb2.PolicyPublish(policy="a", req_id="r", blobs=[blob])
+    peer = Peer(store_address, Security())
+    for size in (2**40, -1):
+        policy.blobs[0].bytes = size
+        header = param_store_pb2.PublishHeader(job=job, policies=[policy])
+        with pytest.raises(SpecError, match="intake-bytes"):
+            await peer.send("ParamStoreService/Publish", header, [], param_store_pb2.PublishResponse)
+    await peer.close()
+
+
+async def test_uploads_in_progress_share_the_bound():
+    async def stream(data: bytes):
+        for frame in chunks.data_frames([data]):
+            yield frame
+
+    part = Part("acting", 6, hashlib.sha256(b"abcdef").digest())
+    uploads = Uploads(10)
+    async with uploads.receive(stream(b"abcdef"), [part]) as [blob]:
+        assert blob == b"abcdef"
+        with pytest.raises(OverloadedError):
+            async with uploads.receive(stream(b"abcdef"), [part]):
+                pass
+    async with uploads.receive(stream(b"abcdef"), [part]) as [blob]:
+        assert blob == b"abcdef"
+
+
+async def test_full_memory_refuses_and_recovers(store, job, redis):
+    await store.publish(job, 0, 0, [write("a", 0)])
+    await redis.config_set("maxmemory", "1mb")
+    try:
+        with pytest.raises(OverloadedError, match="memory"):
+            await store.publish(job, 0, 1, [write("a", 1, acting=bytes(2 * MIB))])
+    finally:
+        await redis.config_set("maxmemory", "1gb")
+    assert (await store.list(job)).policies["a"].versions == (1,)
+    assert await store.publish(job, 0, 1, [write("a", 1)]) == {"a": 2}
