@@ -1,0 +1,1 @@
+"""How processes speak: gRPC servers, peers, bulk transfers, workers."""

@@ -39,6 +39,7 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (  # Any: gRPC option values are ints or
     ("grpc.so_reuseport", 0),
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),  # clients ping idle channels too
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 20_000),
     ("grpc.server_handshake_timeout_ms", 3_000),
 )

@@ -170,7 +170,7 @@ def declared_bytes(header: learner_pool_pb2.UploadHeader) -> int:
 
 def views(header: learner_pool_pb2.UploadHeader, buffer: memoryview) -> Trajectory:
     """The arrays of an upload as views of its bytes."""
-    arrays: dict[str, np.ndarray] = {}  # type: ignore[type-arg]  # each array has the dtype its header names
+    arrays: dict[str, np.ndarray] = {}
     offset = 0
     for info in header.arrays:
         dtype, count = _DTYPES[info.dtype], _elements(info)

@@ -70,7 +70,7 @@ class Learning:
     ) -> learner_pool_pb2.LearnResult:
         """Publish a first version of every state that the store does not have."""
         names = held.learner.names(groups)
-        present = {info.head.policy: info.head.version for info in await self._store.list(task.job)}
+        present = {name: held.head.version for name, held in (await self._store.list(task.job)).policies.items()}
         fresh = [name for name in names if name not in present]
         for name in fresh:
             held.learner.load(name, held.learner.initial(name, held.seed))

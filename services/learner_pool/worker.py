@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
 from marless.rpc.process import configure_logging
-from marless.rpc.v1.learner_pool_pb2_grpc import LearnerPoolServiceAsyncStub, LearnerPoolServiceStub
+from marless.rpc.v1.learner_pool_pb2_grpc import LearnerPoolServiceStub
 from marless.rpc.workers.session import WorkerOptions, work, worker_options
 from services.learner_pool.learning import Learning, choose_device
+
+if TYPE_CHECKING:
+    from marless.rpc.v1.learner_pool_pb2_grpc import LearnerPoolServiceAsyncStub
 
 
 async def run(options: WorkerOptions) -> None:

@@ -1,0 +1,1 @@
+"""The wire contracts, and the tools that keep the generated code fresh."""
