@@ -1,0 +1,181 @@
+"""What all benchmarks share: commands run to a deadline, medians with their spread, tables, and JSON files."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import IO, Any
+
+import psutil  # type: ignore[import-untyped]  # psutil ships no types
+
+ROOT = Path(__file__).parents[1]
+
+Row = dict[str, Any]  # Any: a cell is text, a number, a spread as a mapping, or None for "never"
+
+
+class BenchError(Exception):
+    """A measured program failed; the message holds the end of what it said."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Several measurements of one thing; infinite where a run never got there."""
+
+    median: float
+    low: float
+    high: float
+    runs: int
+
+    def cell(self, digits: int) -> Row:
+        """As a table's cell, rounded; None for what is infinite. No digits: whole numbers."""
+        values = {"median": self.median, "min": self.low, "max": self.high}
+        places = digits or None
+        return {name: round(value, places) if math.isfinite(value) else None for name, value in values.items()}
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Median, smallest and largest of at least one value."""
+    return Spread(statistics.median(values), min(values), max(values), len(values))
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The smallest value that at least `percent` per cent of all values do not exceed (nearest rank)."""
+    ordered = sorted(values)
+    return ordered[max(math.ceil(percent / 100 * len(ordered)) - 1, 0)]
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a program left behind."""
+
+    started_s: float
+    """Unix time of its start."""
+    lines: tuple[Row, ...]
+    """JSON objects it printed, in order."""
+
+
+def run(argv: Sequence[str | Path], *, timeout_s: float, cwd: Path = ROOT) -> Output:
+    """Run a program and all it starts to their end, or to `timeout_s`; what it printed until then counts.
+
+    Raises BenchError if it fails by itself.
+    """
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        started_s = time.time()
+        command = [str(part) for part in argv]
+        process = psutil.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd=cwd)
+        try:
+            code = process.wait(timeout_s)
+        except psutil.TimeoutExpired:
+            code = 0
+        finally:
+            end_tree(process)
+        if code:
+            raise BenchError(f"{' '.join(command)} ended with exit code {code}:\n{_tail(err)}{_tail(out)}")
+        out.seek(0)
+        return Output(started_s, tuple(json_lines(out.readlines())))
+
+
+def json_lines(lines: Sequence[str]) -> list[Row]:
+    """The JSON objects among `lines`; libraries print other things too."""
+    objects = []
+    for line in lines:
+        try:
+            parsed = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(parsed, dict):
+            objects.append(parsed)
+    return objects
+
+
+def end_tree(process: psutil.Process) -> None:
+    """End a process and its descendants: politely, and after ten seconds by force."""
+    try:
+        family = [*process.children(recursive=True), process]
+    except psutil.NoSuchProcess:
+        return
+    for signal in (psutil.Process.terminate, psutil.Process.kill):
+        for member in family:
+            if member.is_running():
+                signal(member)
+        _, family = psutil.wait_procs(family, timeout=10)
+
+
+def _tail(stream: IO[str], characters: int = 2000) -> str:
+    stream.seek(0)
+    return stream.read()[-characters:]
+
+
+def machine() -> Row:
+    """What the figures were measured on, and how busy it was before."""
+    return {
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "python": platform.python_version(),
+        "versions": {name: metadata.version(name) for name in ("torch", "numpy", "grpcio")},
+        "load_before": round(os.getloadavg()[0], 2),
+        "measured": time.strftime("%Y-%m-%d"),
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def table(rows: Sequence[Row]) -> str:
+    """A markdown table that reads as plain text; columns in order of appearance, spreads as median (min – max)."""
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    body = [[_cell(row.get(column, "")) for column in columns] for row in rows]
+    widths = [max(len(line[i]) for line in [columns, *body]) for i in range(len(columns))]
+    rule = ["-" * width for width in widths]
+    return "\n".join(
+        f"| {' | '.join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))} |"
+        for line in [columns, rule, *body]
+    )
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, dict):
+        return f"{_cell(value['median'])} ({_cell(value['min'])} – {_cell(value['max'])})"
+    if value is None:
+        return "never"
+    return f"{value:,}" if isinstance(value, int | float) else str(value)
+
+
+def parser(description: str | None, *, runs: int) -> argparse.ArgumentParser:
+    """Options that every benchmark has."""
+    options = argparse.ArgumentParser(description=description)
+    options.add_argument("--runs", type=int, default=runs, help="runs of each system, with seeds 0, 1, …")
+    options.add_argument("--json", type=Path, default=None, metavar="FILE", help="write the table here too")
+    return options
+
+
+def report(bench: str, about: Row, rows: Sequence[Row], headline: Mapping[str, Any], file: Path | None) -> None:
+    """Print the table and, if a file is named, write it with the headline figures and the machine (`about`)."""
+    print(table(rows))
+    print(json.dumps(headline))
+    if file is not None:
+        document = {"bench": bench, "machine": about, **headline, "rows": rows}
+        file.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def say(text: str) -> None:
+    """Progress, on stderr."""
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,177 @@
+"""The systems that are compared: marless, the plain script, and the peers that are installed, all on one task."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench import harness
+from bench.harness import ROOT, Row
+from bench.peers import install
+from bench.task import TASK
+
+MARLESS = Path(sys.executable).with_name("marless")
+WARM_UP = 5
+"""Iterations at the start that no steady rate counts."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One training run to be measured."""
+
+    seed: int
+    env_steps: int
+    eval_every: int = 0
+    """Iterations between greedy evaluations; 0: none that is timed."""
+    stop_return: float | None = None
+    """Stop at this greedy return per agent."""
+    timeout_s: float = 600.0
+
+
+@dataclass(frozen=True)
+class Point:
+    """The end of one iteration."""
+
+    env_steps: int
+    """Sampled since the beginning."""
+    wall_s: float
+    """Since the process was started."""
+    greedy_return: float | None
+    """Per agent, if evaluated."""
+
+
+Curve = tuple[Point, ...]
+Measure = Callable[[Request], Curve]
+
+
+def steady_rate(curve: Curve, skip: int = WARM_UP) -> float:
+    """Env steps per second between the end of iteration `skip` and the last but one; raises ValueError if too short.
+
+    The last iteration is left out: it may hold a final evaluation or checkpoint.
+    """
+    if len(curve) < skip + 2:
+        raise ValueError(f"a steady rate needs more than {skip + 1} iterations, got {len(curve)}")
+    first, last = curve[skip - 1], curve[-2]
+    return (last.env_steps - first.env_steps) / (last.wall_s - first.wall_s)
+
+
+def crossing(curve: Curve, target: float) -> Point:
+    """The first point whose greedy return reaches `target`; at infinity if there is none."""
+    reached = (p for p in curve if p.greedy_return is not None and p.greedy_return >= target)
+    return next(reached, Point(0, math.inf, None))
+
+
+def points(lines: Iterable[Row]) -> Curve:
+    """The iterations among the events that `bench.events` wrote."""
+    return tuple(
+        Point(int(line["env_steps"]), float(line["wall_s"]), line["return"])
+        for line in lines
+        if line.get("event") == "iteration"
+    )
+
+
+def rounds(records: Iterable[Row], started_s: float) -> Curve:
+    """The same, out of the lines of a marless `rounds.jsonl`; evaluations are within their round's time."""
+    return tuple(
+        Point(
+            int(record["env_steps"]),
+            record["ended_s"] - started_s,
+            record["evaluation"]["return"] if record["evaluation"] else None,
+        )
+        for record in records
+    )
+
+
+def marless_job(overrides: Sequence[str], timeout_s: float) -> tuple[float, Row, list[Row]]:
+    """Run `marless train` on the spread example; its start (Unix time), its summary and its round records."""
+    command = [str(MARLESS), "train", str(ROOT / "examples" / "spread.yaml"), "-o", "json"]
+    sets = [part for override in overrides for part in ("--set", override)]
+    with tempfile.TemporaryDirectory(prefix="marless-bench-") as folder:
+        output = harness.run([*command, *sets], timeout_s=timeout_s, cwd=Path(folder))
+        if not output.lines:
+            raise harness.BenchError(f"marless train did not end within {timeout_s} s")
+        summary = output.lines[-1]
+        records = Path(folder, summary["run_dir"], "rounds.jsonl").read_text(encoding="utf-8").splitlines()
+    return output.started_s, summary, harness.json_lines(records)
+
+
+def task_overrides(request: Request) -> Iterator[str]:
+    """The task, said in marless's words."""
+    stop = {"env_steps": request.env_steps}
+    settings = {
+        "seed": request.seed,
+        "env": {"name": "mpe/simple_spread", "options": {"agents": TASK.agents, "local_ratio": TASK.local_ratio}},
+        "algorithm": {
+            "name": "ippo",
+            "lr": TASK.learning_rate,
+            "gamma": TASK.gamma,
+            "gae_lambda": TASK.gae_lambda,
+            "clip": TASK.clip,
+            "epochs": TASK.epochs,
+            "minibatches": TASK.minibatches,
+            "entropy": TASK.entropy_weight,
+            "max_grad_norm": TASK.max_grad_norm,
+        },
+        "model": {"hidden": TASK.hidden, "activation": "tanh"},
+        "actors": {"count": 2, "envs": TASK.iteration_env_steps // TASK.episode_steps // 2, "steps": 25},
+        "sharing": {"name": "fixed", "groups": "independent"},
+        "evaluation": {"every": request.eval_every, "episodes": TASK.evaluation_episodes},
+        "learner": {"device": "cpu"},
+        "stop": stop if request.stop_return is None else stop | {"return": request.stop_return},
+    }
+    return (f"{section}={json.dumps(value)}" for section, value in settings.items())
+
+
+def marless(request: Request) -> Curve:
+    """Measure marless: four services, actor and learner workers, all started by the command and within its time."""
+    started_s, _, records = marless_job(tuple(task_overrides(request)), request.timeout_s)
+    return rounds(records, started_s)
+
+
+def program(python: Path, module: str, threads: int = 1) -> Measure:
+    """How to measure a program that speaks `bench.events`."""
+
+    def measure(request: Request) -> Curve:
+        options: dict[str, object] = {
+            "--env-steps": request.env_steps,
+            "--seed": request.seed,
+            "--eval": request.eval_every,
+            "--threads": threads,
+            "--started": time.time(),
+        }
+        if request.stop_return is not None:
+            options["--stop-return"] = request.stop_return
+        flags = [str(part) for option in options.items() for part in option]
+        output = harness.run([python, "-m", module, *flags], timeout_s=request.timeout_s)
+        return points(output.lines)
+
+    return measure
+
+
+def named(text: str) -> tuple[str, ...]:
+    """Read the value of --peers; raises ValueError for a peer that is not known."""
+    peers = tuple(peer for peer in text.split(",") if peer)
+    if unknown := [peer for peer in peers if peer not in install.REQUIREMENTS]:
+        raise ValueError(f"unknown peers {unknown}; known: {sorted(install.REQUIREMENTS)}")
+    return peers
+
+
+def systems(peers: Sequence[str], without_marless: bool = False) -> dict[str, Measure]:
+    """marless, the plain script on one thread and on every core, and the named peers as far as they are installed."""
+    found: dict[str, Measure] = {} if without_marless else {"marless": marless}
+    for threads in dict.fromkeys((1, os.cpu_count() or 1)):
+        name = f"plain script, {threads} thread{'s' * (threads > 1)}"
+        found[name] = program(Path(sys.executable), "bench.plain_ppo", threads)
+    for peer in peers:
+        if install.installed(peer):
+            found[peer] = program(install.interpreter(peer), f"bench.peers.run_{peer}")
+        else:
+            harness.say(f"{peer}: not installed, left out (python -m bench.peers.install {peer})")
+    return found
