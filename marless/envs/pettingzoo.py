@@ -336,9 +336,9 @@ class _Outcome:
         self.seen = (observations, infos)
         own_end = {a for a in acted if terminations.get(a, False)}
         cut_off = {a for a in acted if truncations.get(a, False)} - own_end
-        self.over = not env.agents or own_end | cut_off == set(acted)
-        self.truncated = self.over and bool(cut_off)
         going_on = [a for a in env.agents if not terminations.get(a, False) and not truncations.get(a, False)]
+        self.over = not going_on
+        self.truncated = self.over and bool(cut_off)
         staying = [a for a in acted if a in cut_off] if self.over else going_on
         self.terminated = set(acted) - set(staying)
         self.present = [a for a in staying if a in observations]

@@ -1,0 +1,140 @@
+"""Every environment we ship, and the check itself: it must pass what is right and fail each thing that is wrong."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from marless.envs import registry
+from marless.envs.base import EnvSpaces
+from marless.envs.contract import check_env
+from marless.spec import load
+from tests.scripted_env import ScriptedEnv
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("mpe/simple_spread", {}),
+        ("mpe/simple_spread", {"agents": 1}),
+        ("mpe/simple_spread", {"continuous_actions": True, "max_cycles": 7}),
+        ("mpe/simple_adversary", {"agents": 4, "landmarks": 2}),
+        ("pettingzoo/mpe2.simple_spread_v3", {"max_cycles": 9}),
+        ("pettingzoo/mpe2.simple_spread_v3", {"terminate_on_success": True, "N": 1}),
+        ("pettingzoo/mpe2.simple_speaker_listener_v4", {"continuous_actions": True}),
+        ("pettingzoo/pettingzoo.classic.tictactoe_v3", {}),
+    ],
+)
+def test_environment_keeps_the_contract(name, options):
+    check_env(lambda batch: registry.make(name, options, batch))
+
+
+def test_a_third_partys_environment_keeps_the_contract():
+    spec = load(Path(__file__).parents[2] / "examples/overcooked.yaml")
+    check_env(lambda batch: registry.make(spec.env.name, spec.env.options, batch), steps=8)
+
+
+def test_the_scripted_environment_keeps_the_contract():
+    check_env(ScriptedEnv)
+
+
+def step_with(**changes):
+    """An environment that misreports: each change maps the honest transition to one field's false value."""
+
+    class Broken(ScriptedEnv):
+        def step(self, actions):
+            honest = super().step(actions)
+            return replace(honest, **{field: change(honest) for field, change in changes.items()})
+
+    return Broken
+
+
+def spaces_with(**changes):
+    class Broken(ScriptedEnv):
+        def __init__(self, batch):
+            super().__init__(batch)
+            self.spaces = replace(self.spaces, **changes)
+
+    return Broken
+
+
+class Unseeded(ScriptedEnv):
+    draws = np.random.default_rng(0)
+
+    def step(self, actions):
+        honest = super().step(actions)
+        return replace(honest, rewards=(honest.rewards[0] * self.draws.random(dtype=np.float32),))
+
+
+class Forgetful(ScriptedEnv):
+    def reset(self, seed):
+        old = getattr(self, "_episode", 0)
+        super().reset(seed)
+        self._episode += old
+        return self._show(self._frames[0])
+
+
+class Meddling(ScriptedEnv):
+    def step(self, actions):
+        actions[0][...] = 0
+        return super().step(actions)
+
+
+def seen(frame, **changes):
+    return replace(frame, **{field: (change(getattr(frame, field)[0]),) for field, change in changes.items()})
+
+
+def both(**changes):
+    return step_with(frame=lambda s: seen(s.frame, **changes), final=lambda s: seen(s.final, **changes))
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (Unseeded, "two environments with one seed part ways"),
+        (Forgetful, "a second reset with the same seed"),
+        (Meddling, "changed the actions"),
+        (step_with(rewards=lambda s: (s.rewards[0] + 1,)), "absent walker was rewarded"),
+        (step_with(rewards=lambda s: (s.rewards[0] / np.float32("inf") * np.float32("nan"),)), "NaN"),
+        (step_with(rewards=lambda s: (s.rewards[0].astype(int),)), "reward of walker is int64"),
+        (step_with(terminated=lambda s: (s.terminated[0] | True,)), "terminated"),
+        (step_with(truncated=lambda s: s.truncated & False), "ended must mean truncated, or every agent gone"),
+        (step_with(ended=lambda s: s.ended & False), "frame and final differ in a copy whose episode goes on"),
+        (step_with(final=lambda s: s.frame), "an agent that terminated is still alive"),
+        (both(obs=lambda o: o + 1), "an absent walker sees something"),
+        (step_with(frame=lambda s: seen(s.frame, obs=lambda o: o * 2)), "frame and final differ"),
+        (step_with(frame=lambda s: seen(s.frame, obs=lambda o: o.astype(float))), "must be float32"),
+        (step_with(frame=lambda s: seen(s.frame, masks=lambda m: m & False)), "no legal action"),
+        (both(alive=lambda a: a | True), "still alive"),
+        (spaces_with(state_size=0), "state and state_size disagree"),
+        (spaces_with(state_size=2), "must be float32.1, 2"),
+        (spaces_with(masks=False), "masks and spaces.masks disagree"),
+        (spaces_with(deaths=False), "alive and spaces.deaths disagree"),
+        (spaces_with(max_steps=2), "longer than max_steps=2"),
+        (spaces_with(max_steps=4), "truncated before max_steps=4"),
+        (spaces_with(classes=ScriptedEnv().spaces.classes * 2), "distinct names"),
+    ],
+)
+def test_a_broken_promise_is_found(broken, message):
+    with pytest.raises(AssertionError, match=message):
+        check_env(broken)
+
+
+def test_an_agent_must_not_terminate_early_where_deaths_are_not_declared():
+    class Undeclared(ScriptedEnv):
+        def __init__(self, batch):
+            super().__init__(batch)
+            self.spaces = EnvSpaces(self.spaces.classes, state_size=3, max_steps=3, masks=True)
+
+        def reset(self, seed):
+            return replace(super().reset(seed), alive=None)
+
+        def step(self, actions):
+            honest = super().step(actions)
+            hidden = [replace(frame, alive=None) for frame in (honest.frame, honest.final)]
+            ended = honest.truncated | honest.terminated[0].all(axis=0)
+            return replace(honest, frame=hidden[0], final=hidden[1], ended=ended)
+
+    with pytest.raises(AssertionError, match="terminated in mid-episode"):
+        check_env(Undeclared)

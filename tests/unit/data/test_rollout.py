@@ -1,0 +1,136 @@
+"""Rollouts of the scripted environment against numbers worked out by hand."""
+
+import numpy as np
+import pytest
+
+from marless.data.rollout import play, rollout
+from marless.data.trajectory import TrajectorySchema
+from marless.envs.mpe import SimpleSpread, SpreadOptions
+from marless.errors import SpecError
+from tests.scripted_env import ScriptedEnv
+
+STEPS = 5
+
+
+class Highest:
+    """Takes the highest legal action; tells the environment something else, to see which is stored."""
+
+    def sample(self, obs_NBO, mask_NBA, rng):
+        return self.greedy(obs_NBO, mask_NBA), obs_NBO.sum(axis=-1) - 7
+
+    def greedy(self, obs_NBO, mask_NBA):
+        return 2 - mask_NBA[..., ::-1].argmax(axis=-1).astype(np.int32)
+
+    def to_env(self, action):
+        return action + 10
+
+
+@pytest.fixture
+def rolled():
+    env = ScriptedEnv()
+    trajectory, stats = rollout(env, [Highest()], steps=STEPS, seed=3, with_state=True)
+    return env, trajectory, stats
+
+
+def test_arrays_fit_the_schema(rolled):
+    env, trajectory, _ = rolled
+    TrajectorySchema(env.spaces, STEPS, 2, with_state=True).check(trajectory)
+
+
+def test_segments_are_cut_where_episodes_or_the_rollout_end(rolled):
+    _, trajectory, _ = rolled
+    cut_copy_0, cut_copy_1 = trajectory["cut"].T.tolist()
+    assert cut_copy_0 == [False, False, True, False, True]
+    assert cut_copy_1 == [False, True, False, True, True]
+
+
+def test_bootstrap_rows_hold_what_was_seen_before_the_reset(rolled):
+    _, trajectory, _ = rolled
+    # Copy 0 is truncated at t=2 (flat 4); the rollout cuts both copies at t=4 (flat 8, 9). Copy 1 ended at t=1 and
+    # t=3 because all had terminated: no rows.
+    assert trajectory["boot_index"].tolist() == [4, 8, 9]
+    assert trajectory["boot_obs/0"].tolist() == [
+        [[0, 3, 1], [1, 2, 1], [2, 1, 1]],
+        [[0, 3, 2], [1, 2, 2], [0, 0, 0]],
+    ]
+    assert trajectory["boot_state"].tolist() == [[1, 0, 3], [1, 1, 2], [2, 2, 1]]
+
+
+def test_views_are_those_before_acting_also_after_a_reset(rolled):
+    _, trajectory, _ = rolled
+    obs = trajectory["obs/0"]
+    assert obs[:, 0, 0].tolist() == [[0, 0, 1], [0, 1, 1], [0, 2, 1], [1, 0, 1], [1, 1, 1]]
+    assert obs[:, 1, 1].tolist() == [[0, 0, 2], [0, 0, 0], [1, 0, 2], [0, 0, 0], [2, 0, 2]]
+    assert trajectory["state"][:, 1].tolist() == [[2, 0, 0], [2, 0, 1], [2, 1, 0], [2, 1, 1], [2, 2, 0]]
+    assert trajectory["mask/0"][:, 0, 0, 2].tolist() == [True, False, True, True, False]
+
+
+def test_deaths_rewards_and_actions_are_recorded(rolled):
+    env, trajectory, _ = rolled
+    assert trajectory["alive/0"][:, 1, 1].tolist() == [True, False, True, False, True]
+    assert trajectory["terminated/0"][:, 1, 1].tolist() == [True, False, True, False, True]
+    assert trajectory["terminated/0"][:, 0, 1].tolist() == [False, True, False, True, False]
+    assert trajectory["reward/0"][:, 0, 1].tolist() == [10, 11, 10, 11, 10]
+    assert trajectory["reward/0"][:, 1, 1].tolist() == [20, 0, 20, 0, 20]
+    assert trajectory["action/0"][:, 0, 0].tolist() == [2, 1, 2, 2, 1]
+    assert trajectory["log_prob/0"][:, 0, 0].tolist() == [-6, -5, -4, -5, -4]
+    assert np.array_equal(np.stack(env.received), trajectory["action/0"] + 10)
+
+
+def test_stats_sum_over_ended_episodes_only(rolled):
+    *_, stats = rolled
+    # Copy 0: one episode, a earns 10+11+12, b 20+21+22. Copy 1: two episodes, a earns 10+11 in each, b 20.
+    assert (stats.env_steps, stats.episodes, stats.episode_steps) == (10, 3, 3 + 2 + 2)
+    assert stats.return_sum == {"a": 33 + 2 * 21, "b": 63 + 2 * 20}
+    assert stats.return_square_sum == {"a": 33**2 + 2 * 21**2, "b": 63**2 + 2 * 20**2}
+
+
+@pytest.mark.parametrize("policies", [[Highest()], None])
+def test_play_counts_exactly_so_many_episodes_and_no_more_short_ones(policies):
+    # 5 episodes over 2 copies: 3 of copy 0 (3 steps), 2 of copy 1 (2 steps). The first five to end would be
+    # 2 of copy 0 and 3 of copy 1.
+    stats = play(ScriptedEnv(), policies, episodes=5, seed=0)
+    assert (stats.episodes, stats.episode_steps) == (5, 3 * 3 + 2 * 2)
+    assert stats.return_sum == {"a": 3 * 33 + 2 * 21, "b": 3 * 63 + 2 * 20}
+
+
+def test_fewer_episodes_than_copies():
+    assert play(ScriptedEnv(), None, episodes=1, seed=0).return_sum == {"a": 33, "b": 63}
+
+
+def test_random_play_takes_every_legal_action_and_no_other():
+    env = ScriptedEnv()
+    play(env, None, episodes=200, seed=0)
+    first, second = np.stack(env.received[0::3])[:, :, 0], np.stack(env.received[1::3])[:, :, 0]
+    assert np.bincount(first.ravel()).min() > 50  # step 0: all three
+    assert np.bincount(second.ravel(), minlength=3)[2] == 0  # step 1: 2 is illegal
+
+
+class Uniform:
+    def sample(self, obs_NBO, mask_NBA, rng):
+        shape = obs_NBO.shape[:2]
+        return rng.integers(5, size=shape, dtype=np.int32), np.full(shape, -np.log(5), np.float32)
+
+    def to_env(self, action):
+        return action
+
+
+def test_a_seed_fixes_everything_and_another_seed_changes_it():
+    def roll(seed):
+        env = SimpleSpread(SpreadOptions(), 4)
+        return rollout(env, [Uniform()], steps=7, seed=seed, with_state=False)[0].arrays
+
+    one, again, other = roll(1), roll(1), roll(2)
+    assert all(np.array_equal(one[name], again[name]) for name in one)
+    assert not np.array_equal(one["obs/0"][0], other["obs/0"][0])
+    assert not np.array_equal(one["action/0"], other["action/0"])
+
+
+def test_a_state_that_does_not_exist_is_refused():
+    class Blind(ScriptedEnv):
+        def __init__(self) -> None:
+            super().__init__()
+            self.spaces = type(self.spaces)(self.spaces.classes, state_size=0, max_steps=3, masks=True, deaths=True)
+
+    with pytest.raises(SpecError, match="global state"):
+        rollout(Blind(), [Highest()], steps=2, seed=0, with_state=True)

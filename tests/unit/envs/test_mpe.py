@@ -1,0 +1,188 @@
+"""The particle games against mpe2, step by step in float64, and against rewards worked out by hand."""
+
+import numpy as np
+import pytest
+from mpe2 import simple_adversary_v3, simple_spread_v3
+
+from marless.data.rollout import play
+from marless.envs import registry
+from marless.envs.base import Discrete
+from marless.envs.mpe import AdversaryOptions, SimpleAdversary, SimpleSpread, SpreadOptions
+from marless.errors import SpecError
+
+TOLERANCE = 1e-12
+
+
+def spread_pair(n, ratio=0.5, continuous=False, cycles=25):
+    theirs = simple_spread_v3.parallel_env(N=n, local_ratio=ratio, continuous_actions=continuous, max_cycles=cycles)
+    options = SpreadOptions(agents=n, local_ratio=ratio, continuous_actions=continuous, max_cycles=cycles)
+    return theirs, SimpleSpread(options, 1, np.float64)
+
+
+def adversary_pair(n, continuous=False):
+    theirs = simple_adversary_v3.parallel_env(N=n, continuous_actions=continuous)
+    return theirs, SimpleAdversary(AdversaryOptions(agents=n, continuous_actions=continuous), 1, np.float64)
+
+
+def random_action(ours, obs, rng):
+    """Out of range now and then, if continuous: both sides clip."""
+    if isinstance(ours.spaces.classes[0].action, Discrete):
+        return [int(rng.integers(5)) for _ in ours.spaces.agents]
+    return [rng.uniform(-0.2, 1.2, 5).astype(np.float32) for _ in ours.spaces.agents]
+
+
+def huddle(ours, obs, rng):
+    """Every agent walks towards the others' mean, mostly along the axis of greatest distance."""
+    marks = 4 + 2 * len(ours.spaces.agents)
+    actions = []
+    for row in obs:
+        away = row[marks : marks + 2 * (len(obs) - 1)].reshape(-1, 2).mean(axis=0)
+        axis = int(abs(away[1]) > abs(away[0]))
+        actions.append(1 + 2 * axis + int(away[axis] > 0) if rng.random() < 0.9 else int(rng.integers(5)))
+    return actions
+
+
+def by_class(spaces, rows):
+    rows, split = iter(rows), []
+    for c in spaces.classes:
+        split.append(np.stack([np.asarray(next(rows)) for _ in c.agents])[:, None])
+    return tuple(split)
+
+
+def compare(theirs, ours, seed, act):
+    """Play until truncation; the number of agents that were touching, over all steps."""
+    rng = np.random.default_rng(seed)
+    raw = theirs.aec_env.unwrapped
+    theirs.reset(seed=seed)
+    frame = ours.reset(seed)
+    contacts, steps, done = 0, 0, False
+    while not done:
+        seen = [raw.scenario.observation(agent, raw.world) for agent in raw.world.agents]
+        mine = [row[0] for obs in frame.obs for row in obs]
+        assert max(np.abs(a - b).max() for a, b in zip(seen, mine, strict=True)) <= TOLERANCE
+        assert np.array_equal(np.concatenate(mine), frame.state[0])
+        actions = act(ours, mine, rng)
+        _, rewards, terminated, truncated, _ = theirs.step(dict(zip(raw.possible_agents, actions, strict=True)))
+        step = ours.step(by_class(ours.spaces, actions))
+        gained = [reward for rows in step.rewards for reward in rows[:, 0]]
+        assert np.abs(np.array(gained) - list(rewards.values())).max() <= TOLERANCE
+        assert not any(terminated.values())
+        assert not any(t.any() for t in step.terminated)
+        done = any(truncated.values())
+        assert step.truncated.tolist() == step.ended.tolist() == [done]
+        final = [raw.scenario.observation(agent, raw.world) for agent in raw.world.agents]
+        last = [row[0] for obs in step.final.obs for row in obs]
+        assert max(np.abs(a - b).max() for a, b in zip(final, last, strict=True)) <= TOLERANCE
+        positions = np.array([agent.state.p_pos for agent in raw.world.agents])
+        distance = np.linalg.norm(positions[:, None] - positions[None], axis=-1)
+        contacts += int((distance < 0.3).sum()) - len(positions)
+        frame, steps = step.frame, steps + 1
+    # The next episode draws on from the same generator, on both sides.
+    theirs.aec_env.reset()
+    fresh = [raw.scenario.observation(agent, raw.world) for agent in raw.world.agents]
+    assert all(np.array_equal(a, row[0]) for a, row in zip(fresh, [r for o in frame.obs for r in o], strict=True))
+    return contacts, steps
+
+
+@pytest.mark.parametrize("n", [3, 6])
+@pytest.mark.parametrize("ratio", [0.0, 0.5, 1.0])
+def test_spread_equals_mpe2(n, ratio):
+    theirs, ours = spread_pair(n, ratio)
+    for seed in range(4):
+        assert compare(theirs, ours, seed, random_action)[1] == 25
+
+
+@pytest.mark.parametrize("n", [2, 3, 6])
+def test_spread_equals_mpe2_in_close_contact(n):
+    theirs, ours = spread_pair(n, 1.0, cycles=60)
+    assert sum(compare(theirs, ours, seed, huddle)[0] for seed in range(3)) > 60
+
+
+@pytest.mark.parametrize("n", [2, 5])
+@pytest.mark.parametrize("continuous", [False, True])
+def test_adversary_equals_mpe2(n, continuous):
+    theirs, ours = adversary_pair(n, continuous)
+    for seed in range(5):
+        compare(theirs, ours, seed, random_action)
+
+
+def test_continuous_spread_equals_mpe2():
+    theirs, ours = spread_pair(3, continuous=True)
+    for seed in range(4):
+        compare(theirs, ours, seed, random_action)
+
+
+def test_copies_are_independent_and_differ():
+    actions = np.random.default_rng(0).integers(5, size=(30, 3, 8)).astype(np.int32)
+    env, again = SimpleSpread(SpreadOptions(), 8), SimpleSpread(SpreadOptions(), 8)
+    first, same = env.reset(5), again.reset(5)
+    assert len(np.unique(first.obs[0][0, :, 2])) == 8
+    changed = actions.copy()
+    changed[:, :, 3] = (changed[:, :, 3] + 1) % 5
+    for t in range(30):
+        first, same = env.step((actions[t],)).frame, again.step((changed[t],)).frame
+        others = np.arange(8) != 3
+        assert np.array_equal(first.obs[0][:, others], same.obs[0][:, others])
+        assert not np.array_equal(first.obs[0][:, 3], same.obs[0][:, 3])
+        if t == 20:
+            break
+
+
+def test_agents_in_one_place_are_left_be():
+    env = SimpleSpread(SpreadOptions(), 1)
+    env.reset(0)
+    env._agents_N2B[...] = 0.25
+    env._look()
+    step = env.step((np.zeros((3, 1), np.int32),))
+    assert np.isfinite(step.final.obs[0]).all()
+    assert step.final.obs[0][:, 0, :4].tolist() == [[0, 0, 0.25, 0.25]] * 3
+
+
+def test_landmarks_need_not_be_as_many_as_agents():
+    for options, sizes in [
+        ({"agents": 4, "landmarks": 2}, [4 + 2 * 2 + 4 * 3]),
+        ({"agents": 2, "landmarks": 3}, [4 + 6 + 4]),
+    ]:
+        env = registry.make("mpe/simple_spread", options, 2)
+        assert [c.obs_size for c in env.spaces.classes] == sizes
+        env.reset(0)
+        reward = env.step((np.zeros((options["agents"], 2), np.int32),)).rewards[0]
+        assert (reward < 0).all()
+    good = registry.spaces("mpe/simple_adversary", {"agents": 3, "landmarks": 2}).classes[1]
+    assert good.obs_size == 2 + 2 * 2 + 2 * 3
+
+
+# Measured with mpe2, 700 to 2,500 episodes each; `error` is three standard errors of that.
+@pytest.mark.parametrize(
+    ("name", "options", "expected", "error"),
+    [
+        ("simple_spread", {}, {"agent_0": -26.4}, 0.5),
+        ("simple_spread", {"agents": 6}, {"agent_0": -38.7}, 0.9),
+        ("simple_adversary", {}, {"adversary_0": -27.6, "agent_1": 7.0}, 1.0),
+        ("simple_adversary", {"agents": 5}, {"adversary_0": -28.2, "agent_4": 14.8}, 1.0),
+    ],
+)
+def test_random_play_scores_what_it_scores_in_mpe2(name, options, expected, error):
+    stats = play(registry.make(f"mpe/{name}", options, 250), None, episodes=10_000, seed=0)
+    for agent, mean in expected.items():
+        assert abs(stats.return_sum[agent] / stats.episodes - mean) < error
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"agent": 3}, "did you mean 'agents'"),
+        ({"agents": 0}, "agents must be a whole number of at least 1, got 0"),
+        ({"agents": True}, "agents must be a whole number"),
+        ({"agents": 2.0}, "agents must be a whole number"),
+        ({"landmarks": 0}, "landmarks must be"),
+        ({"max_cycles": None}, "max_cycles must be"),
+        ({"local_ratio": 1.5}, "local_ratio must be a number from 0 to 1, got 1.5"),
+        ({"local_ratio": "half"}, "local_ratio must be"),
+        ({"continuous_actions": 1}, "continuous_actions must be true or false"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(options, message):
+    with pytest.raises(SpecError, match=message) as caught:
+        registry.make("mpe/simple_spread", options, 1)
+    assert str(caught.value).startswith("environment mpe/simple_spread: ")

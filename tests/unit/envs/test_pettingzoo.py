@@ -1,0 +1,243 @@
+"""The PettingZoo adapter against a small game whose agents come, die, are cut off and leave."""
+
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Sequence
+from pettingzoo import ParallelEnv
+
+from marless.envs import base, registry
+from marless.envs.contract import check_env
+from marless.errors import SpecError
+
+
+class Aviary(ParallelEnv):
+    """hawk_1 joins after the first step; `script` holds, step by step, who terminates and who is truncated."""
+
+    metadata = {"name": "aviary"}
+    possible_agents = ["hawk_0", "dove_0", "hawk_1"]
+
+    def __init__(self, script, lingering=False):
+        self.script, self.lingering, self.received = script, lingering, []
+
+    def observation_space(self, agent):
+        if agent.startswith("hawk"):
+            return Box(-9, 9, (2, 2))
+        return Dict(observation=MultiDiscrete([2, 3]), action_mask=Box(0, 1, (3,), np.int8))
+
+    def action_space(self, agent):
+        return Box(np.array([[0.0, -1.0]]), np.array([[1.0, 2.0]])) if agent[0] == "h" else Discrete(3, start=5)
+
+    def reset(self, seed=None, options=None):
+        self.t, self.seed = 0, seed
+        self.agents = ["hawk_0", "dove_0"]
+        return self._seen(), {a: {} for a in self.agents}
+
+    def step(self, actions):
+        assert set(actions) == set(self.agents)
+        self.received.append(actions)
+        acted = list(self.agents)
+        dead, cut = self.script[self.t]
+        self.t += 1
+        if self.t == 1:
+            self.agents.append("hawk_1")
+        observations = self._seen()
+        if not self.lingering:
+            self.agents = [a for a in self.agents if a not in dead | cut]
+        flags = [{a: a in who for a in acted} for who in (dead, cut)]
+        return observations, dict.fromkeys(acted, 1.0 + self.t), *flags, {}
+
+    def _seen(self):
+        hawk = np.array([[1, 2], [3, self.t]])
+        mask = np.array([1, 0, 1] if self.t % 2 == 0 else [0, 0, 0], np.int8)
+        return {a: hawk if a[0] == "h" else {"observation": np.array([1, 2]), "action_mask": mask} for a in self.agents}
+
+    def state(self):
+        return np.array([[self.t, len(self.agents)]])
+
+
+def make(monkeypatch, *script, batch=1, **options):
+    built = []
+
+    def parallel_env(**given):
+        built.append(Aviary([(set(dead), set(cut)) for dead, cut in script], **given))
+        return built[-1]
+
+    monkeypatch.setitem(sys.modules, "aviary", SimpleNamespace(parallel_env=parallel_env))
+    return registry.make("pettingzoo/aviary", options, batch), built
+
+
+def act(env, first=0.5, dove=0):
+    hawks = np.full((2, env.batch, 2), first, np.float32)
+    return env.step((hawks, np.full((1, env.batch), dove, np.int32)))
+
+
+def test_spaces_are_grouped_and_flattened(monkeypatch):
+    env, _ = make(monkeypatch, ("", ""))
+    hawks, doves = env.spaces.classes
+    assert (hawks.name, hawks.agents, hawks.obs_size) == ("hawk", ("hawk_0", "hawk_1"), 4)
+    assert hawks.action == base.Box(low=(0.0, -1.0), high=(1.0, 2.0))
+    assert (doves.name, doves.agents, doves.obs_size, doves.action) == ("dove", ("dove_0",), 5, base.Discrete(3))
+    assert (env.spaces.state_size, env.spaces.masks, env.spaces.deaths) == (2, True, True)
+
+
+def test_views_actions_and_a_joining_agent(monkeypatch):
+    env, built = make(monkeypatch, ("", ""), ("", ""))
+    frame = env.reset(3)
+    assert frame.obs[0][:, 0].tolist() == [[1, 2, 3, 0], [0, 0, 0, 0]]
+    assert frame.obs[1][0, 0].tolist() == [0, 1, 0, 0, 1]
+    assert frame.alive[0][:, 0].tolist() == [True, False]
+    assert frame.masks[1][0, 0].tolist() == [True, False, True]
+    assert frame.state.tolist() == [[0, 2]]
+    step = act(env, dove=2)
+    assert built[0].received[0]["dove_0"] == 7
+    assert built[0].received[0]["hawk_0"].tolist() == [[0.5, 0.5]]
+    assert step.frame.alive[0][:, 0].tolist() == [True, True]
+    assert step.rewards[0][:, 0].tolist() == [2.0, 0.0]
+    assert step.frame.masks[1][0, 0].tolist() == [True, False, False]  # nothing is legal: only action 0 is left
+    assert not step.ended.any()
+
+
+def test_a_death_is_terminal_and_leaves_zeros(monkeypatch):
+    env, _ = make(monkeypatch, (["hawk_0"], ""), ("", ""))
+    env.reset(0)
+    step = act(env)
+    assert step.terminated[0][:, 0].tolist() == [True, False]
+    assert step.rewards[0][:, 0].tolist() == [2.0, 0.0]
+    assert step.frame.alive[0][:, 0].tolist() == [False, True]
+    assert not step.frame.obs[0][0].any()
+    assert not step.ended.any()
+    assert not act(env).terminated[0][0].any()
+
+
+def test_the_episode_is_truncated_when_the_last_are_cut_off(monkeypatch):
+    env, _ = make(monkeypatch, (["dove_0"], ""), ("", ["hawk_0", "hawk_1"]))
+    env.reset(0)
+    act(env)
+    step = act(env)
+    assert step.truncated.tolist() == step.ended.tolist() == [True]
+    assert not step.terminated[0].any()
+    assert step.final.obs[0][:, 0].tolist() == [[1, 2, 3, 2], [1, 2, 3, 2]]
+    assert step.final.alive[1].tolist() == [[False]]
+    assert step.frame.obs[0][:, 0].tolist() == [[1, 2, 3, 0], [0, 0, 0, 0]]
+
+
+def test_an_episode_that_all_have_left_by_their_own_end_is_not_truncated(monkeypatch):
+    env, _ = make(monkeypatch, (["dove_0", "hawk_0"], ""), (["hawk_1"], ""))
+    env.reset(0)
+    act(env)
+    step = act(env)
+    assert step.ended.tolist() == [True]
+    assert step.truncated.tolist() == [False]
+    assert step.terminated[0][:, 0].tolist() == [False, True]
+
+
+def test_an_agent_cut_off_while_others_go_on_has_terminated(monkeypatch):
+    env, _ = make(monkeypatch, ("", ["dove_0"]), ("", ""))
+    env.reset(0)
+    step = act(env)
+    assert step.terminated[1].tolist() == [[True]]
+    assert not step.truncated.any()
+
+
+def test_agents_that_stay_listed_after_their_end_count_as_gone(monkeypatch):
+    everyone = ["dove_0", "hawk_0", "hawk_1"]
+    env, _ = make(monkeypatch, (["dove_0"], ""), (everyone, ""), lingering=True)
+    env.reset(0)
+    assert act(env).frame.alive[1].tolist() == [[False]]
+    step = act(env)
+    assert step.rewards[1].tolist() == [[0.0]]
+    assert step.ended.tolist() == [True]
+
+
+def test_the_contract_holds(monkeypatch):
+    script = [(["hawk_0"], ""), ("", ["dove_0"]), ("", ""), ("", ["hawk_1"])]
+    check_env(lambda batch: make(monkeypatch, *script, batch=batch)[0])
+
+
+def test_every_episode_of_every_copy_has_a_seed_of_its_own(monkeypatch):
+    everyone = ["dove_0", "hawk_0", "hawk_1"]
+    env, built = make(monkeypatch, (everyone, everyone), batch=3)
+    env.reset(1)
+    first = [copy.seed for copy in built]
+    act(env)
+    second = [copy.seed for copy in built]
+    assert len({*first, *second}) == 6
+    env.reset(1)
+    assert [copy.seed for copy in built] == first
+
+
+class Undeclared(Aviary):
+    """As found in the wild: spaces only as dictionaries, none for observations, agents named by numbers."""
+
+    possible_agents = [0, 1]
+    action_spaces = {0: Discrete(2), 1: Discrete(2)}
+    observation_space = ParallelEnv.observation_space
+
+    def action_space(self, agent):
+        return self.action_spaces[agent]
+
+    def reset(self, seed=None, options=None):
+        self.agents = [0, 1]
+        return {0: np.zeros(3), 1: np.zeros(3)}, {}
+
+    def state(self):
+        raise NotImplementedError
+
+
+def test_observation_spaces_may_be_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "aviary", SimpleNamespace(build=lambda: Undeclared([])))
+    spaces = registry.spaces("pettingzoo/aviary:build", {})
+    (only,) = spaces.classes
+    assert (only.name, only.agents, only.obs_size) == ("agent", ("agent_0", "agent_1"), 3)
+    assert spaces.state_size == 0
+
+
+def module_with(space=None, action=None, **attributes):
+    class Odd(Aviary):
+        possible_agents = ["hawk_0"]
+
+        def observation_space(self, agent):
+            return space or Box(0, 1, (4,))
+
+        def action_space(self, agent):
+            return action or Discrete(2)
+
+    return SimpleNamespace(parallel_env=lambda lazy=False: Odd([]), **attributes)
+
+
+@pytest.mark.parametrize(
+    ("path", "module", "options", "message"),
+    [
+        ("no_such_zoo.game_v0", None, {}, "no module 'no_such_zoo'; install the package"),
+        ("mpe2.simple_sprad_v3", None, {}, "did you mean 'mpe2.simple_spread_v3'"),
+        ("mpe2.simple_spread_v3", None, {"n": 3}, "unknown option 'n'; known: .*local_ratio"),
+        ("mpe2.simple_spread_v3", None, {"local_ratio": 7}, "cannot be built with options .*local_ratio is a prop"),
+        ("aviary", module_with(), {"lasy": True}, "did you mean 'lazy'"),
+        ("aviary", SimpleNamespace(), {}, "neither 'parallel_env' nor 'env'"),
+        ("aviary:Zoo", SimpleNamespace(), {}, "has no 'Zoo'"),
+        ("aviary", module_with(action=MultiDiscrete([2, 2])), {}, r"action space MultiDiscrete\(.* is not supported"),
+        ("aviary", module_with(action=Box(-np.inf, np.inf, (2,))), {}, "action space Box.* is not supported"),
+        ("aviary", module_with(space=Sequence(Discrete(2))), {}, "observation space Sequence.* is not supported"),
+    ],
+)
+def test_what_cannot_be_used_is_named(monkeypatch, path, module, options, message):
+    if module:
+        monkeypatch.setitem(sys.modules, "aviary", module)
+    with pytest.raises(SpecError, match=message) as caught:
+        registry.make(f"pettingzoo/{path}", options, 1)
+    assert str(caught.value).startswith(f"environment pettingzoo/{path}: ")
+
+
+def test_turn_based_games_are_converted():
+    env = registry.make("pettingzoo/pettingzoo.classic.tictactoe_v3", {}, 1)
+    frame = env.reset(0)
+    assert [c.agents for c in env.spaces.classes] == [("player_1", "player_2")]
+    assert frame.masks[0][:, 0].sum(axis=-1).tolist() == [9, 1]  # player_2 waits
+    for field in (0, 3, 1, 4, 2):  # player_1 fills the top row
+        step = env.step((np.full((2, 1), field, np.int32),))
+    assert step.rewards[0][:, 0].tolist() == [1, -1]
+    assert step.terminated[0].all()
+    assert step.ended.all()
