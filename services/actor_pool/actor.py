@@ -23,7 +23,6 @@ from marless.rpc.security import Security
 from marless.rpc.v1 import actor_pool_pb2, learner_pool_pb2
 
 UPLOAD_TIMEOUT_S = 60.0
-_CACHED_VERSIONS = 256
 _CACHED_ENVS = 4
 
 
@@ -63,7 +62,7 @@ class Actor:
         held = {policy: self._versions[key] for policy, key in keys.items()}
         for key in keys.values():
             self._versions.move_to_end(key)
-        while len(self._versions) > max(_CACHED_VERSIONS, len(keys)):
+        while len(self._versions) > 2 * len(keys):  # this round's and the last one's
             self._versions.popitem(last=False)
         return {agent: held[group.source.policy] for group in task.groups for agent in group.agents}
 
