@@ -6,15 +6,16 @@ One env step is 0.1 time units: positions move by the old velocities, then veloc
 p ← p + 0.1·v and v ← 0.75·v + 0.1·(u + F), where u is the agents' own force (5 per unit of action) and F
 the contact force.
 
-Work arrays are entity-major with the copies last (E entities, M entities seen, 2 plane components, B
-copies), so that each array operation runs over contiguous copies. Observations are written once, into the
-global state; what an agent class sees is a view of it.
+Work arrays are entity-major with the copies last (E entities, M entities seen, 2 plane components, B copies), so that
+each array operation runs over contiguous copies. Observations are written once, feature-major; what an agent class
+sees and the global state are views of those rows.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -113,30 +114,34 @@ class ParticleEnv(ABC):
         self._rel_NM2B = np.zeros((*self._seen_NM.shape, 2, batch))
         self._rewards_NB = np.zeros((movers, batch))
         self._rows_SB = np.zeros((self.spaces.state_size, batch), dtype)
-        self._frame, self._spare = (self._empty_frame(dtype) for _ in range(2))
+        self._last_rows_SB = np.zeros_like(self._rows_SB)
+        self._frame, self._last_frame = self._view(self._rows_SB), self._view(self._last_rows_SB)
+        self._forces, self._rewards = self._by_class(self._force_N2B), self._by_class(self._rewards_NB)
         self._rng = np.random.default_rng(0)
         self._steps = 0
 
     def reset(self, seed: int) -> Frame:
         """Start an episode in every copy; a single copy starts where mpe2's `reset(seed=seed)` does."""
         self._rng = np.random.Generator(np.random.PCG64(seed))
-        return self._start()
+        self._start()
+        return self._frame
 
     def step(self, actions: tuple[ActionArray, ...]) -> Transition:
         """Move every agent once; all copies are truncated together, after `max_cycles` env steps."""
         self._move(actions)
-        final = self._look()
+        self._look()
         self._score()
         self._steps += 1
         ended = np.full(self.batch, self._steps == self.spaces.max_steps)
-        frame = final
+        final = self._frame
         if ended[0]:
-            self._frame, self._spare = self._spare, self._frame
-            frame = self._start()
+            np.copyto(self._last_rows_SB, self._rows_SB)
+            final = self._last_frame
+            self._start()
         return Transition(
-            frame=frame,
+            frame=self._frame,
             final=final,
-            rewards=self._by_class(self._rewards_NB),
+            rewards=self._rewards,
             terminated=tuple(np.zeros((len(c.agents), self.batch), np.bool_) for c in self.spaces.classes),
             truncated=ended,
             ended=ended,
@@ -157,11 +162,11 @@ class ParticleEnv(ABC):
         draws_BE2 = self._rng.uniform(-1.0, 1.0, (self.batch, len(self._pos_E2B), 2))
         self._pos_E2B[...] = draws_BE2.transpose(1, 2, 0)
 
-    def _start(self) -> Frame:
+    def _start(self) -> None:
         self._steps = 0
         self._vel_N2B.fill(0.0)
         self._place()
-        return self._look()
+        self._look()
 
     def _move(self, actions: tuple[ActionArray, ...]) -> None:
         self._push(actions)
@@ -170,31 +175,25 @@ class ParticleEnv(ABC):
         self._vel_N2B += DT * self._force_N2B
 
     def _push(self, actions: tuple[ActionArray, ...]) -> None:
-        forces = self._by_class(self._force_N2B)
-        for force_N2B, action, agents in zip(forces, actions, self.spaces.classes, strict=True):
+        for force_N2B, action, agents in zip(self._forces, actions, self.spaces.classes, strict=True):
             force_N2B[...] = _force(action, agents.action)
 
-    def _look(self) -> Frame:
+    def _look(self) -> None:
         np.subtract(self._pos_E2B[self._seen_NM], self._agents_N2B[:, None], out=self._rel_NM2B)
         self._write_rows()
-        state_BS = self._frame.state
-        assert state_BS is not None
-        state_BS[...] = self._rows_SB.T
-        return self._frame
 
     def _by_class(self, array: FloatArray64) -> tuple[FloatArray64, ...]:
         stops = np.cumsum([len(c.agents) for c in self.spaces.classes])[:-1]
         return tuple(np.split(array, stops))
 
-    def _empty_frame(self, dtype: DTypeLike) -> Frame:
-        state_BS = np.zeros((self.batch, self.spaces.state_size), dtype)
+    def _view(self, rows_SB: NDArray[Any]) -> Frame:  # Any: float32, or float64 for comparison
         obs, start = [], 0
         for agents in self.spaces.classes:
             stop = start + len(agents.agents) * agents.obs_size
-            obs_BNO = state_BS[:, start:stop].reshape(self.batch, len(agents.agents), agents.obs_size)
-            obs.append(obs_BNO.transpose(1, 0, 2))
+            obs_NOB = rows_SB[start:stop].reshape(len(agents.agents), agents.obs_size, self.batch)
+            obs.append(obs_NOB.transpose(0, 2, 1))
             start = stop
-        return Frame(obs=tuple(obs), state=state_BS)
+        return Frame(obs=tuple(obs), state=rows_SB.T)
 
 
 class SimpleSpread(ParticleEnv):
