@@ -39,7 +39,7 @@ class Peer:
     """One service as another process sees it. Connects when first used; raises domain errors only."""
 
     def __init__(self, address: str, security: Security) -> None:
-        credentials = security.channel_credentials()
+        credentials = security.channel_credentials(address)
         self.address = address
         self.channel = (
             grpc.aio.insecure_channel(address, options=_OPTIONS)

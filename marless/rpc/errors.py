@@ -31,6 +31,7 @@ STATUS: dict[type[errors.MarlessError], grpc.StatusCode] = {
 }
 
 _CLASS_KEY = "marless-error"
+_SENTENCE_BYTES = 2000  # percent-encoding may triple it, and beyond 8 KiB of headers gRPC drops the whole reply
 _BY_NAME = {cls.__name__: cls for cls in STATUS}
 _BY_CODE: dict[grpc.StatusCode, type[errors.MarlessError]] = {code: cls for cls, code in reversed(STATUS.items())} | {
     grpc.StatusCode.DEADLINE_EXCEEDED: errors.UnavailableError
@@ -57,8 +58,12 @@ def from_rpc(error: grpc.aio.AioRpcError) -> errors.MarlessError:
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: errors.MarlessError) -> NoReturn:
-    """End the RPC with the status of `error`."""
-    await context.abort(STATUS[type(error)], str(error), ((_CLASS_KEY, type(error).__name__),))
+    """End the RPC with the status of `error`; a sentence too long for a header is cut."""
+    sentence = str(error).encode()
+    if len(sentence) > _SENTENCE_BYTES:
+        sentence = sentence[:_SENTENCE_BYTES] + " …".encode()
+    details = sentence.decode(errors="ignore")
+    await context.abort(STATUS[type(error)], details, ((_CLASS_KEY, type(error).__name__),))
 
 
 async def _translate(context: grpc.aio.ServicerContext[Any, Any], error: Exception) -> NoReturn:

@@ -54,9 +54,13 @@ class Security:
             )
         return None
 
-    def channel_credentials(self) -> grpc.ChannelCredentials | None:
-        """TLS towards servers, or None without a certificate authority."""
-        return grpc.ssl_channel_credentials(_read(self.tls_ca)) if self.tls_ca else None
+    def channel_credentials(self, address: str) -> grpc.ChannelCredentials | None:
+        """TLS towards `address`, or None for a local one without it; raises SpecError if plaintext would leak."""
+        if self.tls_ca:
+            return grpc.ssl_channel_credentials(_read(self.tls_ca))
+        if not is_local(address):
+            raise SpecError(f"{address} is not a loopback address: set --tls-ca to call it")
+        return None
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """What every call carries."""
