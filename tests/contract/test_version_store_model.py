@@ -1,0 +1,167 @@
+"""The store against a model of it that is a few dictionaries: any sequence of calls, the same answers."""
+
+import asyncio
+import hashlib
+import itertools
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+
+from marless.errors import ConflictError, FencedError, MarlessError, NotFoundError
+from services.param_store.connection import connected
+from services.param_store.keys import Part
+from services.param_store.store import VersionStore, Write
+
+KEEP = 2
+POLICIES = st.sampled_from(["a", "b"])
+NUMBERS = st.integers(0, 6)
+_jobs = itertools.count()
+
+
+class Model:
+    """What the store promises, for one job."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.epochs: dict[str, int] = {}
+        self.heads: dict[str, int] = {}
+        self.versions: dict[tuple[str, int], tuple[str, bytes]] = {}
+        self.pins: set[tuple[str, int]] = set()
+        self.log: list[tuple[str, int]] = []
+
+    def kept(self, policy: str) -> list[int]:
+        return sorted(number for name, number in self.versions if name == policy)
+
+    def publish(self, epoch: int, policy: str, expected: int, req_id: str, data: bytes) -> int:
+        for (name, number), (request, _) in self.versions.items():
+            if (name, request) == (policy, req_id):
+                return number
+        if epoch < self.epoch:
+            raise FencedError
+        if expected != self.heads.get(policy, 0):
+            raise ConflictError
+        self.epoch = epoch
+        version = self.heads[policy] = expected + 1
+        self.versions[policy, version] = (req_id, data)
+        self.log.append((policy, version))
+        for number in self.kept(policy)[:-KEEP]:
+            if (policy, number) not in self.pins:
+                del self.versions[policy, number]
+        return version
+
+    def read(self, policy: str, number: int) -> tuple[int, bytes]:
+        number = number or self.heads.get(policy, 0)
+        if (policy, number) not in self.versions:
+            raise NotFoundError
+        return number, self.versions[policy, number][1]
+
+    def pin(self, policy: str, number: int, pinned: bool) -> None:
+        if (policy, number) not in self.versions:
+            raise NotFoundError
+        (self.pins.add if pinned else self.pins.discard)((policy, number))
+
+    def acquire(self, req_id: str) -> int:
+        if req_id not in self.epochs:
+            self.epoch += 1
+            self.epochs[req_id] = self.epoch
+        return self.epochs[req_id]
+
+    def delete(self) -> None:
+        known = bool(self.epoch)
+        self.heads, self.versions, self.pins, self.log = {}, {}, set(), []
+        self.epoch += known
+
+
+def outcome(call) -> object:
+    try:
+        return call()
+    except MarlessError as error:
+        return type(error)
+
+
+def machine(runner: asyncio.Runner, store: VersionStore) -> type[RuleBasedStateMachine]:
+    class Machine(RuleBasedStateMachine):
+        def __init__(self) -> None:
+            super().__init__()
+            self.job = f"model-{next(_jobs)}"
+            self.model = Model()
+
+        def same(self, answer, promised) -> None:
+            assert outcome(lambda: runner.run(answer)) == outcome(promised)
+
+        @rule(policy=POLICIES, behind=st.integers(0, 1), older=st.integers(-1, 1), request=NUMBERS, data=st.binary())
+        def publish(self, policy, behind, older, request, data):
+            expected = max(self.model.heads.get(policy, 0) - behind, 0)
+            epoch = max(self.model.epoch - older, 0)
+            part = Part("acting", len(data), hashlib.sha256(data).digest())
+            write = Write(policy, expected, f"r{request}", (part,), (memoryview(data),))
+
+            async def answer() -> int:
+                return (await store.publish(self.job, epoch, 0, [write]))[policy]
+
+            self.same(answer(), lambda: self.model.publish(epoch, policy, expected, write.req_id, data))
+
+        @rule(policy=POLICIES, number=NUMBERS)
+        def read(self, policy, number):
+            async def answer() -> tuple[int, bytes]:
+                versions = await store.read(self.job, [(policy, number)])
+                batches = [batch async for batch in store.pieces(self.job, versions, ["acting"])]
+                return versions[0].version, b"".join(itertools.chain(*batches))
+
+            self.same(answer(), lambda: self.model.read(policy, number))
+
+        @rule(policy=POLICIES, number=NUMBERS, pinned=st.booleans())
+        def pin(self, policy, number, pinned):
+            self.same(store.pin(self.job, policy, number, pinned), lambda: self.model.pin(policy, number, pinned))
+
+        @rule(request=NUMBERS)
+        def acquire_epoch(self, request):
+            self.same(store.acquire_epoch(self.job, f"r{request}"), lambda: self.model.acquire(f"r{request}"))
+
+        @rule()
+        def delete(self):
+            self.same(store.delete(self.job), self.model.delete)
+
+        @invariant()
+        def listed(self):
+            epoch, listed = runner.run(store.listing(self.job))
+            assert epoch == self.model.epoch
+            assert {each.head.policy: each.head.version for each in listed} == self.model.heads
+            for each in listed:
+                policy = each.head.policy
+                assert list(each.versions) == self.model.kept(policy)
+                assert set(each.pinned) == {number for name, number in self.model.pins if name == policy}
+
+        @invariant()
+        def watched(self):
+            async def answer() -> list[tuple[str, int]]:
+                watch = store.watch(self.job, "")
+                heads = [await anext(watch) for _ in self.model.heads]
+                await watch.aclose()
+                return [(head.policy, head.version) for head in heads]
+
+            latest = [event for event in self.model.log if self.model.heads[event[0]] == event[1]]
+            assert runner.run(answer()) == latest
+
+    return Machine
+
+
+@pytest.fixture
+def runner():
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+def test_any_sequence_of_calls_answers_as_the_model_does(redis_url, runner):
+    async def connect():
+        return await connection.__aenter__()
+
+    connection = connected(redis_url)
+    store = VersionStore(runner.run(connect()), keep=KEEP)
+    run_state_machine_as_test(
+        machine(runner, store),
+        settings=settings(max_examples=25, stateful_step_count=40, deadline=None, derandomize=True),
+    )
+    runner.run(connection.__aexit__(None, None, None))
