@@ -1,0 +1,1 @@
+"""Serverless multi-agent reinforcement learning."""

@@ -85,13 +85,10 @@ class RoundRecord:
 
     def to_json(self) -> str:
         """One line of `rounds.jsonl`."""
-        return json.dumps(dataclasses.asdict(self) | _headline(self), separators=(",", ":"))
-
-
-def _headline(record: RoundRecord) -> dict[str, Any]:  # Any: JSON
-    """Figures that readers of the raw file look for first."""
-    evaluation = dataclasses.asdict(record.evaluation) | {"return": record.evaluation.mean} if record.evaluation else None
-    return {"evaluation": evaluation}
+        data = dataclasses.asdict(self)
+        if self.evaluation:
+            data["evaluation"]["return"] = self.evaluation.mean  # the figure that readers of the raw file look for
+        return json.dumps(data, separators=(",", ":"))
 
 
 def from_json(line: str) -> RoundRecord:

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from marless.cli.curve import draw
 from marless.cli.stack import LocalStack
@@ -20,8 +20,11 @@ from marless.record import RoundRecord, from_json
 from marless.rpc.client import Peer
 from marless.rpc.security import Security
 from marless.rpc.v1 import coordinator_pb2
-from marless.rpc.v1.coordinator_pb2_grpc import CoordinatorServiceAsyncStub, CoordinatorServiceStub
+from marless.rpc.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from marless.spec import JobSpec
+
+if TYPE_CHECKING:
+    from marless.rpc.v1.coordinator_pb2_grpc import CoordinatorServiceAsyncStub
 
 SUBMIT_TIMEOUT_S = 60.0
 _ENDED = (coordinator_pb2.JOB_STATE_SUCCEEDED, coordinator_pb2.JOB_STATE_FAILED, coordinator_pb2.JOB_STATE_CANCELLED)
@@ -44,7 +47,7 @@ def new_job_id(name: str) -> str:
     return f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-async def train(spec: JobSpec, *, job_id: str, runs: Path, on_round: Callable[[RoundRecord], None]) -> Outcome:
+def train(spec: JobSpec, *, job_id: str, runs: Path, on_round: Callable[[RoundRecord], None]) -> Outcome:
     """Start the stack, run the job, stop the stack, draw the curve.
 
     Raises SpecError if the job id is taken, UnavailableError if a service cannot be started or dies.
@@ -52,14 +55,19 @@ async def train(spec: JobSpec, *, job_id: str, runs: Path, on_round: Callable[[R
     folder = runs.resolve() / job_id
     if folder.exists():
         raise SpecError(f"{folder} exists already; choose another job id with --job")
-    async with LocalStack(runs=runs.resolve(), logs=folder / "logs", data=folder / "store") as stack:
-        outcome = await _unless_failed(stack, _run(stack.coordinator, spec, job_id, on_round))
+    stack = LocalStack(runs=folder.parent, logs=folder / "logs", data=folder / "store")
+    outcome = asyncio.run(_train(stack, spec, job_id, on_round))
     shutil.rmtree(folder / "store", ignore_errors=True)  # the checkpoints hold what it held
-    await asyncio.to_thread(draw, folder)
+    draw(folder)
     return outcome
 
 
-async def _unless_failed(stack: LocalStack, work: asyncio.coroutines.Coroutine[object, object, Outcome]) -> Outcome:  # type: ignore[name-defined]
+async def _train(stack: LocalStack, spec: JobSpec, job_id: str, on_round: Callable[[RoundRecord], None]) -> Outcome:
+    async with stack:
+        return await _unless_failed(stack, _run(stack.coordinator, spec, job_id, on_round))
+
+
+async def _unless_failed(stack: LocalStack, work: Coroutine[Any, Any, Outcome]) -> Outcome:
     """The outcome of `work`, unless a service dies first."""
     working, failing = asyncio.create_task(work), asyncio.create_task(stack.failed())
     try:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-
-from marless.rpc.param_store import ParamStore
+from typing import TYPE_CHECKING
 
 from marless.rpc.client import Peer
+from marless.rpc.param_store import ParamStore
 from marless.rpc.process import configure_logging
-from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceAsyncStub, ActorPoolServiceStub
+from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 from marless.rpc.workers.session import WorkerOptions, work, worker_options
 from services.actor_pool.actor import Actor
+
+if TYPE_CHECKING:
+    from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceAsyncStub
 
 
 async def run(options: WorkerOptions) -> None:

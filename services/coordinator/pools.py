@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from marless.algos.base import Group
 from marless.job import Job
@@ -13,9 +14,13 @@ from marless.record import InvocationRecord, Returns
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
 from marless.rpc.v1 import actor_pool_pb2, common_pb2, learner_pool_pb2
-from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceAsyncStub, ActorPoolServiceStub
-from marless.rpc.v1.learner_pool_pb2_grpc import LearnerPoolServiceAsyncStub, LearnerPoolServiceStub
+from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
+from marless.rpc.v1.learner_pool_pb2_grpc import LearnerPoolServiceStub
 from marless.spec import spaces_to_json
+
+if TYPE_CHECKING:
+    from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceAsyncStub
+    from marless.rpc.v1.learner_pool_pb2_grpc import LearnerPoolServiceAsyncStub
 
 CALL_TIMEOUT_S = 24 * 3600.0  # a round takes as long as it takes; actors and learners have their own deadlines
 Versions = Mapping[str, int]
