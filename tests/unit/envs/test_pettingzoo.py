@@ -140,6 +140,7 @@ def test_an_agent_cut_off_while_others_go_on_has_terminated(monkeypatch):
     step = act(env)
     assert step.terminated[1].tolist() == [[True]]
     assert not step.truncated.any()
+    assert step.frame.masks[1][0, 0].tolist() == [True, False, False]  # whoever is absent may only do 0
 
 
 def test_agents_that_stay_listed_after_their_end_count_as_gone(monkeypatch):
