@@ -122,7 +122,9 @@ class TrajectorySchema:
             raise CorruptError("trajectory: boot_index names a step at which no segment was cut")
         for i, agents in enumerate(self.spaces.classes):
             action = arrays[f"action/{i}"]
-            if isinstance(agents.action, Discrete) and action.size and not (
-                0 <= action.min() and action.max() < agents.action.n
+            if (
+                isinstance(agents.action, Discrete)
+                and action.size
+                and not (action.min() >= 0 and action.max() < agents.action.n)
             ):
                 raise CorruptError(f"trajectory: action/{i} leaves the range 0…{agents.action.n - 1}")
