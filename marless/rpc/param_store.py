@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import random
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -125,7 +125,7 @@ class ParamStore:
         )
         return {stored.policy: stored for stored in _decode(header, memoryview(data))}
 
-    async def watch(self, job: str, cursor: str = "") -> AsyncIterator[Change]:
+    async def watch(self, job: str, cursor: str = "") -> AsyncGenerator[Change, None]:
         """Present heads (those after `cursor`), then every new one, for as long as the iterator is used.
 
         A head that was overtaken may be left out; none is repeated. A lost connection is made again.
