@@ -27,7 +27,7 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     options = RedisOptions(data_dir=str(tmp_path_factory.mktemp("redis")))
     with asyncio.Runner() as runner:
         provided = redis_server.provided(options)
-        yield runner.run(provided.__aenter__())
+        yield runner.run(provided.__aenter__()).url
         runner.run(provided.__aexit__(None, None, None))
 
 

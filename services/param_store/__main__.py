@@ -19,8 +19,8 @@ from services.param_store.uploads import Uploads
 @asynccontextmanager
 async def build(config: Config, _address: str) -> AsyncIterator[Service]:
     """Find Redis, connect, wire."""
-    async with redis_server.provided(config.redis) as url, connected(url) as redis:
-        store = VersionStore(redis, keep=config.keep)
+    async with redis_server.provided(config.redis) as provided, connected(provided) as redis:
+        store = VersionStore(redis, provided.trouble, keep=config.keep)
         servicer = ParamStoreServicer(store, Uploads(config.intake_bytes))
         yield Service(servicer.register, store.ready, store.drain)
 

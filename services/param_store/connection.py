@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 import structlog
@@ -12,6 +12,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from marless.errors import OverloadedError, SpecError, UnavailableError
+from services.param_store.redis_server import Provided
 
 OLDEST_VERSION = (6, 2)
 CONNECTIONS = 128
@@ -22,11 +23,11 @@ _log = structlog.get_logger("marless.param_store")
 
 
 @asynccontextmanager
-async def connected(url: str) -> AsyncIterator[Redis]:
-    """A Redis client on `url`; raises SpecError for a bad URL or a server too old, UnavailableError if none answers."""
+async def connected(provided: Provided) -> AsyncIterator[Redis]:
+    """A Redis client; raises SpecError for a bad URL or a server too old, UnavailableError if none answers."""
     try:
         pool = BlockingConnectionPool.from_url(
-            url,
+            provided.url,
             protocol=2,
             max_connections=CONNECTIONS,
             timeout=CONNECTION_WAIT_S,
@@ -39,15 +40,15 @@ async def connected(url: str) -> AsyncIterator[Redis]:
     except ValueError as error:
         raise SpecError(f"the Redis URL cannot be used: {error}") from None
     async with Redis(connection_pool=pool) as redis:
-        await _check(redis)
+        await _check(redis, provided)
         try:
             yield redis
         finally:
             await pool.disconnect()
 
 
-async def _check(redis: Redis) -> None:
-    with redis_errors():
+async def _check(redis: Redis, provided: Provided) -> None:
+    with redis_errors(provided.trouble):
         info = await redis.info()
     version = str(info["redis_version"])
     if tuple(map(int, version.split(".")[:2])) < OLDEST_VERSION:
@@ -57,14 +58,17 @@ async def _check(redis: Redis) -> None:
 
 
 @contextmanager
-def redis_errors() -> Iterator[None]:
-    """Turn what Redis or its client raises into domain errors; defects of ours pass through."""
+def redis_errors(trouble: Callable[[], str]) -> Iterator[None]:
+    """Turn what Redis or its client raises into domain errors; defects of ours pass through.
+
+    `trouble` is asked what may be the matter when Redis cannot be used.
+    """
     try:
         yield
     except exceptions.OutOfMemoryError:
         raise OverloadedError("Redis has no memory left: raise --redis-maxmemory, or keep fewer versions") from None
     except (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.ReadOnlyError) as error:
-        raise UnavailableError(f"Redis cannot be used now: {error}") from None
+        raise UnavailableError(f"Redis cannot be used now ({error}); {trouble()}") from None
     except exceptions.ResponseError as error:
         if "MISCONF" in str(error):
             raise UnavailableError(f"Redis cannot write to its disk, is it full? {error}") from None

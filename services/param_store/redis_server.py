@@ -15,7 +15,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,7 @@ from marless.errors import SpecError, UnavailableError
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 5.0
+FULL_DISK_BYTES = 32 * 2**20
 LONGEST_RESTART_DELAY_S = 2.0
 _SOCKET_PATH_BYTES = 107  # sun_path of Linux, less its terminator
 _log = structlog.get_logger("marless.param_store")
@@ -43,18 +44,31 @@ class RedisOptions:
     """Memory bound of a server of our own, in Redis's notation; beyond it, publishes are refused."""
 
 
+def _unknown() -> str:
+    return "it is run by somebody else"
+
+
+@dataclass(frozen=True)
+class Provided:
+    """A Redis to connect to."""
+
+    url: str
+    trouble: Callable[[], str] = _unknown
+    """Asked when it cannot be reached: what may be the matter."""
+
+
 @asynccontextmanager
-async def provided(options: RedisOptions) -> AsyncIterator[str]:
-    """URL of a Redis that answers; raises UnavailableError or SpecError with the reason if there can be none."""
+async def provided(options: RedisOptions) -> AsyncIterator[Provided]:
+    """A Redis that answers; raises UnavailableError or SpecError with the reason if there can be none."""
     async with AsyncExitStack() as stack:
         if options.url:
-            yield options.url
+            yield Provided(options.url)
             return
         data_dir = options.data_dir or stack.enter_context(tempfile.TemporaryDirectory(prefix="marless-"))
         home = _private(Path(data_dir, "redis"))
         stack.enter_context(_locked(home))
         server = LocalRedis(find_binary(), home, options.maxmemory)
-        yield await stack.enter_async_context(server.running())
+        yield Provided(await stack.enter_async_context(server.running()), server.trouble)
 
 
 def find_binary() -> Path:
@@ -92,6 +106,12 @@ class LocalRedis:
             with suppress(asyncio.CancelledError):
                 await watching
             await self._stop()
+
+    def trouble(self) -> str:
+        """What may be the matter if it cannot be reached."""
+        if shutil.disk_usage(self._home).free < FULL_DISK_BYTES:
+            return f"the disk of {self._home} is full: make room, and it comes back by itself"
+        return f"it is being started again, {self._home / 'redis.log'} says why"
 
     async def _watch(self, line: _Line) -> None:
         while True:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -107,7 +107,8 @@ def position(cursor: str) -> tuple[int, int]:
 class VersionStore:
     """All jobs' policies in one Redis. Every method raises UnavailableError while Redis cannot be used."""
 
-    def __init__(self, redis: Redis, *, keep: int, watches: int = WATCHES) -> None:
+    def __init__(self, redis: Redis, trouble: Callable[[], str], *, keep: int, watches: int = WATCHES) -> None:
+        self._trouble = trouble
         self._redis: Any = redis  # Any: redis-py leaves execute_command untyped
         self._keep = keep
         self._free_watches = watches
@@ -116,7 +117,7 @@ class VersionStore:
     async def ready(self) -> bool:
         """True while Redis answers."""
         try:
-            with redis_errors():
+            with redis_errors(self._trouble):
                 return bool(await asyncio.wait_for(self._redis.execute_command("PING"), READY_TIMEOUT_S))
         except (MarlessError, TimeoutError):
             return False
@@ -139,7 +140,7 @@ class VersionStore:
             attempt = keys.attempt()
             _attempt(transaction, attempt, epoch, round, write)
             self._flip(transaction, keys, attempt, epoch, write)
-        with redis_errors():
+        with redis_errors(self._trouble):
             answers = await transaction.execute()
         outcomes = [answer for answer in answers if isinstance(answer, list)]
         return {
@@ -175,7 +176,7 @@ class VersionStore:
             reads = self._redis.pipeline(transaction=False)
             for piece in batch:
                 reads.execute_command("HGET", piece.key, piece.field)
-            with redis_errors():
+            with redis_errors(self._trouble):
                 values = await reads.execute()
             if None in values:
                 raise NotFoundError(f"a version of job {job!r} was retired while it was read; read the head again")
@@ -201,7 +202,7 @@ class VersionStore:
     async def _changed(self, keys: JobKeys, at: tuple[int, int]) -> None:
         since = f"{at[0]}-{at[1]}"
         while not self._draining:
-            with redis_errors():
+            with redis_errors(self._trouble):
                 if await self._redis.execute_command(
                     *("XREAD", "COUNT", 1, "BLOCK", WATCH_POLL_MS, "STREAMS", keys.events, since)
                 ):
@@ -217,7 +218,7 @@ class VersionStore:
         for head in heads:
             reads.execute_command("ZRANGE", keys.kept(head.policy), 0, -1)
             reads.execute_command("SMEMBERS", keys.pinned(head.policy))
-        with redis_errors():
+        with redis_errors(self._trouble):
             epoch, *sets = await reads.execute()
         listed = [
             Listed(head, _numbers(kept), _numbers(pinned))
@@ -253,7 +254,7 @@ class VersionStore:
         return f"policy {policy!r} of job {job!r} has no version {version} (any more); it has {kept}"
 
     async def _eval(self, script: str, keys: list[str], *args: str | int) -> Any:  # Any: what the script answers
-        with redis_errors():
+        with redis_errors(self._trouble):
             return await self._redis.execute_command("EVAL", script, len(keys), *keys, *args)
 
 

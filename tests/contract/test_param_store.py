@@ -225,7 +225,7 @@ async def test_concurrent_watchers_see_the_last_head_in_order(store, job):
 
 async def test_watches_are_bounded(store, redis, job):
     await publish_versions(store, job, "a", 1)
-    versions = VersionStore(redis, keep=1, watches=1)
+    versions = VersionStore(redis, str, keep=1, watches=1)
     first = versions.watch(job, "")
     assert (await anext(first)).version == 1
     with pytest.raises(OverloadedError):

@@ -6,12 +6,14 @@ import signal
 import stat
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from redis import exceptions
 from redis.asyncio import Redis
 
-from marless.errors import SpecError, UnavailableError
+from marless.errors import OverloadedError, SpecError, UnavailableError
 from marless.rpc.client import Peer
 from marless.rpc.param_store import LATEST, ParamStore, PolicyWrite
 from marless.rpc.security import Security
@@ -19,11 +21,11 @@ from marless.rpc.server import ServerOptions, serving
 from services.param_store import connection, redis_server
 from services.param_store.__main__ import build
 from services.param_store.config import Config, parse
-from services.param_store.redis_server import RedisOptions, provided
+from services.param_store.redis_server import Provided, RedisOptions, provided
 
 
 async def info(url: str, field: str) -> object:
-    async with connection.connected(url) as redis:
+    async with connection.connected(Provided(url)) as redis:
         return (await redis.info())[field]
 
 
@@ -37,12 +39,12 @@ async def start_process(directory: Path, *options: str) -> asyncio.subprocess.Pr
 
 
 async def test_our_own_redis_is_private_and_durable(tmp_path):
-    async with provided(RedisOptions(data_dir=str(tmp_path), maxmemory="7mb")) as url:
+    async with provided(RedisOptions(data_dir=str(tmp_path), maxmemory="7mb")) as found:
         home = tmp_path / "redis"
-        assert url == f"unix://{home}/redis.sock"
+        assert found.url == f"unix://{home}/redis.sock"
         assert stat.S_IMODE(home.stat().st_mode) == 0o700
         assert stat.S_IMODE((home / "redis.sock").stat().st_mode) == 0o700
-        async with connection.connected(url) as redis:
+        async with connection.connected(found) as redis:
             wanted = {"port": "0", "appendonly": "yes", "appendfsync": "always", "save": ""}
             wanted |= {"maxmemory": str(7 * 2**20), "maxmemory-policy": "noeviction"}
             for name, value in wanted.items():
@@ -51,17 +53,17 @@ async def test_our_own_redis_is_private_and_durable(tmp_path):
 
 
 async def test_without_a_data_dir_nothing_is_left():
-    async with provided(RedisOptions()) as url:
-        home = Path(url.removeprefix("unix://")).parent
+    async with provided(RedisOptions()) as found:
+        home = Path(found.url.removeprefix("unix://")).parent
         assert home.exists()
     assert not home.parent.exists()
 
 
 async def test_a_data_dir_with_a_long_path_works(tmp_path):
     deep = tmp_path / ("d" * 120)
-    async with provided(RedisOptions(data_dir=str(deep))) as url:
-        assert len(url) < 108
-        assert await info(url, "aof_enabled") == 1
+    async with provided(RedisOptions(data_dir=str(deep))) as found:
+        assert len(found.url) < 108
+        assert await info(found.url, "aof_enabled") == 1
         assert (deep / "redis" / "appendonly.aof").exists()
 
 
@@ -150,11 +152,34 @@ def test_a_redis_on_the_path_comes_first(monkeypatch, tmp_path):
     assert redis_server.find_binary() == program
 
 
+@pytest.mark.parametrize(
+    ("raised", "error", "sentence"),
+    [
+        (exceptions.ResponseError("MISCONF Errors writing to the AOF file"), UnavailableError, "is it full"),
+        (exceptions.OutOfMemoryError("command not allowed"), OverloadedError, "no memory left"),
+        (exceptions.BusyLoadingError("loading"), UnavailableError, "the disk is gone"),
+        (exceptions.TimeoutError("timeout"), UnavailableError, "the disk is gone"),
+        (exceptions.ReadOnlyError("replica"), UnavailableError, "the disk is gone"),
+        (exceptions.ResponseError("wrong number of arguments"), exceptions.ResponseError, "arguments"),
+    ],
+)
+def test_what_redis_says_becomes_a_domain_error(raised, error, sentence):
+    with pytest.raises(error, match=sentence), connection.redis_errors(lambda: "the disk is gone"):
+        raise raised
+
+
+async def test_a_full_disk_is_named(tmp_path, monkeypatch):
+    async with provided(RedisOptions(data_dir=str(tmp_path))) as found:
+        assert "redis.log says why" in found.trouble()
+        monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
+        assert f"the disk of {tmp_path}/redis is full" in found.trouble()
+
+
 async def test_an_old_redis_is_refused(redis_url, monkeypatch):
     async def info(self):
         return {"redis_version": "6.0.16", "aof_enabled": 1}
 
     monkeypatch.setattr(Redis, "info", info)
     with pytest.raises(SpecError, match=r"6\.0\.16 is too old"):
-        async with connection.connected(redis_url):
+        async with connection.connected(Provided(redis_url)):
             pass

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from marless.errors import ConflictError, FencedError, MarlessError, NotFoundError
 from services.param_store.connection import connected
 from services.param_store.keys import Part
+from services.param_store.redis_server import Provided
 from services.param_store.store import VersionStore, Write
 
 KEEP = 2
@@ -158,10 +159,10 @@ def test_any_sequence_of_calls_answers_as_the_model_does(redis_url, runner):
     async def connect():
         return await connection.__aenter__()
 
-    connection = connected(redis_url)
-    store = VersionStore(runner.run(connect()), keep=KEEP)
+    connection = connected(Provided(redis_url))
+    store = VersionStore(runner.run(connect()), str, keep=KEEP)
     run_state_machine_as_test(
         machine(runner, store),
-        settings=settings(max_examples=25, stateful_step_count=40, deadline=None, derandomize=True),
+        settings=settings(max_examples=60, stateful_step_count=40, deadline=None, derandomize=True),
     )
     runner.run(connection.__aexit__(None, None, None))
