@@ -17,7 +17,7 @@ def value_at(rate: Rate, env_steps: int) -> float:
 class PPOConfig(AlgorithmConfig):
     """Settings common to IPPO and MAPPO. Policies and critics are separate nets with separate optimizers."""
 
-    lr: Rate = Field(5e-4, description="Adam's learning rate of policies and critics")
+    lr: Rate = Field(2e-3, description="Adam's learning rate of policies and critics")
     gamma: float = Field(0.95, ge=0, le=1, description="discount per env step")
     gae_lambda: float = Field(0.95, ge=0, le=1, description="λ of generalised advantage estimation")
     clip: Rate = Field(0.2, description="ε of the clipped surrogate")

@@ -88,22 +88,20 @@ class _Trained(ABC):
 
     def train(self, samples: Samples, orders: Sequence[Tensor], minibatches: int, settings: Settings) -> Metrics:
         """Update the nets in place; metrics are means over the last epoch."""
+        t, steps = self.tensors, len(orders) * minibatches
+        optimizer = adam.Adam(
+            t["flat"], t["first"], t["second"], t["count"], steps=steps, lr=settings.lr, eps=settings.adam_eps
+        )
         seen: list[Metrics] = []
         for epoch, order_S in enumerate(orders):
             samples.shuffle(order_S)
             for batch in samples.minibatches(minibatches):
                 metrics = self._gradient(batch, settings, measure=epoch == len(orders) - 1)
                 metrics[self.norm] = adam.clip_norm_(self.net.gradient_PD, settings.max_grad_norm)
-                self._step(settings)
+                optimizer.step(self.net.gradient_PD)
                 seen.append(metrics)
         last = seen[-minibatches:]
         return {name: torch.stack([metrics[name] for metrics in last]).mean(dim=0) for name in last[0]}
-
-    def _step(self, settings: Settings) -> None:
-        t = self.tensors
-        adam.step_(
-            t["flat"], self.net.gradient_PD, t["first"], t["second"], t["count"], lr=settings.lr, eps=settings.adam_eps
-        )
 
     @abstractmethod
     def _gradient(self, batch: Mapping[str, Tensor], settings: Settings, *, measure: bool) -> Metrics:

@@ -26,9 +26,13 @@ class Stack:
     """The policies whose state the update starts from."""
     members: Tensor
     """int64 [P, m]: each member's index within the class."""
+    whole: bool
+    """True if policy i serves agent i alone, for all agents of the class: pooling then moves nothing."""
 
     def pool(self, x_NRS: Tensor) -> Tensor:
         """Members' samples one after another: [N, R, S] → [P, R, m · S]."""
+        if self.whole:
+            return x_NRS
         x_PmRS = x_NRS[self.members]
         policies, count, rows, samples = x_PmRS.shape
         return x_PmRS.transpose(1, 2).reshape(policies, rows, count * samples)
@@ -61,5 +65,6 @@ def _stack(groups: Sequence[Group], agent_class: AgentClass, device: torch.devic
     return Stack(
         names=tuple(group.policy for group in groups),
         starts=tuple(group.start for group in groups),
+        whole=members == [[i] for i in range(len(agent_class.agents))],
         members=torch.tensor(members, device=device),
     )

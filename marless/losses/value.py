@@ -33,8 +33,9 @@ def value_gradient(
     gradient = error if huber is None else error.clamp(-huber, huber)
     if clip is not None:
         # Outside the clip range the clipped value is constant: no gradient where it has the greater loss.
-        clipped_error = old + (value - old).clamp(-clip, clip) - target
-        gradient = gradient.masked_fill(clipped_error.abs() > error.abs(), 0.0)
+        moved = value - old
+        clipped_error = old + moved.clamp(-clip, clip) - target
+        gradient = gradient.masked_fill((moved.abs() > clip) & (clipped_error.abs() > error.abs()), 0.0)
     return gradient * weight
 
 

@@ -135,9 +135,12 @@ def _sample_gaussian(
     mean_NAB: FloatArray, log_std_NA1: FloatArray, rng: np.random.Generator
 ) -> tuple[ActionArray, FloatArray]:
     noise_NAB = rng.standard_normal(mean_NAB.shape, dtype=np.float32)
-    density_NAB: FloatArray = np.square(noise_NAB) * np.float32(-0.5) - log_std_NA1 - HALF_LOG_2PI
-    action_NAB: FloatArray = mean_NAB + np.exp(log_std_NA1) * noise_NAB
-    return np.ascontiguousarray(action_NAB.transpose(0, 2, 1)), density_NAB.sum(axis=1)
+    log_prob_NB: FloatArray = np.square(noise_NAB).sum(axis=1)
+    log_prob_NB *= -0.5
+    log_prob_NB -= (log_std_NA1 + HALF_LOG_2PI).sum(axis=1)
+    noise_NAB *= np.exp(log_std_NA1)
+    action_NAB = np.add(mean_NAB, noise_NAB, out=noise_NAB)
+    return np.ascontiguousarray(action_NAB.transpose(0, 2, 1)), log_prob_NB
 
 
 def _stack_layers(agent_class: AgentClass, owners: Sequence[Arrays]) -> list[FloatArray]:

@@ -1,4 +1,4 @@
-"""Adam over stacked flat parameters, each policy with a step count, learning rate and gradient norm of its own."""
+"""Adam over stacked flat parameters, each net with a step count and a gradient norm of its own."""
 
 from __future__ import annotations
 
@@ -9,23 +9,40 @@ BETA1, BETA2 = 0.9, 0.999
 
 
 def clip_norm_(gradient_PD: Tensor, limit: float) -> Tensor:
-    """Scale each policy's gradient to an L2 norm of at most `limit`; returns the norms before, [P]."""
+    """Scale each net's gradient to an L2 norm of at most `limit`; returns the norms before, [P]."""
     norm_P1: Tensor = torch.linalg.vector_norm(gradient_PD, dim=1, keepdim=True)
-    gradient_PD.mul_((limit / (norm_P1 + 1e-6)).clamp_(max=1.0))
+    gradient_PD.mul_((limit / norm_P1.clamp_min(1e-6)).clamp_(max=1.0))
     return norm_P1.squeeze(1)
 
 
-def step_(
-    flat_PD: Tensor, gradient_PD: Tensor, first_PD: Tensor, second_PD: Tensor, count_P: Tensor, *, lr: float, eps: float
-) -> None:
-    """One step in place, of parameters, moments and counts (float64 [P], steps taken before).
+class Adam:
+    """A run of steps at one learning rate, over parameters and moments that it updates in place but does not own.
 
-    Source: Kingma & Ba 2015, algorithm 1, with the bias corrections of each policy's own count.
+    Source: Kingma & Ba 2015, algorithm 1. With the bias corrections c₁, c₂ of a net's own count, the step
+    −lr · (m / c₁) / (√(v / c₂) + ε) is −m / (a·√v + b), a = c₁ / (lr·√c₂), b = c₁·ε / lr: two constants a step.
     """
-    count_P += 1
-    first_PD.lerp_(gradient_PD, 1 - BETA1)
-    second_PD.mul_(BETA2).addcmul_(gradient_PD, gradient_PD, value=1 - BETA2)
-    scale_P = (lr / (1 - BETA1**count_P)).to(flat_PD.dtype)
-    correction_P = (1 - BETA2**count_P).rsqrt().to(flat_PD.dtype)
-    denominator_PD = second_PD.sqrt().mul_(correction_P.unsqueeze(1)).add_(eps)
-    flat_PD.sub_((first_PD / denominator_PD).mul_(scale_P.unsqueeze(1)))
+
+    def __init__(
+        self,
+        flat_PD: Tensor,
+        first_PD: Tensor,
+        second_PD: Tensor,
+        count_P: Tensor,
+        *,
+        steps: int,
+        lr: float,
+        eps: float,
+    ) -> None:
+        self._flat_PD, self._first_PD, self._second_PD, self._count_P = flat_PD, first_PD, second_PD, count_P
+        counts_SP1 = count_P.unsqueeze(1) + torch.arange(1, steps + 1, device=count_P.device).view(-1, 1, 1)
+        correction1 = (1 - BETA1**counts_SP1) / lr
+        self._a = iter((correction1 / (1 - BETA2**counts_SP1).sqrt()).to(flat_PD.dtype))
+        self._b = iter((correction1 * eps).to(flat_PD.dtype))
+
+    def step(self, gradient_PD: Tensor) -> None:
+        """Move the parameters; raises StopIteration after `steps` steps."""
+        self._count_P += 1
+        self._first_PD.lerp_(gradient_PD, 1 - BETA1)
+        self._second_PD.mul_(BETA2).addcmul_(gradient_PD, gradient_PD, value=1 - BETA2)
+        denominator_PD = torch.addcmul(next(self._b), self._second_PD.sqrt(), next(self._a))
+        self._flat_PD.addcdiv_(self._first_PD, denominator_PD, value=-1)
