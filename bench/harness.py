@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -23,6 +23,9 @@ import psutil  # type: ignore[import-untyped]  # psutil ships no types
 ROOT = Path(__file__).parents[1]
 
 Row = dict[str, Any]  # Any: a cell is text, a number, a spread as a mapping, or None for "never"
+
+Watch = Callable[[psutil.Process], None]
+WATCH_S = 0.5
 
 
 class BenchError(Exception):
@@ -66,25 +69,33 @@ class Output:
     """JSON objects it printed, in order."""
 
 
-def run(argv: Sequence[str | Path], *, timeout_s: float, cwd: Path = ROOT) -> Output:
+def run(argv: Sequence[str | Path], *, timeout_s: float, cwd: Path = ROOT, watch: Watch = lambda _: None) -> Output:
     """Run a program and all it starts to their end, or to `timeout_s`; what it printed until then counts.
 
-    Raises BenchError if it fails by itself.
+    While it runs, `watch` looks at it now and then. Raises BenchError if it fails by itself.
     """
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         started_s = time.time()
         command = [str(part) for part in argv]
         process = psutil.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd=cwd)
         try:
-            code = process.wait(timeout_s)
-        except psutil.TimeoutExpired:
-            code = 0
+            code = _wait(process, started_s + timeout_s, watch)
         finally:
             end_tree(process)
         if code:
             raise BenchError(f"{' '.join(command)} ended with exit code {code}:\n{_tail(err)}{_tail(out)}")
         out.seek(0)
         return Output(started_s, tuple(json_lines(out.readlines())))
+
+
+def _wait(process: psutil.Popen, deadline_s: float, watch: Watch) -> int:
+    """The exit code; 0 if the deadline came first."""
+    while (left_s := deadline_s - time.time()) > 0:
+        try:
+            return int(process.wait(min(WATCH_S, left_s)))
+        except psutil.TimeoutExpired:
+            watch(process)
+    return 0
 
 
 def json_lines(lines: Sequence[str]) -> list[Row]:

@@ -8,12 +8,12 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench import harness
-from bench.harness import ROOT, Row
+from bench.harness import ROOT, Row, Watch
 from bench.peers import install
 from bench.task import TASK
 
@@ -89,23 +89,32 @@ def rounds(records: Iterable[Row], started_s: float) -> Curve:
     )
 
 
-def marless_job(overrides: Sequence[str], timeout_s: float) -> tuple[float, Row, list[Row]]:
-    """Run `marless train` on the spread example; its start (Unix time), its summary and its round records."""
+@dataclass(frozen=True)
+class Job:
+    """What one `marless train` left behind."""
+
+    started_s: float
+    """Unix time at which the command was started."""
+    records: list[Row]
+    """The lines of its `rounds.jsonl`."""
+
+
+def marless_job(settings: Mapping[str, object], timeout_s: float, watch: Watch = lambda _: None) -> Job:
+    """Run `marless train` on the spread example with whole sections replaced; raises BenchError if it fails."""
     command = [str(MARLESS), "train", str(ROOT / "examples" / "spread.yaml"), "-o", "json"]
-    sets = [part for override in overrides for part in ("--set", override)]
+    sets = [part for section, value in settings.items() for part in ("--set", f"{section}={json.dumps(value)}")]
     with tempfile.TemporaryDirectory(prefix="marless-bench-") as folder:
-        output = harness.run([*command, *sets], timeout_s=timeout_s, cwd=Path(folder))
+        output = harness.run([*command, *sets], timeout_s=timeout_s, cwd=Path(folder), watch=watch)
         if not output.lines:
             raise harness.BenchError(f"marless train did not end within {timeout_s} s")
-        summary = output.lines[-1]
-        records = Path(folder, summary["run_dir"], "rounds.jsonl").read_text(encoding="utf-8").splitlines()
-    return output.started_s, summary, harness.json_lines(records)
+        records = Path(folder, output.lines[-1]["run_dir"], "rounds.jsonl").read_text(encoding="utf-8")
+    return Job(output.started_s, harness.json_lines(records.splitlines()))
 
 
-def task_overrides(request: Request) -> Iterator[str]:
+def settings(request: Request) -> dict[str, object]:
     """The task, said in marless's words."""
     stop = {"env_steps": request.env_steps}
-    settings = {
+    return {
         "seed": request.seed,
         "env": {"name": "mpe/simple_spread", "options": {"agents": TASK.agents, "local_ratio": TASK.local_ratio}},
         "algorithm": {
@@ -126,13 +135,12 @@ def task_overrides(request: Request) -> Iterator[str]:
         "learner": {"device": "cpu"},
         "stop": stop if request.stop_return is None else stop | {"return": request.stop_return},
     }
-    return (f"{section}={json.dumps(value)}" for section, value in settings.items())
 
 
 def marless(request: Request) -> Curve:
     """Measure marless: four services, actor and learner workers, all started by the command and within its time."""
-    started_s, _, records = marless_job(tuple(task_overrides(request)), request.timeout_s)
-    return rounds(records, started_s)
+    job = marless_job(settings(request), request.timeout_s)
+    return rounds(job.records, job.started_s)
 
 
 def program(python: Path, module: str, threads: int = 1) -> Measure:

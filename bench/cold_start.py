@@ -1,0 +1,127 @@
+"""How soon marless works and how much memory it takes: the whole local stack, and one actor worker.
+
+`python -m bench.cold_start --json cold_start.json`. MB are 10⁶ bytes; PSS counts a page shared by n processes as 1/n
+to each, so that it adds up; RSS is what is resident.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+
+import grpc
+import psutil  # type: ignore[import-untyped]  # psutil ships no types
+
+from bench import harness
+from bench.harness import ROOT, Row, Spread, spread
+from bench.systems import Request, marless_job, settings
+from marless.rpc.v1.actor_pool_pb2 import ScaleRequest
+from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
+
+ROLES = {
+    "services.coordinator": "coordinator",
+    "services.param_store": "param_store",
+    "services.actor_pool": "actor_pool",
+    "services.learner_pool": "learner_pool",
+    "services.actor_pool.worker": "actor worker",
+    "services.learner_pool.worker": "learner worker",
+}
+
+
+class Footprint:
+    """Memory of a process and all it started, at the moment when their sum was largest."""
+
+    def __init__(self) -> None:
+        self.total_pss_mb = 0.0
+        self.rows: list[Row] = []
+
+    def __call__(self, process: psutil.Process) -> None:
+        """Look once."""
+        numbers: Counter[str] = Counter()
+        rows: list[Row] = []
+        for member in [process, *process.children(recursive=True)]:
+            try:
+                memory, what = member.memory_full_info(), role(member.cmdline())
+            except (psutil.NoSuchProcess, psutil.ZombieProcess):
+                continue
+            numbers[what] += 1
+            name = f"{what} {numbers[what]}" if what.endswith("worker") else what
+            rows.append({"what": name, "PSS (MB)": _mb(memory.pss), "RSS (MB)": _mb(memory.rss)})
+        total = sum(row["PSS (MB)"] for row in rows)
+        if total > self.total_pss_mb:
+            self.total_pss_mb, self.rows = total, rows
+
+    def largest_rss_mb(self, what: str) -> float:
+        """Of the processes whose name starts with `what`; 0 if there were none."""
+        return max((float(row["RSS (MB)"]) for row in self.rows if row["what"].startswith(what)), default=0.0)
+
+
+def role(command: list[str]) -> str:
+    """What a process of the local stack is there for, by its command line."""
+    module = command[command.index("-m") + 1] if "-m" in command else ""
+    if any("redis-server" in part for part in command[:1]):
+        return "redis-server"
+    return ROLES.get(module, "marless train")
+
+
+def _mb(size_bytes: int) -> float:
+    return round(size_bytes / 1e6, 1)
+
+
+def first_round_s(seed: int) -> float:
+    """From the start of `marless train` to the end of its first round."""
+    job = marless_job({**settings(Request(seed, 0)), "stop": {"rounds": 2}}, timeout_s=120)
+    return float(job.records[0]["ended_s"]) - job.started_s
+
+
+def worker_start_s(runs: int) -> Spread:
+    """From asking the actor pool for a worker to that worker's being connected and ready."""
+    with tempfile.TemporaryDirectory(prefix="marless-") as folder:
+        address = f"unix:{folder}/pool.sock"
+        command = [sys.executable, "-m", "services.actor_pool", "--listen", address]
+        command += ["--param-store", f"unix:{folder}/none.sock"]
+        pool = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
+        try:
+            with grpc.insecure_channel(address) as channel:
+                return spread([_scale_up_s(ActorPoolServiceStub(channel)) for _ in range(runs)])
+        finally:
+            harness.end_tree(psutil.Process(pool.pid))
+            pool.wait()
+
+
+def _scale_up_s(pool: ActorPoolServiceStub) -> float:
+    pool.Scale(ScaleRequest(workers=0), timeout=60, wait_for_ready=True)
+    started_s = time.perf_counter()
+    pool.Scale(ScaleRequest(workers=1), timeout=60)
+    return time.perf_counter() - started_s
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = harness.parser(__doc__, runs=5)
+    args = parser.parse_args()
+    about, footprint = harness.machine(), Footprint()
+    first_s = spread([first_round_s(seed) for seed in range(args.runs)])
+    worker_s = worker_start_s(args.runs)
+    job = settings(Request(seed=0, env_steps=10**9)) | {"stop": {"wall_s": 15}}
+    marless_job(job, timeout_s=120, watch=footprint)
+    rows: list[Row] = [
+        {"what": "marless train → first round recorded", "seconds": first_s.cell(2)},
+        {"what": "actor worker, asked for → ready", "seconds": worker_s.cell(3)},
+        *footprint.rows,
+        {"what": "all processes", "PSS (MB)": round(footprint.total_pss_mb, 1)},
+    ]
+    headline = {
+        "first_round_s": round(first_s.median, 2),
+        "actor_worker_start_s": round(worker_s.median, 3),
+        "actor_worker_rss_mb": footprint.largest_rss_mb("actor worker"),
+        "total_pss_mb": round(footprint.total_pss_mb, 1),
+    }
+    harness.report("cold_start", about, rows, headline, args.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""Write benchmark results into docs/benchmarks.md: `python -m bench.report FILE…`.
+
+Each file, written by a benchmark's `--json`, replaces what stands between `<!-- NAME -->` and `<!-- /NAME -->`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bench.harness import ROOT, table
+
+DOCUMENT = ROOT / "docs" / "benchmarks.md"
+
+
+def render(result: Mapping[str, Any]) -> str:  # Any: JSON
+    """A result's table, and a line on where and when it was measured."""
+    m = result["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in m["versions"].items())
+    return (
+        f"{table(result['rows'])}\n\n"
+        f"{m['measured']}, {m['cores']} cores of {m['cpu']}, {m['memory_gib']} GiB; Python {m['python']}, {versions}; "
+        f"load average before: {m['load_before']}."
+    )
+
+
+def insert(document: str, name: str, text: str) -> str:
+    """Replace the section `name`; raises ValueError if the document has none."""
+    begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+    section = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
+    if not section.search(document):
+        raise ValueError(f"the document has no section between {begin} and {end}")
+    return section.sub(lambda _: f"{begin}\n{text}\n{end}", document)
+
+
+def main() -> None:
+    """Render every file named on the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("files", nargs="+", type=Path)
+    document = DOCUMENT.read_text(encoding="utf-8")
+    for file in parser.parse_args().files:
+        result = json.loads(file.read_text(encoding="utf-8"))
+        document = insert(document, result["bench"], render(result))
+    DOCUMENT.write_text(document, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

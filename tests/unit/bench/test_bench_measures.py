@@ -1,0 +1,147 @@
+"""What benchmarks compute from what systems say: rates, crossings, spreads, ratios."""
+
+import json
+import math
+
+import psutil
+import pytest
+
+from bench import harness, report, round_overhead, throughput, time_to_return
+from bench.cold_start import Footprint, role
+from bench.harness import ROOT, percentile, spread
+from bench.systems import Point, Request, crossing, named, points, rounds, settings, steady_rate
+from marless import spec
+from marless.algos.ppo import PPOConfig
+
+RECORDED = """\
+Submoduled environments not found. Skipping import.
+{"event": "iteration", "env_steps": 4000, "wall_s": 10.0, "return": null}
+{"event": "iteration", "env_steps": 8000, "wall_s": 12.0, "return": -24.5}
+ 20%|██        | 1/5 [00:04<00:16,  4.16s/it]
+17
+{"event": "iteration", "env_steps": 12000, "wall_s": 16.0, "return": null}
+{"event": "iteration", "env_steps": 16000, "wall_s": 20.0, "return": -20.9}
+{"event": "iteration", "env_steps": 20000, "wall_s": 29.0, "return": -21.3}
+"""
+
+
+@pytest.fixture
+def curve():
+    return points(harness.json_lines(RECORDED.splitlines()))
+
+
+def test_only_json_objects_are_read(curve):
+    assert [point.env_steps for point in curve] == [4000, 8000, 12000, 16000, 20000]
+    assert curve[1] == Point(8000, 12.0, -24.5)
+
+
+def test_steady_rate_leaves_out_start_up_and_the_last_iteration(curve):
+    assert steady_rate(curve, skip=1) == pytest.approx(12000 / 10)
+    assert steady_rate(curve, skip=2) == pytest.approx(8000 / 8)
+    with pytest.raises(ValueError, match="more than 5 iterations"):
+        steady_rate(curve, skip=4)
+
+
+def test_crossing_is_the_first_evaluation_that_reaches_the_target(curve):
+    assert crossing(curve, -21.0).wall_s == 20.0
+    assert crossing(curve, -24.5).wall_s == 12.0
+    assert crossing(curve, -20.0).wall_s == math.inf
+
+
+def test_rounds_of_marless_count_from_the_start_of_the_process():
+    records = [
+        {"round": 0, "env_steps": 4000, "started_s": 101.0, "ended_s": 101.5, "evaluation": None},
+        {"round": 1, "env_steps": 8000, "started_s": 101.5, "ended_s": 102.25, "evaluation": {"return": -20.0}},
+    ]
+    assert rounds(records, started_s=100.0) == (Point(4000, 1.5, None), Point(8000, 2.25, -20.0))
+
+
+def test_spread_and_its_cell():
+    assert spread([3.0, 1.0, 2.0]).cell(1) == {"median": 2.0, "min": 1.0, "max": 3.0}
+    assert spread([12.5, math.inf, 7.25]).cell(1) == {"median": 12.5, "min": 7.2, "max": None}
+    assert json.dumps(spread([10.6]).cell(0)) == '{"median": 11, "min": 11, "max": 11}'
+
+
+def test_percentile_is_the_nearest_rank():
+    values = [5.0, 1.0, 4.0, 2.0, 3.0]
+    assert [percentile(values, p) for p in (0, 20, 50, 95, 100)] == [1.0, 1.0, 3.0, 5.0, 5.0]
+
+
+def test_table_shows_spreads_gaps_and_what_never_happened():
+    rows = [{"system": "a", "s": {"median": 1234.5, "min": 1.0, "max": None}}, {"system": "bb", "n": 3}]
+    assert harness.table(rows).splitlines() == [
+        "| system | s                     | n |",
+        "| ------ | --------------------- | - |",
+        "| a      | 1,234.5 (1.0 – never) |   |",
+        "| bb     |                       | 3 |",
+    ]
+
+
+def test_headlines_are_ratios_of_medians():
+    def steady(rate):
+        return tuple(Point(4000 * k, 4000 * k / rate, -20.0 if k == 9 else None) for k in range(1, 11))
+
+    curves = {"marless": [steady(400.0), steady(600.0), steady(500.0)], "rllib": [steady(50.0)]}
+    assert throughput.headline(curves) == {"env_steps_per_s": 500, "ratio_to": {"rllib": 10.0}}
+    assert time_to_return.headline(curves, -21.0) == {
+        "target_return": -21.0,
+        "seconds": 72.0,
+        "times_sooner_than": {"rllib": 10.0},
+    }
+    assert time_to_return.headline(curves, -1.0)["seconds"] is None
+
+
+def test_report_replaces_one_section():
+    document = "# A\n<!-- x -->\nold\n<!-- /x -->\nrest <!-- y -->\n<!-- /y -->\n"
+    assert report.insert(document, "x", r"\1 new") == document.replace("old", r"\1 new")
+    with pytest.raises(ValueError, match="no section"):
+        report.insert(document, "z", "")
+
+
+def test_marless_is_given_the_task():
+    def load(sections):
+        return spec.load(ROOT / "examples/spread.yaml", [f"{k}={json.dumps(v)}" for k, v in sections.items()])
+
+    job = load(settings(Request(seed=7, env_steps=9000, eval_every=5, stop_return=-21.0)))
+    assert isinstance(job.algorithm, PPOConfig)
+    assert (job.seed, job.stop.env_steps, job.stop.greedy_return, job.evaluation.every) == (7, 9000, -21.0, 5)
+    assert job.actors.count * job.actors.envs * job.actors.steps == 4000
+    assert (job.model.hidden, job.algorithm.epochs, job.algorithm.lr, job.algorithm.gamma) == ((64, 64), 4, 5e-4, 0.95)
+    empty = load(round_overhead.SETTINGS | {"stop": {"rounds": 1}})
+    assert (empty.actors.envs, empty.actors.steps, empty.actors.count) == (1, 1, 1)
+
+
+def test_unknown_peers_are_named():
+    assert named("rllib,jaxmarl") == ("rllib", "jaxmarl")
+    with pytest.raises(ValueError, match="rlib"):
+        named("rlib")
+
+
+def test_a_failing_program_says_why():
+    with pytest.raises(harness.BenchError, match=r"exit code 3:\nno such game"):
+        harness.run(["sh", "-c", "echo no such game >&2; exit 3"], timeout_s=20)
+
+
+def test_a_program_past_its_deadline_ends_with_its_children_and_keeps_its_lines():
+    script = """sleep 300 & echo "{\\"pid\\": $!}"; wait"""
+    seen = []
+    output = harness.run(["sh", "-c", script], timeout_s=0.7, watch=lambda process: seen.append(process.pid))
+    assert not psutil.pid_exists(output.lines[0]["pid"])
+    assert seen
+    assert not psutil.pid_exists(seen[0])
+
+
+def test_roles_are_read_from_command_lines():
+    assert role(["python", "-m", "services.actor_pool.worker", "--pool", "x"]) == "actor worker"
+    assert role(["python", "-m", "services.actor_pool", "--listen", "x"]) == "actor_pool"
+    assert role(["/a/redis-server", "unixsocket:/b"]) == "redis-server"
+    assert role(["python", "/a/marless", "train"]) == "marless train"
+
+
+def test_footprint_keeps_the_largest_moment():
+    footprint = Footprint()
+    footprint(psutil.Process())
+    memory = psutil.Process().memory_full_info()
+    assert footprint.rows[0]["RSS (MB)"] == pytest.approx(memory.rss / 1e6, rel=0.1)
+    assert footprint.total_pss_mb >= footprint.rows[0]["PSS (MB)"]
+    assert footprint.largest_rss_mb("learner worker") == 0.0
