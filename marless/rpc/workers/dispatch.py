@@ -8,7 +8,9 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from typing import Any
 
+import grpc
 import structlog
 
 from marless.errors import InternalError, OverloadedError, UnavailableError
@@ -31,9 +33,19 @@ class _Worker:
         self.send = send
         self.invocations = 0
         self.affinity = ""
-        self.lost = asyncio.Event()
-        self.running: asyncio.Future[common_pb2.TaskResult] | None = None
         self.draining = False
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.running: asyncio.Future[common_pb2.TaskResult] | None = None
+        """Set from the moment a task is promised this worker until its result has been taken."""
+
+    def promise(self) -> None:
+        """Keep this worker for one task."""
+        self.running = asyncio.get_running_loop().create_future()
+
+    def lose(self) -> None:
+        """Give it up: its stream ends, and what it still says is not heard."""
+        if not self.lost.done():
+            self.lost.set_result(None)
 
 
 class Dispatcher:
@@ -44,8 +56,9 @@ class Dispatcher:
         self._max_attempts = max_attempts
         self._workers: dict[str, _Worker] = {}
         self._idle: list[_Worker] = []
-        self._waiting: deque[tuple[str, asyncio.Future[_Worker]]] = deque()
+        self._waiting: deque[asyncio.Future[_Worker]] = deque()
         self._changed = asyncio.Condition()
+        self._closed = ""
 
     @property
     def queued(self) -> int:
@@ -70,10 +83,6 @@ class Dispatcher:
             for name, worker in self._workers.items()
         ]
 
-    def devices(self) -> list[str]:
-        """The device each connected worker computes on."""
-        return [worker.hello.device for worker in self._workers.values()]
-
     def is_connected(self, worker: str) -> bool:
         """True between a worker's hello and the end of its stream."""
         return worker in self._workers
@@ -81,14 +90,16 @@ class Dispatcher:
     async def run(self, task: str, payload: bytes, *, timeout_s: float, affinity: str = "") -> common_pb2.TaskResult:
         """Run one task to its result on some worker.
 
-        Raises OverloadedError if the queue is full, UnavailableError if workers die or hang `max_attempts` times,
-        and whatever domain error the task itself ended with.
+        Raises OverloadedError if the queue is full, UnavailableError if no worker can be had or workers die or hang
+        `max_attempts` times, and whatever domain error the task itself ended with.
         """
         queued_s = time.time()
         for attempt in range(1, self._max_attempts + 1):
             worker = await self._acquire(affinity)
             try:
-                result = await self._run_on(worker, task, payload, attempt, timeout_s)
+                result = await self._run_on(
+                    worker, common_pb2.Task(id=task, attempt=attempt, payload=payload), timeout_s
+                )
             except WorkerLostError:
                 _log.warning("task.worker_lost", task=task, worker=worker.hello.worker, attempt=attempt)
                 continue
@@ -99,21 +110,27 @@ class Dispatcher:
         raise UnavailableError(f"task {task}: its worker died or hung {self._max_attempts} times; see the pool's log")
 
     async def attach(self, messages: AsyncIterator[common_pb2.WorkerMessage], send: Send) -> None:
-        """Serve one worker's stream until it ends; the body of a pool's Work RPC."""
+        """Serve one worker's stream until it ends; the body of a pool's Work RPC.
+
+        A second stream under the same name takes the first one's place.
+        """
         first = await anext(messages, None)
         if first is None or not first.HasField("hello"):
             raise InternalError("a worker's stream starts with its hello")
-        worker = _Worker(first.hello, send)
-        name = first.hello.worker
+        worker, name = _Worker(first.hello, send), first.hello.worker
+        if before := self._workers.get(name):
+            before.lose()
         self._workers[name] = worker
-        self._release(worker)
-        await self._notify()
-        _log.info("worker.connected", worker=name, pid=first.hello.pid, host=first.hello.host)
+        hello = first.hello
+        _log.info("worker.connected", worker=name, pid=hello.pid, host=hello.host, device=hello.device)
         try:
-            await self._listen(worker, messages)
+            self._release(worker)
+            await self._notify()
+            await _listen(worker, messages)
         finally:
-            worker.lost.set()
-            self._workers.pop(name, None)
+            worker.lose()
+            if self._workers.get(name) is worker:
+                del self._workers[name]
             if worker in self._idle:
                 self._idle.remove(worker)
             _log.info("worker.disconnected", worker=name, invocations=worker.invocations)
@@ -129,86 +146,96 @@ class Dispatcher:
         async with self._changed:
             await self._changed.wait_for(lambda: name not in self._workers)
 
+    async def disconnect(self, name: str) -> None:
+        """End this worker's stream, whose process is gone; a task it ran goes to another worker."""
+        if worker := self._workers.get(name):
+            worker.lose()
+        await self.disconnected(name)
+
     async def drain(self, name: str) -> None:
-        """Ask a worker to leave once it has finished what it runs."""
+        """Give a worker no new task, wait until it has finished what it runs, and ask it to leave."""
         worker = self._workers.get(name)
-        if worker is None or worker.draining:
+        if worker is None:
             return
         worker.draining = True
         if worker in self._idle:
             self._idle.remove(worker)
-        while worker.running is not None and not worker.lost.is_set():
-            await asyncio.wait([worker.running])
-        if not worker.lost.is_set():
-            await worker.send(common_pb2.PoolMessage(drain=common_pb2.Drain()))
+        while worker.running is not None and not worker.lost.done():
+            await _either(worker.running, worker.lost)
+        if not worker.lost.done():
+            try:
+                await worker.send(common_pb2.PoolMessage(drain=common_pb2.Drain()))
+            except grpc.aio.BaseError:
+                worker.lose()
 
     def fail_waiting(self, reason: str) -> None:
         """Give every waiting task up: no worker can be had."""
         while self._waiting:
-            _, waiter = self._waiting.popleft()
+            waiter = self._waiting.popleft()
             if not waiter.done():
                 waiter.set_exception(UnavailableError(reason))
 
-    async def _listen(self, worker: _Worker, messages: AsyncIterator[common_pb2.WorkerMessage]) -> None:
-        lost = asyncio.ensure_future(worker.lost.wait())
-        try:
-            while True:
-                message = asyncio.ensure_future(anext(messages, None))
-                await asyncio.wait([message, lost], return_when=asyncio.FIRST_COMPLETED)
-                if not message.done():
-                    message.cancel()
-                    return
-                received = message.result()
-                if received is None:
-                    return
-                if worker.running is not None and not worker.running.done():
-                    worker.running.set_result(received.result)
-        finally:
-            lost.cancel()
+    def close(self, reason: str) -> None:
+        """Take no more tasks, and give the waiting ones up; twice is safe."""
+        self._closed = reason
+        self.fail_waiting(reason)
 
-    async def _run_on(
-        self, worker: _Worker, task: str, payload: bytes, attempt: int, timeout_s: float
-    ) -> common_pb2.TaskResult:
-        running: asyncio.Future[common_pb2.TaskResult] = asyncio.get_running_loop().create_future()
-        worker.running = running
-        worker.invocations += 1
-        lost: asyncio.Future[object] = asyncio.ensure_future(worker.lost.wait())
+    async def _run_on(self, worker: _Worker, task: common_pb2.Task, timeout_s: float) -> common_pb2.TaskResult:
+        running = worker.running
+        assert running is not None  # promised by _acquire
         try:
-            message = common_pb2.PoolMessage(task=common_pb2.Task(id=task, attempt=attempt, payload=payload))
-            await worker.send(message)
-            await asyncio.wait((running, lost), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-            if running.done():
-                return running.result()
-            if not worker.lost.is_set():
-                _log.error("task.hung", task=task, worker=worker.hello.worker, timeout_s=timeout_s)
-            raise WorkerLostError
+            async with asyncio.timeout(timeout_s):
+                await worker.send(common_pb2.PoolMessage(task=task))
+                worker.invocations += 1
+                await _either(running, worker.lost)
+        except TimeoutError:
+            _log.error("task.hung", task=task.id, worker=worker.hello.worker, timeout_s=timeout_s)
+        except grpc.aio.BaseError as error:  # the stream broke under the write
+            _log.warning("task.not_sent", task=task.id, worker=worker.hello.worker, error=str(error))
         finally:
-            lost.cancel()
             if not running.done():
-                worker.lost.set()  # hung, or given up in mid-task: its late result must not meet the next task
-                running.cancel()
-            worker.running = None
+                worker.lose()  # hung, or given up in mid-task: its late result must not meet the next task
             self._release(worker)
+        if running.cancelled():
+            raise WorkerLostError
+        return running.result()
 
     async def _acquire(self, affinity: str) -> _Worker:
+        if self._closed:
+            raise UnavailableError(self._closed)
         if self._idle:
             worker = next((idle for idle in self._idle if idle.affinity == affinity), self._idle[0])
             self._idle.remove(worker)
+            worker.promise()
         else:
-            if len(self._waiting) >= self._queue_limit:
-                raise OverloadedError(f"{self._queue_limit} tasks wait for a worker already; try again later")
-            waiter: asyncio.Future[_Worker] = asyncio.get_running_loop().create_future()
-            self._waiting.append((affinity, waiter))
-            worker = await waiter
+            worker = await self._wait()
         worker.affinity = affinity
         return worker
 
+    async def _wait(self) -> _Worker:
+        if len(self._waiting) >= self._queue_limit:
+            raise OverloadedError(f"{self._queue_limit} tasks wait for a worker already; try again later")
+        waiter: asyncio.Future[_Worker] = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiter)
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            if waiter in self._waiting:
+                self._waiting.remove(waiter)
+            elif not waiter.cancelled() and waiter.exception() is None:
+                self._release(waiter.result())  # a worker came in the very moment its task was given up
+            raise
+
     def _release(self, worker: _Worker) -> None:
-        if worker.lost.is_set() or worker.draining:
+        if worker.running is not None:
+            worker.running.cancel()  # no effect on a result; whoever waits for one that cannot come is freed
+            worker.running = None
+        if worker.lost.done() or worker.draining:
             return
         while self._waiting:
-            _, waiter = self._waiting.popleft()
+            waiter = self._waiting.popleft()
             if not waiter.done():
+                worker.promise()
                 waiter.set_result(worker)
                 return
         self._idle.append(worker)
@@ -216,3 +243,22 @@ class Dispatcher:
     async def _notify(self) -> None:
         async with self._changed:
             self._changed.notify_all()
+
+
+async def _either(*futures: asyncio.Future[Any]) -> None:  # Any: results of several kinds
+    await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+
+
+async def _listen(worker: _Worker, messages: AsyncIterator[common_pb2.WorkerMessage]) -> None:
+    """Take results in until the stream ends or the worker is given up."""
+    while True:
+        message = asyncio.ensure_future(anext(messages, None))
+        try:
+            await _either(message, worker.lost)
+        finally:
+            if not message.done():
+                message.cancel()
+        if worker.lost.done() or (received := message.result()) is None:
+            return
+        if worker.running is not None and not worker.running.done():
+            worker.running.set_result(received.result)

@@ -10,12 +10,14 @@ from types import TracebackType
 
 import structlog
 
-from marless.errors import UnavailableError
+from marless.errors import SpecError, UnavailableError
 from marless.rpc.workers.dispatch import Dispatcher
 from marless.rpc.workers.launcher import Launcher, WorkerHandle
 
 START_TIMEOUT_S = 60.0
 _STILLBORN_LIMIT = 3
+_LONGEST_NAP_S = 60.0
+_STOPPING = "the pool is stopping"
 _log = structlog.get_logger("marless.workers")
 
 
@@ -23,7 +25,7 @@ class Fleet:
     """Workers of one pool, from launch to leave; an async context manager.
 
     A worker that dies is replaced at once. Workers that die three times in a row before they connect are taken for
-    a broken installation: whatever waits for them fails with the reason.
+    a broken installation: whatever waits for them fails with the reason, and the next request tries again.
     """
 
     def __init__(
@@ -38,13 +40,16 @@ class Fleet:
     ) -> None:
         self._dispatcher = dispatcher
         self._launcher = launcher
-        self._names = (f"{prefix}-{serial}" for serial in itertools.count())
+        self._prefix = prefix
+        self._serials = itertools.count()
         self._limit = limit
         self._keep_alive_s = keep_alive_s
         self._used_s = time.monotonic()
         self._wanted = min(warm, limit)
         self._stillborn = 0
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._stopped = False
+        self._tasks: dict[str, asyncio.Task[str]] = {}
+        """Worker → what keeps it alive; ends with the reason if that is given up."""
         self._reaper: asyncio.Task[None] | None = None
         self._scaling = asyncio.Lock()
 
@@ -59,8 +64,9 @@ class Fleet:
         await self.stop()
 
     async def stop(self) -> None:
-        """End all workers at once, which ends their streams; twice is safe."""
-        self._wanted = 0
+        """End all workers at once, fail what they ran and what waits; twice is safe."""
+        self._stopped = True
+        self._dispatcher.close(_STOPPING)
         tasks = [*self._tasks.values(), *([self._reaper] if self._reaper else [])]
         for task in tasks:
             task.cancel()
@@ -80,20 +86,29 @@ class Fleet:
     async def scale(self, workers: int) -> None:
         """Have exactly this many connected workers; those that go are drained first.
 
-        Raises UnavailableError if they do not come up, or if more are asked for than the pool may have.
+        Raises SpecError for a number that this pool cannot have, UnavailableError if they do not come up.
         """
-        if workers > self._limit:
-            raise UnavailableError(f"{workers} workers asked for; this pool may have {self._limit} (--workers)")
+        if not 0 <= workers <= self._limit:
+            raise SpecError(f"{workers} workers asked for; this pool has 0 to {self._limit} (--{self._prefix}-workers)")
+        self._wanted = workers
+        await self._fit()
+        await self._connected(all)
+
+    async def _fit(self) -> None:
+        """Drain workers while there are more than wanted, and start them while there are fewer."""
         async with self._scaling:
-            self._wanted, self._stillborn = workers, 0
             self._start()
-            for name in list(self._tasks)[workers:]:
-                await self._retire(name)
-            await self._connected(all)
+            while len(self._tasks) > self._wanted:
+                await self._retire(next(reversed(self._tasks)))
+            self._start()  # more may have been asked for while the last ones drained
 
     def _start(self) -> None:
+        if self._stopped:
+            raise UnavailableError(_STOPPING)
+        for name in [name for name, task in self._tasks.items() if task.done()]:
+            del self._tasks[name]
         while len(self._tasks) < self._wanted:
-            name = next(self._names)
+            name = f"{self._prefix}-{next(self._serials)}"
             self._tasks[name] = asyncio.create_task(self._keep(name))
 
     async def _connected(self, quorum: Callable[[Iterable[bool]], bool]) -> None:
@@ -102,57 +117,70 @@ class Fleet:
         ready = asyncio.create_task(self._dispatcher.connected(list(tasks), quorum))
         try:
             await asyncio.wait([ready, *tasks.values()], timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
-            for name, task in tasks.items():
-                if task.done():
-                    self._tasks.pop(name, None)
-                    await task  # raises why it gave up
             if not ready.done():
-                raise UnavailableError(f"workers did not connect within {START_TIMEOUT_S:g} s; see the pool's log")
+                ended = (task for task in tasks.values() if task.done())
+                late = f"workers did not connect within {START_TIMEOUT_S:g} s; see the pool's log"
+                raise UnavailableError(next((_STOPPING if task.cancelled() else task.result() for task in ended), late))
         finally:
             ready.cancel()
 
-    async def _keep(self, name: str) -> None:
+    async def _keep(self, name: str) -> str:
+        """Launch this worker, again whenever it ends; returns why that was given up."""
         while True:
             started_s = time.monotonic()
-            handle = await self._launcher.launch(name)
+            try:
+                handle = await self._launcher.launch(name)
+            except UnavailableError as error:
+                return self._give_up(str(error))
             try:
                 how = await self._until_gone(name, handle)
             finally:
                 handle.kill()
+                await handle.ended()
+                await self._dispatcher.disconnect(name)
             _log.warning("worker.ended", worker=name, how=how, after_s=round(time.monotonic() - started_s, 3))
             if self._stillborn >= _STILLBORN_LIMIT:
-                reason = f"worker {name} could not start ({how}); see the pool's log"
-                self._dispatcher.fail_waiting(reason)
-                raise UnavailableError(reason)
+                return self._give_up(f"worker {name} could not start ({how}); see the pool's log")
+
+    def _give_up(self, reason: str) -> str:
+        _log.error("worker.given_up", reason=reason)
+        if not self._dispatcher.workers():
+            self._dispatcher.fail_waiting(reason)
+        return reason
 
     async def _until_gone(self, name: str, handle: WorkerHandle) -> str:
         """Until the process ends, or its stream does: a worker that was given up as hung is killed."""
         ended = asyncio.create_task(handle.ended())
-        connected = asyncio.create_task(self._dispatcher.connected([name]))
+        stream = asyncio.create_task(self._dispatcher.connected([name]))
         try:
-            await asyncio.wait([ended, connected], return_when=asyncio.FIRST_COMPLETED)
-            if ended.done():
+            await asyncio.wait([ended, stream], timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+            if ended.done() or not stream.done():
                 self._stillborn += 1
-                return ended.result()
+                return ended.result() if ended.done() else f"silent for {START_TIMEOUT_S:g} s"
             self._stillborn = 0
-            gone = asyncio.create_task(self._dispatcher.disconnected(name))
-            await asyncio.wait([ended, gone], return_when=asyncio.FIRST_COMPLETED)
-            gone.cancel()
+            stream = asyncio.create_task(self._dispatcher.disconnected(name))
+            await asyncio.wait([ended, stream], return_when=asyncio.FIRST_COMPLETED)
             return ended.result() if ended.done() else "stream ended"
         finally:
             ended.cancel()
-            connected.cancel()
+            stream.cancel()
 
     async def _retire(self, name: str) -> None:
-        await self._dispatcher.drain(name)
-        task = self._tasks.pop(name)
-        task.cancel()
+        task = self._tasks[name]
+        try:
+            await self._dispatcher.drain(name)
+        finally:
+            self._tasks.pop(name, None)
+            task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
     async def _reap(self) -> None:
         while True:
-            await asyncio.sleep(min(self._keep_alive_s, 60.0))
+            await asyncio.sleep(min(self._keep_alive_s / 4, _LONGEST_NAP_S))
             idle_s = time.monotonic() - self._used_s
-            if self._tasks and not self._dispatcher.busy and idle_s >= self._keep_alive_s:
+            if self._dispatcher.busy:
+                self._used_s = time.monotonic()
+            elif self._tasks and idle_s >= self._keep_alive_s:
                 _log.info("workers.released", workers=len(self._tasks), idle_s=round(idle_s))
-                await self.scale(0)
+                self._wanted = 0
+                await self._fit()

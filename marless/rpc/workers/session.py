@@ -56,13 +56,18 @@ async def work(options: WorkerOptions, peer: Peer, method: Work, handle: Handle,
         vcpus=len(os.sched_getaffinity(0)),
         device=device,
     )
-    session = asyncio.create_task(_session(peer, method, hello, handle))
-    watch = asyncio.create_task(stdin_closed()) if options.exit_with_stdin else None
-    await asyncio.wait([task for task in (session, watch) if task], return_when=asyncio.FIRST_COMPLETED)
-    for task in (session, watch):
-        if task and not task.done():
-            task.cancel()
-    await asyncio.gather(*(task for task in (session, watch) if task), return_exceptions=True)
+    watch = asyncio.create_task(_end_with_parent()) if options.exit_with_stdin else None
+    try:
+        await _session(peer, method, hello, handle)
+    finally:
+        if watch:
+            watch.cancel()
+
+
+async def _end_with_parent() -> None:
+    await stdin_closed()
+    _log.info("worker.orphaned")
+    os._exit(0)  # a thread in mid-task cannot be interrupted, and whatever it computes has nowhere to go
 
 
 async def _session(peer: Peer, method: Work, hello: common_pb2.WorkerHello, handle: Handle) -> None:
@@ -79,6 +84,8 @@ async def _session(peer: Peer, method: Work, hello: common_pb2.WorkerHello, hand
         await stream.done_writing()
     except grpc.aio.AioRpcError as error:
         _log.warning("worker.pool_lost", worker=hello.worker, code=error.code().name)
+    except asyncio.InvalidStateError:  # what gRPC raises for a write to a stream that the other side has ended
+        _log.warning("worker.given_up", worker=hello.worker)
     finally:
         stream.cancel()
 
