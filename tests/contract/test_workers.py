@@ -1,0 +1,553 @@
+"""Dispatcher, fleet and session over a real gRPC server: workers that die, hang, err, come late or never come."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+
+import grpc
+import pytest
+
+from marless.errors import (
+    InternalError,
+    NotFoundError,
+    OverloadedError,
+    SpecError,
+    UnavailableError,
+)
+from marless.rpc.client import Peer
+from marless.rpc.security import Security
+from marless.rpc.server import ServerOptions, Service, serving
+from marless.rpc.v1 import common_pb2
+from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub, add_ActorPoolServiceServicer_to_server
+from marless.rpc.workers.dispatch import Dispatcher
+from marless.rpc.workers.fleet import Fleet
+from marless.rpc.workers.session import WorkerOptions, work
+from services.actor_pool.servicer import ActorPoolServicer
+
+PATIENCE_S = 30.0
+LONG_S = 600.0
+
+
+class Bench:
+    """What tasks do: "fast" answers at once, "slow" waits for `go`, others raise. Remembers who ran what."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+        self.ran: list[tuple[str, str]] = []
+        self.started = asyncio.Condition()
+
+    async def handle(self, worker: str, payload: bytes) -> bytes:
+        what = payload.decode()
+        self.ran.append((worker, what))
+        async with self.started:
+            self.started.notify_all()
+        if what.startswith("slow"):
+            await self.go.wait()
+        if what == "bad":
+            raise NotFoundError("policy 'p' has no version 7")
+        if what == "defect":
+            raise ZeroDivisionError("1/0")
+        return f"{what} by {worker}".encode()
+
+    async def until_started(self, count: int) -> None:
+        async with asyncio.timeout(PATIENCE_S), self.started:
+            await self.started.wait_for(lambda: len(self.ran) >= count)
+
+
+class Pool:
+    """A dispatcher behind a real server, and workers in this process that dial it."""
+
+    def __init__(self, address: str, dispatcher: Dispatcher) -> None:
+        self.address = address
+        self.dispatcher = dispatcher
+        self.bench = Bench()
+        self.tasks: list[asyncio.Task[None]] = []
+
+    def start(self, name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(self._work(name))
+        self.tasks.append(task)
+        return task
+
+    async def connect(self, *names: str) -> list[asyncio.Task[None]]:
+        tasks = [self.start(name) for name in names]
+        async with asyncio.timeout(PATIENCE_S):
+            await self.dispatcher.connected(list(names))
+        return tasks
+
+    async def run(self, what: str, timeout_s: float = LONG_S, affinity: str = "") -> common_pb2.TaskResult:
+        return await self.dispatcher.run(f"job/{what}", what.encode(), timeout_s=timeout_s, affinity=affinity)
+
+    def submit(self, what: str, timeout_s: float = LONG_S) -> asyncio.Task[common_pb2.TaskResult]:
+        return asyncio.create_task(self.run(what, timeout_s))
+
+    async def gone(self, name: str) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            await self.dispatcher.disconnected(name)
+
+    async def _work(self, name: str) -> None:
+        peer = Peer(self.address, Security())
+        options = WorkerOptions(name, self.address, "", Security(), exit_with_stdin=False)
+        try:
+            await work(options, peer, ActorPoolServiceStub(peer.channel).Work, partial(self.bench.handle, name))
+        finally:
+            await peer.close()
+
+    async def close(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
+
+@asynccontextmanager
+async def pool_at(address: str, dispatcher: Dispatcher) -> AsyncIterator[Pool]:
+    @asynccontextmanager
+    async def build(_address: str) -> AsyncIterator[Service]:
+        servicer = ActorPoolServicer(None, dispatcher, None)
+        yield Service(partial(add_ActorPoolServiceServicer_to_server, servicer))
+
+    async with serving(ServerOptions(address, Security()), build) as bound:
+        pool = Pool(bound, dispatcher)
+        yield pool
+        await pool.close()
+
+
+@pytest.fixture
+async def pool(tmp_path) -> AsyncIterator[Pool]:
+    async with pool_at(f"unix:{tmp_path}/pool.sock", Dispatcher(queue_limit=2)) as pool:
+        yield pool
+
+
+async def settle() -> None:
+    """Let everything that can run, run."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+# One dispatcher
+
+
+async def test_a_task_runs_and_is_recorded(pool):
+    await pool.connect("w")
+    first, second = await pool.run("fast"), await pool.run("fast")
+    record = first.invocation
+    assert first.payload == b"fast by w"
+    assert (record.id, record.attempt, record.worker) == ("job/fast", 1, "w")
+    assert 0 < record.queued_s <= record.start_s <= record.end_s
+    assert record.vcpu_s >= 0
+    assert 10 * 2**20 < record.memory_bytes < 2**40
+    assert [first.invocation.cold, second.invocation.cold] == [True, False]
+    [info] = pool.dispatcher.workers()
+    assert (info.worker, info.busy, info.invocations) == ("w", False, 2)
+    assert info.pid > 0
+
+
+async def test_waiting_tasks_run_in_the_order_they_came(pool):
+    waiting = [pool.submit("fast-1"), pool.submit("fast-2")]
+    await settle()
+    assert (pool.dispatcher.queued, pool.dispatcher.busy) == (2, True)
+    await pool.connect("w")
+    await asyncio.gather(*waiting)
+    assert [what for _, what in pool.bench.ran] == ["fast-1", "fast-2"]
+    assert (pool.dispatcher.queued, pool.dispatcher.busy) == (0, False)
+
+
+async def test_a_worker_runs_one_task_at_a_time(pool):
+    await pool.connect("w")
+    slow, fast = pool.submit("slow"), pool.submit("fast")
+    await pool.bench.until_started(1)
+    await settle()
+    assert pool.bench.ran == [("w", "slow")]
+    pool.bench.go.set()
+    await asyncio.gather(slow, fast)
+
+
+async def test_a_task_prefers_the_worker_that_knows_its_affinity(pool):
+    await pool.connect("a", "b")
+    first = {name: (await pool.run("fast", affinity=name)).invocation.worker for name in "xy"}
+    assert sorted(first.values()) == ["a", "b"]
+    for name in "yxxyyx":
+        assert (await pool.run("fast", affinity=name)).invocation.worker == first[name]
+
+
+async def test_a_full_queue_refuses(pool):
+    waiting = [pool.submit("fast"), pool.submit("fast")]
+    await settle()
+    with pytest.raises(OverloadedError, match="2 tasks wait"):
+        await pool.run("fast")
+    waiting[0].cancel()
+    await settle()
+    assert pool.dispatcher.queued == 1
+    waiting.append(pool.submit("fast"))  # the place of the one that was given up is free again
+    await pool.connect("w")
+    assert len(await asyncio.gather(*waiting[1:])) == 2
+
+
+async def test_a_domain_error_arrives_as_itself_and_a_defect_as_an_internal_error(pool):
+    await pool.connect("w")
+    with pytest.raises(NotFoundError, match=r"^policy 'p' has no version 7$"):
+        await pool.run("bad")
+    with pytest.raises(InternalError, match="ZeroDivisionError in w: 1/0"):
+        await pool.run("defect")
+    assert (await pool.run("fast")).invocation.worker == "w"  # neither ended the worker
+
+
+async def test_a_task_whose_worker_dies_runs_elsewhere_with_the_next_attempt(pool):
+    [doomed] = await pool.connect("a")
+    running = pool.submit("slow")
+    await pool.bench.until_started(1)
+    doomed.cancel()
+    await pool.gone("a")
+    pool.bench.go.set()
+    await pool.connect("b")
+    result = await running
+    assert (result.invocation.worker, result.invocation.attempt) == ("b", 2)
+    assert result.invocation.id == "job/slow"
+
+
+async def test_a_task_that_loses_three_workers_is_given_up(pool):
+    running = pool.submit("slow")
+    for attempt, name in enumerate("abc", start=1):
+        [doomed] = await pool.connect(name)
+        await pool.bench.until_started(attempt)
+        doomed.cancel()
+        await pool.gone(name)
+    with pytest.raises(UnavailableError, match="task job/slow: its worker died or hung 3 times"):
+        await running
+
+
+async def test_a_hung_worker_is_dropped_and_its_task_runs_elsewhere(pool):
+    await pool.connect("hung")
+    running = pool.submit("slow", timeout_s=0.05)
+    await pool.gone("hung")
+    pool.bench.go.set()
+    await pool.connect("b")
+    result = await running
+    assert (result.invocation.worker, result.invocation.attempt) == ("b", 2)
+
+
+async def test_a_worker_that_is_gone_when_its_turn_comes_costs_one_attempt_not_the_task(pool):
+    async def broken(message: common_pb2.PoolMessage) -> None:
+        raise grpc.aio.UsageError("RPC already finished.")
+
+    hello = common_pb2.WorkerMessage(hello=common_pb2.WorkerHello(worker="ghost"))
+    forever = asyncio.Event()
+
+    async def messages() -> AsyncIterator[common_pb2.WorkerMessage]:
+        yield hello
+        await forever.wait()
+
+    ghost = asyncio.create_task(pool.dispatcher.attach(messages(), broken))
+    await pool.dispatcher.connected(["ghost"])
+    running = pool.submit("fast")
+    await ghost  # given up
+    await pool.connect("w")
+    result = await running
+    assert (result.invocation.worker, result.invocation.attempt) == ("w", 2)
+
+
+async def test_giving_a_running_task_up_drops_its_worker_so_that_no_late_result_meets_the_next(pool):
+    await pool.connect("a")
+    running = pool.submit("slow")
+    await pool.bench.until_started(1)
+    running.cancel()
+    await pool.gone("a")
+    pool.bench.go.set()
+    following = pool.submit("fast")
+    await pool.connect("b")
+    assert (await following).payload == b"fast by b"
+
+
+async def test_giving_a_task_up_in_the_moment_it_gets_a_worker_does_not_leak_the_worker(pool):
+    waiting = pool.submit("fast-1")
+    await settle()
+    released = asyncio.Event()
+    hand_over = pool.dispatcher._release
+
+    def release_then_cancel(worker: object) -> None:
+        hand_over(worker)
+        waiting.cancel()  # the future has its worker, the task has not run yet
+        released.set()
+
+    pool.dispatcher._release = release_then_cancel
+    await pool.connect("w")
+    await released.wait()
+    pool.dispatcher._release = hand_over
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    async with asyncio.timeout(PATIENCE_S):
+        assert (await pool.run("fast-2")).payload == b"fast-2 by w"
+
+
+async def test_draining_finishes_the_running_task_and_takes_no_new_one(pool):
+    [worker] = await pool.connect("w")
+    slow = pool.submit("slow")
+    await pool.bench.until_started(1)
+    draining = asyncio.create_task(pool.dispatcher.drain("w"))
+    following = pool.submit("fast")
+    await settle()
+    assert not draining.done()
+    pool.bench.go.set()
+    assert (await slow).payload == b"slow by w"
+    await draining
+    await worker  # it left by itself
+    await pool.gone("w")
+    assert not following.done()
+    await pool.connect("next")
+    assert (await following).invocation.worker == "next"
+
+
+async def test_draining_a_worker_that_dies_ends(pool):
+    [worker] = await pool.connect("w")
+    slow = pool.submit("slow")
+    await pool.bench.until_started(1)
+    draining = asyncio.create_task(pool.dispatcher.drain("w"))
+    await settle()
+    worker.cancel()
+    async with asyncio.timeout(PATIENCE_S):
+        await draining
+    slow.cancel()
+
+
+async def test_a_second_stream_under_the_same_name_takes_the_place_of_the_first(pool):
+    [first] = await pool.connect("w")
+    second = pool.start("w")
+    async with asyncio.timeout(PATIENCE_S):
+        await first  # its stream was ended
+    assert (await pool.run("fast")).payload == b"fast by w"
+    assert not second.done()
+    assert [info.worker for info in pool.dispatcher.workers()] == ["w"]
+
+
+async def test_a_stream_without_a_hello_is_refused(pool):
+    peer = Peer(pool.address, Security())
+    stream = ActorPoolServiceStub(peer.channel).Work(metadata=peer.metadata)
+    await stream.write(common_pb2.WorkerMessage(result=common_pb2.TaskResult(id="x")))
+    assert (await stream.code()).name == "INTERNAL"
+    assert pool.dispatcher.workers() == []
+    await peer.close()
+
+
+async def test_a_closed_dispatcher_fails_what_waits_and_takes_no_more(pool):
+    waiting = pool.submit("fast")
+    await settle()
+    pool.dispatcher.close("the pool is stopping")
+    for task in (waiting, pool.submit("fast")):
+        with pytest.raises(UnavailableError, match="the pool is stopping"):
+            await task
+
+
+# A fleet
+
+
+class Handle:
+    def __init__(self, task: asyncio.Task[None]) -> None:
+        self.task = task
+
+    async def ended(self) -> str:
+        await asyncio.wait([self.task])
+        return "exit code 1"
+
+    def kill(self) -> None:
+        self.task.cancel()
+
+
+class InProcessLauncher:
+    """Starts workers as tasks of this process, or, told so, workers that die before they connect."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self.stillborn = 0
+        self.refusal = ""
+        self.launched: list[str] = []
+        self.handles: dict[str, Handle] = {}
+
+    async def launch(self, worker: str) -> Handle:
+        self.launched.append(worker)
+        if self.refusal:
+            raise UnavailableError(self.refusal)
+        if self.stillborn:
+            self.stillborn -= 1
+            return Handle(asyncio.create_task(asyncio.sleep(0)))
+        self.handles[worker] = Handle(self.pool.start(worker))
+        return self.handles[worker]
+
+
+Make = Callable[..., Fleet]
+
+
+@pytest.fixture
+def launcher(pool) -> InProcessLauncher:
+    return InProcessLauncher(pool)
+
+
+@pytest.fixture
+async def make(pool, launcher) -> AsyncIterator[Make]:
+    fleets: list[Fleet] = []
+
+    async def fleet(*, limit: int = 3, keep_alive_s: float = LONG_S, warm: int = 0) -> Fleet:
+        made = Fleet(pool.dispatcher, launcher, prefix="actor", limit=limit, keep_alive_s=keep_alive_s, warm=warm)
+        fleets.append(await made.__aenter__())
+        return made
+
+    yield fleet
+    for made in fleets:
+        await made.stop()
+
+
+def names(pool: Pool) -> list[str]:
+    return sorted(info.worker for info in pool.dispatcher.workers())
+
+
+async def test_warm_workers_start_before_anyone_asks(pool, make):
+    await make(warm=2)
+    async with asyncio.timeout(PATIENCE_S):
+        await pool.dispatcher.connected(["actor-0", "actor-1"])
+    assert (await pool.run("fast")).invocation.cold
+
+
+async def test_ensure_starts_workers_up_to_the_limit_and_never_removes_any(pool, make):
+    fleet = await make(limit=2)
+    await fleet.ensure(7)
+    async with asyncio.timeout(PATIENCE_S):
+        await pool.dispatcher.connected(["actor-0", "actor-1"])
+    await fleet.ensure(1)
+    assert names(pool) == ["actor-0", "actor-1"]
+
+
+async def test_a_worker_that_dies_is_replaced_and_its_task_goes_on(pool, make, launcher):
+    fleet = await make(limit=1)
+    await fleet.ensure(1)
+    running = pool.submit("slow")
+    await pool.bench.until_started(1)
+    launcher.handles["actor-0"].kill()
+    await pool.bench.until_started(2)
+    pool.bench.go.set()
+    assert (await running).invocation.attempt == 2
+    assert launcher.launched == ["actor-0", "actor-0"]
+
+
+async def test_a_hung_worker_is_killed_and_replaced(pool, make, launcher):
+    fleet = await make(limit=1)
+    await fleet.ensure(1)
+    hung = launcher.handles["actor-0"]
+    running = pool.submit("slow", timeout_s=0.05)
+    async with asyncio.timeout(PATIENCE_S):
+        await hung.ended()
+    pool.bench.go.set()
+    assert (await running).invocation.attempt >= 2
+
+
+async def test_workers_that_never_connect_fail_whoever_waits_with_the_reason(pool, make, launcher):
+    launcher.stillborn = 1000
+    fleet = await make(limit=1)
+    waiting = pool.submit("fast")
+    with pytest.raises(UnavailableError, match=r"worker actor-0 could not start \(exit code 1\)"):
+        await fleet.ensure(1)
+    with pytest.raises(UnavailableError, match="could not start"):
+        await waiting
+    assert launcher.launched == ["actor-0"] * 3
+
+
+async def test_after_a_broken_start_the_next_request_tries_again(pool, make, launcher):
+    launcher.stillborn = 3
+    fleet = await make(limit=2)
+    with pytest.raises(UnavailableError):
+        await fleet.ensure(1)
+    async with asyncio.timeout(PATIENCE_S):
+        await fleet.ensure(1)
+        assert (await pool.run("fast")).payload.startswith(b"fast by actor-")
+
+
+async def test_a_machine_that_starts_no_process_fails_whoever_waits(pool, make, launcher):
+    launcher.refusal = "cannot start worker actor-0: Resource temporarily unavailable"
+    fleet = await make(limit=1)
+    waiting = pool.submit("fast")
+    with pytest.raises(UnavailableError, match="cannot start worker actor-0"):
+        await fleet.ensure(1)
+    with pytest.raises(UnavailableError, match="cannot start worker actor-0"):
+        await waiting
+
+
+async def test_scaling_down_drains_and_scaling_up_returns_when_all_are_warm(pool, make):
+    fleet = await make(limit=3)
+    await fleet.scale(3)
+    assert len(names(pool)) == 3
+    await fleet.scale(1)
+    assert names(pool) == ["actor-0"]
+    await fleet.scale(2)
+    assert len(names(pool)) == 2
+    await fleet.scale(0)
+    assert names(pool) == []
+
+
+async def test_scaling_down_lets_a_running_task_finish(pool, make):
+    fleet = await make(limit=1)
+    await fleet.scale(1)
+    running = pool.submit("slow")
+    await pool.bench.until_started(1)
+    scaling = asyncio.create_task(fleet.scale(0))
+    await settle()
+    assert not scaling.done()
+    pool.bench.go.set()
+    assert (await running).invocation.attempt == 1
+    await scaling
+    assert names(pool) == []
+
+
+@pytest.mark.parametrize("workers", [-1, 4])
+async def test_a_number_of_workers_that_cannot_be_is_refused(make, workers):
+    fleet = await make(limit=3)
+    with pytest.raises(SpecError, match=rf"^{workers} workers asked for; this pool has 0 to 3 \(--actor-workers\)$"):
+        await fleet.scale(workers)
+
+
+async def test_idle_workers_are_released_and_come_back_when_needed(pool, make, launcher):
+    fleet = await make(limit=1, keep_alive_s=0.02)
+    await fleet.ensure(1)
+    await pool.gone("actor-0")
+    await fleet.ensure(1)
+    assert (await pool.run("fast")).invocation.worker == "actor-1"
+
+
+async def test_a_busy_worker_is_not_released_however_long_its_task_takes(pool, make):
+    fleet = await make(limit=1, keep_alive_s=0.01)
+    await fleet.ensure(1)
+    running = pool.submit("slow")
+    await pool.bench.until_started(1)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await pool.dispatcher.disconnected("actor-0")
+    pool.bench.go.set()
+    assert (await running).invocation.attempt == 1
+
+
+async def test_workers_asked_for_while_the_last_ones_are_released_come_up(pool, make):
+    fleet = await make(limit=2)
+    await fleet.ensure(1)
+    running = pool.submit("slow")
+    await pool.bench.until_started(1)
+    scaling = asyncio.create_task(fleet.scale(0))
+    await settle()
+    await fleet.ensure(1)
+    waiting = pool.submit("fast")
+    pool.bench.go.set()
+    async with asyncio.timeout(PATIENCE_S):
+        await asyncio.gather(running, waiting, scaling)
+
+
+async def test_stopping_fails_what_runs_and_starts_nothing_again(pool, make, launcher):
+    fleet = await make(limit=1)
+    await fleet.ensure(1)
+    running, waiting = pool.submit("slow"), pool.submit("fast")
+    await pool.bench.until_started(1)
+    async with asyncio.timeout(PATIENCE_S):
+        await fleet.stop()
+        await fleet.stop()
+    for task in (running, waiting):
+        with pytest.raises(UnavailableError, match="the pool is stopping"):
+            await task
+    with pytest.raises(UnavailableError, match="the pool is stopping"):
+        await fleet.ensure(1)
+    assert launcher.launched == ["actor-0"]
+    assert names(pool) == []
