@@ -205,7 +205,8 @@ def _unknown_field(error: ValidationError, loc: tuple[int | str, ...]) -> str:
     *sections, field = loc
     model: type[Strict] | None = JobSpec
     for section in sections:
-        annotation = model.model_fields[str(section)].annotation if model and str(section) in model.model_fields else None
+        known = model.model_fields.get(str(section)) if model else None
+        annotation = known.annotation if known else None
         model = annotation if isinstance(annotation, type) and issubclass(annotation, Strict) else None
     if model is None or model is AlgorithmConfig:
         return f"there is no field {str(field)!r} here"
