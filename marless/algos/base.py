@@ -76,7 +76,7 @@ class PolicyState:
     """One version of a policy: what acts, and what only its learner needs. Arrays only, so no pickle anywhere."""
 
     acting: Arrays
-    """Weights an actor needs, e.g. "policy.0.weight" float32 [O, H]; empty for a joint critic."""
+    """Weights an actor needs, e.g. "policy.0.weight" float32 [H, O]; empty for a joint critic."""
     learning: Arrays
     """Critic weights, optimizer moments, step counts, normaliser statistics."""
     metadata: Mapping[str, str] = field(default_factory=dict)
@@ -100,7 +100,7 @@ class RoundInput:
 
 @dataclass(frozen=True)
 class FunctionRun:
-    """One function of the algorithm as it ran inside an update: what is billed (a learner's share of a stacked pass)."""
+    """One function of the algorithm as it ran inside an update: what is billed (its share of a stacked pass)."""
 
     function: Literal["post_process", "critic", "policy"]
     name: str

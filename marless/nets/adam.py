@@ -19,7 +19,7 @@ class Adam:
     """A run of steps at one learning rate, over parameters and moments that it updates in place but does not own.
 
     Source: Kingma & Ba 2015, algorithm 1. With the bias corrections c₁, c₂ of a net's own count, the step
-    −lr · (m / c₁) / (√(v / c₂) + ε) is −m / (a·√v + b), a = c₁ / (lr·√c₂), b = c₁·ε / lr: two constants a step.
+    −lr · (m / c₁) / (√(v / c₂) + ε) is −lr · m / (a·√v + b) with a = c₁ / √c₂ and b = c₁·ε: two constants a step.
     """
 
     def __init__(
@@ -35,7 +35,8 @@ class Adam:
     ) -> None:
         self._flat_PD, self._first_PD, self._second_PD, self._count_P = flat_PD, first_PD, second_PD, count_P
         counts_SP1 = count_P.unsqueeze(1) + torch.arange(1, steps + 1, device=count_P.device).view(-1, 1, 1)
-        correction1 = (1 - BETA1**counts_SP1) / lr
+        self._lr = lr
+        correction1 = 1 - BETA1**counts_SP1
         self._a = iter((correction1 / (1 - BETA2**counts_SP1).sqrt()).to(flat_PD.dtype))
         self._b = iter((correction1 * eps).to(flat_PD.dtype))
 
@@ -45,4 +46,4 @@ class Adam:
         self._first_PD.lerp_(gradient_PD, 1 - BETA1)
         self._second_PD.mul_(BETA2).addcmul_(gradient_PD, gradient_PD, value=1 - BETA2)
         denominator_PD = torch.addcmul(next(self._b), self._second_PD.sqrt(), next(self._a))
-        self._flat_PD.addcdiv_(self._first_PD, denominator_PD, value=-1)
+        self._flat_PD.addcdiv_(self._first_PD, denominator_PD, value=-self._lr)
