@@ -1,16 +1,11 @@
 """What all services rely on: errors that arrive as they were raised, tokens, TLS, bulk transfers, limits."""
 
 import asyncio
-import datetime
 import inspect
-import ipaddress
 from contextlib import asynccontextmanager
 
 import grpc
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from hypothesis import given
 from hypothesis import strategies as st
@@ -213,34 +208,6 @@ async def test_a_busy_address_is_one_sentence():
         with pytest.raises(errors.SpecError, match=rf"cannot listen on {address}: it is in use"):
             async with probe_served(address, Security()):
                 pass
-
-
-@pytest.fixture(scope="module")
-def tls(tmp_path_factory):
-    """A certificate authority, and a certificate of it for 127.0.0.1; PEM paths by name."""
-    directory = tmp_path_factory.mktemp("tls")
-    keys = {name: ec.generate_private_key(ec.SECP256R1()) for name in ("ca", "server", "stranger")}
-    names = {name: x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)]) for name in keys}
-    now = datetime.datetime.now(datetime.UTC)
-
-    def certificate(name: str, issuer: str) -> x509.Certificate:
-        address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-        return (
-            x509.CertificateBuilder(names[issuer], names[name], keys[name].public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(days=1))
-            .not_valid_after(now + datetime.timedelta(days=1))
-            .add_extension(address, critical=False)
-            .add_extension(x509.BasicConstraints(ca=name != "server", path_length=None), critical=True)
-            .sign(keys[issuer], hashes.SHA256())
-        )
-
-    pem = serialization.Encoding.PEM
-    for name, issuer in (("ca", "ca"), ("server", "ca"), ("stranger", "stranger")):
-        (directory / f"{name}.pem").write_bytes(certificate(name, issuer).public_bytes(pem))
-    key = keys["server"].private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    (directory / "server.key").write_bytes(key)
-    return {path.name: str(path) for path in directory.iterdir()}
 
 
 async def test_tls_admits_only_its_own(tls):
