@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from marless.algos import registry as algorithms
 from marless.envs import registry as environments
 from marless.envs.base import EnvSpaces
+from marless.errors import SpecError
 from marless.scaling.base import ActorScaling, FixedScaling
 from marless.sharing.base import FixedSharing, Sharing, initial_groups
 from marless.spec import JobSpec
@@ -26,9 +29,11 @@ class Job:
 
 def prepare(spec: JobSpec) -> Job:
     """Make the environment once to learn its spaces, and refuse what cannot work; raises SpecError."""
-    spaces = environments.spaces(spec.env.name, spec.env.options)
+    with _section("env"):
+        spaces = environments.spaces(spec.env.name, spec.env.options)
     algorithm = algorithms.algorithm(spec.algorithm.name)
-    algorithm.check(spec.algorithm, spaces)
+    with _section("algorithm"):
+        algorithm.check(spec.algorithm, spaces)
     return Job(
         spec=spec,
         spaces=spaces,
@@ -36,3 +41,12 @@ def prepare(spec: JobSpec) -> Job:
         scaling=FixedScaling(spec.actors.count),
         sharing=FixedSharing(initial_groups(spec.sharing.groups, spaces)),
     )
+
+
+@contextmanager
+def _section(name: str) -> Iterator[None]:
+    """Say which section of the spec a mistake is in."""
+    try:
+        yield
+    except SpecError as error:
+        raise SpecError(f"{name}: {error}") from error

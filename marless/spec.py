@@ -8,16 +8,18 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BeforeValidator, Field, SerializeAsAny, TypeAdapter, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, JsonValue, SerializeAsAny, TypeAdapter, ValidationError, model_validator
 
 from marless.algos import registry
 from marless.algos.base import AlgorithmConfig, ModelSpec, Strict
 from marless.envs.base import EnvSpaces
-from marless.errors import SpecError, unknown_name
+from marless.errors import SpecError
+from marless.mistakes import sentences
 
 JOB_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 
@@ -26,7 +28,7 @@ class EnvSpec(Strict):
     """Which environment, and its own options."""
 
     name: str = Field(description="mpe/<game> or pettingzoo/<module>")
-    options: dict[str, Any] = Field(default_factory=dict, description="passed to the environment")  # Any: YAML
+    options: dict[str, JsonValue] = Field(default_factory=dict, description="passed to the environment")
 
 
 class ActorsSpec(Strict):
@@ -95,11 +97,18 @@ class StopSpec(Strict):
 def _algorithm(value: object) -> AlgorithmConfig:
     if isinstance(value, AlgorithmConfig):
         return value
-    if isinstance(value, str):
-        value = {"name": value}
-    if not isinstance(value, Mapping) or "name" not in value:
+    name = _algorithm_name(value)
+    if not isinstance(name, str):
         raise ValueError("needs a name, e.g. `algorithm: {name: ippo}`")
-    return registry.algorithm(str(value["name"])).config_type.model_validate(dict(value))
+    try:
+        config_type = registry.algorithm(name).config_type
+    except SpecError as error:
+        raise ValueError(str(error)) from None
+    return config_type.model_validate({"name": value} if isinstance(value, str) else value)
+
+
+def _algorithm_name(value: object) -> object:
+    return value.get("name") if isinstance(value, Mapping) else value
 
 
 class JobSpec(Strict):
@@ -118,6 +127,15 @@ class JobSpec(Strict):
     checkpoint: CheckpointSpec = CheckpointSpec()  # type: ignore[call-arg]
     stop: StopSpec
 
+    @model_validator(mode="after")
+    def _return_is_measured(self) -> JobSpec:
+        if self.stop.greedy_return is not None and self.evaluation.every == 0:
+            raise ValueError(
+                "stop.return and evaluation.every: 0 exclude each other: a return is reached only where it is "
+                "measured; evaluate every so many rounds"
+            )
+        return self
+
     def to_json(self) -> str:
         """The resolved spec as JSON, every default written out."""
         return self.model_dump_json(by_alias=True)
@@ -129,7 +147,7 @@ class JobSpec(Strict):
 
 def from_json(text: str) -> JobSpec:
     """Read what `JobSpec.to_json` wrote; raises SpecError."""
-    return parse(json.loads(text), "spec")
+    return parse(_json(text, "spec"), "spec")
 
 
 def spaces_to_json(spaces: EnvSpaces) -> str:
@@ -138,20 +156,33 @@ def spaces_to_json(spaces: EnvSpaces) -> str:
 
 
 def spaces_from_json(text: str) -> EnvSpaces:
-    """Read what `spaces_to_json` wrote."""
-    return TypeAdapter(EnvSpaces).validate_python(json.loads(text))
+    """Read what `spaces_to_json` wrote; raises SpecError."""
+    try:
+        return TypeAdapter(EnvSpaces).validate_python(_json(text, "spaces"))
+    except ValidationError as error:
+        raise SpecError(f"spaces: {error.error_count()} fields are not those of an environment's spaces") from None
+
+
+def _json(text: str, what: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise SpecError(f"{what}: not valid JSON: {error}") from None
 
 
 def parse(document: object, source: str) -> JobSpec:
     """Check a YAML or JSON document; raises SpecError with one line per mistake, each starting with `source`."""
     if not isinstance(document, Mapping):
-        raise SpecError(f"{source}: a job is a mapping of sections (env, algorithm, stop, …), got {document!r}")
+        given = "nothing" if document is None else repr(document)
+        raise SpecError(f"{source}: a job is a mapping of sections (env, algorithm, stop, …), got {given}")
     try:
         return JobSpec.model_validate(dict(document))
     except ValidationError as error:
-        raise SpecError("\n".join(_sentences(error, source))) from None
-    except SpecError as error:
-        raise SpecError(f"{source}: {error}") from None
+        config_type = None
+        with suppress(SpecError):
+            config_type = registry.algorithm(str(_algorithm_name(document.get("algorithm")))).config_type
+        found = sentences(error, JobSpec, "algorithm", config_type)
+        raise SpecError("\n".join(f"{source}: {sentence}" for sentence in found)) from None
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
@@ -170,7 +201,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
 
 def _override(document: dict[str, Any], override: str) -> None:  # Any: YAML
     key, separator, text = override.partition("=")
-    if not separator or not key:
+    if not separator or not all(key.split(".")):
         raise SpecError(f"--set {override!r}: write it as section.field=value")
     *sections, field = key.split(".")
     for section in sections:
@@ -184,30 +215,3 @@ def _override(document: dict[str, Any], override: str) -> None:  # Any: YAML
         document[field] = yaml.safe_load(text)
     except yaml.YAMLError:
         raise SpecError(f"--set {override!r}: {text!r} is not a YAML value") from None
-
-
-def _sentences(error: ValidationError, source: str) -> list[str]:
-    sentences = []
-    for detail in error.errors(include_url=False):
-        where = ".".join(str(part) for part in detail["loc"] if part not in ("independent", "shared"))
-        if detail["type"] == "extra_forbidden":
-            sentences.append(f"{source}: {where}: {_unknown_field(error, detail['loc'])}")
-        elif detail["type"] == "missing":
-            sentences.append(f"{source}: {where}: is missing; it has no default")
-        else:
-            message = detail["msg"].removeprefix("Value error, ")
-            given = "" if detail["type"] == "value_error" else f"got {detail['input']!r}; "
-            sentences.append(f"{source}: {where or 'job'}: {given}{message[:1].lower()}{message[1:]}")
-    return sentences
-
-
-def _unknown_field(error: ValidationError, loc: tuple[int | str, ...]) -> str:
-    *sections, field = loc
-    model: type[Strict] | None = JobSpec
-    for section in sections:
-        known = model.model_fields.get(str(section)) if model else None
-        annotation = known.annotation if known else None
-        model = annotation if isinstance(annotation, type) and issubclass(annotation, Strict) else None
-    if model is None or model is AlgorithmConfig:
-        return f"there is no field {str(field)!r} here"
-    return unknown_name("field", str(field), [f.alias or name for name, f in model.model_fields.items()])

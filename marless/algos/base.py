@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveInt
 
 from marless.data.trajectory import Trajectory
 from marless.envs.base import AgentClass, EnvSpaces
@@ -25,21 +25,21 @@ Arrays = Mapping[str, NDArray[np.generic]]
 class Strict(BaseModel):
     """Base of every section of a job: immutable, and a misspelt field is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
 
 class ModelSpec(Strict):
     """The nets of every policy and critic: multi-layer perceptrons."""
 
-    hidden: tuple[int, ...] = Field((64, 64), description="units of each hidden layer", min_length=1)
+    hidden: tuple[PositiveInt, ...] = Field((64, 64), description="units of each hidden layer", min_length=1)
     activation: Literal["tanh", "relu"] = Field("tanh", description="non-linearity after each hidden layer")
 
 
 class Schedule(Strict):
     """A value that moves linearly from `start` to `end` over the first `env_steps` env steps, then stays."""
 
-    start: float
-    end: float
+    start: NonNegativeFloat
+    end: NonNegativeFloat
     env_steps: int = Field(gt=0)
 
     def at(self, env_steps: int) -> float:

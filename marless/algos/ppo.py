@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat
 
 from marless.algos.base import AlgorithmConfig, Schedule
 
-Rate = float | Schedule
+Rate = NonNegativeFloat | Schedule
 
 
 def value_at(rate: Rate, env_steps: int) -> float:

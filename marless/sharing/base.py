@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from marless.algos.base import Group
 from marless.envs.base import EnvSpaces
 from marless.errors import SpecError, unknown_name
 from marless.record import RoundRecord
+
+_POLICY_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
 @dataclass(frozen=True)
@@ -46,17 +49,26 @@ def initial_groups(asked: str | Mapping[str, Sequence[str]], spaces: EnvSpaces) 
     Raises SpecError for an unknown agent, one that is named twice or not at all, and a group of unlike agents.
     """
     if asked == "independent":
-        return tuple(Group(agent, (agent,)) for agent in spaces.agents)
-    if asked == "shared":
-        return tuple(Group(agents.name, agents.agents) for agents in spaces.classes)
-    if isinstance(asked, str):
+        groups = tuple(Group(agent, (agent,)) for agent in spaces.agents)
+    elif asked == "shared":
+        groups = tuple(Group(agents.name, agents.agents) for agents in spaces.classes)
+    elif isinstance(asked, str):
         raise SpecError(f"sharing.groups: {asked!r}; allowed: independent, shared, or policy name → agents")
-    groups = tuple(Group(policy, tuple(agents)) for policy, agents in asked.items())
+    else:
+        groups = tuple(Group(policy, tuple(agents)) for policy, agents in asked.items())
     _check(groups, spaces)
     return groups
 
 
 def _check(groups: Sequence[Group], spaces: EnvSpaces) -> None:
+    for group in groups:
+        if not _POLICY_NAME.fullmatch(group.policy):
+            raise SpecError(
+                f"sharing.groups: {group.policy!r} cannot name a policy, whose name is a file's too; give a mapping "
+                "policy name → agents with names of letters, digits, '_', '.' and '-'"
+            )
+        if not group.agents:
+            raise SpecError(f"sharing.groups: {group.policy} holds no agent; leave it out or give it one")
     times = Counter(agent for group in groups for agent in group.agents)
     for agent, count in times.items():
         if agent not in spaces.agents:
@@ -71,5 +83,5 @@ def _check(groups: Sequence[Group], spaces: EnvSpaces) -> None:
         if len(classes) != 1:
             raise SpecError(
                 f"sharing.groups: {group.policy} mixes agents with different spaces "
-                f"(classes {', '.join(classes) or 'none'}); only agents of one class can share a policy"
+                f"(classes {', '.join(classes)}); only agents of one class can share a policy"
             )

@@ -1,0 +1,100 @@
+"""What a YAML file got wrong, as sentences: where, what was given, what is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from marless.errors import unknown_name
+
+_LONGEST_VALUE = 80
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "finite": "a finite number",
+    "bool": "true or false",
+    "string": "text",
+    "model": "a section with fields",
+    "dict": "a section with fields",
+    "tuple": "a list",
+    "invalid-json-value": "text, a number, true, false, null, a list or a section of those",
+}
+"""First word of pydantic's name of a mistake → what it wanted."""
+_BOUNDS = {
+    "greater_than": "more than {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "less than {lt}",
+    "less_than_equal": "at most {le}",
+    "literal_error": "{expected}",
+    "string_pattern_mismatch": "text that matches {pattern}",
+    "too_short": "at least {min_length} of them",
+}
+Detail = Any  # pydantic's ErrorDetails, whose context differs from one kind of mistake to the next
+
+
+def sentences(error: ValidationError, model: type[BaseModel], section: str, inner: type[BaseModel] | None) -> list[str]:
+    """One sentence per field that `model` refused; fields of `section` are those of `inner`, if that is known."""
+    found: dict[tuple[str, ...], list[tuple[Detail, object]]] = {}
+    for detail in error.errors(include_url=False):
+        path, owner = _locate(detail["loc"], model, section, inner)
+        found.setdefault(path, []).append((detail, owner))
+    return [
+        ": ".join(filter(None, (".".join(path), _sentence(path, details))))
+        for path, details in found.items()
+        # A value that may be one of several kinds is refused once per kind; what lies deepest was meant.
+        if not any(other[: len(path)] == path and other != path for other in found)
+    ]
+
+
+def _locate(
+    loc: Sequence[int | str], model: type[BaseModel], section: str, inner: type[BaseModel] | None
+) -> tuple[tuple[str, ...], object]:
+    """The path that a user wrote, without pydantic's names of a union's branches; and the type its end belongs to."""
+    path: list[str] = []
+    owner: object = model
+    here: Any = model  # Any: an annotation
+    for part in loc:
+        branches = [branch for branch in get_args(here) if branch is not NoneType] if _is_union(here) else [here]
+        if len(branches) > 1:
+            here = next((branch for branch in branches if getattr(branch, "__name__", "") == part), None)
+            continue
+        owner, path = branches[0], [*path, str(part)]
+        here = inner if path == [section] else _field(owner, str(part))
+    return tuple(path), owner
+
+
+def _is_union(annotation: object) -> bool:
+    return get_origin(annotation) in (Union, UnionType)
+
+
+def _field(owner: object, name: str) -> Any:  # Any: an annotation
+    if not isinstance(owner, type) or not issubclass(owner, BaseModel):
+        return None
+    return next((f.annotation for key, f in owner.model_fields.items() if (f.alias or key) == name), None)
+
+
+def _sentence(path: tuple[str, ...], details: list[tuple[Detail, object]]) -> str:
+    detail, owner = details[0]
+    match detail["type"]:
+        case "extra_forbidden" | "invalid_key":
+            known = owner.model_fields if isinstance(owner, type) and issubclass(owner, BaseModel) else {}
+            return unknown_name("field", path[-1], [field.alias or name for name, field in known.items()])
+        case "missing":
+            return "is missing; it has no default"
+        case "value_error":
+            return str(detail["msg"]).removeprefix("Value error, ")
+    if detail["input"] is None:
+        return "is empty; give it a value or leave it out"
+    given = repr(detail["input"])
+    shown = given if len(given) <= _LONGEST_VALUE else given[: _LONGEST_VALUE - 1] + "…"
+    return f"got {shown}; allowed: {' or '.join(dict.fromkeys(_allowed(each) for each, _ in details))}"
+
+
+def _allowed(detail: Detail) -> str:
+    kind = detail["type"]
+    if kind in _BOUNDS:
+        return _BOUNDS[kind].format(**detail["ctx"])
+    return _KINDS.get(kind.partition("_")[0], str(detail["msg"]))
