@@ -19,10 +19,12 @@ from marless.nets.acting import ActingPolicies, ActingState
 from marless.nets.serial import decode_acting
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
+from marless.rpc.retry import retry
 from marless.rpc.security import Security
 from marless.rpc.v1 import actor_pool_pb2, learner_pool_pb2
 
 UPLOAD_TIMEOUT_S = 60.0
+UPLOAD_PATIENCE_S = 20.0
 _CACHED_ENVS = 4
 
 
@@ -111,8 +113,11 @@ class Actor:
             ],
         )
         sink = self._sink(task.settings.sink)
-        await sink.send(
-            "LearnerPoolService/Upload", header, views, learner_pool_pb2.UploadResponse, timeout_s=UPLOAD_TIMEOUT_S
+        await retry(
+            lambda: sink.send(
+                "LearnerPoolService/Upload", header, views, learner_pool_pb2.UploadResponse, timeout_s=UPLOAD_TIMEOUT_S
+            ),
+            patience_s=UPLOAD_PATIENCE_S,
         )
         return sum(view.nbytes for view in views)
 

@@ -51,6 +51,9 @@ def _tasks(request: actor_pool_pb2.RolloutRequest) -> list[actor_pool_pb2.Rollou
         raise SpecError("a rollout needs a mode: TRAIN, GREEDY or RANDOM")
     if not 1 <= request.actors <= MAX_ACTORS:
         raise SpecError(f"a rollout needs 1 to {MAX_ACTORS} actors, got {request.actors}")
+    settings = request.settings
+    if min(settings.envs, settings.steps, settings.timeout_s) <= 0:
+        raise SpecError("a rollout needs envs, steps and timeout_s above 0")
     train = request.mode == actor_pool_pb2.ROLLOUT_MODE_TRAIN
     actors = request.actors if train else min(request.actors, request.episodes)
     share, rest = divmod(request.episodes, max(actors, 1))

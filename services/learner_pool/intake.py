@@ -7,6 +7,7 @@ stream, and learner workers map them: no further copy, and none is lost when a w
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import itertools
 import mmap
 import os
@@ -14,18 +15,20 @@ import shutil
 import tempfile
 import zlib
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
 from marless.data.trajectory import Trajectory, TrajectorySchema
-from marless.errors import CorruptError, NotFoundError, OverloadedError, StaleError, UnavailableError
+from marless.errors import CorruptError, MarlessError, NotFoundError, OverloadedError, StaleError, UnavailableError
 from marless.rpc import chunks
 from marless.rpc.v1 import learner_pool_pb2
 
 MAX_TRAJECTORY_BYTES = 512 * 2**20
+_PREFIX = "marless-spool-"
 _DTYPES = {"float32": np.dtype("float32"), "int32": np.dtype("int32"), "bool": np.dtype("bool")}
 
 
@@ -53,7 +56,9 @@ class Intake:
 
     def __init__(self, parent: Path, limit_bytes: int) -> None:
         try:
-            self._directory = Path(tempfile.mkdtemp(prefix="marless-spool-", dir=parent))
+            _sweep(parent)
+            self._directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+            self._lock = _locked(self._directory)
         except OSError as error:
             raise UnavailableError(f"spool directory {parent}: {error.strerror}; choose another with --spool") from None
         self._limit_bytes = limit_bytes
@@ -101,39 +106,48 @@ class Intake:
         except StaleError:
             self._count(stale=1)
             raise
-        except (CorruptError, OverloadedError, NotFoundError):
+        except MarlessError:
             self._count(refused=1)
             raise
         self._count(applied=applied, duplicate=not applied)
         return applied
 
     async def _receive(self, header: learner_pool_pb2.UploadHeader, stream: AsyncIterator[bytes]) -> bool:
-        known, key = self._known(header.job), (header.round, header.index)
-        if header.round < known.round:
-            raise StaleError(f"job {header.job}: round {header.round} has passed, round {known.round} is next")
+        known, key = self._admit(header), (header.round, header.index)
         if key in known.waiting:
             return False
         size = declared_bytes(header)
-        with self._reserved(size):
-            path = self._directory / f"{next(self._serial)}"
-            with _mapped(path, size) as buffer:
-                await chunks.read_data(stream, buffer)
-                await asyncio.to_thread(_check, known.schema, header, buffer)
-            if key in known.waiting or header.round < known.round or self._jobs.get(header.job) is not known:
-                path.unlink()  # an equal upload, or the end of the round, was faster
+        with self._reserved(size), _mapped(self._directory / f"{next(self._serial)}", size) as (path, buffer):
+            await chunks.read_data(stream, buffer)
+            await asyncio.to_thread(_check, known.schema, header, buffer)
+            if self._admit(header) is not known:
+                raise StaleError(f"job {header.job} was opened anew while actor {header.index} uploaded")
+            if key in known.waiting:  # an equal upload was faster
+                path.unlink()
                 return False
             known.waiting[key] = learner_pool_pb2.TrajectoryFile(path=str(path), header=header)
             self._held_bytes += size
         return True
 
+    def _admit(self, header: learner_pool_pb2.UploadHeader) -> _OpenJob:
+        """The job of an upload that is still wanted."""
+        known = self._known(header.job)
+        if header.round < known.round:
+            raise StaleError(f"job {header.job}: round {header.round} has passed, round {known.round} is next")
+        return known
+
     def shutdown(self) -> None:
         """Drop everything; the directory goes."""
         shutil.rmtree(self._directory, ignore_errors=True)
+        self._lock.close()
 
     @contextmanager
     def _reserved(self, size: int) -> Iterator[None]:
         if self._held_bytes + size > self._limit_bytes:
-            raise OverloadedError(f"{self._held_bytes} bytes of trajectories wait already; try again later")
+            raise OverloadedError(
+                f"{self._held_bytes} bytes of trajectories wait, {size} more exceed {self._limit_bytes}; "
+                "try again later, sample less a round, or raise --spool-bytes"
+            )
         self._held_bytes += size
         try:
             yield
@@ -163,6 +177,8 @@ def declared_bytes(header: learner_pool_pb2.UploadHeader) -> int:
         if info.dtype not in _DTYPES or any(side < 0 for side in info.shape):
             raise CorruptError(f"array {info.name!r}: {info.dtype}{list(info.shape)} is no array of a trajectory")
         total += _DTYPES[info.dtype].itemsize * _elements(info)
+    if len({info.name for info in header.arrays}) != len(header.arrays):
+        raise CorruptError("a trajectory names an array twice")
     if not 0 < total <= MAX_TRAJECTORY_BYTES:
         raise CorruptError(f"a trajectory of {total} bytes is refused; at most {MAX_TRAJECTORY_BYTES} are taken")
     return total
@@ -199,8 +215,23 @@ def _check(schema: TrajectorySchema, header: learner_pool_pb2.UploadHeader, buff
     schema.check(views(header, buffer))
 
 
+def _locked(directory: Path) -> IO[bytes]:
+    """Mark a spool as used, for as long as this process lives."""
+    lock = (directory / "lock").open("wb")
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return lock
+
+
+def _sweep(parent: Path) -> None:
+    """Remove the spools of learner pools that were killed: they would hold memory for ever."""
+    for lock in parent.glob(f"{_PREFIX}*/lock"):
+        with suppress(OSError), lock.open("wb") as file:  # another user's, or one that is used
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(lock.parent)
+
+
 @contextmanager
-def _mapped(path: Path, size: int) -> Iterator[memoryview]:
+def _mapped(path: Path, size: int) -> Iterator[tuple[Path, memoryview]]:
     """A new file of `size` bytes, mapped for writing; removed again if the block fails."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
@@ -216,7 +247,7 @@ def _mapped(path: Path, size: int) -> Iterator[memoryview]:
         ) from None
     buffer = memoryview(mapping)
     try:
-        yield buffer
+        yield path, buffer
     except BaseException:
         path.unlink(missing_ok=True)
         raise

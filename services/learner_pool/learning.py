@@ -132,8 +132,9 @@ def choose_device(asked: str) -> tuple[str, str]:
         if torch.cuda.is_available():
             return "cuda:0", torch.cuda.get_device_name(0)
         return "cpu", f"auto: torch sees no GPU; {torch.get_num_threads()} threads"
-    if asked.startswith("cuda") and not torch.cuda.is_available():
-        raise SpecError(f"device {asked} asked for, but torch {torch.__version__} sees no GPU; use auto or cpu")
+    gpus = torch.cuda.device_count()
+    if asked.startswith("cuda") and int(asked.partition(":")[2] or 0) >= gpus:
+        raise SpecError(f"learner.device: {asked} asked for, but torch sees {gpus} GPUs; use auto or cpu")
     return asked, "as configured"
 
 

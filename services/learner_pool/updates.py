@@ -44,10 +44,11 @@ class Updates:
     async def open(self, request: learner_pool_pb2.OpenJobRequest) -> learner_pool_pb2.OpenJobResponse:
         """Accept a job's trajectories, and see to it that each of its policies has a version."""
         spec, spaces = from_json(request.spec_json), spaces_from_json(request.spaces_json)
-        self._intake.open(request.job, schema_of(spec, spaces))
         known = self._jobs.get(request.job)
         if known is None or known.spec_json != request.spec_json:
-            known = self._jobs[request.job] = _OpenJob(request.spec_json, request.spaces_json, spaces)
+            self.close(request.job)
+            self._jobs[request.job] = _OpenJob(request.spec_json, request.spaces_json, spaces)
+        self._intake.open(request.job, schema_of(spec, spaces))
         tasks = _by_class(
             spaces,
             learner_pool_pb2.LearnTask(
@@ -132,6 +133,8 @@ def schema_of(spec: JobSpec, spaces: EnvSpaces) -> TrajectorySchema:
 
 def _by_class(spaces: EnvSpaces, job: learner_pool_pb2.LearnTask) -> list[learner_pool_pb2.LearnTask]:
     """One task per agent class, with the groups of that class; joint critics' versions go to every task."""
+    if strangers := [agent for group in job.groups for agent in group.agents or [""] if agent not in spaces.agents]:
+        raise SpecError(f"groups hold {strangers}, which are no agents of the job's environment")
     tasks = []
     for index, agent_class in enumerate(spaces.classes):
         groups = [group for group in job.groups if group.agents[0] in agent_class.agents]
