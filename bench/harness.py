@@ -184,6 +184,7 @@ def report(bench: str, about: Row, rows: Sequence[Row], headline: Mapping[str, A
     print(json.dumps(headline))
     if file is not None:
         document = {"bench": bench, "machine": about, **headline, "rows": rows}
+        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
