@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from marless.errors import SpecError
 from marless.scaling.base import ActorScaling, FixedScaling
 from marless.sharing.base import FixedSharing, Sharing, initial_groups
 from marless.spec import JobSpec
+
+_JOB_ID = re.compile(r"[a-z0-9]([a-z0-9-]{0,98}[a-z0-9])?")
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,12 @@ def prepare(spec: JobSpec) -> Job:
         scaling=FixedScaling(spec.actors.count),
         sharing=FixedSharing(initial_groups(spec.sharing.groups, spaces)),
     )
+
+
+def check_id(job_id: str) -> None:
+    """Refuse a job id that cannot name a folder and keys; raises SpecError."""
+    if not _JOB_ID.fullmatch(job_id):
+        raise SpecError(f"job id {job_id!r}: use lower-case letters, digits and dashes, at most 100")
 
 
 @contextmanager

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from marless.errors import CorruptError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +107,24 @@ def from_json(line: str) -> RoundRecord:
             "invocations": tuple(InvocationRecord(**invocation) for invocation in data["invocations"]),
         }
     )
+
+
+def read(path: Path, first: int = 0) -> Iterator[RoundRecord]:
+    """The records of a `rounds.jsonl` from number `first` on; a last line that a crash cut short is no record.
+
+    Raises CorruptError, naming the line, for any other line that is none.
+    """
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file):
+            if number < first or not line.endswith("\n"):
+                continue
+            try:
+                record = from_json(line)
+            except (ValueError, KeyError, TypeError):
+                raise CorruptError(f"{path}, line {number + 1}: this is no round record") from None
+            yield record
 
 
 def _returns(data: dict[str, Any] | None) -> Returns | None:  # Any: JSON

@@ -6,17 +6,19 @@ import importlib.util
 import json
 from pathlib import Path
 
-from marless.record import from_json
+from marless.record import read
 
 
 def draw(folder: Path) -> Path | None:
-    """Draw `curve.png` from a run folder's records; None without records or without matplotlib (extra `plot`)."""
-    rounds = folder / "rounds.jsonl"
-    if importlib.util.find_spec("matplotlib") is None or not rounds.exists():
+    """Draw `curve.png` from a run folder's records; None without records or without matplotlib (extra `plot`).
+
+    Raises OSError if it cannot be written, CorruptError if the records cannot be read.
+    """
+    records = list(read(folder / "rounds.jsonl"))
+    if not records or importlib.util.find_spec("matplotlib") is None:
         return None
     from matplotlib.figure import Figure
 
-    records = [from_json(line) for line in rounds.read_text(encoding="utf-8").splitlines()]
     status = json.loads((folder / "job.json").read_text(encoding="utf-8"))
     start_s = records[0].started_s
     figure = Figure(figsize=(8, 4.5), layout="constrained")

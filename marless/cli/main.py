@@ -19,6 +19,7 @@ from marless import spec as specs
 from marless.errors import MarlessError, SpecError
 from marless.job import prepare
 
+_EXIT = {"SUCCEEDED": 0, "FAILED": 100, "CANCELLED": 103}
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Serverless multi-agent RL."
 )
@@ -49,22 +50,33 @@ def train(
     from marless.cli import train as local
 
     spec = specs.load(job_file, override)
-    prepare(spec)
+    try:
+        prepare(spec)
+    except SpecError as error:
+        raise SpecError(f"{job_file}: {error}") from None
+    job_id = job or local.new_job_id(spec.name)
     console = Console(stderr=True)
     with progress.TrainingProgress(console, spec) as shown:
-        outcome = local.train(spec, job_id=job or local.new_job_id(spec.name), runs=runs, on_round=shown.show)
-    summary = local.summary_of(outcome)
+        outcome = local.train(spec, job_id=job_id, runs=runs, on_round=shown.show)
+    summary = json.loads(outcome.summary_json)
     if output is Output.json:
-        print(json.dumps(summary))  # noqa: T201  # the command's data
+        print(outcome.summary_json)  # noqa: T201  # the command's data
     else:
         Console().print(progress.summary_table(summary))
-    if outcome.interrupted:
-        raise typer.Exit(130)
+    _draw(Path(summary["run_dir"]))
     if outcome.state == "FAILED":
-        console.print(f"job failed: {outcome.reason}", style="red", highlight=False)
-        raise typer.Exit(100)
-    if outcome.state == "CANCELLED":
-        raise typer.Exit(103)
+        print(f"marless: job failed: {outcome.reason}", file=sys.stderr)  # noqa: T201  # for people
+    raise typer.Exit(130 if outcome.interrupted else _EXIT[outcome.state])
+
+
+def _draw(folder: Path) -> None:
+    """A curve that cannot be drawn is a pity, not a failure of the job."""
+    from marless.cli.curve import draw
+
+    try:
+        draw(folder)
+    except (OSError, MarlessError) as error:
+        print(f"marless: curve.png was not drawn: {error}", file=sys.stderr)  # noqa: T201
 
 
 def main() -> None:

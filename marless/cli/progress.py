@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from types import TracebackType
 
@@ -23,6 +22,7 @@ class TrainingProgress:
         self._console = console
         self._stop = spec.stop
         self._recent: deque[RoundRecord] = deque(maxlen=_RATE_ROUNDS)
+        self._started_s = 0.0
         self._greedy: float | None = None
         self._bar = Progress(
             TextColumn("[bold]{task.description}"),
@@ -47,13 +47,14 @@ class TrainingProgress:
 
     def show(self, record: RoundRecord) -> None:
         """Take a finished round in."""
+        self._started_s = self._started_s or record.started_s
         self._recent.append(record)
         if record.evaluation:
             self._greedy = record.evaluation.mean
         status = self._line(record)
-        self._bar.update(self._task, completed=fraction_done(self._stop, record, self._recent[0]), status=status)
+        self._bar.update(self._task, completed=fraction_done(self._stop, record, self._started_s), status=status)
         if record.evaluation and not self._console.is_terminal:
-            self._console.print(status, highlight=False)
+            self._console.print(status, highlight=False, soft_wrap=True)
 
     def _line(self, record: RoundRecord) -> str:
         first = self._recent[0]
@@ -68,7 +69,7 @@ class TrainingProgress:
         return " · ".join([*parts, f"{record.actors} actors, {learners} learners"])
 
 
-def fraction_done(stop: StopSpec, record: RoundRecord, first: RoundRecord) -> float:
+def fraction_done(stop: StopSpec, record: RoundRecord, started_s: float) -> float:
     """How near the nearest stop rule is, from 0 to 1; a return cannot be foreseen."""
     fractions = [0.0]
     if stop.rounds:
@@ -76,7 +77,7 @@ def fraction_done(stop: StopSpec, record: RoundRecord, first: RoundRecord) -> fl
     if stop.env_steps:
         fractions.append(record.env_steps / stop.env_steps)
     if stop.wall_s:
-        fractions.append((time.time() - first.started_s) / stop.wall_s)
+        fractions.append((record.ended_s - started_s) / stop.wall_s)
     return min(max(fractions), 1.0)
 
 

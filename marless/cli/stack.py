@@ -27,22 +27,33 @@ class LocalStack:
         self._runs = runs
         self._logs = logs
         self._data = data
-        self._sockets = Path(tempfile.mkdtemp(prefix="marless-"))
+        self._sockets = Path()
         self._processes: dict[str, asyncio.subprocess.Process] = {}
-        self.coordinator = self._address("coordinator")
+
+    @property
+    def coordinator(self) -> str:
+        """Address of the coordinator."""
+        return self._address("coordinator")
 
     async def __aenter__(self) -> LocalStack:
-        self._logs.mkdir(parents=True, exist_ok=True)
-        for service in _SERVICES:
-            self._processes[service] = await self._start(service)
+        """Start all services; raises UnavailableError, with the reason, if the machine does not let us."""
+        try:
+            self._logs.mkdir(parents=True, exist_ok=True)
+            self._sockets = Path(tempfile.mkdtemp(prefix="marless-"))
+            for service in _SERVICES:
+                self._processes[service] = await self._start(service)
+        except OSError as error:
+            await self._stop_all()
+            raise UnavailableError(f"{error.filename}: {error.strerror}; the services cannot be started") from None
+        except BaseException:
+            await self._stop_all()
+            raise
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for service in reversed(_SERVICES):
-            await self._stop(self._processes[service])
-        shutil.rmtree(self._sockets, ignore_errors=True)
+        await self._stop_all()
 
     async def failed(self) -> UnavailableError:
         """Wait until a service ends by itself; returns what to tell the user."""
@@ -77,19 +88,30 @@ class LocalStack:
                 start_new_session=True,  # Ctrl-C is for this process, which stops the others in order
             )
 
-    async def _stop(self, process: asyncio.subprocess.Process) -> None:
-        if process.returncode is not None:
-            return
-        process.send_signal(signal.SIGTERM)
+    async def _stop_all(self) -> None:
+        """Last started, first stopped: each can still say good-bye to those it needs. Twice is safe."""
         try:
-            async with asyncio.timeout(STOP_S):
-                await process.wait()
-        except TimeoutError:
-            process.kill()
-            await process.wait()
+            for service in reversed(_SERVICES):
+                if process := self._processes.pop(service, None):
+                    await _stop(process)
+        finally:
+            if self._sockets != Path():
+                shutil.rmtree(self._sockets, ignore_errors=True)
 
     def _obituary(self, service: str) -> UnavailableError:
         log = self._logs / f"{service}.log"
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         last = next((line for line in reversed(lines) if not line.startswith("{")), "it left no message")
         return UnavailableError(f"{service} ended: {last.removeprefix(f'{service}: ')} (log: {log})")
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is not None:
+        return
+    process.send_signal(signal.SIGTERM)
+    try:
+        async with asyncio.timeout(STOP_S):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()

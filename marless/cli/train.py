@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
 import signal
 import time
@@ -13,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marless.cli.curve import draw
 from marless.cli.stack import LocalStack
 from marless.errors import SpecError, UnavailableError
+from marless.job import check_id
 from marless.record import RoundRecord, from_json
 from marless.rpc.client import Peer
 from marless.rpc.security import Security
@@ -27,6 +26,8 @@ if TYPE_CHECKING:
     from marless.rpc.v1.coordinator_pb2_grpc import CoordinatorServiceAsyncStub
 
 SUBMIT_TIMEOUT_S = 60.0
+OBITUARY_S = 2.0
+"""How long a lost call waits for the news that its service has died, which says more."""
 _ENDED = (coordinator_pb2.JOB_STATE_SUCCEEDED, coordinator_pb2.JOB_STATE_FAILED, coordinator_pb2.JOB_STATE_CANCELLED)
 
 
@@ -48,23 +49,23 @@ def new_job_id(name: str) -> str:
 
 
 def train(spec: JobSpec, *, job_id: str, runs: Path, on_round: Callable[[RoundRecord], None]) -> Outcome:
-    """Start the stack, run the job, stop the stack, draw the curve.
+    """Start the stack, run the job, stop the stack.
 
-    Raises SpecError if the job id is taken, UnavailableError if a service cannot be started or dies.
+    Raises SpecError if the job id cannot be used or is taken, UnavailableError if a service cannot be started or dies.
     """
+    check_id(job_id)
     folder = runs.resolve() / job_id
     if folder.exists():
         raise SpecError(f"{folder} exists already; choose another job id with --job")
     stack = LocalStack(runs=folder.parent, logs=folder / "logs", data=folder / "store")
     outcome = asyncio.run(_train(stack, spec, job_id, on_round))
     shutil.rmtree(folder / "store", ignore_errors=True)  # the checkpoints hold what it held
-    draw(folder)
     return outcome
 
 
 async def _train(stack: LocalStack, spec: JobSpec, job_id: str, on_round: Callable[[RoundRecord], None]) -> Outcome:
-    async with stack:
-        return await _unless_failed(stack, _run(stack.coordinator, spec, job_id, on_round))
+    async with _interrupts() as interrupted, stack:
+        return await _unless_failed(stack, _run(stack.coordinator, spec, job_id, on_round, interrupted))
 
 
 async def _unless_failed(stack: LocalStack, work: Coroutine[Any, Any, Outcome]) -> Outcome:
@@ -72,30 +73,34 @@ async def _unless_failed(stack: LocalStack, work: Coroutine[Any, Any, Outcome]) 
     working, failing = asyncio.create_task(work), asyncio.create_task(stack.failed())
     try:
         await asyncio.wait([working, failing], return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-        raise failing.result()
+        if working.done() and isinstance(working.exception(), UnavailableError):
+            await asyncio.wait([failing], timeout=OBITUARY_S)
+        if failing.done():
+            raise failing.result()
+        return working.result()
     finally:
         for task in (working, failing):
             task.cancel()
         await asyncio.gather(working, failing, return_exceptions=True)
 
 
-async def _run(address: str, spec: JobSpec, job_id: str, on_round: Callable[[RoundRecord], None]) -> Outcome:
+async def _run(
+    address: str, spec: JobSpec, job_id: str, on_round: Callable[[RoundRecord], None], interrupted: asyncio.Event
+) -> Outcome:
     peer = Peer(address, Security())
     stub: CoordinatorServiceAsyncStub = CoordinatorServiceStub(peer.channel)
     request = coordinator_pb2.SubmitJobRequest(job=job_id, spec_json=spec.to_json())
+    cancelling: asyncio.Task[None] | None = None
     try:
-        async with _interrupts() as interrupted:
-            await peer.call(stub.SubmitJob, request, timeout_s=SUBMIT_TIMEOUT_S, wait_for_ready=True)
-            cancelling = asyncio.create_task(_cancel_when(interrupted, peer, stub, job_id))
-            try:
-                job = await _follow(peer, stub, job_id, on_round)
-            finally:
-                cancelling.cancel()
-            state = coordinator_pb2.JobState.Name(job.state).removeprefix("JOB_STATE_")
-            return Outcome(state, job.reason, job.summary_json, interrupted.is_set())
+        await peer.call(stub.SubmitJob, request, timeout_s=SUBMIT_TIMEOUT_S, wait_for_ready=True)
+        cancelling = asyncio.create_task(_cancel_when(interrupted, peer, stub, job_id))
+        job = await _follow(peer, stub, job_id, on_round)
+        state = coordinator_pb2.JobState.Name(job.state).removeprefix("JOB_STATE_")
+        return Outcome(state, job.reason, job.summary_json, interrupted.is_set())
     finally:
+        if cancelling:
+            cancelling.cancel()
+            await asyncio.gather(cancelling, return_exceptions=True)
         await peer.close()
 
 
@@ -117,7 +122,7 @@ async def _cancel_when(interrupted: asyncio.Event, peer: Peer, stub: Coordinator
 
 @asynccontextmanager
 async def _interrupts() -> AsyncIterator[asyncio.Event]:
-    """The first Ctrl-C (or SIGTERM) lets the present round finish; the second cancels at once."""
+    """Set by the first Ctrl-C (or SIGTERM), which lets the present round finish; the second cancels at once."""
     event = asyncio.Event()
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
 
@@ -133,10 +138,3 @@ async def _interrupts() -> AsyncIterator[asyncio.Event]:
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
-
-
-def summary_of(outcome: Outcome) -> dict[str, object]:
-    """The summary as data; the state and the reason alone if the job never began."""
-    return (
-        json.loads(outcome.summary_json) if outcome.summary_json else {"state": outcome.state, "reason": outcome.reason}
-    )

@@ -5,18 +5,45 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import math
 import os
 import sys
+from collections.abc import Callable
 
 import structlog
 
 from marless.rpc.security import Security
 
 
-def add_option(parser: argparse.ArgumentParser, flag: str, default: str, description: str) -> None:
+def add_option(
+    parser: argparse.ArgumentParser, flag: str, default: str, description: str, kind: Callable[[str], object] = str
+) -> None:
     """Add a flag whose default is its environment variable: --param-store reads MARLESS_PARAM_STORE."""
     variable = "MARLESS_" + flag.removeprefix("--").replace("-", "_").upper()
-    parser.add_argument(flag, default=os.environ.get(variable, default), help=f"{description} [${variable}]")
+    default = os.environ.get(variable, default)
+    parser.add_argument(flag, default=default, type=kind, help=f"{description} [${variable}]")
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """The kind of an option that is a whole number."""
+
+    def whole(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r}: give a whole number of at least {least}")
+        return int(text)
+
+    return whole
+
+
+def seconds(text: str) -> float:
+    """The kind of an option that is a duration."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r}: give a number of seconds above 0")
+    return value
 
 
 def add_process_options(parser: argparse.ArgumentParser) -> None:

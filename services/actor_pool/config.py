@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from marless.rpc.process import add_option
+from marless.rpc.process import add_option, at_least, seconds
 from marless.rpc.server import ServerOptions, option_parser, server_options
 
 
@@ -29,14 +29,14 @@ def parse(argv: Sequence[str] | None = None) -> Config:
     """Read flags and MARLESS_* variables."""
     parser = option_parser("actor_pool", "Runs actors: batches of environment copies under given policy versions.")
     add_option(parser, "--param-store", "", "address of the param_store")
-    add_option(parser, "--actor-workers", str(os.cpu_count() or 1), "worker processes at most")
-    add_option(parser, "--warm-workers", "0", "workers started with the pool, before anyone asks")
-    add_option(parser, "--keep-alive-s", "600", "seconds after which idle workers are released")
+    add_option(parser, "--actor-workers", str(os.cpu_count() or 1), "worker processes at most", at_least(1))
+    add_option(parser, "--warm-workers", "0", "workers started with the pool, before anyone asks", at_least(0))
+    add_option(parser, "--keep-alive-s", "600", "seconds after which idle workers are released", seconds)
     args = parser.parse_args(argv)
     return Config(
         server=server_options(args),
         param_store=args.param_store,
-        workers=int(args.actor_workers),
-        warm=int(args.warm_workers),
-        keep_alive_s=float(args.keep_alive_s),
+        workers=args.actor_workers,
+        warm=args.warm_workers,
+        keep_alive_s=args.keep_alive_s,
     )

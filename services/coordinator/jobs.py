@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
-from marless.errors import AlreadyExistsError, NotFoundError, OverloadedError, SpecError
-from marless.job import prepare
+from marless.errors import AlreadyExistsError, CorruptError, NotFoundError, OverloadedError, UnavailableError
+from marless.job import check_id, prepare
 from marless.record import RoundRecord
 from marless.spec import from_json
 from services.coordinator.pools import Pools
@@ -18,7 +17,6 @@ from services.coordinator.rounds import JobRun
 from services.coordinator.run_folder import JobStatus, RunFolder
 
 MAX_RUNNING = 16
-_JOB_ID = re.compile(r"[a-z0-9]([a-z0-9-]{0,98}[a-z0-9])?")
 _ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 
 
@@ -73,14 +71,13 @@ class Jobs:
 
         Raises SpecError, AlreadyExistsError for an id taken by other content, OverloadedError.
         """
-        if not _JOB_ID.fullmatch(job_id):
-            raise SpecError(f"job id {job_id!r}: use lower-case letters, digits and dashes, at most 100")
+        check_id(job_id)
         known = self._jobs.get(job_id)
         if known is not None:
             if known.spec_json != spec_json:
                 raise AlreadyExistsError(f"job {job_id!r} exists with another spec; choose another id")
             return self.status(job_id)
-        if sum(entry.task is not None and not entry.task.done() for entry in self._jobs.values()) >= MAX_RUNNING:
+        if sum(entry.task is None or not entry.task.done() for entry in self._jobs.values()) >= MAX_RUNNING:
             raise OverloadedError(f"{MAX_RUNNING} jobs run already; try again when one has ended")
         spec = from_json(spec_json)
         entry = self._jobs[job_id] = _Entry(spec_json, RunFolder((self._runs / job_id).resolve()))
@@ -94,7 +91,7 @@ class Jobs:
                 pools=self._pools,
                 changed=lambda record: self._note(entry, record),
             )
-            entry.folder.write_status(run.status)
+            await asyncio.to_thread(entry.folder.write_status, run.status)
         except BaseException:
             del self._jobs[job_id]
             raise
@@ -102,10 +99,10 @@ class Jobs:
         return run.status
 
     def status(self, job_id: str) -> JobStatus:
-        """The present status; raises NotFoundError."""
+        """The present status; raises NotFoundError, or UnavailableError while the spec is being checked."""
         run = self._entry(job_id).run
         if run is None:
-            raise NotFoundError(f"job {job_id!r} is still being checked")
+            raise UnavailableError(f"job {job_id!r} is still being checked; ask again")
         return run.status
 
     def rounds(self, job_id: str) -> int:
@@ -130,7 +127,10 @@ class Jobs:
         while True:
             changes = entry.changes
             while cursor < entry.rounds:
-                for record in await asyncio.to_thread(self._records, entry, cursor):
+                records = await asyncio.to_thread(self._records, entry, cursor)
+                if not records:
+                    raise CorruptError(f"{entry.folder.path}: round {cursor} is no longer in rounds.jsonl")
+                for record in records:
                     cursor = record.round + 1
                     yield Event(cursor, record, None)
             status = self.status(job_id)

@@ -6,12 +6,13 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import structlog
 
 from marless.algos.base import Group
-from marless.errors import MarlessError
+from marless.errors import MarlessError, UnavailableError
 from marless.job import Job
 from marless.record import GroupRecord, PhaseSeconds, Returns, RoundRecord, Summary
 from services.coordinator.pools import Pools, Rollout, Update, Versions
@@ -32,6 +33,8 @@ class _Plan:
     actors: int
     versions: Versions
     decisions: dict[str, str]
+    ending: str = ""
+    """Why there is no next round, if so."""
 
 
 class JobRun:
@@ -59,22 +62,25 @@ class JobRun:
     async def run(self) -> None:
         """Run the job to its end; never raises for a failure of the job itself, which ends it FAILED."""
         try:
-            plan = await self._open()
-            while (reason := self._stop_reason(plan)) is None and not self._cancelled:
-                plan = await self._round(plan)
-            if self._cancelled:
-                await self._end("CANCELLED", "cancelled by its user")
-            else:
-                await self._end("SUCCEEDED", reason or "")
+            state, reason = await self._train()
         except asyncio.CancelledError:
             await self._end("CANCELLED", "the coordinator stopped")
             raise
+        await self._end(state, reason)
+
+    async def _train(self) -> tuple[str, str]:
+        """All rounds; returns the job's last state, and why."""
+        try:
+            plan = await self._open()
+            while not plan.ending and not self._cancelled:
+                plan = await self._round(plan)
         except MarlessError as error:
             _log.error("job.failed", job=self._id, error=str(error))
-            await self._end("FAILED", str(error))
+            return "FAILED", str(error)
         except Exception as error:  # noqa: BLE001  # a defect must end the job FAILED, with its reason, not hang it
             _log.error("job.failed", job=self._id, exc_info=error)
-            await self._end("FAILED", f"internal error: {type(error).__name__}: {error}")
+            return "FAILED", f"internal error: {type(error).__name__}: {error}"
+        return ("SUCCEEDED", plan.ending) if plan.ending else ("CANCELLED", "cancelled by its user")
 
     async def _open(self) -> _Plan:
         """First versions and the random baseline, side by side: learners start while chance plays."""
@@ -86,6 +92,7 @@ class JobRun:
             random = await baseline
         finally:
             baseline.cancel()
+            await asyncio.gather(baseline, return_exceptions=True)
         self._set(state="RUNNING", reason="training", random=random.returns)
         decisions = {"scaling": scaling.reason, "sharing": sharing.reason}
         return _Plan(0, 0, sharing.groups, scaling.actors, versions, decisions)
@@ -113,7 +120,8 @@ class JobRun:
             versions={**plan.versions, **update.versions},
             decisions=plan.decisions,
         )
-        evaluation = await self._evaluate(after)
+        ending = self._stop_reason(after)  # asked once, so that the last round is always an evaluated one
+        evaluation = await self._evaluate(after, last=bool(ending) or self._cancelled)
         phases = PhaseSeconds(
             rollout=rolled_s - started_s, update=updated_s - rolled_s, evaluation=time.time() - updated_s
         )
@@ -122,12 +130,12 @@ class JobRun:
         self._history.append(record)
         self._changed(record)
         await self._checkpoint(after)
-        return self._decide(after)
+        return self._decide(after, ending or self._return_reached())
 
-    async def _evaluate(self, after: _Plan) -> Rollout | None:
-        """Play greedily every so many rounds, and after what will be the last one."""
+    async def _evaluate(self, after: _Plan, *, last: bool) -> Rollout | None:
+        """Play greedily every so many rounds, and after the last one."""
         every = self._job.spec.evaluation.every
-        if not (every and after.round % every == 0) and self._stop_reason(after) is None and not self._cancelled:
+        if not last and not (every and after.round % every == 0):
             return None
         evaluation = await self._pools.evaluate(self._id, self._job, after.round, after.groups, after.versions)
         self._greedy = evaluation.returns
@@ -141,7 +149,7 @@ class JobRun:
         saved = {name: Checkpoint(each.version, each.blobs) for name, each in stored.items()}
         await asyncio.to_thread(self._folder.save_checkpoint, after.round, saved, spec.keep)
 
-    def _decide(self, after: _Plan) -> _Plan:
+    def _decide(self, after: _Plan, ending: str) -> _Plan:
         scaling, sharing = self._job.scaling.decide(self._history), self._job.sharing.decide(self._history)
         return _Plan(
             round=after.round,
@@ -150,20 +158,25 @@ class JobRun:
             actors=scaling.actors,
             versions=after.versions,
             decisions={"scaling": scaling.reason, "sharing": sharing.reason},
+            ending=ending,
         )
 
-    def _stop_reason(self, plan: _Plan) -> str | None:
+    def _stop_reason(self, plan: _Plan) -> str:
         stop = self._job.spec.stop
         wall_s = time.time() - self._first_round_s if self._first_round_s else 0.0
         if stop.rounds is not None and plan.round >= stop.rounds:
             return f"{plan.round} rounds done"
         if stop.env_steps is not None and plan.env_steps >= stop.env_steps:
             return f"{plan.env_steps} env steps sampled"
-        if stop.greedy_return is not None and self._greedy and self._greedy.mean >= stop.greedy_return:
-            return f"greedy return per agent {self._greedy.mean:.3f} reached {stop.greedy_return:g}"
         if stop.wall_s is not None and wall_s >= stop.wall_s:
             return f"{wall_s:.0f} s of training passed"
-        return None
+        return ""
+
+    def _return_reached(self) -> str:
+        wanted = self._job.spec.stop.greedy_return
+        if wanted is None or self._greedy is None or self._greedy.mean < wanted:
+            return ""
+        return f"greedy return per agent {self._greedy.mean:.3f} reached {wanted:g}"
 
     def _record(
         self,
@@ -194,18 +207,27 @@ class JobRun:
 
     async def _end(self, state: str, reason: str) -> None:
         try:
+            if problem := await self._put_away():
+                state, reason = ("FAILED", problem) if state == "SUCCEEDED" else (state, reason)
+        finally:
+            self._set(state=state, reason=reason, summary_json=self._summary(state, reason).to_json())
+            _log.info("job.ended", job=self._id, state=state, reason=reason)
+
+    async def _put_away(self) -> str:
+        """Save the last versions and let the pools forget the job; returns what went wrong with the saving."""
+        problem = ""
+        try:
             if self._history:
                 last = self._history[-1]
-                plan = _Plan(last.round + 1, last.env_steps, (), 0, last.versions, {})
-                await self._checkpoint(plan, final=True)
+                await self._checkpoint(_Plan(last.round + 1, last.env_steps, (), 0, last.versions, {}), final=True)
+        except MarlessError as error:
+            problem = f"trained, but its last checkpoint could not be saved: {error}"
+            _log.error("job.checkpoint_failed", job=self._id, error=str(error))
+        try:
             await self._pools.close_job(self._id)
         except MarlessError as error:
             _log.warning("job.close_failed", job=self._id, error=str(error))
-            if state == "SUCCEEDED":
-                state, reason = "FAILED", f"trained, but its last checkpoint could not be saved: {error}"
-        summary = self._summary(state, reason)
-        self._set(state=state, reason=reason, summary_json=summary.to_json())
-        _log.info("job.ended", job=self._id, state=state, reason=reason)
+        return problem
 
     def _summary(self, state: str, reason: str) -> Summary:
         last = self._history[-1] if self._history else None
@@ -223,7 +245,11 @@ class JobRun:
             run_dir=str(self._folder.path),
         )
 
-    def _set(self, **changes: object) -> None:
-        self.status = JobStatus(**{**vars(self.status), **changes})
-        self._folder.write_status(self.status)
+    def _set(self, **changes: Any) -> None:  # Any: fields of several types
+        """Note a new status on the disk, and tell whoever watches even if the disk does not let us."""
+        self.status = replace(self.status, **changes)
+        try:
+            self._folder.write_status(self.status)
+        except UnavailableError as error:
+            _log.error("job.status_not_saved", job=self._id, error=str(error))
         self._changed(None)

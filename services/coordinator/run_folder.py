@@ -8,6 +8,7 @@ checkpoints/round-N/ every policy's newest version, as safetensors, with a manif
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -16,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from marless.errors import AlreadyExistsError, UnavailableError
-from marless.record import Returns, RoundRecord, from_json
+from marless.record import Returns, RoundRecord, read
 from marless.spec import JobSpec
 
 
@@ -51,14 +52,12 @@ class RunFolder:
         self.path = path
 
     def create(self, spec: JobSpec) -> None:
-        """Make the folder; raises AlreadyExistsError if there is one with other content."""
-        text = spec.to_yaml()
-        resolved = self.path / "spec.yaml"
-        if resolved.exists() and resolved.read_text(encoding="utf-8") != text:
-            raise AlreadyExistsError(f"{self.path} holds a job with another spec; choose another job id")
+        """Make the folder; raises AlreadyExistsError if a job has run in it."""
         with self._disk():
+            if (self.path / "job.json").exists():
+                raise AlreadyExistsError(f"{self.path} holds a job already; choose another job id")
             self.path.mkdir(parents=True, exist_ok=True)
-            _replace(resolved, text)
+            _replace(self.path / "spec.yaml", spec.to_yaml())
 
     def write_status(self, status: JobStatus) -> None:
         """Replace job.json."""
@@ -66,21 +65,20 @@ class RunFolder:
             _replace(self.path / "job.json", json.dumps(asdict(status), indent=1))
 
     def append(self, record: RoundRecord) -> None:
-        """Append a round; it is on the disk when this returns."""
-        with self._disk(), (self.path / "rounds.jsonl").open("ab") as file:
-            file.write(record.to_json().encode() + b"\n")
-            file.flush()
-            os.fdatasync(file.fileno())
+        """Append a round; it is on the disk when this returns, and nothing of it is if this fails."""
+        with self._disk(), (self.path / "rounds.jsonl").open("ab", buffering=0) as file:
+            line, before = record.to_json().encode() + b"\n", file.tell()
+            try:
+                if file.write(line) < len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                os.fdatasync(file.fileno())
+            except OSError:
+                file.truncate(before)
+                raise
 
     def records(self, first: int = 0) -> Iterator[RoundRecord]:
-        """The recorded rounds from number `first` on; a last line that a crash cut short is no record."""
-        path = self.path / "rounds.jsonl"
-        if not path.exists():
-            return
-        with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file):
-                if number >= first and line.endswith("\n"):
-                    yield from_json(line)
+        """The recorded rounds from number `first` on; see `marless.record.read`."""
+        return read(self.path / "rounds.jsonl", first)
 
     def save_checkpoint(self, round_: int, policies: Mapping[str, Checkpoint], keep: int) -> Path:
         """Write a checkpoint whole or not at all, and drop all but the `keep` newest."""
@@ -99,7 +97,8 @@ class RunFolder:
             shutil.rmtree(target, ignore_errors=True)
             partial.rename(target)
             _sync_directory(target.parent)
-            for old in sorted(target.parent.glob("round-??????"))[:-keep]:
+            rounds = (path for path in target.parent.glob("round-*") if path.suffix != ".partial")
+            for old in sorted(rounds, key=lambda path: int(path.name.removeprefix("round-")))[:-keep]:
                 shutil.rmtree(old)
         return target
 

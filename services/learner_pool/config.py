@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from marless.rpc.process import add_option
+from marless.rpc.process import add_option, at_least, seconds
 from marless.rpc.server import ServerOptions, option_parser, server_options
 
 
@@ -37,23 +37,22 @@ def parse(argv: Sequence[str] | None = None) -> Config:
     cores = os.cpu_count() or 1
     parser = option_parser("learner_pool", "Takes trajectories in and turns them into new policy versions.")
     add_option(parser, "--param-store", "", "address of the param_store")
-    add_option(parser, "--learner-workers", "1", "learner worker processes at most")
-    add_option(parser, "--learner-threads", "0", "torch threads per worker; 0: the cores, shared evenly")
-    add_option(parser, "--warm-workers", "0", "workers started with the pool, before anyone asks")
-    add_option(parser, "--keep-alive-s", "600", "seconds after which idle workers are released")
+    add_option(parser, "--learner-workers", "1", "learner worker processes at most", at_least(1))
+    add_option(parser, "--learner-threads", "0", "torch threads per worker; 0: the cores, shared evenly", at_least(0))
+    add_option(parser, "--warm-workers", "0", "workers started with the pool, before anyone asks", at_least(0))
+    add_option(parser, "--keep-alive-s", "600", "seconds after which idle workers are released", seconds)
     add_option(parser, "--spool", _memory_backed(), "directory where trajectories wait for their update")
-    add_option(parser, "--spool-bytes", str(2 * 2**30), "bytes of waiting trajectories at most")
+    add_option(parser, "--spool-bytes", str(2 * 2**30), "bytes of waiting trajectories at most", at_least(1))
     args = parser.parse_args(argv)
-    workers = int(args.learner_workers)
     return Config(
         server=server_options(args),
         param_store=args.param_store,
-        workers=workers,
-        threads=int(args.learner_threads) or max(1, cores // workers),
-        warm=int(args.warm_workers),
-        keep_alive_s=float(args.keep_alive_s),
+        workers=args.learner_workers,
+        threads=args.learner_threads or max(1, cores // args.learner_workers),
+        warm=args.warm_workers,
+        keep_alive_s=args.keep_alive_s,
         spool=Path(args.spool),
-        spool_bytes=int(args.spool_bytes),
+        spool_bytes=args.spool_bytes,
     )
 
 
