@@ -112,6 +112,8 @@ class TrajectorySchema:
                 )
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 raise CorruptError(f"trajectory: {name} holds NaN or infinite values")
+            if array.dtype.kind == "b" and array.view(np.uint8).max(initial=0) > 1:
+                raise CorruptError(f"trajectory: {name} holds bytes that are neither 0 nor 1")
         self._check_indices(arrays)
 
     def _check_indices(self, arrays: Arrays) -> None:

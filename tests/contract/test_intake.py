@@ -1,0 +1,357 @@
+"""Trajectory intake: each upload is checked and applied exactly once, whatever order, copies and delays it comes in."""
+
+import asyncio
+import dataclasses
+import errno
+import os
+import random
+import subprocess
+import sys
+import zlib
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from marless.data.rollout import rollout
+from marless.data.trajectory import TrajectorySchema
+from marless.envs.base import AgentClass, Box, Discrete, EnvSpaces
+from marless.errors import CorruptError, NotFoundError, OverloadedError, StaleError, UnavailableError
+from marless.rpc import chunks
+from marless.rpc.v1 import learner_pool_pb2
+from services.learner_pool.intake import Intake, IntakeCounts, declared_bytes, load
+from tests.scripted_env import ScriptedEnv
+
+STEPS, BATCH = 4, 2
+PLENTY = 2**24
+TINY = TrajectorySchema(EnvSpaces((AgentClass("a", ("a",), 1, Discrete(3)),), 0, None), 2, 1, with_state=False)
+CONTINUOUS = TrajectorySchema(
+    EnvSpaces((AgentClass("a", ("a",), 1, Box((0.0,), (1.0,))),), 0, None), 2, 1, with_state=False
+)
+
+
+class Uniform:
+    """Draws any action, so that a trajectory has something to say."""
+
+    def sample(self, obs_NBO, mask_NBA, rng):
+        shape = obs_NBO.shape[:2]
+        return rng.integers(2, size=shape, dtype=np.int32), rng.normal(size=shape).astype(np.float32)
+
+    def to_env(self, action):
+        return action
+
+
+def played(seed: int = 0) -> dict[str, np.ndarray]:
+    """What a real rollout produces, with deaths, masks and state."""
+    trajectory, _ = rollout(ScriptedEnv(BATCH), [Uniform()], steps=STEPS, seed=seed, with_state=True)
+    return {name: np.ascontiguousarray(array) for name, array in trajectory.arrays.items()}
+
+
+PLAYED = TrajectorySchema(ScriptedEnv().spaces, STEPS, BATCH, with_state=True)
+
+
+def blank(schema: TrajectorySchema, **changes: np.ndarray) -> dict[str, np.ndarray]:
+    """Zeros of the declared shapes."""
+    return {name: np.zeros(shape, dtype) for name, (dtype, shape) in schema.shapes(boot_rows=0).items()} | changes
+
+
+def header_of(arrays: dict[str, np.ndarray], round_: int = 0, index: int = 0, job: str = "job"):
+    crc = 0
+    for array in arrays.values():
+        crc = zlib.crc32(array.tobytes(), crc)
+    infos = [
+        learner_pool_pb2.ArrayInfo(name=name, dtype=array.dtype.name, shape=array.shape)
+        for name, array in arrays.items()
+    ]
+    return learner_pool_pb2.UploadHeader(job=job, round=round_, index=index, arrays=infos, crc32=crc)
+
+
+async def stream_of(header, arrays: dict[str, np.ndarray]) -> AsyncIterator[bytes]:
+    for frame in chunks.frames(header, [array.tobytes() for array in arrays.values()]):
+        await asyncio.sleep(0)
+        yield frame
+
+
+async def upload(intake: Intake, arrays: dict[str, np.ndarray], **where) -> bool:
+    return await intake.receive(stream_of(header_of(arrays, **where), arrays))
+
+
+def files(tmp_path: Path) -> list[Path]:
+    """Trajectories in the spool."""
+    return [path for path in tmp_path.glob("*/*") if path.name != "lock"]
+
+
+@pytest.fixture
+def intake(tmp_path):
+    intake = Intake(tmp_path, PLENTY)
+    intake.open("job", TINY)
+    yield intake
+    intake.shutdown()
+
+
+async def test_what_is_taken_in_is_what_learners_map(tmp_path):
+    intake = Intake(tmp_path, PLENTY)
+    intake.open("job", PLAYED)
+    sent = {index: played(index) for index in (2, 0, 1)}
+    for index, arrays in sent.items():
+        assert await upload(intake, arrays, index=index)
+    taken = [load(file) for file in intake.trajectories("job", 0, 3)]
+    for index, trajectory in enumerate(taken):  # ordered by index, not by arrival
+        assert trajectory.arrays.keys() == sent[index].keys()
+        for name, array in sent[index].items():
+            np.testing.assert_array_equal(trajectory[name], array)
+    intake.shutdown()
+
+
+async def test_each_upload_of_a_hostile_schedule_is_applied_exactly_once(intake):
+    """Rounds of 5 actors; one upload in ten is sent twice at once, one in twenty arrives after its round."""
+    rng = random.Random(7)
+    rounds, actors = 60, 5
+    arrays = {(r, i): blank(TINY, **{"reward/0": np.full((2, 1, 1), 10 * r + i, np.float32)})
+              for r in range(rounds) for i in range(actors)}  # fmt: skip
+    expected, answers, late = Counter(), Counter(), []
+    for round_ in range(rounds):
+        sends = [key for key in arrays if key[0] == round_]
+        copies = [key for key in sends if rng.random() < 0.1]
+        late += [key for key in sends if rng.random() < 0.05]
+        expected["duplicate"] += len(copies)
+        order = rng.sample(sends + copies, len(sends + copies))
+        results = await asyncio.gather(*(upload(intake, arrays[k], round_=k[0], index=k[1]) for k in order))
+        answers.update(results)
+        rewards = [load(file)["reward/0"][0, 0, 0] for file in intake.trajectories("job", round_, actors)]
+        assert rewards == [10 * round_ + i for i in range(actors)]
+        intake.advance("job", round_ + 1)
+        while late and rng.random() < 0.5:
+            key = late.pop()
+            with pytest.raises(StaleError, match=f"round {key[0]} has passed, round {round_ + 1} is next"):
+                await upload(intake, arrays[key], round_=key[0], index=key[1])
+            expected["stale"] += 1
+    assert expected["duplicate"] > 10
+    assert expected["stale"] > 5
+    assert answers == {True: rounds * actors, False: expected["duplicate"]}
+    assert intake.counts == IntakeCounts(applied=rounds * actors, **expected)
+
+
+async def test_a_round_that_ends_during_an_upload_makes_it_stale_and_leaves_nothing(intake, tmp_path):
+    arrays, go = blank(TINY), asyncio.Event()
+
+    async def slow() -> AsyncIterator[bytes]:
+        header, *data = chunks.frames(header_of(arrays), [array.tobytes() for array in arrays.values()])
+        yield header
+        await go.wait()
+        for frame in data:
+            yield frame
+
+    receiving = asyncio.create_task(intake.receive(slow()))
+    await asyncio.sleep(0)
+    intake.advance("job", 1)
+    go.set()
+    with pytest.raises(StaleError):
+        await receiving
+    assert intake.counts == IntakeCounts(stale=1)
+    assert files(tmp_path) == []
+
+
+async def test_a_job_that_is_closed_during_an_upload_leaves_nothing(intake, tmp_path):
+    arrays, go = blank(TINY), asyncio.Event()
+
+    async def slow() -> AsyncIterator[bytes]:
+        for frame in chunks.frames(header_of(arrays), [array.tobytes() for array in arrays.values()]):
+            yield frame
+            await go.wait()
+
+    receiving = asyncio.create_task(intake.receive(slow()))
+    await asyncio.sleep(0)
+    intake.close("job")
+    go.set()
+    with pytest.raises(NotFoundError, match="job 'job' is not open"):
+        await receiving
+    assert files(tmp_path) == []
+
+
+async def test_missing_trajectories_are_named(intake):
+    await upload(intake, blank(TINY), index=1)
+    with pytest.raises(StaleError, match=r"job job, round 0: no trajectory of actors \[0, 2\]"):
+        intake.trajectories("job", 0, 3)
+
+
+async def test_a_job_that_is_not_open_is_refused(intake):
+    with pytest.raises(NotFoundError, match="job 'other' is not open"):
+        await upload(intake, blank(TINY), job="other")
+    with pytest.raises(NotFoundError):
+        intake.trajectories("other", 0, 1)
+    assert intake.counts == IntakeCounts(refused=1)
+
+
+def spoilt() -> dict[str, dict[str, np.ndarray]]:
+    good = blank(TINY)
+    obs = good["obs/0"]
+    return {
+        "obs/0 is float32": good | {"obs/0": obs[:, :, :, [0, 0]]},
+        "obs/0 is int32": good | {"obs/0": obs.astype(np.int32)},
+        "float64": good | {"obs/0": obs.astype(np.float64)},
+        "obs/0 holds NaN": good | {"obs/0": np.full_like(obs, np.nan)},
+        "reward/0 holds NaN or infinite": good | {"reward/0": np.full_like(good["reward/0"], np.inf)},
+        r"action/0 leaves the range 0…2": good | {"action/0": np.full_like(good["action/0"], 3)},
+        r"action/0 leaves the range": good | {"action/0": np.full_like(good["action/0"], -1)},
+        r"\['log_prob/0'\] are missing": {name: array for name, array in good.items() if name != "log_prob/0"},
+        r"\['extra'\] are missing or unknown": good | {"extra": obs},
+        "boot_index names a step at which no segment was cut": good
+        | {"boot_index": np.array([1], np.int32), "boot_obs/0": np.zeros((1, 1, 1), np.float32)},
+        "positions within": good
+        | {"boot_index": np.array([2], np.int32), "boot_obs/0": np.zeros((1, 1, 1), np.float32)},
+        "cut holds bytes that are neither 0 nor 1": good | {"cut": np.full((2, 1), 2, np.uint8).view(np.bool_)},
+    }
+
+
+@pytest.mark.parametrize("sentence", spoilt())
+async def test_what_does_not_fit_the_declared_spaces_is_refused_and_named(intake, tmp_path, sentence):
+    with pytest.raises(CorruptError, match=sentence):
+        await upload(intake, spoilt()[sentence])
+    assert intake.counts == IntakeCounts(refused=1)
+    assert files(tmp_path) == []
+    assert await upload(intake, blank(TINY))  # the place is still free
+
+
+async def test_continuous_actions_may_leave_the_box_but_not_be_nan(tmp_path):
+    intake = Intake(tmp_path, PLENTY)
+    intake.open("job", CONTINUOUS)
+    wide = np.full((2, 1, 1, 1), 7.5, np.float32)  # before clipping to the box
+    assert await upload(intake, blank(CONTINUOUS, **{"action/0": wide}))
+    with pytest.raises(CorruptError, match="action/0 holds NaN"):
+        await upload(intake, blank(CONTINUOUS, **{"action/0": wide * np.nan}), index=1)
+    intake.shutdown()
+
+
+@pytest.mark.parametrize("at", range(0, 54, 7))
+async def test_one_flipped_bit_is_refused(intake, at):
+    arrays = blank(TINY)
+    data = bytearray(b"".join(array.tobytes() for array in arrays.values()))
+    data[at % len(data)] ^= 1
+    with pytest.raises(CorruptError, match="job job, round 0, actor 0: checksum does not match"):
+        await intake.receive(aiter_of(list(chunks.frames(header_of(arrays), [bytes(data)]))))
+
+
+async def aiter_of(frames: list[bytes]) -> AsyncIterator[bytes]:
+    for frame in frames:
+        yield frame
+
+
+async def test_streams_that_are_cut_or_too_long_are_refused_and_leave_nothing(intake, tmp_path):
+    arrays = blank(TINY)
+    whole = b"".join(array.tobytes() for array in arrays.values())
+    for data in (b"", whole[:-1], whole + b"\0"):
+        with pytest.raises(CorruptError):
+            await intake.receive(aiter_of(list(chunks.frames(header_of(arrays), [data]))))
+    with pytest.raises(CorruptError, match="does not start with a UploadHeader"):
+        await intake.receive(aiter_of([]))
+    assert files(tmp_path) == []
+
+
+async def test_absurd_headers_are_refused_before_any_room_is_made(intake, tmp_path):
+    info = learner_pool_pb2.ArrayInfo
+    for infos in (
+        [],
+        [info(name="x", dtype="float32", shape=[2**40])],
+        [info(name="x", dtype="float32", shape=[2**62, 2**62])],
+        [info(name="x", dtype="float32", shape=[-1])],
+        [info(name="x", dtype="object", shape=[1])],
+        [info(name="x", dtype="bool", shape=[1]), info(name="x", dtype="bool", shape=[1])],
+    ):
+        header = learner_pool_pb2.UploadHeader(job="job", arrays=infos)
+        with pytest.raises(CorruptError):
+            await intake.receive(aiter_of(list(chunks.frames(header, []))))
+    assert files(tmp_path) == []
+
+
+async def test_an_upload_that_its_actor_gives_up_leaves_nothing(intake, tmp_path):
+    started = asyncio.Event()
+
+    async def endless() -> AsyncIterator[bytes]:
+        yield next(iter(chunks.frames(header_of(blank(TINY)), [])))
+        started.set()
+        await asyncio.Event().wait()
+
+    receiving = asyncio.create_task(intake.receive(endless()))
+    await started.wait()
+    assert len(files(tmp_path)) == 1
+    receiving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await receiving
+    assert files(tmp_path) == []
+    assert await upload(intake, blank(TINY))
+
+
+async def test_waiting_bytes_are_bounded_and_room_comes_back(tmp_path):
+    size = declared_bytes(header_of(blank(TINY)))
+    intake = Intake(tmp_path, 2 * size)
+    intake.open("job", TINY)
+    for index in range(2):
+        await upload(intake, blank(TINY), index=index)
+    with pytest.raises(OverloadedError, match=f"{2 * size} bytes of trajectories wait"):
+        await upload(intake, blank(TINY), index=2)
+    assert len(files(tmp_path)) == 2
+    intake.advance("job", 1)
+    assert files(tmp_path) == []
+    for index in range(2):
+        assert await upload(intake, blank(TINY), round_=1, index=index)
+    intake.close("job")
+    intake.open("job", TINY)
+    for index in range(2):  # all bytes were given back, not one too few
+        assert await upload(intake, blank(TINY), index=index)
+    assert intake.counts == IntakeCounts(applied=6, refused=1)
+    intake.shutdown()
+
+
+async def test_a_full_disk_is_said_and_leaves_nothing(intake, tmp_path, monkeypatch):
+    def full(descriptor: int, offset: int, length: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "posix_fallocate", full)
+        with pytest.raises(UnavailableError, match="No space left on device; give it room or choose another --spool"):
+            await upload(intake, blank(TINY))
+    assert files(tmp_path) == []
+    assert await upload(intake, blank(TINY))
+
+
+def test_a_spool_that_cannot_be_used_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UnavailableError, match=r"spool directory .*file: Not a directory; choose another with --spool"):
+        Intake(tmp_path / "file", PLENTY)
+
+
+async def test_opening_again_keeps_what_waits_unless_the_spaces_changed(intake, tmp_path):
+    await upload(intake, blank(TINY))
+    intake.open("job", TINY)
+    assert len(intake.trajectories("job", 0, 1)) == 1
+    intake.open("job", dataclasses.replace(TINY, steps=3))
+    assert files(tmp_path) == []
+
+
+async def test_files_go_with_their_job_and_with_the_pool(intake, tmp_path):
+    await upload(intake, blank(TINY))
+    intake.close("job")
+    intake.close("job")
+    assert files(tmp_path) == []
+    intake.open("job", TINY)
+    await upload(intake, blank(TINY))
+    intake.shutdown()
+    intake.shutdown()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_spool_of_a_killed_pool_is_removed_and_that_of_a_living_one_kept(tmp_path):
+    living = Intake(tmp_path, PLENTY)
+    script = (
+        "import os, sys; from pathlib import Path; from services.learner_pool.intake import Intake;"
+        "Intake(Path(sys.argv[1]), 1); os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False)
+    assert len(list(tmp_path.iterdir())) == 2
+    Intake(tmp_path, PLENTY).shutdown()
+    assert len(list(tmp_path.iterdir())) == 1
+    living.shutdown()
+    assert list(tmp_path.iterdir()) == []
