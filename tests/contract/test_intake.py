@@ -292,6 +292,7 @@ async def test_waiting_bytes_are_bounded_and_room_comes_back(tmp_path):
         await upload(intake, blank(TINY), index=index)
     with pytest.raises(OverloadedError, match=f"{2 * size} bytes of trajectories wait"):
         await upload(intake, blank(TINY), index=2)
+    assert not await upload(intake, blank(TINY), index=1)  # a copy of what waits needs no room
     assert len(files(tmp_path)) == 2
     intake.advance("job", 1)
     assert files(tmp_path) == []
@@ -301,7 +302,7 @@ async def test_waiting_bytes_are_bounded_and_room_comes_back(tmp_path):
     intake.open("job", TINY)
     for index in range(2):  # all bytes were given back, not one too few
         assert await upload(intake, blank(TINY), index=index)
-    assert intake.counts == IntakeCounts(applied=6, refused=1)
+    assert intake.counts == IntakeCounts(applied=6, duplicate=1, refused=1)
     intake.shutdown()
 
 
