@@ -85,7 +85,8 @@ class RunFolder:
         target = self.path / "checkpoints" / f"round-{round_:06d}"
         partial = target.with_suffix(".partial")
         with self._disk():
-            shutil.rmtree(partial, ignore_errors=True)
+            for unfinished in target.parent.glob("*.partial"):
+                shutil.rmtree(unfinished)
             partial.mkdir(parents=True)
             for policy, saved in policies.items():
                 for part, blob in saved.blobs.items():

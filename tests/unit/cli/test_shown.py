@@ -1,0 +1,93 @@
+"""What a person sees of a job: how far it is, its summary, its curve."""
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from marless import spec
+from marless.cli.curve import draw
+from marless.cli.progress import TrainingProgress, fraction_done, summary_table
+from marless.errors import CorruptError
+from marless.spec import StopSpec
+from tests.unit.test_record import RETURNS, record
+
+SPEC = spec.parse({"env": {"name": "mpe/simple_spread"}, "algorithm": "ippo", "stop": {"rounds": 10}}, "spec")
+
+
+@pytest.mark.parametrize(
+    ("stop", "fraction"),
+    [
+        ({"rounds": 8}, 0.25),  # 2 of 8
+        ({"env_steps": 400}, 0.5),  # 200 of 400
+        ({"wall_s": 15.0}, 0.1),  # 1.5 of 15 s
+        ({"rounds": 8, "env_steps": 400}, 0.5),  # whichever is nearer
+        ({"rounds": 1}, 1.0),
+        ({"return": -5.0}, 0.0),  # cannot be foreseen
+    ],
+)
+def test_how_far_a_job_is(stop, fraction):
+    assert fraction_done(StopSpec(**stop), record(1), started_s=1000.0) == pytest.approx(fraction)
+
+
+def shown(records, *, terminal: bool) -> str:
+    out = io.StringIO()
+    with TrainingProgress(Console(file=out, force_terminal=terminal, width=80), SPEC) as progress:
+        for each in records:
+            progress.show(each)
+    return out.getvalue()
+
+
+def test_a_log_gets_one_whole_line_for_each_evaluation():
+    lines = shown([record(0), record(1, evaluation=RETURNS), record(2)], terminal=False).splitlines()
+    assert lines == ["round 2 · 200 env steps · 100/s · greedy return -20.50 · exploring -20.50 · 2 actors, 0 learners"]
+
+
+def test_a_terminal_gets_a_bar():
+    assert "round 2" in shown([record(0), record(1)], terminal=True)
+
+
+def test_the_bar_counts_wall_clock_from_the_first_round_however_many_there_are():
+    job = SPEC.model_copy(update={"stop": StopSpec(wall_s=200.0)})
+    progress = TrainingProgress(Console(file=io.StringIO()), job)
+    for number in range(100):
+        progress.show(record(number))
+    assert progress._bar.tasks[0].completed == pytest.approx(99.5 / 200)
+
+
+def test_the_summary_table_has_everything_and_no_none():
+    out = io.StringIO()
+    summary = {"job": "j", "state": "FAILED", "rounds": 0, "return": None, "random_return": -24.25, "run_dir": "/r/j"}
+    Console(file=out, width=60).print(summary_table(summary))
+    text = out.getvalue()
+    for part in ("job", "FAILED", "random policy", "-24.25", "run folder", "/r/j", "greedy return per agent"):
+        assert part in text
+    assert "None" not in text
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "job.json").write_text(json.dumps({"job": "j", "random": {"mean": -24.0}}))
+    return tmp_path
+
+
+def test_a_curve_is_drawn_even_if_the_last_line_was_cut_short(folder):
+    whole = [record(n, evaluation=RETURNS if n % 2 else None).to_json() for n in range(4)]
+    (folder / "rounds.jsonl").write_text("\n".join([*whole, whole[0][:50]]))
+    target = draw(folder)
+    assert target == folder / "curve.png"
+    assert target.read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_records_there_is_no_curve(folder):
+    assert draw(folder) is None
+    (folder / "rounds.jsonl").touch()
+    assert draw(folder) is None
+    assert not (folder / "curve.png").exists()
+
+
+def test_records_that_cannot_be_read_are_named(folder):
+    (folder / "rounds.jsonl").write_text("{}\n")
+    with pytest.raises(CorruptError, match="line 1"):
+        draw(folder)

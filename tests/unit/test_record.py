@@ -1,0 +1,106 @@
+"""Round records: what is written is what is read, and a torn line is no record."""
+
+import json
+
+import pytest
+
+from marless.errors import CorruptError
+from marless.record import (
+    GroupRecord,
+    InvocationRecord,
+    PhaseSeconds,
+    Returns,
+    RoundRecord,
+    Summary,
+    from_json,
+    read,
+)
+
+RETURNS = Returns(episodes=4, mean=-20.5, per_agent={"a": -20.0, "b": -21.0}, standard_error=0.25)
+
+
+def record(round_: int = 0, **changes) -> RoundRecord:
+    fields = {
+        "job": "j",
+        "round": round_,
+        "env_steps": 100 * (round_ + 1),
+        "actors": 2,
+        "groups": (GroupRecord(policy="p", agents=("a", "b"), version=round_ + 2),),
+        "versions": {"p": round_ + 2, "critic": round_ + 2},
+        "started_s": 1000.0 + round_,
+        "ended_s": 1000.5 + round_,
+        "phases": PhaseSeconds(rollout=0.2, update=0.25, evaluation=0.05),
+        "returns": RETURNS,
+        "evaluation": None,
+        "metrics": {"p": {"entropy": 1.5}},
+        "invocations": (
+            InvocationRecord(
+                id=f"j/{round_}/train/0", function="actor", name="", index=0, attempt=2, worker="actor-1",
+                queued_s=1000.0, start_s=1000.1, end_s=1000.2, vcpu_s=0.09, memory_bytes=2**26, cold=True,
+            ),
+        ),
+        "decisions": {"scaling": "fixed: 2 actors", "sharing": "fixed: 1 policy"},
+    }  # fmt: skip
+    return RoundRecord(**fields | changes)
+
+
+@pytest.mark.parametrize("changes", [{}, {"returns": None}, {"evaluation": RETURNS}, {"invocations": (), "groups": ()}])
+def test_a_record_is_read_as_it_was_written(changes):
+    assert from_json(record(**changes).to_json()) == record(**changes)
+
+
+def test_a_line_shows_the_figure_that_readers_look_for():
+    assert json.loads(record(evaluation=RETURNS).to_json())["evaluation"]["return"] == -20.5
+
+
+@pytest.fixture
+def lines(tmp_path):
+    path = tmp_path / "rounds.jsonl"
+    path.write_text("".join(record(n).to_json() + "\n" for n in range(3)))
+    return path
+
+
+def test_a_file_is_read_from_any_round_on(lines):
+    assert list(read(lines)) == [record(0), record(1), record(2)]
+    assert list(read(lines, 2)) == [record(2)]
+    assert list(read(lines, 3)) == []
+
+
+def test_a_file_that_is_not_there_yet_holds_no_records(tmp_path):
+    assert list(read(tmp_path / "rounds.jsonl")) == []
+
+
+def test_a_last_line_that_a_crash_cut_short_is_no_record_wherever_it_was_cut(lines):
+    whole = lines.read_bytes()
+    start = whole.rindex(b"\n", 0, -1) + 1
+    for cut in range(start, len(whole)):
+        lines.write_bytes(whole[:cut])
+        assert [each.round for each in read(lines)] == [0, 1]
+
+
+@pytest.mark.parametrize("line", ["{}", "[]", "3", "{", "", '{"job": "j"}'])
+def test_any_other_line_that_is_no_record_is_named(lines, line):
+    with lines.open("a") as file:
+        file.write(line + "\n" + record(4).to_json() + "\n")
+    with pytest.raises(CorruptError, match=r"rounds\.jsonl, line 4: this is no round record"):
+        list(read(lines))
+
+
+def summary(**changes) -> dict:
+    fields = {
+        "job": "j", "state": "SUCCEEDED", "reason": "2 rounds done", "rounds": 2, "env_steps": 200, "greedy": RETURNS,
+        "random": None, "wall_s": 1.5, "env_steps_per_s": 133.3, "run_dir": "/runs/j",
+    }  # fmt: skip
+    return json.loads(Summary(**fields | changes).to_json())
+
+
+def test_a_summary_says_what_was_reached_and_what_chance_scores():
+    assert summary(random=Returns(episodes=9, mean=-30.0, per_agent={"a": -29.0, "b": -31.0}, standard_error=1.0)) == {
+        "job": "j", "state": "SUCCEEDED", "reason": "2 rounds done", "rounds": 2, "env_steps": 200, "wall_s": 1.5,
+        "env_steps_per_s": 133.3, "run_dir": "/runs/j", "return": -20.5, "random_return": -30.0,
+        "return_per_agent": {"a": -20.0, "b": -21.0}, "random_return_per_agent": {"a": -29.0, "b": -31.0},
+    }  # fmt: skip
+
+
+def test_a_summary_of_a_job_that_never_played_has_no_returns():
+    assert (summary(greedy=None)["return"], summary()["random_return"]) == (None, None)
