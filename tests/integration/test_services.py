@@ -1,0 +1,431 @@
+"""Pools, store and coordinator wired as `marless train` wires them, with real workers, on jobs of a few env steps."""
+
+import asyncio
+import dataclasses
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from marless import spec as specs
+from marless.data.rollout import play
+from marless.envs import registry
+from marless.errors import (
+    AlreadyExistsError,
+    FencedError,
+    NotFoundError,
+    SpecError,
+    StaleError,
+    UnavailableError,
+)
+from marless.job import Job, prepare
+from marless.record import Returns
+from marless.rpc.client import Peer
+from marless.rpc.param_store import ParamStore
+from marless.rpc.security import Security
+from marless.rpc.server import ServerOptions, serving
+from marless.rpc.v1 import actor_pool_pb2
+from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
+from services.actor_pool import __main__ as actor_pool
+from services.actor_pool.actor import actor_seed
+from services.actor_pool.config import Config as ActorConfig
+from services.coordinator.jobs import Event, Jobs
+from services.coordinator.pools import Pools, returns_of
+from services.coordinator.run_folder import RunFolder
+from services.learner_pool import __main__ as learner_pool
+from services.learner_pool.config import Config as LearnerConfig
+from services.param_store import __main__ as param_store
+from services.param_store.config import Config as StoreConfig
+from services.param_store.redis_server import RedisOptions
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+ENVS, STEPS, ACTORS = 2, 5, 2
+DOCUMENT = {
+    "seed": 3,
+    "env": {"name": "mpe/simple_spread", "options": {"agents": 2, "max_cycles": STEPS}},
+    "algorithm": {"name": "ippo", "epochs": 1, "minibatches": 2},
+    "model": {"hidden": [8]},
+    "actors": {"count": ACTORS, "envs": ENVS, "steps": STEPS},
+    "evaluation": {"every": 0, "episodes": 7, "random_episodes": 5},
+    "checkpoint": {"every": 0, "keep": 1},
+    "stop": {"rounds": 2},
+}
+
+
+def spec(**changes) -> specs.JobSpec:
+    return specs.parse(DOCUMENT | changes, "spec")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    pools: Pools
+    store: ParamStore
+    actors: Peer
+    spool: Path
+
+    async def scale(self, workers: int) -> list[str]:
+        stub = ActorPoolServiceStub(self.actors.channel)
+        reply = await self.actors.call(stub.Scale, actor_pool_pb2.ScaleRequest(workers=workers))
+        return sorted(info.worker for info in reply.workers)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(redis_url, tmp_path_factory) -> AsyncIterator[Cluster]:
+    folder = tmp_path_factory.mktemp("cluster")
+    async with AsyncExitStack() as stack:
+
+        def options(name: str) -> ServerOptions:
+            return ServerOptions(f"unix:{folder}/{name}.sock", Security())
+
+        store_config = StoreConfig(options("store"), RedisOptions(url=redis_url), keep=3, intake_bytes=2**26)
+        store = await stack.enter_async_context(
+            serving(store_config.server, lambda at: param_store.build(store_config, at))
+        )
+        learner_config = LearnerConfig(
+            options("learners"), store, workers=1, threads=1, warm=1, keep_alive_s=600, spool=folder, spool_bytes=2**26
+        )
+        learners = await stack.enter_async_context(
+            serving(learner_config.server, lambda at: learner_pool.build(learner_config, at))
+        )
+        actor_config = ActorConfig(options("actors"), store, workers=2, warm=1, keep_alive_s=600)
+        actors = await stack.enter_async_context(
+            serving(actor_config.server, lambda at: actor_pool.build(actor_config, at))
+        )
+        peers = [Peer(address, Security()) for address in (actors, learners, store)]
+        client = ParamStore(peers[2], patience_s=0.0)
+        yield Cluster(Pools(peers[0], peers[1], client), client, peers[0], folder)
+        for peer in peers:
+            await peer.close()
+
+
+@dataclass
+class Opened:
+    """A job as the coordinator holds it."""
+
+    cluster: Cluster
+    id: str
+    job: Job
+    epoch: int
+    versions: dict[str, int]
+
+    @property
+    def groups(self):
+        return self.job.sharing.decide(()).groups
+
+    async def train(self, round_: int):
+        return await self.cluster.pools.train(self.id, self.job, round_, ACTORS, self.groups, self.versions)
+
+    async def update(self, round_: int, actors: int = ACTORS):
+        return await self.cluster.pools.update(
+            self.id,
+            round_=round_,
+            epoch=self.epoch,
+            env_steps=round_ * ACTORS * ENVS * STEPS,
+            actors=actors,
+            groups=self.groups,
+            versions=self.versions,
+        )
+
+    async def round(self, round_: int) -> None:
+        await self.train(round_)
+        self.versions |= (await self.update(round_)).versions
+
+    async def weights(self) -> dict[str, tuple[bytes, bytes]]:
+        stored = await self.cluster.store.get(self.id, self.versions, ("acting", "learning"))
+        return {name: (bytes(each.blobs["acting"]), bytes(each.blobs["learning"])) for name, each in stored.items()}
+
+
+_serials = count()
+
+
+async def opened(cluster: Cluster, **changes) -> Opened:
+    job_id, job = f"services-{next(_serials)}", prepare(spec(**changes))
+    epoch = await cluster.store.acquire_epoch(job_id, "open")
+    versions = await cluster.pools.open_job(job_id, job, epoch, job.sharing.decide(()).groups)
+    return Opened(cluster, job_id, job, epoch, dict(versions))
+
+
+async def test_a_round_goes_from_actors_through_intake_and_learners_into_the_store(cluster):
+    job = await opened(cluster)
+    assert job.versions == {"agent_0": 1, "agent_1": 1}
+    before = await job.weights()
+    rollout = await job.train(0)
+    assert rollout.env_steps == ACTORS * ENVS * STEPS
+    assert rollout.returns.episodes == ACTORS * ENVS
+    assert [(each.function, each.index, each.attempt) for each in rollout.invocations] == [
+        ("actor", 0, 1),
+        ("actor", 1, 1),
+    ]
+    update = await job.update(0)
+    assert update.versions == {"agent_0": 2, "agent_1": 2}
+    assert {"approx_kl", "entropy", "explained_variance"} <= update.metrics["agent_0"].keys()
+    assert {each.function for each in update.invocations} == {"learner", "post_process", "critic", "policy"}
+    job.versions |= update.versions
+    after = await job.weights()
+    assert all(before[name] != after[name] for name in before)
+    assert list(cluster.spool.glob("marless-spool-*/[0-9]*")) == []  # what was used has gone
+    await cluster.pools.close_job(job.id)
+
+
+async def test_requests_that_are_repeated_change_nothing(cluster):
+    job = await opened(cluster)
+    await job.train(0)
+    assert (await job.train(0)).env_steps == ACTORS * ENVS * STEPS  # its uploads were there already
+    first = await job.update(0)
+    assert await job.update(0) == first
+    listing = await cluster.store.list(job.id)
+    assert {name: held.head.version for name, held in listing.policies.items()} == {"agent_0": 2, "agent_1": 2}
+    again = await cluster.pools.open_job(job.id, job.job, job.epoch, job.groups)
+    assert again == {"agent_0": 2, "agent_1": 2}
+
+
+async def test_what_has_passed_and_what_is_missing_is_refused_by_name(cluster):
+    job = await opened(cluster)
+    with pytest.raises(StaleError, match=r"round 0: no trajectory of actors \[0, 1\]"):
+        await job.update(0)
+    await job.train(0)
+    with pytest.raises(StaleError, match=r"no trajectory of actors \[2\]"):
+        await job.update(0, actors=3)
+    await job.update(0)
+    with pytest.raises(StaleError, match="round 0 has passed, round 1 is next"):
+        await job.train(0)
+    job.versions["agent_0"] = 77
+    with pytest.raises(NotFoundError, match="agent_0"):
+        await job.train(1)
+    await cluster.pools.close_job(job.id)
+    with pytest.raises(NotFoundError, match="is not open in this learner pool"):
+        await job.update(1)
+
+
+async def test_an_update_of_an_older_epoch_is_fenced(cluster):
+    job = await opened(cluster)
+    await job.train(0)
+    await cluster.store.acquire_epoch(job.id, "a newer coordinator")
+    with pytest.raises(FencedError):
+        await job.update(0)
+
+
+async def test_a_bad_environment_is_the_callers_mistake(cluster):
+    job = await opened(cluster)
+    bad = dataclasses.replace(job.job, spec=spec(env={"name": "mpe/simple_spred"}))
+    with pytest.raises(SpecError, match="did you mean 'mpe/simple_spread'"):
+        await cluster.pools.random_baseline(job.id, bad)
+
+
+async def test_weights_depend_on_the_seed_and_not_on_the_number_of_workers(cluster):
+    trained = []
+    for workers, seed in ((1, 3), (2, 3), (2, 4)):
+        assert len(await cluster.scale(workers)) == workers
+        job = await opened(cluster, seed=seed, algorithm={"name": "mappo", "epochs": 1, "minibatches": 2})
+        for round_ in range(2):
+            await job.round(round_)
+        trained.append(await job.weights())
+    assert trained[0].keys() > {"agent_0", "agent_1"}  # the joint critic as well
+    assert trained[0] == trained[1]
+    assert trained[0] != trained[2]
+
+
+async def test_scale_and_list_workers(cluster):
+    stub = ActorPoolServiceStub(cluster.actors.channel)
+
+    async def listed() -> list[str]:
+        reply = await cluster.actors.call(stub.ListWorkers, actor_pool_pb2.ListWorkersRequest())
+        assert all(info.pid > 0 and not info.busy for info in reply.workers)
+        assert reply.queued == 0
+        return sorted(info.worker for info in reply.workers)
+
+    for workers in (2, 0, 1):
+        names = await cluster.scale(workers)
+        assert len(names) == workers
+        assert await listed() == names
+    with pytest.raises(SpecError, match="3 workers asked for; this pool has 0 to 2"):
+        await cluster.scale(3)
+
+
+def chance(job: Job, episodes: list[int]) -> Returns:
+    """What random play scores, by the environment itself."""
+    receipts = []
+    for index, share in enumerate(episodes):
+        env = registry.make(job.spec.env.name, job.spec.env.options, min(ENVS, share))
+        stats = play(
+            env,
+            None,
+            episodes=share,
+            seed=actor_seed(job.spec.seed, actor_pool_pb2.ROLLOUT_MODE_RANDOM, 0, index),
+        )
+        receipts.append(
+            actor_pool_pb2.RolloutReceipt(
+                episodes=stats.episodes, return_sum=stats.return_sum, return_square_sum=stats.return_square_sum
+            )
+        )
+    return returns_of(receipts)
+
+
+async def test_the_random_baseline_is_random_play(cluster):
+    job = prepare(spec())
+    baseline = await cluster.pools.random_baseline("baseline", job)
+    assert baseline.returns == chance(job, [3, 2])  # 5 episodes over 2 actors
+    assert baseline.returns.episodes == 5
+
+
+@pytest.mark.parametrize("episodes", [1, 2, 7, 20])
+async def test_evaluation_episodes_are_counted_exactly(cluster, episodes):
+    job = await opened(cluster, evaluation={"every": 0, "episodes": episodes})
+    played = await cluster.pools.evaluate(job.id, job.job, 0, job.groups, job.versions)
+    again = await cluster.pools.evaluate(job.id, job.job, 0, job.groups, job.versions)
+    assert played.returns.episodes == episodes
+    assert played.returns == again.returns
+    assert {each.function for each in played.invocations} == {"evaluation"}
+
+
+# The coordinator
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def jobs(cluster, tmp_path) -> AsyncIterator[Jobs]:
+    async with Jobs(tmp_path, cluster.pools) as jobs:
+        yield jobs
+
+
+def name() -> str:
+    return f"jobs-{next(_serials)}"
+
+
+async def ended(jobs: Jobs, job: str, cursor: int = 0) -> list[Event]:
+    async with asyncio.timeout(60):
+        return [event async for event in jobs.watch(job, cursor)]
+
+
+async def test_a_job_runs_to_its_stop_rule_and_leaves_a_whole_folder(jobs, tmp_path):
+    job = name()
+    text = spec().to_json()
+    await jobs.submit(job, text)
+    events = await ended(jobs, job)
+    records = [event.record for event in events if event.record]
+    assert [record.round for record in records] == [0, 1]
+    assert [record.env_steps for record in records] == [20, 40]
+    assert [bool(record.evaluation) for record in records] == [False, True]  # 0: only at the end
+    assert records[-1].evaluation.episodes == 7
+    assert records[-1].versions == {"agent_0": 3, "agent_1": 3}
+    status = events[-1].status
+    summary = json.loads(status.summary_json)
+    assert (status.state, status.reason) == ("SUCCEEDED", "2 rounds done")
+    assert summary["return"] == records[-1].evaluation.mean
+    assert summary["random_return"] == chance(prepare(spec()), [3, 2]).mean
+    assert list(RunFolder(tmp_path / job).records()) == records
+    assert [path.name for path in (tmp_path / job / "checkpoints").iterdir()] == ["round-000002"]
+    # Read-only, repeatable, resumable:
+    assert [event.record for event in await ended(jobs, job, cursor=1) if event.record] == records[1:]
+    assert await jobs.submit(job, text) == status
+    assert jobs.cancel(job) == status
+    with pytest.raises(AlreadyExistsError, match="exists with another spec"):
+        await jobs.submit(job, spec(seed=9).to_json())
+
+
+async def test_jobs_that_cannot_be_are_refused_and_leave_nothing(jobs, tmp_path):
+    for job, text in (("A", spec().to_json()), ("a", "{"), ("a", spec(env={"name": "mpe/none"}).to_json())):
+        with pytest.raises(SpecError):
+            await jobs.submit(job, text)
+    with pytest.raises(NotFoundError, match="there is no job 'a'"):
+        jobs.status("a")
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_folder_of_an_earlier_coordinator_is_not_written_into(jobs, tmp_path, cluster):
+    job = name()
+    await jobs.submit(job, spec(stop={"rounds": 1}).to_json())
+    await ended(jobs, job)
+    async with Jobs(tmp_path, cluster.pools) as later:
+        with pytest.raises(AlreadyExistsError, match="holds a job already"):
+            await later.submit(job, spec(stop={"rounds": 1}).to_json())
+
+
+async def test_a_cancelled_job_ends_after_its_present_round(jobs):
+    job = name()
+    await jobs.submit(job, spec(stop={"rounds": 10_000}).to_json())
+    async for event in jobs.watch(job, 0):
+        if event.record:
+            break
+    jobs.cancel(job)
+    last = (await ended(jobs, job))[-1]
+    summary = json.loads(last.status.summary_json)
+    assert (last.status.state, last.status.reason) == ("CANCELLED", "cancelled by its user")
+    assert summary["rounds"] == last.cursor < 10_000
+
+
+async def test_the_last_round_of_a_job_that_ends_by_the_clock_is_an_evaluated_one(jobs):
+    job = name()
+    await jobs.submit(job, spec(stop={"wall_s": 0.2}).to_json())
+    records = [event.record for event in await ended(jobs, job) if event.record]
+    assert [record.round for record in records if record.evaluation] == [records[-1].round]
+
+
+async def test_a_return_that_is_reached_ends_the_job(jobs):
+    job = name()
+    rules = {"evaluation": {"every": 2, "episodes": 2}, "stop": {"return": -1e6, "rounds": 50}}
+    await jobs.submit(job, spec(**rules).to_json())
+    events = await ended(jobs, job)
+    assert events[-1].cursor == 2  # the first round that was evaluated
+    assert events[-1].status.reason.endswith("reached -1e+06")
+
+
+async def test_a_coordinator_that_stops_records_its_jobs_as_cancelled(cluster, tmp_path):
+    job = name()
+    async with Jobs(tmp_path, cluster.pools) as jobs:
+        await jobs.submit(job, spec(stop={"rounds": 10_000}).to_json())
+        async for event in jobs.watch(job, 0):
+            if event.record:
+                break
+    status = json.loads((tmp_path / job / "job.json").read_text())
+    assert (status["state"], status["reason"]) == ("CANCELLED", "the coordinator stopped")
+    assert len(list((tmp_path / job / "checkpoints").iterdir())) == 1
+
+
+async def test_a_full_disk_ends_the_job_and_whoever_watches_is_told(jobs, monkeypatch):
+    def full(*_arguments) -> None:
+        raise UnavailableError("run folder /r/j: No space left on device; make room or choose another")
+
+    job = name()
+    await jobs.submit(job, spec().to_json())
+    for method in ("append", "save_checkpoint", "write_status"):
+        monkeypatch.setattr(RunFolder, method, full)
+    last = (await ended(jobs, job))[-1]
+    assert (last.status.state, last.cursor) == ("FAILED", 0)
+    assert last.status.reason.startswith("run folder /r/j: No space left on device")
+    assert json.loads(last.status.summary_json)["rounds"] == 0
+
+
+async def test_a_job_whose_last_checkpoint_is_lost_has_not_succeeded(jobs, monkeypatch):
+    def full(*_arguments) -> None:
+        raise UnavailableError("No space left on device")
+
+    monkeypatch.setattr(RunFolder, "save_checkpoint", full)
+    job = name()
+    await jobs.submit(job, spec(stop={"rounds": 1}).to_json())
+    last = (await ended(jobs, job))[-1]
+    assert last.status.state == "FAILED"
+    assert last.status.reason == "trained, but its last checkpoint could not be saved: No space left on device"
+
+
+async def test_a_defect_ends_the_job_with_its_reason(jobs, monkeypatch):
+    def broken(*_arguments) -> None:
+        raise ZeroDivisionError("1/0")
+
+    monkeypatch.setattr(RunFolder, "append", broken)
+    job = name()
+    await jobs.submit(job, spec().to_json())
+    last = (await ended(jobs, job))[-1]
+    assert (last.status.state, last.status.reason) == ("FAILED", "internal error: ZeroDivisionError: 1/0")
+
+
+async def test_settings_that_no_round_can_satisfy_fail_the_job_with_the_learners_sentence(jobs):
+    job = name()
+    await jobs.submit(job, spec(algorithm={"name": "ippo", "minibatches": 1000}).to_json())
+    last = (await ended(jobs, job))[-1]
+    assert last.status.state == "FAILED"
+    assert "algorithm.minibatches is 1000" in last.status.reason
