@@ -24,7 +24,7 @@ async def build(config: Config, address: str) -> AsyncIterator[Service]:
     launcher = LocalLauncher(
         "services.learner_pool.worker",
         ["--pool", address, "--param-store", config.param_store, *config.server.security.arguments()],
-        os.environ | {"OMP_NUM_THREADS": str(config.threads)},
+        os.environ | {"OMP_NUM_THREADS": str(config.threads), "OPENBLAS_NUM_THREADS": "1"},
     )
     dispatcher = Dispatcher()
     fleet = Fleet(

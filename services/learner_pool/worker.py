@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+import torch
+
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
 from marless.rpc.process import configure_logging
@@ -29,6 +31,13 @@ async def run(options: WorkerOptions) -> None:
         await pool.close()
 
 
+def compute_side_by_side() -> None:
+    """Give this process's threads to the functions of an update, one each: inside one they would wait for each other."""
+    torch.set_num_interop_threads(torch.get_num_threads())
+    torch.set_num_threads(1)
+
+
 if __name__ == "__main__":
     configure_logging()
+    compute_side_by_side()
     asyncio.run(run(worker_options("One learner worker of a learner pool.")))

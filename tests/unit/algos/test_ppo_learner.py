@@ -64,12 +64,12 @@ def test_another_process_continues_bit_for_bit(name: str, tmp_path: Path) -> Non
 
 
 @ALGORITHMS
-def test_the_number_of_cores_changes_nothing(
+def test_the_number_of_threads_changes_nothing(
     name: str, settings: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outcomes = []
-    for cores in (1, 2, 8):
-        monkeypatch.setattr(ppo_learner, "_cores", lambda cores=cores: cores)
+    for threads in (1, 2, 8):
+        monkeypatch.setattr(torch, "get_num_interop_threads", lambda threads=threads: threads)
         learner = rounds.learner(name, rounds.DISCRETE, rounds.INDEPENDENT, **settings)
         _two_rounds(learner, rounds.INDEPENDENT)
         outcomes.append(_states(learner, rounds.INDEPENDENT))

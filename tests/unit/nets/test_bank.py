@@ -46,3 +46,10 @@ def test_sources_are_read_before_anything_is_overwritten() -> None:
 def test_an_unknown_name_is_not_found() -> None:
     with pytest.raises(NotFoundError, match=r"'z'.*\['a', 'b', 'c'\]"):
         _bank().arrange([(("a",), ("z",))])
+
+
+def test_a_stack_that_starts_from_others_is_stacked_anew() -> None:
+    bank = _bank()
+    bank.arrange([(("a", "b"), ("a", "b"))])
+    (swapped,) = bank.arrange([(("a", "b"), ("b", "a"))])
+    assert swapped["x"][:, 0].tolist() == [1.0, 0.0]
