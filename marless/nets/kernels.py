@@ -12,9 +12,13 @@ import torch
 from torch import Tensor
 
 
+def _on_host(x: Tensor) -> bool:
+    return x.device.type == "cpu"
+
+
 def matmul(a: Tensor, b: Tensor, out: Tensor) -> None:
     """Batched product: [P, M, K] × [P, K, N] → [P, M, N]."""
-    if out.device.type != "cpu":
+    if not _on_host(out):
         torch.matmul(a, b, out=out)
     elif a.shape[2] == 1:  # an outer product: NumPy has no fast path for it
         torch.mul(a, b, out=out)
@@ -24,7 +28,7 @@ def matmul(a: Tensor, b: Tensor, out: Tensor) -> None:
 
 def tanh_(x: Tensor) -> None:
     """x ← tanh x."""
-    if x.device.type == "cpu":
+    if _on_host(x):
         np.tanh(x.numpy(), out=x.numpy())
     else:
         x.tanh_()
@@ -32,7 +36,7 @@ def tanh_(x: Tensor) -> None:
 
 def take_columns(x: Tensor, index_S: Tensor, out: Tensor) -> None:
     """out[..., s] = x[..., index[s]]; x [P, R, S]."""
-    if x.device.type == "cpu":
+    if _on_host(x):
         # "clip" only spares NumPy a buffered copy: a permutation is within bounds
         np.take(x.numpy(), index_S.numpy(), axis=2, out=out.numpy(), mode="clip")
     else:

@@ -32,7 +32,7 @@ async def run(options: WorkerOptions) -> None:
 
 
 def compute_side_by_side() -> None:
-    """Give this process's threads to the functions of an update, one each: inside one they would wait for each other."""
+    """Give this process's threads to the functions of an update, one each; inside one they would only wait."""
     torch.set_num_interop_threads(torch.get_num_threads())
     torch.set_num_threads(1)
 

@@ -16,7 +16,7 @@ from marless.algos.base import Group, Learner, PolicyState
 from marless.data.trajectory import Trajectory
 from marless.envs.base import AgentClass, Discrete, EnvSpaces
 from marless.errors import CorruptError, NotFoundError, SpecError
-from marless.nets import serial
+from marless.nets import kernels, serial
 from tests.unit.algos import rounds
 
 WALKERS = EnvSpaces((AgentClass("walker", rounds.AGENTS, 5, Discrete(4)),), state_size=6, max_steps=None)
@@ -38,7 +38,7 @@ def _two_rounds(learner: Learner, groups: Sequence[Group], spaces: EnvSpaces = r
 CONTINUE = """
 import sys
 from pathlib import Path
-from marless.nets import serial
+from marless.nets import kernels, serial
 from tests.unit.algos import rounds
 folder, name = Path(sys.argv[1]), sys.argv[2]
 learner = rounds.learner(name, rounds.DISCRETE, rounds.INDEPENDENT, seed=99)
@@ -298,3 +298,16 @@ def test_registry() -> None:
         mappo.check(mappo.config_type.model_validate({"name": "mappo"}), stateless)
     ippo = registry.algorithm("ippo")
     ippo.check(ippo.config_type.model_validate({"name": "ippo"}), stateless)
+
+
+def test_the_operations_for_other_devices_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes = []
+    for _ in range(2):
+        learner = rounds.learner("mappo", rounds.DISCRETE, rounds.INDEPENDENT)
+        learner.update(rounds.inputs(rounds.INDEPENDENT, [rounds.trajectory(rounds.DISCRETE, 1)]))
+        outcomes.append({name: learner.state(name) for name in learner.names(rounds.INDEPENDENT)})
+        monkeypatch.setattr(kernels, "_on_host", lambda _: False)
+    for name, state in outcomes[0].items():
+        for key, array in {**state.acting, **state.learning}.items():
+            other = {**outcomes[1][name].acting, **outcomes[1][name].learning}[key]
+            np.testing.assert_allclose(other, array, rtol=1e-3, atol=1e-5, err_msg=f"{name} {key}")
