@@ -510,7 +510,7 @@ async def test_idle_workers_are_released_and_come_back_when_needed(pool, make, l
     assert (await pool.run("fast")).invocation.worker == "actor-1"
 
 
-async def test_a_busy_worker_is_not_released_however_long_its_task_takes(pool, make):
+async def test_a_busy_worker_is_not_released_however_long_its_task_takes(pool, make, launcher):
     fleet = await make(limit=1, keep_alive_s=0.01)
     await fleet.ensure(1)
     running = pool.submit("slow")
@@ -518,8 +518,11 @@ async def test_a_busy_worker_is_not_released_however_long_its_task_takes(pool, m
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.1):
             await pool.dispatcher.disconnected("actor-0")
+    following = pool.submit("fast")
     pool.bench.go.set()
-    assert (await running).invocation.attempt == 1
+    async with asyncio.timeout(PATIENCE_S):
+        assert [(await task).invocation.worker for task in (running, following)] == ["actor-0", "actor-0"]
+    assert launcher.launched == ["actor-0"]
 
 
 async def test_workers_asked_for_while_the_last_ones_are_released_come_up(pool, make):

@@ -8,12 +8,15 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import pytest_asyncio
 
 from marless import spec as specs
-from marless.data.rollout import play
+from marless.algos import registry as algorithms
+from marless.algos.base import RoundInput
+from marless.data.rollout import play, rollout
 from marless.envs import registry
 from marless.errors import (
     AlreadyExistsError,
@@ -24,6 +27,8 @@ from marless.errors import (
     UnavailableError,
 )
 from marless.job import Job, prepare
+from marless.nets import serial
+from marless.nets.acting import ActingPolicies
 from marless.record import Returns
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
@@ -34,6 +39,7 @@ from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 from services.actor_pool import __main__ as actor_pool
 from services.actor_pool.actor import actor_seed
 from services.actor_pool.config import Config as ActorConfig
+from services.coordinator import rounds
 from services.coordinator.jobs import Event, Jobs
 from services.coordinator.pools import Pools, returns_of
 from services.coordinator.run_folder import RunFolder
@@ -154,10 +160,10 @@ async def test_a_round_goes_from_actors_through_intake_and_learners_into_the_sto
     job = await opened(cluster)
     assert job.versions == {"agent_0": 1, "agent_1": 1}
     before = await job.weights()
-    rollout = await job.train(0)
-    assert rollout.env_steps == ACTORS * ENVS * STEPS
-    assert rollout.returns.episodes == ACTORS * ENVS
-    assert [(each.function, each.index, each.attempt) for each in rollout.invocations] == [
+    played = await job.train(0)
+    assert played.env_steps == ACTORS * ENVS * STEPS
+    assert played.returns.episodes == ACTORS * ENVS
+    assert [(each.function, each.index, each.attempt) for each in played.invocations] == [
         ("actor", 0, 1),
         ("actor", 1, 1),
     ]
@@ -170,6 +176,24 @@ async def test_a_round_goes_from_actors_through_intake_and_learners_into_the_sto
     assert all(before[name] != after[name] for name in before)
     assert list(cluster.spool.glob("marless-spool-*/[0-9]*")) == []  # what was used has gone
     await cluster.pools.close_job(job.id)
+
+
+async def test_services_compute_what_one_process_computes(cluster):
+    """The same round by plain function calls, trajectories ordered by actor: equal to the last bit."""
+    job = await opened(cluster)
+    states = {name: serial.decode(*parts) for name, parts in (await job.weights()).items()}
+    await job.round(0)
+    given, spaces = job.job.spec, job.job.spaces
+    [agents] = spaces.classes
+    env = registry.make(given.env.name, given.env.options, ENVS)
+    policies = [ActingPolicies.from_states(agents, [states[agent] for agent in agents.agents])]
+    seeds = [actor_seed(given.seed, actor_pool_pb2.ROLLOUT_MODE_TRAIN, 0, index) for index in range(ACTORS)]
+    played = [rollout(env, policies, steps=STEPS, seed=seed, with_state=False)[0] for seed in seeds]
+    learner = algorithms.algorithm("ippo").learner(given.algorithm, given.model, spaces, agents, "cpu")
+    for each, state in states.items():
+        learner.load(each, state)
+    learner.update(RoundInput(0, 0, given.seed, job.groups, played))
+    assert await job.weights() == {each: serial.encode(learner.state(each)) for each in states}
 
 
 async def test_requests_that_are_repeated_change_nothing(cluster):
@@ -358,9 +382,13 @@ async def test_a_cancelled_job_ends_after_its_present_round(jobs):
     assert summary["rounds"] == last.cursor < 10_000
 
 
-async def test_the_last_round_of_a_job_that_ends_by_the_clock_is_an_evaluated_one(jobs):
+@pytest.mark.parametrize("wall_s", range(4, 14))
+async def test_the_last_round_of_a_job_that_ends_by_the_clock_is_an_evaluated_one(jobs, monkeypatch, wall_s):
+    """Whenever the time runs out: here a second passes with every look at the clock."""
+    seconds = count()
+    monkeypatch.setattr(rounds, "time", SimpleNamespace(time=lambda: float(next(seconds))))
     job = name()
-    await jobs.submit(job, spec(stop={"wall_s": 0.2}).to_json())
+    await jobs.submit(job, spec(stop={"wall_s": wall_s}).to_json())
     records = [event.record for event in await ended(jobs, job) if event.record]
     assert [record.round for record in records if record.evaluation] == [records[-1].round]
 

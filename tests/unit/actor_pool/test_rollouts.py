@@ -1,0 +1,90 @@
+"""How a rollout is cut into actors: every one with its seed and its share."""
+
+import asyncio
+from itertools import product
+
+import pytest
+
+from marless.errors import SpecError
+from marless.rpc.v1.actor_pool_pb2 import (
+    ROLLOUT_MODE_GREEDY,
+    ROLLOUT_MODE_RANDOM,
+    ROLLOUT_MODE_TRAIN,
+    RolloutReceipt,
+    RolloutRequest,
+    RolloutSettings,
+    RolloutTask,
+)
+from marless.rpc.v1.common_pb2 import TaskResult
+from services.actor_pool.actor import actor_seed
+from services.actor_pool.rollouts import Rollouts
+
+SETTINGS = RolloutSettings(env="e", envs=4, steps=5, timeout_s=7.0)
+
+
+def test_every_actor_of_every_round_has_a_seed_of_its_own():
+    seeds = [actor_seed(*key) for key in product((0, 1, 2**31 - 1), (1, 2, 3), (0, 1, 2**20), (0, 1, 4095))]
+    assert len(set(seeds)) == len(seeds)
+
+
+def test_seeds_stay_what_they_are_so_that_old_runs_can_be_repeated():
+    assert actor_seed(0, 1, 0, 0) == 5836529245451711556
+
+
+class Recorder:
+    """Stands for dispatcher and fleet; finishes tasks in the opposite order."""
+
+    def __init__(self) -> None:
+        self.wanted = 0
+        self.tasks: list[tuple[str, RolloutTask, float]] = []
+
+    async def ensure(self, workers: int) -> None:
+        self.wanted = workers
+
+    async def run(self, task: str, payload: bytes, *, timeout_s: float) -> TaskResult:
+        parsed = RolloutTask.FromString(payload)
+        self.tasks.append((task, parsed, timeout_s))
+        for _ in range(10 - parsed.index):
+            await asyncio.sleep(0)
+        return TaskResult(payload=RolloutReceipt(index=parsed.index).SerializeToString())
+
+
+async def run(**fields) -> tuple[Recorder, list[int]]:
+    recorder = Recorder()
+    request = RolloutRequest(**{"job": "j", "round": 3, "settings": SETTINGS, "mode": ROLLOUT_MODE_TRAIN} | fields)
+    response = await Rollouts(recorder, recorder).run(request)
+    assert [each.index for each in response.invocations] == [each.index for each in response.receipts]
+    return recorder, [receipt.index for receipt in response.receipts]
+
+
+async def test_training_runs_each_actor_once_and_answers_by_index():
+    recorder, receipts = await run(actors=3, episodes=99)
+    assert receipts == [0, 1, 2]
+    assert recorder.wanted == 3
+    assert [(task, timeout_s) for task, _, timeout_s in recorder.tasks] == [(f"j/3/train/{i}", 7.0) for i in range(3)]
+    assert [task.episodes for _, task, _ in recorder.tasks] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("mode", [ROLLOUT_MODE_GREEDY, ROLLOUT_MODE_RANDOM])
+@pytest.mark.parametrize(("episodes", "shares"), [(7, [3, 2, 2]), (3, [1, 1, 1]), (2, [1, 1]), (0, [])])
+async def test_episodes_are_shared_out_exactly(mode, episodes, shares):
+    recorder, _ = await run(mode=mode, actors=3, episodes=episodes)
+    assert [task.episodes for _, task, _ in recorder.tasks] == shares
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"mode": 0, "actors": 1},
+        {"mode": 9, "actors": 1},
+        {"actors": 0},
+        {"actors": -1},
+        {"actors": 4097},
+        {"actors": 1, "settings": RolloutSettings(envs=0, steps=5, timeout_s=1)},
+        {"actors": 1, "settings": RolloutSettings(envs=4, steps=0, timeout_s=1)},
+        {"actors": 1, "settings": RolloutSettings(envs=4, steps=5, timeout_s=0)},
+    ],
+)
+async def test_requests_that_cannot_work_are_refused(fields):
+    with pytest.raises(SpecError, match="a rollout needs"):
+        await run(**fields)
