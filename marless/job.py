@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 from marless.algos import registry as algorithms
@@ -32,17 +30,20 @@ class Job:
 
 def prepare(spec: JobSpec) -> Job:
     """Make the environment once to learn its spaces, and refuse what cannot work; raises SpecError."""
-    with _section("env"):
+    try:
         spaces = environments.spaces(spec.env.name, spec.env.options)
+    except SpecError as error:
+        raise SpecError(f"env: {error}") from error
+    groups = initial_groups(spec.sharing.groups, spaces)
     algorithm = algorithms.algorithm(spec.algorithm.name)
-    with _section("algorithm"):
-        algorithm.check(spec.algorithm, spaces)
+    env_steps = spec.actors.count * spec.actors.envs * spec.actors.steps
+    algorithm.check(spec.algorithm, spaces, samples=env_steps * min(len(group.agents) for group in groups))
     return Job(
         spec=spec,
         spaces=spaces,
         with_state=algorithm.needs_state(spec.algorithm),
         scaling=FixedScaling(spec.actors.count),
-        sharing=FixedSharing(initial_groups(spec.sharing.groups, spaces)),
+        sharing=FixedSharing(groups),
     )
 
 
@@ -50,12 +51,3 @@ def check_id(job_id: str) -> None:
     """Refuse a job id that cannot name a folder and keys; raises SpecError."""
     if not _JOB_ID.fullmatch(job_id):
         raise SpecError(f"job id {job_id!r}: use lower-case letters, digits and dashes, at most 100")
-
-
-@contextmanager
-def _section(name: str) -> Iterator[None]:
-    """Say which section of the spec a mistake is in."""
-    try:
-        yield
-    except SpecError as error:
-        raise SpecError(f"{name}: {error}") from error

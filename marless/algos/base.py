@@ -153,8 +153,11 @@ class Algorithm(Protocol):
         """True if trajectories must carry the global state."""
         ...
 
-    def check(self, config: AlgorithmConfig, spaces: EnvSpaces) -> None:
-        """Refuse settings that cannot work on these spaces; raises SpecError before anything starts."""
+    def check(self, config: AlgorithmConfig, spaces: EnvSpaces, samples: int) -> None:
+        """Refuse settings that cannot work on these spaces; raises SpecError before anything starts.
+
+        `samples` is the least that a policy of the job's first groups gets in a round: env steps times members.
+        """
         ...
 
     def learner(

@@ -26,8 +26,9 @@ class IPPO:
         """Never: critics see observations."""
         return False
 
-    def check(self, config: AlgorithmConfig, spaces: EnvSpaces) -> None:
-        """Any spaces will do."""
+    def check(self, config: AlgorithmConfig, spaces: EnvSpaces, samples: int) -> None:
+        """Any spaces will do; raises SpecError for more minibatches than samples."""
+        IPPOConfig.model_validate(config).check_samples(samples)
 
     def learner(
         self, config: AlgorithmConfig, model: ModelSpec, spaces: EnvSpaces, agent_class: AgentClass, device: str

@@ -30,8 +30,9 @@ class MAPPO:
         """Always: critics see the global state."""
         return True
 
-    def check(self, config: AlgorithmConfig, spaces: EnvSpaces) -> None:
-        """Raises SpecError for an environment without a global state."""
+    def check(self, config: AlgorithmConfig, spaces: EnvSpaces, samples: int) -> None:
+        """Raises SpecError for an environment without a global state, and for more minibatches than samples."""
+        MAPPOConfig.model_validate(config).check_samples(samples)
         if spaces.state_size == 0:
             raise SpecError(
                 "algorithm.name mappo needs a global state, and env.name gives none (state_size is 0); use ippo instead"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field, NonNegativeFloat
 
 from marless.algos.base import AlgorithmConfig, Schedule
+from marless.errors import SpecError
 
 Rate = NonNegativeFloat | Schedule
 
@@ -36,3 +37,11 @@ class PPOConfig(AlgorithmConfig):
         True, description="critics learn returns scaled by their running mean and deviation"
     )
     adam_eps: float = Field(1e-5, gt=0, description="Adam's ε")
+
+    def check_samples(self, samples: int) -> None:
+        """Raises SpecError if a round has fewer samples of a policy than minibatches."""
+        if samples < self.minibatches:
+            raise SpecError(
+                f"algorithm.minibatches is {self.minibatches}, but a policy gets only {samples} samples a round "
+                "(actors.count · actors.envs · actors.steps · agents of the group)"
+            )

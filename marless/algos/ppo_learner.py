@@ -22,7 +22,7 @@ from marless.algos.ppo_post_process import CriticPass, Tensors, critic_samples, 
 from marless.algos.stacks import Stack, stacks
 from marless.algos.table import tabulate
 from marless.envs.base import AgentClass, EnvSpaces
-from marless.errors import CorruptError, SpecError
+from marless.errors import CorruptError
 from marless.nets import actions
 from marless.nets.bank import Bank
 from marless.nets.codec import Codec
@@ -187,11 +187,7 @@ class PPOLearner:
 
     def _orders(self, samples: int, inputs: RoundInput) -> list[Tensor]:
         """The order of the samples in each epoch; equal for all nets with as many samples."""
-        if samples < self._config.minibatches:
-            raise SpecError(
-                f"algorithm.minibatches is {self._config.minibatches}, but a policy gets only {samples} samples a "
-                "round (actors.count · actors.envs · actors.steps · agents of the group)"
-            )
+        self._config.check_samples(samples)
         rng = np.random.default_rng([inputs.seed, inputs.round])
         orders = [torch.from_numpy(rng.permutation(samples)) for _ in range(self._config.epochs)]
         return [order.to(self._device) for order in orders]

@@ -242,12 +242,12 @@ def test_a_service_that_dies_is_named_and_ends_the_command(train):
 
 
 def test_a_job_that_fails_says_why_and_exits_with_100(train):
-    run = train("-o", "json", "--set", "algorithm.minibatches=1000")
+    run = train("-o", "json", "--set", "learner.device=cuda:99")
     code, out, said = run.end()
     assert code == 100
     summary = json.loads(out)
     assert (summary["state"], summary["rounds"]) == ("FAILED", 0)
-    assert "algorithm.minibatches is 1000" in summary["reason"]
+    assert "cuda:99" in summary["reason"]
     assert f"marless: job failed: {summary['reason']}" in said.splitlines()
     assert run.status["state"] == "FAILED"
 

@@ -130,6 +130,7 @@ def test_a_long_value_is_shown_in_part():
 
 
 ENVIRONMENT = {
+    "actors: {count: 1, envs: 1, steps: 3}": "algorithm.minibatches is 4, but a policy gets only 3 samples a round",
     "env: {name: mpe/simple_spred}": "env: unknown environment 'mpe/simple_spred'; did you mean 'mpe/simple_spread'?",
     "env: {name: mpe/simple_spread, options: {agentz: 3}}": "env: environment mpe/simple_spread: "
     "unknown option 'agentz'; did you mean 'agents'? known: agents, ",

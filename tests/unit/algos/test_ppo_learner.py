@@ -295,9 +295,9 @@ def test_registry() -> None:
     mappo = registry.algorithm("mappo")
     stateless = EnvSpaces(WALKERS.classes, state_size=0, max_steps=None)
     with pytest.raises(SpecError, match=r"mappo.*state_size is 0"):
-        mappo.check(mappo.config_type.model_validate({"name": "mappo"}), stateless)
+        mappo.check(mappo.config_type.model_validate({"name": "mappo"}), stateless, samples=100)
     ippo = registry.algorithm("ippo")
-    ippo.check(ippo.config_type.model_validate({"name": "ippo"}), stateless)
+    ippo.check(ippo.config_type.model_validate({"name": "ippo"}), stateless, samples=100)
 
 
 def test_the_operations_for_other_devices_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
