@@ -1,6 +1,6 @@
 """Write benchmark results into docs/benchmarks.md: `python -m bench.report FILE…`.
 
-Each file, written by a benchmark's `--json`, replaces what stands between `<!-- NAME -->` and `<!-- /NAME -->`.
+NAME.json, written by a benchmark's `--json`, replaces what stands between `<!-- NAME -->` and `<!-- /NAME -->`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main() -> None:
     document = DOCUMENT.read_text(encoding="utf-8")
     for file in parser.parse_args().files:
         result = json.loads(file.read_text(encoding="utf-8"))
-        document = insert(document, result["bench"], render(result))
+        document = insert(document, file.stem, render(result))
     DOCUMENT.write_text(document, encoding="utf-8")
 
 
