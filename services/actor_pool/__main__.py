@@ -24,8 +24,9 @@ async def build(config: Config, address: str) -> AsyncIterator[Service]:
     launcher = LocalLauncher(
         "services.actor_pool.worker",
         ["--pool", address, "--param-store", config.param_store, *config.server.security.arguments()],
-        # One thread per worker: actors are the parallelism, and results must not depend on the number of cores.
-        os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+        # One thread per worker: actors are the parallelism, and results must not depend on the number of cores. And
+        # one heap: the threads of gRPC would each keep their own free memory.
+        os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"},
     )
     dispatcher = Dispatcher()
     async with Fleet(
