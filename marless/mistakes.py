@@ -42,11 +42,16 @@ def sentences(error: ValidationError, model: type[BaseModel], section: str, inne
         path, owner = _locate(detail["loc"], model, section, inner)
         found.setdefault(path, []).append((detail, owner))
     return [
-        ": ".join(filter(None, (".".join(path), _sentence(path, details))))
+        ": ".join(filter(None, (_shown(path), _sentence(path, details))))
         for path, details in found.items()
         # A value that may be one of several kinds is refused once per kind; what lies deepest was meant.
         if not any(other[: len(path)] == path and other != path for other in found)
     ]
+
+
+def _shown(path: Sequence[str]) -> str:
+    """A field's place in the job, on one line whatever its names are."""
+    return ".".join(part if part.isprintable() else repr(part) for part in path)
 
 
 def _locate(

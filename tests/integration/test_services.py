@@ -451,9 +451,9 @@ async def test_a_defect_ends_the_job_with_its_reason(jobs, monkeypatch):
     assert (last.status.state, last.status.reason) == ("FAILED", "internal error: ZeroDivisionError: 1/0")
 
 
-async def test_settings_that_no_round_can_satisfy_fail_the_job_with_the_learners_sentence(jobs):
+async def test_what_only_a_learner_can_know_fails_the_job_with_the_learners_sentence(jobs):
     job = name()
-    await jobs.submit(job, spec(algorithm={"name": "ippo", "minibatches": 1000}).to_json())
+    await jobs.submit(job, spec(learner={"device": "cuda:99"}).to_json())
     last = (await ended(jobs, job))[-1]
     assert last.status.state == "FAILED"
-    assert "algorithm.minibatches is 1000" in last.status.reason
+    assert "cuda:99 asked for" in last.status.reason

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from marless import spec
@@ -275,6 +275,7 @@ def paths(section: dict, above: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
 
 
 @settings(max_examples=400, deadline=None)
+@example(path=("env",), value={"\x1e": 0})
 @given(path=st.sampled_from(paths(RESOLVED)), value=ODD)
 def test_whatever_stands_in_a_field_is_a_job_or_a_spec_error(path, value):
     broken = copy.deepcopy(RESOLVED)
