@@ -3,6 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PROTOS := $(wildcard protos/marless/rpc/v1/*.proto)
 JOB ?= examples/spread.yaml
+BENCH_PEERS := $(if $(PEERS),--peers $(PEERS))
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: train test test-slow test-gpu check format protos bench bench-peers clean
@@ -34,16 +35,17 @@ format: .venv/.dev
 protos: .venv/.dev
 	$(BIN)/python -m protos.generate .
 
-# Prints every table of docs/benchmarks.md for this machine; peers are measured too once `make bench-peers` installed them.
+# Prints the tables of docs/benchmarks.md for this machine, and keeps them in bench/results; `make bench-peers` and then
+# `make bench PEERS=rllib,benchmarl,jaxmarl` measures peers beside us.
 bench: .venv/.dev
-	$(BIN)/python -m bench.param_store
-	$(BIN)/python -m bench.cold_start
-	$(BIN)/python -m bench.round_overhead
-	$(BIN)/python -m bench.throughput
-	$(BIN)/python -m bench.time_to_return
+	$(BIN)/python -m bench.param_store --json bench/results/param_store.json
+	$(BIN)/python -m bench.cold_start --json bench/results/cold_start.json
+	$(BIN)/python -m bench.round_overhead --json bench/results/round_overhead.json
+	$(BIN)/python -m bench.throughput $(BENCH_PEERS) --json bench/results/throughput.json
+	$(BIN)/python -m bench.time_to_return $(BENCH_PEERS) --json bench/results/time_to_return.json
 
 bench-peers: .venv/.dev
-	$(BIN)/python -m bench.peers.install
+	$(BIN)/python -m bench.peers.install rllib benchmarl jaxmarl
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis
