@@ -28,6 +28,17 @@ class Job:
     sharing: Sharing
 
 
+def advice(job: Job) -> str:
+    """What works but may not be meant, in one sentence; "" if there is nothing to say."""
+    steps, episode = job.spec.actors.steps, job.spaces.max_steps
+    if episode is None or steps >= episode:
+        return ""
+    return (
+        f"actors.steps is {steps}, an episode lasts up to {episode}: actors start with fresh episodes, so training "
+        f"never sees what comes after step {steps}"
+    )
+
+
 def prepare(spec: JobSpec) -> Job:
     """Make the environment once to learn its spaces, and refuse what cannot work; raises SpecError."""
     try:

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from marless import spec as specs
 from marless.errors import MarlessError, SpecError
-from marless.job import prepare
+from marless.job import advice, prepare
 
 _EXIT = {"SUCCEEDED": 0, "FAILED": 100, "CANCELLED": 103}
 app = typer.Typer(
@@ -51,11 +51,13 @@ def train(
 
     spec = specs.load(job_file, override)
     try:
-        prepare(spec)
+        note = advice(prepare(spec))
     except SpecError as error:
         raise SpecError(f"{job_file}: {error}") from None
     job_id = job or local.new_job_id(spec.name)
     console = Console(stderr=True)
+    if note:
+        print(f"marless: note: {note}", file=sys.stderr)  # noqa: T201  # for people
     with progress.TrainingProgress(console, spec) as shown:
         outcome = local.train(spec, job_id=job_id, runs=runs, on_round=shown.show)
     summary = json.loads(outcome.summary_json)
@@ -80,7 +82,7 @@ def _draw(folder: Path) -> None:
 
 
 def main() -> None:
-    """Entry point: a user's mistake is one sentence, never a traceback."""
+    """Run the app: a user's mistake is one sentence, never a traceback. Raises KeyboardInterrupt."""
     try:
         app()
     except SpecError as error:
@@ -89,6 +91,5 @@ def main() -> None:
     except MarlessError as error:
         print(f"marless: {error}", file=sys.stderr)  # noqa: T201
         sys.exit(1)
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        print("marless: interrupted; all services were stopped", file=sys.stderr)  # noqa: T201
-        sys.exit(130)
+    except asyncio.CancelledError:  # the second Ctrl-C
+        raise KeyboardInterrupt from None

@@ -94,7 +94,7 @@ def start(place: Path, *arguments: str, runs: str = "runs", **environment: str) 
         "OMP_NUM_THREADS": "1",
         "COLUMNS": "200",
     }
-    command = (sys.executable, "-c", "from marless.cli.main import main; main()", "train", "job.yaml")
+    command = (sys.executable, "-c", "from marless.cli import command; command()", "train", "job.yaml")
     process = subprocess.Popen(
         (*command, "--runs", runs, *arguments),
         cwd=place,

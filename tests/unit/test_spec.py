@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from marless import spec
 from marless.envs.base import AgentClass, Box, Discrete, EnvSpaces
 from marless.errors import SpecError
-from marless.job import check_id, prepare
+from marless.job import advice, check_id, prepare
 from marless.sharing.base import initial_groups
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
@@ -300,3 +300,9 @@ def test_whatever_an_environment_is_told_is_an_environment_or_a_spec_error(optio
     broken = document() | {"env": {"name": "mpe/simple_spread", "options": {option: value}}}
     with suppress(SpecError):
         prepare(spec.parse(broken, "job.yaml"))
+
+
+@pytest.mark.parametrize(("steps", "said"), [(10, "actors.steps is 10, an episode lasts up to 25"), (25, ""), (60, "")])
+def test_actors_that_never_see_an_episodes_end_are_pointed_out(steps, said):
+    note = advice(prepare(spec.parse(document(f"actors: {{steps: {steps}}}"), "job.yaml")))
+    assert note.startswith(said) and bool(note) == bool(said)
