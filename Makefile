@@ -6,7 +6,7 @@ JOB ?= examples/spread.yaml
 BENCH_PEERS := $(if $(PEERS),--peers $(PEERS))
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: train test test-slow test-gpu check format protos bench bench-peers clean
+.PHONY: train test test-slow test-gpu faults check format protos bench bench-peers clean
 
 train: .venv/.train
 	$(BIN)/marless train $(JOB)
@@ -14,11 +14,15 @@ train: .venv/.train
 test: .venv/.dev
 	$(BIN)/python -m pytest
 
-test-slow: .venv/.dev
+test-slow: .venv/.dev .venv/.sinks
 	$(BIN)/python -m pytest -m slow
 
 test-gpu: .venv/.dev
 	$(BIN)/python -m pytest -m gpu
+
+# Kills, pauses, cuts and fills everything at full size (about 25 minutes); prints the table and puts it into docs/faults.md.
+faults: .venv/.dev
+	$(BIN)/python -m tests.faults --document docs/faults.md
 
 # Format, lint, types, fresh protos, architecture; everything but the tests.
 check: .venv/.dev
@@ -40,6 +44,8 @@ protos: .venv/.dev
 bench: .venv/.dev
 	$(BIN)/python -m bench.param_store --json bench/results/param_store.json
 	$(BIN)/python -m bench.cold_start --json bench/results/cold_start.json
+	$(BIN)/python -m bench.jobs --json bench/results/jobs.json
+	$(BIN)/python -m bench.recovery --json bench/results/recovery.json
 	$(BIN)/python -m bench.round_overhead --json bench/results/round_overhead.json
 	$(BIN)/python -m bench.throughput $(BENCH_PEERS) --json bench/results/throughput.json
 	$(BIN)/python -m bench.time_to_return $(BENCH_PEERS) --json bench/results/time_to_return.json
@@ -61,3 +67,7 @@ clean:
 .venv/.dev: pyproject.toml | .venv/bin/python
 	$(PIP) -e ".[learner,embedded,plot,mpe,dev]"
 	@touch $@ .venv/.train
+
+.venv/.sinks: pyproject.toml | .venv/.dev
+	$(PIP) -e ".[sink-tests]"
+	@touch $@

@@ -64,6 +64,8 @@ def role(command: list[str]) -> str:
     module = command[command.index("-m") + 1] if "-m" in command else ""
     if any("redis-server" in part for part in command[:1]):
         return "redis-server"
+    if any(part.endswith("redis_guard.py") for part in command):
+        return "redis guard"
     return ROLES.get(module, "marless train")
 
 

@@ -1,1 +1,23 @@
 """Serverless multi-agent reinforcement learning."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from marless.policies.load import load_policy as load_policy
+    from marless.policies.team import Team as Team
+
+_HOMES = {"Team": "marless.policies.team", "load_policy": "marless.policies.load"}
+"""What users import from here, and the module that has it: loaded when asked for, so that every process stays light."""
+
+
+def __getattr__(name: str) -> Any:  # Any: whatever is asked for
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

@@ -13,6 +13,9 @@ from collections.abc import Iterable
 class MarlessError(Exception):
     """Base of every error that marless raises on purpose."""
 
+    detail: str = ""
+    """What a person who debugs wants to see beside the sentence: the end of a traceback."""
+
 
 class SpecError(MarlessError):
     """A job, an option or an argument that cannot work; nothing has been started."""
@@ -42,12 +45,20 @@ class CorruptError(MarlessError):
     """Bytes do not match their checksum, their declared shape, or the job's declared spaces."""
 
 
+class JobStateError(MarlessError):
+    """The job is not in a state that allows this: it has ended already, or has not ended yet."""
+
+
 class OverloadedError(MarlessError):
     """A bounded queue or buffer is full; try again later."""
 
 
 class UnavailableError(MarlessError):
     """A service, Redis, or a worker cannot be reached now."""
+
+
+class UnreachableError(UnavailableError):
+    """No answer at all: the process that was called is down, hangs, or the network between is."""
 
 
 class UnauthenticatedError(MarlessError):

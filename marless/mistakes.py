@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
 
@@ -32,14 +32,16 @@ _BOUNDS = {
     "string_pattern_mismatch": "text that matches {pattern}",
     "too_short": "at least {min_length} of them",
 }
+Inner = Mapping[tuple[str, ...], type[BaseModel]]
+"""Place in the job → type of the section there."""
 Detail = Any  # pydantic's ErrorDetails, whose context differs from one kind of mistake to the next
 
 
-def sentences(error: ValidationError, model: type[BaseModel], section: str, inner: type[BaseModel] | None) -> list[str]:
-    """One sentence per field that `model` refused; fields of `section` are those of `inner`, if that is known."""
+def sentences(error: ValidationError, model: type[BaseModel], inner: Inner) -> list[str]:
+    """One sentence per field that `model` refused; `inner` has the types of sections that their names decide."""
     found: dict[tuple[str, ...], list[tuple[Detail, object]]] = {}
     for detail in error.errors(include_url=False):
-        path, owner = _locate(detail["loc"], model, section, inner)
+        path, owner = _locate(detail["loc"], model, inner)
         found.setdefault(path, []).append((detail, owner))
     return [
         ": ".join(filter(None, (_shown(path), _sentence(path, details))))
@@ -54,9 +56,7 @@ def _shown(path: Sequence[str]) -> str:
     return ".".join(part if part.isprintable() else repr(part) for part in path)
 
 
-def _locate(
-    loc: Sequence[int | str], model: type[BaseModel], section: str, inner: type[BaseModel] | None
-) -> tuple[tuple[str, ...], object]:
+def _locate(loc: Sequence[int | str], model: type[BaseModel], inner: Inner) -> tuple[tuple[str, ...], object]:
     """The path that a user wrote, without pydantic's names of a union's branches; and the type its end belongs to."""
     path: list[str] = []
     owner: object = model
@@ -67,7 +67,7 @@ def _locate(
             here = next((branch for branch in branches if getattr(branch, "__name__", "") == part), None)
             continue
         owner, path = branches[0], [*path, str(part)]
-        here = inner if path == [section] else _field(owner, str(part))
+        here = inner.get(tuple(path)) or _field(owner, str(part))
     return tuple(path), owner
 
 

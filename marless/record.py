@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from marless.errors import CorruptError
+
+_STEP_BYTES = 2**18
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +27,52 @@ class Returns:
     """Averaged over episodes."""
     standard_error: float
     """Of `mean`, treating the agents of an episode as fully correlated (an upper bound)."""
+
+
+class EpisodeSums(Protocol):
+    """What one actor reports of the episodes that ended; see `marless.data.rollout.EpisodeStats`."""
+
+    @property
+    def episodes(self) -> int:
+        """How many there were."""
+        ...
+
+    @property
+    def return_sum(self) -> Mapping[str, float]:
+        """Per agent."""
+        ...
+
+    @property
+    def return_square_sum(self) -> Mapping[str, float]:
+        """Per agent: sum of squares."""
+        ...
+
+
+def returns_of(actors: Iterable[EpisodeSums]) -> Returns | None:
+    """The returns of all actors' episodes together; None if no episode ended."""
+    episodes = 0
+    sums: dict[str, float] = {}
+    squares: dict[str, float] = {}
+    for each in actors:
+        episodes += each.episodes
+        for agent, value in each.return_sum.items():
+            sums[agent] = sums.get(agent, 0.0) + value
+            squares[agent] = squares.get(agent, 0.0) + each.return_square_sum[agent]
+    if not episodes:
+        return None
+    means = {agent: total / episodes for agent, total in sorted(sums.items())}
+    errors = [standard_error(sums[agent], squares[agent], episodes) for agent in means]
+    return Returns(
+        episodes=episodes,
+        mean=sum(means.values()) / len(means),
+        per_agent=means,
+        standard_error=sum(errors) / len(errors),
+    )
+
+
+def standard_error(total: float, squares: float, episodes: int) -> float:
+    """Of a mean over episodes, from the sum of the values and the sum of their squares."""
+    return math.sqrt(max(squares / episodes - (total / episodes) ** 2, 0.0) / episodes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +160,7 @@ def from_json(line: str) -> RoundRecord:
 
 
 def read(path: Path, first: int = 0) -> Iterator[RoundRecord]:
-    """The records of a `rounds.jsonl` from number `first` on; a last line that a crash cut short is no record.
+    """The records of a `rounds.jsonl` from number `first` on, up to a line that is cut short or being written.
 
     Raises CorruptError, naming the line, for any other line that is none.
     """
@@ -118,13 +168,47 @@ def read(path: Path, first: int = 0) -> Iterator[RoundRecord]:
         return
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file):
-            if number < first or not line.endswith("\n"):
+            if not line.endswith("\n"):
+                return  # its rest may come, and must not be taken for the next line
+            if number < first:
                 continue
             try:
                 record = from_json(line)
             except (ValueError, KeyError, TypeError):
                 raise CorruptError(f"{path}, line {number + 1}: this is no round record") from None
             yield record
+
+
+def read_backwards(path: Path) -> Iterator[RoundRecord]:
+    """The records of a `rounds.jsonl`, newest first; whoever takes a few reads no more of a long file than that.
+
+    Raises CorruptError for a line that is none; a last line that a crash cut short is no record.
+    """
+    for line in _lines_backwards(path):
+        try:
+            record = from_json(line.decode())
+        except (ValueError, KeyError, TypeError):
+            raise CorruptError(f"{path}: a line is no round record: {line[:80]!r}") from None
+        yield record
+
+
+def _lines_backwards(path: Path) -> Iterator[bytes]:
+    """Whole lines, last one first."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        at, rest, whole = file.seek(0, os.SEEK_END), b"", False
+        while at > 0:
+            start = max(at - _STEP_BYTES, 0)
+            file.seek(start)
+            rest, *lines = (file.read(at - start) + rest).split(b"\n")
+            at = start
+            if lines and not whole:
+                lines.pop()  # what follows the last newline: nothing, or a line cut short
+                whole = True
+            yield from reversed(lines)
+        if whole:
+            yield rest
 
 
 def _returns(data: dict[str, Any] | None) -> Returns | None:  # Any: JSON

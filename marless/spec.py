@@ -7,21 +7,26 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import yaml
 from pydantic import BeforeValidator, Field, JsonValue, SerializeAsAny, TypeAdapter, ValidationError, model_validator
 
 from marless.algos import registry
 from marless.algos.base import AlgorithmConfig, ModelSpec, Strict
-from marless.envs.base import EnvSpaces
 from marless.errors import SpecError
 from marless.mistakes import sentences
+from marless.sinks import registry as sinks
+from marless.sinks.base import SinkConfig
+
+if TYPE_CHECKING:
+    from marless.envs.base import EnvSpaces
 
 JOB_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+Config = TypeVar("Config", bound=Strict)
 
 
 class EnvSpec(Strict):
@@ -77,6 +82,16 @@ class CheckpointSpec(Strict):
     keep: int = Field(3, ge=1, description="newest checkpoints kept")
 
 
+class StartSpec(Strict):
+    """Where the first versions of the policies come from."""
+
+    checkpoint: str | None = Field(
+        None,
+        min_length=1,
+        description="job id, run folder or checkpoint on the coordinator's machine; else new weights",
+    )
+
+
 class StopSpec(Strict):
     """The job succeeds as soon as one of these is reached; at least one must be set."""
 
@@ -94,21 +109,38 @@ class StopSpec(Strict):
         return self
 
 
+def _algorithm_type(name: str) -> type[AlgorithmConfig]:
+    return registry.algorithm(name).config_type
+
+
+def _sink_type(name: str) -> type[SinkConfig]:
+    return sinks.sink(name).config_type
+
+
 def _algorithm(value: object) -> AlgorithmConfig:
-    if isinstance(value, AlgorithmConfig):
+    return _named(value, AlgorithmConfig, _algorithm_type, "algorithm: {name: ippo}")
+
+
+def _sink(value: object) -> SinkConfig:
+    return _named(value, SinkConfig, _sink_type, "sinks: [{name: tensorboard}]")
+
+
+def _named(value: object, base: type[Config], type_of: Callable[[str], type[Config]], example: str) -> Config:
+    """A section whose `name` decides which fields it has."""
+    if isinstance(value, base):
         return value
-    name = _algorithm_name(value)
+    name = _name(value)
     if not isinstance(name, str):
-        raise ValueError("needs a name, e.g. `algorithm: {name: ippo}`")
+        raise ValueError(f"needs a name, e.g. `{example}`")
     try:
-        config_type = registry.algorithm(name).config_type
+        config_type = type_of(name)
     except SpecError as error:
         raise ValueError(str(error)) from None
     return config_type.model_validate({"name": value} if isinstance(value, str) else value)
 
 
-def _algorithm_name(value: object) -> object:
-    return value.get("name") if isinstance(value, Mapping) else value
+def _name(section: object) -> object:
+    return section.get("name") if isinstance(section, Mapping) else section
 
 
 class JobSpec(Strict):
@@ -125,6 +157,10 @@ class JobSpec(Strict):
     evaluation: EvaluationSpec = EvaluationSpec()  # type: ignore[call-arg]
     learner: LearnerSpec = LearnerSpec()  # type: ignore[call-arg]
     checkpoint: CheckpointSpec = CheckpointSpec()  # type: ignore[call-arg]
+    start: StartSpec = StartSpec()  # type: ignore[call-arg]
+    sinks: tuple[Annotated[SerializeAsAny[SinkConfig], BeforeValidator(_sink)], ...] = Field(
+        (), description="where curves go beside the run folder: tensorboard, wandb, mlflow, or a sink of your own"
+    )
     stop: StopSpec
 
     @model_validator(mode="after")
@@ -134,6 +170,12 @@ class JobSpec(Strict):
                 "stop.return and evaluation.every: 0 exclude each other: a return is reached only where it is "
                 "measured; evaluate every so many rounds"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _each_sink_once(self) -> JobSpec:
+        if twice := {sink.name for sink in self.sinks if [other.name for other in self.sinks].count(sink.name) > 1}:
+            raise ValueError(f"sinks: {', '.join(sorted(twice))} is there twice; a job writes to each sink once")
         return self
 
     def to_json(self) -> str:
@@ -157,6 +199,8 @@ def spaces_to_json(spaces: EnvSpaces) -> str:
 
 def spaces_from_json(text: str) -> EnvSpaces:
     """Read what `spaces_to_json` wrote; raises SpecError."""
+    from marless.envs.base import EnvSpaces
+
     try:
         return TypeAdapter(EnvSpaces).validate_python(_json(text, "spaces"))
     except ValidationError as error:
@@ -178,11 +222,20 @@ def parse(document: object, source: str) -> JobSpec:
     try:
         return JobSpec.model_validate(dict(document))
     except ValidationError as error:
-        config_type = None
-        with suppress(SpecError):
-            config_type = registry.algorithm(str(_algorithm_name(document.get("algorithm")))).config_type
-        found = sentences(error, JobSpec, "algorithm", config_type)
+        found = sentences(error, JobSpec, _inner_types(document))
         raise SpecError("\n".join(f"{source}: {sentence}" for sentence in found)) from None
+
+
+def _inner_types(document: Mapping[str, Any]) -> dict[tuple[str, ...], type[Strict]]:  # Any: YAML
+    """The config types of the sections whose name decides them, by the section's place in the job."""
+    types: dict[tuple[str, ...], type[Strict]] = {}
+    with suppress(SpecError):
+        types["algorithm",] = _algorithm_type(str(_name(document.get("algorithm"))))
+    given = document.get("sinks")
+    for index, sink in enumerate(given if isinstance(given, list | tuple) else ()):
+        with suppress(SpecError):
+            types["sinks", str(index)] = _sink_type(str(_name(sink)))
+    return types
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> JobSpec:

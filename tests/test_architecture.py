@@ -118,11 +118,12 @@ def loaded_by(module: str) -> set[str]:
 
 @pytest.mark.parametrize("module", PROCESSES)
 def test_starts_without_torch(module):
-    assert not loaded_by(module) & {"torch", "matplotlib", "pettingzoo", "mpe2"}
+    assert not loaded_by(module) & {"torch", "matplotlib", "pettingzoo", "mpe2", "tensorboard", "wandb", "mlflow"}
 
 
 def test_actor_workers_start_light():
-    assert not loaded_by("services.actor_pool.worker") & {"pydantic", "redis", "yaml", "typer", "safetensors.torch"}
+    heavy = {"pydantic", "redis", "yaml", "typer", "safetensors.torch", "prometheus_client"}
+    assert not loaded_by("services.actor_pool.worker") & heavy
 
 
 def test_the_learner_worker_is_where_torch_is():

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveInt
 
-from marless.data.trajectory import Trajectory
-from marless.envs.base import AgentClass, EnvSpaces
+if TYPE_CHECKING:  # so that a job file can be checked without loading NumPy: `marless submit` is to answer at once
+    import numpy as np
+    from numpy.typing import NDArray
 
-Arrays = Mapping[str, NDArray[np.generic]]
+    from marless.data.trajectory import Trajectory
+    from marless.envs.base import AgentClass, EnvSpaces
+
+Arrays: TypeAlias = "Mapping[str, NDArray[np.generic]]"
 
 
 class Strict(BaseModel):

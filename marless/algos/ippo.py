@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
 from marless.algos.base import AlgorithmConfig, Learner, ModelSpec
 from marless.algos.ppo import PPOConfig
-from marless.envs.base import AgentClass, EnvSpaces
+
+if TYPE_CHECKING:
+    from marless.envs.base import AgentClass, EnvSpaces
 
 
 class IPPOConfig(PPOConfig):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 
 def command() -> None:
     """The `marless` command. Ctrl-C is one sentence from the first moment on, also while the rest is imported."""
+    # gRPC writes notes of lost connections to standard error; what matters of them, we say in a sentence.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         from marless.cli.main import main
 
         main()
     except KeyboardInterrupt:
-        print("marless: interrupted; all services were stopped", file=sys.stderr)  # noqa: T201  # for people
+        print("marless: interrupted", file=sys.stderr)  # noqa: T201  # for people
         sys.exit(130)

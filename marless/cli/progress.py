@@ -4,23 +4,29 @@ from __future__ import annotations
 
 from collections import deque
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from marless.record import RoundRecord
-from marless.spec import JobSpec, StopSpec
+
+if TYPE_CHECKING:
+    from marless.spec import StopSpec
 
 _RATE_ROUNDS = 50
 
 
 class TrainingProgress:
-    """A bar on a terminal; elsewhere one line for each evaluation. Everything goes to standard error."""
+    """A bar on a terminal; elsewhere one line for each evaluation.
 
-    def __init__(self, console: Console, spec: JobSpec) -> None:
+    `stop` says how far the job is, if it is known; `status` is shown before the first round.
+    """
+
+    def __init__(self, console: Console, title: str, stop: StopSpec | None, status: str) -> None:
         self._console = console
-        self._stop = spec.stop
+        self._stop = stop
         self._recent: deque[RoundRecord] = deque(maxlen=_RATE_ROUNDS)
         self._started_s = 0.0
         self._greedy: float | None = None
@@ -28,13 +34,14 @@ class TrainingProgress:
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=24),
             TaskProgressColumn(),
-            TextColumn("{task.fields[status]}"),
+            TextColumn("{task.fields[status]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
             TimeElapsedColumn(),
             console=console,
+            expand=True,
             disable=not console.is_terminal,
             transient=True,
         )
-        self._task = self._bar.add_task(spec.name, total=1.0, status="starting four services …")
+        self._task = self._bar.add_task(title, total=1.0, status=status)
 
     def __enter__(self) -> TrainingProgress:
         self._bar.start()
@@ -56,6 +63,10 @@ class TrainingProgress:
         if record.evaluation and not self._console.is_terminal:
             self._console.print(status, highlight=False, soft_wrap=True)
 
+    def note(self, sentence: str) -> None:
+        """Say something that is no progress."""
+        self._console.print(f"marless: {sentence}", highlight=False, markup=False, soft_wrap=True)
+
     def _line(self, record: RoundRecord) -> str:
         first = self._recent[0]
         steps = record.env_steps - first.env_steps
@@ -69,8 +80,10 @@ class TrainingProgress:
         return " · ".join([*parts, f"{record.actors} actors, {learners} learners"])
 
 
-def fraction_done(stop: StopSpec, record: RoundRecord, started_s: float) -> float:
+def fraction_done(stop: StopSpec | None, record: RoundRecord, started_s: float) -> float:
     """How near the nearest stop rule is, from 0 to 1; a return cannot be foreseen."""
+    if stop is None:
+        return 0.0
     fractions = [0.0]
     if stop.rounds:
         fractions.append((record.round + 1) / stop.rounds)

@@ -1,47 +1,114 @@
-"""The four services on this machine, as processes that talk over private unix sockets and end with this one."""
+"""The four services on this machine, as processes that are kept alive, and that end with this one."""
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import hashlib
 import os
 import shutil
-import signal
-import sys
 import tempfile
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
+from typing import IO
 
-from marless.errors import UnavailableError
+from marless.cli.supervision import SERVING, Log, Patience, SupervisedService, statuses
+from marless.errors import JobStateError, UnavailableError
+from marless.rpc.security import Security
 
-STOP_S = 15.0
-_SERVICES = ("param_store", "learner_pool", "actor_pool", "coordinator")  # in the order they are of use to each other
+SERVICES = ("param_store", "learner_pool", "actor_pool", "coordinator")
+"""In the order in which they are of use to each other."""
+SOCKET_PATH_BYTES = 107
+"""The longest path of a unix socket: sun_path of Linux, less its terminator."""
+LEFTOVER_S = 60.0
+"""How long the services of a stack that was killed may take to end."""
+PROBE_S = 0.5
+"""How long somebody who asks who the owner is may hold up a new one."""
+POLL_S = 0.05
+_OWNER, _LEASE = "owner", "services"
+_SECRETS = ("MARLESS_TOKEN", "MARLESS_TLS_CERT", "MARLESS_TLS_KEY", "MARLESS_TLS_CA")
+
+
+def _silent(_sentence: str) -> None:
+    pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackOptions:
+    """What a stack may be told beside its directories."""
+
+    listen: str = ""
+    """Where the coordinator listens, host:port; "": on a private socket, like the others."""
+    environment: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Variables of a service, by its name, beside this process's own."""
+    patience: Patience = field(default_factory=Patience)
+    told: Callable[[str], None] = _silent
+    """Is told, in a sentence, of every service that was started again."""
 
 
 class LocalStack:
     """An async context manager; inside it, `coordinator` is the address to submit jobs to.
 
-    Sockets lie in a directory that only this user can enter. Logs go to `logs`, one file a service.
+    A service that dies is started again at the same address. Sockets lie in a directory that only this user can
+    enter. Logs go to `logs`, one file a service; `data` is the store's, and of one stack at a time.
     """
 
-    def __init__(self, *, runs: Path, logs: Path, data: Path) -> None:
+    def __init__(self, *, runs: Path, logs: Path, data: Path, options: StackOptions | None = None) -> None:
         self._runs = runs
         self._logs = logs
         self._data = data
-        self._sockets = Path()
-        self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self._options = options or StackOptions()
+        self._sockets = socket_directory(data)
+        self._services: dict[str, SupervisedService] = {}
+        self._keeping: dict[str, asyncio.Task[str]] = {}
+        self._held = AsyncExitStack()
+        self._lease: IO[str]
 
     @property
     def coordinator(self) -> str:
         """Address of the coordinator."""
-        return self._address("coordinator")
+        return self.address("coordinator")
+
+    @property
+    def security(self) -> Security:
+        """What to show the coordinator."""
+        if not self._options.listen:
+            return Security()
+        return Security.of_environment()
+
+    @property
+    def restarts(self) -> Mapping[str, int]:
+        """How often each service was started again."""
+        return {name: service.restarts for name, service in self._services.items()}
+
+    def address(self, service: str) -> str:
+        """Where a service listens; the same for as long as `data` is."""
+        if service == "coordinator" and self._options.listen:
+            return self._options.listen
+        return f"unix:{self._sockets / service}.sock"
+
+    def pid(self, service: str) -> int:
+        """The process that is a service now."""
+        return self._services[service].pid
+
+    def prepare(self, service: str, **environment: str) -> None:
+        """Set variables for the next start of a service, and for that start only."""
+        self._services[service].next_environment = environment
 
     async def __aenter__(self) -> LocalStack:
-        """Start all services; raises UnavailableError, with the reason, if the machine does not let us."""
+        """Start all services.
+
+        Raises UnavailableError, with the reason, if the machine does not let us, and JobStateError if another stack
+        uses `data`.
+        """
         try:
-            self._logs.mkdir(parents=True, exist_ok=True)
-            self._sockets = Path(tempfile.mkdtemp(prefix="marless-"))
-            for service in _SERVICES:
-                self._processes[service] = await self._start(service)
+            await self._hold()
+            for name in SERVICES:
+                await self._start(name)
         except OSError as error:
             await self._stop_all()
             raise UnavailableError(f"{error.filename}: {error.strerror}; the services cannot be started") from None
@@ -55,63 +122,122 @@ class LocalStack:
     ) -> None:
         await self._stop_all()
 
+    async def serving(self) -> None:
+        """Wait until the coordinator, and with it all that it needs, is ready for jobs."""
+        async with aclosing(statuses(self.coordinator, self.security)) as said:
+            while await anext(said) != SERVING:
+                pass
+
     async def failed(self) -> UnavailableError:
-        """Wait until a service ends by itself; returns what to tell the user."""
-        waits = {asyncio.create_task(process.wait()): name for name, process in self._processes.items()}
+        """Wait until a service is given up; returns what to tell the user."""
+        done, _ = await asyncio.wait(self._keeping.values(), return_when=asyncio.FIRST_COMPLETED)
         try:
-            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in waits:
-                task.cancel()
-        return self._obituary(waits[next(iter(done))])
+            return UnavailableError(next(iter(done)).result())
+        except OSError as error:
+            return UnavailableError(f"{error.filename}: {error.strerror}; a service cannot be started again")
 
-    def _address(self, service: str) -> str:
-        return f"unix:{self._sockets / service}.sock"
+    async def _start(self, name: str) -> None:
+        service = SupervisedService(
+            name,
+            address=self.address(name),
+            security=self.security if name == "coordinator" else Security(),
+            environment=self._environment(name),
+            log=Log(self._logs / f"{name}.log"),
+            patience=self._options.patience,
+            told=self._options.told,
+            inherited=(self._lease.fileno(),),
+        )
+        await service.start()
+        self._services[name] = service
+        self._keeping[name] = asyncio.create_task(service.keep_alive())
 
-    async def _start(self, service: str) -> asyncio.subprocess.Process:
-        environment = os.environ | {
-            "MARLESS_ACTOR_POOL": self._address("actor_pool"),
-            "MARLESS_LEARNER_POOL": self._address("learner_pool"),
-            "MARLESS_PARAM_STORE": self._address("param_store"),
+    def _environment(self, name: str) -> dict[str, str]:
+        # A private socket needs neither token nor TLS; the coordinator speaks plainly to those behind one.
+        public = name == "coordinator" and bool(self._options.listen)
+        hidden = _SECRETS[-1:] if public else _SECRETS
+        inherited = {variable: value for variable, value in os.environ.items() if variable not in hidden}
+        return inherited | {
+            "MARLESS_ACTOR_POOL": self.address("actor_pool"),
+            "MARLESS_LEARNER_POOL": self.address("learner_pool"),
+            "MARLESS_PARAM_STORE": self.address("param_store"),
             "MARLESS_RUNS": str(self._runs),
             "MARLESS_DATA_DIR": str(self._data),
             "MARLESS_WARM_WORKERS": "1",
+            **self._options.environment.get(name, {}),
         }
-        command = (sys.executable, "-m", f"services.{service}", "--listen", self._address(service), "--exit-with-stdin")
-        with (self._logs / f"{service}.log").open("ab") as log:
-            return await asyncio.create_subprocess_exec(
-                *command,
-                stdin=asyncio.subprocess.PIPE,  # closes when this process ends, however it ends
-                stdout=log,
-                stderr=log,
-                env=environment,
-                start_new_session=True,  # Ctrl-C is for this process, which stops the others in order
+
+    async def _hold(self) -> None:
+        """Make the directories, and keep others out of them until this stack and all of its services have ended."""
+        self._logs.mkdir(parents=True, exist_ok=True)
+        self._data.mkdir(parents=True, exist_ok=True)
+        if (owner := await _lock(self._data / _OWNER, PROBE_S)) is None:
+            raise JobStateError(f"{self._data} is in use by the services of process {owner_of(self._data)}")
+        self._held.enter_context(owner)
+        owner.write(str(os.getpid()))
+        owner.flush()
+        if (lease := await _lock(self._data / _LEASE, LEFTOVER_S)) is None:
+            raise UnavailableError(
+                f"services of a stack that was killed do not end; `fuser -k {self._data / _LEASE}` ends them"
             )
+        self._held.enter_context(lease)
+        self._lease = lease
+        for name in SERVICES:
+            Log(self._logs / f"{name}.log").put_aside()
+        for directory in (self._sockets.parent, self._sockets):
+            directory.mkdir(mode=0o700, exist_ok=True)
+            directory.chmod(0o700)
+        self._held.callback(shutil.rmtree, self._sockets, ignore_errors=True)
 
     async def _stop_all(self) -> None:
         """Last started, first stopped: each can still say good-bye to those it needs. Twice is safe."""
         try:
-            for service in reversed(_SERVICES):
-                if process := self._processes.pop(service, None):
-                    await _stop(process)
+            for name in reversed(SERVICES):
+                if keeping := self._keeping.pop(name, None):
+                    keeping.cancel()
+                    await asyncio.gather(keeping, return_exceptions=True)
+                if service := self._services.get(name):
+                    await service.stop()
         finally:
-            if self._sockets != Path():
-                shutil.rmtree(self._sockets, ignore_errors=True)
-
-    def _obituary(self, service: str) -> UnavailableError:
-        log = self._logs / f"{service}.log"
-        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        last = next((line for line in reversed(lines) if not line.startswith("{")), "it left no message")
-        return UnavailableError(f"{service} ended: {last.removeprefix(f'{service}: ')} (log: {log})")
+            await self._held.aclose()
 
 
-async def _stop(process: asyncio.subprocess.Process) -> None:
-    if process.returncode is not None:
-        return
-    process.send_signal(signal.SIGTERM)
+def owner_of(data: Path) -> int | None:
+    """The process whose stack uses a directory, if there is one that lives. Raises OSError."""
+    path = data / _OWNER
+    if not path.exists():
+        return None
+    with path.open(encoding="utf-8") as file:
+        if _locks(file, fcntl.LOCK_SH):
+            return None
+        name = file.read()
+        return int(name) if name else None  # it is only just beginning
+
+
+async def _lock(path: Path, patience_s: float) -> IO[str] | None:
+    """Lock a file until it is closed here and by all that inherited it; None if others do not let go of it."""
+    give_up_s = time.monotonic() + patience_s
+    file = path.open("a", encoding="utf-8")
+    while not _locks(file, fcntl.LOCK_EX):
+        if time.monotonic() > give_up_s:
+            file.close()
+            return None
+        await asyncio.sleep(POLL_S)
+    file.truncate(0)
+    return file
+
+
+def _locks(file: IO[str], kind: int) -> bool:
     try:
-        async with asyncio.timeout(STOP_S):
-            await process.wait()
-    except TimeoutError:
-        process.kill()
-        await process.wait()
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def socket_directory(data: Path) -> Path:
+    """Where the sockets of a stack lie: always the same, this user's own, and short enough."""
+    name = hashlib.sha256(os.fsencode(data.absolute())).hexdigest()[:8]
+    candidates = [Path(place, f"marless-{os.getuid()}", name) for place in (tempfile.gettempdir(), "/tmp")]
+    longest = max(len(service) for service in SERVICES) + len("/.sock")
+    fitting = (path for path in candidates if len(os.fsencode(path)) + longest <= SOCKET_PATH_BYTES)
+    return next(fitting, candidates[-1])

@@ -6,39 +6,39 @@ import asyncio
 import shutil
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from marless.cli.stack import LocalStack
-from marless.errors import SpecError, UnavailableError
+from marless.checkpoint import DiskCheckpoints
+from marless.cli.runs import unfinished
+from marless.cli.stack import LocalStack, StackOptions
+from marless.client import AsyncClient, Job
+from marless.errors import JobStateError, NotFoundError, SpecError, UnavailableError
 from marless.job import check_id
-from marless.record import RoundRecord, from_json
-from marless.rpc.client import Peer
-from marless.rpc.security import Security
-from marless.rpc.v1 import coordinator_pb2
-from marless.rpc.v1.coordinator_pb2_grpc import CoordinatorServiceStub
+from marless.record import RoundRecord
 from marless.spec import JobSpec
 
-if TYPE_CHECKING:
-    from marless.rpc.v1.coordinator_pb2_grpc import CoordinatorServiceAsyncStub
+START_S = 120.0
 
-SUBMIT_TIMEOUT_S = 60.0
-OBITUARY_S = 2.0
-"""How long a lost call waits for the news that its service has died, which says more."""
-_ENDED = (coordinator_pb2.JOB_STATE_SUCCEEDED, coordinator_pb2.JOB_STATE_FAILED, coordinator_pb2.JOB_STATE_CANCELLED)
+
+@dataclass(frozen=True, kw_only=True)
+class Show:
+    """What is told while a job trains."""
+
+    record: Callable[[RoundRecord], None]
+    """Of every round."""
+    trouble: Callable[[str], None]
+    """A sentence about a service that died."""
 
 
 @dataclass(frozen=True)
 class Outcome:
     """How a job ended."""
 
-    state: str
-    """SUCCEEDED, FAILED or CANCELLED."""
-    reason: str
-    summary_json: str
+    job: Job
     interrupted: bool
     """The user pressed Ctrl-C."""
 
@@ -48,33 +48,105 @@ def new_job_id(name: str) -> str:
     return f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def train(spec: JobSpec, *, job_id: str, runs: Path, on_round: Callable[[RoundRecord], None]) -> Outcome:
+def train(spec: JobSpec, *, job_id: str, runs: Path, show: Show) -> Outcome:
     """Start the stack, run the job, stop the stack.
 
-    Raises SpecError if the job id cannot be used or is taken, UnavailableError if a service cannot be started or dies.
+    Raises SpecError if the job id cannot be used or is taken, UnavailableError if a service cannot be started or keeps
+    dying, asyncio.CancelledError on a second Ctrl-C.
     """
     check_id(job_id)
     folder = runs.resolve() / job_id
     if folder.exists():
         raise SpecError(f"{folder} exists already; choose another job id with --job")
-    stack = LocalStack(runs=folder.parent, logs=folder / "logs", data=folder / "store")
-    outcome = asyncio.run(_train(stack, spec, job_id, on_round))
-    shutil.rmtree(folder / "store", ignore_errors=True)  # the checkpoints hold what it held
-    return outcome
+
+    async def begin(client: AsyncClient) -> int:
+        await client.submit(spec, job=job_id, attached=True)
+        return 0
+
+    return _Attended(folder, show).run(begin)
 
 
-async def _train(stack: LocalStack, spec: JobSpec, job_id: str, on_round: Callable[[RoundRecord], None]) -> Outcome:
-    async with _interrupts() as interrupted, stack:
-        return await _unless_failed(stack, _run(stack.coordinator, spec, job_id, on_round, interrupted))
+def resume(job_id: str, *, runs: Path, stop: Mapping[str, Any] | None, show: Show) -> Outcome:  # Any: YAML
+    """Continue a job in its run folder, interrupted or ended, with new `stop` rules if there are any.
+
+    Raises NotFoundError if there is none, JobStateError if it is running or has no round left to run, and what `train`
+    raises.
+    """
+    check_id(job_id)
+    folder = runs.resolve() / job_id
+    if not (folder / "job.json").exists():
+        raise NotFoundError(f"{folder} holds no job")
+    taken = any(job.job == job_id and job.run_by_somebody for job in unfinished(runs))
+    if taken and not (folder / "store").exists():
+        raise JobStateError(f"job {job_id} is being run by a coordinator; `marless watch {job_id}` shows it")
+
+    async def begin(client: AsyncClient) -> int:
+        job = await client.get(job_id)
+        if stop and not job.state.ended:
+            await client.cancel(job_id)
+            job = await client.wait(job_id)
+        if job.state.ended:
+            await client.resume(job_id, stop=stop)
+        return job.rounds
+
+    return _Attended(folder, show).run(begin)
 
 
-async def _unless_failed(stack: LocalStack, work: Coroutine[Any, Any, Outcome]) -> Outcome:
-    """The outcome of `work`, unless a service dies first."""
+@dataclass
+class _Attended:
+    """One job on a stack of its own."""
+
+    folder: Path
+    show: Show
+    interrupted: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def run(self, begin: Callable[[AsyncClient], Awaitable[int]]) -> Outcome:
+        """Have `begin` hand the job over and say after which round to watch it; follow it to its end."""
+        data = self.folder / "store"
+        stack = LocalStack(
+            runs=self.folder.parent,
+            logs=self.folder / "logs",
+            data=data,
+            options=StackOptions(
+                environment={"coordinator": {"MARLESS_ONLY": self.folder.name}}, told=self.show.trouble
+            ),
+        )
+        job = asyncio.run(self._attend(stack, begin))
+        if job.rounds in (0, *DiskCheckpoints(self.folder / "checkpoints").rounds()):
+            shutil.rmtree(data, ignore_errors=True)  # the checkpoint holds what it held
+        return Outcome(job, self.interrupted.is_set())
+
+    async def _attend(self, stack: LocalStack, begin: Callable[[AsyncClient], Awaitable[int]]) -> Job:
+        async with _interrupts(self.interrupted), stack:
+            client = AsyncClient(stack.coordinator, token="", tls_ca="", contact_s=START_S)
+            async with client:
+                return await _unless_failed(stack, self._follow(client, begin))
+
+    async def _follow(self, client: AsyncClient, begin: Callable[[AsyncClient], Awaitable[int]]) -> Job:
+        first = await begin(client)
+        cancelling = asyncio.create_task(self._cancel_when_interrupted(client))
+        try:
+            async with aclosing(client.watch(self.folder.name, cursor=first)) as events:
+                async for event in events:
+                    if event.record:
+                        self.show.record(event.record)
+                    elif event.job and event.job.state.ended:
+                        return event.job
+        finally:
+            cancelling.cancel()
+            await asyncio.gather(cancelling, return_exceptions=True)
+        raise UnavailableError(f"the coordinator stopped speaking of job {self.folder.name} before it ended")
+
+    async def _cancel_when_interrupted(self, client: AsyncClient) -> None:
+        await self.interrupted.wait()
+        await client.cancel(self.folder.name)
+
+
+async def _unless_failed(stack: LocalStack, work: Coroutine[Any, Any, Job]) -> Job:  # Any: as asyncio has it
+    """The outcome of `work`, unless a service is given up first."""
     working, failing = asyncio.create_task(work), asyncio.create_task(stack.failed())
     try:
         await asyncio.wait([working, failing], return_when=asyncio.FIRST_COMPLETED)
-        if working.done() and isinstance(working.exception(), UnavailableError):
-            await asyncio.wait([failing], timeout=OBITUARY_S)
         if failing.done():
             raise failing.result()
         return working.result()
@@ -84,46 +156,9 @@ async def _unless_failed(stack: LocalStack, work: Coroutine[Any, Any, Outcome]) 
         await asyncio.gather(working, failing, return_exceptions=True)
 
 
-async def _run(
-    address: str, spec: JobSpec, job_id: str, on_round: Callable[[RoundRecord], None], interrupted: asyncio.Event
-) -> Outcome:
-    peer = Peer(address, Security())
-    stub: CoordinatorServiceAsyncStub = CoordinatorServiceStub(peer.channel)
-    request = coordinator_pb2.SubmitJobRequest(job=job_id, spec_json=spec.to_json())
-    cancelling: asyncio.Task[None] | None = None
-    try:
-        await peer.call(stub.SubmitJob, request, timeout_s=SUBMIT_TIMEOUT_S, wait_for_ready=True)
-        cancelling = asyncio.create_task(_cancel_when(interrupted, peer, stub, job_id))
-        job = await _follow(peer, stub, job_id, on_round)
-        state = coordinator_pb2.JobState.Name(job.state).removeprefix("JOB_STATE_")
-        return Outcome(state, job.reason, job.summary_json, interrupted.is_set())
-    finally:
-        if cancelling:
-            cancelling.cancel()
-            await asyncio.gather(cancelling, return_exceptions=True)
-        await peer.close()
-
-
-async def _follow(
-    peer: Peer, stub: CoordinatorServiceAsyncStub, job_id: str, on_round: Callable[[RoundRecord], None]
-) -> coordinator_pb2.Job:
-    async for event in peer.stream(stub.WatchJob, coordinator_pb2.WatchJobRequest(job=job_id)):
-        if event.HasField("record_json"):
-            on_round(from_json(event.record_json))
-        elif event.state.state in _ENDED:
-            return event.state
-    raise UnavailableError(f"the coordinator stopped speaking of job {job_id} before it ended")
-
-
-async def _cancel_when(interrupted: asyncio.Event, peer: Peer, stub: CoordinatorServiceAsyncStub, job_id: str) -> None:
-    await interrupted.wait()
-    await peer.call(stub.CancelJob, coordinator_pb2.CancelJobRequest(job=job_id))
-
-
 @asynccontextmanager
-async def _interrupts() -> AsyncIterator[asyncio.Event]:
+async def _interrupts(event: asyncio.Event) -> AsyncIterator[None]:
     """Set by the first Ctrl-C (or SIGTERM), which lets the present round finish; the second cancels at once."""
-    event = asyncio.Event()
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
 
     def interrupt() -> None:
@@ -134,7 +169,7 @@ async def _interrupts() -> AsyncIterator[asyncio.Event]:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, interrupt)
     try:
-        yield event
+        yield
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)

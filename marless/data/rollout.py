@@ -87,8 +87,19 @@ def rollout(
     return recorder.trajectory(), meter.stats()
 
 
-def play(env: BatchedEnv, policies: Sequence[ActingPolicy] | None, *, episodes: int, seed: int) -> EpisodeStats:
-    """Play exactly `episodes` whole episodes: greedily, or uniformly over legal actions without `policies`.
+def act(policies: Sequence[ActingPolicy], frame: Frame, rng: np.random.Generator | None) -> tuple[ActionArray, ...]:
+    """What the environment is given in a frame: greedy actions, or sampled ones where there is a generator."""
+    actions = []
+    for k, policy in enumerate(policies):
+        obs, mask = frame.obs[k], frame.masks[k] if frame.masks else None
+        actions.append(policy.to_env(policy.sample(obs, mask, rng)[0] if rng else policy.greedy(obs, mask)))
+    return tuple(actions)
+
+
+def play(
+    env: BatchedEnv, policies: Sequence[ActingPolicy] | None, *, episodes: int, seed: int, explore: bool = False
+) -> EpisodeStats:
+    """Play exactly `episodes` whole episodes: greedily or exploring; uniformly over legal actions without `policies`.
 
     How many each copy contributes is fixed beforehand; counting whichever end first would favour short ones.
     """
@@ -97,7 +108,10 @@ def play(env: BatchedEnv, policies: Sequence[ActingPolicy] | None, *, episodes: 
     meter = _EpisodeMeter(env.spaces, episodes // env.batch + (copies < episodes % env.batch))
     frame = env.reset(env_seed)
     while not meter.full:
-        actions = random_actions(env.spaces, frame, rng) if policies is None else _greedy(policies, frame)
+        if policies is None:
+            actions = random_actions(env.spaces, frame, rng)
+        else:
+            actions = act(policies, frame, rng if explore else None)
         transition = env.step(actions)
         meter.add(transition)
         frame = transition.frame
@@ -107,13 +121,6 @@ def play(env: BatchedEnv, policies: Sequence[ActingPolicy] | None, *, episodes: 
 def _streams(seed: int) -> tuple[int, np.random.Generator]:
     env, actions = np.random.SeedSequence(seed).spawn(2)
     return int(env.generate_state(1)[0]), np.random.Generator(np.random.PCG64(actions))
-
-
-def _greedy(policies: Sequence[ActingPolicy], frame: Frame) -> tuple[ActionArray, ...]:
-    return tuple(
-        policy.to_env(policy.greedy(frame.obs[k], frame.masks[k] if frame.masks else None))
-        for k, policy in enumerate(policies)
-    )
 
 
 class _Recorder:

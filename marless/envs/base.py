@@ -9,7 +9,7 @@ state size.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -134,6 +134,31 @@ class BatchedEnv(Protocol):
 
     def close(self) -> None:
         """Release what the environment holds; twice is safe."""
+        ...
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Where everything stands in one copy of an environment in the plane."""
+
+    agents: NDArray[np.float64]
+    """[agents, 2], in the order of `EnvSpaces.agents`."""
+    landmarks: NDArray[np.float64]
+    """[landmarks, 2]."""
+    goal: NDArray[np.float64] | None = None
+    """[2], where the landmark that matters is."""
+
+
+Picture = Scene | NDArray[np.uint8]
+"""What a film is made of: a scene to be drawn, or pixels [height, width, 3]."""
+
+
+@runtime_checkable
+class Pictured(Protocol):
+    """What a batched environment may offer beside, to be filmed."""
+
+    def picture(self, *, ended: bool = False) -> Picture:
+        """Copy 0 as it is now, or as the episode that `ended` with the last step left it; raises SpecError."""
         ...
 
 

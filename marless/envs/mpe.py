@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from marless.envs.base import ActionArray, AgentClass, Box, Discrete, EnvSpaces, Frame, Transition
+from marless.envs.base import ActionArray, AgentClass, Box, Discrete, EnvSpaces, Frame, Scene, Transition
 from marless.errors import SpecError
 
 DT = 0.1
@@ -117,6 +117,7 @@ class ParticleEnv(ABC):
         self._last_rows_SB = np.zeros_like(self._rows_SB)
         self._frame, self._last_frame = self._view(self._rows_SB), self._view(self._last_rows_SB)
         self._forces, self._rewards = self._by_class(self._force_N2B), self._by_class(self._rewards_NB)
+        self._last_scene: Scene | None = None
         self._rng = np.random.default_rng(0)
         self._steps = 0
 
@@ -135,6 +136,7 @@ class ParticleEnv(ABC):
         ended = np.full(self.batch, self._steps == self.spaces.max_steps)
         final = self._frame
         if ended[0]:
+            self._last_scene = self.picture()
             np.copyto(self._last_rows_SB, self._rows_SB)
             final = self._last_frame
             self._start()
@@ -147,6 +149,13 @@ class ParticleEnv(ABC):
             ended=ended,
         )
 
+    def picture(self, *, ended: bool = False) -> Scene:
+        """See `marless.envs.base.Pictured`."""
+        if ended and self._last_scene:
+            return self._last_scene
+        agents_N2, marks_M2 = np.split(self._pos_E2B[:, :, 0].copy(), [len(self._agents_N2B)])
+        return Scene(agents_N2, marks_M2, self._goal())
+
     def close(self) -> None:  # noqa: B027  # not a hook: no game holds anything to release
         """Do nothing, for nothing is held."""
 
@@ -157,6 +166,10 @@ class ParticleEnv(ABC):
     @abstractmethod
     def _score(self) -> None:
         """Write the rewards of the present positions into `_rewards_NB`."""
+
+    def _goal(self) -> FloatArray64 | None:
+        """Where copy 0 has its goal, if the game has one."""
+        return None
 
     def _place(self) -> None:
         draws_BE2 = self._rng.uniform(-1.0, 1.0, (self.batch, len(self._pos_E2B), 2))
@@ -272,6 +285,9 @@ class SimpleAdversary(ParticleEnv):
         super()._place()
         marks_M2B = self._pos_E2B[len(self._agents_N2B) :]
         self._goal_2B[...] = marks_M2B[goal_B, :, np.arange(self.batch)].T
+
+    def _goal(self) -> FloatArray64:
+        return self._goal_2B[:, 0].copy()
 
     def _write_rows(self) -> None:
         np.subtract(self._goal_2B, self._agents_N2B, out=self._to_goal_N2B)

@@ -271,6 +271,8 @@ class PettingZooEnv:
         self._now, self._next = (_View(self.spaces, self.batch, self._seats) for _ in range(2))
         self._present: list[list[Any]] = [[] for _ in envs]
         self._rngs: list[np.random.Generator] = []
+        self._filmed = getattr(envs[0], "render_mode", None) == "rgb_array"
+        self._last_picture: NDArray[np.uint8] | None = None
 
     def reset(self, seed: int) -> Frame:
         """Start an episode in every copy, each from a seed of its own."""
@@ -294,6 +296,8 @@ class PettingZooEnv:
                 terminated[k][i, b] = agent in outcome.terminated
             self._show(b, self._now, outcome.present, outcome.seen)
             truncated[b], ended[b] = outcome.truncated, outcome.over
+        if ended[0] and self._filmed:
+            self._last_picture = self.picture()
         return Transition(
             frame=self._restart(ended) if ended.any() else self._now.frame,
             final=self._now.frame,
@@ -302,6 +306,15 @@ class PettingZooEnv:
             truncated=truncated,
             ended=ended,
         )
+
+    def picture(self, *, ended: bool = False) -> NDArray[np.uint8]:
+        """See `marless.envs.base.Pictured`; the environment must have been made with `render_mode: rgb_array`."""
+        if ended and self._last_picture is not None:
+            return self._last_picture
+        pixels = self._envs[0].render()
+        if not isinstance(pixels, np.ndarray) or pixels.ndim != 3:
+            raise SpecError("does not draw itself: its render() answers no pixels")
+        return pixels.astype(np.uint8)
 
     def close(self) -> None:
         """Close every copy."""

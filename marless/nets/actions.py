@@ -7,9 +7,13 @@ samples there is scaled to the box and clipped only on its way into the environm
 
 from __future__ import annotations
 
+import contextlib
+import json
+
 import numpy as np
 
 from marless.envs.base import ActionArray, Box, Discrete, FloatArray
+from marless.errors import SpecError
 
 ILLEGAL_LOGIT = -1e9
 """Finite, so that probability · log-probability of an illegal action is 0, not NaN."""
@@ -21,8 +25,22 @@ def free_parameters(action: Discrete | Box) -> int:
 
 
 def describe(action: Discrete | Box) -> str:
-    """The action space as PolicyState metadata."""
-    return f"discrete:{action.n}" if isinstance(action, Discrete) else f"box:{action.n}"
+    """The action space as PolicyState metadata: all that a player needs to know of it."""
+    if isinstance(action, Discrete):
+        return f"discrete:{action.n}"
+    return f"box:{json.dumps([action.low, action.high], separators=(',', ':'))}"
+
+
+def parse(text: str) -> Discrete | Box:
+    """Read what `describe` wrote; raises ValueError for anything else."""
+    kind, _, numbers = text.partition(":")
+    if kind == "discrete" and numbers.isdecimal():
+        return Discrete(int(numbers))
+    if kind == "box":
+        with contextlib.suppress(TypeError, ValueError, SpecError):
+            low, high = json.loads(numbers)
+            return Box(low=tuple(low), high=tuple(high))
+    raise ValueError(f"{text!r} is no action space")
 
 
 def to_env(action: Discrete | Box, chosen: ActionArray) -> ActionArray:

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors import numpy as safetensors
 
 from marless.errors import CorruptError
-from marless.nets.acting import ActingState, Arrays
+from marless.nets.acting import Acting, ActingState, Arrays
 
 if TYPE_CHECKING:
     from marless.algos.base import PolicyState
@@ -21,8 +21,13 @@ _KEY = "marless"  # one entry, because the order of several in a safetensors hea
 
 def encode(state: PolicyState) -> tuple[bytes, bytes]:
     """The bytes of `acting`, with the metadata in their header, and of `learning`."""
-    metadata = {_KEY: json.dumps(dict(state.metadata), sort_keys=True)}
-    return safetensors.save(_contiguous(state.acting), metadata), safetensors.save(_contiguous(state.learning))
+    return encode_acting(state), safetensors.save(_contiguous(state.learning))
+
+
+def encode_acting(part: Acting) -> bytes:
+    """The bytes of `acting` alone."""
+    metadata = {_KEY: json.dumps(dict(part.metadata), sort_keys=True)}
+    return safetensors.save(_contiguous(part.acting), metadata)
 
 
 def decode(acting: bytes, learning: bytes) -> PolicyState:

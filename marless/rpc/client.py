@@ -21,12 +21,19 @@ Response = TypeVar("Response")
 Reply = TypeVar("Reply", bound=Message)
 Header = TypeVar("Header", bound=Message)
 
+KEEPALIVE: tuple[tuple[str, int], ...] = (
+    # A process that is stopped or cut off is given up within seven seconds, by those whom it calls and who call it. One
+    # that computes is not, though it may hold the interpreter's lock: threads of gRPC's own answer pings.
+    ("grpc.keepalive_time_ms", 2_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),  # a minute by default, and the longer of the two holds
+    ("grpc.http2.max_pings_without_data", 0),
+)
 _OPTIONS: tuple[tuple[str, Any], ...] = (  # Any: gRPC option values are ints or strings
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.keepalive_permit_without_calls", 1),
+    *KEEPALIVE,
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 1_000),
@@ -36,9 +43,12 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (  # Any: gRPC option values are ints or
 
 
 class Peer:
-    """One service as another process sees it. Connects when first used; raises domain errors only."""
+    """One service as another process sees it. Connects when first used; raises domain errors only.
 
-    def __init__(self, address: str, security: Security) -> None:
+    `service` is what it is called in the sentence of an UnreachableError, instead of its address.
+    """
+
+    def __init__(self, address: str, security: Security, service: str = "") -> None:
         credentials = security.channel_credentials(address)
         self.address = address
         self.channel = (
@@ -47,6 +57,7 @@ class Peer:
             else grpc.aio.secure_channel(address, credentials, options=_OPTIONS)
         )
         self.metadata = security.metadata()
+        self._name = service or address
 
     async def call(
         self,
@@ -60,7 +71,7 @@ class Peer:
         try:
             return await method(request, timeout=timeout_s, metadata=self.metadata, wait_for_ready=wait_for_ready)
         except grpc.aio.AioRpcError as error:
-            raise from_rpc(error) from None
+            raise from_rpc(error, self._name) from None
 
     async def stream(
         self, method: grpc.aio.UnaryStreamMultiCallable[Request, Response], request: Request
@@ -71,7 +82,7 @@ class Peer:
             async for response in call:
                 yield response
         except grpc.aio.AioRpcError as error:
-            raise from_rpc(error) from None
+            raise from_rpc(error, self._name) from None
         finally:
             call.cancel()
 
@@ -91,7 +102,7 @@ class Peer:
         try:
             return await call(chunks.frames(header, buffers), timeout=timeout_s, metadata=self.metadata)
         except grpc.aio.AioRpcError as error:
-            raise from_rpc(error) from None
+            raise from_rpc(error, self._name) from None
 
     async def fetch(
         self, method: str, request: Message, header: type[Header], *, timeout_s: float = CALL_TIMEOUT_S
@@ -110,7 +121,7 @@ class Peer:
             async for frame in frames:
                 data += chunks.parse(frame)[1]
         except grpc.aio.AioRpcError as error:
-            raise from_rpc(error) from None
+            raise from_rpc(error, self._name) from None
         finally:
             call.cancel()
         return head, data

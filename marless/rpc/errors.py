@@ -1,19 +1,19 @@
 """One table between domain errors and gRPC status codes, applied by one interceptor and one translator.
 
-A server answers a `MarlessError` with its status code, its sentence, and its class name in the trailing metadata, so
-that the client raises the same class again. Any other exception is logged here and hidden from the client.
+A server answers a `MarlessError` with its status code, its sentence, and its class name and detail in the trailing
+metadata, so that the client raises the same error again. Any other exception is logged here and hidden from the client.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn
+from urllib.parse import quote
 
 import grpc
-import structlog
 
 from marless import errors
+from marless.rpc.handlers import Handler, Method, wrapped
 
 STATUS: dict[type[errors.MarlessError], grpc.StatusCode] = {
     errors.SpecError: grpc.StatusCode.INVALID_ARGUMENT,
@@ -22,53 +22,69 @@ STATUS: dict[type[errors.MarlessError], grpc.StatusCode] = {
     errors.ConflictError: grpc.StatusCode.ABORTED,
     errors.FencedError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.StaleError: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.JobStateError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.CorruptError: grpc.StatusCode.DATA_LOSS,
     errors.OverloadedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.UnavailableError: grpc.StatusCode.UNAVAILABLE,
+    errors.UnreachableError: grpc.StatusCode.UNAVAILABLE,
     errors.UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
     errors.CancelledJobError: grpc.StatusCode.CANCELLED,
     errors.InternalError: grpc.StatusCode.INTERNAL,
 }
 
 _CLASS_KEY = "marless-error"
+_WRITE_FAILED = "Internal error from Core"
+"""What grpc.aio says when the call ended under a write, whatever it ended with: https://github.com/grpc/grpc/issues/36066"""
+_DETAIL_KEY = "marless-detail-bin"
 _SENTENCE_BYTES = 2000  # percent-encoding may triple it, and beyond 8 KiB of headers gRPC drops the whole reply
+_TRAILER_BYTES = 7000  # what a sentence and its detail may take of those
 _BY_NAME = {cls.__name__: cls for cls in STATUS}
 _BY_CODE: dict[grpc.StatusCode, type[errors.MarlessError]] = {code: cls for cls, code in reversed(STATUS.items())} | {
-    grpc.StatusCode.DEADLINE_EXCEEDED: errors.UnavailableError
+    grpc.StatusCode.UNAVAILABLE: errors.UnreachableError,  # ours carry their class: this one is the transport's own
+    grpc.StatusCode.DEADLINE_EXCEEDED: errors.UnreachableError,
+    grpc.StatusCode.CANCELLED: errors.UnreachableError,  # by a server that stops
+    grpc.StatusCode.UNKNOWN: errors.UnreachableError,  # a stream that was reset
+    grpc.StatusCode.FAILED_PRECONDITION: errors.FencedError,
 }
 
-# A string, because the class can only be subscripted by a type checker. Any: methods take and return any message.
-Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
-Method = Callable[..., Any]
-_log = structlog.get_logger("marless.rpc")
 
-
-def by_name(name: str, message: str) -> errors.MarlessError:
+def by_name(name: str, message: str, detail: str = "") -> errors.MarlessError:
     """The domain error of that class name; an InternalError if there is none."""
-    return _BY_NAME.get(name, errors.InternalError)(message)
+    error = _BY_NAME.get(name, errors.InternalError)(message)
+    error.detail = detail
+    return error
 
 
-def from_rpc(error: grpc.aio.AioRpcError) -> errors.MarlessError:
-    """The domain error that the server raised, or the nearest one for a failure of the transport itself."""
+def from_rpc(error: grpc.aio.AioRpcError, peer: str) -> errors.MarlessError:
+    """The domain error that `peer` raised, or the nearest one for a failure of the transport itself."""
     message = error.details() or error.code().name
-    for key, value in error.trailing_metadata() or ():
-        if key == _CLASS_KEY:
-            return by_name(str(value), message)
-    return _BY_CODE.get(error.code(), errors.InternalError)(message)
+    trailer = dict(error.trailing_metadata() or ())
+    if _CLASS_KEY in trailer:
+        return by_name(str(trailer[_CLASS_KEY]), message, bytes(trailer.get(_DETAIL_KEY, b"")).decode(errors="ignore"))
+    kind = _BY_CODE.get(error.code(), errors.InternalError)
+    if message == _WRITE_FAILED:
+        kind, message = errors.UnreachableError, "the connection ended under a transfer"
+    return kind(f"{peer}: {message}" if kind is errors.UnreachableError else message)
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: errors.MarlessError) -> NoReturn:
-    """End the RPC with the status of `error`; a sentence too long for a header is cut."""
+    """End the RPC with the status of `error`; a sentence too long for a header is cut, a detail loses its beginning."""
     sentence = str(error).encode()
     if len(sentence) > _SENTENCE_BYTES:
         sentence = sentence[:_SENTENCE_BYTES] + " …".encode()
     details = sentence.decode(errors="ignore")
-    await context.abort(STATUS[type(error)], details, ((_CLASS_KEY, type(error).__name__),))
+    trailer: tuple[tuple[str, str | bytes], ...] = ((_CLASS_KEY, type(error).__name__),)
+    if error.detail:
+        room = (_TRAILER_BYTES - len(quote(details))) * 3 // 4  # it travels as base64
+        trailer += ((_DETAIL_KEY, error.detail.encode()[-room:]),)
+    await context.abort(STATUS[type(error)], details, trailer)
 
 
 async def _translate(context: grpc.aio.ServicerContext[Any, Any], error: Exception) -> NoReturn:
     if not isinstance(error, errors.MarlessError):
-        _log.error("rpc.failed", error=repr(error), exc_info=error)
+        import structlog  # servers only: a client starts a quarter sooner without
+
+        structlog.get_logger("marless.rpc").error("rpc.failed", error=repr(error), exc_info=error)
         error = errors.InternalError("internal error; the service's log has the details")
     await abort(context, error)
 
@@ -83,15 +99,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     ) -> Handler | None:
         """Wrap whichever of the four handler kinds this method has."""
         handler = await continuation(handler_call_details)
-        if handler is None:
-            return None
-        for kind in ("unary_unary", "stream_unary", "unary_stream", "stream_stream"):
-            inner: Method | None = getattr(handler, kind)
-            if inner is not None:
-                wrap = _wrap_generator if inspect.isasyncgenfunction(inner) else _wrap_coroutine
-                make = getattr(grpc, f"{kind}_rpc_method_handler")
-                return make(wrap(inner), handler.request_deserializer, handler.response_serializer)  # type: ignore[no-any-return]
-        return handler
+        return handler and wrapped(handler, _wrap_coroutine, _wrap_generator)
 
 
 def _wrap_coroutine(inner: Method) -> Method:

@@ -31,8 +31,10 @@ class PolicyWrite:
     """Version of the head that this one follows; 0 if there is none yet."""
     req_id: str
     """Unique to this write and the same whenever it is repeated, e.g. "<job>/<round>/<policy>"."""
-    blobs: Mapping[str, bytes]
-    """Safetensors bytes by part: "acting", "learning"."""
+    blobs: Mapping[str, bytes | memoryview]
+    """Bytes by part: "acting" and "learning", safetensors; "outcome", JSON."""
+    first_version: int = 0
+    """What this version is, if the policy has none yet (restoring a checkpoint); 0: version 1."""
 
 
 @dataclass(frozen=True)
@@ -172,8 +174,8 @@ class ParamStore:
 
     async def delete_job(self, job: str) -> None:
         """Delete all versions of a job and end its epoch."""
-        request = param_store_pb2.DeleteJobRequest(job=job)
-        await retry(lambda: self._peer.call(self._stub.DeleteJob, request), patience_s=self._patience_s)
+        request = param_store_pb2.DropJobRequest(job=job)
+        await retry(lambda: self._peer.call(self._stub.DropJob, request), patience_s=self._patience_s)
 
 
 def _encode(write: PolicyWrite) -> param_store_pb2.PolicyPublish:
@@ -181,7 +183,13 @@ def _encode(write: PolicyWrite) -> param_store_pb2.PolicyPublish:
         param_store_pb2.BlobInfo(part=part, bytes=len(data), sha256=hashlib.sha256(data).digest())
         for part, data in write.blobs.items()
     ]
-    return param_store_pb2.PolicyPublish(policy=write.policy, expected=write.expected, req_id=write.req_id, blobs=blobs)
+    return param_store_pb2.PolicyPublish(
+        policy=write.policy,
+        expected=write.expected,
+        req_id=write.req_id,
+        blobs=blobs,
+        first_version=write.first_version,
+    )
 
 
 def _pairs(versions: Mapping[str, int]) -> Iterator[common_pb2.PolicyVersion]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import grpc
 
 from marless.errors import SpecError, UnauthenticatedError
-from marless.rpc.errors import Handler, abort
+from marless.rpc.errors import abort
+from marless.rpc.handlers import Handler
 
 _HEADER = "authorization"
 _OPEN_METHODS = ("/grpc.health.v1.Health/",)
@@ -30,6 +32,12 @@ class Security:
     """Path of the server's private key (PEM)."""
     tls_ca: str = ""
     """Path of the certificate authority (PEM) that clients trust."""
+
+    @classmethod
+    def of_environment(cls) -> Self:
+        """What the MARLESS_* variables of this process say."""
+        files = (os.environ.get(f"MARLESS_TLS_{name}", "") for name in ("CERT", "KEY", "CA"))
+        return cls(os.environ.get("MARLESS_TOKEN", ""), *files)
 
     def __repr__(self) -> str:
         """Never show the token."""

@@ -7,7 +7,7 @@ import asyncio
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,14 @@ from typing import Any
 import grpc
 import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
 
 from marless.errors import MarlessError, SpecError
 from marless.rpc import chunks
-from marless.rpc.client import MAX_MESSAGE_BYTES, PACKAGE
-from marless.rpc.errors import ErrorInterceptor, Method
+from marless.rpc.client import KEEPALIVE, MAX_MESSAGE_BYTES, PACKAGE
+from marless.rpc.errors import ErrorInterceptor
+from marless.rpc.handlers import Method
+from marless.rpc.metrics import Figures, Metrics
 from marless.rpc.process import (
     add_option,
     add_process_options,
@@ -37,10 +40,8 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (  # Any: gRPC option values are ints or
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.so_reuseport", 0),
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.keepalive_permit_without_calls", 1),  # clients ping idle channels too
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 20_000),
+    *KEEPALIVE,
+    ("grpc.http2.max_ping_strikes", 0),  # clients ping idle channels too
     ("grpc.server_handshake_timeout_ms", 3_000),
 )
 _log = structlog.get_logger("marless.server")
@@ -65,6 +66,10 @@ class Service:
     """Polled; health is SERVING only while it answers True. Must not raise."""
     drain: Callable[[], Awaitable[None]] = _nothing
     """Called first when stopping: ends streams that would otherwise last until their clients leave."""
+    name: str = ""
+    """Of the service in its proto, for reflection."""
+    figures: Figures = tuple
+    """What Prometheus is told beside the RPCs; see `marless.rpc.metrics`."""
 
 
 Build = Callable[[str], AbstractAsyncContextManager[Service]]
@@ -80,19 +85,25 @@ class ServerOptions:
     security: Security
     exit_with_stdin: bool = False
     """Stop when standard input closes: a service never outlives the process that started it."""
+    reflection: bool = False
+    """Tell clients, such as grpcurl, what can be called; with a token set, only those that have it."""
+    metrics: str = ""
+    """Where Prometheus may ask, host:port; "": nowhere."""
 
 
 def option_parser(service: str, description: str) -> argparse.ArgumentParser:
     """A parser with the options that all services share."""
     parser = argparse.ArgumentParser(prog=f"python -m services.{service}", description=description)
     add_option(parser, "--listen", "127.0.0.1:0", "address to serve: host:port (port 0: any free one) or unix:PATH")
+    parser.add_argument("--reflection", action="store_true", help="tell clients what can be called (gRPC reflection)")
+    add_option(parser, "--metrics", "", "serve Prometheus metrics over HTTP at host:port (port 0: any free one)")
     add_process_options(parser)
     return parser
 
 
 def server_options(args: argparse.Namespace) -> ServerOptions:
     """The shared options from parsed arguments."""
-    return ServerOptions(args.listen, security_of(args), args.exit_with_stdin)
+    return ServerOptions(args.listen, security_of(args), args.exit_with_stdin, args.reflection, args.metrics)
 
 
 def main(service: str, options: ServerOptions, build: Build) -> int:
@@ -125,16 +136,26 @@ async def _run(service: str, options: ServerOptions, build: Build) -> None:
 @asynccontextmanager
 async def serving(options: ServerOptions, build: Build) -> AsyncIterator[str]:
     """Bind, build, serve until the context ends; yields the bound address. On the way out: refuse, drain, stop."""
+    metrics = Metrics() if options.metrics else None
     server = grpc.aio.server(
-        interceptors=(TokenInterceptor(options.security), ErrorInterceptor()),
+        interceptors=(
+            TokenInterceptor(options.security),
+            *((metrics.interceptor,) if metrics else ()),
+            ErrorInterceptor(),
+        ),
         options=_OPTIONS,
         maximum_concurrent_rpcs=MAX_CONCURRENT_RPCS,
     )
     healthy = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
     address = _bind(server, options)
-    async with build(address) as service:
+    async with build(address) as service, AsyncExitStack() as stack:
+        if metrics:
+            await stack.enter_async_context(metrics.served(options.metrics, options.security, service.figures))
         service.register(server)
+        if options.reflection:
+            names = (f"{PACKAGE}.{service.name}", health.SERVICE_NAME, reflection.SERVICE_NAME)
+            reflection.enable_server_reflection(names, server)
         await server.start()
         await _report(healthy, service)
         reporting = asyncio.create_task(_keep_reporting(healthy, service))

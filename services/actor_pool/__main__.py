@@ -11,6 +11,7 @@ from functools import partial
 from marless.rpc.server import Service, main
 from marless.rpc.v1.actor_pool_pb2_grpc import add_ActorPoolServiceServicer_to_server
 from marless.rpc.workers.dispatch import Dispatcher
+from marless.rpc.workers.figures import figures
 from marless.rpc.workers.fleet import Fleet
 from marless.rpc.workers.launcher import LocalLauncher
 from services.actor_pool.config import Config, parse
@@ -33,7 +34,8 @@ async def build(config: Config, address: str) -> AsyncIterator[Service]:
         dispatcher, launcher, prefix="actor", limit=config.workers, keep_alive_s=config.keep_alive_s, warm=config.warm
     ) as fleet:
         servicer = ActorPoolServicer(Rollouts(dispatcher, fleet), dispatcher, fleet)
-        yield Service(partial(add_ActorPoolServiceServicer_to_server, servicer), drain=fleet.stop)
+        register = partial(add_ActorPoolServiceServicer_to_server, servicer)
+        yield Service(register, fleet.ready, fleet.stop, "ActorPoolService", partial(figures, dispatcher))
 
 
 if __name__ == "__main__":

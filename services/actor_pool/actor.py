@@ -7,6 +7,7 @@ import json
 import zlib
 from collections import OrderedDict
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from marless.data.rollout import EpisodeStats, play, rollout
 from marless.data.trajectory import Trajectory
 from marless.envs import registry
 from marless.envs.base import BatchedEnv
+from marless.errors import StaleError
 from marless.nets.acting import ActingPolicies, ActingState
 from marless.nets.serial import decode_acting
 from marless.rpc.client import Peer
@@ -36,14 +38,16 @@ class Actor:
         self._security = security
         self._sinks: dict[str, Peer] = {}
         self._envs: OrderedDict[tuple[str, str, int], BatchedEnv] = OrderedDict()
-        self._versions: OrderedDict[tuple[str, str, int], ActingState] = OrderedDict()
+        self._versions: OrderedDict[tuple[str, int, str, int], ActingState] = OrderedDict()
 
     async def run(self, payload: bytes) -> bytes:
         """Run one RolloutTask; returns its RolloutReceipt."""
         task = actor_pool_pb2.RolloutTask.FromString(payload)
         acting = {} if task.mode == actor_pool_pb2.ROLLOUT_MODE_RANDOM else await self._pull(task)
         trajectory, stats = await asyncio.to_thread(self._act, task, acting)
-        uploaded = await self._upload(task, trajectory) if trajectory else 0
+        uploaded = 0
+        with suppress(StaleError):  # the round's update is done: what was sampled again is needed for its receipt only
+            uploaded = await self._upload(task, trajectory) if trajectory else 0
         return _receipt(task, stats, uploaded).SerializeToString()
 
     async def close(self) -> None:
@@ -56,7 +60,7 @@ class Actor:
     async def _pull(self, task: actor_pool_pb2.RolloutTask) -> dict[str, ActingState]:
         """What each agent acts with; only versions not held are fetched, all in one call."""
         sources = {group.source.policy: group.source.version for group in task.groups}
-        keys = {policy: (task.job, policy, version) for policy, version in sources.items()}
+        keys = {policy: (task.job, task.settings.epoch, policy, version) for policy, version in sources.items()}
         missing = {policy: sources[policy] for policy, key in keys.items() if key not in self._versions}
         if missing:
             for policy, stored in (await self._store.get(task.job, missing, ("acting",))).items():
@@ -123,7 +127,7 @@ class Actor:
 
     def _sink(self, address: str) -> Peer:
         if address not in self._sinks:
-            self._sinks[address] = Peer(address, self._security)
+            self._sinks[address] = Peer(address, self._security, "learner_pool")
         return self._sinks[address]
 
 

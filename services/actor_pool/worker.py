@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 async def run(options: WorkerOptions) -> None:
     """Dial the pool and act until it lets this worker go."""
-    pool = Peer(options.pool, options.security)
-    store = Peer(options.param_store, options.security)
+    pool = Peer(options.pool, options.security, "actor_pool")
+    store = Peer(options.param_store, options.security, "param_store")
     actor = Actor(ParamStore(store), options.security)
     stub: ActorPoolServiceAsyncStub = ActorPoolServiceStub(pool.channel)
     try:

@@ -2,33 +2,44 @@
 
 from __future__ import annotations
 
+import resource
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
 from marless.rpc.server import Service, main
-from marless.rpc.v1.coordinator_pb2_grpc import add_CoordinatorServiceServicer_to_server
 from services.coordinator.config import Config, parse
+from services.coordinator.figures import figures
 from services.coordinator.jobs import Jobs
 from services.coordinator.pools import Pools
+from services.coordinator.readiness import Readiness
 from services.coordinator.servicer import CoordinatorServicer
 
 
 @asynccontextmanager
-async def build(config: Config, address: str) -> AsyncIterator[Service]:
+async def build(config: Config, _address: str) -> AsyncIterator[Service]:
     """Connect to the other services, which may still be starting."""
-    peers = [Peer(to, config.server.security) for to in (config.actor_pool, config.learner_pool, config.param_store)]
-    actor_pool, learner_pool, store = peers
-    async with Jobs(config.runs, Pools(actor_pool, learner_pool, ParamStore(store))) as jobs:
-        servicer = CoordinatorServicer(jobs)
-        yield Service(partial(add_CoordinatorServiceServicer_to_server, servicer), drain=jobs.stop)
-    for peer in peers:
-        await peer.close()
+    async with AsyncExitStack() as stack:
+        peers = {name: Peer(address, config.server.security, name) for name, address in config.peers.items()}
+        for peer in peers.values():
+            stack.push_async_callback(peer.close)
+        pools = Pools(peers["actor_pool"], peers["learner_pool"], ParamStore(peers["param_store"]))
+        jobs = await stack.enter_async_context(Jobs(config.runs, pools, config.jobs))
+        readiness = await stack.enter_async_context(Readiness(peers, jobs.runs))
+        servicer = CoordinatorServicer(jobs, readiness)
+        yield Service(servicer.register, readiness.ready, jobs.stop, "CoordinatorService", partial(figures, jobs))
+
+
+def allow_many_files() -> None:
+    """Each job that waits for its turn keeps its run folder locked."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 if __name__ == "__main__":
     options = parse()
+    allow_many_files()
     sys.exit(main("coordinator", options.server, partial(build, options)))

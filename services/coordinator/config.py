@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import argparse
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from marless.rpc.process import add_option
+from marless.rpc.process import add_option, at_least, seconds
 from marless.rpc.server import ServerOptions, option_parser, server_options
+from services.coordinator.jobs import JobsOptions
+from services.coordinator.ownership import BEAT_S
+
+LEAST_BEATS = 2
+PEERS = ("actor_pool", "learner_pool", "param_store")
 
 
 @dataclass(frozen=True)
@@ -15,19 +21,41 @@ class Config:
     """What the coordinator is told."""
 
     server: ServerOptions
-    actor_pool: str
-    learner_pool: str
-    """Also the address that actors send their trajectories to."""
-    param_store: str
+    peers: Mapping[str, str]
+    """Address of each other service. The learner pool's is also where actors send their trajectories."""
     runs: Path
     """Run folders are made here, one a job."""
+    jobs: JobsOptions
 
 
 def parse(argv: Sequence[str] | None = None) -> Config:
     """Read flags and MARLESS_* variables."""
+    usual = JobsOptions()
     parser = option_parser("coordinator", "Owns jobs and decisions: runs rounds, records them, streams events.")
-    for service in ("actor-pool", "learner-pool", "param-store"):
-        add_option(parser, f"--{service}", "", f"address of the {service.replace('-', '_')}")
+    for service in PEERS:
+        add_option(parser, f"--{service.replace('_', '-')}", "", f"address of the {service}")
     add_option(parser, "--runs", "runs", "directory of the run folders")
+    add_option(parser, "--running-jobs", str(usual.running), "jobs that run at once; others wait", at_least(1))
+    add_option(
+        parser, "--lease-s", f"{usual.lease_s:g}", "a silent coordinator's jobs are taken over after this", _lease_s
+    )
+    add_option(
+        parser, "--patience-s", f"{usual.patience_s:g}", "a job waits this long for a service that is down", seconds
+    )
+    add_option(parser, "--only", "", "the one job to continue, though it is attached; without it, all of --runs")
     args = parser.parse_args(argv)
-    return Config(server_options(args), args.actor_pool, args.learner_pool, args.param_store, Path(args.runs))
+    return Config(
+        server=server_options(args),
+        peers={service: getattr(args, service) for service in PEERS},
+        runs=Path(args.runs),
+        jobs=JobsOptions(running=args.running_jobs, lease_s=args.lease_s, patience_s=args.patience_s, only=args.only),
+    )
+
+
+def _lease_s(text: str) -> float:
+    value = seconds(text)
+    if value < LEAST_BEATS * BEAT_S:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: give at least {LEAST_BEATS * BEAT_S:g}, for a sign of life takes a while"
+        )
+    return value

@@ -1,57 +1,106 @@
-"""The jobs of a coordinator: accepted once, run side by side, watched by anyone."""
+"""The jobs of a runs directory: accepted once, run side by side, and continued whatever becomes of a coordinator."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+import json
+import time
+from collections import Counter
+from collections.abc import Collection, Coroutine
+from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
 from types import TracebackType
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
-from marless.errors import AlreadyExistsError, CorruptError, NotFoundError, OverloadedError, UnavailableError
-from marless.job import check_id, prepare
-from marless.record import RoundRecord
-from marless.spec import from_json
+from marless.errors import (
+    AlreadyExistsError,
+    CorruptError,
+    JobStateError,
+    NotFoundError,
+    OverloadedError,
+    SpecError,
+)
+from marless.job import Job, check_id, prepare
+from marless.spec import JobSpec, from_json, parse
+from services.coordinator import sinks, start, stopping, view
+from services.coordinator.adoption import Adoption
+from services.coordinator.figures import Tally
+from services.coordinator.index import Index
+from services.coordinator.journal import Journal
+from services.coordinator.live import LiveJob
 from services.coordinator.pools import Pools
-from services.coordinator.rounds import JobRun
+from services.coordinator.roster import Roster
 from services.coordinator.run_folder import JobStatus, RunFolder
+from services.coordinator.view import Progress, View
 
-MAX_RUNNING = 16
-_ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
-
-
-@dataclass(frozen=True)
-class Event:
-    """A new round, or a new status; `cursor` counts the rounds recorded so far."""
-
-    cursor: int
-    record: RoundRecord | None
-    status: JobStatus | None
+MAX_WAITING = 1000
+T = TypeVar("T")
 
 
-@dataclass
-class _Entry:
+class IfExists(Enum):
+    """What to do when the id of a new job is taken."""
+
+    FAIL = "fail"
+    USE = "use"
+    """Answer the job that exists, if its spec is equal."""
+    REPLACE = "replace"
+    """Delete the job that exists, wherever it stands."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """A request to run a job."""
+
+    job: str
     spec_json: str
-    folder: RunFolder
-    run: JobRun | None = None
-    task: asyncio.Task[None] | None = None
-    rounds: int = 0
-    last: RoundRecord | None = None
-    changes: int = 0
-    """Grows with every change; watchers compare it."""
-    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    request_id: str = ""
+    """The same when the request is repeated; "": an equal spec is the same request."""
+    if_exists: IfExists = IfExists.FAIL
+    attached: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobsOptions:
+    """How jobs are run."""
+
+    running: int = 4
+    """At once; others wait for their turn."""
+    lease_s: float = 5.0
+    """A coordinator that gives no sign of life for so long has lost its jobs."""
+    patience_s: float = 120.0
+    """How long a job waits for a service that is down."""
+    only: str = ""
+    """The one job to continue; "": all that is in the runs directory."""
 
 
 class Jobs:
-    """An async context manager: jobs that still run when it ends are cancelled and recorded so."""
+    """An async context manager. Jobs that run when it ends stay RUNNING on the disk: the next coordinator goes on."""
 
-    def __init__(self, runs: Path, pools: Pools) -> None:
-        self._runs = runs
+    def __init__(self, runs: Path, pools: Pools, options: JobsOptions | None = None) -> None:
+        self.runs = runs.resolve()
         self._pools = pools
-        self._jobs: dict[str, _Entry] = {}
-        self._notices: set[asyncio.Task[None]] = set()
+        self._options = options or JobsOptions()
+        self._index = Index(self.runs)
+        self._roster = Roster(self._options.running)
+        self._adoption = Adoption(
+            self._index,
+            self.runs,
+            lease_s=self._options.lease_s,
+            only=self._options.only,
+            is_ours=self._is_ours,
+            adopt=self._adopt,
+        )
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._verbs: set[asyncio.Task[Any]] = set()  # Any: each verb answers something else
+        self.stopped = False
+        self.tally = Tally()
 
     async def __aenter__(self) -> Jobs:
+        await asyncio.to_thread(self._index.prepare)
+        await self._index.look(self._is_ours)
+        self._adoption.start()
         return self
 
     async def __aexit__(
@@ -60,107 +109,314 @@ class Jobs:
         await self.stop()
 
     async def stop(self) -> None:
-        """Cancel what runs and record it so; watchers see the end. Twice is safe."""
-        tasks = [entry.task for entry in self._jobs.values() if entry.task]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, *self._notices, return_exceptions=True)
+        """Let go of all jobs, and end what streams. Twice is safe."""
+        self.stopped = True
+        await self._adoption.stop()
+        await asyncio.gather(*self._verbs, return_exceptions=True)
+        await self._roster.stop()
 
-    async def submit(self, job_id: str, spec_json: str) -> JobStatus:
-        """Accept a job and start it; the same job submitted again is answered as before.
+    @property
+    def in_trouble(self) -> int:
+        """Jobs that wait for a service, or try a round again."""
+        return self._roster.in_trouble
 
-        Raises SpecError, AlreadyExistsError for an id taken by other content, OverloadedError.
-        """
-        check_id(job_id)
-        known = self._jobs.get(job_id)
-        if known is not None:
-            if known.spec_json != spec_json:
-                raise AlreadyExistsError(f"job {job_id!r} exists with another spec; choose another id")
-            return self.status(job_id)
-        if sum(entry.task is None or not entry.task.done() for entry in self._jobs.values()) >= MAX_RUNNING:
-            raise OverloadedError(f"{MAX_RUNNING} jobs run already; try again when one has ended")
-        spec = from_json(spec_json)
-        entry = self._jobs[job_id] = _Entry(spec_json, RunFolder((self._runs / job_id).resolve()))
+    def states(self) -> Counter[str]:
+        """How many jobs of the runs directory are in each state."""
+        return self._index.states()
+
+    def live(self, job: str) -> LiveJob | None:
+        """A job that this coordinator runs, or will run when it is its turn."""
+        return self._roster.get(job)
+
+    def folder(self, job: str) -> RunFolder:
+        """The run folder of a job; raises NotFoundError for what cannot be the id of one."""
+        if not is_id(job):
+            raise NotFoundError(f"there is no job {job!r}")
+        return RunFolder(self.runs / job)
+
+    async def get(self, job: str) -> View:
+        """What can be said of a job; raises NotFoundError."""
+        if live := self._roster.get(job):
+            return live.view
         try:
-            job = await asyncio.to_thread(prepare, spec)
-            await asyncio.to_thread(entry.folder.create, spec)
-            run = entry.run = JobRun(
-                job_id=job_id,
-                job=job,
-                folder=entry.folder,
-                pools=self._pools,
-                changed=lambda record: self._note(entry, record),
-            )
-            await asyncio.to_thread(entry.folder.write_status, run.status)
+            return await asyncio.to_thread(view.read, self.folder(job))
+        except NotFoundError:
+            raise NotFoundError(f"there is no job {job!r}") from None
+
+    async def page(self, size: int, token: str, states: Collection[str]) -> tuple[list[View], str]:
+        """Jobs, newest first, and the token of the next page; see `Index.page`."""
+        ids, after = self._index.page(size, token, states)
+        views = await asyncio.gather(*map(self.get, ids), return_exceptions=True)
+        return [found for found in views if isinstance(found, View)], after
+
+    async def submit(self, request: Submission) -> View:
+        """Accept a job, or answer as before; see `CoordinatorService.SubmitJob` for the rules.
+
+        Raises SpecError, AlreadyExistsError, OverloadedError, UnavailableError.
+        """
+        check_id(request.job)
+        spec = from_json(request.spec_json)
+        return await self._whole(request.job, self._submit(request, spec))
+
+    async def cancel(self, job: str) -> View:
+        """Ask a job to stop after its present round; one that waits for its turn never starts."""
+        return await self._whole(job, self._cancel(job))
+
+    async def resume(self, job: str, request_id: str, stop_json: str) -> View:
+        """Continue a job that has ended, with new stop rules if there are some.
+
+        Raises NotFoundError, SpecError, JobStateError, OverloadedError, UnavailableError.
+        """
+        return await self._whole(job, self._resume(job, request_id, stop_json))
+
+    async def delete(self, job: str, *, allow_missing: bool) -> None:
+        """Delete a job that has ended, with its versions; raises NotFoundError, JobStateError, UnavailableError."""
+        await self._whole(job, self._delete(job, allow_missing=allow_missing))
+
+    async def _whole(self, job: str, verb: Coroutine[Any, Any, T]) -> T:
+        """Run a verb alone among those on the same job, and to its end even if its caller goes away."""
+
+        async def alone() -> T:
+            async with lock:
+                return await verb
+
+        lock = self._locks.setdefault(job, asyncio.Lock())
+        task = asyncio.create_task(alone())
+        self._verbs.add(task)
+        task.add_done_callback(self._verbs.discard)
+        return await asyncio.shield(task)
+
+    async def _submit(self, request: Submission, spec: JobSpec) -> View:
+        try:
+            known: View | None = await self.get(request.job)
+        except NotFoundError:
+            known = None
+        if known and await self._answers(request, spec, known):
+            return known
+        self._check_room()
+        sinks.check(spec)
+        job = await asyncio.to_thread(prepare, spec)
+        source = await asyncio.to_thread(self._start, spec, job, request.job)
+        if known:
+            await self._remove(request.job)
+        status = JobStatus(
+            job=request.job,
+            state="PENDING",
+            reason=self._roster.prospect,
+            accepted_s=time.time(),
+            request_id=request.request_id,
+            attached=request.attached,
+            env=spec.env.name,
+            algorithm=spec.algorithm.name,
+        )
+        folder = self.folder(request.job)
+        await asyncio.to_thread(folder.create, spec, status, source)
+        return self._take(job, folder, status, Progress(), "job.accepted")
+
+    def _start(self, spec: JobSpec, job: Job, job_id: str) -> Path | None:
+        """The checkpoint that a job starts from, if it does; raises SpecError if it cannot."""
+        if not spec.start.checkpoint:
+            return None
+        source = start.find(spec.start.checkpoint, self.runs)
+        if (self.runs / job_id) in source.resolve().parents:
+            raise SpecError("start.checkpoint: a job cannot start from the one that it replaces; choose another id")
+        start.load(source, job)
+        return source
+
+    async def _answers(self, request: Submission, spec: JobSpec, known: View) -> bool:
+        """True if the job that exists is what was asked for, False if it is to be replaced."""
+        there, _ = await asyncio.to_thread(self.folder(request.job).load)
+        equal = there == spec
+        if request.request_id and request.request_id == known.status.request_id:
+            if not equal and not known.status.resumes:  # resumed ones may have other stop rules
+                raise AlreadyExistsError(f"job {request.job!r}: this request_id came with another spec before")
+            return True
+        if request.if_exists is IfExists.REPLACE:
+            return equal and not request.request_id
+        if not equal:
+            raise AlreadyExistsError(f"job {request.job!r} exists with another spec; choose another id")
+        if request.if_exists is IfExists.FAIL and request.request_id:
+            raise AlreadyExistsError(f"job {request.job!r} exists; choose another id, or say what to do if it exists")
+        return True
+
+    async def _present(self, job: str) -> View:
+        """What can be said of a job, which we go on with if nobody does."""
+        seen = await self.get(job)
+        if seen.status.ended or self._roster.get(job) or self._options.only not in ("", job):
+            return seen
+        await self._continue(self.folder(job))
+        return await self.get(job)
+
+    async def _cancel(self, job: str) -> View:
+        seen, live = await self._present(job), self._roster.get(job)
+        if live and self._roster.withdraw(live):
+            try:
+                await live.end("CANCELLED", "cancelled by its user before its turn came")
+            except BaseException:
+                self._roster.add(live)
+                raise
+            live.folder.release()
+        elif live:
+            live.cancel()
+        elif not seen.status.ended:
+            raise JobStateError(f"job {job!r} is run by another coordinator; ask that one to cancel it")
+        return await self.get(job)
+
+    async def _resume(self, job: str, request_id: str, stop_json: str) -> View:
+        known = (await self._present(job)).status
+        if request_id and known.resume_request_id == request_id:
+            return await self.get(job)
+        if not known.ended:
+            raise JobStateError(f"job {job!r} has not ended; there is nothing to resume")
+        self._check_room()
+        folder = self.folder(job)
+        self._own(folder)
+        try:
+            return await self._restart(folder, request_id, stop_json)
         except BaseException:
-            del self._jobs[job_id]
+            folder.release()
             raise
-        entry.task = asyncio.create_task(run.run())
-        return run.status
 
-    def status(self, job_id: str) -> JobStatus:
-        """The present status; raises NotFoundError, or UnavailableError while the spec is being checked."""
-        run = self._entry(job_id).run
-        if run is None:
-            raise UnavailableError(f"job {job_id!r} is still being checked; ask again")
-        return run.status
+    async def _restart(self, folder: RunFolder, request_id: str, stop_json: str) -> View:
+        given, status = await asyncio.to_thread(folder.load)
+        spec = _with_stop(given, stop_json)
+        journal = Journal(folder)
+        await asyncio.to_thread(journal.read)
+        if status.state != "FAILED" and (reached := stopping.ending(spec.stop, journal)):
+            raise JobStateError(f"job {status.job!r} has no round left to run: {reached}; give it new stop rules")
+        sinks.check(spec)
+        job = await asyncio.to_thread(prepare, spec)
+        if spec != given:
+            await asyncio.to_thread(folder.write_spec, spec)
+        status = replace(
+            status,
+            state="PENDING",
+            reason=self._roster.prospect,
+            attached=status.job == self._options.only,
+            cancelling=False,
+            resumes=status.resumes + 1,
+            resume_request_id=request_id,
+            ended_s=0.0,
+            summary_json="",
+        )
+        await asyncio.to_thread(folder.write_status, status)
+        progress = await asyncio.to_thread(view.progress_of, folder)
+        return self._take(job, folder, status, progress, "job.resumed")
 
-    def rounds(self, job_id: str) -> int:
-        """Rounds recorded so far."""
-        return self._entry(job_id).rounds
-
-    def run_dir(self, job_id: str) -> Path:
-        """The run folder."""
-        return self._entry(job_id).folder.path
-
-    def cancel(self, job_id: str) -> JobStatus:
-        """Ask a job to stop after its present round; a job that has ended stays as it is."""
-        run = self._entry(job_id).run
-        if run is not None:
-            run.cancel()
-        return self.status(job_id)
-
-    async def watch(self, job_id: str, cursor: int) -> AsyncIterator[Event]:
-        """Rounds from number `cursor` on and every change of status, until the job has ended."""
-        entry = self._entry(job_id)
-        shown: JobStatus | None = None
-        while True:
-            changes = entry.changes
-            while cursor < entry.rounds:
-                records = await asyncio.to_thread(self._records, entry, cursor)
-                if not records:
-                    raise CorruptError(f"{entry.folder.path}: round {cursor} is no longer in rounds.jsonl")
-                for record in records:
-                    cursor = record.round + 1
-                    yield Event(cursor, record, None)
-            status = self.status(job_id)
-            if status is not shown:
-                shown = status
-                yield Event(cursor, None, status)
-            if status.state in _ENDED and cursor >= entry.rounds:
+    async def _delete(self, job: str, *, allow_missing: bool) -> None:
+        try:
+            status: JobStatus | None = (await self._present(job)).status
+        except CorruptError:
+            status = None
+        except NotFoundError:
+            if allow_missing:
                 return
-            async with entry.changed:
-                await entry.changed.wait_for(lambda: entry.changes != changes)  # noqa: B023  # awaited right here
+            raise
+        if status and not status.ended:
+            raise JobStateError(f"job {job!r} has not ended; cancel it first, then delete it")
+        await self._remove(job)
 
-    def _records(self, entry: _Entry, first: int) -> list[RoundRecord]:
-        """What a watcher lacks: usually the newest round, which is in memory."""
-        if entry.last is not None and entry.last.round == first:
-            return [entry.last]
-        return list(entry.folder.records(first))
+    async def _remove(self, job: str) -> None:
+        """Remove a job wherever it stands. First what others keep of it: versions must not meet a new job of its id."""
+        if live := self._roster.get(job):
+            await self._roster.remove(live)
+        folder = self.folder(job)
+        self._own(folder)
+        try:
+            await self._pools.close_job(job)
+            await self._pools.store.delete_job(job)
+            await asyncio.to_thread(folder.delete)
+        finally:
+            folder.release()
+        self._index.forget(job)
 
-    def _note(self, entry: _Entry, record: RoundRecord | None) -> None:
-        entry.changes += 1
-        if record is not None:
-            entry.last, entry.rounds = record, record.round + 1
-        notice = asyncio.create_task(self._notify(entry))
-        self._notices.add(notice)
-        notice.add_done_callback(self._notices.discard)
+    def _is_ours(self, job: str) -> bool:
+        return self._roster.get(job) is not None
 
-    async def _notify(self, entry: _Entry) -> None:
-        async with entry.changed:
-            entry.changed.notify_all()
+    def _own(self, folder: RunFolder) -> None:
+        if not folder.own():
+            raise JobStateError(f"job {folder.path.name!r} is in the hands of another coordinator; ask that one")
 
-    def _entry(self, job_id: str) -> _Entry:
-        if job_id not in self._jobs:
-            raise NotFoundError(f"there is no job {job_id!r}")
-        return self._jobs[job_id]
+    def _check_room(self) -> None:
+        if self._roster.waiting >= MAX_WAITING:
+            raise OverloadedError(f"{MAX_WAITING} jobs wait for their turn already; try again when some have ended")
+
+    def _take(self, job: Job, folder: RunFolder, status: JobStatus, progress: Progress, event: str) -> View:
+        """Let a job whose status is on the disk run when it is its turn."""
+        live = LiveJob(
+            job=job,
+            folder=folder,
+            status=status,
+            progress=progress,
+            pools=self._pools,
+            patience_s=self._options.patience_s,
+            tally=self.tally,
+            changed=self._index.note,
+        )
+        if folder.ownership:
+            folder.ownership.keep_beating()
+        self._index.note(status)
+        live.log.info(event, env=status.env, algorithm=status.algorithm, seed=job.spec.seed, reason=status.reason)
+        self._roster.add(live)
+        return live.view
+
+    async def _adopt(self, folder: RunFolder) -> bool:
+        return await self._whole(folder.path.name, self._continue(folder))
+
+    async def _continue(self, folder: RunFolder) -> bool:
+        """Go on with a job that nobody runs; False if somebody does."""
+        if self._is_ours(folder.path.name):
+            folder.release()
+            return True
+        if folder.ownership is None and not folder.own():
+            return False
+        try:
+            await self._go_on(folder)
+        except BaseException:
+            folder.release()
+            raise
+        return True
+
+    async def _go_on(self, folder: RunFolder) -> None:
+        status = await asyncio.to_thread(folder.read_status)
+        if status.ended:
+            self._index.note(status)
+            folder.release()
+            return
+        progress = await asyncio.to_thread(view.progress_of, folder)
+        reason = ""
+        if status.attached and status.job != self._options.only:
+            where = f"after round {progress.rounds - 1}" if progress.rounds else "before its first round ended"
+            reason = f"its coordinator was killed {where}; `marless resume {status.job}` goes on"
+        try:
+            spec, _ = await asyncio.to_thread(folder.load)
+            job = await asyncio.to_thread(prepare, spec)
+        except (SpecError, CorruptError) as error:
+            reason = str(error)
+        if reason:
+            last = await asyncio.to_thread(view.ended, status, folder, "FAILED", reason)
+            await asyncio.to_thread(folder.write_status, last)
+            self._index.note(last)
+            folder.release()
+            return
+        self._take(job, folder, status, progress, "job.found")
+
+
+def is_id(job: str) -> bool:
+    """True if a job may have this id."""
+    try:
+        check_id(job)
+    except SpecError:
+        return False
+    return True
+
+
+def _with_stop(spec: JobSpec, stop_json: str) -> JobSpec:
+    """The spec with other stop rules, if there are some; raises SpecError."""
+    if not stop_json:
+        return spec
+    try:
+        stop = json.loads(stop_json)
+    except ValueError as error:
+        raise SpecError(f"stop: not valid JSON: {error}") from None
+    return parse(json.loads(spec.to_json()) | {"stop": stop}, "resume")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from marless.algos.base import Group
 from marless.job import Job
-from marless.record import InvocationRecord, Returns
+from marless.record import InvocationRecord, Returns, returns_of
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
 from marless.rpc.v1 import actor_pool_pb2, common_pb2, learner_pool_pb2
@@ -58,14 +57,13 @@ class Pools:
         """Declare a job to the learner pool; returns the head of every policy and joint critic."""
         request = learner_pool_pb2.OpenJobRequest(
             job=job_id,
-            spec_json=job.spec.to_json(),
+            # A learner pool writes to no sink, and need not know those of the coordinator's machine.
+            spec_json=job.spec.model_copy(update={"sinks": ()}).to_json(),
             spaces_json=spaces_to_json(job.spaces),
             epoch=epoch,
             groups=_groups(groups, {}),
         )
-        reply = await self._learner_pool.call(
-            self._learners.OpenJob, request, timeout_s=CALL_TIMEOUT_S, wait_for_ready=True
-        )
+        reply = await self._learner_pool.call(self._learners.OpenJob, request, timeout_s=CALL_TIMEOUT_S)
         return {version.policy: version.version for version in reply.versions}
 
     async def close_job(self, job_id: str) -> None:
@@ -73,26 +71,34 @@ class Pools:
         await self._learner_pool.call(self._learners.CloseJob, learner_pool_pb2.CloseJobRequest(job=job_id))
 
     async def train(
-        self, job_id: str, job: Job, round_: int, actors: int, groups: Sequence[Group], versions: Versions
+        self,
+        job_id: str,
+        job: Job,
+        round_: int,
+        actors: int,
+        groups: Sequence[Group],
+        versions: Versions,
+        *,
+        epoch: int,
     ) -> Rollout:
         """Run the actors of a round; their trajectories are in the learner pool when this returns."""
-        request = self._rollout(job_id, job, round_, actor_pool_pb2.ROLLOUT_MODE_TRAIN)
+        request = self._rollout(job_id, job, round_, actor_pool_pb2.ROLLOUT_MODE_TRAIN, epoch)
         request.actors = actors
         request.groups.extend(_groups(groups, versions))
         return await self._run(request)
 
     async def evaluate(
-        self, job_id: str, job: Job, round_: int, groups: Sequence[Group], versions: Versions
+        self, job_id: str, job: Job, round_: int, groups: Sequence[Group], versions: Versions, *, epoch: int
     ) -> Rollout:
         """Play greedily for the spec's number of episodes."""
-        request = self._rollout(job_id, job, round_, actor_pool_pb2.ROLLOUT_MODE_GREEDY)
+        request = self._rollout(job_id, job, round_, actor_pool_pb2.ROLLOUT_MODE_GREEDY, epoch)
         request.actors, request.episodes = job.spec.actors.count, job.spec.evaluation.episodes
         request.groups.extend(_groups(groups, versions))
         return await self._run(request)
 
     async def random_baseline(self, job_id: str, job: Job) -> Rollout:
         """Measure what chance scores."""
-        request = self._rollout(job_id, job, 0, actor_pool_pb2.ROLLOUT_MODE_RANDOM)
+        request = self._rollout(job_id, job, 0, actor_pool_pb2.ROLLOUT_MODE_RANDOM, epoch=0)
         request.actors, request.episodes = job.spec.actors.count, job.spec.evaluation.random_episodes
         return await self._run(request)
 
@@ -125,7 +131,7 @@ class Pools:
         )
 
     def _rollout(
-        self, job_id: str, job: Job, round_: int, mode: actor_pool_pb2.RolloutMode.ValueType
+        self, job_id: str, job: Job, round_: int, mode: actor_pool_pb2.RolloutMode.ValueType, epoch: int
     ) -> actor_pool_pb2.RolloutRequest:
         spec = job.spec
         settings = actor_pool_pb2.RolloutSettings(
@@ -137,40 +143,17 @@ class Pools:
             with_state=job.with_state,
             sink=self._learner_pool.address,
             timeout_s=spec.actors.timeout_s,
+            epoch=epoch,
         )
         return actor_pool_pb2.RolloutRequest(job=job_id, round=round_, mode=mode, settings=settings)
 
     async def _run(self, request: actor_pool_pb2.RolloutRequest) -> Rollout:
-        reply = await self._actor_pool.call(
-            self._actors.Rollout, request, timeout_s=CALL_TIMEOUT_S, wait_for_ready=True
-        )
+        reply = await self._actor_pool.call(self._actors.Rollout, request, timeout_s=CALL_TIMEOUT_S)
         return Rollout(
             env_steps=sum(receipt.env_steps for receipt in reply.receipts),
             returns=returns_of(reply.receipts),
             invocations=_invocations(reply.invocations),
         )
-
-
-def returns_of(receipts: Iterable[actor_pool_pb2.RolloutReceipt]) -> Returns | None:
-    """Join the receipts of a rollout; None if no episode ended."""
-    episodes = 0
-    sums: dict[str, float] = {}
-    squares: dict[str, float] = {}
-    for receipt in receipts:
-        episodes += receipt.episodes
-        for agent, value in receipt.return_sum.items():
-            sums[agent] = sums.get(agent, 0.0) + value
-            squares[agent] = squares.get(agent, 0.0) + receipt.return_square_sum[agent]
-    if not episodes:
-        return None
-    means = {agent: total / episodes for agent, total in sorted(sums.items())}
-    errors = [math.sqrt(max(squares[agent] / episodes - mean**2, 0.0) / episodes) for agent, mean in means.items()]
-    return Returns(
-        episodes=episodes,
-        mean=sum(means.values()) / len(means),
-        per_agent=means,
-        standard_error=sum(errors) / len(errors),
-    )
 
 
 def _groups(groups: Iterable[Group], versions: Versions) -> list[common_pb2.Group]:

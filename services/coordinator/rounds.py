@@ -1,10 +1,10 @@
-"""The round loop of one job: rollout, update, decide, record; again until a stop rule is met."""
+"""The round loop of one job: rollout, update, decide, record; again until a stop rule is met, whatever happens."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,14 +12,29 @@ from typing import Any
 import structlog
 
 from marless.algos.base import Group
-from marless.errors import MarlessError, UnavailableError
+from marless.checkpoint import Progress
+from marless.errors import (
+    CancelledJobError,
+    FencedError,
+    MarlessError,
+    StaleError,
+    UnavailableError,
+)
 from marless.job import Job
-from marless.record import GroupRecord, PhaseSeconds, Returns, RoundRecord, Summary
+from marless.record import GroupRecord, PhaseSeconds, RoundRecord, Summary
+from marless.rpc.concurrency import to_the_end
+from services.coordinator import stopping
+from services.coordinator.journal import Journal
+from services.coordinator.logs import JobLog
+from services.coordinator.patience import PASSING, Patience
 from services.coordinator.pools import Pools, Rollout, Update, Versions
-from services.coordinator.run_folder import Checkpoint, JobStatus, RunFolder
+from services.coordinator.recovery import Recovery
+from services.coordinator.run_folder import JobStatus, Pending, RunFolder
 
-HISTORY_ROUNDS = 512
-"""Rounds that decisions may look back on."""
+PATIENCE_S = 120.0
+MAX_FENCED = 3
+DETAIL_FRAMES = 8
+_CANCELLED = "cancelled by its user"
 _log = structlog.get_logger("coordinator")
 
 
@@ -33,217 +48,325 @@ class _Plan:
     actors: int
     versions: Versions
     decisions: dict[str, str]
-    ending: str = ""
-    """Why there is no next round, if so."""
+    ending: str
+    """Why there is no next round; "" if there is."""
 
 
 class JobRun:
-    """One job from acceptance to its end. Whoever holds it reads `status` and is told of every change."""
+    """One job from where its folder says it is to its end. Whoever holds it reads `status` and is told of changes.
+
+    Several may be made of one folder, one after another; the folder must be owned, and is released when `run` ends.
+    """
 
     def __init__(
-        self, *, job_id: str, job: Job, folder: RunFolder, pools: Pools, changed: Callable[[RoundRecord | None], None]
+        self,
+        *,
+        job_id: str,
+        job: Job,
+        folder: RunFolder,
+        pools: Pools,
+        status: JobStatus,
+        log: JobLog,
+        changed: Callable[[RoundRecord | None], None],
+        patience_s: float = PATIENCE_S,
     ) -> None:
         self._id = job_id
         self._job = job
         self._folder = folder
         self._pools = pools
+        self._log = log
         self._changed = changed
-        self._history: deque[RoundRecord] = deque(maxlen=HISTORY_ROUNDS)
-        self._epoch = 0
-        self._cancelled = False
+        self._journal = Journal(folder)
+        self._recovery = Recovery(job_id=job_id, job=job, folder=folder, pools=pools, journal=self._journal, log=log)
+        self._cancelled = asyncio.Event()
+        self._patience = Patience(patience_s, self._cancelled)
+        self._fenced = 0
         self._first_round_s: float | None = None
-        self._greedy: Returns | None = None
-        self.status = JobStatus(job=job_id, state="PENDING", reason="accepted", accepted_s=time.time())
+        """When the first round of this run started; earlier ones took `_before_s`."""
+        self._before_s = 0.0
+        self._pending: Pending | None = None
+        self.status = status
+        self.detail = ""
+        """The end of a traceback, if the job ended by a defect."""
+
+    @property
+    def in_trouble(self) -> bool:
+        """True while it waits for a service, or tries a round again."""
+        return self._patience.waiting
 
     def cancel(self) -> None:
-        """Stop once the present round is recorded."""
-        self._cancelled = True
+        """Stop once the present round is recorded; that has been written down when this returns."""
+        if not self.status.ended and not self._cancelled.is_set():
+            self._cancelled.set()
+            self._set(cancelling=True)
 
     async def run(self) -> None:
-        """Run the job to its end; never raises for a failure of the job itself, which ends it FAILED."""
-        try:
-            state, reason = await self._train()
-        except asyncio.CancelledError:
-            await self._end("CANCELLED", "the coordinator stopped")
-            raise
-        await self._end(state, reason)
+        """Run the job to its end; never raises for a failure of the job itself, which ends it FAILED.
 
-    async def _train(self) -> tuple[str, str]:
-        """All rounds; returns the job's last state, and why."""
+        A run that is cancelled, or whose job another coordinator takes over, ends without a word in the folder, so
+        that the next one goes on from there.
+        """
         try:
-            plan = await self._open()
-            while not plan.ending and not self._cancelled:
-                plan = await self._round(plan)
+            if self._folder.ownership:
+                self._folder.ownership.keep_beating()
+            await self._end(*await self._live())
+        except FencedError as error:
+            _log.warning("job.taken_over", job=self._id, error=str(error))
+        finally:
+            self._folder.release()
+
+    async def _live(self) -> tuple[str, str]:
+        """All rounds; returns the job's last state, and why. Raises FencedError if the job is not ours any more."""
+        try:
+            await self._begin()
+            ending = await self._train()
+        except CancelledJobError:
+            return "CANCELLED", _CANCELLED
+        except FencedError:
+            self._folder.check_owned()
+            return "FAILED", f"another coordinator publishes under the name {self._id!r} in the same store"
         except MarlessError as error:
-            _log.error("job.failed", job=self._id, error=str(error))
+            self.detail = error.detail
             return "FAILED", str(error)
         except Exception as error:  # noqa: BLE001  # a defect must end the job FAILED, with its reason, not hang it
             _log.error("job.failed", job=self._id, exc_info=error)
+            self.detail = "".join(traceback.format_exception(error)[-DETAIL_FRAMES:])
             return "FAILED", f"internal error: {type(error).__name__}: {error}"
-        return ("SUCCEEDED", plan.ending) if plan.ending else ("CANCELLED", "cancelled by its user")
+        return ("SUCCEEDED", ending) if ending else ("CANCELLED", _CANCELLED)
 
-    async def _open(self) -> _Plan:
-        """First versions and the random baseline, side by side: learners start while chance plays."""
-        scaling, sharing = self._job.scaling.decide(()), self._job.sharing.decide(())
-        self._epoch = await self._pools.store.acquire_epoch(self._id, f"{self._id}/open")
-        baseline = asyncio.create_task(self._pools.random_baseline(self._id, self._job))
+    async def _begin(self) -> None:
+        """Take in what the folder holds."""
+        await to_the_end(self._folder.take_over)
+        await asyncio.to_thread(self._journal.read)
+        self._before_s = self._journal.rounds_s
+        self._pending = await asyncio.to_thread(self._folder.read_pending, self._journal.rounds)
+        if self.status.cancelling:
+            self._cancelled.set()
+        if self.status.state == "RUNNING":
+            self._set(resumes=self.status.resumes + 1, reason=f"goes on after {self._journal.rounds} rounds")
+            self._log.info("job.continued", rounds=self._journal.rounds, rolled_out=self._pending is not None)
+
+    async def _train(self) -> str:
+        """Rounds until one is the last; returns why there is no further one, "" if the job was cancelled."""
+        plan: _Plan | None = None
+        while True:
+            try:
+                plan = plan or await self._stand()
+                await self._checkpoint(plan)
+                if plan.ending or self._cancelled.is_set():
+                    return plan.ending
+                plan = await self._round(plan)
+                self._settle()
+            except PASSING as trouble:
+                plan = None
+                await self._bear(trouble)
+
+    async def _bear(self, trouble: MarlessError) -> None:
+        """Wait for what may pass; raises what does not."""
+        self._folder.check_owned()
+        if isinstance(trouble, FencedError):
+            self._recovery.epoch, self._fenced = 0, self._fenced + 1
+            if self._fenced > MAX_FENCED:
+                raise trouble
+        self._show(f"waits for the {trouble}" if _names_a_service(trouble) else f"tries again: {trouble}")
+        await self._patience.bear(trouble)
+
+    def _settle(self) -> None:
+        """A round is done: whatever was waited for is there."""
+        if self._patience.waiting:
+            self._show("training")
+        self._patience.over()
+
+    async def _stand(self) -> _Plan:
+        """Open the job where it stands; chance plays meanwhile, if it has not: learners take a while to start."""
+        baseline = None if self.status.random else asyncio.create_task(self._pools.random_baseline(self._id, self._job))
         try:
-            versions = await self._pools.open_job(self._id, self._job, self._epoch, sharing.groups)
-            random = await baseline
+            versions = await self._recovery.stand(rolled_out=self._pending is not None)
+            random = (await baseline).returns if baseline else self.status.random
         finally:
-            baseline.cancel()
-            await asyncio.gather(baseline, return_exceptions=True)
-        self._set(state="RUNNING", reason="training", random=random.returns)
-        decisions = {"scaling": scaling.reason, "sharing": sharing.reason}
-        return _Plan(0, 0, sharing.groups, scaling.actors, versions, decisions)
+            if baseline:
+                baseline.cancel()
+                await asyncio.gather(baseline, return_exceptions=True)
+        if self.status.state != "RUNNING" or baseline:
+            self._set(state="RUNNING", reason="training", random=random)
+        elif not self._patience.waiting:
+            self._show("training")
+        return self._plan(versions, stopping.ending(self._job.spec.stop, self._journal))
 
-    async def _round(self, plan: _Plan) -> _Plan:
-        started_s = time.time()
-        self._first_round_s = self._first_round_s or started_s
-        rollout = await self._pools.train(self._id, self._job, plan.round, plan.actors, plan.groups, plan.versions)
-        rolled_s = time.time()
-        update = await self._pools.update(
-            self._id,
-            round_=plan.round,
-            epoch=self._epoch,
-            env_steps=plan.env_steps,
-            actors=plan.actors,
-            groups=plan.groups,
-            versions=plan.versions,
-        )
-        updated_s = time.time()
-        after = _Plan(
-            round=plan.round + 1,
-            env_steps=plan.env_steps + rollout.env_steps,
-            groups=plan.groups,
-            actors=plan.actors,
-            versions={**plan.versions, **update.versions},
-            decisions=plan.decisions,
-        )
-        ending = self._stop_reason(after)  # asked once, so that the last round is always an evaluated one
-        evaluation = await self._evaluate(after, last=bool(ending) or self._cancelled)
-        phases = PhaseSeconds(
-            rollout=rolled_s - started_s, update=updated_s - rolled_s, evaluation=time.time() - updated_s
-        )
-        record = self._record(after, rollout, update, evaluation, started_s, phases)
-        await asyncio.to_thread(self._folder.append, record)
-        self._history.append(record)
-        self._changed(record)
-        await self._checkpoint(after)
-        return self._decide(after, ending or self._return_reached())
-
-    async def _evaluate(self, after: _Plan, *, last: bool) -> Rollout | None:
-        """Play greedily every so many rounds, and after the last one."""
-        every = self._job.spec.evaluation.every
-        if not last and not (every and after.round % every == 0):
-            return None
-        evaluation = await self._pools.evaluate(self._id, self._job, after.round, after.groups, after.versions)
-        self._greedy = evaluation.returns
-        return evaluation
-
-    async def _checkpoint(self, after: _Plan, *, final: bool = False) -> None:
-        spec = self._job.spec.checkpoint
-        if not final and not (spec.every and after.round % spec.every == 0):
-            return
-        stored = await self._pools.store.get(self._id, dict(after.versions), ("acting", "learning"))
-        saved = {name: Checkpoint(each.version, each.blobs) for name, each in stored.items()}
-        await asyncio.to_thread(self._folder.save_checkpoint, after.round, saved, spec.keep)
-
-    def _decide(self, after: _Plan, ending: str) -> _Plan:
-        scaling, sharing = self._job.scaling.decide(self._history), self._job.sharing.decide(self._history)
+    def _plan(self, versions: Versions, ending: str) -> _Plan:
+        history = self._journal.history
+        scaling, sharing = self._job.scaling.decide(history), self._job.sharing.decide(history)
         return _Plan(
-            round=after.round,
-            env_steps=after.env_steps,
+            round=self._journal.rounds,
+            env_steps=self._journal.env_steps,
             groups=sharing.groups,
             actors=scaling.actors,
-            versions=after.versions,
+            versions=versions,
             decisions={"scaling": scaling.reason, "sharing": sharing.reason},
             ending=ending,
         )
 
-    def _stop_reason(self, plan: _Plan) -> str:
-        stop = self._job.spec.stop
-        wall_s = time.time() - self._first_round_s if self._first_round_s else 0.0
-        if stop.rounds is not None and plan.round >= stop.rounds:
-            return f"{plan.round} rounds done"
-        if stop.env_steps is not None and plan.env_steps >= stop.env_steps:
-            return f"{plan.env_steps} env steps sampled"
-        if stop.wall_s is not None and wall_s >= stop.wall_s:
-            return f"{wall_s:.0f} s of training passed"
-        return ""
+    async def _round(self, plan: _Plan) -> _Plan:
+        self._first_round_s = self._first_round_s or time.time()
+        if self._pending is None or self._pending.round != plan.round:
+            self._pending = await self._roll_out(plan)
+        pending, rolled_s = self._pending, time.time()
+        update = await self._update(plan, pending)
+        updated_s = time.time()
+        round_, env_steps = plan.round + 1, plan.env_steps + pending.env_steps
+        versions = {**plan.versions, **update.versions}
+        # Asked once, so that the last round is always an evaluated one.
+        ending = stopping.limit_reached(
+            self._job.spec.stop,
+            rounds=round_,
+            env_steps=env_steps,
+            wall_s=self._before_s + time.time() - self._first_round_s,
+        )
+        last = bool(ending) or self._cancelled.is_set()
+        evaluation = await self._evaluate(round_, plan.groups, versions, last=last)
+        phases = PhaseSeconds(
+            rollout=pending.rollout_s, update=updated_s - rolled_s, evaluation=time.time() - updated_s
+        )
+        record = self._record(plan, pending, update, evaluation, phases)
+        await to_the_end(self._journal.append, record)
+        self._pending = None
+        self._changed(record)
+        return self._plan(versions, ending or stopping.return_reached(self._job.spec.stop, self._journal.greedy))
 
-    def _return_reached(self) -> str:
-        wanted = self._job.spec.stop.greedy_return
-        if wanted is None or self._greedy is None or self._greedy.mean < wanted:
-            return ""
-        return f"greedy return per agent {self._greedy.mean:.3f} reached {wanted:g}"
+    async def _roll_out(self, plan: _Plan) -> Pending:
+        """Run the round's actors, and note what came of them before anything is made of it."""
+        started_s = time.time()
+        rollout = await self._pools.train(
+            *(self._id, self._job, plan.round, plan.actors, plan.groups, plan.versions), epoch=self._recovery.epoch
+        )
+        pending = Pending(
+            round=plan.round,
+            started_s=started_s,
+            rollout_s=time.time() - started_s,
+            env_steps=rollout.env_steps,
+            returns=rollout.returns,
+            invocations=rollout.invocations,
+        )
+        await to_the_end(self._folder.write_pending, pending)
+        return pending
+
+    async def _update(self, plan: _Plan, pending: Pending) -> Update:
+        """Train, and have the rollout's outcome on the disk when that is done."""
+        syncing = asyncio.create_task(to_the_end(self._folder.sync_pending))
+        try:
+            return await self._pools.update(
+                self._id,
+                round_=plan.round,
+                epoch=self._recovery.epoch,
+                env_steps=plan.env_steps,
+                actors=plan.actors,
+                groups=plan.groups,
+                versions=plan.versions,
+            )
+        except StaleError:
+            self._pending = None  # the trajectories went with the learner pool that held them
+            raise
+        finally:
+            await syncing
+
+    async def _evaluate(
+        self, round_: int, groups: tuple[Group, ...], versions: Versions, *, last: bool
+    ) -> Rollout | None:
+        """Play greedily every so many rounds, and after the last one."""
+        every = self._job.spec.evaluation.every
+        if not last and not (every and round_ % every == 0):
+            return None
+        return await self._pools.evaluate(self._id, self._job, round_, groups, versions, epoch=self._recovery.epoch)
 
     def _record(
-        self,
-        after: _Plan,
-        rollout: Rollout,
-        update: Update,
-        evaluation: Rollout | None,
-        started_s: float,
-        phases: PhaseSeconds,
+        self, plan: _Plan, pending: Pending, update: Update, evaluation: Rollout | None, phases: PhaseSeconds
     ) -> RoundRecord:
-        groups = (GroupRecord(policy=g.policy, agents=g.agents, version=after.versions[g.policy]) for g in after.groups)
+        versions = {**plan.versions, **update.versions}
+        groups = (GroupRecord(policy=g.policy, agents=g.agents, version=versions[g.policy]) for g in plan.groups)
         return RoundRecord(
             job=self._id,
-            round=after.round - 1,
-            env_steps=after.env_steps,
-            actors=after.actors,
+            round=plan.round,
+            env_steps=plan.env_steps + pending.env_steps,
+            actors=plan.actors,
             groups=tuple(groups),
-            versions=after.versions,
-            started_s=started_s,
+            versions=versions,
+            started_s=pending.started_s,
             ended_s=time.time(),
             phases=phases,
-            returns=rollout.returns,
+            returns=pending.returns,
             evaluation=evaluation.returns if evaluation else None,
             metrics=update.metrics,
-            invocations=rollout.invocations + update.invocations + (evaluation.invocations if evaluation else ()),
-            decisions=after.decisions,
+            invocations=pending.invocations + update.invocations + (evaluation.invocations if evaluation else ()),
+            decisions=plan.decisions,
         )
 
+    async def _checkpoint(self, plan: _Plan, *, final: bool = False) -> None:
+        """Save what the newest round came to, if it is time: every so many rounds, and at the end."""
+        spec = self._job.spec.checkpoint
+        final = final or bool(plan.ending) or self._cancelled.is_set()
+        if not plan.round or not (final or (spec.every and plan.round % spec.every == 0)):
+            return
+        progress = Progress(
+            round=plan.round,
+            env_steps=plan.env_steps,
+            seed=self._job.spec.seed,
+            actors=plan.actors,
+            groups={group.policy: group.agents for group in plan.groups},
+        )
+        await self._recovery.snapshots.save(progress, plan.versions, spec.keep)
+
     async def _end(self, state: str, reason: str) -> None:
-        try:
-            if problem := await self._put_away():
-                state, reason = ("FAILED", problem) if state == "SUCCEEDED" else (state, reason)
-        finally:
-            self._set(state=state, reason=reason, summary_json=self._summary(state, reason).to_json())
-            _log.info("job.ended", job=self._id, state=state, reason=reason)
+        if self._fenced > MAX_FENCED:
+            problem = ""  # what the store has under this name is another's
+        else:
+            problem = await self._put_away()
+        if problem:
+            state, reason = ("FAILED", problem) if state == "SUCCEEDED" else (state, reason)
+        summary = self._summary(state, reason)
+        self._set(state=state, reason=reason, cancelling=False, ended_s=time.time(), summary_json=summary.to_json())
 
     async def _put_away(self) -> str:
-        """Save the last versions and let the pools forget the job; returns what went wrong with the saving."""
-        problem = ""
+        """Save the last versions, and have the other services forget the job; returns what went wrong with the saving.
+
+        Versions that could not be saved stay in the store, for the job to be resumed from.
+        """
         try:
-            if self._history:
-                last = self._history[-1]
-                await self._checkpoint(_Plan(last.round + 1, last.env_steps, (), 0, last.versions, {}), final=True)
+            if last := self._journal.last:
+                await self._checkpoint(self._plan(last.versions, ""), final=True)
+            await to_the_end(self._folder.drop_pending)
+        except FencedError:
+            raise
         except MarlessError as error:
-            problem = f"trained, but its last checkpoint could not be saved: {error}"
-            _log.error("job.checkpoint_failed", job=self._id, error=str(error))
+            self._log.error("job.checkpoint_failed", error=str(error))
+            return f"trained, but its last checkpoint could not be saved: {error}"
         try:
-            await self._pools.close_job(self._id)
+            await self._recovery.end()
+        except FencedError:
+            raise
         except MarlessError as error:
-            _log.warning("job.close_failed", job=self._id, error=str(error))
-        return problem
+            self._log.warning("job.not_forgotten", error=str(error))
+        return ""
 
     def _summary(self, state: str, reason: str) -> Summary:
-        last = self._history[-1] if self._history else None
-        training_s = last.ended_s - self._first_round_s if last and self._first_round_s else 0.0
+        last = self._journal.last
+        training_s = self._before_s + (last.ended_s - self._first_round_s if last and self._first_round_s else 0.0)
         return Summary(
             job=self._id,
             state=state,
             reason=reason,
-            rounds=last.round + 1 if last else 0,
-            env_steps=last.env_steps if last else 0,
-            greedy=self._greedy,
+            rounds=self._journal.rounds,
+            env_steps=self._journal.env_steps,
+            greedy=self._journal.greedy,
             random=self.status.random,
             wall_s=round(time.time() - self.status.accepted_s, 3),
-            env_steps_per_s=round(last.env_steps / training_s, 1) if last and training_s else 0.0,
+            env_steps_per_s=round(last.env_steps / training_s, 1) if last and training_s > 0 else 0.0,
             run_dir=str(self._folder.path),
         )
+
+    def _show(self, reason: str) -> None:
+        """What the job does now, for whoever looks; not worth a write."""
+        self.status = replace(self.status, reason=reason)
+        self._changed(None)
 
     def _set(self, **changes: Any) -> None:  # Any: fields of several types
         """Note a new status on the disk, and tell whoever watches even if the disk does not let us."""
@@ -251,5 +374,10 @@ class JobRun:
         try:
             self._folder.write_status(self.status)
         except UnavailableError as error:
-            _log.error("job.status_not_saved", job=self._id, error=str(error))
+            self._log.error("job.status_not_saved", error=str(error))
         self._changed(None)
+
+
+def _names_a_service(trouble: MarlessError) -> bool:
+    """True for the errors of `Peer`, which start with the service that did not answer."""
+    return str(trouble).partition(":")[0] in ("actor_pool", "learner_pool", "param_store")

@@ -1,9 +1,17 @@
 """A job's run folder, which is its durable state: what has been acknowledged is in here, fsynced.
 
 spec.yaml            the resolved spec, every default written out
-job.json             state, reason, random baseline; replaced atomically
+job.json             state, reason, random baseline
 rounds.jsonl         one RoundRecord a line, appended before the next round starts
-checkpoints/round-N/ every policy's newest version, as safetensors, with a manifest
+pending.json         what came of the present round's rollout, written before its update
+start/               the checkpoint that the job starts from, if it does
+checkpoints/round-N/ every policy's newest version, see `marless.checkpoint`
+log.jsonl            what happened, see `services.coordinator.logs`
+owner.lock           who runs the job, see `services.coordinator.ownership`
+
+Only the owner writes. One that has lost the job, and may learn of it between any two of its steps, is kept out: each
+file is replaced by renaming a partial one, and whoever takes over removes all partial ones and replaces rounds.jsonl,
+so that a late rename finds nothing, and a late line goes to a file that has no name.
 """
 
 from __future__ import annotations
@@ -11,14 +19,27 @@ from __future__ import annotations
 import errno
 import json
 import os
+import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import IO, Any
 
-from marless.errors import AlreadyExistsError, UnavailableError
-from marless.record import Returns, RoundRecord, read
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from marless import spec as specs
+from marless.checkpoint import Checkpoint, DiskCheckpoints, fsync
+from marless.errors import AlreadyExistsError, CorruptError, FencedError, NotFoundError, SpecError, UnavailableError
+from marless.failpoint import reach
+from marless.record import InvocationRecord, Returns, RoundRecord, read
 from marless.spec import JobSpec
+from services.coordinator.ownership import Ownership, inherit
+
+DELETED = ".deleted-"
+"""How the names of folders begin that are being removed, or were when their coordinator was killed."""
+ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,39 +56,180 @@ class JobStatus:
     """What chance scores, once measured."""
     summary_json: str = ""
     """Once the job has ended."""
+    request_id: str = ""
+    """Of the request that submitted it."""
+    attached: bool = False
+    """Belongs to the process that submitted it: not continued by itself once its coordinator was killed."""
+    env: str = ""
+    """Name of the spec's environment."""
+    algorithm: str = ""
+    """Name of the spec's algorithm."""
+    cancelling: bool = False
+    """Its user has asked it to stop after the present round."""
+    resumes: int = 0
+    """How often it was continued after an interruption or an end."""
+    resume_request_id: str = ""
+    """Of the request that last resumed it."""
+    ended_s: float = 0.0
+    """Unix seconds; 0 while it has not ended."""
+
+    @property
+    def ended(self) -> bool:
+        """True once nothing more happens, unless it is resumed."""
+        return self.state in ENDED
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """What is saved of one policy."""
+@dataclass(frozen=True, kw_only=True)
+class Pending:
+    """What came of a round's rollout: the content of pending.json."""
 
-    version: int
-    blobs: Mapping[str, bytes | memoryview]
+    round: int
+    started_s: float
+    """Unix seconds."""
+    rollout_s: float
+    env_steps: int
+    returns: Returns | None
+    invocations: tuple[InvocationRecord, ...]
+
+
+_STATUS = TypeAdapter(JobStatus)
+_PENDING = TypeAdapter(Pending)
 
 
 class RunFolder:
-    """Reads and writes one run folder. Raises UnavailableError, naming the path, when the disk does not let it."""
+    """Reads and writes one run folder. Writing raises FencedError for whoever does not own it (any more), and
+    UnavailableError, naming the path, when the disk does not let it.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.checkpoints = DiskCheckpoints(path / "checkpoints")
+        self.ownership: Ownership | None = None
+        self._rounds: IO[bytes] | None = None
+        """Opened when the folder was taken over, never later: see above."""
 
-    def create(self, spec: JobSpec) -> None:
-        """Make the folder; raises AlreadyExistsError if a job has run in it."""
+    @property
+    def rounds_path(self) -> Path:
+        """The job's records."""
+        return self.path / "rounds.jsonl"
+
+    @property
+    def log_path(self) -> Path:
+        """The job's log."""
+        return self.path / "log.jsonl"
+
+    @property
+    def start_path(self) -> Path:
+        """The checkpoint that the job starts from, if there is one."""
+        return self.path / "start"
+
+    # Ownership
+
+    def own(self) -> bool:
+        """Become the owner, if there is none that lives; raises NotFoundError without a folder."""
         with self._disk():
-            if (self.path / "job.json").exists():
-                raise AlreadyExistsError(f"{self.path} holds a job already; choose another job id")
+            try:
+                self.ownership = Ownership.acquire(self.path)
+            except FileNotFoundError:
+                raise NotFoundError(f"there is no run folder {self.path}") from None
+        return self.ownership is not None
+
+    async def inherit(self, lease_s: float) -> None:
+        """Become the owner as soon as the present one is gone, or has not given a sign of life for `lease_s`."""
+        with self._disk():
+            try:
+                self.ownership = await inherit(self.path, lease_s)
+            except FileNotFoundError:
+                raise NotFoundError(f"there is no run folder {self.path}") from None
+
+    def release(self) -> None:
+        """Let go of the folder; twice is safe."""
+        if self._rounds:
+            self._rounds.close()
+            self._rounds = None
+        if self.ownership:
+            self.ownership.release()
+
+    def take_over(self) -> None:
+        """Shut an earlier owner out and drop the line that it may have left torn; the owner's first step, always."""
+        self.check_owned()
+        with self._disk():
+            reach("coordinator.take_over.before")
+            for partial in self.path.glob("*.partial"):
+                partial.unlink()
+            path = self.rounds_path
+            self._replace_rounds(_whole_lines(path) if path.exists() else 0)
+            reach("coordinator.take_over.after")
+
+    # The job
+
+    def create(self, spec: JobSpec, status: JobStatus, start: Path | None = None) -> None:
+        """Make the folder of a new job, owned; `start` is a checkpoint's directory, which is copied.
+
+        Raises AlreadyExistsError if a job has run in it, or is being created there.
+        """
+        with self._disk():
             self.path.mkdir(parents=True, exist_ok=True)
-            _replace(self.path / "spec.yaml", spec.to_yaml())
+        if not self.own() or (self.path / "job.json").exists():
+            self.release()
+            raise AlreadyExistsError(f"{self.path} holds a job already; choose another job id")
+        try:
+            with self._disk():
+                if start:
+                    _copy_directory(start, self.start_path)
+            self.write_spec(spec)
+            self.write_status(status)
+        except BaseException:
+            self.release()
+            raise
+
+    def load(self) -> tuple[JobSpec, JobStatus]:
+        """The job as it was last written; raises NotFoundError, or CorruptError for files that are none of ours."""
+        status = self.read_status()
+        try:
+            document = yaml.safe_load((self.path / "spec.yaml").read_text(encoding="utf-8"))
+            return specs.parse(document, str(self.path / "spec.yaml")), status
+        except FileNotFoundError as error:
+            raise NotFoundError(f"there is no job in {self.path}: {error.filename} is missing") from None
+        except (SpecError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise CorruptError(f"{self.path}: {' '.join(str(error).split())}") from None
+
+    def read_status(self) -> JobStatus:
+        """The content of job.json; raises NotFoundError or CorruptError."""
+        try:
+            status: JobStatus = _read_json(self.path / "job.json", _STATUS)
+            return status
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise NotFoundError(f"there is no job in {self.path}: {error.filename} is missing") from None
+
+    def write_spec(self, spec: JobSpec) -> None:
+        """Replace spec.yaml."""
+        self._replace("spec.yaml", spec.to_yaml(), failpoint="spec")
 
     def write_status(self, status: JobStatus) -> None:
         """Replace job.json."""
+        self._replace("job.json", json.dumps(asdict(status), indent=1), failpoint="status")
+
+    def delete(self) -> None:
+        """Remove the folder and all that is in it; whatever happens, half a folder is never taken for a job."""
+        self.check_owned()
+        aside = self.path.with_name(f"{DELETED}{self.path.name}.{secrets.token_hex(4)}")
         with self._disk():
-            _replace(self.path / "job.json", json.dumps(asdict(status), indent=1))
+            self.path.rename(aside)
+            fsync(aside.parent)
+            shutil.rmtree(aside)
+        self.release()
+
+    # Rounds
 
     def append(self, record: RoundRecord) -> None:
         """Append a round; it is on the disk when this returns, and nothing of it is if this fails."""
-        with self._disk(), (self.path / "rounds.jsonl").open("ab", buffering=0) as file:
-            line, before = record.to_json().encode() + b"\n", file.tell()
+        line, file = record.to_json().encode() + b"\n", self._rounds
+        self.check_owned()
+        assert file is not None  # opened by take_over
+        reach("coordinator.record.before")
+        with self._disk():
+            before = file.seek(0, os.SEEK_END)
             try:
                 if file.write(line) < len(line):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -75,33 +237,102 @@ class RunFolder:
             except OSError:
                 file.truncate(before)
                 raise
+        reach("coordinator.record.after")
 
     def records(self, first: int = 0) -> Iterator[RoundRecord]:
         """The recorded rounds from number `first` on; see `marless.record.read`."""
-        return read(self.path / "rounds.jsonl", first)
+        return read(self.rounds_path, first)
 
-    def save_checkpoint(self, round_: int, policies: Mapping[str, Checkpoint], keep: int) -> Path:
-        """Write a checkpoint whole or not at all, and drop all but the `keep` newest."""
-        target = self.path / "checkpoints" / f"round-{round_:06d}"
-        partial = target.with_suffix(".partial")
+    def cut(self, rounds: int) -> None:
+        """Forget all but the first `rounds` records, durably, and later checkpoints."""
+        self.check_owned()
         with self._disk():
-            for unfinished in target.parent.glob("*.partial"):
-                shutil.rmtree(unfinished)
-            partial.mkdir(parents=True)
-            for policy, saved in policies.items():
-                for part, blob in saved.blobs.items():
-                    _write(partial / f"{policy}.{part}.safetensors", blob)
-            manifest = {
-                policy: {"version": saved.version, "parts": sorted(saved.blobs)} for policy, saved in policies.items()
-            }
-            _write(partial / "manifest.json", json.dumps({"round": round_, "policies": manifest}, indent=1).encode())
-            shutil.rmtree(target, ignore_errors=True)
-            partial.rename(target)
-            _sync_directory(target.parent)
-            rounds = (path for path in target.parent.glob("round-*") if path.suffix != ".partial")
-            for old in sorted(rounds, key=lambda path: int(path.name.removeprefix("round-")))[:-keep]:
-                shutil.rmtree(old)
-        return target
+            reach("coordinator.cut.before")
+            with self.rounds_path.open("rb") as file:
+                self._replace_rounds(sum(len(line) for _, line in zip(range(rounds), file, strict=False)))
+            for later in self.checkpoints.rounds():
+                if later > rounds:
+                    shutil.rmtree(self.checkpoints.path(later))
+            reach("coordinator.cut.after")
+
+    def write_pending(self, pending: Pending) -> None:
+        """Replace pending.json. It survives this process at once, and the machine after `sync_pending`."""
+        self._replace("pending.json", json.dumps(asdict(pending)), failpoint="pending", sync=False)
+
+    def sync_pending(self) -> None:
+        """Have pending.json on the disk when this returns; may run beside the update."""
+        with self._disk():
+            fsync(self.path / "pending.json")
+
+    def read_pending(self, round_: int) -> Pending | None:
+        """What came of this round's rollout, if it was written and survived."""
+        try:
+            pending = _read_json(self.path / "pending.json", _PENDING)
+        except (FileNotFoundError, CorruptError):
+            return None
+        return pending if pending.round == round_ else None
+
+    def drop_pending(self) -> None:
+        """Remove pending.json, whose round is recorded."""
+        self.check_owned()
+        with self._disk():
+            (self.path / "pending.json").unlink(missing_ok=True)
+
+    # Checkpoints
+
+    def save_checkpoint(self, checkpoint: Checkpoint, keep: int) -> None:
+        """Write a checkpoint whole or not at all, unless it is there, and drop all but the `keep` newest."""
+        self.check_owned()
+        if checkpoint.progress.round in self.checkpoints.rounds():
+            return
+        with self._disk():
+            reach("coordinator.checkpoint.before")
+            self.checkpoints.save(checkpoint, keep)
+            reach("coordinator.checkpoint.after")
+
+    def _replace(self, name: str, text: str, *, failpoint: str, sync: bool = True) -> None:
+        target = self.path / name
+        partial = target.with_suffix(f".{secrets.token_hex(4)}.partial")
+        self.check_owned()
+        with self._disk():
+            try:
+                partial.write_text(text, encoding="utf-8")
+                if sync:
+                    fsync(partial)
+                self.check_owned()  # whoever takes over from here on removes the partial file first
+                reach(f"coordinator.{failpoint}.before")
+                partial.replace(target)
+            except FileNotFoundError:
+                raise FencedError(f"another coordinator has taken {self.path} over") from None
+            except (FencedError, OSError):
+                partial.unlink(missing_ok=True)
+                raise
+            if sync:
+                fsync(self.path)
+            reach(f"coordinator.{failpoint}.after")
+
+    def _replace_rounds(self, size_bytes: int) -> None:
+        """Replace rounds.jsonl by a copy of its first bytes, and keep it open."""
+        path = self.rounds_path
+        partial = path.with_suffix(f".{secrets.token_hex(4)}.partial")
+        with partial.open("xb") as copy:
+            if size_bytes:
+                with path.open("rb") as file:
+                    shutil.copyfileobj(file, copy)
+                copy.truncate(size_bytes)
+            copy.flush()
+            os.fsync(copy.fileno())
+        if self._rounds:
+            self._rounds.close()
+        self._rounds = partial.open("r+b", buffering=0)
+        self.check_owned()
+        partial.replace(path)
+        fsync(self.path)
+
+    def check_owned(self) -> None:
+        """Raise FencedError if another coordinator has taken the folder over."""
+        if self.ownership is None or self.ownership.lost:
+            raise FencedError(f"another coordinator has taken {self.path} over")
 
     def _disk(self) -> _DiskErrors:
         return _DiskErrors(self.path)
@@ -121,23 +352,28 @@ class _DiskErrors:
             raise UnavailableError(f"run folder {self._path}: {error.strerror}; make room or choose another") from None
 
 
-def _replace(path: Path, text: str) -> None:
-    partial = path.with_suffix(".partial")
-    _write(partial, text.encode())
-    partial.replace(path)
-    _sync_directory(path.parent)
-
-
-def _write(path: Path, data: bytes | memoryview) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+def _read_json(path: Path, kind: TypeAdapter[Any]) -> Any:  # Any: the adapter's type
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        return kind.validate_json(path.read_bytes())
+    except ValidationError:
+        raise CorruptError(f"{path}: not a file that marless wrote, or one of another version") from None
+
+
+def _whole_lines(path: Path) -> int:
+    """Bytes up to the end of the last whole line."""
+    with path.open("rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        while end:
+            start = max(0, end - 2**16)
+            newline = os.pread(file.fileno(), end - start, start).rfind(b"\n")
+            if newline >= 0:
+                return start + newline + 1
+            end = start
+    return 0
+
+
+def _copy_directory(source: Path, target: Path) -> None:
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(source, target)
+    for path in (*target.iterdir(), target):
+        fsync(path)

@@ -2,60 +2,144 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator
+from importlib.metadata import version
 from typing import Any
 
 import grpc
 
-from marless.rpc.v1 import coordinator_pb2
-from marless.rpc.v1.coordinator_pb2_grpc import CoordinatorServiceServicer
-from services.coordinator.jobs import Jobs
-from services.coordinator.run_folder import JobStatus
+from marless.rpc import chunks
+from marless.rpc.server import bulk_download, register_bulk
+from marless.rpc.v1 import coordinator_pb2 as pb
+from marless.rpc.v1.coordinator_pb2_grpc import CoordinatorServiceServicer, add_CoordinatorServiceServicer_to_server
+from services.coordinator import files
+from services.coordinator.jobs import IfExists, Jobs, Submission
+from services.coordinator.readiness import Readiness
+from services.coordinator.view import View
+from services.coordinator.watching import read_log, watch
 
 Context = grpc.aio.ServicerContext[Any, Any]  # Any: one context type serves all methods
+_IF_EXISTS = {pb.IF_EXISTS_USE: IfExists.USE, pb.IF_EXISTS_REPLACE: IfExists.REPLACE}
 
 
 class CoordinatorServicer(CoordinatorServiceServicer):
     """The RPCs of coordinator.proto."""
 
-    def __init__(self, jobs: Jobs) -> None:
+    def __init__(self, jobs: Jobs, readiness: Readiness) -> None:
         self._jobs = jobs
+        self._readiness = readiness
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Add this servicer to a server; files are sent as raw bytes."""
+        add_CoordinatorServiceServicer_to_server(self, server)
+        read = bulk_download(self.ReadFile, pb.ReadFileRequest.FromString)
+        register_bulk(server, "CoordinatorService", {"ReadFile": read})
 
     async def SubmitJob(  # noqa: N802  # gRPC names
-        self, request: coordinator_pb2.SubmitJobRequest, context: Context
-    ) -> coordinator_pb2.SubmitJobResponse:
-        """Start a job."""
-        status = await self._jobs.submit(request.job, request.spec_json)
-        return coordinator_pb2.SubmitJobResponse(job=self._job(status))
-
-    async def GetJob(  # noqa: N802
-        self, request: coordinator_pb2.GetJobRequest, context: Context
-    ) -> coordinator_pb2.GetJobResponse:
-        """Read one job."""
-        return coordinator_pb2.GetJobResponse(job=self._job(self._jobs.status(request.job)))
-
-    async def WatchJob(  # noqa: N802
-        self, request: coordinator_pb2.WatchJobRequest, context: Context
-    ) -> AsyncIterator[coordinator_pb2.JobEvent]:
-        """Stream events."""
-        async for event in self._jobs.watch(request.job, request.cursor):
-            if event.record:
-                yield coordinator_pb2.JobEvent(cursor=event.cursor, record_json=event.record.to_json())
-            elif event.status:
-                yield coordinator_pb2.JobEvent(cursor=event.cursor, state=self._job(event.status))
-
-    async def CancelJob(  # noqa: N802
-        self, request: coordinator_pb2.CancelJobRequest, context: Context
-    ) -> coordinator_pb2.CancelJobResponse:
-        """Ask a job to stop."""
-        return coordinator_pb2.CancelJobResponse(job=self._job(self._jobs.cancel(request.job)))
-
-    def _job(self, status: JobStatus) -> coordinator_pb2.Job:
-        return coordinator_pb2.Job(
-            job=status.job,
-            state=coordinator_pb2.JobState.Value(f"JOB_STATE_{status.state}"),
-            reason=status.reason,
-            run_dir=str(self._jobs.run_dir(status.job)),
-            rounds=self._jobs.rounds(status.job),
-            summary_json=status.summary_json,
+        self, request: pb.SubmitJobRequest, context: Context
+    ) -> pb.SubmitJobResponse:
+        """Accept a job."""
+        submission = Submission(
+            job=request.job,
+            spec_json=request.spec_json,
+            request_id=request.request_id,
+            if_exists=_IF_EXISTS.get(request.if_exists, IfExists.FAIL),
+            attached=request.attached,
         )
+        return pb.SubmitJobResponse(job=_job(await self._jobs.submit(submission)))
+
+    async def GetJob(self, request: pb.GetJobRequest, context: Context) -> pb.GetJobResponse:  # noqa: N802
+        """Read one job."""
+        return pb.GetJobResponse(job=_job(await self._jobs.get(request.job)))
+
+    async def ListJobs(self, request: pb.ListJobsRequest, context: Context) -> pb.ListJobsResponse:  # noqa: N802
+        """List jobs, newest first."""
+        states = {_state_name(state) for state in request.states}
+        views, after = await self._jobs.page(request.page_size, request.page_token, states)
+        return pb.ListJobsResponse(jobs=map(_job, views), next_page_token=after)
+
+    async def WatchJob(self, request: pb.WatchJobRequest, context: Context) -> AsyncIterator[pb.JobEvent]:  # noqa: N802
+        """Stream events."""
+        async for event in watch(self._jobs, request.job, request.cursor):
+            if event.record:
+                yield pb.JobEvent(cursor=event.cursor, record_json=event.record.to_json())
+            elif event.view:
+                yield pb.JobEvent(cursor=event.cursor, state=_job(event.view))
+
+    async def StreamLogs(  # noqa: N802
+        self, request: pb.StreamLogsRequest, context: Context
+    ) -> AsyncIterator[pb.LogLine]:
+        """Stream the job's log."""
+        lines = read_log(self._jobs, request.job, request.cursor, follow=request.follow, tail=request.tail)
+        async for line in lines:
+            yield pb.LogLine(cursor=line.cursor, json=line.json)
+
+    async def CancelJob(self, request: pb.CancelJobRequest, context: Context) -> pb.CancelJobResponse:  # noqa: N802
+        """Ask a job to stop."""
+        return pb.CancelJobResponse(job=_job(await self._jobs.cancel(request.job)))
+
+    async def ResumeJob(self, request: pb.ResumeJobRequest, context: Context) -> pb.ResumeJobResponse:  # noqa: N802
+        """Continue a job that has ended."""
+        view = await self._jobs.resume(request.job, request.request_id, request.stop_json)
+        return pb.ResumeJobResponse(job=_job(view))
+
+    async def DeleteJob(self, request: pb.DeleteJobRequest, context: Context) -> pb.DeleteJobResponse:  # noqa: N802
+        """Delete a job that has ended."""
+        await self._jobs.delete(request.job, allow_missing=request.allow_missing)
+        return pb.DeleteJobResponse()
+
+    async def ListFiles(self, request: pb.ListFilesRequest, context: Context) -> pb.ListFilesResponse:  # noqa: N802
+        """List the files of a run folder."""
+        view = await self._jobs.get(request.job)
+        found = await asyncio.to_thread(files.listing, view.run_dir)
+        return pb.ListFilesResponse(files=[pb.FileInfo(path=file.path, bytes=file.bytes) for file in found])
+
+    async def ReadFile(  # type: ignore[override]  # noqa: N802  # frames leave as raw bytes, see `register`
+        self, request: pb.ReadFileRequest, context: Context
+    ) -> AsyncIterator[bytes]:
+        """Send one file, as large as it was when it was opened."""
+        view = await self._jobs.get(request.job)
+        file, size_bytes = await asyncio.to_thread(files.open_file, view.run_dir, request.path)
+        with file:
+            for frame in chunks.frames(pb.FileInfo(path=request.path, bytes=size_bytes), ()):
+                yield frame
+            while piece := await asyncio.to_thread(file.read, min(size_bytes, chunks.PIECE_BYTES)):
+                size_bytes -= len(piece)
+                for frame in chunks.data_frames((piece,)):
+                    yield frame
+
+    async def GetInfo(self, request: pb.GetInfoRequest, context: Context) -> pb.GetInfoResponse:  # noqa: N802
+        """Say what this coordinator is."""
+        services = (
+            pb.ServiceInfo(name=name, address=address, serving=self._readiness.serving(name))
+            for name, address in self._readiness.addresses.items()
+        )
+        return pb.GetInfoResponse(
+            version=version("marless"), now_s=time.time(), runs=str(self._jobs.runs), services=services
+        )
+
+
+def _state_name(state: pb.JobState.ValueType) -> str:
+    return pb.JobState.Name(state).removeprefix("JOB_STATE_")
+
+
+def _job(view: View) -> pb.Job:
+    status = view.status
+    return pb.Job(
+        job=status.job,
+        state=pb.JobState.Value(f"JOB_STATE_{status.state}"),
+        reason=status.reason,
+        run_dir=str(view.run_dir),
+        rounds=view.rounds,
+        env_steps=view.env_steps,
+        summary_json=status.summary_json,
+        accepted_s=status.accepted_s,
+        ended_s=status.ended_s,
+        greedy_return=view.greedy_return,
+        random_return=view.random_return,
+        env=status.env,
+        algorithm=status.algorithm,
+        resumes=status.resumes,
+    )

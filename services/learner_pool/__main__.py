@@ -8,11 +8,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 
+from marless.rpc.client import Peer
+from marless.rpc.param_store import ParamStore
 from marless.rpc.server import Service, main
 from marless.rpc.workers.dispatch import Dispatcher
 from marless.rpc.workers.fleet import Fleet
 from marless.rpc.workers.launcher import LocalLauncher
 from services.learner_pool.config import Config, parse
+from services.learner_pool.figures import figures
 from services.learner_pool.intake import Intake
 from services.learner_pool.servicer import LearnerPoolServicer
 from services.learner_pool.updates import Updates
@@ -31,11 +34,17 @@ async def build(config: Config, address: str) -> AsyncIterator[Service]:
         dispatcher, launcher, prefix="learner", limit=config.workers, keep_alive_s=config.keep_alive_s, warm=config.warm
     )
     intake = Intake(config.spool, config.spool_bytes)
+    store = Peer(config.param_store, config.server.security, "param_store")
+    updates = Updates(intake, dispatcher, fleet, ParamStore(store))
     try:
         async with fleet:
-            servicer = LearnerPoolServicer(intake, Updates(intake, dispatcher, fleet), dispatcher)
-            yield Service(servicer.register, drain=fleet.stop)
+            servicer = LearnerPoolServicer(intake, updates, dispatcher)
+            yield Service(
+                servicer.register, fleet.ready, fleet.stop, "LearnerPoolService", partial(figures, dispatcher, intake)
+            )
     finally:
+        await updates.stop()
+        await store.close()
         intake.shutdown()
 
 

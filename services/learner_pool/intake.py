@@ -67,6 +67,11 @@ class Intake:
         self._serial = itertools.count()
         self.counts = IntakeCounts()
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of trajectories that wait, or are being uploaded."""
+        return self._held_bytes
+
     def open(self, job: str, schema: TrajectorySchema) -> None:
         """Accept uploads of a job from now on; a job that is open already keeps what waits."""
         known = self._jobs.get(job)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import structlog
@@ -12,15 +12,17 @@ import torch
 
 from marless.algos import registry
 from marless.algos.base import FunctionRun, Group, Learner, RoundInput
-from marless.errors import SpecError
+from marless.checkpoint import PARTS
+from marless.errors import CorruptError, SpecError
+from marless.failpoint import reach
 from marless.nets import serial
 from marless.rpc.param_store import ParamStore, PolicyWrite
 from marless.rpc.v1 import common_pb2, learner_pool_pb2
 from marless.spec import from_json, spaces_from_json
+from services.learner_pool import outcomes
 from services.learner_pool.intake import load
 
 _HELD_LEARNERS = 16
-_PARTS = ("acting", "learning")
 _log = structlog.get_logger("learner")
 
 
@@ -39,7 +41,7 @@ class Learning:
 
     def __init__(self, store: ParamStore) -> None:
         self._store = store
-        self._held: OrderedDict[tuple[str, str, int], _Held] = OrderedDict()
+        self._held: OrderedDict[tuple[str, int, str, int], _Held] = OrderedDict()
 
     async def run(self, payload: bytes) -> bytes:
         """Run one LearnTask; returns its LearnResult."""
@@ -51,7 +53,7 @@ class Learning:
         return result.SerializeToString()
 
     def _learner(self, task: learner_pool_pb2.LearnTask) -> _Held:
-        key = (task.job, task.spec_json, task.agent_class)
+        key = (task.job, task.epoch, task.spec_json, task.agent_class)
         if key not in self._held:
             spec, spaces = from_json(task.spec_json), spaces_from_json(task.spaces_json)
             algorithm = registry.algorithm(spec.algorithm.name)
@@ -68,23 +70,30 @@ class Learning:
     async def _open(
         self, task: learner_pool_pb2.LearnTask, held: _Held, groups: tuple[Group, ...]
     ) -> learner_pool_pb2.LearnResult:
-        """Publish a first version of every state that the store does not have."""
+        """Load the states that the store has, which refuses those of another shape, and publish the others anew."""
         names = held.learner.names(groups)
-        present = {name: held.head.version for name, held in (await self._store.list(task.job)).policies.items()}
+        heads = {name: listed.head.version for name, listed in (await self._store.list(task.job)).policies.items()}
+        present = {name: heads[name] for name in names if name in heads}
+        try:
+            await self._hold(task.job, held, present)
+        except CorruptError as error:
+            raise SpecError(f"what the store has of job {task.job} does not fit its spec: {error}") from None
         fresh = [name for name in names if name not in present]
         for name in fresh:
             held.learner.load(name, held.learner.initial(name, held.seed))
-        versions = await self._publish(task, held, dict.fromkeys(fresh, 0), "init") if fresh else {}
-        return _result({name: present.get(name) or versions[name] for name in names})
+        versions = await self._publish(task, held, dict.fromkeys(fresh, 0), "init", {}) if fresh else {}
+        return outcomes.result({name: present.get(name) or versions[name] for name in names})
 
     async def _update(
         self, task: learner_pool_pb2.LearnTask, held: _Held, groups: tuple[Group, ...]
     ) -> learner_pool_pb2.LearnResult:
-        heads = {version.policy: version.version for version in task.versions}
         names = held.learner.names(groups)
-        sources = {group.source.policy or group.policy: group.source.version for group in task.groups}
-        joint = {name: heads[name] for name in names if name not in {group.policy for group in groups}}
-        await self._hold(task.job, held, sources | joint)
+        starts = _starts(task, names)
+        if starts.items() - held.versions.items():  # another worker, which may have published, had the last round
+            done = await outcomes.published(self._store, task.job, task.round, names)
+            if done:
+                return done
+            await self._hold(task.job, held, starts)
         inputs = RoundInput(
             round=task.round,
             env_steps=task.env_steps,
@@ -94,34 +103,47 @@ class Learning:
         )
         held.versions.clear()  # what is held is of no version until it has been published
         output = await asyncio.to_thread(held.learner.update, inputs)
-        versions = await self._publish(task, held, {name: heads.get(name, 0) for name in names}, str(task.round))
-        result = _result(versions)
+        functions = _functions(task, output.runs)
+        heads = {version.policy: version.version for version in task.versions}
+        expected = {name: heads.get(name, 0) for name in names}
+        reports = outcomes.encode(names, output.metrics, functions)
+        result = outcomes.result(await self._publish(task, held, expected, task.round, reports))
         for name, metrics in output.metrics.items():
             result.metrics[name].values.update(metrics)
-        result.functions.extend(_functions(task, output.runs))
+        result.functions.extend(functions)
         return result
 
     async def _hold(self, job: str, held: _Held, wanted: Mapping[str, int]) -> None:
-        """Have exactly these versions loaded; fetch what is not."""
+        """Have exactly these versions loaded; fetch what is not. Raises CorruptError for what does not fit."""
         missing = {name: version for name, version in wanted.items() if held.versions.get(name) != version}
-        if missing:
-            for name, stored in (await self._store.get(job, missing, _PARTS)).items():
-                held.learner.load(name, serial.decode(*(bytes(stored.blobs[part]) for part in _PARTS)))
-                held.versions[name] = missing[name]
+        if not missing:
+            return
+        for name, stored in (await self._store.get(job, missing, PARTS)).items():
+            state = serial.decode(*(bytes(stored.blobs[part]) for part in PARTS))
+            try:
+                held.learner.load(name, state)
+            except CorruptError as error:
+                raise CorruptError(f"policy {name!r}, version {missing[name]}: {error}") from None
+            held.versions[name] = missing[name]
 
     async def _publish(
-        self, task: learner_pool_pb2.LearnTask, held: _Held, expected: Mapping[str, int], what: str
+        self,
+        task: learner_pool_pb2.LearnTask,
+        held: _Held,
+        expected: Mapping[str, int],
+        what: int | str,
+        reports: Mapping[str, bytes],
     ) -> Mapping[str, int]:
-        writes = [
-            PolicyWrite(
-                policy=name,
-                expected=version,
-                req_id=f"{task.job}/{what}/{name}",
-                blobs=dict(zip(_PARTS, serial.encode(held.learner.state(name)), strict=True)),
-            )
-            for name, version in expected.items()
-        ]
+        writes = []
+        for name, version in expected.items():
+            blobs = dict(zip(PARTS, serial.encode(held.learner.state(name)), strict=True))
+            if name in reports:
+                blobs[outcomes.PART] = reports[name]
+            req_id = outcomes.request_id(task.job, what, name)
+            writes.append(PolicyWrite(policy=name, expected=version, req_id=req_id, blobs=blobs))
+        reach("learner.publish.before")
         versions = await self._store.publish(task.job, task.epoch, task.round, writes)
+        reach("learner.publish.after")
         held.versions.update(versions)
         return versions
 
@@ -138,10 +160,12 @@ def choose_device(asked: str) -> tuple[str, str]:
     return asked, "as configured"
 
 
-def _result(versions: Mapping[str, int]) -> learner_pool_pb2.LearnResult:
-    return learner_pool_pb2.LearnResult(
-        versions=[common_pb2.PolicyVersion(policy=name, version=version) for name, version in versions.items()]
-    )
+def _starts(task: learner_pool_pb2.LearnTask, names: Sequence[str]) -> dict[str, int]:
+    """The versions that an update starts from: of what the groups start from, and of joint critics."""
+    heads = {version.policy: version.version for version in task.versions}
+    sources = {group.source.policy or group.policy: group.source.version for group in task.groups}
+    policies = {group.policy for group in task.groups}
+    return sources | {name: heads[name] for name in names if name not in policies}
 
 
 def _functions(task: learner_pool_pb2.LearnTask, runs: Iterable[FunctionRun]) -> list[common_pb2.Invocation]:

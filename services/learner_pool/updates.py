@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import structlog
 
@@ -12,10 +13,12 @@ from marless.data.trajectory import TrajectorySchema
 from marless.envs.base import EnvSpaces
 from marless.errors import NotFoundError, SpecError, StaleError
 from marless.rpc.concurrency import gather
+from marless.rpc.param_store import ParamStore
 from marless.rpc.v1 import learner_pool_pb2
 from marless.rpc.workers.dispatch import Dispatcher
 from marless.rpc.workers.fleet import Fleet
 from marless.spec import JobSpec, from_json, spaces_from_json
+from services.learner_pool import outcomes
 from services.learner_pool.intake import Intake
 
 UPDATE_TIMEOUT_S = 600.0
@@ -27,16 +30,27 @@ class _OpenJob:
     spec_json: str
     spaces_json: str
     spaces: EnvSpaces
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    last_round: int = -1
+    last_round: int | None = None
+    """The newest round that was updated while the job was open here."""
     last: learner_pool_pb2.UpdateResponse | None = None
+    running: _Running | None = None
+
+
+@dataclass(frozen=True)
+class _Running:
+    """An update in progress. It goes on when its caller dies, so that the caller's successor finds it done."""
+
+    round: int
+    epoch: int
+    task: asyncio.Task[learner_pool_pb2.UpdateResponse]
 
 
 class Updates:
     """The open jobs of a learner pool."""
 
-    def __init__(self, intake: Intake, dispatcher: Dispatcher, fleet: Fleet) -> None:
+    def __init__(self, intake: Intake, dispatcher: Dispatcher, fleet: Fleet, store: ParamStore) -> None:
         self._intake = intake
+        self._store = store
         self._dispatcher = dispatcher
         self._fleet = fleet
         self._jobs: dict[str, _OpenJob] = {}
@@ -65,24 +79,56 @@ class Updates:
         return learner_pool_pb2.OpenJobResponse(versions=[v for r in results for v in r.versions], device=device)
 
     async def update(self, request: learner_pool_pb2.UpdateRequest) -> learner_pool_pb2.UpdateResponse:
-        """Update every policy once; a repeated request is answered as the first one was."""
+        """Update every policy once; a repeated request is answered as the first one was, or waits for its answer."""
         known = self._jobs.get(request.job)
         if known is None:
             raise NotFoundError(f"job {request.job!r} is not open in this learner pool")
-        async with known.lock:
+        before = known.running
+        if before is None or before.task.done() or (before.round, before.epoch) != (request.round, request.epoch):
+            task = asyncio.create_task(self._once(known, request, before))
+            task.add_done_callback(_heard)
+            known.running = before = _Running(request.round, request.epoch, task)
+        return await asyncio.shield(before.task)
+
+    async def _once(
+        self, known: _OpenJob, request: learner_pool_pb2.UpdateRequest, before: _Running | None
+    ) -> learner_pool_pb2.UpdateResponse:
+        """Update unless that has been done, one update of a job at a time."""
+        if before:
+            await asyncio.wait([before.task])  # however it ended
+        if known.last_round is not None:
             if request.round == known.last_round and known.last is not None:
                 return known.last
             if request.round < known.last_round:
                 raise StaleError(f"job {request.job}: round {request.round} has passed")
-            response = await self._update(known, request)
-            known.last_round, known.last = request.round, response
-            self._intake.advance(request.job, request.round + 1)
-            return response
+        response = await self._earlier(known, request) or await self._update(known, request)
+        known.last_round, known.last = request.round, response
+        self._intake.advance(request.job, request.round + 1)
+        return response
+
+    async def _earlier(
+        self, known: _OpenJob, request: learner_pool_pb2.UpdateRequest
+    ) -> learner_pool_pb2.UpdateResponse | None:
+        """What came of this update if it was done before this pool, or this coordinator, knew the job."""
+        if known.last_round == request.round - 1:
+            return None
+        names = [version.policy for version in request.versions]
+        done = await outcomes.published(self._store, request.job, request.round, names)
+        return _joined([done]) if done else None
 
     def close(self, job: str) -> None:
-        """Forget a job; twice is safe."""
-        self._jobs.pop(job, None)
+        """Forget a job and what is still computed for it; twice is safe."""
+        known = self._jobs.pop(job, None)
+        if known and known.running:
+            known.running.task.cancel()
         self._intake.close(job)
+
+    async def stop(self) -> None:
+        """End all updates; twice is safe."""
+        tasks = [known.running.task for known in self._jobs.values() if known.running]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _update(
         self, known: _OpenJob, request: learner_pool_pb2.UpdateRequest
@@ -98,14 +144,7 @@ class Updates:
             versions=request.versions,
             trajectories=self._intake.trajectories(request.job, request.round, request.actors),
         )
-        results = await self._run(_by_class(known.spaces, task), "update")
-        response = learner_pool_pb2.UpdateResponse()
-        for result in results:
-            response.versions.extend(result.versions)
-            response.invocations.extend(result.functions)
-            for name, metrics in result.metrics.items():
-                response.metrics[name].CopyFrom(metrics)
-        return response
+        return _joined(await self._run(_by_class(known.spaces, task), "update"))
 
     async def _run(self, tasks: list[learner_pool_pb2.LearnTask], verb: str) -> list[learner_pool_pb2.LearnResult]:
         await self._fleet.ensure(len(tasks))
@@ -129,6 +168,22 @@ def schema_of(spec: JobSpec, spaces: EnvSpaces) -> TrajectorySchema:
     """What trajectories of this job look like."""
     with_state = registry.algorithm(spec.algorithm.name).needs_state(spec.algorithm)
     return TrajectorySchema(spaces, spec.actors.steps, spec.actors.envs, with_state)
+
+
+def _joined(results: Sequence[learner_pool_pb2.LearnResult]) -> learner_pool_pb2.UpdateResponse:
+    response = learner_pool_pb2.UpdateResponse()
+    for result in results:
+        response.versions.extend(result.versions)
+        response.invocations.extend(result.functions)
+        for name, metrics in result.metrics.items():
+            response.metrics[name].CopyFrom(metrics)
+    return response
+
+
+def _heard(task: asyncio.Task[learner_pool_pb2.UpdateResponse]) -> None:
+    """Nobody may be left to hear an update's error; asyncio would complain."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _by_class(spaces: EnvSpaces, job: learner_pool_pb2.LearnTask) -> list[learner_pool_pb2.LearnTask]:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 async def run(options: WorkerOptions) -> None:
     """Dial the pool and learn until it lets this worker go."""
-    pool = Peer(options.pool, options.security)
-    store = Peer(options.param_store, options.security)
+    pool = Peer(options.pool, options.security, "learner_pool")
+    store = Peer(options.param_store, options.security, "param_store")
     learning = Learning(ParamStore(store))
     stub: LearnerPoolServiceAsyncStub = LearnerPoolServiceStub(pool.channel)
     try:

@@ -11,6 +11,7 @@ from marless.rpc.server import Service, main
 from services.param_store import redis_server
 from services.param_store.config import Config, parse
 from services.param_store.connection import connected
+from services.param_store.figures import figures
 from services.param_store.servicer import ParamStoreServicer
 from services.param_store.store import VersionStore
 from services.param_store.uploads import Uploads
@@ -21,8 +22,11 @@ async def build(config: Config, _address: str) -> AsyncIterator[Service]:
     """Find Redis, connect, wire."""
     async with redis_server.provided(config.redis) as provided, connected(provided) as redis:
         store = VersionStore(redis, provided.trouble, keep=config.keep)
-        servicer = ParamStoreServicer(store, Uploads(config.intake_bytes))
-        yield Service(servicer.register, store.ready, store.drain)
+        uploads = Uploads(config.intake_bytes)
+        servicer = ParamStoreServicer(store, uploads)
+        yield Service(
+            servicer.register, store.ready, store.drain, "ParamStoreService", partial(figures, provided, uploads)
+        )
 
 
 if __name__ == "__main__":

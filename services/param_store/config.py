@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from marless.rpc.process import add_option
+from marless.rpc.process import add_option, at_least
 from marless.rpc.server import ServerOptions, option_parser, server_options
 from services.param_store.redis_server import RedisOptions
 
@@ -28,12 +28,8 @@ def parse(argv: Sequence[str] | None = None) -> Config:
     add_option(parser, "--redis-url", "", "Redis to use (6.2 or newer); without it, one is found and started")
     add_option(parser, "--data-dir", "", "where a Redis that is started keeps its data; without it, they are temporary")
     add_option(parser, "--redis-maxmemory", "1gb", "memory bound of a Redis that is started, in Redis's notation")
-    add_option(parser, "--keep", "3", "newest versions kept of each policy")
-    add_option(parser, "--intake-bytes", str(2**29), "bytes that publishes in progress may hold together")
+    add_option(parser, "--keep", "3", "newest versions kept of each policy", at_least(2))  # a round may be repeated
+    add_option(parser, "--intake-bytes", str(2**29), "bytes that publishes in progress may hold together", at_least(1))
     args = parser.parse_args(argv)
-    for flag in ("keep", "intake_bytes"):
-        value = getattr(args, flag)
-        if not value.isdecimal() or int(value) < 1:
-            parser.error(f"--{flag.replace('_', '-')} {value}: give a whole number of at least 1")
     redis = RedisOptions(args.redis_url, args.data_dir, args.redis_maxmemory)
-    return Config(server_options(args), redis, int(args.keep), int(args.intake_bytes))
+    return Config(server_options(args), redis, args.keep, args.intake_bytes)

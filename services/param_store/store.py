@@ -24,6 +24,7 @@ from marless.errors import (
     UnavailableError,
     unknown_name,
 )
+from marless.failpoint import reach
 from services.param_store.connection import redis_errors
 from services.param_store.keys import JobKeys, Part, check_name, decode_manifest, encode_manifest
 from services.param_store.pieces import Checksums, batches, pieces_of
@@ -57,6 +58,8 @@ class Write:
     parts: tuple[Part, ...]
     blobs: tuple[memoryview, ...]
     """The bytes of each part."""
+    first_version: int = 1
+    """What this version is, if it is the policy's first."""
 
 
 @dataclass(frozen=True)
@@ -137,11 +140,15 @@ class VersionStore:
         transaction = self._redis.pipeline(transaction=True)
         for write in writes:
             check_name("policy", write.policy)
+            if write.first_version < 1:
+                raise SpecError(f"policy {write.policy!r}: first_version {write.first_version}; versions start at 1")
             attempt = keys.attempt()
             _attempt(transaction, attempt, epoch, round, write)
             self._flip(transaction, keys, attempt, epoch, write)
+        reach("param_store.publish.before")
         with redis_errors(self._trouble):
             answers = await transaction.execute()
+        reach("param_store.publish.after")
         outcomes = [answer for answer in answers if isinstance(answer, list)]
         return {
             write.policy: _version_of(job, epoch, write, outcome)
@@ -153,7 +160,7 @@ class VersionStore:
         names = (keys.fence, keys.heads, keys.events, keys.kept(policy), keys.pinned(policy), keys.requests(policy))
         transaction.execute_command(
             *("EVAL", _PUBLISH, 1 + len(names), attempt, *names, keys.versions, policy, write.req_id),
-            *(write.expected, epoch, self._keep, EVENTS_KEPT),
+            *(write.expected, epoch, self._keep, EVENTS_KEPT, write.first_version),
         )
 
     async def read(self, job: str, wanted: Sequence[tuple[str, int]]) -> list[Version]:

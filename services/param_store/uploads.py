@@ -20,6 +20,11 @@ class Uploads:
         self._limit_bytes = limit_bytes
         self._held_bytes = 0
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that publishes in progress hold."""
+        return self._held_bytes
+
     @asynccontextmanager
     async def receive(self, stream: AsyncIterator[bytes], parts: Sequence[Part]) -> AsyncIterator[list[memoryview]]:
         """The bytes of each part, held for as long as the context.

@@ -90,6 +90,18 @@ async def test_a_repeated_publish_answers_as_the_first_did(store, job):
     assert (await store.get(job, {"a": 1}, ["acting"]))["a"].blobs["acting"] == b"first"
 
 
+async def test_a_restored_policy_goes_on_from_its_version(store, job):
+    restored = PolicyWrite("a", 0, "restore", {"acting": b"50"}, first_version=50)
+    assert await store.publish(job, 0, 49, [restored]) == {"a": 50}
+    assert await store.publish(job, 0, 49, [restored]) == {"a": 50}
+    assert await store.publish(job, 0, 50, [write("a", 50)]) == {"a": 51}
+    assert (await store.list(job)).policies["a"].versions == (50, 51)
+    again = PolicyWrite("a", 51, "late", {"acting": b"7"}, first_version=7)  # no first version any more
+    assert await store.publish(job, 0, 51, [again]) == {"a": 52}
+    with pytest.raises(SpecError, match="first_version -1; versions start at 1"):
+        await store.publish(job, 0, 0, [PolicyWrite("b", 0, "b", {"acting": b""}, first_version=-1)])
+
+
 async def test_a_lost_race_names_both_versions(store, job):
     await store.publish(job, 0, 0, [write("a", 0), write("b", 0)])
     with pytest.raises(ConflictError, match=r"'a'.*at version 1; this write expects 0"):

@@ -4,10 +4,12 @@ import asyncio
 import os
 import signal
 import stat
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from redis import exceptions
@@ -113,6 +115,28 @@ async def test_a_killed_store_finds_its_redis_again(tmp_path):
         await info(url, "process_id")
 
 
+async def test_a_redis_is_ended_once_its_store_was_killed_for_good(tmp_path):
+    store = await start_process(tmp_path)
+    peer = Peer(f"unix:{tmp_path}/store.sock", Security())
+    await ParamStore(peer).publish("job", 0, 0, [PolicyWrite("a", 0, "r", {"acting": b"kept"})])
+    await peer.close()
+    redis, guard = sorted(psutil.Process(store.pid).children(), key=lambda each: "redis-server" not in each.name())
+    *command, grace_s = guard.cmdline()
+    assert grace_s == str(redis_server.ORPHAN_S)
+
+    def guarded() -> None:
+        subprocess.run([*command, "1"], stdin=subprocess.DEVNULL, check=True, timeout=10)
+
+    await asyncio.to_thread(guarded)
+    assert redis.is_running()  # it has a store
+    for process in (guard, store):
+        process.kill()
+    await store.communicate()
+    await asyncio.to_thread(guarded)
+    await asyncio.to_thread(psutil.wait_procs, [redis], 10)
+    assert not redis.is_running()
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
@@ -134,7 +158,7 @@ async def test_what_cannot_work_is_said_in_one_sentence(tmp_path, options, sente
 def test_options_are_checked(capsys):
     with pytest.raises(SystemExit):
         parse(["--keep", "0"])
-    assert "--keep 0: give a whole number of at least 1" in capsys.readouterr().err
+    assert "argument --keep: '0': give a whole number of at least 2" in capsys.readouterr().err
 
 
 def test_without_any_redis_it_says_how_to_get_one(monkeypatch):

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +20,7 @@ from marless.rpc.security import Security, is_local
 from marless.rpc.server import ServerOptions, Service, bulk_download, bulk_upload, serving
 from marless.rpc.v1 import common_pb2
 
+UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
 ERRORS = sorted(STATUS, key=lambda cls: cls.__name__)
 SENTENCE = "policy 'φ' is gone;\nit was 100 % retired"
 
@@ -106,7 +108,7 @@ async def ask(peer: Peer, kind: str, what: bytes) -> list[bytes]:
     try:
         return [await call] if kind == "Up" else [reply async for reply in call]
     except grpc.aio.AioRpcError as error:
-        raise from_rpc(error) from None
+        raise from_rpc(error, "test") from None
 
 
 KINDS = ("Unary", "Down", "Up", "Both")
@@ -155,6 +157,22 @@ async def test_long_sentences_are_cut_but_keep_their_class(tmp_path):
                 await ask(peer, "Unary", line.encode())
             assert str(caught.value).startswith(line * 100)
             assert str(caught.value).endswith(" …")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("sentence", "least"), [("a sentence", 4096), ("φ" * 4000, 700)])
+async def test_a_detail_arrives_beside_any_sentence_and_keeps_its_end(tmp_path, kind, sentence, least):
+    class Detailed(Probe):
+        def raise_if_told(self, what):
+            error = errors.UnavailableError(sentence)
+            error.detail = "begin " + "φ%\n" * 2000 + " end"
+            raise error
+
+    async with probe_peer(tmp_path, probe=Detailed()) as peer:
+        with pytest.raises(errors.UnavailableError) as caught:
+            await ask(peer, kind, b"tell")
+    assert caught.value.detail.endswith(" end")
+    assert len(caught.value.detail.encode()) >= least
 
 
 async def test_failures_of_the_transport_are_domain_errors(tmp_path):
@@ -350,6 +368,29 @@ async def test_health_follows_the_service_and_its_end(tmp_path):
         await peer.close()
         assert not drained
     assert drained
+
+
+@pytest.mark.parametrize("asked", [True, False])
+async def test_reflection_is_there_when_asked_for(tmp_path, asked):
+    @asynccontextmanager
+    async def build(_address):
+        yield Service(Probe().register, name="ParamStoreService")
+
+    options = ServerOptions(f"unix:{tmp_path}/probe.sock", Security("secret"), reflection=asked)
+    async with serving(options, build) as address:
+        peer = Peer(address, Security("secret"))
+        listing = reflection_pb2.ServerReflectionRequest(list_services="")
+        for metadata, refusal in ((peer.metadata, grpc.StatusCode.UNIMPLEMENTED), ((), UNAUTHENTICATED)):
+            call = reflection_pb2_grpc.ServerReflectionStub(peer.channel).ServerReflectionInfo(
+                iter([listing]), metadata=metadata
+            )
+            if asked and metadata:
+                [reply] = [reply async for reply in call]
+                names = [service.name for service in reply.list_services_response.service]
+                assert f"{PACKAGE}.ParamStoreService" in names
+            else:
+                assert await call.code() == refusal
+        await peer.close()
 
 
 async def test_retry_repeats_what_is_unavailable_until_patience_ends():

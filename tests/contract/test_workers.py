@@ -22,7 +22,7 @@ from marless.rpc.v1 import common_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub, add_ActorPoolServiceServicer_to_server
 from marless.rpc.workers.dispatch import Dispatcher
 from marless.rpc.workers.fleet import Fleet
-from marless.rpc.workers.session import WorkerOptions, work
+from marless.rpc.workers.session import DETAIL_BYTES, WorkerOptions, work
 from services.actor_pool.servicer import ActorPoolServicer
 
 PATIENCE_S = 30.0
@@ -48,11 +48,24 @@ class Bench:
             raise NotFoundError("policy 'p' has no version 7")
         if what == "defect":
             raise ZeroDivisionError("1/0")
+        if what == "deep":
+            down(300)
         return f"{what} by {worker}".encode()
 
     async def until_started(self, count: int) -> None:
         async with asyncio.timeout(PATIENCE_S), self.started:
             await self.started.wait_for(lambda: len(self.ran) >= count)
+
+
+def down(depth: int) -> None:
+    """Fail at the bottom of a long traceback, in which no line follows itself; `depth` is even."""
+    if depth:
+        up(depth - 1)
+    raise ZeroDivisionError("1/0 at the bottom of φ")
+
+
+def up(depth: int) -> None:
+    down(depth - 1)
 
 
 class Pool:
@@ -75,11 +88,13 @@ class Pool:
             await self.dispatcher.connected(list(names))
         return tasks
 
-    async def run(self, what: str, timeout_s: float = LONG_S, affinity: str = "") -> common_pb2.TaskResult:
-        return await self.dispatcher.run(f"job/{what}", what.encode(), timeout_s=timeout_s, affinity=affinity)
+    async def run(
+        self, what: str, timeout_s: float = LONG_S, affinity: str = "", job: str = "job"
+    ) -> common_pb2.TaskResult:
+        return await self.dispatcher.run(f"{job}/{what}", what.encode(), timeout_s=timeout_s, affinity=affinity)
 
-    def submit(self, what: str, timeout_s: float = LONG_S) -> asyncio.Task[common_pb2.TaskResult]:
-        return asyncio.create_task(self.run(what, timeout_s))
+    def submit(self, what: str, timeout_s: float = LONG_S, job: str = "job") -> asyncio.Task[common_pb2.TaskResult]:
+        return asyncio.create_task(self.run(what, timeout_s, job=job))
 
     async def gone(self, name: str) -> None:
         async with asyncio.timeout(PATIENCE_S):
@@ -190,6 +205,41 @@ async def test_a_domain_error_arrives_as_itself_and_a_defect_as_an_internal_erro
     with pytest.raises(InternalError, match="ZeroDivisionError in w: 1/0"):
         await pool.run("defect")
     assert (await pool.run("fast")).invocation.worker == "w"  # neither ended the worker
+
+
+async def test_the_end_of_a_traceback_travels_with_a_defect(pool):
+    await pool.connect("w")
+    with pytest.raises(InternalError) as caught:
+        await pool.run("defect")
+    assert caught.value.detail.startswith("Traceback (most recent call last):\n")
+    assert caught.value.detail.endswith("\nZeroDivisionError: 1/0")
+    with pytest.raises(InternalError) as caught:
+        await pool.run("deep")
+    assert 4000 < len(caught.value.detail.encode()) <= DETAIL_BYTES
+    assert caught.value.detail.endswith("\nZeroDivisionError: 1/0 at the bottom of φ")
+    with pytest.raises(NotFoundError) as caught:
+        await pool.run("bad")
+    assert caught.value.detail == ""
+
+
+async def test_jobs_that_wait_take_turns_and_a_task_that_lost_its_worker_goes_first(tmp_path):
+    """50 actors of one job do not starve the two of another."""
+    async with pool_at(f"unix:{tmp_path}/pool.sock", Dispatcher()) as pool:
+        [doomed] = await pool.connect("a")
+        tasks = [pool.submit("slow", job="big")]
+        await pool.bench.until_started(1)
+        tasks += [pool.submit(f"big-{index}", job="big") for index in range(50)]
+        tasks += [pool.submit(f"small-{index}", job="small") for index in range(2)]
+        await settle()
+        doomed.cancel()
+        await pool.gone("a")
+        pool.bench.go.set()
+        await settle()
+        await pool.connect("b")
+        await asyncio.gather(*tasks)
+        ran = [what for _, what in pool.bench.ran[1:]]
+    assert ran[:5] == ["slow", "small-0", "big-0", "small-1", "big-1"]
+    assert ran[5:] == [f"big-{index}" for index in range(2, 50)]
 
 
 async def test_a_task_whose_worker_dies_runs_elsewhere_with_the_next_attempt(pool):
@@ -455,8 +505,10 @@ async def test_after_a_broken_start_the_next_request_tries_again(pool, make, lau
     with pytest.raises(UnavailableError):
         await fleet.ensure(1)
     async with asyncio.timeout(PATIENCE_S):
+        assert not await fleet.ready()
         await fleet.ensure(1)
         assert (await pool.run("fast")).payload.startswith(b"fast by actor-")
+        assert await fleet.ready()
 
 
 async def test_a_machine_that_starts_no_process_fails_whoever_waits(pool, make, launcher):

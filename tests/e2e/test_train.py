@@ -16,6 +16,7 @@ import yaml
 
 from marless import spec as specs
 from marless.cli.main import main
+from marless.cli.stack import SERVICES
 from marless.record import read
 from marless.rpc.v1.actor_pool_pb2 import ListWorkersRequest
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
@@ -78,12 +79,16 @@ class Train:
     def assert_nothing_left(self, family: list[psutil.Process]) -> None:
         _, alive = psutil.wait_procs(family, timeout=GONE_S)
         assert alive == []
-        for_redis = f"marless-{os.getuid()}"  # stays, empty: where sockets go whose own path would be too long
-        assert [path for path in (self.place / "tmp").rglob("*") if path.name != for_redis] == []
+        assert_no_files(self.place / "tmp")
         assert list((self.place / "spool").iterdir()) == []
 
 
-def start(place: Path, *arguments: str, runs: str = "runs", **environment: str) -> Train:
+def assert_no_files(tmp: Path) -> None:
+    """The directory for the sockets of all stacks stays, empty."""
+    assert [path for path in tmp.rglob("*") if path.name != f"marless-{os.getuid()}"] == []
+
+
+def start(place: Path, *arguments: str, runs: str = "runs", job_file: bool = True, **environment: str) -> Train:
     for name in ("tmp", "spool"):
         (place / name).mkdir(parents=True, exist_ok=True)
     (place / "job.yaml").write_text(yaml.safe_dump(JOB))
@@ -94,9 +99,9 @@ def start(place: Path, *arguments: str, runs: str = "runs", **environment: str) 
         "OMP_NUM_THREADS": "1",
         "COLUMNS": "200",
     }
-    command = (sys.executable, "-c", "from marless.cli import command; command()", "train", "job.yaml")
+    command = (sys.executable, "-c", "from marless.cli import command; command()", "train")
     process = subprocess.Popen(
-        (*command, "--runs", runs, *arguments),
+        (*command, *(["job.yaml"] if job_file else []), "--runs", runs, *arguments),
         cwd=place,
         env=os.environ | own | environment,
         stdout=subprocess.PIPE,
@@ -153,7 +158,7 @@ def test_the_last_line_is_one_object_that_says_how_it_went(undisturbed):
 def test_the_run_folder_is_complete_and_agrees_with_the_summary(undisturbed):
     run, summary = undisturbed
     entries = {path.name for path in run.run_dir.iterdir()}
-    assert entries == {"spec.yaml", "job.json", "rounds.jsonl", "checkpoints", "logs", "curve.png"}
+    assert entries == {"spec.yaml", "job.json", "rounds.jsonl", "log.jsonl", "checkpoints", "logs", "curve.png"}
     assert specs.load(run.run_dir / "spec.yaml") == specs.parse(JOB, "job.yaml")
     assert (run.run_dir / "curve.png").read_bytes().startswith(b"\x89PNG")
     records = list(read(run.run_dir / "rounds.jsonl"))
@@ -196,7 +201,7 @@ def test_killed_workers_change_nothing_but_time(undisturbed, train):
 
 def until_busy(run: Train, worker: psutil.Process) -> None:
     """Until the pool has given this worker, which is suspended, a task."""
-    [socket] = (run.place / "tmp").glob("marless-*/actor_pool.sock")
+    [socket] = (run.place / "tmp").glob("marless-*/*/actor_pool.sock")
     with grpc.insecure_channel(f"unix:{socket}") as channel:
         stub = ActorPoolServiceStub(channel)
         while not any(info.busy for info in stub.ListWorkers(ListWorkersRequest()).workers if info.pid == worker.pid):
@@ -218,27 +223,117 @@ def test_ctrl_c_stops_everything_and_says_what_was_reached(train):
     run.assert_nothing_left(family)
 
 
-def test_whoever_started_the_services_may_be_killed_and_they_end(train):
-    run = train(*ENDLESS)
+def test_the_death_of_every_service_changes_nothing_but_time(undisturbed, train):
+    run = train("-o", "json")
+    for number, service in enumerate(SERVICES, start=1):
+        run.until(f"round {10 * number} ")
+        run.one(f"services.{service}").kill()
+    family = run.family()
+    code, out, said = run.end()
+    assert code == 0, said
+    for service in SERVICES:
+        assert f"marless: {service} ended (killed by signal 9); it was started again" in said.splitlines()
+    assert_as_undisturbed(run, undisturbed[0])
+    assert json.loads(out)["return"] == undisturbed[1]["return"]
+    run.assert_nothing_left(family)
+
+
+def assert_as_undisturbed(run: Train, undisturbed: Train) -> None:
+    """Every round once, and the same weights, bit for bit."""
+    records, expected = (list(read(each.run_dir / "rounds.jsonl")) for each in (run, undisturbed))
+    assert [record.round for record in records] == list(range(ROUNDS))
+    assert [record.versions for record in records] == [record.versions for record in expected]
+    assert [record.returns for record in records] == [record.returns for record in expected]
+    assert weights(run) == weights(undisturbed)
+
+
+def test_after_a_kill_of_the_command_everything_ends_and_resume_goes_on(undisturbed, train):
+    run = train()
     run.until("round 10 ")
     family = run.family()
-    assert len(family) >= 7  # four services, Redis, two kinds of workers
+    assert len(family) >= 8  # four services, Redis and its guard, two kinds of workers
     run.process.kill()
     _, alive = psutil.wait_procs(family, timeout=GONE_S)
     assert alive == []
     assert list((run.place / "spool").iterdir()) == []
+    assert run.status["state"] == "RUNNING"
+    assert (run.run_dir / "store").exists()
+
+    again = train("--resume", run.run_dir.name, "-o", "json", job_file=False)
+    again.until("round 20 ")
+    family = again.family()
+    code, out, said = again.end()
+    assert code == 0, said
+    assert_as_undisturbed(again, undisturbed[0])
+    summary = json.loads(out)
+    assert (summary["rounds"], summary["return"]) == (ROUNDS, undisturbed[1]["return"])
+    assert not (run.run_dir / "store").exists()
+    again.assert_nothing_left(family)
+
+
+def test_what_was_stopped_goes_on_and_what_has_ended_goes_further(undisturbed, train):
+    run = train(*ENDLESS)
+    run.until("round 10 ")
+    run.process.send_signal(signal.SIGINT)
+    code, _, said = run.end()
+    job = run.run_dir.name
+    assert code == 130
+    assert f"marless: `marless train --resume {job}` goes on" in said.splitlines()
     assert run.status["state"] == "CANCELLED"
+    assert not (run.run_dir / "store").exists()  # the last checkpoint has it all
+
+    run = train("--resume", job, "--set", "stop.rounds=40", job_file=False)
+    assert run.end()[0] == 0
+    run = train("--resume", job, "--set", f"stop.rounds={ROUNDS}", job_file=False)
+    assert run.end()[0] == 0
+    assert_as_undisturbed(run, undisturbed[0])
+    assert specs.load(run.run_dir / "spec.yaml", []).stop.rounds == ROUNDS
+
+    code, _, said = train("--resume", job, job_file=False).end()
+    assert code == 1
+    assert "no round left" in said
 
 
-def test_a_service_that_dies_is_named_and_ends_the_command(train):
-    run = train(*ENDLESS, "-o", "json")
+def test_a_service_that_keeps_dying_ends_the_command_which_says_how_to_go_on(train):
+    run = train(*ENDLESS)
     run.until("round 10 ")
     family = run.family()
-    run.one("services.coordinator").kill()
-    code, out, said = run.end()
-    assert (code, out) == (1, "")
-    assert said.splitlines()[-1].startswith("marless: coordinator ended: ")
+    for _ in range(4):
+        run.one("services.actor_pool").kill()
+        run.until("marless: actor_pool ended (killed by signal 9); it was started again")
+    run.one("services.actor_pool").kill()
+    code, _, said = run.end()
+    assert code == 1
+    last = said.splitlines()[-1]
+    assert last.startswith("marless: actor_pool ended 5 times within ")
+    assert last.endswith(f"; `marless train --resume {run.run_dir.name}` goes on")
     run.assert_nothing_left(family)
+
+
+def test_a_second_ctrl_c_does_not_wait(train):
+    run = train(*ENDLESS)
+    run.until("round 10 ")
+    family = run.family()
+    for each in family:
+        if "services.actor_pool.worker" in each.cmdline():
+            each.suspend()  # the round would last for ever
+    run.process.send_signal(signal.SIGINT)
+    while not run.status["cancelling"]:
+        assert run.process.poll() is None
+    run.process.send_signal(signal.SIGINT)
+    code, _, said = run.end()
+    hint = f"`marless train --resume {run.run_dir.name}` goes on"
+    assert (code, said.splitlines()[-1]) == (130, f"marless: interrupted; all services were stopped; {hint}")
+    run.assert_nothing_left(family)
+
+
+def test_two_commands_never_run_one_job(train):
+    run = train(*ENDLESS)
+    run.until("round 10 ")
+    code, _, said = train("--resume", run.run_dir.name, job_file=False).end()
+    assert code == 1
+    assert f"is in use by the services of process {run.process.pid}" in said
+    assert run.process.poll() is None
 
 
 def test_a_job_that_fails_says_why_and_exits_with_100(train):
@@ -260,7 +355,7 @@ def test_without_redis_there_is_one_sentence(train, tmp_path):
     assert (code, out) == (1, "")
     [sentence] = said.splitlines()
     assert sentence.startswith("marless: param_store ended: no Redis: install redis-server or valkey-server, or ")
-    assert list((tmp_path / "tmp").iterdir()) == []
+    assert_no_files(tmp_path / "tmp")
 
 
 # What is refused before anything starts
@@ -302,6 +397,19 @@ def test_a_file_that_is_no_yaml(job_file, monkeypatch, capsys):
     assert code == 2
     assert said.startswith(f"marless: {job_file}: not valid YAML: ")
     assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize("arguments", [(), ("job.yaml", "--resume", "job")])
+def test_either_a_job_file_or_a_job(monkeypatch, capsys, arguments):
+    assert refused(monkeypatch, capsys, *arguments) == (
+        2,
+        "marless: give either a job file or --resume with a job's id\n",
+    )
+
+
+def test_a_job_that_is_not_there(monkeypatch, capsys, tmp_path):
+    code, said = refused(monkeypatch, capsys, "--resume", "nothing", "--runs", str(tmp_path))
+    assert (code, said) == (102, f"marless: {tmp_path}/nothing holds no job\n")
 
 
 def test_a_job_id_that_is_taken_or_cannot_be_used(undisturbed, monkeypatch, capsys):

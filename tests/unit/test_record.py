@@ -1,9 +1,14 @@
 """Round records: what is written is what is read, and a torn line is no record."""
 
 import json
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+import marless.record
 from marless.errors import CorruptError
 from marless.record import (
     GroupRecord,
@@ -14,6 +19,7 @@ from marless.record import (
     Summary,
     from_json,
     read,
+    read_backwards,
 )
 
 RETURNS = Returns(episodes=4, mean=-20.5, per_agent={"a": -20.0, "b": -21.0}, standard_error=0.25)
@@ -78,6 +84,13 @@ def test_a_last_line_that_a_crash_cut_short_is_no_record_wherever_it_was_cut(lin
         assert [each.round for each in read(lines)] == [0, 1]
 
 
+def test_the_rest_of_a_line_that_was_being_written_is_not_taken_for_the_next_one(lines):
+    first, second, *_ = lines.read_text().splitlines(keepends=True)
+    grew = [first, second[:9], second[9:]]  # what a reader gets who looks again after the end of the file
+    path = SimpleNamespace(exists=lambda: True, open=lambda encoding: nullcontext(grew))
+    assert [each.round for each in read(path)] == [0]
+
+
 @pytest.mark.parametrize("line", ["{}", "[]", "3", "{", "", '{"job": "j"}'])
 def test_any_other_line_that_is_no_record_is_named(lines, line):
     with lines.open("a") as file:
@@ -104,3 +117,20 @@ def test_a_summary_says_what_was_reached_and_what_chance_scores():
 
 def test_a_summary_of_a_job_that_never_played_has_no_returns():
     assert (summary(greedy=None)["return"], summary()["random_return"]) == (None, None)
+
+
+@given(st.lists(st.integers(0, 3000), max_size=12), st.sampled_from(["", "x" * 40, '{"job": "torn"}']))
+def test_records_are_read_backwards_whatever_their_length(tmp_path_factory, lengths, torn):
+    path = tmp_path_factory.mktemp("backwards") / "rounds.jsonl"
+    written = [record(index, decisions={"scaling": "." * length}) for index, length in enumerate(lengths)]
+    path.write_text("".join(each.to_json() + "\n" for each in written) + torn)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(marless.record, "_STEP_BYTES", 777)
+        assert list(read_backwards(path)) == written[::-1]
+
+
+def test_reading_backwards_names_the_file_that_is_broken(tmp_path):
+    assert list(read_backwards(tmp_path / "rounds.jsonl")) == []
+    (tmp_path / "rounds.jsonl").write_text("{}\n")
+    with pytest.raises(CorruptError, match=r"rounds.jsonl: a line is no round record: b'\{\}'"):
+        list(read_backwards(tmp_path / "rounds.jsonl"))

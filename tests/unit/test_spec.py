@@ -21,7 +21,9 @@ BASE = {
     "algorithm": {"name": "ippo"},
     "stop": {"rounds": 2},
 }
-SECTIONS = "actors, algorithm, checkpoint, env, evaluation, learner, model, name, scaling, seed, sharing, stop"
+SECTIONS = (
+    "actors, algorithm, checkpoint, env, evaluation, learner, model, name, scaling, seed, sharing, sinks, start, stop"
+)
 
 
 def document(text: str = "") -> dict:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from marless.rpc.v1 import common_pb2 as marless_dot_rpc_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fmarless/rpc/v1/actor_pool.proto\x12\x0emarless.rpc.v1\x1a\x1bmarless/rpc/v1/common.proto\"\xd3\x01\n\x0eRolloutRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\x03\x12)\n\x04mode\x18\x03 \x01(\x0e\x32\x1b.marless.rpc.v1.RolloutMode\x12\x0e\n\x06\x61\x63tors\x18\x04 \x01(\x05\x12\x31\n\x08settings\x18\x05 \x01(\x0b\x32\x1f.marless.rpc.v1.RolloutSettings\x12%\n\x06groups\x18\x06 \x03(\x0b\x32\x15.marless.rpc.v1.Group\x12\x10\n\x08\x65pisodes\x18\x07 \x01(\x05\"\x98\x01\n\x0fRolloutSettings\x12\x0b\n\x03\x65nv\x18\x01 \x01(\t\x12\x18\n\x10\x65nv_options_json\x18\x02 \x01(\t\x12\x0c\n\x04\x65nvs\x18\x03 \x01(\x05\x12\r\n\x05steps\x18\x04 \x01(\x05\x12\x0c\n\x04seed\x18\x05 \x01(\x03\x12\x12\n\nwith_state\x18\x06 \x01(\x08\x12\x0c\n\x04sink\x18\x07 \x01(\t\x12\x11\n\ttimeout_s\x18\x08 \x01(\x01\"\xcf\x01\n\x0bRolloutTask\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\x03\x12)\n\x04mode\x18\x03 \x01(\x0e\x32\x1b.marless.rpc.v1.RolloutMode\x12\r\n\x05index\x18\x04 \x01(\x05\x12\x31\n\x08settings\x18\x05 \x01(\x0b\x32\x1f.marless.rpc.v1.RolloutSettings\x12%\n\x06groups\x18\x06 \x03(\x0b\x32\x15.marless.rpc.v1.Group\x12\x10\n\x08\x65pisodes\x18\x07 \x01(\x05\"\xf2\x02\n\x0eRolloutReceipt\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x11\n\tenv_steps\x18\x02 \x01(\x03\x12\x10\n\x08\x65pisodes\x18\x03 \x01(\x03\x12\x15\n\repisode_steps\x18\x04 \x01(\x03\x12\x41\n\nreturn_sum\x18\x05 \x03(\x0b\x32-.marless.rpc.v1.RolloutReceipt.ReturnSumEntry\x12N\n\x11return_square_sum\x18\x06 \x03(\x0b\x32\x33.marless.rpc.v1.RolloutReceipt.ReturnSquareSumEntry\x12\x18\n\x10trajectory_bytes\x18\x07 \x01(\x03\x1a\x30\n\x0eReturnSumEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a\x36\n\x14ReturnSquareSumEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"t\n\x0fRolloutResponse\x12\x30\n\x08receipts\x18\x01 \x03(\x0b\x32\x1e.marless.rpc.v1.RolloutReceipt\x12/\n\x0binvocations\x18\x02 \x03(\x0b\x32\x1a.marless.rpc.v1.Invocation\"\x1f\n\x0cScaleRequest\x12\x0f\n\x07workers\x18\x01 \x01(\x05\"<\n\rScaleResponse\x12+\n\x07workers\x18\x01 \x03(\x0b\x32\x1a.marless.rpc.v1.WorkerInfo\"\x14\n\x12ListWorkersRequest\"R\n\x13ListWorkersResponse\x12+\n\x07workers\x18\x01 \x03(\x0b\x32\x1a.marless.rpc.v1.WorkerInfo\x12\x0e\n\x06queued\x18\x02 \x01(\x05*u\n\x0bRolloutMode\x12\x1c\n\x18ROLLOUT_MODE_UNSPECIFIED\x10\x00\x12\x16\n\x12ROLLOUT_MODE_TRAIN\x10\x01\x12\x17\n\x13ROLLOUT_MODE_GREEDY\x10\x02\x12\x17\n\x13ROLLOUT_MODE_RANDOM\x10\x03\x32\xc4\x02\n\x10\x41\x63torPoolService\x12J\n\x07Rollout\x12\x1e.marless.rpc.v1.RolloutRequest\x1a\x1f.marless.rpc.v1.RolloutResponse\x12\x44\n\x05Scale\x12\x1c.marless.rpc.v1.ScaleRequest\x1a\x1d.marless.rpc.v1.ScaleResponse\x12V\n\x0bListWorkers\x12\".marless.rpc.v1.ListWorkersRequest\x1a#.marless.rpc.v1.ListWorkersResponse\x12\x46\n\x04Work\x12\x1d.marless.rpc.v1.WorkerMessage\x1a\x1b.marless.rpc.v1.PoolMessage(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fmarless/rpc/v1/actor_pool.proto\x12\x0emarless.rpc.v1\x1a\x1bmarless/rpc/v1/common.proto\"\xd3\x01\n\x0eRolloutRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\x03\x12)\n\x04mode\x18\x03 \x01(\x0e\x32\x1b.marless.rpc.v1.RolloutMode\x12\x0e\n\x06\x61\x63tors\x18\x04 \x01(\x05\x12\x31\n\x08settings\x18\x05 \x01(\x0b\x32\x1f.marless.rpc.v1.RolloutSettings\x12%\n\x06groups\x18\x06 \x03(\x0b\x32\x15.marless.rpc.v1.Group\x12\x10\n\x08\x65pisodes\x18\x07 \x01(\x05\"\xa7\x01\n\x0fRolloutSettings\x12\x0b\n\x03\x65nv\x18\x01 \x01(\t\x12\x18\n\x10\x65nv_options_json\x18\x02 \x01(\t\x12\x0c\n\x04\x65nvs\x18\x03 \x01(\x05\x12\r\n\x05steps\x18\x04 \x01(\x05\x12\x0c\n\x04seed\x18\x05 \x01(\x03\x12\x12\n\nwith_state\x18\x06 \x01(\x08\x12\x0c\n\x04sink\x18\x07 \x01(\t\x12\x11\n\ttimeout_s\x18\x08 \x01(\x01\x12\r\n\x05\x65poch\x18\t \x01(\x03\"\xcf\x01\n\x0bRolloutTask\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\x03\x12)\n\x04mode\x18\x03 \x01(\x0e\x32\x1b.marless.rpc.v1.RolloutMode\x12\r\n\x05index\x18\x04 \x01(\x05\x12\x31\n\x08settings\x18\x05 \x01(\x0b\x32\x1f.marless.rpc.v1.RolloutSettings\x12%\n\x06groups\x18\x06 \x03(\x0b\x32\x15.marless.rpc.v1.Group\x12\x10\n\x08\x65pisodes\x18\x07 \x01(\x05\"\xf2\x02\n\x0eRolloutReceipt\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x11\n\tenv_steps\x18\x02 \x01(\x03\x12\x10\n\x08\x65pisodes\x18\x03 \x01(\x03\x12\x15\n\repisode_steps\x18\x04 \x01(\x03\x12\x41\n\nreturn_sum\x18\x05 \x03(\x0b\x32-.marless.rpc.v1.RolloutReceipt.ReturnSumEntry\x12N\n\x11return_square_sum\x18\x06 \x03(\x0b\x32\x33.marless.rpc.v1.RolloutReceipt.ReturnSquareSumEntry\x12\x18\n\x10trajectory_bytes\x18\x07 \x01(\x03\x1a\x30\n\x0eReturnSumEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a\x36\n\x14ReturnSquareSumEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"t\n\x0fRolloutResponse\x12\x30\n\x08receipts\x18\x01 \x03(\x0b\x32\x1e.marless.rpc.v1.RolloutReceipt\x12/\n\x0binvocations\x18\x02 \x03(\x0b\x32\x1a.marless.rpc.v1.Invocation\"\x1f\n\x0cScaleRequest\x12\x0f\n\x07workers\x18\x01 \x01(\x05\"<\n\rScaleResponse\x12+\n\x07workers\x18\x01 \x03(\x0b\x32\x1a.marless.rpc.v1.WorkerInfo\"\x14\n\x12ListWorkersRequest\"R\n\x13ListWorkersResponse\x12+\n\x07workers\x18\x01 \x03(\x0b\x32\x1a.marless.rpc.v1.WorkerInfo\x12\x0e\n\x06queued\x18\x02 \x01(\x05*u\n\x0bRolloutMode\x12\x1c\n\x18ROLLOUT_MODE_UNSPECIFIED\x10\x00\x12\x16\n\x12ROLLOUT_MODE_TRAIN\x10\x01\x12\x17\n\x13ROLLOUT_MODE_GREEDY\x10\x02\x12\x17\n\x13ROLLOUT_MODE_RANDOM\x10\x03\x32\xc4\x02\n\x10\x41\x63torPoolService\x12J\n\x07Rollout\x12\x1e.marless.rpc.v1.RolloutRequest\x1a\x1f.marless.rpc.v1.RolloutResponse\x12\x44\n\x05Scale\x12\x1c.marless.rpc.v1.ScaleRequest\x1a\x1d.marless.rpc.v1.ScaleResponse\x12V\n\x0bListWorkers\x12\".marless.rpc.v1.ListWorkersRequest\x1a#.marless.rpc.v1.ListWorkersResponse\x12\x46\n\x04Work\x12\x1d.marless.rpc.v1.WorkerMessage\x1a\x1b.marless.rpc.v1.PoolMessage(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,30 +36,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ROLLOUTRECEIPT_RETURNSUMENTRY']._serialized_options = b'8\001'
   _globals['_ROLLOUTRECEIPT_RETURNSQUARESUMENTRY']._loaded_options = None
   _globals['_ROLLOUTRECEIPT_RETURNSQUARESUMENTRY']._serialized_options = b'8\001'
-  _globals['_ROLLOUTMODE']._serialized_start=1351
-  _globals['_ROLLOUTMODE']._serialized_end=1468
+  _globals['_ROLLOUTMODE']._serialized_start=1366
+  _globals['_ROLLOUTMODE']._serialized_end=1483
   _globals['_ROLLOUTREQUEST']._serialized_start=81
   _globals['_ROLLOUTREQUEST']._serialized_end=292
   _globals['_ROLLOUTSETTINGS']._serialized_start=295
-  _globals['_ROLLOUTSETTINGS']._serialized_end=447
-  _globals['_ROLLOUTTASK']._serialized_start=450
-  _globals['_ROLLOUTTASK']._serialized_end=657
-  _globals['_ROLLOUTRECEIPT']._serialized_start=660
-  _globals['_ROLLOUTRECEIPT']._serialized_end=1030
-  _globals['_ROLLOUTRECEIPT_RETURNSUMENTRY']._serialized_start=926
-  _globals['_ROLLOUTRECEIPT_RETURNSUMENTRY']._serialized_end=974
-  _globals['_ROLLOUTRECEIPT_RETURNSQUARESUMENTRY']._serialized_start=976
-  _globals['_ROLLOUTRECEIPT_RETURNSQUARESUMENTRY']._serialized_end=1030
-  _globals['_ROLLOUTRESPONSE']._serialized_start=1032
-  _globals['_ROLLOUTRESPONSE']._serialized_end=1148
-  _globals['_SCALEREQUEST']._serialized_start=1150
-  _globals['_SCALEREQUEST']._serialized_end=1181
-  _globals['_SCALERESPONSE']._serialized_start=1183
-  _globals['_SCALERESPONSE']._serialized_end=1243
-  _globals['_LISTWORKERSREQUEST']._serialized_start=1245
-  _globals['_LISTWORKERSREQUEST']._serialized_end=1265
-  _globals['_LISTWORKERSRESPONSE']._serialized_start=1267
-  _globals['_LISTWORKERSRESPONSE']._serialized_end=1349
-  _globals['_ACTORPOOLSERVICE']._serialized_start=1471
-  _globals['_ACTORPOOLSERVICE']._serialized_end=1795
+  _globals['_ROLLOUTSETTINGS']._serialized_end=462
+  _globals['_ROLLOUTTASK']._serialized_start=465
+  _globals['_ROLLOUTTASK']._serialized_end=672
+  _globals['_ROLLOUTRECEIPT']._serialized_start=675
+  _globals['_ROLLOUTRECEIPT']._serialized_end=1045
+  _globals['_ROLLOUTRECEIPT_RETURNSUMENTRY']._serialized_start=941
+  _globals['_ROLLOUTRECEIPT_RETURNSUMENTRY']._serialized_end=989
+  _globals['_ROLLOUTRECEIPT_RETURNSQUARESUMENTRY']._serialized_start=991
+  _globals['_ROLLOUTRECEIPT_RETURNSQUARESUMENTRY']._serialized_end=1045
+  _globals['_ROLLOUTRESPONSE']._serialized_start=1047
+  _globals['_ROLLOUTRESPONSE']._serialized_end=1163
+  _globals['_SCALEREQUEST']._serialized_start=1165
+  _globals['_SCALEREQUEST']._serialized_end=1196
+  _globals['_SCALERESPONSE']._serialized_start=1198
+  _globals['_SCALERESPONSE']._serialized_end=1258
+  _globals['_LISTWORKERSREQUEST']._serialized_start=1260
+  _globals['_LISTWORKERSREQUEST']._serialized_end=1280
+  _globals['_LISTWORKERSRESPONSE']._serialized_start=1282
+  _globals['_LISTWORKERSRESPONSE']._serialized_end=1364
+  _globals['_ACTORPOOLSERVICE']._serialized_start=1486
+  _globals['_ACTORPOOLSERVICE']._serialized_end=1810
 # @@protoc_insertion_point(module_scope)

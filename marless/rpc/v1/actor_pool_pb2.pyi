@@ -101,6 +101,7 @@ class RolloutSettings(_message.Message):
     WITH_STATE_FIELD_NUMBER: _builtins.int
     SINK_FIELD_NUMBER: _builtins.int
     TIMEOUT_S_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
     env: _builtins.str
     env_options_json: _builtins.str
     envs: _builtins.int
@@ -114,6 +115,8 @@ class RolloutSettings(_message.Message):
     """address of the learner pool"""
     timeout_s: _builtins.float
     """per invocation"""
+    epoch: _builtins.int
+    """of the job; a later job of the same name has another, and other weights under the same versions"""
     def __init__(
         self,
         *,
@@ -125,10 +128,11 @@ class RolloutSettings(_message.Message):
         with_state: _builtins.bool = ...,
         sink: _builtins.str = ...,
         timeout_s: _builtins.float = ...,
+        epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["env", b"env", "env_options_json", b"env_options_json", "envs", b"envs", "seed", b"seed", "sink", b"sink", "steps", b"steps", "timeout_s", b"timeout_s", "with_state", b"with_state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["env", b"env", "env_options_json", b"env_options_json", "envs", b"envs", "epoch", b"epoch", "seed", b"seed", "sink", b"sink", "steps", b"steps", "timeout_s", b"timeout_s", "with_state", b"with_state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -331,6 +331,7 @@ class TaskResult(_message.Message):
     ERROR_CODE_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     INVOCATION_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     attempt: _builtins.int
     payload: _builtins.bytes
@@ -338,6 +339,8 @@ class TaskResult(_message.Message):
     error_code: _builtins.str
     """name of a domain error, if it failed"""
     error: _builtins.str
+    detail: _builtins.str
+    """the end of the traceback, if it failed by a defect"""
     @_builtins.property
     def invocation(self) -> Global___Invocation: ...
     def __init__(
@@ -349,10 +352,11 @@ class TaskResult(_message.Message):
         error_code: _builtins.str = ...,
         error: _builtins.str = ...,
         invocation: Global___Invocation | None = ...,
+        detail: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["invocation", b"invocation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "error", b"error", "error_code", b"error_code", "id", b"id", "invocation", b"invocation", "payload", b"payload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "detail", b"detail", "error", b"error", "error_code", b"error_code", "id", b"id", "invocation", b"invocation", "payload", b"payload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

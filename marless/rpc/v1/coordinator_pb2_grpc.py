@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from marless.rpc.v1 import common_pb2 as marless_dot_rpc_dot_v1_dot_common__pb2
 from marless.rpc.v1 import coordinator_pb2 as marless_dot_rpc_dot_v1_dot_coordinator__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
@@ -44,15 +45,50 @@ class CoordinatorServiceStub:
                 request_serializer=marless_dot_rpc_dot_v1_dot_coordinator__pb2.GetJobRequest.SerializeToString,
                 response_deserializer=marless_dot_rpc_dot_v1_dot_coordinator__pb2.GetJobResponse.FromString,
                 _registered_method=True)
+        self.ListJobs = channel.unary_unary(
+                '/marless.rpc.v1.CoordinatorService/ListJobs',
+                request_serializer=marless_dot_rpc_dot_v1_dot_coordinator__pb2.ListJobsRequest.SerializeToString,
+                response_deserializer=marless_dot_rpc_dot_v1_dot_coordinator__pb2.ListJobsResponse.FromString,
+                _registered_method=True)
         self.WatchJob = channel.unary_stream(
                 '/marless.rpc.v1.CoordinatorService/WatchJob',
                 request_serializer=marless_dot_rpc_dot_v1_dot_coordinator__pb2.WatchJobRequest.SerializeToString,
                 response_deserializer=marless_dot_rpc_dot_v1_dot_coordinator__pb2.JobEvent.FromString,
                 _registered_method=True)
+        self.StreamLogs = channel.unary_stream(
+                '/marless.rpc.v1.CoordinatorService/StreamLogs',
+                request_serializer=marless_dot_rpc_dot_v1_dot_coordinator__pb2.StreamLogsRequest.SerializeToString,
+                response_deserializer=marless_dot_rpc_dot_v1_dot_coordinator__pb2.LogLine.FromString,
+                _registered_method=True)
         self.CancelJob = channel.unary_unary(
                 '/marless.rpc.v1.CoordinatorService/CancelJob',
                 request_serializer=marless_dot_rpc_dot_v1_dot_coordinator__pb2.CancelJobRequest.SerializeToString,
                 response_deserializer=marless_dot_rpc_dot_v1_dot_coordinator__pb2.CancelJobResponse.FromString,
+                _registered_method=True)
+        self.ResumeJob = channel.unary_unary(
+                '/marless.rpc.v1.CoordinatorService/ResumeJob',
+                request_serializer=marless_dot_rpc_dot_v1_dot_coordinator__pb2.ResumeJobRequest.SerializeToString,
+                response_deserializer=marless_dot_rpc_dot_v1_dot_coordinator__pb2.ResumeJobResponse.FromString,
+                _registered_method=True)
+        self.DeleteJob = channel.unary_unary(
+                '/marless.rpc.v1.CoordinatorService/DeleteJob',
+                request_serializer=marless_dot_rpc_dot_v1_dot_coordinator__pb2.DeleteJobRequest.SerializeToString,
+                response_deserializer=marless_dot_rpc_dot_v1_dot_coordinator__pb2.DeleteJobResponse.FromString,
+                _registered_method=True)
+        self.ListFiles = channel.unary_unary(
+                '/marless.rpc.v1.CoordinatorService/ListFiles',
+                request_serializer=marless_dot_rpc_dot_v1_dot_coordinator__pb2.ListFilesRequest.SerializeToString,
+                response_deserializer=marless_dot_rpc_dot_v1_dot_coordinator__pb2.ListFilesResponse.FromString,
+                _registered_method=True)
+        self.ReadFile = channel.unary_stream(
+                '/marless.rpc.v1.CoordinatorService/ReadFile',
+                request_serializer=marless_dot_rpc_dot_v1_dot_coordinator__pb2.ReadFileRequest.SerializeToString,
+                response_deserializer=marless_dot_rpc_dot_v1_dot_common__pb2.Chunk.FromString,
+                _registered_method=True)
+        self.GetInfo = channel.unary_unary(
+                '/marless.rpc.v1.CoordinatorService/GetInfo',
+                request_serializer=marless_dot_rpc_dot_v1_dot_coordinator__pb2.GetInfoRequest.SerializeToString,
+                response_deserializer=marless_dot_rpc_dot_v1_dot_coordinator__pb2.GetInfoResponse.FromString,
                 _registered_method=True)
 
 
@@ -60,8 +96,9 @@ class CoordinatorServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def SubmitJob(self, request, context):
-        """Starts a job. Idempotent by job id and content. ALREADY_EXISTS if the id is taken by other content;
-        INVALID_ARGUMENT, naming the field, if the spec cannot work; RESOURCE_EXHAUSTED if too many jobs run.
+        """Accepts a job; it has been written down when this answers. Idempotent by (job, request_id): repeated, it answers
+        the same job. ALREADY_EXISTS if the id is taken, see IfExists; INVALID_ARGUMENT, naming the field, if the spec
+        cannot work; RESOURCE_EXHAUSTED if too many jobs wait.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -74,15 +111,69 @@ class CoordinatorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListJobs(self, request, context):
+        """Lists jobs, newest first, a page at a time. Read-only. INVALID_ARGUMENT for a page token that is none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def WatchJob(self, request, context):
-        """Streams events in order from `cursor` (0 = the beginning), and ends when the job has. Read-only. NOT_FOUND.
+        """Streams events in order from `cursor` (0 = the beginning), and ends when the job has. Read-only; a client that was
+        cut off continues from the last cursor it saw. NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StreamLogs(self, request, context):
+        """Streams the job's log from `cursor` (0 = the beginning); with `follow`, until the job has ended. Read-only; a
+        client that was cut off continues from the last cursor it saw. NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CancelJob(self, request, context):
-        """Asks a job to stop after the present round's durable record. Idempotent. NOT_FOUND.
+        """Asks a job to stop after the present round's durable record. Idempotent; a job that has ended stays as it is.
+        NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeJob(self, request, context):
+        """Continues a job that has ended, after its last recorded round. Idempotent by request_id. NOT_FOUND;
+        FAILED_PRECONDITION if it has not ended, or has no round left to run; INVALID_ARGUMENT for a bad stop rule.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteJob(self, request, context):
+        """Deletes a job that has ended: its run folder and its versions. NOT_FOUND unless allow_missing;
+        FAILED_PRECONDITION if it has not ended.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListFiles(self, request, context):
+        """Lists the files of a job's run folder. Read-only. NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadFile(self, request, context):
+        """Reads one of them. Stream: header = FileInfo, then its bytes. Read-only. NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetInfo(self, request, context):
+        """What this coordinator is. Read-only.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -101,15 +192,50 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     request_deserializer=marless_dot_rpc_dot_v1_dot_coordinator__pb2.GetJobRequest.FromString,
                     response_serializer=marless_dot_rpc_dot_v1_dot_coordinator__pb2.GetJobResponse.SerializeToString,
             ),
+            'ListJobs': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListJobs,
+                    request_deserializer=marless_dot_rpc_dot_v1_dot_coordinator__pb2.ListJobsRequest.FromString,
+                    response_serializer=marless_dot_rpc_dot_v1_dot_coordinator__pb2.ListJobsResponse.SerializeToString,
+            ),
             'WatchJob': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchJob,
                     request_deserializer=marless_dot_rpc_dot_v1_dot_coordinator__pb2.WatchJobRequest.FromString,
                     response_serializer=marless_dot_rpc_dot_v1_dot_coordinator__pb2.JobEvent.SerializeToString,
             ),
+            'StreamLogs': grpc.unary_stream_rpc_method_handler(
+                    servicer.StreamLogs,
+                    request_deserializer=marless_dot_rpc_dot_v1_dot_coordinator__pb2.StreamLogsRequest.FromString,
+                    response_serializer=marless_dot_rpc_dot_v1_dot_coordinator__pb2.LogLine.SerializeToString,
+            ),
             'CancelJob': grpc.unary_unary_rpc_method_handler(
                     servicer.CancelJob,
                     request_deserializer=marless_dot_rpc_dot_v1_dot_coordinator__pb2.CancelJobRequest.FromString,
                     response_serializer=marless_dot_rpc_dot_v1_dot_coordinator__pb2.CancelJobResponse.SerializeToString,
+            ),
+            'ResumeJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeJob,
+                    request_deserializer=marless_dot_rpc_dot_v1_dot_coordinator__pb2.ResumeJobRequest.FromString,
+                    response_serializer=marless_dot_rpc_dot_v1_dot_coordinator__pb2.ResumeJobResponse.SerializeToString,
+            ),
+            'DeleteJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteJob,
+                    request_deserializer=marless_dot_rpc_dot_v1_dot_coordinator__pb2.DeleteJobRequest.FromString,
+                    response_serializer=marless_dot_rpc_dot_v1_dot_coordinator__pb2.DeleteJobResponse.SerializeToString,
+            ),
+            'ListFiles': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListFiles,
+                    request_deserializer=marless_dot_rpc_dot_v1_dot_coordinator__pb2.ListFilesRequest.FromString,
+                    response_serializer=marless_dot_rpc_dot_v1_dot_coordinator__pb2.ListFilesResponse.SerializeToString,
+            ),
+            'ReadFile': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadFile,
+                    request_deserializer=marless_dot_rpc_dot_v1_dot_coordinator__pb2.ReadFileRequest.FromString,
+                    response_serializer=marless_dot_rpc_dot_v1_dot_common__pb2.Chunk.SerializeToString,
+            ),
+            'GetInfo': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetInfo,
+                    request_deserializer=marless_dot_rpc_dot_v1_dot_coordinator__pb2.GetInfoRequest.FromString,
+                    response_serializer=marless_dot_rpc_dot_v1_dot_coordinator__pb2.GetInfoResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -177,6 +303,33 @@ class CoordinatorService:
             _registered_method=True)
 
     @staticmethod
+    def ListJobs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/marless.rpc.v1.CoordinatorService/ListJobs',
+            marless_dot_rpc_dot_v1_dot_coordinator__pb2.ListJobsRequest.SerializeToString,
+            marless_dot_rpc_dot_v1_dot_coordinator__pb2.ListJobsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def WatchJob(request,
             target,
             options=(),
@@ -204,6 +357,33 @@ class CoordinatorService:
             _registered_method=True)
 
     @staticmethod
+    def StreamLogs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/marless.rpc.v1.CoordinatorService/StreamLogs',
+            marless_dot_rpc_dot_v1_dot_coordinator__pb2.StreamLogsRequest.SerializeToString,
+            marless_dot_rpc_dot_v1_dot_coordinator__pb2.LogLine.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def CancelJob(request,
             target,
             options=(),
@@ -220,6 +400,141 @@ class CoordinatorService:
             '/marless.rpc.v1.CoordinatorService/CancelJob',
             marless_dot_rpc_dot_v1_dot_coordinator__pb2.CancelJobRequest.SerializeToString,
             marless_dot_rpc_dot_v1_dot_coordinator__pb2.CancelJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/marless.rpc.v1.CoordinatorService/ResumeJob',
+            marless_dot_rpc_dot_v1_dot_coordinator__pb2.ResumeJobRequest.SerializeToString,
+            marless_dot_rpc_dot_v1_dot_coordinator__pb2.ResumeJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/marless.rpc.v1.CoordinatorService/DeleteJob',
+            marless_dot_rpc_dot_v1_dot_coordinator__pb2.DeleteJobRequest.SerializeToString,
+            marless_dot_rpc_dot_v1_dot_coordinator__pb2.DeleteJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListFiles(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/marless.rpc.v1.CoordinatorService/ListFiles',
+            marless_dot_rpc_dot_v1_dot_coordinator__pb2.ListFilesRequest.SerializeToString,
+            marless_dot_rpc_dot_v1_dot_coordinator__pb2.ListFilesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadFile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/marless.rpc.v1.CoordinatorService/ReadFile',
+            marless_dot_rpc_dot_v1_dot_coordinator__pb2.ReadFileRequest.SerializeToString,
+            marless_dot_rpc_dot_v1_dot_common__pb2.Chunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetInfo(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/marless.rpc.v1.CoordinatorService/GetInfo',
+            marless_dot_rpc_dot_v1_dot_coordinator__pb2.GetInfoRequest.SerializeToString,
+            marless_dot_rpc_dot_v1_dot_coordinator__pb2.GetInfoResponse.FromString,
             options,
             channel_credentials,
             insecure,

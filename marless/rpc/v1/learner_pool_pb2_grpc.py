@@ -67,7 +67,8 @@ class LearnerPoolServiceServicer:
 
     def OpenJob(self, request, context):
         """Declares a job: its spec and spaces, against which every upload is checked. Publishes the first version of each
-        policy if the store has none. Idempotent. INVALID_ARGUMENT if the spec cannot work.
+        policy if the store has none. Idempotent: repeated, it keeps the trajectories that wait. INVALID_ARGUMENT if the
+        spec cannot work, or what the store has does not fit it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -85,7 +86,8 @@ class LearnerPoolServiceServicer:
 
     def Update(self, request, context):
         """Updates every policy of a job once, from the trajectories of one round, and publishes the new versions.
-        Idempotent: repeated for the same round it trains again from the same inputs, and the store answers as before.
+        Idempotent: repeated for a round that was published it is answered as before, from memory or from the store;
+        else it joins the update in progress, or trains again from the same inputs. Goes on if its caller goes away.
         FAILED_PRECONDITION if trajectories are missing; NOT_FOUND if the job is not open; UNAVAILABLE without workers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

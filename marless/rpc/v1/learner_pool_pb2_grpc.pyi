@@ -34,7 +34,8 @@ class LearnerPoolServiceStub:
     def __new__(cls, channel: _aio.Channel) -> LearnerPoolServiceAsyncStub: ...
     OpenJob: _grpc.UnaryUnaryMultiCallable[_learner_pool_pb2.OpenJobRequest, _learner_pool_pb2.OpenJobResponse]
     """Declares a job: its spec and spaces, against which every upload is checked. Publishes the first version of each
-    policy if the store has none. Idempotent. INVALID_ARGUMENT if the spec cannot work.
+    policy if the store has none. Idempotent: repeated, it keeps the trajectories that wait. INVALID_ARGUMENT if the
+    spec cannot work, or what the store has does not fit it.
     """
     Upload: _grpc.StreamUnaryMultiCallable[_common_pb2.Chunk, _learner_pool_pb2.UploadResponse]
     """Takes one trajectory. Stream: header = UploadHeader, then the arrays' bytes in the order of the header.
@@ -44,7 +45,8 @@ class LearnerPoolServiceStub:
     """
     Update: _grpc.UnaryUnaryMultiCallable[_learner_pool_pb2.UpdateRequest, _learner_pool_pb2.UpdateResponse]
     """Updates every policy of a job once, from the trajectories of one round, and publishes the new versions.
-    Idempotent: repeated for the same round it trains again from the same inputs, and the store answers as before.
+    Idempotent: repeated for a round that was published it is answered as before, from memory or from the store;
+    else it joins the update in progress, or trains again from the same inputs. Goes on if its caller goes away.
     FAILED_PRECONDITION if trajectories are missing; NOT_FOUND if the job is not open; UNAVAILABLE without workers.
     """
     CloseJob: _grpc.UnaryUnaryMultiCallable[_learner_pool_pb2.CloseJobRequest, _learner_pool_pb2.CloseJobResponse]
@@ -57,7 +59,8 @@ class LearnerPoolServiceAsyncStub(LearnerPoolServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     OpenJob: _aio.UnaryUnaryMultiCallable[_learner_pool_pb2.OpenJobRequest, _learner_pool_pb2.OpenJobResponse]  # type: ignore[assignment]
     """Declares a job: its spec and spaces, against which every upload is checked. Publishes the first version of each
-    policy if the store has none. Idempotent. INVALID_ARGUMENT if the spec cannot work.
+    policy if the store has none. Idempotent: repeated, it keeps the trajectories that wait. INVALID_ARGUMENT if the
+    spec cannot work, or what the store has does not fit it.
     """
     Upload: _aio.StreamUnaryMultiCallable[_common_pb2.Chunk, _learner_pool_pb2.UploadResponse]  # type: ignore[assignment]
     """Takes one trajectory. Stream: header = UploadHeader, then the arrays' bytes in the order of the header.
@@ -67,7 +70,8 @@ class LearnerPoolServiceAsyncStub(LearnerPoolServiceStub):
     """
     Update: _aio.UnaryUnaryMultiCallable[_learner_pool_pb2.UpdateRequest, _learner_pool_pb2.UpdateResponse]  # type: ignore[assignment]
     """Updates every policy of a job once, from the trajectories of one round, and publishes the new versions.
-    Idempotent: repeated for the same round it trains again from the same inputs, and the store answers as before.
+    Idempotent: repeated for a round that was published it is answered as before, from memory or from the store;
+    else it joins the update in progress, or trains again from the same inputs. Goes on if its caller goes away.
     FAILED_PRECONDITION if trajectories are missing; NOT_FOUND if the job is not open; UNAVAILABLE without workers.
     """
     CloseJob: _aio.UnaryUnaryMultiCallable[_learner_pool_pb2.CloseJobRequest, _learner_pool_pb2.CloseJobResponse]  # type: ignore[assignment]
@@ -83,7 +87,8 @@ class LearnerPoolServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_learner_pool_pb2.OpenJobResponse, _abc.Awaitable[_learner_pool_pb2.OpenJobResponse]]:
         """Declares a job: its spec and spaces, against which every upload is checked. Publishes the first version of each
-        policy if the store has none. Idempotent. INVALID_ARGUMENT if the spec cannot work.
+        policy if the store has none. Idempotent: repeated, it keeps the trajectories that wait. INVALID_ARGUMENT if the
+        spec cannot work, or what the store has does not fit it.
         """
 
     @_abc_1.abstractmethod
@@ -105,7 +110,8 @@ class LearnerPoolServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_learner_pool_pb2.UpdateResponse, _abc.Awaitable[_learner_pool_pb2.UpdateResponse]]:
         """Updates every policy of a job once, from the trajectories of one round, and publishes the new versions.
-        Idempotent: repeated for the same round it trains again from the same inputs, and the store answers as before.
+        Idempotent: repeated for a round that was published it is answered as before, from memory or from the store;
+        else it joins the update in progress, or trains again from the same inputs. Goes on if its caller goes away.
         FAILED_PRECONDITION if trajectories are missing; NOT_FOUND if the job is not open; UNAVAILABLE without workers.
         """
 

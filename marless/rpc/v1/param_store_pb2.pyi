@@ -27,7 +27,7 @@ class BlobInfo(_message.Message):
     BYTES_FIELD_NUMBER: _builtins.int
     SHA256_FIELD_NUMBER: _builtins.int
     part: _builtins.str
-    """"acting" or "learning"; each is a safetensors file"""
+    """"acting" and "learning", safetensors files; "outcome", JSON: what the update that made it reported"""
     bytes: _builtins.int
     sha256: _builtins.bytes
     def __init__(
@@ -82,11 +82,14 @@ class PolicyPublish(_message.Message):
     EXPECTED_FIELD_NUMBER: _builtins.int
     REQ_ID_FIELD_NUMBER: _builtins.int
     BLOBS_FIELD_NUMBER: _builtins.int
+    FIRST_VERSION_FIELD_NUMBER: _builtins.int
     policy: _builtins.str
     expected: _builtins.int
     """version of the present head, 0 if none"""
     req_id: _builtins.str
     """unique to this write, e.g. "<job>/<round>/<policy>" """
+    first_version: _builtins.int
+    """if the policy has none yet, its versions start here (restoring a checkpoint); 0: at 1"""
     @_builtins.property
     def blobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___BlobInfo]: ...
     def __init__(
@@ -96,10 +99,11 @@ class PolicyPublish(_message.Message):
         expected: _builtins.int = ...,
         req_id: _builtins.str = ...,
         blobs: _abc.Iterable[Global___BlobInfo] | None = ...,
+        first_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blobs", b"blobs", "expected", b"expected", "policy", b"policy", "req_id", b"req_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blobs", b"blobs", "expected", b"expected", "first_version", b"first_version", "policy", b"policy", "req_id", b"req_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -408,7 +412,7 @@ class AcquireEpochResponse(_message.Message):
 Global___AcquireEpochResponse: _TypeAlias = AcquireEpochResponse  # noqa: Y015
 
 @_typing.final
-class DeleteJobRequest(_message.Message):
+class DropJobRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_FIELD_NUMBER: _builtins.int
@@ -424,10 +428,10 @@ class DeleteJobRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___DeleteJobRequest: _TypeAlias = DeleteJobRequest  # noqa: Y015
+Global___DropJobRequest: _TypeAlias = DropJobRequest  # noqa: Y015
 
 @_typing.final
-class DeleteJobResponse(_message.Message):
+class DropJobResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     def __init__(
@@ -439,4 +443,4 @@ class DeleteJobResponse(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___DeleteJobResponse: _TypeAlias = DeleteJobResponse  # noqa: Y015
+Global___DropJobResponse: _TypeAlias = DropJobResponse  # noqa: Y015

@@ -65,10 +65,10 @@ class ParamStoreServiceStub:
                 request_serializer=marless_dot_rpc_dot_v1_dot_param__store__pb2.AcquireEpochRequest.SerializeToString,
                 response_deserializer=marless_dot_rpc_dot_v1_dot_param__store__pb2.AcquireEpochResponse.FromString,
                 _registered_method=True)
-        self.DeleteJob = channel.unary_unary(
-                '/marless.rpc.v1.ParamStoreService/DeleteJob',
-                request_serializer=marless_dot_rpc_dot_v1_dot_param__store__pb2.DeleteJobRequest.SerializeToString,
-                response_deserializer=marless_dot_rpc_dot_v1_dot_param__store__pb2.DeleteJobResponse.FromString,
+        self.DropJob = channel.unary_unary(
+                '/marless.rpc.v1.ParamStoreService/DropJob',
+                request_serializer=marless_dot_rpc_dot_v1_dot_param__store__pb2.DropJobRequest.SerializeToString,
+                response_deserializer=marless_dot_rpc_dot_v1_dot_param__store__pb2.DropJobResponse.FromString,
                 _registered_method=True)
 
 
@@ -123,8 +123,8 @@ class ParamStoreServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def DeleteJob(self, request, context):
-        """Deletes all versions of a job. Idempotent.
+    def DropJob(self, request, context):
+        """Drops all versions of a job. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -163,10 +163,10 @@ def add_ParamStoreServiceServicer_to_server(servicer, server):
                     request_deserializer=marless_dot_rpc_dot_v1_dot_param__store__pb2.AcquireEpochRequest.FromString,
                     response_serializer=marless_dot_rpc_dot_v1_dot_param__store__pb2.AcquireEpochResponse.SerializeToString,
             ),
-            'DeleteJob': grpc.unary_unary_rpc_method_handler(
-                    servicer.DeleteJob,
-                    request_deserializer=marless_dot_rpc_dot_v1_dot_param__store__pb2.DeleteJobRequest.FromString,
-                    response_serializer=marless_dot_rpc_dot_v1_dot_param__store__pb2.DeleteJobResponse.SerializeToString,
+            'DropJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropJob,
+                    request_deserializer=marless_dot_rpc_dot_v1_dot_param__store__pb2.DropJobRequest.FromString,
+                    response_serializer=marless_dot_rpc_dot_v1_dot_param__store__pb2.DropJobResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -342,7 +342,7 @@ class ParamStoreService:
             _registered_method=True)
 
     @staticmethod
-    def DeleteJob(request,
+    def DropJob(request,
             target,
             options=(),
             channel_credentials=None,
@@ -355,9 +355,9 @@ class ParamStoreService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/marless.rpc.v1.ParamStoreService/DeleteJob',
-            marless_dot_rpc_dot_v1_dot_param__store__pb2.DeleteJobRequest.SerializeToString,
-            marless_dot_rpc_dot_v1_dot_param__store__pb2.DeleteJobResponse.FromString,
+            '/marless.rpc.v1.ParamStoreService/DropJob',
+            marless_dot_rpc_dot_v1_dot_param__store__pb2.DropJobRequest.SerializeToString,
+            marless_dot_rpc_dot_v1_dot_param__store__pb2.DropJobResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -53,8 +53,8 @@ class ParamStoreServiceStub:
     """Pins (or unpins) a version so that retention keeps it. Idempotent. NOT_FOUND if the version has gone."""
     AcquireEpoch: _grpc.UnaryUnaryMultiCallable[_param_store_pb2.AcquireEpochRequest, _param_store_pb2.AcquireEpochResponse]
     """Takes a new epoch for a job: every later publish with an older one is refused. Idempotent by `req_id`."""
-    DeleteJob: _grpc.UnaryUnaryMultiCallable[_param_store_pb2.DeleteJobRequest, _param_store_pb2.DeleteJobResponse]
-    """Deletes all versions of a job. Idempotent."""
+    DropJob: _grpc.UnaryUnaryMultiCallable[_param_store_pb2.DropJobRequest, _param_store_pb2.DropJobResponse]
+    """Drops all versions of a job. Idempotent."""
 
 @_typing.type_check_only
 class ParamStoreServiceAsyncStub(ParamStoreServiceStub):
@@ -80,8 +80,8 @@ class ParamStoreServiceAsyncStub(ParamStoreServiceStub):
     """Pins (or unpins) a version so that retention keeps it. Idempotent. NOT_FOUND if the version has gone."""
     AcquireEpoch: _aio.UnaryUnaryMultiCallable[_param_store_pb2.AcquireEpochRequest, _param_store_pb2.AcquireEpochResponse]  # type: ignore[assignment]
     """Takes a new epoch for a job: every later publish with an older one is refused. Idempotent by `req_id`."""
-    DeleteJob: _aio.UnaryUnaryMultiCallable[_param_store_pb2.DeleteJobRequest, _param_store_pb2.DeleteJobResponse]  # type: ignore[assignment]
-    """Deletes all versions of a job. Idempotent."""
+    DropJob: _aio.UnaryUnaryMultiCallable[_param_store_pb2.DropJobRequest, _param_store_pb2.DropJobResponse]  # type: ignore[assignment]
+    """Drops all versions of a job. Idempotent."""
 
 class ParamStoreServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -142,11 +142,11 @@ class ParamStoreServiceServicer(metaclass=_abc_1.ABCMeta):
         """Takes a new epoch for a job: every later publish with an older one is refused. Idempotent by `req_id`."""
 
     @_abc_1.abstractmethod
-    def DeleteJob(
+    def DropJob(
         self,
-        request: _param_store_pb2.DeleteJobRequest,
+        request: _param_store_pb2.DropJobRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_param_store_pb2.DeleteJobResponse, _abc.Awaitable[_param_store_pb2.DeleteJobResponse]]:
-        """Deletes all versions of a job. Idempotent."""
+    ) -> _typing.Union[_param_store_pb2.DropJobResponse, _abc.Awaitable[_param_store_pb2.DropJobResponse]]:
+        """Drops all versions of a job. Idempotent."""
 
 def add_ParamStoreServiceServicer_to_server(servicer: ParamStoreServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

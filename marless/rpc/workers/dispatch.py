@@ -1,21 +1,22 @@
 """The pool's side of a worker's stream: tasks wait in a bounded queue, run one at a time per worker, and are tried
-again elsewhere when their worker dies or hangs.
+again elsewhere when their worker dies or hangs. Jobs that wait take turns.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any
 
 import grpc
 import structlog
 
-from marless.errors import InternalError, OverloadedError, UnavailableError
+from marless.errors import InternalError, OverloadedError, UnavailableError, UnreachableError
 from marless.rpc.errors import by_name
 from marless.rpc.v1 import common_pb2
+from marless.rpc.workers.turns import Turns
 
 Send = Callable[[common_pb2.PoolMessage], Awaitable[None]]
 _log = structlog.get_logger("marless.workers")
@@ -49,16 +50,21 @@ class _Worker:
 
 
 class Dispatcher:
-    """Assigns tasks to idle workers, oldest task first; a worker that ran the same `affinity` last is preferred."""
+    """Assigns tasks to idle workers: jobs take turns, oldest task of a job first.
+
+    Of several idle workers, one that ran the same `affinity` last is preferred.
+    """
 
     def __init__(self, *, queue_limit: int = 4096, max_attempts: int = 3) -> None:
         self._queue_limit = queue_limit
         self._max_attempts = max_attempts
         self._workers: dict[str, _Worker] = {}
         self._idle: list[_Worker] = []
-        self._waiting: deque[asyncio.Future[_Worker]] = deque()
+        self._waiting: Turns[asyncio.Future[_Worker]] = Turns()
         self._changed = asyncio.Condition()
         self._closed = ""
+        self.attempts: Counter[str] = Counter()
+        """Attempts at tasks that have ended so far: "done", "failed", or "lost" with their worker."""
 
     @property
     def queued(self) -> int:
@@ -88,23 +94,25 @@ class Dispatcher:
         return worker in self._workers
 
     async def run(self, task: str, payload: bytes, *, timeout_s: float, affinity: str = "") -> common_pb2.TaskResult:
-        """Run one task to its result on some worker.
+        """Run the task "<job>/…" to its result on some worker.
 
         Raises OverloadedError if the queue is full, UnavailableError if no worker can be had or workers die or hang
         `max_attempts` times, and whatever domain error the task itself ended with.
         """
         queued_s = time.time()
         for attempt in range(1, self._max_attempts + 1):
-            worker = await self._acquire(affinity)
+            worker = await self._acquire(task.partition("/")[0], affinity, again=attempt > 1)
             try:
                 result = await self._run_on(
                     worker, common_pb2.Task(id=task, attempt=attempt, payload=payload), timeout_s
                 )
             except WorkerLostError:
+                self.attempts["lost"] += 1
                 _log.warning("task.worker_lost", task=task, worker=worker.hello.worker, attempt=attempt)
                 continue
+            self.attempts["failed" if result.error_code else "done"] += 1
             if result.error_code:
-                raise by_name(result.error_code, result.error)
+                raise by_name(result.error_code, result.error, result.detail)
             result.invocation.queued_s = queued_s
             return result
         raise UnavailableError(f"task {task}: its worker died or hung {self._max_attempts} times; see the pool's log")
@@ -168,17 +176,17 @@ class Dispatcher:
             except grpc.aio.BaseError:
                 worker.lose()
 
-    def fail_waiting(self, reason: str) -> None:
+    def fail_waiting(self, reason: str, error: type[UnavailableError] = UnavailableError) -> None:
         """Give every waiting task up: no worker can be had."""
         while self._waiting:
-            waiter = self._waiting.popleft()
+            waiter = self._waiting.take()
             if not waiter.done():
-                waiter.set_exception(UnavailableError(reason))
+                waiter.set_exception(error(reason))
 
     def close(self, reason: str) -> None:
-        """Take no more tasks, and give the waiting ones up; twice is safe."""
+        """Take no more tasks, and give the waiting ones up; twice is safe. Another pool may be here soon."""
         self._closed = reason
-        self.fail_waiting(reason)
+        self.fail_waiting(reason, UnreachableError)
 
     async def _run_on(self, worker: _Worker, task: common_pb2.Task, timeout_s: float) -> common_pb2.TaskResult:
         running = worker.running
@@ -200,29 +208,27 @@ class Dispatcher:
             raise WorkerLostError
         return running.result()
 
-    async def _acquire(self, affinity: str) -> _Worker:
+    async def _acquire(self, job: str, affinity: str, *, again: bool) -> _Worker:
         if self._closed:
-            raise UnavailableError(self._closed)
+            raise UnreachableError(self._closed)
         if self._idle:
             worker = next((idle for idle in self._idle if idle.affinity == affinity), self._idle[0])
             self._idle.remove(worker)
             worker.promise()
         else:
-            worker = await self._wait()
+            worker = await self._wait(job, again=again)
         worker.affinity = affinity
         return worker
 
-    async def _wait(self) -> _Worker:
+    async def _wait(self, job: str, *, again: bool) -> _Worker:
         if len(self._waiting) >= self._queue_limit:
             raise OverloadedError(f"{self._queue_limit} tasks wait for a worker already; try again later")
         waiter: asyncio.Future[_Worker] = asyncio.get_running_loop().create_future()
-        self._waiting.append(waiter)
+        self._waiting.add(job, waiter, again=again)
         try:
             return await waiter
         except asyncio.CancelledError:
-            if waiter in self._waiting:
-                self._waiting.remove(waiter)
-            elif not waiter.cancelled() and waiter.exception() is None:
+            if not self._waiting.discard(job, waiter) and not waiter.cancelled() and waiter.exception() is None:
                 self._release(waiter.result())  # a worker came in the very moment its task was given up
             raise
 
@@ -233,7 +239,7 @@ class Dispatcher:
         if worker.lost.done() or worker.draining:
             return
         while self._waiting:
-            waiter = self._waiting.popleft()
+            waiter = self._waiting.take()
             if not waiter.done():
                 worker.promise()
                 waiter.set_result(worker)

@@ -10,7 +10,7 @@ from types import TracebackType
 
 import structlog
 
-from marless.errors import SpecError, UnavailableError
+from marless.errors import SpecError, UnavailableError, UnreachableError
 from marless.rpc.workers.dispatch import Dispatcher
 from marless.rpc.workers.launcher import Launcher, WorkerHandle
 
@@ -47,6 +47,7 @@ class Fleet:
         self._used_s = time.monotonic()
         self._wanted = min(warm, limit)
         self._stillborn = 0
+        self._given_up = False
         self._stopped = False
         self._tasks: dict[str, asyncio.Task[str]] = {}
         """Worker → what keeps it alive; ends with the reason if that is given up."""
@@ -71,6 +72,10 @@ class Fleet:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def ready(self) -> bool:
+        """False while no worker can be had: the last ones could not be started, and none is connected."""
+        return not self._given_up or bool(self._dispatcher.workers())
 
     async def ensure(self, workers: int) -> None:
         """Start workers until there are this many or the pool's limit is reached; returns once one is connected.
@@ -104,7 +109,7 @@ class Fleet:
 
     def _start(self) -> None:
         if self._stopped:
-            raise UnavailableError(_STOPPING)
+            raise UnreachableError(_STOPPING)
         for name in [name for name, task in self._tasks.items() if task.done()]:
             del self._tasks[name]
         while len(self._tasks) < self._wanted:
@@ -118,9 +123,11 @@ class Fleet:
         try:
             await asyncio.wait([ready, *tasks.values()], timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
             if not ready.done():
+                if self._stopped:
+                    raise UnreachableError(_STOPPING)
                 ended = (task for task in tasks.values() if task.done())
                 late = f"workers did not connect within {START_TIMEOUT_S:g} s; see the pool's log"
-                raise UnavailableError(next((_STOPPING if task.cancelled() else task.result() for task in ended), late))
+                raise UnavailableError(next((task.result() for task in ended if not task.cancelled()), late))
         finally:
             ready.cancel()
 
@@ -143,6 +150,7 @@ class Fleet:
                 return self._give_up(f"worker {name} could not start ({how}); see the pool's log")
 
     def _give_up(self, reason: str) -> str:
+        self._given_up = True
         _log.error("worker.given_up", reason=reason)
         if not self._dispatcher.workers():
             self._dispatcher.fail_waiting(reason)
@@ -157,7 +165,7 @@ class Fleet:
             if ended.done() or not stream.done():
                 self._stillborn += 1
                 return ended.result() if ended.done() else f"silent for {START_TIMEOUT_S:g} s"
-            self._stillborn = 0
+            self._stillborn, self._given_up = 0, False
             stream = asyncio.create_task(self._dispatcher.disconnected(name))
             await asyncio.wait([ended, stream], return_when=asyncio.FIRST_COMPLETED)
             return ended.result() if ended.done() else "stream ended"

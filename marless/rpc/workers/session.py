@@ -8,6 +8,7 @@ import os
 import resource
 import socket
 import time
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
@@ -20,6 +21,8 @@ from marless.rpc.process import add_option, add_process_options, security_of, st
 from marless.rpc.security import Security
 from marless.rpc.v1 import common_pb2
 
+DETAIL_BYTES = 4096
+"""Of a traceback, its end: what is sent along with the sentence."""
 Handle = Callable[[bytes], Awaitable[bytes]]
 Work = grpc.aio.StreamStreamMultiCallable[common_pb2.WorkerMessage, common_pb2.PoolMessage]
 _log = structlog.get_logger("marless.worker")
@@ -103,10 +106,11 @@ async def _run(task: common_pb2.Task, handle: Handle, *, worker: str, cold: bool
     try:
         result.payload = await handle(task.payload)
     except MarlessError as error:
-        result.error_code, result.error = type(error).__name__, str(error)
+        result.error_code, result.error, result.detail = type(error).__name__, str(error), error.detail
     except Exception as error:  # noqa: BLE001  # a defect must reach the pool as a failed task, not as a dead worker
         _log.error("task.failed", task=task.id, exc_info=error)
         result.error_code, result.error = "InternalError", f"{type(error).__name__} in {worker}: {error}"
+        result.detail = _end("".join(traceback.format_exception(error)))
     result.invocation.CopyFrom(
         common_pb2.Invocation(
             id=task.id,
@@ -120,3 +124,11 @@ async def _run(task: common_pb2.Task, handle: Handle, *, worker: str, cold: bool
         )
     )
     return result
+
+
+def _end(text: str) -> str:
+    """The last lines of a text that fit into `DETAIL_BYTES`."""
+    raw = text.rstrip().encode()
+    if len(raw) <= DETAIL_BYTES:
+        return raw.decode()
+    return raw[-DETAIL_BYTES:].partition(b"\n")[2].decode(errors="ignore")

@@ -1,10 +1,11 @@
 -- Turns an attempt into the next version of its policy, or refuses; whatever the outcome, the attempt is used up.
 -- KEYS: attempt, fence, heads, events, kept versions, pinned versions, request ids
--- ARGV: prefix of version keys, policy, req_id, expected head, epoch, versions to keep, events to keep
+-- ARGV: prefix of version keys, policy, req_id, expected head, epoch, versions to keep, events to keep, first version
 -- Answers {"published", version}, {"fenced", the store's epoch} or {"conflict", the head}.
 local attempt, fence, heads, events, kept, pinned, requests = unpack(KEYS)
 local prefix, policy, req_id = ARGV[1], ARGV[2], ARGV[3]
 local expected, epoch, keep, keep_events = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7]
+local first = tonumber(ARGV[8])
 
 local function key_of(version)
   return prefix .. version .. ':' .. policy
@@ -28,7 +29,7 @@ if head ~= expected then
   return refuse('conflict', head)
 end
 
-local version = head + 1
+local version = head == 0 and first or head + 1
 local event = redis.call('XADD', events, 'MAXLEN', '~', keep_events, '*', 'policy', policy, 'version', version)
 if epoch > newest then
   redis.call('HSET', fence, 'epoch', epoch)

@@ -19,4 +19,4 @@ def test_ctrl_c_during_imports_is_a_sentence(monkeypatch, capsys):
     with pytest.raises(SystemExit) as end:
         command()
     assert end.value.code == 130
-    assert capsys.readouterr().err == "marless: interrupted; all services were stopped\n"
+    assert capsys.readouterr().err == "marless: interrupted\n"

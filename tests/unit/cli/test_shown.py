@@ -33,7 +33,7 @@ def test_how_far_a_job_is(stop, fraction):
 
 def shown(records, *, terminal: bool) -> str:
     out = io.StringIO()
-    with TrainingProgress(Console(file=out, force_terminal=terminal, width=80), SPEC) as progress:
+    with TrainingProgress(Console(file=out, force_terminal=terminal, width=80), "job", SPEC.stop, "") as progress:
         for each in records:
             progress.show(each)
     return out.getvalue()
@@ -49,8 +49,7 @@ def test_a_terminal_gets_a_bar():
 
 
 def test_the_bar_counts_wall_clock_from_the_first_round_however_many_there_are():
-    job = SPEC.model_copy(update={"stop": StopSpec(wall_s=200.0)})
-    progress = TrainingProgress(Console(file=io.StringIO()), job)
+    progress = TrainingProgress(Console(file=io.StringIO()), "job", StopSpec(wall_s=200.0), "")
     for number in range(100):
         progress.show(record(number))
     assert progress._bar.tasks[0].completed == pytest.approx(99.5 / 200)

@@ -10,28 +10,31 @@ import pytest
 import yaml
 
 from marless import spec
-from marless.errors import AlreadyExistsError, UnavailableError
-from services.coordinator import run_folder
-from services.coordinator.run_folder import Checkpoint, JobStatus, RunFolder
+from marless.checkpoint import Checkpoint, Progress, SavedPolicy
+from marless.errors import AlreadyExistsError, CorruptError, FencedError, NotFoundError, UnavailableError
+from services.coordinator.ownership import Ownership, beat_of
+from services.coordinator.run_folder import JobStatus, Pending, RunFolder
 from tests.unit.test_record import RETURNS, record
 
 SPEC = spec.parse({"env": {"name": "mpe/simple_spread"}, "algorithm": "ippo", "stop": {"rounds": 1}}, "spec")
 STATUS = JobStatus(job="j", state="RUNNING", reason="training", accepted_s=5.0, random=RETURNS)
 
 
+PENDING = Pending(round=1, started_s=5.0, rollout_s=0.5, env_steps=7, returns=RETURNS, invocations=record().invocations)
+
+
 @pytest.fixture
 def folder(tmp_path) -> RunFolder:
     folder = RunFolder(tmp_path / "runs" / "j")
-    folder.create(SPEC)
+    folder.create(SPEC, STATUS)
+    folder.take_over()
     return folder
 
 
-def saved(version: int) -> dict[str, Checkpoint]:
-    return {"p": Checkpoint(version, {"acting": b"a%d" % version, "learning": memoryview(b"l%d" % version)})}
-
-
-def rounds(folder: RunFolder) -> list[str]:
-    return sorted(path.name for path in (folder.path / "checkpoints").iterdir())
+def saved(round_: int) -> Checkpoint:
+    progress = Progress(round=round_, env_steps=7, seed=3, actors=2, groups={"p": ("a", "b")})
+    policy = SavedPolicy(version=round_ + 1, blobs={"acting": b"a%d" % round_, "learning": memoryview(b"l%d" % round_)})
+    return Checkpoint(progress=progress, policies={"p": policy})
 
 
 def test_the_resolved_spec_is_there_from_the_start(folder):
@@ -40,11 +43,89 @@ def test_the_resolved_spec_is_there_from_the_start(folder):
     assert "gae_lambda: 0.95" in text  # every default is written out
 
 
-def test_a_folder_in_which_a_job_has_run_is_taken(folder):
-    folder.create(SPEC)  # accepted, then the coordinator died: nothing has run
-    folder.write_status(STATUS)
-    with pytest.raises(AlreadyExistsError, match="holds a job already; choose another job id"):
-        folder.create(SPEC)
+def test_what_was_written_is_read_back(folder):
+    folder.write_pending(PENDING)
+    folder.sync_pending()
+    later = RunFolder(folder.path)
+    assert later.load() == (SPEC, STATUS)
+    assert later.read_pending(1) == PENDING
+    assert later.read_pending(2) is None  # of another round
+    folder.drop_pending()
+    assert later.read_pending(1) is None
+
+
+def test_files_of_other_versions_are_read_for_what_they_have(folder):
+    path = folder.path / "job.json"
+    path.write_text(json.dumps({"job": "j", "state": "FAILED", "reason": "r", "accepted_s": 1, "weather": "fine"}))
+    assert folder.load()[1] == JobStatus(job="j", state="FAILED", reason="r", accepted_s=1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("job.json", b""), ("job.json", b"[]"), ("spec.yaml", b"{"), ("spec.yaml", b"a: 1")]
+)
+def test_a_damaged_file_is_named(folder, name, content):
+    (folder.path / name).write_bytes(content)
+    with pytest.raises(CorruptError, match=rf"/runs/j.*{name}" if name == "job.json" else "/runs/j"):
+        folder.load()
+
+
+def test_a_missing_job_is_not_found(folder, tmp_path):
+    with pytest.raises(NotFoundError):
+        RunFolder(tmp_path / "none").load()
+    with pytest.raises(NotFoundError):
+        RunFolder(tmp_path / "none").own()
+    (folder.path / "spec.yaml").unlink()
+    with pytest.raises(NotFoundError, match=r"spec\.yaml is missing"):
+        folder.load()
+
+
+def test_a_pending_file_that_was_not_finished_is_none(folder):
+    (folder.path / "pending.json").write_bytes(b'{"round": 1')
+    assert folder.read_pending(1) is None
+
+
+def test_a_folder_in_which_a_job_is_or_has_run_is_taken(folder):
+    for _ in range(2):
+        with pytest.raises(AlreadyExistsError, match="holds a job already; choose another job id"):
+            RunFolder(folder.path).create(SPEC, STATUS)
+        folder.release()
+
+
+def test_a_job_whose_acceptance_was_interrupted_can_be_accepted_again(folder):
+    (folder.path / "job.json").unlink()
+    folder.release()
+    RunFolder(folder.path).create(SPEC, STATUS)
+
+
+def test_a_job_starts_from_a_copy(folder, tmp_path):
+    folder.save_checkpoint(saved(1), keep=1)
+    started = RunFolder(tmp_path / "runs" / "k")
+    started.create(SPEC, STATUS, folder.checkpoints.path(1))
+    assert {path.name for path in started.start_path.iterdir()} == {
+        *("manifest.json", "p.acting.safetensors", "p.learning.safetensors"),
+    }
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda folder: folder.write_status(STATUS),
+        lambda folder: folder.write_spec(SPEC),
+        lambda folder: folder.write_pending(PENDING),
+        lambda folder: folder.append(record()),
+        lambda folder: folder.cut(0),
+        lambda folder: folder.take_over(),
+        lambda folder: folder.save_checkpoint(saved(1), 1),
+        lambda folder: folder.drop_pending(),
+        lambda folder: folder.delete(),
+    ],
+)
+def test_who_does_not_own_the_folder_writes_nothing(folder, write):
+    stranger = RunFolder(folder.path)
+    before = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
+    with pytest.raises(FencedError, match=r"another coordinator has taken .*/runs/j over"):
+        write(stranger)
+    assert {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()} == before
 
 
 def test_status_is_replaced_whole(folder, monkeypatch):
@@ -54,9 +135,10 @@ def test_status_is_replaced_whole(folder, monkeypatch):
     def crash(path: Path, target: Path) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Path, "replace", crash)
-    with pytest.raises(KeyboardInterrupt):
-        folder.write_status(JobStatus(job="j", state="FAILED", reason="", accepted_s=5.0))
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", crash)
+        with pytest.raises(KeyboardInterrupt):
+            folder.write_status(JobStatus(job="j", state="FAILED", reason="", accepted_s=5.0))
     assert json.loads((folder.path / "job.json").read_text())["state"] == "RUNNING"
 
 
@@ -96,57 +178,88 @@ def test_every_disk_error_names_the_folder(folder, monkeypatch):
     monkeypatch.setattr(os, "fsync", full)
     for write in (
         lambda: folder.write_status(STATUS),
-        lambda: folder.save_checkpoint(1, saved(1), 3),
-        lambda: folder.create(SPEC),
+        lambda: folder.save_checkpoint(saved(1), 3),
+        folder.take_over,
     ):
         with pytest.raises(UnavailableError, match=r"run folder .*/runs/j: No space left on device; make room"):
             write()
-    assert list((folder.path / "checkpoints").glob("round-??????")) == []
+    assert folder.checkpoints.rounds() == ()
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "runs").touch()
     with pytest.raises(UnavailableError, match=r"run folder .*/runs/j: Not a directory"):
-        RunFolder(tmp_path / "runs" / "j").create(SPEC)
+        RunFolder(tmp_path / "runs" / "j").create(SPEC, STATUS)
 
 
-def test_a_checkpoint_holds_every_part_and_a_manifest(folder):
-    target = folder.save_checkpoint(7, saved(8), keep=1)
-    assert target.name == "round-000007"
-    assert json.loads((target / "manifest.json").read_text()) == {
-        "round": 7,
-        "policies": {"p": {"version": 8, "parts": ["acting", "learning"]}},
-    }
-    assert (target / "p.acting.safetensors").read_bytes() == b"a8"
-    assert (target / "p.learning.safetensors").read_bytes() == b"l8"
+def test_a_round_is_saved_once(folder):
+    folder.save_checkpoint(saved(1), keep=1)
+    before = folder.checkpoints.path(1).stat().st_ino
+    folder.save_checkpoint(saved(1), keep=1)
+    assert folder.checkpoints.path(1).stat().st_ino == before
 
 
-def test_the_newest_checkpoints_are_kept_also_beyond_a_million_rounds(folder):
-    for number in (1, 2, 999_999, 1_000_000, 1_000_001):
-        folder.save_checkpoint(number, saved(number), keep=2)
-    assert rounds(folder) == ["round-1000000", "round-1000001"]
+def test_a_torn_line_goes_when_the_folder_is_taken_over(folder):
+    for number in range(3):
+        folder.append(record(number))
+    whole = (folder.path / "rounds.jsonl").read_bytes()
+    for torn in range(1, len(whole) // 3, 97):
+        folder.release()
+        (folder.path / "rounds.jsonl").write_bytes(whole[:-torn])
+        assert folder.own()
+        folder.take_over()
+        assert list(folder.records()) == [record(0), record(1)]
+        folder.append(record(2))
+        assert (folder.path / "rounds.jsonl").read_bytes() == whole
 
 
-def test_saving_a_round_again_replaces_it(folder):
-    folder.save_checkpoint(1, saved(1), keep=2)
-    target = folder.save_checkpoint(1, saved(9), keep=2)
-    assert (target / "p.acting.safetensors").read_bytes() == b"a9"
-    assert rounds(folder) == ["round-000001"]
+def test_a_file_without_any_whole_line_is_emptied(folder):
+    (folder.path / "rounds.jsonl").write_bytes(b"x" * 200_000)
+    folder.take_over()
+    assert (folder.path / "rounds.jsonl").read_bytes() == b""
 
 
-def test_a_crash_in_mid_checkpoint_leaves_the_older_one_and_no_half(folder, monkeypatch):
-    folder.save_checkpoint(1, saved(1), keep=1)
-    real = run_folder._write
+@pytest.mark.parametrize("step", ["write_text", "replace"])
+def test_what_an_earlier_owner_writes_late_goes_nowhere(folder, step):
+    """Its line to a file that has no name any more; its status to none, in whichever step it was overtaken."""
+    folder.append(record(0))
+    late, real = folder._rounds, getattr(Path, step)
+    second = RunFolder(folder.path)
 
-    def crash(path: Path, data: bytes) -> None:
-        if path.name == "manifest.json":
-            raise KeyboardInterrupt
-        real(path, data)
+    def overtaken(path: Path, *arguments: object, **options: object) -> object:
+        second.ownership = Ownership.seize(folder.path, beat_of(folder.path))
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(Path, step, real)
+            second.take_over()
+        return real(path, *arguments, **options)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(run_folder, "_write", crash)
-        with pytest.raises(KeyboardInterrupt):
-            folder.save_checkpoint(2, saved(2), keep=1)
-    assert rounds(folder) == ["round-000001", "round-000002.partial"]
-    folder.save_checkpoint(3, saved(3), keep=1)
-    assert rounds(folder) == ["round-000003"]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Path, step, overtaken)
+        with pytest.raises(FencedError):
+            folder.write_status(JobStatus(job="j", state="FAILED", reason="late", accepted_s=5.0))
+    late.write(b"a late line\n")
+    assert second.load()[1] == STATUS
+    assert list(second.records()) == [record(0)]
+    second.append(record(1))
+    assert list(second.records()) == [record(0), record(1)]
+    assert not list(folder.path.glob("*.partial"))
+
+
+def test_what_is_cut_is_gone_for_good(folder):
+    for number in range(4):
+        folder.append(record(number))
+    for round_ in (2, 4):
+        folder.save_checkpoint(saved(round_), keep=3)
+    folder.cut(2)
+    assert folder.checkpoints.rounds() == (2,)
+    assert list(RunFolder(folder.path).records()) == [record(0), record(1)]
+    folder.append(record(2))
+    assert list(folder.records()) == [record(0), record(1), record(2)]
+    folder.cut(0)
+    assert list(folder.records()) == []
+
+
+def test_a_deleted_folder_is_gone(folder):
+    folder.save_checkpoint(saved(1), keep=1)
+    folder.delete()
+    assert list(folder.path.parent.iterdir()) == []

@@ -1,0 +1,121 @@
+"""Checks of disks, spool, sockets and ports."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from marless.cli.doctor.finding import Finding, fail, ok, warn
+from marless.cli.stack import SERVICES, SOCKET_PATH_BYTES, socket_directory
+
+FULL_BYTES, LOW_BYTES = 64 * 2**20, 2**30
+SPOOL_BYTES = 2 * 2**30
+"""What a learner pool lets wait at most (--spool-bytes)."""
+SLOW_FSYNC_S = 0.02
+_SYNCS = 20
+_PAGE = bytes(4096)
+
+
+def disk(directory: Path, free_bytes: float, fsync_s: float) -> Finding:
+    """Room and speed of the disk with the run folders: a round ends when its record is on it."""
+    found = f"{directory}: {free_bytes / 1e9:.1f} GB free, fsync {1e3 * fsync_s:.1f} ms"
+    if free_bytes < FULL_BYTES:
+        return fail("disk", found, "make room, or choose another directory with --runs")
+    if free_bytes < LOW_BYTES:
+        return warn("disk", found, "make room: checkpoints and the store's log grow")
+    if fsync_s > SLOW_FSYNC_S:
+        return warn("disk", found, "a round and a version wait for it: choose a local disk with --runs")
+    return ok("disk", found)
+
+
+def unusable_disk(directory: Path, reason: str) -> Finding:
+    """The run folders cannot be written."""
+    return fail("disk", f"{directory}: {reason}", "choose another directory with --runs")
+
+
+def existing(directory: Path) -> Path:
+    """The directory, or the nearest one above that is there."""
+    return next(place for place in (directory, *directory.parents) if place.exists())
+
+
+def fsync_s(directory: Path) -> float:
+    """Median seconds until a page is on the disk. Raises OSError."""
+    seconds = []
+    with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
+        for _ in range(_SYNCS):
+            file.write(_PAGE)
+            start_s = time.perf_counter()
+            os.fdatasync(file.fileno())
+            seconds.append(time.perf_counter() - start_s)
+    return statistics.median(seconds)
+
+
+def spool(directory: Path, free_bytes: float, *, memory_backed: bool) -> Finding:
+    """Room for trajectories between their rollout and their update."""
+    found = f"{directory}: {free_bytes / 1e9:.1f} GB free"
+    if free_bytes < FULL_BYTES:
+        return fail("spool", found, "make room there (a container: --shm-size), or name another place in MARLESS_SPOOL")
+    if free_bytes < SPOOL_BYTES:
+        return warn("spool", found, f"set MARLESS_SPOOL_BYTES={int(free_bytes / 2)}, or make room")
+    if not memory_backed:
+        return warn("spool", f"{found}, on a disk", "make /dev/shm writable: trajectories are then never on a disk")
+    return ok("spool", found)
+
+
+def spool_directory(shared_memory: Path = Path("/dev/shm")) -> Path:
+    """Where a learner pool puts it, unless it is told."""
+    if named := os.environ.get("MARLESS_SPOOL"):
+        return Path(named)
+    return shared_memory if os.access(shared_memory, os.W_OK) else Path(tempfile.gettempdir())
+
+
+def room(directory: Path) -> float:
+    """Free bytes. Raises OSError."""
+    return float(shutil.disk_usage(directory).free)
+
+
+def sockets(data: Path, bind: Callable[[str], None]) -> Finding:
+    """Whether the services' unix sockets can be made; `bind` makes one, or raises OSError."""
+    directory = socket_directory(data)
+    longest = len(os.fsencode(directory / max(SERVICES, key=len))) + len(".sock")
+    if longest > SOCKET_PATH_BYTES:
+        return fail(
+            "sockets",
+            f"{directory}: a socket's path has {longest} bytes of {SOCKET_PATH_BYTES}",
+            "set a shorter TMPDIR",
+        )
+    try:
+        with tempfile.TemporaryDirectory(dir=existing(directory)) as place:
+            bind(f"{place}/s")
+    except OSError as error:
+        return fail("sockets", f"{directory}: {error.strerror or error}", "set TMPDIR to a directory of yours")
+    return ok("sockets", f"{directory}, paths of {longest} of {SOCKET_PATH_BYTES} bytes")
+
+
+def bind_unix(path: str) -> None:
+    """Make a unix socket. Raises OSError."""
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(path)
+
+
+def loopback(bind: Callable[[], None]) -> Finding:
+    """Whether a port of this machine can be had; `bind` takes any free one, or raises OSError."""
+    try:
+        bind()
+    except OSError as error:
+        return warn(
+            "ports", f"127.0.0.1: {error.strerror or error}", "services can only use unix sockets, as by default"
+        )
+    return ok("ports", "127.0.0.1 can be listened on")
+
+
+def bind_loopback() -> None:
+    """Take a free port. Raises OSError."""
+    with socket.socket(socket.AF_INET) as made:
+        made.bind(("127.0.0.1", 0))

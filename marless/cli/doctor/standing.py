@@ -1,0 +1,49 @@
+"""Checks of what runs: the stack in the background, its coordinator, and jobs that nobody runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from marless.cli.background import Standing
+from marless.cli.doctor.finding import Finding, fail, ok, warn
+from marless.cli.runs import Unfinished
+from marless.client import Info
+
+
+def stack(noted: Standing | None, supervisor: int | None, last_words: str) -> Finding:
+    """The stack of `marless up`: what stack.json says, who supervises it, and the last words of who did."""
+    if supervisor is not None:
+        if noted and noted.pid == supervisor:
+            return ok("stack", f"up: {noted.coordinator}, supervised by process {supervisor}")
+        return warn("stack", f"process {supervisor} starts or stops it", "ask again in a moment")
+    if noted:
+        return warn(
+            "stack", f"its supervisor, process {noted.pid}, was killed", "`marless up` starts it and its jobs again"
+        )
+    if last_words:
+        return warn("stack", f"it gave up: {last_words}", "see to that, then `marless up`")
+    return ok("stack", "not up; `marless up` starts it, `marless train` needs none")
+
+
+def coordinator(address: str, info: Info | None, reason: str) -> Finding:
+    """The coordinator that verbs speak to, and how it sees the other services."""
+    if info is None:
+        return fail("coordinator", f"{address}: {reason}", "`marless up`, or correct $MARLESS_COORDINATOR")
+    silent = [service.name for service in info.services if not service.serving]
+    if silent:
+        return fail(
+            "coordinator", f"{address}: it cannot use {', '.join(silent)}", "their logs say why; they are started again"
+        )
+    return ok("coordinator", f"{address}: marless {info.version}, run folders in {info.runs}")
+
+
+def jobs(unfinished: Sequence[Unfinished], *, is_up: bool) -> Finding:
+    """Jobs that have not ended and that nobody runs."""
+    idle = [job for job in unfinished if not job.run_by_somebody]
+    if not idle:
+        running = len(unfinished)
+        return ok("jobs", f"{running} running" if running else "none is unfinished")
+    ways = [f"`marless train --resume {job.job}`" for job in idle if job.attached]
+    if len(ways) < len(idle):
+        ways.append("`marless list` says what they wait for" if is_up else "`marless up`")
+    return warn("jobs", f"interrupted: {', '.join(job.job for job in idle)}", "; ".join(ways))

@@ -1,0 +1,65 @@
+"""The verb `doctor`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from marless.cli import exits
+from marless.cli.options import RUNS, Output, OutputOption, RunsOption
+from marless.cli.output import console, data, show_object
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from marless.cli.doctor.finding import Finding
+    from marless.job import Job
+
+_COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
+
+
+def doctor(
+    job_file: Annotated[
+        Path | None, typer.Argument(metavar="[JOB.yaml]", help="Compare the memory with what this job needs.")
+    ] = None,
+    runs: RunsOption = RUNS,
+    deep: Annotated[bool, typer.Option("--deep", help="Also ask torch for GPUs, which takes seconds.")] = False,
+    output: OutputOption = Output.table,
+) -> None:
+    """Check this machine, and say what to do; exit code 1 if something keeps jobs from running."""
+    from marless.cli.doctor.examination import examine
+    from marless.cli.doctor.finding import Level
+
+    findings = list(examine(runs, _job(job_file) if job_file else None, deep=deep))
+    if output is Output.table:
+        _show(findings)
+    elif output is Output.json:
+        data(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        for finding in findings:
+            show_object(asdict(finding), finding.check, output)
+    if any(finding.level is Level.fail for finding in findings):
+        raise typer.Exit(exits.ExitCode.ERROR)
+
+
+def _job(file: Path) -> Job:
+    from marless import spec as specs
+    from marless.job import prepare
+
+    return prepare(specs.load(file, []))
+
+
+def _show(findings: Sequence[Finding]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for finding in findings:
+        table.add_row(Text(finding.level, style=_COLOURS[finding.level]), finding.check, finding.found)
+        if finding.advice:
+            table.add_row("", "", Text(f"→ {finding.advice}", style="bold"))
+    console().print(table)

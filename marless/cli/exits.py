@@ -1,0 +1,42 @@
+"""Exit codes, so that scripts can tell what happened without reading sentences."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from marless.errors import MarlessError, NotFoundError, SpecError
+
+
+class ExitCode(IntEnum):
+    """What every verb ends with."""
+
+    SUCCESS = 0
+    ERROR = 1
+    """Something could not be had: a service, a disk, a permission."""
+    USAGE = 2
+    """A mistake on the command line or in a job file."""
+    FAILED = 100
+    UNFINISHED = 101
+    """The job has not ended within the time given."""
+    NOT_FOUND = 102
+    CANCELLED = 103
+    INTERRUPTED = 130
+    """Ctrl-C."""
+
+
+_OF_STATE = {"SUCCEEDED": ExitCode.SUCCESS, "FAILED": ExitCode.FAILED, "CANCELLED": ExitCode.CANCELLED}
+
+
+def of_state(state: str) -> ExitCode:
+    """For a verb that waited for a job."""
+    return _OF_STATE.get(state, ExitCode.UNFINISHED)
+
+
+def of_error(error: MarlessError) -> ExitCode:
+    """For a verb that could not do what it was asked to."""
+    match error:
+        case SpecError():
+            return ExitCode.USAGE
+        case NotFoundError():
+            return ExitCode.NOT_FOUND
+    return ExitCode.ERROR

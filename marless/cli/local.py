@@ -1,0 +1,124 @@
+"""The verb `train`: the whole system on this machine, for one job."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from marless.cli import exits
+from marless.cli.jobs import stop_rules
+from marless.cli.options import RUNS, Output, OutputOption, RunsOption
+from marless.cli.output import console, data, say
+from marless.errors import MarlessError, SpecError, UnavailableError
+
+if TYPE_CHECKING:
+    from marless.cli.train import Outcome, Show
+    from marless.spec import StopSpec
+
+
+def train(
+    job_file: Annotated[Path | None, typer.Argument(metavar="JOB.yaml", help="The job to run.")] = None,
+    override: Annotated[
+        list[str], typer.Option("--set", metavar="A.B=C", help="Override a field of the job; of --resume, stop rules.")
+    ] = [],  # noqa: B006  # typer's way
+    output: OutputOption = Output.table,
+    runs: RunsOption = RUNS,
+    job: Annotated[str, typer.Option(help="Job id; default: the job's name and the time.")] = "",
+    resume: Annotated[
+        str, typer.Option(metavar="JOB", help="Continue this job of --runs, however it was interrupted or ended.")
+    ] = "",
+) -> None:
+    """Train on this machine: start the four services, run the job, stop them, print a summary."""
+    if bool(job_file) == bool(resume):
+        raise SpecError("give either a job file or --resume with a job's id")
+    _report(_begin(job_file, override, job, runs) if job_file else _resume(resume, override, runs), output)
+
+
+def _begin(job_file: Path, override: list[str], job: str, runs: Path) -> Outcome:
+    from marless import spec as specs
+    from marless.cli import train as local
+    from marless.job import advice, prepare
+
+    spec = specs.load(job_file, override)
+    try:
+        note = advice(prepare(spec))
+    except SpecError as error:
+        raise SpecError(f"{job_file}: {error}") from None
+    if note:
+        say(f"note: {note}")
+    job_id = job or local.new_job_id(spec.name)
+    return _attended(job_id, runs, spec.stop, lambda show: local.train(spec, job_id=job_id, runs=runs, show=show))
+
+
+def _resume(job: str, override: list[str], runs: Path) -> Outcome:
+    from marless.cli import train as local
+
+    rules = stop_rules(override)
+    shown = _stop_of(runs / job / "spec.yaml", rules)
+    return _attended(job, runs, shown, lambda show: local.resume(job, runs=runs, stop=rules, show=show))
+
+
+def _stop_of(file: Path, rules: dict[str, Any] | None) -> StopSpec | None:  # Any: YAML
+    """What the bar counts to; whoever runs the job says what is wrong with it."""
+    from marless import spec as specs
+
+    with suppress(SpecError, ValueError):
+        return specs.StopSpec.model_validate(rules) if rules else specs.load(file, []).stop
+    return None
+
+
+def _attended(job: str, runs: Path, stop: StopSpec | None, action: Callable[[Show], Outcome]) -> Outcome:
+    """Run a job with its progress on the screen; whatever keeps it from its end, say how it goes on."""
+    import asyncio
+
+    from marless.cli.progress import TrainingProgress
+    from marless.cli.train import Show
+
+    try:
+        with TrainingProgress(console(stderr=True), job, stop, "starting four services …") as shown:
+            return action(Show(record=shown.show, trouble=shown.note))
+    except asyncio.CancelledError:  # the second Ctrl-C
+        say(f"interrupted; all services were stopped{_how_to_go_on(job, runs)}")
+        raise typer.Exit(exits.ExitCode.INTERRUPTED) from None
+    except UnavailableError as error:
+        raise UnavailableError(f"{error}{_how_to_go_on(job, runs)}") from None
+
+
+def _how_to_go_on(job: str, runs: Path) -> str:
+    from marless.cli.runs import unfinished
+
+    where = "" if runs == RUNS else f" --runs {runs}"
+    known = any(each.job == job for each in unfinished(runs))
+    return f"; `marless train --resume {job}{where}` goes on" if known else ""
+
+
+def _report(outcome: Outcome, output: Output) -> None:
+    from marless.cli.progress import summary_table
+
+    job = outcome.job
+    summary = dict(job.summary or {})
+    if output is Output.table:
+        console().print(summary_table(summary))
+    else:
+        data(json.dumps(summary))
+    _draw(Path(job.run_dir))
+    if job.state == "FAILED":
+        say(f"job failed: {job.reason}")
+    elif outcome.interrupted:
+        say(f"`marless train --resume {job.job}` goes on")
+    raise typer.Exit(exits.ExitCode.INTERRUPTED if outcome.interrupted else exits.of_state(job.state))
+
+
+def _draw(folder: Path) -> None:
+    """A curve that cannot be drawn is a pity, not a failure of the job."""
+    from marless.cli.curve import draw
+
+    try:
+        draw(folder)
+    except (OSError, MarlessError) as error:
+        say(f"curve.png was not drawn: {error}")

@@ -1,0 +1,83 @@
+"""Options that several verbs share."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from marless.cli.completion import job_ids
+
+if TYPE_CHECKING:
+    from marless.client import Client
+
+RUNS = Path("runs")
+CONTACT_S = 3.0
+"""How long a verb tries to reach a coordinator that has never answered it; a supervised one is back in less."""
+
+
+class Output(StrEnum):
+    """How data are printed."""
+
+    table = "table"
+    json = "json"
+    jsonl = "jsonl"
+    yaml = "yaml"
+    name = "name"
+
+
+JobFileArgument = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job to run.")]
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.", autocompletion=job_ids)]
+OverrideOption = Annotated[list[str], typer.Option("--set", metavar="A.B=C", help="Override a field of the job.")]
+OutputOption = Annotated[Output, typer.Option("--output", "-o", help="How to print the data.")]
+RunsOption = Annotated[Path, typer.Option("--runs", envvar="MARLESS_RUNS", help="Directory of the run folders.")]
+CoordinatorOption = Annotated[
+    str,
+    typer.Option(
+        "--coordinator",
+        envvar="MARLESS_COORDINATOR",
+        metavar="ADDRESS",
+        help="host:port or unix:PATH; default: the one that `marless up` started.",
+    ),
+]
+TlsCaOption = Annotated[
+    str, typer.Option("--tls-ca", envvar="MARLESS_TLS_CA", metavar="FILE", help="PEM file that a remote one needs.")
+]
+
+
+@dataclass(frozen=True)
+class Connection:
+    """Which coordinator a verb speaks to."""
+
+    coordinator: str
+    runs: Path
+    tls_ca: str
+
+    def client(self) -> Client:
+        """A client of it; raises UnavailableError if nothing says where it is."""
+        from marless.client import Client
+
+        return Client(self.coordinator, runs=self.runs, tls_ca=self.tls_ca, contact_s=CONTACT_S)
+
+
+def connected(verb: Callable[..., None]) -> Callable[..., None]:
+    """A verb whose first parameter is a Connection, as one with the options that name it."""
+
+    def run(coordinator: str, runs: Path, tls_ca: str, **own: Any) -> None:  # Any: the verb's own parameters
+        verb(Connection(coordinator, runs, tls_ca), **own)
+
+    _, *own = inspect.signature(verb, eval_str=True).parameters.values()
+    shared = inspect.signature(_connection, eval_str=True).parameters.values()
+    functools.update_wrapper(run, verb)
+    run.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]  # where typer looks first
+    return run
+
+
+def _connection(*, coordinator: CoordinatorOption = "", runs: RunsOption = RUNS, tls_ca: TlsCaOption = "") -> None:
+    """The options of `connected` verbs."""

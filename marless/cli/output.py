@@ -1,0 +1,157 @@
+"""What the command prints: data on standard output, everything else on standard error."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import textwrap
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from marless.cli.options import Output
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from marless.client import Job, LogLine
+
+_UNBOUNDED_COLUMNS = 10_000
+_COLUMNS = ("job", "state", "rounds", "env steps", "return", "random", "env", "algorithm", "accepted")
+
+
+def say(sentence: str) -> None:
+    """Tell a person something; it is no data."""
+    print(f"marless: {sentence}", file=sys.stderr)  # noqa: T201
+
+
+def data(text: str) -> None:
+    """Print data; whoever reads along gets them at once."""
+    print(text, flush=True)  # noqa: T201
+
+
+def flush() -> None:
+    """Hand over what is still buffered; a reader that has gone (`| head`) is no mistake."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The interpreter flushes once more when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def show_jobs(jobs: Sequence[Job], output: Output) -> None:
+    """Print a list of jobs."""
+    rows = [_fields(job) for job in jobs]
+    match output:
+        case Output.table:
+            _show_table(jobs)
+        case Output.json:
+            data(json.dumps(rows, indent=2))
+        case Output.yaml:
+            data(_yaml(rows))
+        case _:
+            for job in jobs:
+                show_job(job, output)
+
+
+def show_job(job: Job, output: Output) -> None:
+    """Print one job."""
+    if output is Output.table:
+        _show_pairs(job)
+    else:
+        show_object(_fields(job), job.job, output)
+
+
+def show_object(fields: Mapping[str, object], name: str, output: Output) -> None:
+    """Print one thing in any way but as a table."""
+    match output:
+        case Output.jsonl:
+            data(json.dumps(fields))
+        case Output.yaml:
+            data(_yaml(fields))
+        case Output.name:
+            data(name)
+        case _:
+            data(json.dumps(fields, indent=2))
+
+
+def log_line(line: LogLine, *, whole: bool = True) -> str:
+    """A line of a job's log, for people: the time of day, how grave it is, what happened, and the rest.
+
+    What takes several lines by itself, such as a traceback, comes below; or not at all, unless the `whole` is wanted.
+    """
+    fields = line.fields
+    clock, level, event = (str(fields.pop(name, "")) for name in ("timestamp", "level", "event"))
+    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in fields.items()}
+    details = [f"{name}={text}" for name, text in texts.items() if "\n" not in text]
+    first = " ".join([clock.partition("T")[2][:12] or clock, f"{level:<7}", event, *details]).rstrip()
+    below = [textwrap.indent(text.rstrip(), "    ") for text in texts.values() if "\n" in text]
+    return "\n".join([first, *below]) if whole else first
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Prints texts as they are, in colour where wanted ($NO_COLOR), and cuts nothing off for a file or a pipe."""
+    from rich.console import Console
+
+    shown = Console(stderr=stderr, markup=False, emoji=False, highlight=False)
+    if not shown.is_terminal:
+        shown.width = _UNBOUNDED_COLUMNS
+    return shown
+
+
+def _fields(job: Job) -> dict[str, Any]:  # Any: JSON
+    return dataclasses.asdict(job) | {"state": str(job.state)}
+
+
+def _yaml(value: object) -> str:
+    import yaml
+
+    return yaml.safe_dump(value, sort_keys=False).rstrip()
+
+
+def _show_table(jobs: Sequence[Job]) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for name in _COLUMNS:
+        number = name in ("rounds", "env steps", "return", "random")
+        table.add_column(name, justify="right" if number else "left", no_wrap=name == "job")
+    for job in jobs:
+        numbers = (f"{job.rounds:,}", f"{job.env_steps:,}", _number(job.greedy_return), _number(job.random_return))
+        table.add_row(job.job, job.state, *numbers, job.env, job.algorithm, _time(job.accepted_s))
+    console().print(table)
+
+
+def _show_pairs(job: Job) -> None:
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column()
+    for name, text in (
+        ("job", job.job),
+        ("state", job.state),
+        ("reason", job.reason),
+        ("env", job.env),
+        ("algorithm", job.algorithm),
+        ("rounds", f"{job.rounds:,}"),
+        ("env steps", f"{job.env_steps:,}"),
+        ("greedy return per agent", _number(job.greedy_return)),
+        ("random policy", _number(job.random_return)),
+        ("accepted", _time(job.accepted_s)),
+        ("ended", _time(job.ended_s)),
+        ("resumes", str(job.resumes)),
+        ("run folder", job.run_dir),
+    ):
+        table.add_row(name, text)
+    console().print(table)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:,.2f}"
+
+
+def _time(unix_s: float | None) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_s)) if unix_s else ""

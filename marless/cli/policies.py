@@ -1,0 +1,146 @@
+"""Verbs for trained policies: they work here, from the run folder or the file, without any service."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from marless.cli.options import RUNS, Output, OutputOption, RunsOption
+from marless.cli.output import console, data, say, show_object
+from marless.errors import SpecError, UnavailableError
+
+if TYPE_CHECKING:
+    from marless.policies.evaluation import Evaluation, Score
+    from marless.policies.team import Team
+    from marless.record import Returns
+
+SourceArgument = Annotated[
+    str, typer.Argument(metavar="JOB_OR_PATH", help="Job id, run folder, checkpoint, or exported policy.")
+]
+RoundOption = Annotated[int | None, typer.Option("--round", help="After so many rounds; default: the newest.")]
+
+
+def evaluate(  # noqa: PLR0913, PLR0917  # a verb has as many parameters as options
+    source: SourceArgument,
+    round_: RoundOption = None,
+    episodes: Annotated[int, typer.Option(min=1, help="How many to play.")] = 100,
+    seed: Annotated[int, typer.Option(min=0, help="Of the episodes' starts, and of chance.")] = 0,
+    explore: Annotated[bool, typer.Option("--explore", help="Sample actions as in training; default: greedy.")] = False,
+    env: Annotated[str, typer.Option(help="Another environment than that of training.")] = "",
+    env_option: Annotated[list[str], typer.Option(metavar="NAME=VALUE", help="Set an option of it.")] = [],  # noqa: B006  # typer's way
+    render: Annotated[Path | None, typer.Option(metavar="FILE.gif", help="Film the episode of this seed.")] = None,
+    runs: RunsOption = RUNS,
+    output: OutputOption = Output.table,
+) -> None:
+    """Play trained policies here, beside chance; prints returns per agent, summed over an episode."""
+    from marless import load_policy
+    from marless.policies import evaluation
+
+    options = _options(env_option)
+    with _disk():
+        team = load_policy(source, round=round_, runs=runs)
+        played = evaluation.evaluate(team, env or None, options, episodes=episodes, seed=seed, explore=explore)
+        before = evaluation.reported(team.origin)
+        if render:
+            from marless.policies.film import film
+
+            pictures = film(team, render, env or None, options, seed=seed, explore=explore)
+            say(f"filmed one episode: {render}, {pictures} pictures")
+    if output is Output.table:
+        _show(played, before)
+    else:
+        about = {"source": source, "job": team.origin.job, "round": team.origin.round, "env": env or team.origin.env}
+        settings = {"episodes": episodes, "seed": seed, "explore": explore}
+        show_object(about | settings | _fields(played, before), team.origin.job or source, output)
+
+
+def export(
+    source: SourceArgument,
+    to: Annotated[Path, typer.Option("--to", metavar="FILE", help="Where to write it.")],
+    policy: Annotated[str, typer.Option(help="Which one; needed if there are several.")] = "",
+    round_: RoundOption = None,
+    runs: RunsOption = RUNS,
+) -> None:
+    """Write one policy to a file of its own, which `marless.load_policy` and `evaluate` read; prints its name."""
+    from marless import load_policy
+
+    with _disk():
+        team = load_policy(source, round=round_, runs=runs)
+        team.export(policy or _only(team, source), to)
+    data(str(to))
+
+
+def _only(team: Team, source: str) -> str:
+    names = list(team.policies)
+    if len(names) > 1:
+        raise SpecError(f"{source} holds {len(names)} policies: choose one with --policy: {', '.join(names)}")
+    return names[0]
+
+
+def _options(given: Sequence[str]) -> dict[str, object]:
+    import yaml
+
+    options = {}
+    for each in given:
+        name, separator, text = each.partition("=")
+        if not separator or not name:
+            raise SpecError(f"--env-option {each!r}: write it as name=value")
+        try:
+            options[name] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise SpecError(f"--env-option {each!r}: {text!r} is not a YAML value") from None
+    return options
+
+
+@contextmanager
+def _disk() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UnavailableError(f"{error.filename}: {error.strerror}") from None
+
+
+def _fields(played: Evaluation, before: Returns | None) -> dict[str, object]:
+    team, chance = played.team.returns, played.chance.returns
+    return {
+        "return": team.mean,
+        "standard_error": team.standard_error,
+        "return_per_agent": dict(team.per_agent),
+        "standard_error_per_agent": dict(played.team.standard_errors),
+        "random_return": chance.mean,
+        "random_standard_error": chance.standard_error,
+        "random_return_per_agent": dict(chance.per_agent),
+        "reported_return": before and before.mean,
+        "reported_standard_error": before and before.standard_error,
+        "reported_return_per_agent": before and dict(before.per_agent),
+    }
+
+
+def _show(played: Evaluation, before: Returns | None) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("agent")
+    for title in ("return", "random", "reported"):
+        table.add_column(title, justify="right")
+    for agent in played.team.returns.per_agent:
+        scores = (_of(score, agent) for score in (played.team, played.chance))
+        table.add_row(agent, *scores, f"{before.per_agent[agent]:,.2f}" if before else "")
+    means = [
+        _measured(returns.mean, returns.standard_error) if returns else ""
+        for returns in (played.team.returns, played.chance.returns, before)
+    ]
+    table.add_row("mean", *means, style="bold")
+    console().print(table)
+
+
+def _of(score: Score, agent: str) -> str:
+    return _measured(score.returns.per_agent[agent], score.standard_errors[agent])
+
+
+def _measured(mean: float, standard_error: float) -> str:
+    return f"{mean:,.2f} ± {standard_error:.2f}"

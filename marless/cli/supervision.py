@@ -1,0 +1,204 @@
+"""One service as a process that is kept alive: started again whenever it dies, given up when that does not help."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from marless.rpc.client import Peer
+from marless.rpc.security import Security
+
+STOP_S = 15.0
+LOG_BYTES = 16 * 2**20
+"""A log longer than this is put aside; one old part is kept."""
+LOG_CHECK_S = 5.0
+LONGEST_DELAY_S = 2.0
+SERVING = health_pb2.HealthCheckResponse.SERVING
+_FIRST_DELAY_S = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """When a service that keeps dying is given up."""
+
+    deaths: int = 5
+    """So many deaths …"""
+    within_s: float = 60.0
+    """… within this time, however it died."""
+    unserved: int = 2
+    """So many ends in a row of its own making, before it ever answered: its installation is broken."""
+
+
+class Log:
+    """A log file that processes append to, of bounded length."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def put_aside(self) -> None:
+        """Begin a new file; the old one stays beside it. For when nobody writes. Raises OSError."""
+        with suppress(FileNotFoundError):
+            self.path.replace(self._old)
+
+    def bound(self) -> None:
+        """Cut a file that has grown too long, under the hands of its writer, who appends. Raises OSError."""
+        if self.path.stat().st_size > LOG_BYTES:
+            shutil.copyfile(self.path, self._old)
+            with self.path.open("r+b") as file:
+                file.truncate()
+
+    def last_words(self) -> str:
+        """The last line that was meant for people; "" if there is none. Raises OSError."""
+        lines = self.path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        return next((line for line in reversed(lines) if not line.startswith("{")), "")
+
+    @property
+    def _old(self) -> Path:
+        return self.path.with_suffix(".log.1")
+
+
+class SupervisedService:
+    """A service of this machine. `keep_alive` is to run as a task for as long as the service is wanted."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        address: str,
+        security: Security,
+        environment: Mapping[str, str],
+        log: Log,
+        patience: Patience,
+        told: Callable[[str], None],
+        inherited: tuple[int, ...] = (),
+    ) -> None:
+        self.name = name
+        self.restarts = 0
+        self.next_environment: dict[str, str] = {}
+        """Beside its own, for the next start only."""
+        self._command = (sys.executable, "-m", f"services.{name}", "--listen", address, "--exit-with-stdin")
+        self._address = address
+        self._security = security
+        self._environment = environment
+        self._log = log
+        self._patience = patience
+        self._told = told
+        self._inherited = inherited
+        self._process: asyncio.subprocess.Process | None = None
+        self._answered = False
+
+    @property
+    def pid(self) -> int:
+        """Of the process that is, or was the last to be, this service."""
+        if self._process is None:
+            raise RuntimeError(f"{self.name} was not started")
+        return self._process.pid
+
+    async def start(self) -> None:
+        """Start it once; raises OSError."""
+        environment = {**self._environment, **self.next_environment}
+        self.next_environment = {}
+        self._answered = False
+        with self._log.path.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=asyncio.subprocess.PIPE,  # closes when this process ends, however it ends
+                stdout=log,
+                stderr=log,
+                env=environment,
+                pass_fds=self._inherited,
+                start_new_session=True,  # Ctrl-C is for this process, which stops the others in order
+            )
+
+    async def keep_alive(self) -> str:
+        """Start it again whenever it dies; returns why it is given up. Raises OSError."""
+        deaths: deque[float] = deque(maxlen=self._patience.deaths)
+        mute = unserved = 0
+        while True:
+            code = await self._end()
+            deaths.append(time.monotonic())
+            mute = 0 if self._answered else mute + 1
+            unserved = 0 if self._answered or code == -signal.SIGKILL else unserved + 1
+            if unserved == self._patience.unserved:
+                return f"{self.name} ended: {self._last_words()}"
+            if len(deaths) == deaths.maxlen and deaths[-1] - deaths[0] < self._patience.within_s:
+                return (
+                    f"{self.name} ended {len(deaths)} times within {deaths[-1] - deaths[0]:.0f} s, "
+                    f"now {_how(code)}: {self._last_words()}"
+                )
+            if mute:
+                await asyncio.sleep(min(_FIRST_DELAY_S * 2**mute, LONGEST_DELAY_S))
+            await self.start()
+            self.restarts += 1
+            if not unserved:  # otherwise its last words are soon told
+                self._told(f"{self.name} ended ({_how(code)}); it was started again")
+
+    async def stop(self) -> None:
+        """Ask it to end, and make it; twice is safe."""
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        process.send_signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(STOP_S):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+    async def _end(self) -> int:
+        """Watch over one process to its end."""
+        assert self._process
+        answering = asyncio.create_task(self._wait_for_an_answer())
+        bounding = asyncio.create_task(self._bound_log())
+        try:
+            return await self._process.wait()
+        finally:
+            for task in (answering, bounding):
+                task.cancel()
+            await asyncio.gather(answering, bounding, return_exceptions=True)
+
+    async def _wait_for_an_answer(self) -> None:
+        async with aclosing(statuses(self._address, self._security)) as said:
+            await anext(said)
+        self._answered = True
+
+    async def _bound_log(self) -> None:
+        while True:
+            await asyncio.sleep(LOG_CHECK_S)
+            with suppress(OSError):
+                await asyncio.to_thread(self._log.bound)
+
+    def _last_words(self) -> str:
+        words = self._log.last_words().removeprefix(f"{self.name}: ") or "it left no message"
+        return f"{words} (log: {self._log.path})"
+
+
+def _how(code: int) -> str:
+    return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+
+
+async def statuses(address: str, security: Security) -> AsyncGenerator[int, None]:
+    """What a service says of its health, from when it first answers; goes on when it is started again."""
+    while True:
+        peer = Peer(address, security)
+        try:
+            watch = health_pb2_grpc.HealthStub(peer.channel).Watch
+            async for answer in watch(health_pb2.HealthCheckRequest(), wait_for_ready=True):
+                yield answer.status
+        except grpc.aio.AioRpcError:
+            pass  # it died; the next one will answer
+        finally:
+            await peer.close()
+        await asyncio.sleep(_FIRST_DELAY_S)

@@ -1,0 +1,13 @@
+"""What a program imports to submit jobs, watch them and fetch what they leave.
+
+with Client() as client:
+    job = client.submit("job.yaml").job
+    for event in client.watch(job):
+        print(event.record or event.job)
+"""
+
+from marless.client.asynchronous import AsyncClient, IfExists
+from marless.client.blocking import Client
+from marless.client.jobs import Event, File, Info, Job, JobState, LogLine, Service
+
+__all__ = ["AsyncClient", "Client", "Event", "File", "IfExists", "Info", "Job", "JobState", "LogLine", "Service"]

@@ -1,0 +1,225 @@
+"""The client for programs that run an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+import uuid
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing, suppress
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+from marless.client import address, download, streams
+from marless.client.jobs import Event, File, Info, Job, JobState, LogLine, info_of, job_of
+from marless.client.line import Line
+from marless.errors import AlreadyExistsError, NotFoundError, SpecError
+from marless.rpc.security import Security
+from marless.rpc.v1 import coordinator_pb2 as pb
+
+if TYPE_CHECKING:
+    from marless.spec import JobSpec
+
+CONTACT_S = 5.0
+PATIENCE_S = 300.0
+SUBMIT_TIMEOUT_S = 60.0
+IfExists = Literal["fail", "use", "replace"]
+
+
+class AsyncClient:
+    """Submits jobs to a coordinator, watches them and fetches what they leave. An async context manager.
+
+    `coordinator` is its address, "host:port" or "unix:PATH"; by default $MARLESS_COORDINATOR, else the one that
+    `marless up` started on the run folders of `runs`. Beyond this machine it takes a token and the file of the
+    certificate authority, by default $MARLESS_TOKEN and $MARLESS_TLS_CA.
+
+    A coordinator that goes away and comes back is not noticed: calls and streams go on where they were, for
+    `patience_s` seconds at most, or `contact_s` if it has never answered. Every method may raise UnreachableError
+    after that, UnauthenticatedError for a wrong token, and NotFoundError for a job that does not exist.
+    """
+
+    def __init__(
+        self,
+        coordinator: str | None = None,
+        *,
+        runs: Path | str | None = None,
+        token: str | None = None,
+        tls_ca: str | None = None,
+        contact_s: float = CONTACT_S,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self.address = address.find(coordinator, runs)
+        self._security = Security(
+            os.environ.get("MARLESS_TOKEN", "") if token is None else token,
+            tls_ca=os.environ.get("MARLESS_TLS_CA", "") if tls_ca is None else tls_ca,
+        )
+        self._contact_s = contact_s
+        self._patience_s = patience_s
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Hang up; jobs go on."""
+        if "_line" in self.__dict__:
+            await self._line.close()
+
+    @cached_property
+    def _line(self) -> Line:
+        """Belongs to the event loop that first uses it."""
+        return Line(self.address, self._security, contact_s=self._contact_s, patience_s=self._patience_s)
+
+    async def submit(
+        self,
+        spec: JobSpec | Mapping[str, Any] | Path | str,  # Any: YAML
+        *,
+        job: str | None = None,
+        if_exists: IfExists = "fail",
+        overrides: Sequence[str] = (),
+        request_id: str | None = None,
+        attached: bool = False,
+    ) -> Job:
+        """Hand a job over: a spec, or the path of a job file with `overrides` ("section.field=value").
+
+        It has been written down when this returns. `job` is its id, by default its name and the time. If the id is
+        taken, "use" answers the job that has it if its spec is equal, and "replace" cancels and deletes that job
+        first. Repeated with the same `request_id` and `job`, a submission answers the same job. An `attached` job goes
+        with this process: it is not continued by itself once its coordinator was killed.
+
+        Raises SpecError for a spec that cannot work, AlreadyExistsError, OverloadedError if too many jobs wait.
+        """
+        if job is None and if_exists != "fail":
+            raise SpecError(f"if_exists={if_exists!r} needs a job id: without one, each submission is a job of its own")
+        resolved, source = _resolved(spec, overrides)
+        request = pb.SubmitJobRequest(
+            job=job or f"{resolved.name}-{time.strftime('%Y%m%d-%H%M%S')}",
+            spec_json=resolved.to_json(),
+            request_id=request_id or uuid.uuid4().hex,
+            if_exists=pb.IfExists.Value(f"IF_EXISTS_{if_exists.upper()}"),
+            attached=attached,
+        )
+        try:
+            return await self._submit(request, renamed=job is None)
+        except SpecError as error:
+            lines = (line.removeprefix("spec: ") for line in str(error).splitlines())
+            raise SpecError("\n".join(f"{source}: {line}" for line in lines)) from None
+
+    async def _submit(self, request: pb.SubmitJobRequest, *, renamed: bool) -> Job:
+        """With an id of our own making, two jobs of one second are told apart by a number."""
+        wished, number = request.job, 1
+        while True:
+            try:
+                answer = await self._line.call(self._line.stub.SubmitJob, request, timeout_s=SUBMIT_TIMEOUT_S)
+            except AlreadyExistsError:
+                if not renamed:
+                    raise
+                number += 1
+                request.job = f"{wished}-{number}"
+            else:
+                return job_of(answer.job)
+
+    async def get(self, job: str) -> Job:
+        """One job as it is now."""
+        return job_of((await self._line.call(self._line.stub.GetJob, pb.GetJobRequest(job=job))).job)
+
+    async def list(self, *, states: Sequence[JobState | str] = ()) -> tuple[Job, ...]:
+        """All jobs, newest first, or those in one of `states`."""
+        request = pb.ListJobsRequest(states=[pb.JobState.Value(f"JOB_STATE_{state}") for state in states])
+        jobs: tuple[Job, ...] = ()
+        while True:
+            page = await self._line.call(self._line.stub.ListJobs, request)
+            jobs += tuple(map(job_of, page.jobs))
+            if not page.next_page_token:
+                return jobs
+            request.page_token = page.next_page_token
+
+    async def cancel(self, job: str) -> Job:
+        """Ask a job to stop after its present round; one that has ended stays as it is."""
+        return job_of((await self._line.call(self._line.stub.CancelJob, pb.CancelJobRequest(job=job))).job)
+
+    async def resume(
+        self,
+        job: str,
+        *,
+        stop: Mapping[str, Any] | None = None,  # Any: JSON
+        request_id: str | None = None,
+    ) -> Job:
+        """Continue a job that has ended after its last recorded round, with new `stop` rules in place of the old.
+
+        Raises JobStateError if it has not ended or has no round left to run, SpecError for stop rules that are none.
+        """
+        request = pb.ResumeJobRequest(
+            job=job, request_id=request_id or uuid.uuid4().hex, stop_json=json.dumps(dict(stop)) if stop else ""
+        )
+        answer = await self._line.call(self._line.stub.ResumeJob, request, timeout_s=SUBMIT_TIMEOUT_S)
+        return job_of(answer.job)
+
+    async def delete(self, job: str) -> None:
+        """Delete a job that has ended, with its run folder and its versions; raises JobStateError if it has not."""
+        await self.get(job)  # once it is known to exist, a repeated request that finds it gone has succeeded
+        request = pb.DeleteJobRequest(job=job, allow_missing=True)
+        await self._line.call(self._line.stub.DeleteJob, request, timeout_s=SUBMIT_TIMEOUT_S)
+
+    def watch(self, job: str, *, cursor: int = 0) -> AsyncGenerator[Event, None]:
+        """Every round from `cursor` on and every change of state, each once, until the job has ended."""
+        return streams.watch(self._line, job, cursor)
+
+    async def wait(self, job: str, *, timeout_s: float | None = None) -> Job:
+        """The job once it has ended, or as it is when `timeout_s` is over."""
+        known = await self.get(job)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s), aclosing(self.watch(job, cursor=known.rounds)) as events:
+                async for event in events:
+                    known = event.job or known
+        return known
+
+    def logs(self, job: str, *, follow: bool = False, tail: int = 0, cursor: int = 0) -> AsyncGenerator[LogLine, None]:
+        """The job's log from `cursor` on, or its last `tail` lines; with `follow`, until the job has ended."""
+        return streams.logs(self._line, job, follow=follow, tail=tail, cursor=cursor)
+
+    async def files(self, job: str) -> tuple[File, ...]:
+        """What is in the job's run folder."""
+        answer = await self._line.call(self._line.stub.ListFiles, pb.ListFilesRequest(job=job))
+        return tuple(File(path=file.path, bytes=file.bytes) for file in answer.files)
+
+    async def read(self, job: str, path: str) -> bytes:
+        """One file of the run folder; raises NotFoundError if there is none such."""
+        return await download.read(self._line, job, path)
+
+    async def download(self, job: str, to: Path | str) -> tuple[File, ...]:
+        """Bring the run folder's files into the directory `to`, each whole or not at all; returns those that it lacked.
+
+        Raises UnavailableError if they cannot be written.
+        """
+        folder, brought = Path(to), []
+        for file in download.wanted(await self.files(job), folder):
+            with suppress(NotFoundError):  # a checkpoint that a newer one has replaced meanwhile
+                await download.fetch(self._line, job, file, folder)
+                brought.append(file)
+        return tuple(brought)
+
+    async def info(self) -> Info:
+        """What the coordinator is, and how it sees the other services."""
+        return info_of(await self._line.call(self._line.stub.GetInfo, pb.GetInfoRequest()))
+
+
+def _resolved(
+    spec: JobSpec | Mapping[str, Any] | Path | str,  # Any: YAML
+    overrides: Sequence[str],
+) -> tuple[JobSpec, str]:
+    """A spec, and what its mistakes are reported under."""
+    from marless import spec as specs
+
+    if isinstance(spec, Path | str):
+        return specs.load(Path(spec), overrides), str(spec)
+    document = spec.model_dump(mode="json", by_alias=True) if isinstance(spec, specs.JobSpec) else dict(spec)
+    return specs.parse(document, "spec"), "spec"

@@ -1,0 +1,113 @@
+"""Run folders, brought here file by file. A file is there whole or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from pathlib import Path, PurePosixPath
+from types import TracebackType
+from typing import TYPE_CHECKING, BinaryIO
+
+from marless.client.jobs import File
+from marless.client.line import Line
+from marless.errors import CorruptError, UnavailableError, UnreachableError
+from marless.rpc import chunks
+from marless.rpc.client import PACKAGE
+from marless.rpc.v1 import coordinator_pb2 as pb
+
+if TYPE_CHECKING:
+    import grpc
+
+REWRITTEN_BYTES = 2**16
+"""A file up to this size may have changed without growing (job.json), so it is always fetched again. Larger ones are
+checkpoints, which never change, and journals, which grow."""
+
+
+def wanted(files: tuple[File, ...], folder: Path) -> list[File]:
+    """Those that `folder` lacks, or may have in an older state; a manifest comes last, as it vouches for the others.
+
+    Raises CorruptError for a path that leads out of the folder.
+    """
+    lacking = [file for file in files if file.bytes <= REWRITTEN_BYTES or file.bytes != _size(place(file, folder))]
+    return sorted(lacking, key=lambda file: (file.path.endswith("manifest.json"), file.path))
+
+
+def place(file: File, folder: Path) -> Path:
+    """Where a file goes; raises CorruptError if that is not in the folder."""
+    path = PurePosixPath(file.path)
+    if path.is_absolute() or ".." in path.parts or not path.name:
+        raise CorruptError(f"the coordinator names a file {file.path!r}, which is not in a run folder")
+    return folder / path
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else -1
+
+
+async def fetch(line: Line, job: str, file: File, folder: Path) -> None:
+    """Bring one file; raises NotFoundError if the job has dropped it, UnavailableError if it cannot be written."""
+    target = place(file, folder)
+
+    async def once() -> None:
+        with _Arriving(target) as arriving:
+            async for data in _contents(line, job, file.path):
+                arriving.take(data)
+            arriving.keep()
+
+    try:
+        await line.repeat(once)
+    except OSError as error:
+        raise UnavailableError(f"{target}: cannot be written ({error.strerror}); choose another directory") from None
+
+
+async def read(line: Line, job: str, path: str) -> bytes:
+    """The bytes of one file; raises NotFoundError."""
+
+    async def once() -> bytes:
+        return b"".join([bytes(data) async for data in _contents(line, job, path)])
+
+    return await line.repeat(once)
+
+
+async def _contents(line: Line, job: str, path: str) -> AsyncGenerator[memoryview, None]:
+    """A file's bytes, all of them; raises UnreachableError if there are fewer than were announced."""
+    method: grpc.aio.UnaryStreamMultiCallable[pb.ReadFileRequest, bytes] = line.peer.channel.unary_stream(
+        f"/{PACKAGE}.CoordinatorService/ReadFile",
+        request_serializer=pb.ReadFileRequest.SerializeToString,
+        response_deserializer=None,
+    )
+    async with aclosing(line.peer.stream(method, pb.ReadFileRequest(job=job, path=path))) as frames:
+        lacking = (await chunks.read_header(frames, pb.FileInfo)).bytes
+        async for frame in frames:
+            data = chunks.parse(frame)[1]
+            lacking -= len(data)
+            yield data
+    if lacking:
+        raise UnreachableError(f"{path} was cut short")
+
+
+class _Arriving:
+    """A file that takes its name only when it is whole. Raises OSError when the disk does not let it."""
+
+    def __init__(self, target: Path) -> None:
+        self._target = target
+        self._partial = target.with_name(f".{target.name}.partial")
+        self._file: BinaryIO
+
+    def __enter__(self) -> _Arriving:
+        self._target.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self._partial.open("wb")
+        return self
+
+    def take(self, data: memoryview) -> None:
+        self._file.write(data)
+
+    def keep(self) -> None:
+        self._file.close()
+        self._partial.replace(self._target)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+        self._partial.unlink(missing_ok=True)

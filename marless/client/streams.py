@@ -1,0 +1,59 @@
+"""What happens to a job and what is logged of it: each thing once and in order, however often the stream is cut."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+
+from marless.client.jobs import Event, Job, LogLine, event_of, job_of
+from marless.client.line import Line
+from marless.rpc.v1 import coordinator_pb2 as pb
+
+
+async def watch(line: Line, job: str, cursor: int) -> AsyncGenerator[Event, None]:
+    """Rounds from `cursor` on, and changes of state, until the job has ended."""
+    told: Job | None = None
+
+    def request() -> pb.WatchJobRequest:
+        return pb.WatchJobRequest(job=job, cursor=cursor)
+
+    async with aclosing(line.stream(line.stub.WatchJob, request, lasting=True)) as messages:
+        async for message in messages:
+            event = event_of(message)
+            if event.record is not None and event.cursor <= cursor:
+                continue
+            cursor = max(cursor, event.cursor)
+            if event.job is None:
+                yield event
+                continue
+            changed = told is None or _standing(told) != _standing(event.job)
+            told = event.job
+            if changed:
+                yield event
+            if told.state.ended:
+                return
+
+
+def _standing(job: Job) -> Job:
+    """A job without what its records tell: a new stream begins with the present state, changed or not."""
+    return replace(job, rounds=0, env_steps=0, greedy_return=None)
+
+
+async def logs(line: Line, job: str, *, follow: bool, tail: int, cursor: int) -> AsyncGenerator[LogLine, None]:
+    """Lines from `cursor` on, or the last `tail` ones; with `follow`, until the job has ended."""
+    ended = False
+
+    def request() -> pb.StreamLogsRequest:
+        return pb.StreamLogsRequest(job=job, cursor=cursor, tail=tail, follow=follow and not ended)
+
+    while True:
+        async with aclosing(line.stream(line.stub.StreamLogs, request)) as messages:
+            async for message in messages:
+                if message.cursor > cursor:
+                    cursor, tail = message.cursor, 0
+                    yield LogLine(cursor=cursor, text=message.json)
+        if ended or not follow:
+            return
+        # A stream that is followed also ends when the coordinator does; only the job's own end is the end.
+        ended = job_of((await line.call(line.stub.GetJob, pb.GetJobRequest(job=job))).job).state.ended

@@ -1,0 +1,64 @@
+"""Failpoints: named places around each durable write where a test can have this process killed.
+
+`MARLESS_FAILPOINT=<name>` kills the process (signal 9) when it first reaches that place, `<name>:3` the third time.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from functools import cache
+
+from marless.errors import SpecError, unknown_name
+
+_PLACES = (
+    "coordinator.spec",
+    "coordinator.status",
+    "coordinator.take_over",
+    "coordinator.epoch",
+    "coordinator.pending",
+    "coordinator.record",
+    "coordinator.checkpoint",
+    "coordinator.cut",
+    "coordinator.restore",
+    "coordinator.drop",
+    "learner.publish",
+    "param_store.publish",
+)
+NAMES = tuple(f"{place}.{moment}" for place in _PLACES for moment in ("before", "after"))
+"""Every failpoint; the first word says in which process."""
+
+
+class _Trap:
+    """Counts passes of one name; springs once."""
+
+    def __init__(self, setting: str) -> None:
+        self._name, _, count = setting.partition(":")
+        if self._name not in NAMES:
+            raise SpecError(f"MARLESS_FAILPOINT: {unknown_name('failpoint', self._name, NAMES)}")
+        self._spring_at = int(count or 1)
+        self._passes: Counter[str] = Counter()
+
+    def pass_by(self, name: str) -> None:
+        if name != self._name:
+            return
+        self._passes[name] += 1
+        if self._passes[name] == self._spring_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@cache
+def _trap() -> _Trap | None:
+    setting = os.environ.get("MARLESS_FAILPOINT", "")
+    return _Trap(setting) if setting else None
+
+
+def reach(name: str) -> None:
+    """Die here if the environment says so; otherwise this costs one dictionary look-up.
+
+    Raises SpecError if the environment names a place that does not exist.
+    """
+    assert name in NAMES, name
+    if trap := _trap():
+        trap.pass_by(name)

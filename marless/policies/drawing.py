@@ -1,0 +1,70 @@
+"""Pictures of an environment as images with a caption, and those as an animated GIF. Needs Pillow (extra `render`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+
+from marless.envs.base import EnvSpaces, Picture, Scene
+
+SIDE_PIXELS, CAPTION_PIXELS = 400, 28
+STEP_MS, LAST_MS = 100, 1500
+AGENT_RADIUS, LANDMARK_RADIUS = 0.15, 0.06
+"""In units of the plane: two discs of agents touch where two agents collide."""
+MARGIN = 0.2
+INK, PAPER, GOAL = "#333333", "#ffffff", "#2f9e57"
+COLOURS = ("#4a76b8", "#c8504b", "#d99a2b", "#7d5ba6")
+"""Of agent classes, counted from the last one: where there are adversaries, they come first."""
+_SMOOTH = 2
+"""Scenes are drawn so much larger and then reduced, which smooths their edges."""
+
+
+def draw(pictures: Sequence[Picture], captions: Sequence[str], spaces: EnvSpaces) -> list[Image.Image]:
+    """One image a picture. All scenes are shown in the same square of the plane, which holds all that ever happens."""
+    scenes = [picture for picture in pictures if isinstance(picture, Scene)]
+    reach = max([1.0, *(float(np.abs([*s.agents, *s.landmarks]).max()) for s in scenes)]) + MARGIN
+    drawn = [_scene(p, reach, spaces) if isinstance(p, Scene) else Image.fromarray(p) for p in pictures]
+    return [_captioned(image, caption) for image, caption in zip(drawn, captions, strict=True)]
+
+
+def save(images: Sequence[Image.Image], path: Path) -> None:
+    """Write a GIF that runs for ever and rests on its last image; raises OSError."""
+    durations = [STEP_MS] * (len(images) - 1) + [LAST_MS]
+    images[0].save(path, format="GIF", save_all=True, append_images=images[1:], duration=durations, loop=0)
+
+
+def pixel(place: NDArray[np.float64], reach: float) -> tuple[float, float]:
+    """Where a place of the plane is on an image of SIDE_PIXELS that shows ±`reach` around the origin, y upwards."""
+    scale = SIDE_PIXELS / (2 * reach)
+    return (reach + float(place[0])) * scale, (reach - float(place[1])) * scale
+
+
+def _scene(scene: Scene, reach: float, spaces: EnvSpaces) -> Image.Image:
+    image = Image.new("RGB", (SIDE_PIXELS * _SMOOTH, SIDE_PIXELS * _SMOOTH), PAPER)
+    canvas = ImageDraw.Draw(image)
+    sizes = [len(agents.agents) for agents in spaces.classes]
+    colours = [COLOURS[-k % len(COLOURS)] for k in range(1 - len(sizes), 1) for _ in range(sizes[k - 1])]
+    for place, colour in zip(scene.agents, colours, strict=True):
+        _disc(canvas, place, reach, AGENT_RADIUS, colour)
+    for place in scene.landmarks:  # last, so that a landmark that is covered still shows
+        wanted = scene.goal is not None and np.array_equal(place, scene.goal)
+        _disc(canvas, place, reach, LANDMARK_RADIUS, GOAL if wanted else INK)
+    return image.resize((SIDE_PIXELS, SIDE_PIXELS), Image.Resampling.LANCZOS)
+
+
+def _disc(canvas: ImageDraw.ImageDraw, place: NDArray[np.float64], reach: float, radius: float, colour: str) -> None:
+    x, y = (_SMOOTH * coordinate for coordinate in pixel(place, reach))
+    canvas.circle((x, y), _SMOOTH * radius * SIDE_PIXELS / (2 * reach), fill=colour, outline=PAPER, width=_SMOOTH)
+
+
+def _captioned(image: Image.Image, caption: str) -> Image.Image:
+    framed = Image.new("RGB", (image.width, image.height + CAPTION_PIXELS), PAPER)
+    framed.paste(image, (0, 0))
+    text = ImageDraw.Draw(framed)
+    font = ImageFont.load_default(size=CAPTION_PIXELS // 2)
+    text.text((8, image.height + CAPTION_PIXELS // 2), caption, fill=INK, font=font, anchor="lm")
+    return framed

@@ -1,0 +1,84 @@
+"""A film of one episode, as an animated GIF. Needs Pillow (extra `render`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from marless.data.rollout import act
+from marless.envs.base import BatchedEnv, EnvSpaces, Picture, Pictured, RewardArray
+from marless.envs.registry import PETTINGZOO
+from marless.errors import SpecError
+from marless.policies.evaluation import environment
+from marless.policies.team import Team
+
+
+@dataclass(frozen=True)
+class Shot:
+    """One picture of a film."""
+
+    picture: Picture
+    caption: str
+
+
+def film(
+    team: Team,
+    path: Path,
+    env: str | None = None,
+    options: Mapping[str, object] | None = None,
+    *,
+    seed: int,
+    explore: bool = False,
+) -> int:
+    """Play one episode and write it to `path`; returns the number of pictures: one of each state, the last included.
+
+    Raises SpecError if the environment cannot be filmed or Pillow is not there, OSError.
+    """
+    try:
+        from marless.policies import drawing
+    except ModuleNotFoundError:
+        raise SpecError("a film needs Pillow, which is not installed; pip install 'marless[render]'") from None
+    stage = _stage(team, env, options or {})
+    try:
+        shots = shoot(team, stage, seed=seed, explore=explore)
+    except SpecError as error:
+        raise SpecError(f"environment {env or team.origin.env}: {error}") from None
+    finally:
+        stage.close()
+    images = drawing.draw([shot.picture for shot in shots], [shot.caption for shot in shots], stage.spaces)
+    drawing.save(images, path)
+    return len(images)
+
+
+def shoot(team: Team, stage: BatchedEnv, *, seed: int, explore: bool) -> list[Shot]:
+    """Play one episode of a single copy; raises SpecError if the environment shows no pictures."""
+    if not isinstance(stage, Pictured):
+        raise SpecError("cannot be filmed: it shows no pictures")
+    policies, rng = team.acting(stage.spaces), np.random.default_rng(seed)
+    returns = [np.zeros(len(agents.agents)) for agents in stage.spaces.classes]
+    frame, ended = stage.reset(seed), False
+    shots = [Shot(stage.picture(), _caption(0, stage.spaces, returns))]
+    while not ended:
+        transition = stage.step(act(policies, frame, rng if explore else None))
+        frame, ended = transition.frame, bool(transition.ended[0])
+        for k, reward_NB in enumerate(transition.rewards):
+            returns[k] += reward_NB[:, 0]
+        shots.append(Shot(stage.picture(ended=ended), _caption(len(shots), stage.spaces, returns)))
+    return shots
+
+
+def _stage(team: Team, env: str | None, options: Mapping[str, object]) -> BatchedEnv:
+    if not (env or team.origin.env).startswith(PETTINGZOO):
+        return environment(team, env, options, batch=1)
+    try:
+        return environment(team, env, {**options, "render_mode": "rgb_array"}, batch=1)
+    except SpecError as error:
+        raise SpecError(f"{error}; it can be filmed only if it takes render_mode: rgb_array") from None
+
+
+def _caption(step: int, spaces: EnvSpaces, returns: Sequence[RewardArray]) -> str:
+    means = [f"{agents.name} {total_N.mean():.2f}" for agents, total_N in zip(spaces.classes, returns, strict=True)]
+    return f"step {step}    return per {', '.join(means)}"

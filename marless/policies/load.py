@@ -1,0 +1,115 @@
+"""`load_policy`: a run folder, a checkpoint, a job id, or an exported policy becomes a team that acts."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import yaml
+
+from marless import checkpoint
+from marless.checkpoint import Checkpoint, DiskCheckpoints
+from marless.errors import CorruptError, NotFoundError, SpecError
+from marless.nets.serial import decode_acting
+from marless.policies.policy import Origin, Policy, read
+from marless.policies.team import Team
+
+_ACTING = ("acting",)
+
+
+def load_policy(
+    path_or_job: str | Path,
+    *,
+    round: int | None = None,  # noqa: A002  # the vocabulary's word
+    runs: str | Path | None = None,
+) -> Team:
+    """Load the newest policies of a job, or those after `round` rounds, ready to act.
+
+    Takes a run folder, a checkpoint's directory, an exported policy's file, or a job id, which is looked for in `runs`
+    (default: $MARLESS_RUNS, else ./runs). Needs no torch.
+
+    Raises NotFoundError if there is no such thing or no such checkpoint, CorruptError if a file is damaged, and
+    SpecError for a `round` where there is just one, or a file of another kind.
+    """
+    path = _find(str(path_or_job), Path(runs or os.environ.get("MARLESS_RUNS") or "runs"))
+    if _is_run(path):
+        return _from_run(path, round)
+    if round is not None:
+        raise SpecError(f"round {round} of {path}: that is one checkpoint; give its job or run folder to choose")
+    if path.is_file():
+        policy, origin = read(path)
+        return Team.of([policy], origin)
+    run_dir = path.resolve().parent.parent
+    return _team(checkpoint.read(path, _ACTING), run_dir if _is_run(run_dir) else None)
+
+
+def _find(wanted: str, runs: Path) -> Path:
+    for path in (Path(wanted), runs / wanted):
+        if path.is_file() or (path / "manifest.json").exists() or _is_run(path):
+            return path
+    raise NotFoundError(
+        f"{wanted}: there is no such policy file, checkpoint or run folder here, and no such job in {runs.resolve()}"
+    )
+
+
+def _is_run(path: Path) -> bool:
+    return (path / "job.json").exists() or (path / "spec.yaml").exists()
+
+
+def _from_run(run_dir: Path, round_: int | None) -> Team:
+    checkpoints = DiskCheckpoints(run_dir / "checkpoints")
+    name = run_dir.resolve().name
+    if round_ is None:
+        return _team(_newest(checkpoints, name), run_dir)
+    known = checkpoints.rounds()
+    if round_ not in known:
+        have = ", ".join(map(str, known)) or "none yet"
+        raise NotFoundError(f"job {name} has no checkpoint after {round_} rounds; there is {have}")
+    return _team(checkpoints.load(round_, _ACTING), run_dir)
+
+
+def _newest(checkpoints: DiskCheckpoints, name: str) -> Checkpoint:
+    while known := checkpoints.rounds():
+        try:
+            return checkpoints.load(known[-1], _ACTING)
+        except NotFoundError:
+            if checkpoints.rounds()[-1:] == known[-1:]:  # else the job, which is training, has just replaced it
+                raise
+    raise NotFoundError(
+        f"job {name} has no checkpoint yet; one is written every checkpoint.every rounds and at the end"
+    )
+
+
+def _team(saved: Checkpoint, run_dir: Path | None) -> Team:
+    progress = saved.progress
+    if not progress.groups:
+        raise CorruptError(f"the checkpoint after {progress.round} rounds says of no agent which policy it plays")
+    policies = []
+    for name, agents in progress.groups.items():
+        if name not in saved.policies:
+            raise CorruptError(
+                f"the checkpoint after {progress.round} rounds lacks policy {name} of {', '.join(agents)}"
+            )
+        held = saved.policies[name]
+        state = decode_acting(bytes(held.blobs["acting"]))
+        policies.append(Policy(name=name, agents=agents, version=held.version, state=state))
+    return Team.of(policies, _origin(run_dir, progress.round))
+
+
+def _origin(run_dir: Path | None, round_: int) -> Origin:
+    """What the run folder's resolved spec says, read without the checks that a job needs: they would bring pydantic."""
+    if run_dir is None:
+        return Origin(round=round_)
+    path = run_dir / "spec.yaml"
+    try:
+        spec = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return Origin(
+            job=run_dir.resolve().name,
+            round=round_,
+            algorithm=spec["algorithm"]["name"],
+            env=spec["env"]["name"],
+            env_options=spec["env"]["options"],
+            run_dir=run_dir,
+        )
+    except (OSError, ValueError, yaml.YAMLError, TypeError, KeyError):
+        raise CorruptError(f"{path}: it is missing, or no job's resolved spec") from None

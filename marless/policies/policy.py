@@ -1,0 +1,119 @@
+"""One policy, where it comes from, and both as a single safetensors file.
+
+The file holds what a checkpoint's acting part holds, and in its metadata also the agents, the origin, and a sha256 over
+metadata and tensors, because safetensors itself would not notice a damaged weight.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from marless.envs.base import Box, Discrete
+from marless.errors import CorruptError, SpecError
+from marless.nets import actions, serial
+from marless.nets.acting import Acting, ActingState, Arrays
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Where policies come from; a field is empty where that is not known."""
+
+    job: str = ""
+    round: int = 0
+    """Rounds done when they were saved."""
+    algorithm: str = ""
+    env: str = ""
+    env_options: Mapping[str, object] = field(default_factory=dict)
+    run_dir: Path | None = None
+    """The run folder, if they were loaded from one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """One policy at one version, and the agents that play it."""
+
+    name: str
+    agents: tuple[str, ...]
+    version: int
+    state: Acting
+
+    @property
+    def obs_size(self) -> int:
+        """O, how many numbers one of its agents observes; raises CorruptError if its weights do not say."""
+        weight = self.state.acting.get("policy.0.weight")
+        if weight is None or weight.ndim != 2:
+            raise CorruptError(f"policy {self.name}: its state holds no weights to act with")
+        return int(weight.shape[1])
+
+    @property
+    def action(self) -> Discrete | Box:
+        """Its agents' action space; raises CorruptError if its state does not say."""
+        try:
+            return actions.parse(self.state.metadata.get("action", ""))
+        except ValueError as error:
+            raise CorruptError(f"policy {self.name}: {error}") from None
+
+
+def write(path: Path, policy: Policy, origin: Origin) -> None:
+    """Write a policy to a file, whole or not at all; raises OSError."""
+    metadata = {
+        **policy.state.metadata,
+        "policy": policy.name,
+        "agents": json.dumps(policy.agents),
+        "version": str(policy.version),
+        "job": origin.job,
+        "round": str(origin.round),
+        "algorithm": origin.algorithm,
+        "env": origin.env,
+        "env_options": json.dumps(origin.env_options),
+    }
+    metadata["sha256"] = _digest(metadata, policy.state.acting)
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.write_bytes(serial.encode_acting(ActingState(policy.state.acting, metadata)))
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def read(path: Path) -> tuple[Policy, Origin]:
+    """Read what `write` wrote; raises OSError, CorruptError, or SpecError for a file of another kind."""
+    data = path.read_bytes()
+    try:
+        part = serial.decode_acting(data)
+    except CorruptError as error:
+        raise CorruptError(f"{path} is no policy, or it is damaged: {error}") from None
+    if "sha256" not in part.metadata:
+        raise SpecError(f"{path} holds no exported policy; give a checkpoint's directory or a file of marless export")
+    metadata = dict(part.metadata)
+    if metadata.pop("sha256") != _digest(metadata, part.acting):
+        raise CorruptError(f"{path} is not what was exported: its sha256 differs; export the policy again")
+    policy = Policy(
+        name=metadata.pop("policy"),
+        agents=tuple(json.loads(metadata.pop("agents"))),
+        version=int(metadata.pop("version")),
+        state=part,
+    )
+    origin = Origin(
+        job=metadata.pop("job"),
+        round=int(metadata.pop("round")),
+        algorithm=metadata.pop("algorithm"),
+        env=metadata.pop("env"),
+        env_options=json.loads(metadata.pop("env_options")),
+    )
+    return dataclasses.replace(policy, state=ActingState(part.acting, metadata)), origin
+
+
+def _digest(metadata: Mapping[str, str], arrays: Arrays) -> str:
+    shapes = {name: (array.dtype.name, array.shape) for name, array in arrays.items()}
+    digest = hashlib.sha256(json.dumps([dict(metadata), shapes], sort_keys=True).encode())
+    for name in sorted(arrays):
+        digest.update(np.ascontiguousarray(arrays[name]).data)
+    return digest.hexdigest()

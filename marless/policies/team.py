@@ -1,0 +1,125 @@
+"""A team of trained policies that acts, one observation or a batch at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from marless.envs.base import ActionArray, AgentClass, BoolArray, Box, Discrete, EnvSpaces, FloatArray
+from marless.errors import CorruptError, SpecError, unknown_name
+from marless.nets.acting import ActingPolicies
+from marless.policies.policy import Origin, Policy, write
+
+
+class Team:
+    """Trained policies by agent. Not safe to share between threads: buffers are reused from call to call."""
+
+    def __init__(self, policies: Sequence[Policy], players: Mapping[str, ActingPolicies], origin: Origin) -> None:
+        self.policies = {policy.name: policy for policy in policies}
+        self.origin = origin
+        self._players = players
+        self._rng = np.random.default_rng()
+
+    @classmethod
+    def of(cls, policies: Sequence[Policy], origin: Origin) -> Team:
+        """Make the policies ready to act; raises CorruptError if the weights of one do not fit together."""
+        players: dict[str, ActingPolicies] = {}
+        for policy in policies:
+            alone = AgentClass(policy.name, policy.agents[:1], policy.obs_size, policy.action)
+            players |= dict.fromkeys(policy.agents, ActingPolicies.from_states(alone, [policy.state]))
+        return cls(policies, players, origin)
+
+    @property
+    def agents(self) -> tuple[str, ...]:
+        """Everyone who has a policy."""
+        return tuple(self._players)
+
+    def act(
+        self,
+        observations: Mapping[str, ArrayLike],
+        *,
+        masks: Mapping[str, ArrayLike] | None = None,
+        explore: bool = False,
+        seed: int | None = None,
+    ) -> dict[str, int | ActionArray]:
+        """What each agent that observes something does, greedily unless it is to explore.
+
+        An observation is [O], or [B, O] for B copies; its mask, True or 1 where an action is legal, is [A] or [B, A]. A
+        discrete action is an int, or int32 [B]; a continuous one float32 [A] or [B, A], within its box. Where a mask
+        allows nothing, the action is 0. `seed` restarts the team's stream of randomness, which begins anywhere.
+
+        Raises SpecError for an agent that has no policy, and for an observation or a mask that does not fit.
+        """
+        if seed is not None:
+            self._rng = np.random.default_rng(seed)
+        masks = masks or {}
+        for agent in (*observations, *masks):
+            if agent not in self._players:
+                raise SpecError(unknown_name("agent", str(agent), self._players))
+        return {
+            agent: self._act(agent, observation, masks.get(agent), explore)
+            for agent, observation in observations.items()
+        }
+
+    def export(self, policy: str, path: str | Path) -> None:
+        """Write one policy to a file that `load_policy` reads, whole or not at all.
+
+        Raises SpecError for a policy that the team does not have, OSError.
+        """
+        if policy not in self.policies:
+            raise SpecError(unknown_name("policy", policy, self.policies))
+        write(Path(path), self.policies[policy], self.origin)
+
+    def acting(self, spaces: EnvSpaces) -> tuple[ActingPolicies, ...]:
+        """The policies stacked as an environment's agent classes need them; see `marless.data.rollout`.
+
+        Raises SpecError if an agent has no policy, or one that sees or does something else.
+        """
+        states = {agent: policy.state for policy in self.policies.values() for agent in policy.agents}
+        missing = [agent for agent in spaces.agents if agent not in states]
+        if missing:
+            raise SpecError(
+                f"no policy for {', '.join(missing)} of this environment; there is one for {', '.join(self.agents)}"
+            )
+        try:
+            return tuple(ActingPolicies.from_states(c, [states[agent] for agent in c.agents]) for c in spaces.classes)
+        except CorruptError as error:
+            raise SpecError(f"the policies do not fit this environment: {error}") from None
+
+    def _act(self, agent: str, observation: ArrayLike, mask: ArrayLike | None, explore: bool) -> int | ActionArray:
+        player = self._players[agent]
+        obs = _observation(agent, observation, player.agent_class.obs_size)
+        obs_1BO = obs.reshape(1, -1, player.agent_class.obs_size)
+        mask_1BA = None if mask is None else _mask(agent, mask, obs.shape[:-1], player.agent_class.action)
+        if explore:
+            chosen, _ = player.sample(obs_1BO, mask_1BA, self._rng)
+        else:
+            chosen = player.greedy(obs_1BO, mask_1BA)
+        action: ActionArray = player.to_env(chosen)[0]
+        if obs.ndim == 2:
+            return action
+        return int(action[0]) if action.ndim == 1 else action[0]
+
+
+def _observation(agent: str, observation: ArrayLike, size: int) -> FloatArray:
+    try:
+        obs = np.asarray(observation, np.float32)
+    except (TypeError, ValueError):
+        raise SpecError(f"the observation of {agent} is not an array of numbers: {observation!r:.100}") from None
+    if obs.ndim not in (1, 2) or obs.shape[-1] != size:
+        raise SpecError(f"{agent} observes [{size}] or [batch, {size}] numbers, got shape {list(obs.shape)}")
+    return obs
+
+
+def _mask(agent: str, mask: ArrayLike, batch: tuple[int, ...], action: Discrete | Box) -> BoolArray:
+    if not isinstance(action, Discrete):
+        raise SpecError(f"{agent} acts continuously: leave its mask out")
+    legal = np.array(mask, np.bool_)
+    if legal.shape != (*batch, action.n):
+        raise SpecError(f"the mask of {agent} must be of shape {[*batch, action.n]}, got {list(legal.shape)}")
+    legal_1BA = legal.reshape(1, -1, action.n)
+    legal_1BA[~legal_1BA.any(axis=-1), 0] = True
+    return legal_1BA

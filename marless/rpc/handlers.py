@@ -1,0 +1,25 @@
+"""Wrapping a method's handler, of whichever of gRPC's four kinds it is."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import grpc
+
+# A string, because the class can only be subscripted by a type checker. Any: methods take and return any message.
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Method = Callable[..., Any]
+Wrap = Callable[[Method], Method]
+
+
+def wrapped(handler: Handler, coroutine: Wrap, generator: Wrap) -> Handler:
+    """The same handler with its method wrapped: by `generator` if it yields its answers, else by `coroutine`."""
+    for kind in ("unary_unary", "stream_unary", "unary_stream", "stream_stream"):
+        inner: Method | None = getattr(handler, kind)
+        if inner is not None:
+            wrap = generator if inspect.isasyncgenfunction(inner) else coroutine
+            make = getattr(grpc, f"{kind}_rpc_method_handler")
+            return make(wrap(inner), handler.request_deserializer, handler.response_serializer)  # type: ignore[no-any-return]
+    return handler

@@ -1,0 +1,180 @@
+"""What a service counts, for Prometheus: served over HTTP by a thread, read on the event loop.
+
+Domain objects keep plain numbers and know nothing of this. At each scrape the service is asked for its `figures` on
+its own loop, so nothing is read in the middle of a change, and a loop that hangs is a scrape that fails. Only RPCs are
+timed as they happen, by one interceptor, which is there only if metrics are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from typing import Any
+
+import grpc
+import structlog
+from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from marless.errors import SpecError
+from marless.rpc.client import PACKAGE
+from marless.rpc.handlers import Handler, Method, wrapped
+from marless.rpc.security import Security, is_local
+
+SCRAPE_TIMEOUT_S = 5.0
+_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_log = structlog.get_logger("marless.server")
+Figures = Callable[[], Iterable[Metric]]
+"""Called on the service's loop at each scrape; must not wait."""
+Values = float | Mapping[str, float]
+
+
+def gauge(name: str, meaning: str, values: Values, by: str = "") -> Metric:
+    """A number that goes up and down, or one for each value of the label `by`."""
+    return _family(GaugeMetricFamily, name, meaning, values, by)
+
+
+def counter(name: str, meaning: str, values: Values, by: str = "") -> Metric:
+    """A number that only grows for as long as the process lives, or one for each value of the label `by`."""
+    return _family(CounterMetricFamily, name, meaning, values, by)
+
+
+def _family(
+    kind: type[GaugeMetricFamily | CounterMetricFamily], name: str, meaning: str, values: Values, by: str
+) -> Metric:
+    if not isinstance(values, Mapping):
+        return kind(f"marless_{name}", meaning, value=values)
+    family = kind(f"marless_{name}", meaning, labels=[by])
+    for label, value in values.items():
+        family.add_metric([label], value)
+    return family
+
+
+class Metrics:
+    """The metrics of one service."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._rpcs = Histogram(
+            "marless_rpc_seconds",
+            "RPCs that have ended, by method and status code; a stream lasts until it is closed.",
+            ("method", "code"),
+            registry=self._registry,
+            buckets=_BUCKETS_S,
+        )
+        ProcessCollector(registry=self._registry)
+        self.interceptor = _RpcTimer(self._rpcs)
+
+    @asynccontextmanager
+    async def served(self, address: str, security: Security, figures: Figures) -> AsyncIterator[None]:
+        """Serve /metrics until the context ends; raises SpecError if `address` cannot be used."""
+        server, thread = _serve(address, security, self._registry)
+        self._registry.register(_OnLoop(asyncio.get_running_loop(), figures))
+        host, port = server.server_address[:2]
+        _log.info("metrics", address=f"{host}:{port}")
+        try:
+            yield
+        finally:
+            await asyncio.to_thread(server.shutdown)
+            await asyncio.to_thread(thread.join)
+            server.server_close()
+
+
+def _serve(address: str, security: Security, registry: CollectorRegistry) -> Any:  # Any: the library leaves it untyped
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise SpecError(f"--metrics {address}: give host:port, e.g. 127.0.0.1:9100 (port 0: any free one)")
+    tls: dict[str, Any] = {}  # Any: paths and a flag
+    if not is_local(address):
+        if not (security.tls_cert and security.tls_key and security.tls_ca):
+            raise SpecError(
+                f"--metrics {address} is not a loopback address: set --tls-cert, --tls-key, --tls-ca (whoever reads "
+                "then needs a certificate of that authority), or serve metrics on 127.0.0.1"
+            )
+        tls = {
+            "certfile": security.tls_cert,
+            "keyfile": security.tls_key,
+            "client_cafile": security.tls_ca,
+            "client_auth_required": True,
+        }
+    try:
+        server, thread = start_http_server(int(port), host.strip("[]"), registry, **tls)
+    except (OSError, OverflowError) as error:
+        raise SpecError(f"--metrics {address}: cannot be served there ({error}); choose another address") from None
+    if isinstance(server.socket, ssl.SSLSocket):  # else who connects and says nothing holds up everybody
+        server.socket.do_handshake_on_connect = False  # type: ignore[attr-defined]  # typeshed forgets it
+    return server, thread
+
+
+class _OnLoop(Collector):
+    """Asks a service for its figures on the loop that changes them."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, figures: Figures) -> None:
+        self._loop = loop
+        self._figures = figures
+
+    def describe(self) -> Iterable[Metric]:
+        return ()  # so that registering asks for nothing yet
+
+    def collect(self) -> Iterable[Metric]:
+        return asyncio.run_coroutine_threadsafe(self._read(), self._loop).result(SCRAPE_TIMEOUT_S)
+
+    async def _read(self) -> list[Metric]:
+        return list(self._figures())
+
+
+class _RpcTimer(grpc.aio.ServerInterceptor):
+    """Times every RPC that the service has; stands between the token's check and the translation of errors."""
+
+    def __init__(self, rpcs: Histogram) -> None:
+        self._rpcs = rpcs
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        """Wrap the method's handler."""
+        handler = await continuation(handler_call_details)
+        method = str(handler_call_details.method).removeprefix("/").removeprefix(f"{PACKAGE}.")
+        return handler and wrapped(handler, partial(self._coroutine, method), partial(self._generator, method))
+
+    def _coroutine(self, method: str, inner: Method) -> Method:
+        async def call(request: object, context: grpc.aio.ServicerContext[Any, Any]) -> object:
+            with self._timed(method, context):
+                return await inner(request, context)
+
+        return call
+
+    def _generator(self, method: str, inner: Method) -> Method:
+        async def call(request: object, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[object]:
+            with self._timed(method, context):
+                async for response in inner(request, context):
+                    yield response
+
+        return call
+
+    @contextmanager
+    def _timed(self, method: str, context: grpc.aio.ServicerContext[Any, Any]) -> Iterator[None]:
+        started_s = time.perf_counter()
+        code = ""
+        try:
+            yield
+        except (asyncio.CancelledError, GeneratorExit):
+            code = "CANCELLED"
+            raise
+        finally:
+            code = code or _name(context.code())
+            self._rpcs.labels(method, code).observe(time.perf_counter() - started_s)
+
+
+def _name(code: Any) -> str:  # Any: gRPC leaves it an int, an enum member, or None for OK
+    if isinstance(code, grpc.StatusCode):
+        return code.name
+    return next((each.name for each in grpc.StatusCode if each.value[0] == code), "OK")

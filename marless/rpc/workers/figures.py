@@ -1,0 +1,21 @@
+"""What Prometheus is told of a pool's workers."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from prometheus_client.metrics_core import Metric
+
+from marless.rpc.metrics import counter, gauge
+from marless.rpc.workers.dispatch import Dispatcher
+
+
+def figures(dispatcher: Dispatcher) -> list[Metric]:
+    """Workers, the queue in front of them, and what became of the tasks."""
+    states = Counter("busy" if worker.busy else "idle" for worker in dispatcher.workers())
+    attempts = {outcome: dispatcher.attempts[outcome] for outcome in ("done", "failed", "lost")}
+    return [
+        gauge("workers", "Connected workers.", {state: states[state] for state in ("busy", "idle")}, by="state"),
+        gauge("tasks_queued", "Tasks that wait for a worker.", dispatcher.queued),
+        counter("task_attempts", "Attempts at tasks, by how they ended.", attempts, by="outcome"),
+    ]

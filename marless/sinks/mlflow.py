@@ -1,0 +1,126 @@
+"""MLflow: a run per job, whose id is kept in `<run folder>/mlflow.json`, so that a resumed job continues it.
+
+MLflow's database stores keep equal points once, and a round that is written twice has equal points; points of rounds
+that a resume from a checkpoint ran anew stay beside the new ones. Credentials come from the coordinator's environment
+(`MLFLOW_TRACKING_USERNAME`, `MLFLOW_TRACKING_PASSWORD` or `MLFLOW_TRACKING_TOKEN`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Literal, TypeVar
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator
+
+from marless.errors import SpecError
+from marless.record import RoundRecord
+from marless.sinks.base import SinkConfig, SinkJob, SinkKind
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+_RUN_FILE = "mlflow.json"
+_STATUS = {"SUCCEEDED": "FINISHED", "FAILED": "FAILED", "CANCELLED": "KILLED"}
+_METRICS_A_CALL, _SETTINGS_A_CALL, _LONGEST_SETTING = 1000, 100, 6000  # what a tracking server takes
+_NOT_IN_NAMES = re.compile(r"[^\w\-. :/]")
+Item = TypeVar("Item")
+
+
+class MlflowConfig(SinkConfig):
+    """Where the run goes."""
+
+    name: Literal["mlflow"] = "mlflow"
+    tracking_uri: str | None = Field(
+        None, min_length=1, description="server or database; else the coordinator's $MLFLOW_TRACKING_URI"
+    )
+    experiment: str = Field("marless", min_length=1)
+
+    @field_validator("tracking_uri")
+    @classmethod
+    def _no_password(cls, uri: str | None) -> str | None:
+        if uri and urlsplit(uri).password:
+            raise ValueError(
+                "holds a password, and specs are kept; set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD "
+                "where the coordinator runs"
+            )
+        return uri
+
+
+class MlflowSink:
+    """One MLflow run."""
+
+    _client: MlflowClient
+    _run: str
+
+    def __init__(self, config: MlflowConfig) -> None:
+        self._config = config
+
+    def open(self, job: SinkJob) -> None:
+        """Create the run, or continue it."""
+        from mlflow import MlflowClient
+
+        self._client = MlflowClient(tracking_uri=self._config.tracking_uri)
+        path = job.folder / _RUN_FILE
+        if path.exists():
+            self._run = json.loads(path.read_text(encoding="utf-8"))["run_id"]
+            self._client.update_run(self._run, status="RUNNING")
+            return
+        created = self._client.create_run(self._experiment(), run_name=job.id, tags={"marless.job": job.id})
+        self._run = created.info.run_id
+        self._log_settings(job)
+        path.write_text(json.dumps({"run_id": self._run}), encoding="utf-8")
+
+    def write(self, record: RoundRecord, scalars: Mapping[str, float]) -> None:
+        """Send one round."""
+        from mlflow.entities import Metric
+
+        time_ms = round(1000 * record.ended_s)
+        metrics = [
+            Metric(_NOT_IN_NAMES.sub("_", name), value, time_ms, record.env_steps) for name, value in scalars.items()
+        ]
+        for some in _batches(metrics, _METRICS_A_CALL):
+            self._client.log_batch(self._run, metrics=some)
+
+    def close(self, state: str) -> None:
+        """Set the run's status; one whose job goes on elsewhere stays RUNNING."""
+        if state in _STATUS:
+            self._client.set_terminated(self._run, _STATUS[state])
+
+    def _log_settings(self, job: SinkJob) -> None:
+        from mlflow.entities import Param
+
+        settings = [Param(name, str(value)[:_LONGEST_SETTING]) for name, value in job.settings.items()]
+        for some in _batches(settings, _SETTINGS_A_CALL):
+            self._client.log_batch(self._run, params=some)
+
+    def _experiment(self) -> str:
+        from mlflow.exceptions import MlflowException
+
+        name = self._config.experiment
+        if known := self._client.get_experiment_by_name(name):
+            return str(known.experiment_id)
+        try:
+            return str(self._client.create_experiment(name))
+        except MlflowException:
+            if known := self._client.get_experiment_by_name(name):  # another job was faster
+                return str(known.experiment_id)
+            raise
+
+
+def _batches(items: Sequence[Item], size: int) -> Iterator[list[Item]]:
+    rest = iter(items)
+    while some := list(islice(rest, size)):
+        yield some
+
+
+def _check(config: MlflowConfig) -> None:
+    if not config.tracking_uri and not os.environ.get("MLFLOW_TRACKING_URI"):
+        raise SpecError("sinks: mlflow needs a tracking_uri, or MLFLOW_TRACKING_URI where the coordinator runs")
+
+
+SINK = SinkKind(config_type=MlflowConfig, make=MlflowSink, package="mlflow", install="marless[mlflow]", check=_check)

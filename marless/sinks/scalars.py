@@ -1,0 +1,72 @@
+"""A round as named numbers, the same for every sink. Names are paths: what comes before the first "/" is a group.
+
+returns/{exploring,greedy,random}         undiscounted episode return, per agent, averaged over episodes
+agents/<agent>/{exploring,greedy,random}  the same of one agent
+policies/<policy>/<metric>                losses, KL, entropy, gradient norms of a policy or joint critic
+round/{number,actors,learners,episodes}   what the round consisted of
+speed/env_steps_per_s                     env steps sampled in the round ÷ its wall-clock seconds
+seconds/{round,rollout,update,evaluation} wall-clock seconds of the round and its phases
+functions/<function>/{count,vcpu_s}       invocations of a function, and the vCPU seconds that they used
+functions/{vcpu_s,cold}                   of all workers: vCPU seconds used, and how many invocations started cold
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from marless.record import Returns, RoundRecord
+from marless.sinks.base import Setting
+
+
+def scalars(record: RoundRecord, before: RoundRecord | None, random: Returns | None) -> dict[str, float]:
+    """Every number of a round; `before` is the round that it follows, `random` what chance scores."""
+    steps = record.env_steps - (before.env_steps if before else 0)
+    round_s = record.ended_s - record.started_s
+    numbers: dict[str, float] = {
+        "round/number": record.round,
+        "round/actors": record.actors,
+        "round/learners": len(record.groups),
+        "round/episodes": record.returns.episodes if record.returns else 0,
+        "seconds/round": round_s,
+        "seconds/rollout": record.phases.rollout,
+        "seconds/update": record.phases.update,
+        "seconds/evaluation": record.phases.evaluation,
+    }
+    if round_s > 0:
+        numbers["speed/env_steps_per_s"] = steps / round_s
+    for kind, returns in (("exploring", record.returns), ("greedy", record.evaluation), ("random", random)):
+        numbers |= _returns(kind, returns)
+    for policy, metrics in record.metrics.items():
+        numbers |= {f"policies/{policy}/{name}": value for name, value in metrics.items()}
+    return numbers | _functions(record)
+
+
+def _returns(kind: str, returns: Returns | None) -> dict[str, float]:
+    if returns is None:
+        return {}
+    return {f"returns/{kind}": returns.mean} | {f"agents/{a}/{kind}": value for a, value in returns.per_agent.items()}
+
+
+def _functions(record: RoundRecord) -> dict[str, float]:
+    numbers: dict[str, float] = {"functions/vcpu_s": 0.0, "functions/cold": 0}
+    for invocation in record.invocations:
+        count, vcpu_s = (f"functions/{invocation.function}/{what}" for what in ("count", "vcpu_s"))
+        numbers[count] = numbers.get(count, 0) + 1
+        numbers[vcpu_s] = numbers.get(vcpu_s, 0.0) + invocation.vcpu_s
+        if invocation.worker:  # otherwise it is a share of a learner's invocation, which is counted itself
+            numbers["functions/vcpu_s"] += invocation.vcpu_s
+            numbers["functions/cold"] += invocation.cold
+    return numbers
+
+
+def settings(spec: Mapping[str, object]) -> dict[str, Setting]:
+    """A resolved spec as flat settings: "algorithm.lr" and the like; lists as text, what is not set left out."""
+    flat: dict[str, Setting] = {}
+    for name, value in spec.items():
+        if isinstance(value, Mapping):
+            flat |= {f"{name}.{inner}": each for inner, each in settings(value).items()}
+        elif isinstance(value, bool | int | float | str):
+            flat[name] = value
+        elif value is not None:
+            flat[name] = str(value)
+    return flat

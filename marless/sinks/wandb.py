@@ -1,0 +1,75 @@
+"""Weights & Biases: a run with the job's id, which a resumed job continues.
+
+Rounds are W&B's own steps, and W&B takes no step that it has already: a round that is written twice is kept once, the
+first time. The API key comes from the coordinator's environment (`WANDB_API_KEY`) or from `wandb login` on its machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from marless.record import RoundRecord
+from marless.sinks.base import SinkConfig, SinkJob, SinkKind
+
+if TYPE_CHECKING:
+    import wandb
+
+
+class WandbConfig(SinkConfig):
+    """Where the run goes."""
+
+    name: Literal["wandb"] = "wandb"
+    project: str = Field("marless", min_length=1)
+    entity: str | None = Field(None, min_length=1, description="user or team; else the key's own")
+    mode: Literal["online", "offline", "disabled"] = Field(
+        "online", description="offline: into <run folder>/wandb, for `wandb sync`"
+    )
+
+
+class WandbSink:
+    """One W&B run."""
+
+    _run: wandb.Run
+
+    def __init__(self, config: WandbConfig) -> None:
+        self._config = config
+
+    def open(self, job: SinkJob) -> None:
+        """Start the run, or continue it."""
+        import wandb
+
+        self._run = wandb.init(
+            id=job.id,
+            name=job.id,
+            project=self._config.project,
+            entity=self._config.entity,
+            mode=self._config.mode,
+            dir=job.folder,
+            config=dict(job.settings),
+            resume="allow",
+            reinit="create_new",  # several jobs at once are several runs
+            settings=wandb.Settings(
+                console="off",  # standard streams belong to the service, not to a job
+                silent=True,
+                disable_git=True,
+                save_code=False,
+                x_disable_stats=True,
+            ),
+        )
+        self._run.define_metric("env_steps")
+        self._run.define_metric("*", step_metric="env_steps")
+
+    def write(self, record: RoundRecord, scalars: Mapping[str, float]) -> None:
+        """Hand the round to W&B's own process, which keeps it on the disk until it is sent."""
+        about = {"env_steps": record.env_steps, "_timestamp": record.ended_s}
+        self._run.log({**scalars, **about}, step=record.round, commit=True)
+
+    def close(self, state: str) -> None:
+        """Finish the run; one whose job goes on elsewhere is continued there."""
+        self._run.finish(exit_code=1 if state == "FAILED" else 0)
+
+
+SINK = SinkKind(config_type=WandbConfig, make=WandbSink, package="wandb", install="marless[wandb]")

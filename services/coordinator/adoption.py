@@ -1,0 +1,101 @@
+"""Unfinished jobs that nobody runs any more: found in the runs directory, taken over, and gone on with."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import structlog
+
+from marless.errors import MarlessError, NotFoundError
+from services.coordinator.index import Index
+from services.coordinator.ownership import beat_of
+from services.coordinator.run_folder import JobStatus, RunFolder
+
+ATTACHED_LEASES = 3
+"""How many leases an attached job without a sign of life is left to the process that it belongs to."""
+_log = structlog.get_logger("coordinator")
+
+
+class Adoption:
+    """Looks through the runs directory from time to time, and waits for the lock of each job that others run."""
+
+    def __init__(
+        self,
+        index: Index,
+        runs: Path,
+        *,
+        lease_s: float,
+        only: str,
+        is_ours: Callable[[str], bool],
+        adopt: Callable[[RunFolder], Awaitable[bool]],
+    ) -> None:
+        self._index = index
+        self._runs = runs
+        self._lease_s = lease_s
+        self._only = only
+        self._is_ours = is_ours
+        self._adopt = adopt
+        self._following: dict[str, asyncio.Task[None]] = {}
+        self._looking: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Look now, and then at least once a lease."""
+        self._looking = asyncio.create_task(self._keep_looking())
+
+    async def stop(self) -> None:
+        """Take over nothing more; twice is safe."""
+        tasks = [*self._following.values(), *([self._looking] if self._looking else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _keep_looking(self) -> None:
+        await asyncio.to_thread(self._index.clear_away)
+        trouble = ""
+        while True:
+            try:
+                await self._look()
+                trouble = ""
+            except MarlessError as error:
+                if trouble != (trouble := str(error)):
+                    _log.error("coordinator.runs_unreadable", error=trouble)
+            await asyncio.sleep(self._lease_s / 2)
+
+    async def _look(self) -> None:
+        """Go on at once with what nobody holds, what ran before what waited; follow the rest."""
+        found = await self._index.look(self._is_ours)
+        for status in sorted(found, key=lambda status: status.state == "PENDING"):
+            job = status.job
+            if job in self._following or self._only not in ("", job):
+                continue
+            folder = RunFolder(self._runs / job)
+            if self._leaves_alone(status) or not await self._take(folder):
+                self._following[job] = asyncio.create_task(self._follow(status, folder))
+
+    def _leaves_alone(self, status: JobStatus) -> bool:
+        return status.attached and status.job != self._only
+
+    async def _follow(self, status: JobStatus, folder: RunFolder) -> None:
+        try:
+            if self._leaves_alone(status):
+                before = beat_of(folder.path)
+                await asyncio.sleep(ATTACHED_LEASES * self._lease_s)
+                if beat_of(folder.path) != before:
+                    return
+            await folder.inherit(self._lease_s)
+            await self._take(folder)
+        except MarlessError as error:
+            _log.warning("job.not_taken_over", job=status.job, error=str(error))
+        finally:
+            del self._following[status.job]
+
+    async def _take(self, folder: RunFolder) -> bool:
+        try:
+            return await self._adopt(folder)
+        except NotFoundError:  # deleted meanwhile
+            return True
+        except MarlessError as error:  # looked at again next time
+            _log.error("job.not_continued", job=folder.path.name, error=str(error))
+            return True

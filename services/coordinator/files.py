@@ -1,0 +1,69 @@
+"""The files of a run folder that a user may have: listed and read, and nothing outside of it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from marless.errors import NotFoundError
+from services.coordinator.ownership import LOCK
+
+_NOT_FOR_USERS = ("store",)
+"""Top-level folders of `marless train`: its store is of use to a running Redis only."""
+
+
+class File(NamedTuple):
+    """A file's path relative to the run folder, with forward slashes, and its present size."""
+
+    path: str
+    bytes: int
+
+
+def listing(folder: Path) -> list[File]:
+    """All finished regular files of a run folder, by path."""
+    return sorted(_files(folder))
+
+
+def open_file(folder: Path, path: str) -> tuple[BinaryIO, int]:
+    """One of them, opened for reading, and its present size; raises NotFoundError for anything else."""
+    missing = NotFoundError(f"there is no file {path!r} in {folder}; `marless download` shows those that there are")
+    if not _is_for_users(path) or path != Path(path).as_posix():
+        raise missing
+    target = folder / path
+    try:
+        if target.resolve(strict=True) != folder.resolve() / path:
+            raise missing  # a link, which may lead anywhere
+        descriptor = os.open(target, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except (OSError, ValueError):
+        raise missing from None
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
+        os.close(descriptor)
+        raise missing
+    return os.fdopen(descriptor, "rb"), found.st_size
+
+
+def _files(folder: Path) -> Iterator[File]:
+    for directory, subfolders, names in os.walk(folder):
+        here = Path(directory).relative_to(folder)
+        subfolders[:] = [name for name in subfolders if _is_for_users((here / name).as_posix())]
+        for name in names:
+            path = (here / name).as_posix()
+            try:
+                found = (folder / path).lstat()
+            except FileNotFoundError:  # retired since it was listed, as old checkpoints are
+                continue
+            if _is_for_users(path) and stat.S_ISREG(found.st_mode):
+                yield File(path, found.st_size)
+
+
+def _is_for_users(path: str) -> bool:
+    """False for what is being written, for what is not a job's, and for what does not stay in the folder."""
+    parts = path.split("/")
+    return not (
+        parts[0] in _NOT_FOR_USERS
+        or any(part in ("", ".", "..") or part.startswith(LOCK) or part.endswith(".partial") for part in parts)
+    )

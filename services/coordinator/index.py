@@ -1,0 +1,129 @@
+"""Which jobs there are in the runs directory, whoever ran them: enough of each to list it, and no more."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import structlog
+
+from marless.errors import CorruptError, NotFoundError, SpecError, UnavailableError
+from marless.job import check_id
+from services.coordinator.run_folder import DELETED, ENDED, JobStatus, RunFolder
+
+PAGE = 100
+LARGEST_PAGE = 1000
+_log = structlog.get_logger("coordinator")
+
+
+class Known(NamedTuple):
+    """What is kept in memory of a job. Newer ones are greater."""
+
+    accepted_s: float
+    job: str
+    state: str
+
+
+class Index:
+    """The jobs of a runs directory. What is said of a job is read from its folder; this is about their order."""
+
+    def __init__(self, runs: Path) -> None:
+        self._runs = runs
+        self._known: dict[str, Known] = {}
+        self._unreadable: set[str] = set()
+
+    def note(self, status: JobStatus) -> None:
+        """Take in what a job has come to."""
+        self._known[status.job] = Known(status.accepted_s, status.job, status.state)
+
+    def forget(self, job: str) -> None:
+        """A job has been deleted."""
+        self._known.pop(job, None)
+
+    def prepare(self) -> None:
+        """Make the directory; raises UnavailableError if it cannot be had."""
+        with self._disk("made"):
+            self._runs.mkdir(parents=True, exist_ok=True)
+
+    async def look(self, is_ours: Callable[[str], bool]) -> list[JobStatus]:
+        """Look through the directory; returns the jobs that others run, or nobody, oldest first.
+
+        Ours are left out: we know better. Reads no ended job twice. Raises UnavailableError if the directory cannot
+        be read.
+        """
+        names, found = await asyncio.to_thread(self._read)
+        for job in [job for job in self._known if job not in names and not is_ours(job)]:
+            self.forget(job)
+        others = [status for status in found if not is_ours(status.job)]
+        for status in others:
+            self.note(status)
+        return sorted((status for status in others if not status.ended), key=lambda status: status.accepted_s)
+
+    def _read(self) -> tuple[set[str], list[JobStatus]]:
+        """Names in the directory, and what the jobs say that are not known to have ended."""
+        with self._disk("read"):
+            names = {path.name for path in self._runs.iterdir()}
+        known = (self._known.get(name) for name in names)
+        unsure = [name for name, before in zip(names, known, strict=True) if not before or before.state not in ENDED]
+        return names, [status for name in unsure if (status := self._status(name))]
+
+    def states(self) -> Counter[str]:
+        """How many jobs are in each state."""
+        return Counter(known.state for known in self._known.values())
+
+    def clear_away(self) -> None:
+        """Remove what is left of jobs whose deletion was interrupted."""
+        for path in self._runs.glob(f"{DELETED}*"):
+            shutil.rmtree(path, ignore_errors=True)
+
+    def page(self, size: int, token: str, states: Collection[str]) -> tuple[list[str], str]:
+        """Job ids, newest first, and the token of the next page ("": there is none).
+
+        A token says after which job the page starts, so jobs that come and go between pages neither hide nor repeat
+        others. Raises SpecError for a size or token that cannot be.
+        """
+        if not 0 <= size <= LARGEST_PAGE:
+            raise SpecError(f"page_size {size}: give 1 to {LARGEST_PAGE}, or 0 for {PAGE}")
+        size, before = size or PAGE, _read_token(token) if token else None
+        jobs = (known for known in self._known.values() if not states or known.state in states)
+        rest = sorted((known for known in jobs if before is None or known[:2] < before), reverse=True)
+        page = rest[:size]
+        return [known.job for known in page], _token(page[-1]) if len(rest) > size else ""
+
+    @contextmanager
+    def _disk(self, verb: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise UnavailableError(f"the runs directory {self._runs} cannot be {verb}: {error.strerror}") from None
+
+    def _status(self, name: str) -> JobStatus | None:
+        try:
+            check_id(name)
+            return RunFolder(self._runs / name).read_status()
+        except (SpecError, NotFoundError):
+            return None
+        except (CorruptError, UnavailableError) as error:
+            if name not in self._unreadable:
+                self._unreadable.add(name)
+                _log.warning("job.unreadable", job=name, error=str(error))
+            return None
+
+
+def _token(known: Known) -> str:
+    return base64.urlsafe_b64encode(json.dumps(known[:2]).encode()).decode()
+
+
+def _read_token(token: str) -> tuple[float, str]:
+    try:
+        accepted_s, job = json.loads(base64.b64decode(token, altchars=b"-_", validate=True))
+        return float(accepted_s), str(job)
+    except (ValueError, TypeError):
+        raise SpecError(f"page_token {token!r} is none of ours; use the one that the last page gave") from None

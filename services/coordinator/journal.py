@@ -1,0 +1,62 @@
+"""The rounds of a job so far: all of them in rounds.jsonl, and in memory what its next steps look back on."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from marless.record import Returns, RoundRecord
+from services.coordinator.run_folder import RunFolder
+
+HISTORY_ROUNDS = 512
+"""Rounds that decisions may look back on."""
+
+
+class Journal:
+    """Reads the recorded rounds once, and appends to them. The methods take a disk's time."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self._clear()
+
+    def read(self) -> None:
+        """Take in what is recorded; raises CorruptError for a line that is no record."""
+        self._clear()
+        for record in self._folder.records():
+            self._take(record)
+
+    def append(self, record: RoundRecord) -> None:
+        """Record a round durably."""
+        self._folder.append(record)
+        self._take(record)
+
+    def cut(self, rounds: int) -> None:
+        """Forget all but the first `rounds`, durably."""
+        self._folder.cut(rounds)
+        self.read()
+
+    @property
+    def last(self) -> RoundRecord | None:
+        """The newest round."""
+        return self.history[-1] if self.history else None
+
+    @property
+    def rounds(self) -> int:
+        """How many are recorded."""
+        return self.last.round + 1 if self.last else 0
+
+    @property
+    def env_steps(self) -> int:
+        """Sampled for training in all of them."""
+        return self.last.env_steps if self.last else 0
+
+    def _clear(self) -> None:
+        self.history: deque[RoundRecord] = deque(maxlen=HISTORY_ROUNDS)
+        self.greedy: Returns | None = None
+        """Of the newest evaluation."""
+        self.rounds_s = 0.0
+        """Seconds that the rounds took, without what lay between them."""
+
+    def _take(self, record: RoundRecord) -> None:
+        self.history.append(record)
+        self.greedy = record.evaluation or self.greedy
+        self.rounds_s += record.ended_s - record.started_s

@@ -1,0 +1,144 @@
+"""A job that this coordinator owns and that has not ended: it waits for its turn, or runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from marless.errors import CorruptError, NotFoundError, UnavailableError
+from marless.job import Job
+from marless.record import RoundRecord
+from services.coordinator.figures import Tally
+from services.coordinator.logs import JobLog
+from services.coordinator.news import News
+from services.coordinator.pools import Pools
+from services.coordinator.rounds import JobRun
+from services.coordinator.run_folder import JobStatus, RunFolder
+from services.coordinator.sinks import SinkFeed
+from services.coordinator.view import Progress, View, ended, view_of
+
+SAVE_PERIOD_S = 1.0
+
+
+class LiveJob:
+    """Knows how far its job has come, notes in the job's log what happens, and tells whoever watches."""
+
+    def __init__(
+        self,
+        *,
+        job: Job,
+        folder: RunFolder,
+        status: JobStatus,
+        progress: Progress,
+        pools: Pools,
+        patience_s: float,
+        tally: Tally,
+        changed: Callable[[JobStatus], None],
+    ) -> None:
+        self.folder = folder
+        self.news = News()
+        self.log = JobLog(folder.log_path, status.job, self.news.tell)
+        self.task: asyncio.Task[None] | None = None
+        """Runs the job, once it is its turn."""
+        self.last: RoundRecord | None = None
+        self._sinks = SinkFeed(job_id=status.job, spec=job.spec, folder=folder.path, log=self.log)
+        self._tally = tally
+        self._progress = progress
+        self._changed = changed
+        self._status = status
+        self._run = JobRun(
+            job_id=status.job,
+            job=job,
+            folder=folder,
+            pools=pools,
+            status=status,
+            patience_s=patience_s,
+            log=self.log,
+            changed=self._note,
+        )
+
+    @property
+    def status(self) -> JobStatus:
+        """The present status; the last one, once the job has ended."""
+        return self._status
+
+    @property
+    def in_trouble(self) -> bool:
+        """True while it waits for a service, or tries a round again."""
+        return self._run.in_trouble and not self._status.ended
+
+    @property
+    def view(self) -> View:
+        """What can be said of it now."""
+        return view_of(self._status, self.folder.path, self._progress)
+
+    async def run(self) -> None:
+        """Run the job to its end, or until it is lost to another coordinator."""
+        await self._run.run()
+
+    async def saved(self) -> None:
+        """Wait until the last status is on the disk, which may have been full when the job ended."""
+        while self._status.ended and not await asyncio.to_thread(self._save):  # noqa: ASYNC110  # of a disk
+            await asyncio.sleep(SAVE_PERIOD_S)
+
+    async def close_sinks(self) -> None:
+        """Let the sinks have what is recorded, and close them; waits some seconds at most."""
+        await self._sinks.stop(self._status.state, self._status.random)
+
+    def cancel(self) -> None:
+        """Stop after the present round."""
+        self._run.cancel()
+
+    async def end(self, state: str, reason: str) -> None:
+        """End a job that does not run; raises UnavailableError."""
+        status = await asyncio.to_thread(ended, self._status, self.folder, state, reason)
+        await asyncio.to_thread(self.folder.write_status, status)
+        self._take(status)
+
+    def _save(self) -> bool:
+        try:
+            if self.folder.read_status() != self._status and self.folder.own():  # else it is another coordinator's now
+                self.folder.write_status(self._status)
+        except (UnavailableError, NotFoundError, CorruptError):
+            return False
+        finally:
+            self.folder.release()
+        return True
+
+    def _note(self, record: RoundRecord | None) -> None:
+        if record is not None:
+            self._tally.add(record, after_env_steps=self._progress.env_steps)
+            self.last, self._progress = record, self._progress.after(record)
+            self._log_round(record)
+            self._sinks.put(record, self._run.status.random)
+        self._take(self._run.status)
+
+    def _take(self, status: JobStatus) -> None:
+        self._log_status(status)
+        self._status = status
+        self._changed(status)
+        self.news.tell()
+
+    def _log_status(self, status: JobStatus) -> None:
+        if (status.state, status.reason) == (self._status.state, self._status.reason):
+            return
+        facts = {"state": status.state, "reason": status.reason}
+        if not status.ended:
+            self.log.info("job.status", **facts)
+        elif status.state == "FAILED":
+            self.log.error("job.ended", **facts, **({"detail": self._run.detail} if self._run.detail else {}))
+        else:
+            self.log.info("job.ended", **facts)
+
+    def _log_round(self, record: RoundRecord) -> None:
+        for each in record.invocations:
+            if each.attempt > 1:
+                self.log.warning("invocation.repeated", id=each.id, attempt=each.attempt, worker=each.worker)
+        if record.evaluation:
+            self.log.info(
+                "round.evaluated",
+                round=record.round,
+                env_steps=record.env_steps,
+                episodes=record.evaluation.episodes,
+                greedy_return=record.evaluation.mean,
+            )

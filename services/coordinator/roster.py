@@ -1,0 +1,96 @@
+"""The jobs that this coordinator owns: some run, the others wait for their turn in the order they came."""
+
+from __future__ import annotations
+
+import asyncio
+
+from services.coordinator.live import LiveJob
+
+
+class Roster:
+    """Keeps up to `running` jobs running. A job leaves it when it has ended, or is lost to another coordinator."""
+
+    def __init__(self, running: int) -> None:
+        self._limit = running
+        self._live: dict[str, LiveJob] = {}
+        self._queue: dict[str, LiveJob] = {}
+        self._stopping = False
+
+    @property
+    def waiting(self) -> int:
+        """Jobs that wait for their turn."""
+        return len(self._queue)
+
+    @property
+    def in_trouble(self) -> int:
+        """Jobs that wait for a service, or try a round again."""
+        return sum(live.in_trouble for live in self._live.values())
+
+    @property
+    def prospect(self) -> str:
+        """What a job that is added now would wait for."""
+        running = self._running()
+        return f"waits for its turn: {running} jobs run" if running >= self._limit else "starts"
+
+    def get(self, job: str) -> LiveJob | None:
+        """A job that is here."""
+        return self._live.get(job)
+
+    def add(self, live: LiveJob) -> None:
+        """Take a job in, whose folder is owned; it runs when it is its turn."""
+        job = live.status.job
+        self._live[job] = self._queue[job] = live
+        self._fill()
+
+    def withdraw(self, live: LiveJob) -> bool:
+        """Take a job out that still waits for its turn, if it does; its folder stays owned."""
+        if self._queue.pop(live.status.job, None) is None:
+            return False
+        del self._live[live.status.job]
+        return True
+
+    async def remove(self, live: LiveJob) -> None:
+        """Take a job out wherever it stands, and let go of its folder."""
+        if self.withdraw(live):
+            live.folder.release()
+            return
+        self._live.pop(live.status.job, None)
+        if live.task:
+            live.task.cancel()
+            await asyncio.gather(live.task, return_exceptions=True)
+
+    async def stop(self) -> None:
+        """Let go of all jobs where they stand: whoever owns them next goes on from there. Twice is safe."""
+        self._stopping = True
+        tasks = [live.task for live in self._live.values() if live.task]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for live in self._queue.values():
+            live.folder.release()
+        self._queue.clear()
+        for live in self._live.values():
+            live.news.tell()
+        self._live.clear()
+
+    def _running(self) -> int:
+        return sum(live.task is not None and not live.status.ended for live in self._live.values())
+
+    def _fill(self) -> None:
+        while self._queue and not self._stopping and self._running() < self._limit:
+            live = self._queue.pop(next(iter(self._queue)))
+            live.task = asyncio.create_task(self._run(live))
+
+    async def _run(self, live: LiveJob) -> None:
+        job = live.status.job
+        try:
+            await live.run()
+            self._fill()
+            await live.saved()
+        finally:
+            await live.close_sinks()
+            live.folder.release()
+            if self._live.get(job) is live and not self._stopping:
+                del self._live[job]
+            live.news.tell()
+            self._fill()

@@ -1,0 +1,264 @@
+"""How a job's rounds reach its sinks: a thread for each, which the job never waits for.
+
+The queue between a job and a sink is rounds.jsonl itself. A thread is told of the newest round and hands over, in
+order, all that its sink has not taken yet; how far that is stands in `sinks/<name>.json`. So a slow sink lags behind
+without holding anything in memory, one that failed catches up, and what was recorded while nobody looked is not missed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+from marless.errors import CorruptError
+from marless.record import Returns, RoundRecord, read, read_backwards
+from marless.sinks import registry
+from marless.sinks.base import Sink, SinkConfig, SinkJob
+from marless.sinks.scalars import scalars, settings
+from marless.spec import JobSpec
+from services.coordinator.logs import JobLog
+from services.coordinator.run_folder import ENDED
+
+STOP_S = 5.0
+"""How long the end of a job waits for its sinks."""
+FIRST_DELAY_S, LONGEST_DELAY_S = 1.0, 60.0
+ATTEMPTS_AFTER_END = 5
+"""How often a sink that fails is tried again once its job has ended; while it runs, for ever."""
+_LONGEST_ERROR = 500
+Report = Callable[..., None]
+ROUNDS = "rounds.jsonl"
+
+
+def check(spec: JobSpec) -> None:
+    """Refuse sinks that cannot work in this process; raises SpecError, saying what to do."""
+    for config in spec.sinks:
+        registry.check(config)
+
+
+class SinkFeed:
+    """The sinks of one job, for as long as this process runs it. Nothing in here raises, and only `stop` waits."""
+
+    def __init__(
+        self,
+        *,
+        job_id: str,
+        spec: JobSpec,
+        folder: Path,
+        log: JobLog,
+        make: Callable[[SinkConfig], Sink] = registry.make,
+    ) -> None:
+        self._news = _News()
+        job = SinkJob(
+            id=job_id,
+            folder=folder,
+            spec_yaml=spec.to_yaml(),
+            settings=settings(json.loads(spec.to_json())),
+            last=None,
+        )
+        loop = asyncio.get_running_loop()
+        self._couriers = {
+            config.name: _Courier(
+                config.name, partial(make, config), job, self._news, partial(_report, loop, log, config.name)
+            )
+            for config in spec.sinks
+        }
+        self._ends: dict[str, asyncio.Future[None]] = {}
+        self._folder = folder
+        self._loop = loop
+        self._log = log
+
+    def put(self, record: RoundRecord, random: Returns | None) -> None:
+        """Tell of a round that has just been recorded; what sinks have already of it or later ones no longer counts."""
+        newest = self._news.newest
+        if newest is None or record.round <= newest.round:
+            for courier in self._couriers.values():
+                courier.take_back(record.round)
+        self._news.tell(newest=record, random=random)
+        if not self._ends:
+            self._start()
+
+    async def stop(self, state: str, random: Returns | None) -> None:
+        """Let the sinks have what is recorded, and close them; what takes too long goes on in its own time."""
+        if state in ENDED and not self._ends and (last := await asyncio.to_thread(self._last)):
+            self.put(last, random)  # the job ended without a further round
+        self._news.tell(end=state)
+        if self._ends:
+            await asyncio.wait(self._ends.values(), timeout=STOP_S)
+        for name, end in self._ends.items():
+            if not end.done():
+                self._log.warning("sink.behind", sink=name, rounds=self._couriers[name].behind)
+
+    def _last(self) -> RoundRecord | None:
+        with suppress(CorruptError):
+            return next(read_backwards(self._folder / ROUNDS), None)
+        return None
+
+    def _start(self) -> None:
+        for name, courier in self._couriers.items():
+            self._ends[name] = self._loop.create_future()
+            # A daemon: a sink that hangs must not keep the process from ending.
+            threading.Thread(target=self._run, args=(name, courier), name=f"sink-{name}", daemon=True).start()
+
+    def _run(self, name: str, courier: _Courier) -> None:
+        courier.run()
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._ends[name].set_result, None)
+
+
+@dataclass
+class _News:
+    """What the threads of a job are told."""
+
+    newest: RoundRecord | None = None
+    random: Returns | None = None
+    end: str = ""
+    """The job's state, once no more rounds come."""
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def tell(self, **news: object) -> None:
+        with self.changed:
+            for name, value in news.items():
+                setattr(self, name, value)
+            self.changed.notify_all()
+
+    def other_than(self, last: RoundRecord | None) -> RoundRecord | None:
+        """Wait for a newest round that is not `last`; None if the job ends without."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.end or (self.newest and not _same(self.newest, last)))
+            return None if _same(self.newest, last) else self.newest
+
+
+class _Courier:
+    """Takes one sink its rounds, in a thread."""
+
+    def __init__(self, name: str, make: Callable[[], Sink], job: SinkJob, news: _News, report: Report) -> None:
+        self._make = make
+        self._job = job
+        self._news = news
+        self._report = report
+        self._taken = _Taken(job.folder / "sinks" / f"{name}.json")
+        self._back_to: int | None = None
+        self._failures = 0
+
+    @property
+    def behind(self) -> int:
+        """Recorded rounds that the sink has not taken."""
+        newest = self._news.newest
+        return newest.round + 1 - self._taken.rounds if newest else 0
+
+    def take_back(self, round_: int) -> None:
+        """That round and what followed it no longer count."""
+        with self._news.changed:
+            self._back_to = round_ if self._back_to is None else min(self._back_to, round_)
+
+    def run(self) -> None:
+        """Serve the sink until the job's end, opening it anew whenever it fails or rounds were taken back."""
+        left = ATTEMPTS_AFTER_END
+        while left:
+            try:
+                self._forget()
+                if self._serve():
+                    return
+            except Exception as error:  # noqa: BLE001  # a sink may raise anything, and the job must not notice
+                self._failures += 1
+                if self._failures == 1:
+                    self._report("sink.failed", error=f"{type(error).__name__}: {error}"[:_LONGEST_ERROR])
+                left -= bool(self._news.end)
+                self._pause()
+        self._report("sink.given_up", rounds=self.behind)
+
+    def _forget(self) -> None:
+        """Note that rounds were taken back, if some were."""
+        back_to = self._back_to
+        if back_to is not None:
+            self._taken.rounds = min(self._taken.rounds, back_to)
+        with self._news.changed:
+            if self._back_to == back_to:
+                self._back_to = None
+
+    def _serve(self) -> bool:
+        """Open the sink, hand over rounds, and close it; True at the job's end, False when rounds were taken back."""
+        last = self._recorded(self._taken.rounds - 1) if self._taken.rounds else None
+        sink = self._make()
+        try:
+            sink.open(replace(self._job, last=last))
+            while (newest := self._news.other_than(last)) and self._back_to is None:
+                last = self._hand_over(sink, last, newest)
+        except Exception:
+            with suppress(Exception):
+                sink.close("RUNNING")
+            raise
+        sink.close("RUNNING" if newest else self._news.end)
+        return newest is None
+
+    def _hand_over(self, sink: Sink, last: RoundRecord | None, newest: RoundRecord) -> RoundRecord:
+        """Give the sink what follows `last`, up to the newest round; returns the last one given."""
+        given = last
+        for record in self._after(last, newest):
+            sink.write(record, scalars(record, given, self._news.random))
+            self._taken.rounds = record.round + 1
+            given = record
+            if self._failures:
+                self._report("sink.recovered", failures=self._failures)
+                self._failures = 0
+        if given is None or given is last:
+            raise CorruptError(f"{self._job.folder}: rounds before {newest.round} are not in rounds.jsonl")
+        return given
+
+    def _after(self, last: RoundRecord | None, newest: RoundRecord) -> Iterator[RoundRecord]:
+        """The rounds that follow `last`, up to the newest, which is usually the only one and in memory."""
+        first = last.round + 1 if last else 0
+        if newest.round == first:
+            return iter((newest,))
+        return islice(read(self._job.folder / ROUNDS, first), max(0, newest.round + 1 - first))
+
+    def _recorded(self, round_: int) -> RoundRecord:
+        for record in read(self._job.folder / ROUNDS, round_):
+            return record
+        raise CorruptError(f"{self._job.folder}: round {round_} is no longer in rounds.jsonl")
+
+    def _pause(self) -> None:
+        delay_s = min(FIRST_DELAY_S * 2 ** (self._failures - 1), LONGEST_DELAY_S)
+        with self._news.changed:
+            end = self._news.end
+            self._news.changed.wait_for(lambda: self._news.end != end, timeout=delay_s)
+
+
+class _Taken:
+    """How many rounds a sink has taken, on the disk; not synced: after a power cut it may be given them all again."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @property
+    def rounds(self) -> int:
+        try:
+            return int(json.loads(self._path.read_bytes())["rounds"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return 0
+
+    @rounds.setter
+    def rounds(self, rounds: int) -> None:
+        self._path.parent.mkdir(exist_ok=True)
+        partial = self._path.with_suffix(".partial")
+        partial.write_text(json.dumps({"rounds": rounds}), encoding="utf-8")
+        partial.replace(self._path)
+
+
+def _same(record: RoundRecord | None, other: RoundRecord | None) -> bool:
+    if record is None or other is None:
+        return record is other
+    return (record.round, record.ended_s) == (other.round, other.ended_s)
+
+
+def _report(loop: asyncio.AbstractEventLoop, log: JobLog, sink: str, event: str, **fields: object) -> None:
+    """Note something in the job's log, from any thread."""
+    with suppress(RuntimeError):  # the loop has ended
+        loop.call_soon_threadsafe(partial(log.warning, event, sink=sink, **fields))

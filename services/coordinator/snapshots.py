@@ -1,0 +1,75 @@
+"""Checkpoints between the store and the disk: bytes that the coordinator copies and does not look into."""
+
+from __future__ import annotations
+
+import asyncio
+
+from marless.checkpoint import PARTS, Checkpoint, Progress, SavedPolicy
+from marless.errors import CorruptError, NotFoundError
+from marless.failpoint import reach
+from marless.rpc.concurrency import to_the_end
+from marless.rpc.param_store import ParamStore, PolicyWrite
+from services.coordinator.logs import JobLog
+from services.coordinator.pools import Versions
+from services.coordinator.run_folder import RunFolder
+
+
+class Snapshots:
+    """Saves the versions of one job, and puts them back."""
+
+    def __init__(self, job_id: str, folder: RunFolder, store: ParamStore, log: JobLog) -> None:
+        self._id = job_id
+        self._folder = folder
+        self._store = store
+        self._log = log
+
+    async def save(self, progress: Progress, versions: Versions, keep: int) -> None:
+        """Copy these versions to the disk, unless there is a checkpoint of this round."""
+        if progress.round in await asyncio.to_thread(self._folder.checkpoints.rounds):
+            return
+        stored = await self._store.get(self._id, dict(versions), PARTS)
+        policies = {name: SavedPolicy(version=each.version, blobs=each.blobs) for name, each in stored.items()}
+        checkpoint = Checkpoint(progress=progress, policies=policies)
+        await to_the_end(self._folder.save_checkpoint, checkpoint, keep)
+        self._log.info("checkpoint.saved", round=progress.round)
+
+    def newest(self, rounds: int) -> Checkpoint | None:
+        """The newest checkpoint of the first `rounds` rounds that can be read; None if there is none.
+
+        Raises CorruptError if there are some and none can be read.
+        """
+        problem = ""
+        for round_ in reversed(self._folder.checkpoints.rounds()):
+            if round_ > rounds:
+                continue
+            try:
+                return self._folder.checkpoints.load(round_)
+            except (CorruptError, NotFoundError) as error:
+                self._log.error("checkpoint.unreadable", round=round_, error=str(error))
+                problem = problem or str(error)
+        if problem:
+            raise CorruptError(f"the store has lost the job's versions, and no checkpoint can be read: {problem}")
+        return None
+
+    async def restore(self, checkpoint: Checkpoint, epoch: int) -> None:
+        """Publish what a checkpoint holds under the versions it had; the store must have none of the job's."""
+        reach("coordinator.restore.before")
+        round_ = checkpoint.progress.round
+        for name, saved in checkpoint.policies.items():
+            await self._publish(epoch, round_, name, saved, f"restore-{round_}", saved.version)
+        reach("coordinator.restore.after")
+
+    async def start_from(self, checkpoint: Checkpoint, epoch: int) -> None:
+        """Publish what a checkpoint of another job holds as the first versions of this one; repeated, once."""
+        for name, saved in checkpoint.policies.items():
+            await self._publish(epoch, 0, name, saved, "init", 1)
+
+    async def _publish(self, epoch: int, round_: int, name: str, saved: SavedPolicy, what: str, version: int) -> None:
+        write = PolicyWrite(
+            policy=name,
+            expected=0,
+            req_id=f"{self._id}/{what}/{name}",
+            blobs=saved.blobs,
+            first_version=version,
+        )
+        await self._store.publish(self._id, epoch, round_, [write])

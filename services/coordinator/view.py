@@ -1,0 +1,106 @@
+"""What can be said of a job at a moment: its status, and how far it has come."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from marless.record import Returns, RoundRecord, Summary, read_backwards
+from services.coordinator.run_folder import JobStatus, RunFolder
+
+LOOK_BACK_ROUNDS = 512
+"""An evaluation that is older than this many rounds is not looked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a job has come."""
+
+    rounds: int = 0
+    """Recorded."""
+    env_steps: int = 0
+    """Recorded, sampled for training."""
+    greedy: Returns | None = None
+    """Of the newest evaluation."""
+    ended_s: float = 0.0
+    """When the last recorded round ended, Unix time."""
+
+    def after(self, record: RoundRecord) -> Progress:
+        """With one more round."""
+        return Progress(
+            rounds=record.round + 1,
+            env_steps=record.env_steps,
+            greedy=record.evaluation or self.greedy,
+            ended_s=record.ended_s,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """A job as it is shown."""
+
+    status: JobStatus
+    run_dir: Path
+    rounds: int
+    env_steps: int
+    greedy_return: float | None
+    random_return: float | None
+
+
+def progress_of(folder: RunFolder) -> Progress:
+    """What a job's records say; raises CorruptError."""
+    newest: RoundRecord | None = None
+    for looked, record in enumerate(read_backwards(folder.rounds_path)):
+        newest = newest or record
+        if record.evaluation or looked >= LOOK_BACK_ROUNDS:
+            return replace(Progress().after(newest), greedy=record.evaluation)
+    return Progress().after(newest) if newest else Progress()
+
+
+def view_of(status: JobStatus, run_dir: Path, progress: Progress) -> View:
+    """A job that has not ended."""
+    return View(
+        status=status,
+        run_dir=run_dir,
+        rounds=progress.rounds,
+        env_steps=progress.env_steps,
+        greedy_return=progress.greedy.mean if progress.greedy else None,
+        random_return=status.random.mean if status.random else None,
+    )
+
+
+def read(folder: RunFolder) -> View:
+    """A job as its folder says; raises NotFoundError, CorruptError."""
+    status = folder.read_status()
+    if not status.summary_json:
+        return view_of(status, folder.path, progress_of(folder))
+    summary: dict[str, Any] = json.loads(status.summary_json)  # Any: JSON
+    return View(
+        status=status,
+        run_dir=folder.path,
+        rounds=summary["rounds"],
+        env_steps=summary["env_steps"],
+        greedy_return=summary["return"],
+        random_return=summary["random_return"],
+    )
+
+
+def ended(status: JobStatus, folder: RunFolder, state: str, reason: str) -> JobStatus:
+    """The last status of a job that ends while it does not run."""
+    progress, now_s = progress_of(folder), time.time()
+    summary = Summary(
+        job=status.job,
+        state=state,
+        reason=reason,
+        rounds=progress.rounds,
+        env_steps=progress.env_steps,
+        greedy=progress.greedy,
+        random=status.random,
+        wall_s=round((progress.ended_s or now_s) - status.accepted_s, 3),
+        env_steps_per_s=0.0,
+        run_dir=str(folder.path),
+    )
+    return replace(status, state=state, reason=reason, ended_s=now_s, summary_json=summary.to_json(), cancelling=False)

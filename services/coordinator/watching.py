@@ -1,0 +1,110 @@
+"""What streams: the events of a job and its log, from any point, until the job has ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from marless.errors import CorruptError, UnavailableError
+from marless.record import RoundRecord
+from services.coordinator import logs
+from services.coordinator.jobs import Jobs
+from services.coordinator.live import LiveJob
+from services.coordinator.logs import Line
+from services.coordinator.view import View
+
+FOREIGN_PERIOD_S = 0.2
+"""How often the folder of a job is looked at that another coordinator runs."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """A new round, or a new status; `cursor` counts the rounds recorded so far."""
+
+    cursor: int
+    record: RoundRecord | None
+    view: View | None
+
+
+async def watch(jobs: Jobs, job: str, cursor: int) -> AsyncIterator[Event]:
+    """Rounds from number `cursor` on and every change of status, until the job has ended.
+
+    Raises NotFoundError, CorruptError, and UnavailableError when the coordinator stops.
+    """
+    shown: View | None = None
+    source = _Source(jobs, job)
+    while True:
+        view = await source.look()
+        while cursor < view.rounds and (records := await source.records(cursor)):
+            for record in records:
+                cursor = record.round + 1
+                yield Event(cursor, record, None)
+        if shown is None or view.status != shown.status:
+            shown = view
+            yield Event(cursor, None, view)
+        if view.status.ended:
+            if cursor < view.rounds:
+                raise CorruptError(f"{view.run_dir}: round {cursor} is not in rounds.jsonl")
+            return
+        await source.news()
+
+
+async def read_log(jobs: Jobs, job: str, cursor: int, *, follow: bool, tail: int) -> AsyncIterator[Line]:
+    """Lines of a job's log from `cursor` on, or the last `tail` ones; with `follow`, until the job has ended.
+
+    Raises NotFoundError, SpecError for a bad cursor, and UnavailableError when the coordinator stops.
+    """
+    path = jobs.folder(job).log_path
+    source = _Source(jobs, job)
+    await source.look()
+    if tail:
+        cursor = await asyncio.to_thread(logs.tail, path, tail)
+    while True:
+        view = await source.look()
+        while lines := await asyncio.to_thread(logs.lines, path, cursor):
+            for line in lines:
+                cursor = line.cursor
+                yield line
+        if not follow or (view.status.ended and source.left):
+            return
+        await source.news()
+
+
+class _Source:
+    """Where news of one job come from: the job itself if it is run here, else its folder."""
+
+    def __init__(self, jobs: Jobs, job: str) -> None:
+        self._jobs = jobs
+        self._job = job
+        self._folder = jobs.folder(job)
+        self._live: LiveJob | None = None
+        self._next: asyncio.Event | None = None
+
+    @property
+    def left(self) -> bool:
+        """True if nobody here runs the job, so that nothing more is said of it."""
+        return self._jobs.live(self._job) is None
+
+    async def look(self) -> View:
+        """What can be said now. A job that has just ended here is still asked itself: its disk may be full."""
+        live = self._jobs.live(self._job)
+        if live or not (self._live and self._live.status.ended):
+            self._live = live
+        self._next = live.news.next if live else None
+        return self._live.view if self._live else await self._jobs.get(self._job)
+
+    async def records(self, first: int) -> list[RoundRecord]:
+        """Rounds from number `first` on: usually only the newest one is missing, which is in memory."""
+        if self._live and self._live.last and self._live.last.round == first:
+            return [self._live.last]
+        return await asyncio.to_thread(lambda: list(self._folder.records(first)))
+
+    async def news(self) -> None:
+        """Wait until there may be something new; raises UnavailableError if there will not be."""
+        if self._jobs.stopped:
+            raise UnavailableError("the coordinator is stopping; continue from the last cursor")
+        if self._next:
+            await self._next.wait()
+        else:
+            await asyncio.sleep(FOREIGN_PERIOD_S)

@@ -1,0 +1,21 @@
+"""What Prometheus is told of the learner pool."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from prometheus_client.metrics_core import Metric
+
+from marless.rpc.metrics import counter, gauge
+from marless.rpc.workers import figures as workers
+from marless.rpc.workers.dispatch import Dispatcher
+from services.learner_pool.intake import Intake
+
+
+def figures(dispatcher: Dispatcher, intake: Intake) -> list[Metric]:
+    """Workers and intake."""
+    return [
+        *workers.figures(dispatcher),
+        counter("uploads", "Trajectories, by what became of them.", asdict(intake.counts), by="outcome"),
+        gauge("intake_bytes", "Bytes of trajectories that wait for their update.", intake.held_bytes),
+    ]

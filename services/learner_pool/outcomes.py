@@ -1,0 +1,57 @@
+"""What an update reported, kept in the store beside the versions that it made: an update whose answer was lost, or
+whose worker or pool died after publishing, is answered from there and not trained again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping
+
+from marless.rpc.param_store import ParamStore
+from marless.rpc.v1 import common_pb2, learner_pool_pb2
+
+PART = "outcome"
+
+
+def request_id(job: str, what: int | str, policy: str) -> str:
+    """The identity of a publish: of a round's number, or of the job's first versions."""
+    return f"{job}/{what}/{policy}"
+
+
+def result(versions: Mapping[str, int]) -> learner_pool_pb2.LearnResult:
+    """A result that so far has versions only."""
+    return learner_pool_pb2.LearnResult(
+        versions=[common_pb2.PolicyVersion(policy=name, version=version) for name, version in versions.items()]
+    )
+
+
+def encode(
+    names: Collection[str],
+    metrics: Mapping[str, Mapping[str, float]],
+    functions: Iterable[common_pb2.Invocation],
+) -> dict[str, bytes]:
+    """The part of each policy and joint critic; a function that served none of them goes with the first."""
+    first = next(iter(names))
+    runs: dict[str, list[list[str | float]]] = {name: [] for name in names}
+    for run in functions:
+        runs[run.name if run.name in runs else first].append([run.id, run.function, run.name, run.vcpu_s])
+    return {
+        name: json.dumps({"metrics": dict(metrics.get(name, {})), "functions": runs[name]}).encode() for name in names
+    }
+
+
+async def published(
+    store: ParamStore, job: str, round_: int, names: Collection[str]
+) -> learner_pool_pb2.LearnResult | None:
+    """The result of a round's update of all of `names`, if that has been published."""
+    policies = (await store.list(job)).policies
+    if any(name not in policies or policies[name].req_id != request_id(job, round_, name) for name in names):
+        return None
+    versions = {name: policies[name].head.version for name in names}
+    found = result(versions)
+    for name, stored in (await store.get(job, versions, (PART,))).items():
+        outcome = json.loads(bytes(stored.blobs[PART]))
+        found.metrics[name].values.update(outcome["metrics"])
+        for id_, function, served, vcpu_s in outcome["functions"]:
+            found.functions.add(id=id_, function=function, name=served, vcpu_s=vcpu_s)
+    return found

@@ -1,0 +1,17 @@
+"""What Prometheus is told of the parameter store. Publishes and conflicts are among the RPCs, by status code."""
+
+from __future__ import annotations
+
+from prometheus_client.metrics_core import Metric
+
+from marless.rpc.metrics import counter, gauge
+from services.param_store.redis_server import Provided
+from services.param_store.uploads import Uploads
+
+
+def figures(provided: Provided, uploads: Uploads) -> list[Metric]:
+    """Redis and intake."""
+    return [
+        counter("redis_restarts", "How often a Redis of our own was started again.", provided.restarts()),
+        gauge("publish_bytes", "Bytes that publishes in progress hold.", uploads.held_bytes),
+    ]

@@ -1,0 +1,121 @@
+"""Jobs that can be left alone, as a user meets them: services that are killed, and commands that do not notice."""
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import typer
+import yaml
+
+from marless.cli.main import app
+from tests.e2e.test_train import JOB
+from tests.e2e.test_up import Place
+
+ROUNDS = 120
+SOON_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """One stack for all tests; they keep apart by their jobs' ids."""
+    place = Place(tmp_path_factory.mktemp("jobs"))
+    for name in ("tmp", "spool"):
+        (place.path / name).mkdir()
+    (place.path / "job.yaml").write_text(yaml.safe_dump(JOB | {"stop": {"rounds": ROUNDS}}))
+    try:
+        assert place.type("up")[0] == 0
+        yield place
+    finally:
+        place.type("down")
+
+
+def coordinator_of(place: Place) -> psutil.Process:
+    return next(each for each in place.family() if "services.coordinator" in each.cmdline())
+
+
+def lines(process: subprocess.Popen[str], at_least: int) -> list[str]:
+    return [process.stdout.readline() for _ in range(at_least)]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_nobody_notices_that_the_coordinator_was_killed(running):
+    assert running.type("submit", "job.yaml", "--job", "one")[:2] == (0, "one")
+    watching, reading = running.start("watch", "one", "-o", "jsonl"), running.start("logs", "one", "-f", "-o", "jsonl")
+    seen = lines(watching, 20)
+    killed = coordinator_of(running)
+    killed.kill()
+    code, job, _ = running.type("submit", "job.yaml", "--job", "two", "--set", "stop.rounds=1")  # while it is down
+    assert (code, job) == (0, "two")
+    assert coordinator_of(running).pid != killed.pid
+
+    rest, said = watching.communicate(timeout=SOON_S)
+    assert (watching.returncode, "Traceback" in said) == (0, False)
+    assert [json.loads(line)["round"] for line in [*seen, *rest.splitlines()]] == list(range(ROUNDS))
+    logged, _ = reading.communicate(timeout=SOON_S)
+    folder = running.path / "runs" / "one"
+    assert (reading.returncode, logged) == (0, (folder / "log.jsonl").read_text())
+    assert "".join([*seen, rest]) == (folder / "rounds.jsonl").read_text()
+
+    assert running.type("download", "one", "--to", "here")[:2] == (0, "here")
+    kept = contents(folder)
+    assert contents(running.path / "here") == {name: kept[name] for name in contents(running.path / "here")}
+    assert {"job.json", "spec.yaml", "rounds.jsonl", "log.jsonl"} <= set(contents(running.path / "here"))
+
+
+def test_a_job_from_submission_to_deletion(running):
+    """Cancelled, resumed to an end of its own, deleted."""
+    assert running.type("submit", "job.yaml", "--job", "third", "--set", "stop.rounds=1000000")[0] == 0
+    code, out, _ = running.type("wait", "third", "--timeout", "0.1", "-o", "json")
+    assert (code, json.loads(out)["state"] in ("PENDING", "RUNNING")) == (101, True)
+    code, _, said = running.type("delete", "third")
+    assert code == 1 and "has not ended" in said
+    assert running.type("cancel", "third")[0] == 0
+    assert running.type("wait", "third")[0] == 103
+    rounds = json.loads(running.type("get", "third", "-o", "json")[1])["rounds"]
+
+    code, _, said = running.type("resume", "third", "--set", "stop.steps=5")
+    assert (code, said) == (
+        2,
+        "marless: resume: stop.steps: unknown field 'steps'; did you mean 'env_steps'? "
+        "known: env_steps, return, rounds, wall_s",
+    )
+    code, out, said = running.type("resume", "third", "--set", f"stop.rounds={rounds + 20}", "--follow", "-o", "json")
+    assert (code, json.loads(out)["rounds"], json.loads(out)["resumes"]) == (0, rounds + 20, 1)
+    assert "third" in running.type("list", "-o", "name", "--state", "succeeded")[1].split()
+    assert running.type("delete", "third")[0] == 0
+    assert running.type("get", "third")[::2] == (102, "marless: there is no job 'third'")
+    assert not (running.path / "runs" / "third").exists()
+
+
+def test_a_job_that_cannot_work_is_refused_with_its_file_and_a_failed_one_with_its_log(running):
+    code, _, said = running.type("submit", "job.yaml", "--set", "env.options.agents=0")
+    assert (code, said.splitlines()[0].startswith("marless: job.yaml: env: ")) == (2, True)
+    code, out, said = running.type("submit", "job.yaml", "--set", "learner.device=cuda:7", "--wait", "-o", "json")
+    assert (code, json.loads(out)["state"]) == (100, "FAILED")
+    assert "failed: " in said and "`marless logs tiny-" in said
+
+
+def test_the_page_on_the_client_does_what_it_says(running, monkeypatch):
+    """Its programs, in order, in a directory with a job file; and every verb and option that it names exists."""
+    page = (Path(__file__).parents[2] / "docs/client.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(running.path)
+    (running.path / "job.yaml").write_text(yaml.safe_dump(JOB | {"stop": {"rounds": 4}}))
+    names: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(block, names)
+    assert names["rounds"] == [0, 1, 2, 3]
+    assert [job.state for job in names["jobs"]] == ["SUCCEEDED"] * 3
+    assert (running.path / "seed-1" / "rounds.jsonl").read_text().count("\n") == 8
+    assert "rounds.jsonl" in [file.path for file in names["files"]]
+    verbs = typer.main.get_command(app).commands
+    for verb, text in re.findall(r"^\| `(\w+)[^|]*\| (.*) \|$", page, re.MULTILINE):
+        options = {option for parameter in verbs[verb].params for option in parameter.opts}
+        assert set(re.findall(r"`(--?[a-z-]+)", text)) <= options, verb

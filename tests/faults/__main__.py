@@ -1,0 +1,250 @@
+"""`python -m tests.faults`: every fault scenario at full size, as a table.
+
+`--only R4 --seed 7` replays one of them with the seed that it failed with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+
+from bench.harness import Row, machine, say, table
+from bench.report import insert
+from tests.faults import (
+    disk_full,
+    failpoints,
+    job_kills,
+    linearizability,
+    partitions,
+    paused_processes,
+    paused_writer,
+    redis_kills,
+    scale_down,
+    uploads,
+)
+from tests.faults.results import Result, undisturbed
+from tests.faults.rig import Rig, running_rig
+
+ROUNDS = 300
+Figures = Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One line of the table."""
+
+    id: str
+    attack: str
+    run: Callable[[int, Path, Stage], Awaitable[Figures]]
+    seeds: Sequence[int] = (0,)
+    limits: Mapping[str, float] = field(default_factory=dict)
+    """What a figure may be at most."""
+
+
+class Stage:
+    """A rig for those cases that need one, started when first asked for, and what its job comes to undisturbed."""
+
+    def __init__(self, place: Path, references: dict[int, Result]) -> None:
+        self._place = place
+        self._references = references
+        self._held = AsyncExitStack()
+
+    async def __aenter__(self) -> Stage:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._held.aclose()
+
+    async def rig(self) -> Rig:
+        return await self._held.enter_async_context(running_rig(self._place / "rig"))
+
+    async def reference(self, rig: Rig | None = None) -> Result:
+        if ROUNDS not in self._references:
+            self._references[ROUNDS] = await undisturbed(rig or await self.rig(), ROUNDS)
+        return self._references[ROUNDS]
+
+
+async def _r1(seed: int, _place: Path, stage: Stage) -> Figures:
+    rig = await stage.rig()
+    return await job_kills.run(rig, seed, kills=100, rounds=ROUNDS, reference=await stage.reference(rig))
+
+
+async def _r2_rounds(seed: int, _place: Path, stage: Stage) -> Figures:
+    rig = await stage.rig()
+    return await failpoints.in_rounds(rig, seed, kills=60, rounds=ROUNDS, reference=await stage.reference(rig))
+
+
+async def _r2_loss(seed: int, _place: Path, stage: Stage) -> Figures:
+    rig = await stage.rig()
+    return await failpoints.on_loss(rig, seed, kills=30, rounds=ROUNDS, reference=await stage.reference(rig))
+
+
+async def _r2_submit(seed: int, _place: Path, stage: Stage) -> Figures:
+    return await failpoints.on_submit(await stage.rig(), seed, kills=20)
+
+
+async def _r2_elsewhere(seed: int, _place: Path, stage: Stage) -> Figures:
+    rig = await stage.rig()
+    reference = await stage.reference(rig)
+    every = [
+        await failpoints.elsewhere(rig, seed, name, kills=5, rounds=ROUNDS, reference=reference)
+        for name in failpoints.of(failpoints.ELSEWHERE)
+    ]
+    return total(every)
+
+
+async def _r7_processes(seed: int, _place: Path, stage: Stage) -> Figures:
+    rig = await stage.rig()
+    return await paused_processes.run(rig, seed, times=10, rounds=ROUNDS, reference=await stage.reference(rig))
+
+
+async def _r8(_seed: int, place: Path, stage: Stage) -> Figures:
+    reference = await stage.reference()
+    return await partitions.run(place / "cut", lengths_s=[1.0, 5.0, 30.0], rounds=ROUNDS, reference=reference)
+
+
+CASES = (
+    Case(
+        id="R1",
+        attack="kill -9 of workers, services and Redis at random moments of a job",
+        run=_r1,
+        limits={"recovery p95 (s)": 5.0},
+    ),
+    Case(
+        id="R2",
+        attack="kill -9 of the coordinator around each durable write of a round or a restart",
+        run=_r2_rounds,
+        limits={"recovery p95 (s)": 5.0},
+    ),
+    Case(
+        id="R2",
+        attack="kill -9 of the coordinator while it puts a checkpoint back into a store that lost the job",
+        run=_r2_loss,
+        limits={"recovery p95 (s)": 5.0},
+    ),
+    Case(id="R2", attack="kill -9 of the coordinator while it takes a job in", run=_r2_submit),
+    Case(id="R2", attack="kill -9 of learner workers and of the store around a publish", run=_r2_elsewhere),
+    Case(
+        id="R3, R5",
+        attack="kill -9 of Redis under four competing writers",
+        run=lambda seed, place, _: redis_kills.run(seed, place, kills=50),
+    ),
+    Case(
+        id="R4",
+        attack="linearizability: 16 clients, kill -9 of Redis and the store, resets, cuts, delays, black holes",
+        run=lambda seed, place, _: linearizability.run(seed, place, operations=20_000, redis_kills=5, store_kills=3),
+        seeds=range(20),
+    ),
+    Case(
+        id="R6",
+        attack="uploads: 10 % twice, 5 % late, over lines that are reset, cut, delayed and swallowed",
+        run=lambda seed, place, _: uploads.run(seed, place, uploads=10_000, per_round=100),
+    ),
+    Case(
+        id="R7",
+        attack="SIGSTOP of a writer while its epoch ends, then SIGCONT",
+        run=lambda seed, place, _: paused_writer.run(seed, place, times=50),
+    ),
+    Case(
+        id="R7",
+        attack="SIGSTOP of a coordinator past its lease and of a learner worker past its pool, then SIGCONT",
+        run=_r7_processes,
+    ),
+    Case(
+        id="R8",
+        attack="each line between services cut for 1, 5 and 30 s, with what was under way held or lost",
+        run=_r8,
+        limits={"progress after at most (s)": 10.0},
+    ),
+    Case(
+        id="R14",
+        attack="the disk of Redis is full (64 MiB tmpfs)",
+        run=lambda seed, place, _: disk_full.run(seed, place),
+        seeds=range(3),
+    ),
+    Case(
+        id="R16",
+        attack="scale-down and SIGTERM of workers while they sample",
+        run=lambda seed, place, _: scale_down.run(seed, place, times=50),
+    ),
+)
+
+
+def total(every: Sequence[Figures]) -> Figures:
+    """Counts added up; of seconds, the longest."""
+    names = list(dict.fromkeys(name for figures in every for name in figures))
+    joined = {name: [figures[name] for figures in every if name in figures] for name in names}
+    return {name: max(values) if name.endswith("(s)") else sum(values) for name, values in joined.items()}
+
+
+async def perform(case: Case, seeds: Sequence[int], references: dict[int, Result]) -> tuple[Row, bool]:
+    """Run a case with each seed; the first failure ends it. Returns its line, and whether all went well."""
+    started_s, every, problem = time.monotonic(), [], ""
+    for seed in seeds:
+        with tempfile.TemporaryDirectory(prefix="marless-faults-") as directory:
+            try:
+                async with Stage(Path(directory), references) as stage:
+                    every.append(await case.run(seed, Path(directory), stage))
+            except Exception:  # noqa: BLE001  # whatever it is, it is the result of this case, and the next one counts too
+                say(traceback.format_exc())
+                say(f"to replay: python -m tests.faults --only {case.id.partition(',')[0]} --seed {seed}")
+                problem = f"FAIL with seed {seed}"
+                break
+    figures = total(every)
+    for name, most in case.limits.items():
+        if figures.get(name, 0.0) > most:
+            problem = problem or f"FAIL: {name} is above {most:g}"
+    row: Row = {
+        "id": case.id,
+        "attack": case.attack,
+        "seeds": len(seeds),
+        "figures": ", ".join(f"{name} {value:,}" for name, value in figures.items()),
+        "result": problem or "pass",
+        "seconds": round(time.monotonic() - started_s),
+    }
+    return row, not problem
+
+
+async def main(options: argparse.Namespace) -> int:
+    """Run what was asked for; returns the exit code."""
+    rows: list[Row] = []
+    references: dict[int, Result] = {}
+    about, sound = machine(), True
+    for case in CASES:
+        if options.only and not set(options.only) & set(case.id.split(", ")):
+            continue
+        say(f"{case.id}: {case.attack} …")
+        row, passed = await perform(case, case.seeds if options.seed is None else [options.seed], references)
+        say(f"{row['result']}: {row['figures']} ({row['seconds']} s)")
+        rows.append(row)
+        sound = sound and passed
+    text = (
+        f"{table(rows)}\n\n{about['measured']}, {about['cores']} cores of {about['cpu']}, {about['memory_gib']} GiB; "
+        f"Python {about['python']}; load average before: {about['load_before']}."
+    )
+    sys.stdout.write(f"{text}\n")
+    if options.document:
+        document = options.document.read_text(encoding="utf-8")
+        options.document.write_text(insert(document, "faults", text), encoding="utf-8")
+    return 0 if sound else 1
+
+
+if __name__ == "__main__":
+    # Pools that run in this process would tell of each worker that is killed.
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="+", metavar="ID", help="run these lines of the table, such as R1 R4")
+    parser.add_argument("--seed", type=int, help="use this seed alone")
+    parser.add_argument("--document", type=Path, help="put the table into this file, between its `faults` markers")
+    sys.exit(asyncio.run(main(parser.parse_args())))

@@ -1,0 +1,94 @@
+"""Both pools in this process, with real workers, a real store, and the learner pool's intake in plain view."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from unittest import mock
+
+from marless import spec as specs
+from marless.job import Job, prepare
+from marless.rpc.client import Peer
+from marless.rpc.param_store import ParamStore
+from marless.rpc.security import Security
+from marless.rpc.server import ServerOptions, serving
+from services.actor_pool import __main__ as actor_pool
+from services.actor_pool.config import Config as ActorConfig
+from services.coordinator.pools import Pools, Versions
+from services.learner_pool import __main__ as learner_pool
+from services.learner_pool.config import Config as LearnerConfig
+from services.learner_pool.intake import Intake
+from tests.faults.store_process import StoreProcess
+
+DOCUMENT = {
+    "name": "small",
+    "seed": 5,
+    "env": {"name": "mpe/simple_spread", "options": {"agents": 2, "max_cycles": 5}},
+    "algorithm": {"name": "ippo", "epochs": 1, "minibatches": 2},
+    "model": {"hidden": [8]},
+    "actors": {"count": 2, "envs": 4, "steps": 5},
+    "evaluation": {"every": 10, "episodes": 4, "random_episodes": 20},
+    "checkpoint": {"every": 20, "keep": 2},
+    "stop": {"rounds": 60},
+}
+"""A job whose round takes some ten milliseconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunningPools:
+    """What a scenario may speak to."""
+
+    store_address: str
+    store: ParamStore
+    learner_address: str
+    intake: Intake
+    actors: Peer
+    pools: Pools
+
+    async def open(self, job_id: str, job: Job) -> tuple[int, Versions]:
+        """Open a job; returns its epoch and first versions."""
+        epoch = await self.store.acquire_epoch(job_id, "open")
+        return epoch, await self.pools.open_job(job_id, job, epoch, job.sharing.decide(()).groups)
+
+
+def small_job(**changes: object) -> Job:
+    """The small job, with some of its sections replaced."""
+    return prepare(specs.parse(DOCUMENT | changes, "small"))
+
+
+@asynccontextmanager
+async def running_pools(place: Path, *, actor_workers: int) -> AsyncIterator[RunningPools]:
+    """Start everything; the learner pool has one worker."""
+    intakes: list[Intake] = []
+
+    def intake(spool: Path, limit_bytes: int) -> Intake:
+        intakes.append(Intake(spool, limit_bytes))
+        return intakes[-1]
+
+    def options(name: str) -> ServerOptions:
+        return ServerOptions(f"unix:{place}/{name}.sock", Security())
+
+    async with AsyncExitStack() as stack:
+        store = await stack.enter_async_context(StoreProcess(place))
+        learners = LearnerConfig(
+            *(options("learners"), store.address),
+            **{"workers": 1, "threads": 1, "warm": 1, "keep_alive_s": 600.0, "spool": place, "spool_bytes": 2**28},
+        )
+        stack.enter_context(mock.patch.object(learner_pool, "Intake", intake))
+        sink = await stack.enter_async_context(serving(learners.server, lambda at: learner_pool.build(learners, at)))
+        actors = ActorConfig(options("actors"), store.address, workers=actor_workers, warm=1, keep_alive_s=600.0)
+        actor_address = await stack.enter_async_context(serving(actors.server, lambda at: actor_pool.build(actors, at)))
+        peers = [Peer(address, Security()) for address in (actor_address, sink, store.address)]
+        client = ParamStore(peers[2])
+        yield RunningPools(
+            store_address=store.address,
+            store=client,
+            learner_address=sink,
+            intake=intakes[0],
+            actors=peers[0],
+            pools=Pools(peers[0], peers[1], client),
+        )
+        for peer in peers:
+            await peer.close()

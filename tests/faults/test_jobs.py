@@ -1,0 +1,68 @@
+"""A job that is killed, paused and cut apart comes to the same, round by round and bit by bit."""
+
+import pytest
+import pytest_asyncio
+
+from marless import failpoint
+from tests.faults import failpoints, job_kills, partitions, paused_processes
+from tests.faults.results import undisturbed
+from tests.faults.rig import running_rig
+
+pytestmark = pytest.mark.timeout(300)
+ROUNDS = 60
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def rig(tmp_path_factory):
+    async with running_rig(tmp_path_factory.mktemp("rig") / "rig") as rig:
+        yield rig
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def reference(rig):
+    return await undisturbed(rig, ROUNDS)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_kills_of_everything(rig, reference):
+    figures = await job_kills.run(rig, 0, kills=8, rounds=ROUNDS, reference=reference)
+    assert figures["kills"] == 8
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_kills_of_the_coordinator_around_each_durable_write(rig, reference):
+    names = failpoints.of(failpoints.IN_ROUNDS + failpoints.ONCE_A_LIFE)
+    await failpoints.in_rounds(rig, 0, kills=len(names), rounds=ROUNDS, reference=reference)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_kills_of_the_coordinator_while_it_puts_a_checkpoint_back(rig, reference):
+    await failpoints.on_loss(rig, 0, kills=3, rounds=ROUNDS, reference=reference)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_kills_of_the_coordinator_while_it_takes_a_job_in(rig):
+    await failpoints.on_submit(rig, 0, kills=2)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(
+    "name", ["learner.publish.after", pytest.param("param_store.publish.after", marks=pytest.mark.slow)]
+)
+async def test_kills_of_others_around_a_publish(rig, reference, name):
+    await failpoints.elsewhere(rig, 0, name, kills=1, rounds=ROUNDS, reference=reference)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_coordinator_and_a_learner_that_were_paused(rig, reference):
+    await paused_processes.run(rig, 0, times=1, rounds=ROUNDS, reference=reference)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_lines_that_are_cut(reference, tmp_path):
+    await partitions.run(tmp_path / "rig", lengths_s=[0.3], rounds=ROUNDS, reference=reference)
+
+
+def test_every_failpoint_is_tried():
+    places = failpoints.IN_ROUNDS + failpoints.ONCE_A_LIFE + failpoints.ON_LOSS + failpoints.ON_SUBMIT
+    assert set(failpoints.of(places + failpoints.ELSEWHERE)) == set(failpoint.NAMES)

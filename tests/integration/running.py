@@ -1,0 +1,169 @@
+"""Services that tests start and stop one by one, and a job's run without the coordinator's other parts around it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from marless import spec as specs
+from marless.job import prepare
+from marless.record import RoundRecord
+from marless.rpc.client import Peer
+from marless.rpc.param_store import ParamStore
+from marless.rpc.security import Security
+from marless.rpc.server import ServerOptions, serving
+from services.actor_pool import __main__ as actor_pool
+from services.actor_pool.config import Config as ActorConfig
+from services.coordinator import start
+from services.coordinator.logs import JobLog
+from services.coordinator.pools import Pools
+from services.coordinator.rounds import JobRun
+from services.coordinator.run_folder import JobStatus, RunFolder
+from services.learner_pool import __main__ as learner_pool
+from services.learner_pool.config import Config as LearnerConfig
+from services.param_store import __main__ as param_store
+from services.param_store.config import Config as StoreConfig
+from services.param_store.redis_server import RedisOptions
+
+ENVS, STEPS, ACTORS = 2, 5, 2
+DOCUMENT: dict[str, Any] = {
+    "seed": 3,
+    "env": {"name": "mpe/simple_spread", "options": {"agents": 2, "max_cycles": STEPS}},
+    "algorithm": {"name": "ippo", "epochs": 1, "minibatches": 2},
+    "model": {"hidden": [8]},
+    "actors": {"count": ACTORS, "envs": ENVS, "steps": STEPS},
+    "evaluation": {"every": 2, "episodes": 4, "random_episodes": 4},
+    "checkpoint": {"every": 2, "keep": 2},
+    "stop": {"rounds": 5},
+}
+
+
+def spec(**changes: object) -> specs.JobSpec:
+    return specs.parse(DOCUMENT | changes, "spec")
+
+
+@dataclass
+class Cluster:
+    """Store, learner pool and actor pool, each at an address of its own that outlives it."""
+
+    folder: Path
+    redis_url: str
+    spool_bytes: int = 2**26
+    _running: dict[str, AsyncExitStack] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.peers = {name: Peer(self._address(name), Security(), name) for name in self._services()}
+
+    @property
+    def pools(self) -> Pools:
+        return Pools(self.peers["actor_pool"], self.peers["learner_pool"], self.store)
+
+    @property
+    def store(self) -> ParamStore:
+        return ParamStore(self.peers["param_store"], patience_s=1.0)
+
+    async def start(self, *names: str) -> None:
+        for name in names or self._services():
+            stack = self._running[name] = AsyncExitStack()
+            config, build = self._services()[name]
+            await stack.enter_async_context(serving(config.server, lambda at, c=config, b=build: b(c, at)))
+
+    async def stop(self, *names: str) -> None:
+        for name in names or list(self._running):
+            await self._running.pop(name).aclose()
+
+    async def close(self) -> None:
+        await self.stop()
+        for peer in self.peers.values():
+            await peer.close()
+
+    def _address(self, name: str) -> str:
+        return f"unix:{self.folder}/{name}.sock"
+
+    def _services(self) -> dict[str, Any]:
+        store = self._address("param_store")
+        options = {
+            name: ServerOptions(self._address(name), Security())
+            for name in ("param_store", "learner_pool", "actor_pool")
+        }
+        return {
+            "param_store": (
+                StoreConfig(options["param_store"], RedisOptions(url=self.redis_url), keep=3, intake_bytes=2**26),
+                param_store.build,
+            ),
+            "learner_pool": (
+                LearnerConfig(
+                    *(options["learner_pool"], store),
+                    workers=1,
+                    threads=1,
+                    warm=1,
+                    keep_alive_s=600,
+                    spool=self.folder,
+                    spool_bytes=self.spool_bytes,
+                ),
+                learner_pool.build,
+            ),
+            "actor_pool": (
+                ActorConfig(options["actor_pool"], store, workers=2, warm=1, keep_alive_s=600),
+                actor_pool.build,
+            ),
+        }
+
+
+async def running(folder: Path, redis_url: str) -> AsyncIterator[Cluster]:
+    """The body of a fixture."""
+    cluster = Cluster(folder, redis_url)
+    await cluster.start()
+    yield cluster
+    await cluster.close()
+
+
+def created(path: Path, given: specs.JobSpec) -> RunFolder:
+    """A run folder as a job's acceptance leaves it."""
+    folder = RunFolder(path)
+    source = start.find(given.start.checkpoint, path.parent) if given.start.checkpoint else None
+    folder.create(given, JobStatus(job=path.name, state="PENDING", reason="accepted", accepted_s=1.0), source)
+    return folder
+
+
+async def go_on(folder: RunFolder, pools: Pools, *, patience_s: float = 20.0) -> JobRun:
+    """Run a job from where its folder says it is, as a coordinator does that finds it; returns once it is over."""
+    run = ready(folder, pools, patience_s=patience_s)
+    await run.run()
+    return run
+
+
+def ready(folder: RunFolder, pools: Pools, *, patience_s: float = 20.0, changed: Any = None) -> JobRun:
+    """A run of the folder's job, not begun."""
+    if folder.ownership is None or folder.ownership.lost:
+        assert folder.own()
+    given, status = folder.load()
+    return JobRun(
+        job_id=status.job,
+        job=prepare(given),
+        folder=folder,
+        pools=pools,
+        status=status,
+        log=JobLog(folder.log_path, status.job, lambda: None),
+        changed=changed or (lambda record: None),
+        patience_s=patience_s,
+    )
+
+
+def facts(record: RoundRecord) -> tuple[object, ...]:
+    """What a record says of the training; times and workers differ from run to run."""
+    return (
+        *(record.round, record.env_steps, record.actors, record.groups, record.versions, record.returns),
+        *(record.evaluation, {name: dict(each) for name, each in record.metrics.items()}, record.decisions),
+    )
+
+
+def outcome(folder: RunFolder) -> tuple[list[tuple[object, ...]], dict[str, str]]:
+    """All that a job came to: its records, and the digests of its last checkpoint's files."""
+    last = folder.checkpoints.path(folder.checkpoints.rounds()[-1])
+    digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in last.glob("*.safetensors")}
+    return [facts(record) for record in folder.records()], digests

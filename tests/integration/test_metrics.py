@@ -1,0 +1,133 @@
+"""Curves and counters of real services: what TensorBoard shows and Prometheus scrapes is what the rounds were."""
+
+import asyncio
+import json
+import os
+import signal
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from marless.cli.stack import LocalStack
+from marless.client import AsyncClient
+from marless.record import RoundRecord, read
+from marless.sinks.scalars import scalars
+from services.coordinator.run_folder import RunFolder
+from tests.e2e.test_train import JOB
+from tests.unit.sinks.test_tensorboard import points
+
+SOON_S = 30.0
+ROUNDS = 40
+Samples = dict[tuple[str, ...], float]
+"""Name, then the values of its labels in the order of their names → value."""
+
+
+@pytest.fixture
+async def stack(tmp_path, monkeypatch) -> AsyncIterator[LocalStack]:
+    monkeypatch.setenv("MARLESS_SPOOL", str(tmp_path))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("MARLESS_METRICS", "127.0.0.1:0")
+    async with LocalStack(runs=tmp_path / "runs", logs=tmp_path / "logs", data=tmp_path / "store") as stack:
+        async with asyncio.timeout(SOON_S):
+            await stack.serving()
+        yield stack
+
+
+@pytest.fixture
+async def client(stack) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(stack.coordinator) as client:
+        yield client
+
+
+def scrape(log: Path) -> Samples:
+    """What the service with this log says now, histograms without their buckets."""
+    addresses = [json.loads(line)["address"] for line in log.read_text().splitlines() if '"metrics"' in line]
+    with urllib.request.urlopen(f"http://{addresses[-1]}/metrics", timeout=SOON_S) as answer:
+        text = answer.read().decode()
+    return {
+        (sample.name, *(sample.labels[label] for label in sorted(sample.labels))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if "le" not in sample.labels
+    }
+
+
+def recorded(folder: Path, records: list[RoundRecord]) -> dict[tuple[str, int], list[float]]:
+    """Every value that each name should have at each step."""
+    random = RunFolder(folder).read_status().random
+    pairs = zip([None, *records], records, strict=False)
+    return {
+        (name, record.env_steps): [value]
+        for before, record in pairs
+        for name, value in scalars(record, before, random).items()
+    }
+
+
+def shown(folder: Path) -> dict[tuple[str, int], list[float]]:
+    """Every value that TensorBoard's own reader finds."""
+    found: dict[tuple[str, int], list[float]] = {}
+    for name, step, value in points(folder):
+        found.setdefault((name, step), []).append(value)
+    return found
+
+
+async def test_a_killed_coordinator_leaves_one_whole_curve(stack, client, tmp_path):
+    await client.submit(JOB | {"sinks": ["tensorboard"], "stop": {"rounds": ROUNDS}}, job="curve")
+    folder = tmp_path / "runs" / "curve"
+    async with asyncio.timeout(SOON_S):
+        async for event in client.watch("curve"):
+            if event.record and event.record.round == ROUNDS // 2:
+                os.kill(stack.pid("coordinator"), signal.SIGKILL)
+                break
+        assert (await client.wait("curve")).resumes == 1
+    records = list(read(folder / "rounds.jsonl"))
+    assert len(records) == ROUNDS
+    wanted = recorded(folder, records)
+    deadline = time.monotonic() + SOON_S
+    while len(found := shown(folder)) < len(wanted) and time.monotonic() < deadline:  # noqa: ASYNC110  # of a file
+        await asyncio.sleep(0.05)
+    assert found.keys() == wanted.keys()
+    assert {point: pytest.approx(values, rel=1e-6) for point, values in wanted.items()} == found
+    assert len({path.name for path in (folder / "tensorboard").iterdir()}) == 2
+
+
+async def test_every_service_tells_prometheus_what_it_did(stack, client, tmp_path):
+    await client.submit(JOB | {"stop": {"rounds": ROUNDS}}, job="counted")
+    async with asyncio.timeout(SOON_S):
+        await client.wait("counted")
+    records = list(read(tmp_path / "runs" / "counted" / "rounds.jsonl"))
+    names = ("coordinator", "actor_pool", "learner_pool", "param_store")
+    logs = [tmp_path / "logs" / f"{name}.log" for name in names]
+    coordinator, actors, learners, store = await asyncio.gather(*(asyncio.to_thread(scrape, log) for log in logs))
+
+    invocations = [each for record in records for each in record.invocations]
+    assert coordinator["marless_jobs", "SUCCEEDED"] == 1
+    assert coordinator["marless_rounds_total",] == ROUNDS
+    assert coordinator["marless_env_steps_total",] == records[-1].env_steps
+    for function, count in Counter(each.function for each in invocations).items():
+        assert coordinator["marless_invocations_total", function] == count
+        vcpu_s = sum(each.vcpu_s for each in invocations if each.function == function)
+        assert coordinator["marless_invocation_vcpu_seconds_total", function] == pytest.approx(vcpu_s)
+    assert coordinator["marless_rpc_seconds_count", "OK", "CoordinatorService/SubmitJob"] == 1
+
+    acted = sum(each.function in ("actor", "evaluation") for each in invocations)
+    assert actors["marless_task_attempts_total", "done"] >= acted  # and the random baseline
+    assert actors["marless_rpc_seconds_count", "OK", "ActorPoolService/Rollout"] > ROUNDS
+    assert actors["marless_tasks_queued",] == 0
+    assert actors["marless_workers", "idle"] >= 1
+
+    assert learners["marless_uploads_total", "applied"] == sum(record.actors for record in records)
+    assert learners["marless_uploads_total", "refused"] == 0
+    assert learners["marless_intake_bytes",] == 0
+    assert learners["marless_rpc_seconds_count", "OK", "LearnerPoolService/Update"] == ROUNDS
+    as_the_coordinator_saw_it_s = sum(record.phases.update for record in records)
+    assert 0 < learners["marless_rpc_seconds_sum", "OK", "LearnerPoolService/Update"] < as_the_coordinator_saw_it_s
+
+    assert store["marless_rpc_seconds_count", "OK", "ParamStoreService/Publish"] >= ROUNDS
+    assert store["marless_redis_restarts_total",] == 0
+    assert all(samples["process_resident_memory_bytes",] > 2**20 for samples in (coordinator, actors, learners, store))

@@ -1,0 +1,567 @@
+"""Whatever is interrupted, restarted or lost, a job goes on where it was and comes to the same bits."""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from itertools import count
+
+import psutil
+import pytest
+import pytest_asyncio
+
+from marless.checkpoint import PARTS
+from marless.errors import UnreachableError
+from marless.rpc.param_store import PolicyWrite
+from services.coordinator.journal import Journal
+from services.coordinator.ownership import Ownership, beat_of
+from services.coordinator.pools import Pools
+from services.coordinator.run_folder import RunFolder
+from services.learner_pool.outcomes import PART
+from services.learner_pool.updates import Updates
+from tests.integration.running import STEPS, Cluster, created, go_on, outcome, ready, running, spec
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+_serials = count()
+
+
+class KilledError(BaseException):
+    """Ends a run as a kill does: nothing is tidied up but what the kernel would."""
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110  # what is waited for knows no events
+            await asyncio.sleep(0.001)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(redis_url, tmp_path_factory) -> AsyncIterator[Cluster]:
+    async for each in running(tmp_path_factory.mktemp("cluster"), redis_url):
+        yield each
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def undisturbed(cluster, tmp_path_factory):
+    folder = created(tmp_path_factory.mktemp("runs") / "undisturbed", spec())
+    run = await go_on(folder, cluster.pools)
+    assert (run.status.state, run.status.reason) == ("SUCCEEDED", "5 rounds done")
+    return outcome(folder)
+
+
+def new(tmp_path, **changes) -> RunFolder:
+    return created(tmp_path / f"recovery-{next(_serials)}", spec(**changes))
+
+
+async def test_an_undisturbed_run_repeats_nothing(cluster, undisturbed, tmp_path):
+    folder = new(tmp_path)
+    run = await go_on(folder, cluster.pools)
+    assert outcome(folder) == undisturbed
+    assert run.status.resumes == 0
+    assert {path.name for path in folder.path.iterdir()} == {
+        *("spec.yaml", "job.json", "rounds.jsonl", "checkpoints", "log.jsonl"),
+    }
+    assert (await cluster.store.list(folder.path.name)).policies == {}  # the checkpoint holds what it held
+
+
+# The coordinator
+
+
+@pytest.fixture
+def kill_at(monkeypatch):
+    """Arms a failpoint of this process's coordinator: it springs at the given pass."""
+
+    def arm(place: str, passes: int = 1) -> None:
+        left = count(passes - 1, -1)
+
+        def reach(name: str) -> None:
+            if name == place and next(left) == 0:
+                raise KilledError(name)
+
+        for module in ("run_folder", "recovery", "snapshots"):
+            monkeypatch.setattr(f"services.coordinator.{module}.reach", reach)
+
+    return arm
+
+
+@pytest.fixture
+def trained(monkeypatch) -> list[int]:
+    """The rounds that the learner pool has computed."""
+    rounds, real = [], Updates._update
+
+    async def update(updates, known, request):
+        answer = await real(updates, known, request)
+        rounds.append(request.round)
+        return answer
+
+    monkeypatch.setattr(Updates, "_update", update)
+    return rounds
+
+
+@pytest.fixture
+def sampled(monkeypatch) -> list[int]:
+    """The rounds whose actors have run."""
+    rounds, real = [], Pools.train
+
+    async def train(pools, job_id, job, round_, *rest, **options):
+        answer = await real(pools, job_id, job, round_, *rest, **options)
+        rounds.append(round_)
+        return answer
+
+    monkeypatch.setattr(Pools, "train", train)
+    return rounds
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize(
+    ("place", "passes"),
+    [
+        ("take_over", 1),
+        ("epoch", 1),
+        ("status", 1),
+        ("pending", 1),
+        ("pending", 3),
+        ("record", 1),
+        ("record", 3),
+        ("checkpoint", 1),
+        ("checkpoint", 3),
+        ("drop", 1),
+        ("status", 2),
+    ],
+)
+async def test_a_coordinator_that_is_killed_is_continued(
+    cluster, undisturbed, tmp_path, kill_at, place, passes, moment
+):
+    folder = new(tmp_path)
+    kill_at(f"coordinator.{place}.{moment}", passes)
+    with pytest.raises(KilledError):
+        await go_on(folder, cluster.pools)
+    run = await go_on(folder, cluster.pools)
+    assert run.status.state == "SUCCEEDED"
+    assert outcome(folder) == undisturbed
+
+
+async def test_a_coordinator_that_is_killed_again_and_again(cluster, undisturbed, tmp_path, kill_at, trained, sampled):
+    folder = new(tmp_path)
+    kills = 0
+    for round_ in range(5):
+        for place in ("pending.before", "pending.after", "record.before", "record.after"):
+            kill_at(f"coordinator.{place}")
+            if len(list(folder.records())) > round_:
+                break
+            with pytest.raises(KilledError):
+                await go_on(folder, cluster.pools)
+            kills += 1
+    run = await go_on(folder, cluster.pools)
+    assert kills == run.status.resumes >= 15
+    assert outcome(folder) == undisturbed
+    assert trained == [0, 1, 2, 3, 4]  # each once
+    assert sampled == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]  # again only where what came of it had not been written down
+
+
+async def test_a_coordinator_that_is_killed_during_an_update_finds_it_done(
+    cluster, undisturbed, tmp_path, trained, monkeypatch
+):
+    folder, real = new(tmp_path), Updates._run
+
+    async def begun(updates, tasks, verb):
+        if (tasks[0].round, verb) == (1, "update"):
+            task.cancel()
+            await asyncio.wait([task])
+        return await real(updates, tasks, verb)
+
+    monkeypatch.setattr(Updates, "_run", begun)
+    run = ready(folder, cluster.pools)
+    task = asyncio.create_task(run.run())
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert RunFolder(folder.path).read_status().state == "RUNNING"
+    await until(lambda: trained == [0, 1])  # though nobody waits for it any more
+    monkeypatch.setattr(Updates, "_run", real)
+    await go_on(folder, cluster.pools)
+    assert outcome(folder) == undisturbed
+    assert trained == [0, 1, 2, 3, 4]
+
+
+# The services
+
+
+@pytest.fixture
+def after(cluster, monkeypatch):
+    """Arms an interruption: awaited once, right after (or before) the given call of `Pools` in the given round."""
+
+    def arm(call: str, round_: int, interrupt, *, before: bool = False) -> None:
+        real, calls = getattr(Pools, call), count()
+
+        async def called(*args, **kwargs):
+            now = next(calls) == round_
+            if now and before:
+                await interrupt()
+            answer = await real(*args, **kwargs)
+            if now and not before:
+                await interrupt()
+            return answer
+
+        monkeypatch.setattr(Pools, call, called)
+
+    return arm
+
+
+def restarted(cluster, name):
+    async def restart() -> None:
+        await cluster.stop(name)
+        await cluster.start(name)
+
+    return restart
+
+
+@pytest.mark.parametrize(
+    ("call", "before"),
+    [("train", False), ("evaluate", True)],
+)
+async def test_a_learner_pool_that_comes_back_empty(cluster, undisturbed, tmp_path, after, trained, call, before):
+    """Trajectories are sampled anew where they were not used, and what was published is not trained again."""
+    folder = new(tmp_path)
+    after(call, 1, restarted(cluster, "learner_pool"), before=before)
+    run = await go_on(folder, cluster.pools)
+    assert run.status.state == "SUCCEEDED"
+    assert outcome(folder) == undisturbed
+    assert trained == [0, 1, 2, 3, 4]
+
+
+async def test_an_answer_that_was_lost_with_its_learner_pool_is_in_the_store(
+    cluster, undisturbed, tmp_path, after, trained
+):
+    folder = new(tmp_path)
+
+    async def lose() -> None:
+        await restarted(cluster, "learner_pool")()
+        raise UnreachableError("learner_pool: the answer was lost")
+
+    after("update", 1, lose)
+    assert (await go_on(folder, cluster.pools)).status.state == "SUCCEEDED"
+    assert outcome(folder) == undisturbed
+    assert trained == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("name", ["param_store", "actor_pool"])
+async def test_a_service_that_is_restarted(cluster, undisturbed, tmp_path, after, name):
+    folder = new(tmp_path)
+    after("update", 1, restarted(cluster, name))
+    after("train", 3, restarted(cluster, name), before=True)
+    assert (await go_on(folder, cluster.pools)).status.state == "SUCCEEDED"
+    assert outcome(folder) == undisturbed
+
+
+@pytest.mark.parametrize(("lost_after", "back_to"), [(1, 0), (2, 2), (3, 2)])
+async def test_versions_that_are_lost_come_back_from_the_newest_checkpoint(
+    cluster, undisturbed, tmp_path, after, lost_after, back_to
+):
+    folder = new(tmp_path)
+    seen = []
+    real = Journal.cut
+    cut = lambda journal, rounds: (seen.append(rounds), real(journal, rounds))  # noqa: E731
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Journal, "cut", cut)
+        after("train", lost_after, lambda: cluster.store.delete_job(folder.path.name), before=True)
+        assert (await go_on(folder, cluster.pools)).status.state == "SUCCEEDED"
+    assert seen == [back_to]
+    assert outcome(folder) == undisturbed
+
+
+async def test_a_store_that_was_emptied_with_a_damaged_checkpoint_goes_back_further(
+    cluster, undisturbed, tmp_path, after
+):
+    folder = new(tmp_path)
+
+    async def lose() -> None:
+        (folder.checkpoints.path(4) / "agent_0.acting.safetensors").write_bytes(b"damaged")
+        await cluster.store.delete_job(folder.path.name)
+
+    after("train", 4, lose, before=True)
+    assert (await go_on(folder, cluster.pools)).status.state == "SUCCEEDED"
+    assert folder.checkpoints.rounds() == (4, 5)
+    assert outcome(folder) == undisturbed
+
+
+async def test_without_any_checkpoint_that_can_be_read_nothing_is_thrown_away(cluster, tmp_path):
+    folder = new(tmp_path, stop={"rounds": 2})
+    await go_on(folder, cluster.pools)
+    manifest = folder.checkpoints.path(2) / "manifest.json"
+    manifest.write_text('{"round": 2, "policies": {"agent_0": {"version": 3, "parts": ["acting", "learning"]}}}')  # 0.1
+    assert folder.own()
+    folder.write_spec(spec(stop={"rounds": 3}))
+    run = await go_on(folder, cluster.pools)
+    assert run.status.state == "FAILED"
+    assert run.status.reason.startswith("the store has lost the job's versions, and no checkpoint can be read: ")
+    assert run.status.reason.endswith("manifest.json: this is no checkpoint manifest")
+    assert len(list(folder.records())) == 2
+
+
+@pytest.mark.parametrize("place", ["drop", "restore", "cut"])
+@pytest.mark.parametrize("moment", ["before", "after"])
+async def test_the_restoring_of_a_checkpoint_may_be_interrupted(
+    cluster, undisturbed, tmp_path, after, kill_at, place, moment
+):
+    folder = new(tmp_path)
+
+    async def lose_half() -> None:
+        job, store = folder.path.name, cluster.store
+        [half] = (await store.get(job, {"agent_0": 0}, PARTS)).values()
+        await store.delete_job(job)
+        await store.publish(job, 99, 0, [PolicyWrite("agent_0", 0, "half", half.blobs, half.version)])
+
+    after("train", 3, lose_half, before=True)
+    kill_at(f"coordinator.{place}.{moment}")
+    with pytest.raises(KilledError):
+        await go_on(folder, cluster.pools)
+    assert (await go_on(folder, cluster.pools)).status.state == "SUCCEEDED"
+    assert outcome(folder) == undisturbed
+
+
+# Learner workers
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def learners(cluster, monkeypatch):
+    """Restarts the learner pool with this environment, and again without it."""
+
+    async def restart(**environment: str) -> None:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        await restarted(cluster, "learner_pool")()
+
+    yield restart
+    monkeypatch.undo()
+    await restarted(cluster, "learner_pool")()
+
+
+@pytest.mark.slow
+async def test_a_worker_that_dies_between_publishing_and_answering(cluster, undisturbed, tmp_path, learners):
+    await learners(MARLESS_FAILPOINT="learner.publish.after:3")  # first versions, two rounds
+    folder = new(tmp_path)
+    assert (await go_on(folder, cluster.pools)).status.state == "SUCCEEDED"
+    assert outcome(folder) == undisturbed
+    attempts = [max(each.attempt for each in record.invocations) for record in folder.records()]
+    assert attempts == [1, 2, 1, 1, 2]  # each worker lives for three publishes
+
+
+TWO_CLASSES = {"env": {"name": "mpe/simple_adversary", "options": {"max_cycles": STEPS}}, "stop": {"rounds": 3}}
+
+
+async def test_an_update_of_which_half_was_published(cluster, tmp_path, monkeypatch, trained):
+    whole = new(tmp_path, **TWO_CLASSES)
+    assert (await go_on(whole, cluster.pools)).status.state == "SUCCEEDED"
+    real, once = Updates._run_one, count()
+    first, reports = [], []
+
+    async def run_one(updates, task, verb):
+        if verb == "update" and task.agent_class == 1 and task.round == 1 and next(once) == 0:
+            async with asyncio.timeout(20), aclosing(cluster.store.watch(folder.path.name)) as changes:
+                async for change in changes:
+                    if change.head.round == task.round:
+                        break
+            heads = (await cluster.store.list(folder.path.name)).policies
+            first.extend(name for name, each in heads.items() if each.head.round == task.round)
+            stored = await cluster.store.get(folder.path.name, dict.fromkeys(first, 0), (PART,))
+            reports.extend(json.loads(bytes(each.blobs[PART])) for each in stored.values())
+            raise UnreachableError("the pool is stopping")
+        return await real(updates, task, verb)
+
+    monkeypatch.setattr(Updates, "_run_one", run_one)
+    folder = new(tmp_path, **TWO_CLASSES)
+    assert (await go_on(folder, cluster.pools)).status.state == "SUCCEEDED"
+    assert next(once) > 1
+    assert outcome(folder) == outcome(whole)
+    taken_s = {each.id: each.vcpu_s for each in list(folder.records())[1].invocations}
+    assert first
+    assert all(taken_s[id_] == seconds for report in reports for id_, _, _, seconds in report["functions"])  # once
+
+
+@pytest.mark.slow
+async def test_a_worker_that_hangs_is_given_up(cluster, undisturbed, tmp_path, after):
+    folder = new(tmp_path)
+    [worker] = [
+        process.pid
+        for process in psutil.Process().children()
+        if "services.learner_pool.worker" in process.cmdline() and str(cluster.folder) in " ".join(process.cmdline())
+    ]
+
+    async def hang() -> None:
+        os.kill(worker, signal.SIGSTOP)
+
+    after("train", 2, hang)
+    started_s = time.monotonic()
+    assert (await go_on(folder, cluster.pools)).status.state == "SUCCEEDED"
+    assert time.monotonic() - started_s < 30
+    assert outcome(folder) == undisturbed
+
+
+# Ends, and going on after them
+
+
+async def test_a_resumed_job_comes_to_what_one_longer_run_comes_to(cluster, undisturbed, tmp_path):
+    folder = new(tmp_path, stop={"rounds": 3})
+    assert (await go_on(folder, cluster.pools)).status.reason == "3 rounds done"
+    assert (await cluster.store.list(folder.path.name)).policies == {}
+    assert folder.own()
+    folder.write_spec(spec())
+    run = await go_on(folder, cluster.pools)
+    assert (run.status.state, run.status.reason) == ("SUCCEEDED", "5 rounds done")
+    records, digests = outcome(folder)
+    assert digests == undisturbed[1]
+    assert [record[:6] for record in records] == [record[:6] for record in undisturbed[0]]
+
+
+async def test_a_job_without_a_round_left_ends_as_it_did(cluster, tmp_path, kill_at):
+    folder = new(tmp_path)
+    kill_at("coordinator.status.before", 2)  # RUNNING, then its end
+    with pytest.raises(KilledError):
+        await go_on(folder, cluster.pools)
+    assert (await cluster.store.list(folder.path.name)).policies == {}
+    run = await go_on(folder, cluster.pools)
+    assert (run.status.state, run.status.reason) == ("SUCCEEDED", "5 rounds done")
+    assert len(list(folder.records())) == 5
+
+
+async def test_a_service_that_stays_away_ends_the_job_with_its_name_and_it_can_be_resumed(
+    cluster, undisturbed, tmp_path, after
+):
+    folder = new(tmp_path)
+    after("update", 1, lambda: cluster.stop("actor_pool"))
+    seen = []
+    run = ready(folder, cluster.pools, patience_s=0.5, changed=lambda record: seen.append(run.status.reason))
+    try:
+        await run.run()
+        assert (run.status.state, run.status.reason.split(":")[0]) == ("FAILED", "actor_pool")
+        assert any(reason.startswith("waits for the actor_pool: ") for reason in seen)
+        assert json.loads(run.status.summary_json)["rounds"] == 1  # the second could not be evaluated
+    finally:
+        await cluster.start("actor_pool")
+    assert (await go_on(folder, cluster.pools)).status.state == "SUCCEEDED"
+    assert outcome(folder) == undisturbed
+
+
+async def test_a_job_that_waits_can_be_cancelled(cluster, tmp_path, after):
+    folder = new(tmp_path)
+
+    async def cancel() -> None:
+        await cluster.stop("learner_pool")
+        run.cancel()
+
+    after("train", 1, cancel)
+    run = ready(folder, cluster.pools)
+    try:
+        async with asyncio.timeout(20):
+            await run.run()
+    finally:
+        await cluster.start("learner_pool")
+    assert (run.status.state, run.status.reason) == ("CANCELLED", "cancelled by its user")
+
+
+async def test_a_cancel_outlives_its_coordinator(cluster, tmp_path, after, kill_at):
+    folder = new(tmp_path)
+
+    async def cancel() -> None:
+        run.cancel()
+        raise KilledError
+
+    after("train", 1, cancel)
+    run = ready(folder, cluster.pools)
+    with pytest.raises(KilledError):
+        await run.run()
+    again = await go_on(folder, cluster.pools)
+    assert again.status.state == "CANCELLED"
+    assert len(list(folder.records())) == 1
+
+
+async def test_what_does_not_pass_ends_the_job_at_once(cluster, tmp_path):
+    folder = new(tmp_path, learner={"device": "cuda:99"})
+    started_s = time.monotonic()
+    run = await go_on(folder, cluster.pools)
+    assert run.status.state == "FAILED"
+    assert "cuda:99 asked for" in run.status.reason
+    assert time.monotonic() - started_s < 10
+
+
+# Two coordinators
+
+
+async def test_a_job_that_was_taken_over_is_not_written_to(cluster, undisturbed, tmp_path, after):
+    """The first owner is held up while the second runs the job to its end."""
+    folder, second = new(tmp_path), RunFolder(tmp_path / f"recovery-{next(_serials) - 1}")
+
+    async def held_up() -> None:
+        second.ownership = Ownership.seize(second.path, beat_of(second.path))
+        assert second.ownership
+        run = await go_on(second, cluster.pools)
+        assert run.status.state == "SUCCEEDED"
+        files.update({path: path.read_bytes() for path in second.path.rglob("*") if path.is_file()})
+
+    files = {}
+    after("update", 2, held_up, before=True)
+    run = await go_on(folder, cluster.pools)
+    assert run.status.state == "RUNNING"  # as far as it knows
+    assert files
+    assert {path: path.read_bytes() for path in second.path.rglob("*") if path.is_file()} == files
+    assert outcome(second) == undisturbed
+
+
+async def test_a_foreign_coordinator_of_the_same_name_does_not_go_unnoticed(cluster, tmp_path, after):
+    folder = new(tmp_path)
+    epochs = count()
+
+    async def other() -> None:
+        await cluster.store.acquire_epoch(folder.path.name, f"other-{next(epochs)}")
+
+    real = Pools.update
+    with pytest.MonkeyPatch.context() as patched:
+
+        async def update(*args, **kwargs):
+            await other()
+            return await real(*args, **kwargs)
+
+        patched.setattr(Pools, "update", update)
+        run = await go_on(folder, cluster.pools)
+    assert run.status.state == "FAILED"
+    assert "another coordinator publishes under the name" in run.status.reason
+    assert (await cluster.store.list(folder.path.name)).policies.keys() == {"agent_0", "agent_1"}  # theirs
+
+
+# Starting from a checkpoint
+
+
+async def test_a_job_starts_from_the_checkpoint_of_another(cluster, tmp_path, kill_at):
+    source = new(tmp_path, stop={"rounds": 2})
+    await go_on(source, cluster.pools)
+    started = {"start": {"checkpoint": source.path.name}, "seed": 4, "stop": {"rounds": 1}, "checkpoint": {"every": 0}}
+    folder = new(tmp_path, **started)
+    kill_at("coordinator.pending.after")
+    with pytest.raises(KilledError):
+        await go_on(folder, cluster.pools)
+    begun = await cluster.store.get(folder.path.name, {"agent_0": 1, "agent_1": 1}, PARTS)
+    given = source.checkpoints.load(2)
+    assert {name: dict(each.blobs) for name, each in begun.items()} == {
+        name: dict(saved.blobs) for name, saved in given.policies.items()
+    }
+    shutil.rmtree(source.path)  # the job has a copy of its own
+    run = await go_on(folder, cluster.pools)
+    assert run.status.state == "SUCCEEDED"
+    [record] = folder.records()
+    assert (record.round, record.env_steps, record.versions) == (0, 20, {"agent_0": 2, "agent_1": 2})
+
+
+async def test_a_checkpoint_that_does_not_fit_is_refused_with_the_array(cluster, tmp_path):
+    source = new(tmp_path, stop={"rounds": 1})
+    await go_on(source, cluster.pools)
+    for path in (source.path, source.checkpoints.path(1)):
+        folder = new(tmp_path, start={"checkpoint": str(path)}, model={"hidden": [9]})
+        run = await go_on(folder, cluster.pools)
+        assert run.status.state == "FAILED"
+        assert "policy 'agent_0'" in run.status.reason
+        assert "policy.0.weight is float32[8, 12], expected float32[9, 12]" in run.status.reason
+        assert not (folder.path / "checkpoints").exists()

@@ -1,0 +1,162 @@
+"""The four services as one stack: started again when they die, given up when that does not help, never left behind."""
+
+import asyncio
+import fcntl
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from marless.cli import supervision
+from marless.cli.stack import SERVICES, SOCKET_PATH_BYTES, LocalStack, StackOptions, owner_of, socket_directory
+from marless.cli.supervision import Log, Patience
+from marless.errors import JobStateError, UnavailableError
+
+SERVES_S = 30.0
+
+
+@pytest.fixture
+def options() -> StackOptions:
+    return StackOptions(patience=Patience(deaths=3))
+
+
+@pytest.fixture
+def stack(tmp_path, monkeypatch, options) -> LocalStack:
+    monkeypatch.setenv("MARLESS_SPOOL", str(tmp_path))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    return LocalStack(runs=tmp_path / "runs", logs=tmp_path / "logs", data=tmp_path / "store", options=options)
+
+
+@pytest.fixture
+async def up(stack) -> AsyncIterator[LocalStack]:
+    async with stack:
+        async with asyncio.timeout(SERVES_S):
+            await stack.serving()
+        yield stack
+
+
+def family() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)
+
+
+async def kill(stack: LocalStack, service: str) -> None:
+    """Kill a service, and wait for the next one to serve at the same address."""
+    process = psutil.Process(stack.pid(service))
+    process.kill()
+    await asyncio.to_thread(process.wait, SERVES_S)
+    async with asyncio.timeout(SERVES_S):
+        async for status in supervision.statuses(stack.address(service), stack.security):
+            if status == supervision.SERVING:
+                return
+
+
+async def test_every_service_is_started_again_at_the_same_address(up, stack):
+    first = {name: stack.pid(name) for name in SERVICES}
+    await asyncio.gather(*(kill(stack, name) for name in SERVICES))
+    assert dict(stack.restarts) == dict.fromkeys(SERVICES, 1)
+    assert all(stack.pid(name) != first[name] for name in SERVICES)
+    assert sum("redis-server" in each.name() for each in family()) <= 1  # the old one, adopted
+
+
+async def test_nothing_is_left_behind(stack):
+    others = family()  # the Redis that tests share
+    async with stack:
+        async with asyncio.timeout(SERVES_S):
+            await stack.serving()
+        all_of_it = [process for process in family() if process not in others]
+        sockets = socket_directory(stack._data)
+        assert sockets.stat().st_mode & 0o777 == 0o700
+    _, alive = psutil.wait_procs(all_of_it, timeout=SERVES_S)
+    assert alive == []
+    assert not sockets.exists()
+    assert owner_of(stack._data) is None
+
+
+async def test_a_service_that_keeps_dying_is_given_up(up, stack):
+    await kill(stack, "actor_pool")
+    await kill(stack, "actor_pool")
+    os.kill(stack.pid("actor_pool"), signal.SIGKILL)
+    async with asyncio.timeout(SERVES_S):
+        error = await stack.failed()
+    assert str(error).startswith("actor_pool ended 3 times within ")
+    assert "killed by signal 9" in str(error)
+
+
+async def test_a_service_that_cannot_start_is_given_up_at_once(stack, tmp_path):
+    stack._options.environment["learner_pool"] = {"MARLESS_LEARNER_WORKERS": "none"}
+    async with stack, asyncio.timeout(SERVES_S):
+        error = await stack.failed()
+    assert str(error).startswith("learner_pool ended: ")
+    assert "none" in str(error)
+    assert stack.restarts["learner_pool"] == 1
+
+
+async def test_variables_can_be_set_for_one_start(up, stack):
+    stack.prepare("actor_pool", MARLESS_SEEN_ONCE="yes")
+    seen = []
+    for _ in range(2):
+        await kill(stack, "actor_pool")
+        seen.append(psutil.Process(stack.pid("actor_pool")).environ().get("MARLESS_SEEN_ONCE"))
+    assert seen == ["yes", None]
+
+
+async def test_two_stacks_never_share_a_directory(up, stack, tmp_path):
+    with pytest.raises(JobStateError, match=f"in use by the services of process {os.getpid()}"):
+        async with LocalStack(runs=tmp_path, logs=tmp_path / "other", data=stack._data):
+            pass
+
+
+async def test_a_stack_waits_for_what_a_killed_one_left(stack, tmp_path):
+    (tmp_path / "store").mkdir()
+    with (tmp_path / "store" / "services").open("w") as lease:
+        fcntl.flock(lease, fcntl.LOCK_EX)
+        left = await asyncio.create_subprocess_exec("sleep", "0.5", pass_fds=[lease.fileno()])
+    async with stack:
+        assert left.returncode == 0
+
+
+async def test_each_service_holds_the_lease_and_nothing_that_it_starts(up, stack):
+    services = {stack.pid(name) for name in SERVICES}
+    lease = str(stack._data / "services")
+    holders = {each.pid for each in family() if lease in {file.path for file in each.open_files()}}
+    assert holders == services
+
+
+async def test_secrets_stay_off_private_sockets(up, stack):
+    assert "MARLESS_TOKEN" not in psutil.Process(stack.pid("coordinator")).environ()
+
+
+@pytest.fixture(autouse=True)
+def token(monkeypatch):
+    monkeypatch.setenv("MARLESS_TOKEN", "canary")
+
+
+async def test_a_directory_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UnavailableError, match="file/logs: Not a directory; the services cannot be started"):
+        async with LocalStack(runs=tmp_path, logs=tmp_path / "file" / "logs", data=tmp_path / "store"):
+            pass
+
+
+@pytest.mark.parametrize("depth", [0, 5, 50])
+def test_sockets_fit_however_long_the_temporary_directory_is(tmp_path, monkeypatch, depth):
+    long = tmp_path.joinpath(*(["deep"] * depth))
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+    directory = socket_directory(Path("/data"))
+    assert all(len(os.fsencode(directory / f"{name}.sock")) <= SOCKET_PATH_BYTES for name in SERVICES)
+    assert directory != socket_directory(Path("/other"))
+
+
+def test_a_log_is_bounded_under_its_writers_hands(tmp_path, monkeypatch):
+    monkeypatch.setattr(supervision, "LOG_BYTES", 100)
+    log = Log(tmp_path / "service.log")
+    with log.path.open("ab", buffering=0) as writer:
+        writer.write(b"a" * 101)
+        log.bound()
+        writer.write(b"sorry\n{}\n")
+    assert log.path.read_bytes() == b"sorry\n{}\n"
+    assert (tmp_path / "service.log.1").read_bytes() == b"a" * 101
+    assert log.last_words() == "sorry"

@@ -1,0 +1,189 @@
+"""Every field of a job file broken in turn, as its schema says it can be: one sentence that names the field, exit code
+2, and nothing is sent."""
+
+import copy
+import io
+import string
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from typing import Any
+from unittest import mock
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from marless.algos import registry
+from marless.cli.main import main
+from marless.spec import JobSpec
+from tests.scripted_coordinator import ScriptedCoordinator
+
+JOB = {"env": {"name": "mpe/simple_spread"}, "algorithm": {"name": "mappo"}, "stop": {"rounds": 3}}
+Path = tuple[str, ...]
+Schema = dict[str, Any]
+
+
+def resolved(schema: Schema, root: Schema) -> Schema:
+    reference = schema.get("$ref", "").rpartition("/")[2]
+    return root["$defs"][reference] | {k: v for k, v in schema.items() if k != "$ref"} if reference else schema
+
+
+def fields(schema: Schema, root: Schema, path: Path = ()) -> dict[Path, Schema]:
+    """Every section and field of a schema, with what is allowed there; `required` fields marked."""
+    found = {}
+    for name, inner in schema.get("properties", {}).items():
+        at = (*path, name)
+        found[at] = resolved(inner, root) | {"is_required": name in schema.get("required", ())}
+        found |= fields(found[at], root, at)
+    return found
+
+
+def everything() -> dict[Path, Schema]:
+    spec = JobSpec.model_json_schema()
+    algorithm = registry.algorithm("mappo").config_type.model_json_schema()
+    of_algorithm = {("algorithm", *path): schema for path, schema in fields(algorithm, algorithm).items()}
+    return fields(spec, spec) | {("algorithm",): algorithm | {"is_required": True}} | of_algorithm
+
+
+FIELDS = everything()
+WORDS = st.text(string.ascii_letters, min_size=1, max_size=8)
+
+
+def alternatives(schema: Schema) -> list[Schema]:
+    return schema.get("anyOf", [schema])
+
+
+def wrong_type(schema: Schema) -> st.SearchStrategy[Any]:
+    kinds = {each.get("type", "object") for each in alternatives(schema)}
+    text = WORDS.map(lambda word: f"not {word}")
+    candidates = []
+    if "string" not in kinds:
+        candidates.append(text)
+    if not kinds & {"object", "array", "null"}:
+        candidates.append(st.lists(st.integers(), min_size=1, max_size=2))
+    if not kinds & {"integer", "number", "boolean"}:
+        candidates.append(st.integers())
+    if "null" not in kinds:
+        candidates.append(st.none())
+    if "integer" in kinds and "number" not in kinds:
+        candidates.append(st.integers(1, 9).map(lambda whole: whole + 0.5))
+    return st.one_of(candidates)
+
+
+def out_of_range(schema: Schema) -> st.SearchStrategy[Any] | None:
+    candidates = []
+    numbers = [each for each in alternatives(schema) if each.get("type") in ("integer", "number")]
+    for each in numbers:
+        if "minimum" in each:
+            candidates.append(st.integers(max_value=int(each["minimum"]) - 1))
+        if "exclusiveMinimum" in each:
+            candidates.append(st.integers(max_value=int(each["exclusiveMinimum"])))
+        if "maximum" in each:
+            candidates.append(st.integers(min_value=int(each["maximum"]) + 1))
+        candidates.append(st.sampled_from([float("inf"), float("-inf"), float("nan")]))
+    if "enum" in schema or "const" in schema or "pattern" in schema:
+        candidates.append(WORDS.map(lambda word: f"{word}, misspelt"))
+    if schema.get("minItems"):
+        candidates.append(st.just([]))
+    return st.one_of(candidates) if candidates else None
+
+
+def broken(path: Path, value: object) -> dict:
+    document = copy.deepcopy(JOB)
+    *sections, field = path
+    inner: dict = document
+    for section in sections:
+        inner = inner.setdefault(section, {})
+    inner[field] = value
+    return document
+
+
+@pytest.fixture(scope="module")
+def coordinator(tmp_path_factory):
+    with ScriptedCoordinator(tmp_path_factory.mktemp("broken")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def submit(coordinator, tmp_path_factory):
+    """Submits a document; answers the exit code, what was printed, and what was said, without the file's name."""
+    file = tmp_path_factory.mktemp("broken") / "job.yaml"
+
+    def run(document: object) -> tuple[int, str, list[str]]:
+        file.write_text(yaml.safe_dump(document))
+        argv = ["marless", "submit", str(file), "--coordinator", coordinator.address]
+        out, err = io.StringIO(), io.StringIO()
+        with (
+            mock.patch.object(sys, "argv", argv),
+            redirect_stdout(out),
+            redirect_stderr(err),
+            pytest.raises(SystemExit) as end,
+        ):
+            main()
+        said = [line.removeprefix("marless: ").replace(f"{file}: ", "", 1) for line in err.getvalue().splitlines()]
+        assert all(str(file) not in line for line in said)
+        return int(end.value.code or 0), out.getvalue(), said
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def refused(coordinator, submit):
+    """The one sentence that a document is refused with."""
+
+    def run(document: object) -> str:
+        code, out, said = submit(document)
+        assert (code, out, len(said)) == (2, "", 1)
+        assert not coordinator.servicer.asked
+        return said[0]
+
+    return run
+
+
+def test_the_schema_is_walked_to_its_leaves():
+    assert {("seed",), ("actors", "count"), ("stop", "return"), ("algorithm", "gamma"), ("model",)} <= set(FIELDS)
+    assert len(FIELDS) > 40
+
+
+def test_what_is_broken_here_is_right_without_it(coordinator, submit):
+    assert submit(JOB)[0] == 0
+    coordinator.servicer.asked.clear()
+
+
+@pytest.mark.parametrize("path", FIELDS, ids=".".join)
+@settings(max_examples=8, deadline=None)
+@given(data=st.data())
+def test_a_broken_field_is_named_in_one_sentence(refused, path, data):
+    kinds = [wrong_type(FIELDS[path]), out_of_range(FIELDS[path])]
+    value = data.draw(st.one_of([kind for kind in kinds if kind is not None]))
+    sentence = refused(broken(path, value))
+    # An algorithm without a usable name has no fields yet: the section is what is wrong.
+    assert sentence.startswith((f"{'.'.join(path)}: ", "algorithm: " if path == ("algorithm", "name") else "\0"))
+
+
+@pytest.mark.parametrize("path", [path for path, schema in FIELDS.items() if schema.get("properties")], ids=".".join)
+@settings(max_examples=4, deadline=None)
+@given(word=WORDS)
+def test_an_unknown_field_is_named_in_one_sentence(refused, path, word):
+    name = f"{word}_"
+    assert refused(broken((*path, name), 1)).startswith(f"{'.'.join(path)}.{name}: unknown field {name!r}")
+
+
+@pytest.mark.parametrize("path", [path for path, schema in FIELDS.items() if schema["is_required"]], ids=".".join)
+def test_a_missing_field_is_named_in_one_sentence(refused, path):
+    document = copy.deepcopy(JOB)
+    inner = document
+    for section in path[:-1]:
+        inner = inner[section]
+    del inner[path[-1]]
+    assert refused(document).startswith(".".join(path[:-1] if path == ("algorithm", "name") else path))
+
+
+@settings(max_examples=30, deadline=None)
+@given(document=st.one_of(st.none(), st.integers(), WORDS, st.lists(st.integers()), st.dictionaries(WORDS, st.none())))
+def test_a_file_that_is_no_job_at_all(coordinator, submit, document):
+    code, out, said = submit(document)
+    assert (code, out) == (2, "")
+    assert said and "Traceback" not in "".join(said)
+    assert not coordinator.servicer.asked

@@ -1,0 +1,354 @@
+"""The verbs that speak to a coordinator: what they print where, how they exit, and what they say of every mistake."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+import yaml
+
+from marless.cli.main import main
+from marless.errors import OverloadedError, SpecError
+from marless.rpc.security import Security
+from marless.rpc.v1 import coordinator_pb2 as pb
+from tests.scripted_coordinator import ScriptedCoordinator
+
+JOB = {"name": "tiny", "env": {"name": "mpe/simple_spread"}, "algorithm": "ippo", "stop": {"rounds": 3}}
+LOG = (
+    '{"timestamp": "2027-01-01T12:00:00.123456Z", "level": "info", "event": "round.done", "round": 3}',
+    '{"timestamp": "2027-01-01T12:00:01.123456Z", "level": "error", "event": "rollout.lost", "workers": 2}',
+    '{"timestamp": "2027-01-01T12:00:02.123456Z", "level": "error", "event": "job.ended", "reason": "out of luck", '
+    '"detail": "Traceback:\\n  a line"}',
+)
+ONE_JOB = ("get", "watch", "logs", "wait", "cancel", "resume", "delete", "download")
+"""Verbs that take a job's id."""
+
+
+@pytest.fixture
+def coordinator(tmp_path, monkeypatch):
+    with ScriptedCoordinator(tmp_path) as running:
+        monkeypatch.setenv("MARLESS_COORDINATOR", running.address)
+        monkeypatch.chdir(tmp_path)
+        yield running
+
+
+@pytest.fixture
+def job_file(tmp_path):
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(JOB))
+    return path
+
+
+@pytest.fixture
+def marless(monkeypatch, capsys):
+    """Runs the command in this process; answers its exit code, its data, and what it said."""
+
+    def run(*argv: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["marless", *map(str, argv)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        out, err = capsys.readouterr()
+        assert "Traceback (most" not in out + err
+        return int(end.value.code or 0), out, err
+
+    return run
+
+
+def test_submit_prints_the_id_and_how_to_go_on(coordinator, marless, job_file):
+    code, out, err = marless("submit", job_file, "--set", "stop.rounds=9")
+    [request] = coordinator.asked(pb.SubmitJobRequest)
+    assert (code, out) == (0, f"{request.job}\n")
+    assert err == f"marless: submitted; `marless watch {request.job}` shows it\n"
+    assert json.loads(request.spec_json)["stop"]["rounds"] == 9
+
+
+def test_submit_under_an_id_of_ones_own(coordinator, marless, job_file):
+    assert marless("submit", job_file, "--job", "mine")[:2] == (0, "mine\n")
+    code, out, err = marless("submit", job_file, "--job", "mine")
+    assert (code, out, err) == (1, "", "marless: job 'mine' exists; choose another id\n")
+    assert marless("submit", job_file, "--job", "mine", "--if-exists", "replace")[0] == 0
+    assert coordinator.asked(pb.SubmitJobRequest)[-1].if_exists == pb.IF_EXISTS_REPLACE
+    code, _, err = marless("submit", job_file, "--if-exists", "use")
+    assert (code, err.count("\n")) == (2, 1)
+
+
+@pytest.mark.parametrize("how", ["--wait", "--follow"])
+@pytest.mark.parametrize(("state", "code"), [("SUCCEEDED", 0), ("FAILED", 100), ("CANCELLED", 103)])
+def test_submit_may_stay_until_the_end(coordinator, marless, job_file, how, state, code):
+    def live() -> None:
+        while "mine" not in coordinator.servicer.jobs:
+            pass
+        coordinator.happen("mine", rounds=4, state=state, reason="out of luck", log=LOG)
+
+    life = threading.Thread(target=live)
+    life.start()
+    got, out, err = marless("submit", job_file, "--job", "mine", how, "-o", "json")
+    life.join()
+    assert (got, json.loads(out)["state"]) == (code, state)
+    assert ("round 2 " in err and "round 4 " in err) == (how == "--follow")
+    assert (
+        "marless: job mine failed: out of luck\nmarless: its log: 12:00:01.123 error   rollout.lost workers=2\n" in err
+    ) == (state == "FAILED")
+
+
+def test_jobs_are_listed_for_people_and_for_programs(coordinator, marless):
+    coordinator.add("one").job.greedy_return = -3.25
+    coordinator.add("two", "FAILED")
+    coordinator.add("three")
+    _, table, _ = marless("list")
+    header, *rows = table.splitlines()
+    assert header.split()[:3] == ["job", "state", "rounds"]
+    assert [row.split()[:2] for row in rows] == [["one", "RUNNING"], ["two", "FAILED"], ["three", "RUNNING"]]
+    assert "-3.25" in rows[0]
+    assert marless("list", "-o", "name") == (0, "one\ntwo\nthree\n", "")
+    assert marless("list", "-o", "name", "--state", "failed")[1] == "two\n"
+    assert [job["job"] for job in json.loads(marless("list", "-o", "json")[1])] == ["one", "two", "three"]
+    assert [json.loads(line)["job"] for line in marless("list", "-o", "jsonl")[1].splitlines()] == [
+        "one",
+        "two",
+        "three",
+    ]
+    assert [job["greedy_return"] for job in yaml.safe_load(marless("list", "-o", "yaml")[1])] == [-3.25, None, None]
+
+
+def test_an_empty_list_is_one_for_programs_too(coordinator, marless):
+    assert marless("list", "-o", "json")[1] == "[]\n"
+    assert marless("list", "-o", "name")[1] == ""
+
+
+@pytest.mark.parametrize(
+    ("output", "read"), [("json", json.loads), ("jsonl", json.loads), ("yaml", yaml.safe_load), ("name", str.strip)]
+)
+def test_one_job_in_every_format(coordinator, marless, output, read):
+    coordinator.add("one", "FAILED").job.reason = "[red]out[/red] of luck"
+    code, out, err = marless("get", "one", "-o", output)
+    assert (code, err) == (0, "")
+    assert read(out) == "one" if output == "name" else read(out)["reason"] == "[red]out[/red] of luck"
+
+
+def test_one_job_for_people_shows_every_word_as_it_is(coordinator, marless):
+    coordinator.add("one", "FAILED").job.reason = reason = "[red]out[/red] of luck " * 20 + "end"
+    assert reason in marless("get", "one")[1]
+
+
+def test_watch_says_each_evaluation_and_ends_as_the_job_did(coordinator, marless):
+    coordinator.add("one", log=list(LOG))
+    coordinator.happen("one", rounds=4, state="FAILED", reason="out of luck")
+    code, out, err = marless("watch", "one")
+    assert code == 100
+    assert [line.split(" · ")[0] for line in err.splitlines()[:2]] == ["round 2", "round 4"]
+    assert err.splitlines()[2:] == [
+        "marless: job one failed: out of luck",
+        "marless: its log: 12:00:01.123 error   rollout.lost workers=2",
+        "marless: `marless logs one` says more",
+    ]
+    assert "FAILED" in out
+
+
+def test_watch_prints_the_records_for_programs(coordinator, marless):
+    coordinator.add("one")
+    coordinator.happen("one", rounds=70, state="SUCCEEDED")
+    code, out, _ = marless("watch", "one", "-o", "jsonl")
+    assert code == 0
+    assert out.splitlines() == coordinator.servicer.jobs["one"].records
+
+
+def test_logs_for_people_and_as_they_are(coordinator, marless):
+    coordinator.add("one", "FAILED", log=list(LOG))
+    code, out, _ = marless("logs", "one", "--tail", "2")
+    assert (code, out.splitlines()) == (
+        0,
+        [
+            "12:00:01.123 error   rollout.lost workers=2",
+            "12:00:02.123 error   job.ended reason=out of luck",
+            "    Traceback:",
+            "      a line",
+        ],
+    )
+    assert marless("logs", "one", "-f", "-o", "jsonl")[1].splitlines() == list(LOG)
+
+
+def test_wait_tells_by_its_exit_code(coordinator, marless):
+    coordinator.add("one")
+    code, out, err = marless("wait", "one", "--timeout", "0.1", "-o", "name")
+    assert (code, out, err) == (101, "one\n", "marless: job one has not ended within 0.1 s; it goes on\n")
+    coordinator.happen("one", state="CANCELLED")
+    assert marless("wait", "one")[0] == 103
+
+
+def test_cancel_resume_delete(coordinator, marless):
+    coordinator.add("one").job.rounds = 7
+    assert marless("delete", "one")[0] == 1
+    assert marless("cancel", "one", "-o", "name") == (0, "one\n", "marless: job one has ended: CANCELLED\n")
+    code, _, err = marless("resume", "one", "--set", "stop.rounds=20")
+    assert (code, err) == (0, "marless: resumed after round 7; `marless watch one` shows it\n")
+    assert json.loads(coordinator.asked(pb.ResumeJobRequest)[0].stop_json) == {"rounds": 20}
+    assert marless("resume", "one")[::2] == (1, "marless: job 'one' has not ended; cancel it first\n")
+    marless("cancel", "one")
+    assert marless("delete", "one") == (0, "", "marless: deleted one\n")
+
+
+def test_resume_may_stay_and_shows_what_is_new(coordinator, marless):
+    coordinator.add("one", "CANCELLED")
+    coordinator.happen("one", rounds=4)
+    resume = coordinator.servicer.ResumeJob
+
+    async def and_runs_on(request, context):
+        answer = pb.ResumeJobResponse()
+        answer.CopyFrom(await resume(request, context))
+        await coordinator._happen(coordinator.servicer.jobs["one"], 2, "SUCCEEDED", "done", ())
+        return answer
+
+    coordinator.replace("ResumeJob", and_runs_on)
+    code, _, err = marless("resume", "one", "--follow")
+    assert (code, [line.split(" · ")[0] for line in err.splitlines()]) == (0, ["round 6"])
+
+
+def test_download_prints_where_it_is(coordinator, marless, tmp_path):
+    coordinator.add("one", files={"job.json": b"{}", "a/b": b"12"})
+    assert marless("download", "one") == (0, "one\n", "marless: 2 files, 0.0 MB\n")
+    assert (tmp_path / "one/a/b").read_bytes() == b"12"
+    assert marless("download", "one", "--to", tmp_path / "x")[1] == f"{tmp_path}/x\n"
+
+
+# What can be wrong: one sentence each, the right exit code, nothing on standard output, no traceback.
+
+
+@pytest.mark.parametrize("verb", ONE_JOB)
+def test_an_unknown_job_exits_with_102(coordinator, marless, verb):
+    assert marless(verb, "nobody") == (102, "", "marless: there is no job 'nobody'\n")
+
+
+@pytest.mark.parametrize("verb", [*ONE_JOB, "list"])
+def test_without_a_coordinator_every_verb_says_what_to_do(marless, monkeypatch, tmp_path, verb):
+    monkeypatch.setattr("marless.cli.options.CONTACT_S", 0.05)
+    monkeypatch.setenv("MARLESS_COORDINATOR", f"unix:{tmp_path}/none.sock")
+    code, out, err = marless(*((verb,) if verb == "list" else (verb, "one")))
+    sentence = (
+        f"no coordinator at unix:{tmp_path}/none.sock: start one with `marless up`, or name yours with --coordinator"
+    )
+    assert (code, out, err) == (1, "", f"marless: {sentence}\n")
+
+
+@pytest.mark.parametrize("verb", [*ONE_JOB, "list"])
+def test_a_wrong_token_is_named_at_every_verb(marless, monkeypatch, tmp_path, verb):
+    with ScriptedCoordinator(tmp_path, Security(token="right")) as coordinator:
+        monkeypatch.setenv("MARLESS_TOKEN", "wrong")
+        code, out, err = marless(verb, *([] if verb == "list" else ["one"]), "--coordinator", coordinator.address)
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert "token is missing or wrong; set MARLESS_TOKEN" in err and str(tmp_path) in err
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("list", "--state", "RUNING"),
+        ("list", "-o", "xml"),
+        ("get",),
+        ("get", "one", "--no-such-flag"),
+        ("logs", "one", "--tail", "-1"),
+        ("logs", "one", "--tail", "some"),
+        ("wait", "one", "--timeout", "-1"),
+        ("wait", "one", "--timeout", "soon"),
+        ("resume", "one", "--set", "algorithm.lr=1"),
+        ("resume", "one", "--set", "stop.rounds"),
+        ("resume", "one", "--set", "stop.steps=3"),
+        ("submit", "job.yaml", "--if-exists", "perhaps"),
+        ("submit", "job.yaml", "--job", "Not An Id"),
+        ("submit", "none.yaml"),
+        ("list", "--coordinator", "example.org:1234"),
+        ("nonsense",),
+    ],
+)
+def test_a_mistake_on_the_command_line_exits_with_2(coordinator, marless, job_file, argv):
+    coordinator.add("one", "FAILED")
+    code, out, err = marless(*argv)
+    assert (code, out) == (2, "")
+    assert (err.startswith("marless: ") and err.count("\n") == 1) or "Usage: marless" in err
+
+
+def test_a_state_that_is_misspelt_is_guessed(coordinator, marless):
+    assert "did you mean 'RUNNING'?" in marless("list", "--state", "runing")[2]
+
+
+def test_what_the_coordinator_refuses_names_the_file(coordinator, marless, job_file):
+    coordinator.refuse(SpecError("spec: env: no such option\nalgorithm.minibatches: too many"))
+    code, out, err = marless("submit", job_file)
+    assert (code, out) == (2, "")
+    assert err == f"marless: {job_file}: env: no such option\n{job_file}: algorithm.minibatches: too many\n"
+    coordinator.refuse(OverloadedError("16 jobs wait; try again later"))
+    assert marless("submit", job_file) == (1, "", "marless: 16 jobs wait; try again later\n")
+
+
+# As a process.
+
+
+def start(*argv: str, **kwargs) -> subprocess.Popen:
+    command = [sys.executable, "-c", "from marless.cli import command; command()", *argv]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **kwargs)
+
+
+@pytest.mark.parametrize("argv", [("watch", "one", "-o", "jsonl"), ("logs", "one", "-f"), ("wait", "one")])
+def test_ctrl_c_detaches_and_says_how_to_cancel(coordinator, argv):
+    coordinator.add("one", log=list(LOG[:1]))
+    coordinator.happen("one", rounds=1)
+    process = start(*argv)
+    if argv[0] == "wait":
+        while not coordinator.asked(pb.WatchJobRequest):
+            assert process.poll() is None
+    else:
+        assert process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert err == "marless: detached; the job goes on: `marless watch one` shows it, `marless cancel one` ends it\n"
+    assert not coordinator.asked(pb.CancelJobRequest)
+
+
+def test_a_restart_of_the_coordinator_goes_unseen(coordinator):
+    coordinator.add("one")
+    coordinator.happen("one", rounds=1)
+    process = start("watch", "one", "-o", "jsonl")
+    for _ in range(2):
+        assert process.stdout.readline()
+        coordinator.kill()
+        coordinator.start()
+        coordinator.happen("one", rounds=1)
+    assert process.stdout.readline()
+    coordinator.happen("one", state="SUCCEEDED")
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, out) == (0, "")
+    assert [line.split(" · ")[0] for line in err.splitlines()] == ["round 2"]
+
+
+def test_a_reader_that_leaves_is_no_mistake(coordinator):
+    coordinator.add("one", log=[LOG[0]] * 20_000)
+    process = start("logs", "one")
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    process.wait(timeout=20)
+
+
+@pytest.mark.parametrize(("running", "expected"), [(True, ["job-a", "job-b"]), (False, [])])
+def test_the_shell_completes_ids(coordinator, running, expected):
+    for job in ("job-a", "other", "job-b"):
+        coordinator.add(job)
+    if not running:
+        coordinator.kill()
+    environment = os.environ | {
+        "_MARLESS_COMPLETE": "complete_bash", "COMP_WORDS": "marless get job", "COMP_CWORD": "2",
+    }  # fmt: skip
+    process = start(env=environment)
+    out, err = process.communicate(timeout=20)
+    assert (out.split(), err) == (expected, "")
+
+
+def test_colour_is_for_terminals_that_want_it(coordinator):
+    coordinator.add("one")
+    process = start("get", "one", env=os.environ | {"NO_COLOR": "1"})
+    out, _ = process.communicate(timeout=20)
+    assert "\x1b" not in out

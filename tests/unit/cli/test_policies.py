@@ -1,0 +1,106 @@
+"""The verbs `evaluate` and `export`: data on standard output, one sentence for a mistake, an exit code for each."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+import yaml
+
+import marless
+from marless.cli.main import main
+from marless.envs.base import Discrete
+from marless.policies.evaluation import evaluate
+from tests.unit.policies.saved import save, state
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    states = {f"agent_{i}": state(12, Discrete(5), seed=i) for i in range(2)}
+    save(tmp_path / "runs" / "job-1", states, {name: (name,) for name in states}, round_=4)
+    save(tmp_path / "runs" / "shared", {"agent": states["agent_0"]}, {"agent": tuple(states)})
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def marless_(runs, monkeypatch, capsys):
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["marless", *arguments])
+        try:
+            main()
+            code = 0
+        except SystemExit as end:
+            code = end.code
+        out, said = capsys.readouterr()
+        assert "Traceback" not in out + said
+        return code, out, said
+
+    return run
+
+
+def test_evaluate_prints_a_score_beside_chance(marless_):
+    code, out, said = marless_("evaluate", "job-1", "--episodes", "30", "--seed", "3", "-o", "json")
+    assert (code, said) == (0, "")
+    found = json.loads(out)
+    expected = evaluate(marless.load_policy("job-1"), episodes=30, seed=3)
+    assert found["return"] == expected.team.returns.mean
+    assert found["return_per_agent"] == expected.team.returns.per_agent
+    assert found["standard_error_per_agent"] == expected.team.standard_errors
+    assert found["random_return"] == expected.chance.returns.mean
+    assert (found["job"], found["round"], found["env"]) == ("job-1", 4, "mpe/simple_spread")
+    assert found["reported_return"] is None
+    assert yaml.safe_load(marless_("evaluate", "job-1", "--episodes", "30", "--seed", "3", "-o", "yaml")[1]) == found
+    _, table, _ = marless_("evaluate", "job-1", "--episodes", "30", "--seed", "3", "--runs", "runs")
+    head, *agents, mean = (line.split() for line in table.splitlines())
+    assert head == ["agent", "return", "random", "reported"]
+    assert [row[0] for row in agents] == ["agent_0", "agent_1"]
+    assert mean[1] == f"{found['return']:.2f}"
+    assert mean[3] == f"{found['standard_error']:.2f}"
+
+
+def test_evaluate_elsewhere_exploring_filmed(marless_, tmp_path):
+    plain = json.loads(marless_("evaluate", "shared", "-o", "jsonl")[1])
+    explored = json.loads(marless_("evaluate", "shared", "--explore", "-o", "jsonl")[1])
+    shorter = json.loads(marless_("evaluate", "shared", "--env-option", "max_cycles=2", "-o", "jsonl")[1])
+    assert plain["return"] != explored["return"]
+    assert plain["return"] < 5 * shorter["return"] < 0
+    code, out, said = marless_("evaluate", "shared", "--render", "film.gif", "-o", "name")
+    assert (code, out, said) == (0, "shared\n", "marless: filmed one episode: film.gif, 26 pictures\n")
+    assert (tmp_path / "film.gif").read_bytes().startswith(b"GIF89a")
+
+
+def test_export_and_evaluate_what_was_exported(marless_):
+    assert marless_("export", "job-1", "--policy", "agent_1", "--to", "one") == (0, "one\n", "")
+    assert marless.load_policy("one").agents == ("agent_1",)
+    assert marless_("export", "shared", "--to", "all")[0] == 0
+    found = json.loads(marless_("evaluate", "all", "-o", "json")[1])
+    assert found["return"] == json.loads(marless_("evaluate", "shared", "-o", "json")[1])["return"]
+
+
+MISTAKES = {
+    ("evaluate", "nope"): (
+        102,
+        "nope: there is no such policy file, checkpoint or run folder here",
+    ),
+    ("evaluate", "job-1", "--round", "3"): (102, "job job-1 has no checkpoint after 3 rounds; there is 4"),
+    ("evaluate", "job-1", "--env", "mpe/spread"): (2, "unknown environment 'mpe/spread'; did you mean"),
+    ("evaluate", "job-1", "--env-option", "agents"): (2, "--env-option 'agents': write it as name=value"),
+    ("evaluate", "job-1", "--env-option", "agents=["): (2, "--env-option 'agents=[': '[' is not a YAML value"),
+    ("evaluate", "job-1", "--env-option", "agent=2"): (2, "environment mpe/simple_spread: unknown option 'agent'"),
+    ("evaluate", "job-1", "--env-option", "agents=3"): (2, "no policy for agent_2 of this environment"),
+    ("evaluate", "runs/job-1/spec.yaml"): (1, "runs/job-1/spec.yaml is no policy, or it is damaged"),
+    ("evaluate", "job-1", "--render", "none/film.gif"): (1, "none/film.gif: No such file or directory"),
+    ("export", "job-1", "--to", "one"): (2, "job-1 holds 2 policies: choose one with --policy: agent_0, agent_1"),
+    ("export", "job-1", "--to", "one", "--policy", "agent_2"): (2, "unknown policy 'agent_2'; did you mean"),
+    ("export", "shared", "--to", "none/one"): (1, "none/.one.partial: No such file or directory"),
+}
+
+
+@pytest.mark.parametrize("arguments", MISTAKES)
+def test_a_mistake_is_one_sentence_and_an_exit_code(marless_, arguments):
+    expected, sentence = MISTAKES[arguments]
+    code, out, said = marless_(*arguments)
+    assert (code, out, len(said.splitlines())) == (expected, "", 1)
+    assert said.startswith(f"marless: {sentence}")

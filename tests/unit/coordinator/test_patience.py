@@ -1,0 +1,62 @@
+"""How long a job waits: as long as it was told, and no longer than its user."""
+
+import asyncio
+import time
+from itertools import count
+from types import SimpleNamespace
+
+import pytest
+
+from marless.errors import CancelledJobError, UnreachableError
+from services.coordinator import patience
+from services.coordinator.patience import Patience
+
+TROUBLE = UnreachableError("store: gone")
+
+
+@pytest.fixture
+def clock(monkeypatch) -> SimpleNamespace:
+    """Time as this test says, and no waiting."""
+    clock = SimpleNamespace(now_s=1000.0, monotonic=lambda: clock.now_s)
+    monkeypatch.setattr(patience, "time", clock)
+    monkeypatch.setattr(patience, "delays", lambda jitter: (0.0 for _ in count()))
+    return clock
+
+
+async def borne(waits: Patience, clock: SimpleNamespace, *after_s: float) -> int:
+    """How many troubles are borne that come so long after one another."""
+    for number, pause_s in enumerate(after_s):
+        clock.now_s += pause_s
+        try:
+            await waits.bear(TROUBLE)
+        except UnreachableError:
+            return number
+    return len(after_s)
+
+
+async def test_only_trouble_for_that_long_is_too_long(clock):
+    assert await borne(Patience(10, asyncio.Event()), clock, 0, 4, 4, 1.9, 0.2, 1) == 4
+
+
+async def test_something_achieved_is_a_new_beginning(clock):
+    waits = Patience(10, asyncio.Event())
+    assert await borne(waits, clock, 0, 4, 4) == 3
+    waits.over()
+    assert not waits.waiting
+    assert await borne(waits, clock, 4, 4, 4) == 3
+
+
+async def test_a_long_calm_is_a_new_beginning(clock):
+    assert await borne(Patience(10, asyncio.Event()), clock, 0, 9, 11, 9) == 4
+
+
+async def test_whoever_cancels_does_not_wait():
+    cancelled = asyncio.Event()
+    waits = Patience(3600, cancelled)
+    waits._since_s = waits._last_s = time.monotonic()
+    waits._delays = iter([60.0])
+    bearing = asyncio.create_task(waits.bear(TROUBLE))
+    await asyncio.sleep(0)
+    cancelled.set()
+    with pytest.raises(CancelledJobError):
+        await asyncio.wait_for(bearing, 5)

@@ -1,0 +1,60 @@
+"""`start.checkpoint`: what it may name, and a sentence for what it may not."""
+
+from pathlib import Path
+
+import pytest
+
+from marless.checkpoint import Checkpoint, DiskCheckpoints, Progress, SavedPolicy
+from marless.errors import SpecError
+from marless.job import prepare
+from services.coordinator import start
+from tests.unit.coordinator.test_run_folder import SPEC
+
+
+@pytest.fixture
+def runs(tmp_path) -> Path:
+    """A directory of run folders: `done` has two checkpoints, `new` has none."""
+    checkpoints = DiskCheckpoints(tmp_path / "done" / "checkpoints")
+    for round_ in (1, 12):
+        progress = Progress(round=round_, env_steps=7, seed=3, actors=2, groups={"p": ("a",)})
+        policies = {name: SavedPolicy(version=2, blobs={"acting": b"a"}) for name in ("agent_0", "agent_1")}
+        checkpoints.save(Checkpoint(progress=progress, policies=policies), keep=2)
+    (tmp_path / "new").mkdir()
+    return tmp_path
+
+
+def test_a_job_its_folder_and_a_checkpoint_can_be_named(runs):
+    newest = runs / "done" / "checkpoints" / "round-000012"
+    assert start.find("done", runs) == newest
+    assert start.find(str(runs / "done"), runs) == newest
+    assert start.find(str(newest.with_name("round-000001")), runs) == newest.with_name("round-000001")
+
+
+@pytest.mark.parametrize(
+    ("reference", "sentence"),
+    [
+        ("none", "'none' is neither a job in .* nor a directory on the coordinator's machine"),
+        ("/nowhere/at/all", "'/nowhere/at/all' is neither a job"),
+        ("new", "new holds no checkpoint; give one, or the folder of a job with one"),
+    ],
+)
+def test_what_is_not_there_is_said_by_name(runs, reference, sentence):
+    with pytest.raises(SpecError, match=f"^start.checkpoint: .*{sentence}"):
+        start.find(reference, runs)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [("manifest.json", b"{}"), ("agent_0.acting.safetensors", b"b"), ("agent_1.acting.safetensors", None)],
+)
+def test_a_damaged_checkpoint_is_refused(runs, name, damage):
+    path = runs / "done" / "checkpoints" / "round-000012" / name
+    path.write_bytes(damage) if damage else path.unlink()
+    with pytest.raises(SpecError, match=rf"^start.checkpoint: .*{name}"):
+        start.find("done", runs)
+
+
+def test_policies_of_other_names_are_refused(runs):
+    newest = start.find("done", runs)
+    with pytest.raises(SpecError, match=r"start.checkpoint holds no policy agent_2; it has agent_0, agent_1: give"):
+        start.load(newest, prepare(SPEC))

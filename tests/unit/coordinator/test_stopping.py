@@ -1,0 +1,52 @@
+"""When a job that is found in its folder has a round left to run."""
+
+import pytest
+
+from marless.spec import StopSpec
+from services.coordinator.journal import Journal
+from services.coordinator.run_folder import JobStatus, RunFolder
+from services.coordinator.stopping import ending
+from tests.unit.coordinator.test_run_folder import SPEC
+from tests.unit.test_record import RETURNS, record
+
+
+@pytest.fixture
+def journal(tmp_path) -> Journal:
+    """Three rounds of half a second and 100 env steps; the last was evaluated, at -20.5."""
+    folder = RunFolder(tmp_path / "j")
+    folder.create(SPEC, JobStatus(job="j", state="RUNNING", reason="", accepted_s=1.0))
+    folder.take_over()
+    for number in range(3):
+        folder.append(record(number, evaluation=RETURNS if number == 2 else None))
+    journal = Journal(folder)
+    journal.read()
+    return journal
+
+
+@pytest.mark.parametrize(
+    ("rule", "reason"),
+    [
+        ({"rounds": 3}, "3 rounds done"),
+        ({"rounds": 4}, ""),
+        ({"env_steps": 300}, "300 env steps sampled"),
+        ({"env_steps": 301}, ""),
+        ({"wall_s": 1.5}, "2 s of training passed"),
+        ({"wall_s": 1.6}, ""),
+        ({"return": -20.5}, "greedy return per agent -20.500 reached -20.5"),
+        ({"return": -20.4}, ""),
+    ],
+)
+def test_every_rule_goes_by_what_is_recorded(journal, rule, reason):
+    assert ending(StopSpec.model_validate(rule), journal) == reason
+
+
+def test_the_last_round_is_an_evaluated_one(journal):
+    journal.append(record(3))
+    assert ending(StopSpec.model_validate({"rounds": 3}), journal) == ""
+
+
+def test_what_is_cut_is_not_counted(journal):
+    journal.cut(1)
+    assert (journal.rounds, journal.env_steps, journal.rounds_s, journal.greedy) == (1, 100, 0.5, None)
+    journal.cut(0)
+    assert (journal.rounds, journal.env_steps, journal.last) == (0, 0, None)
