@@ -247,7 +247,7 @@ class JobRun:
             returns=rollout.returns,
             invocations=rollout.invocations,
         )
-        await to_the_end(self._folder.write_pending, pending)
+        self._folder.write_pending(pending)
         return pending
 
     async def _update(self, plan: _Plan, pending: Pending) -> Update:

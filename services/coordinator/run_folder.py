@@ -10,8 +10,9 @@ log.jsonl            what happened, see `services.coordinator.logs`
 owner.lock           who runs the job, see `services.coordinator.ownership`
 
 Only the owner writes. One that has lost the job, and may learn of it between any two of its steps, is kept out: each
-file is replaced by renaming a partial one, and whoever takes over removes all partial ones and replaces rounds.jsonl,
-so that a late rename finds nothing, and a late line goes to a file that has no name.
+file is replaced by renaming a partial one, and whoever takes over removes all partial ones and replaces the two that
+are kept open, rounds.jsonl and pending.json, so that a late rename finds nothing, and a late line goes to a file that
+has no name.
 """
 
 from __future__ import annotations
@@ -106,7 +107,8 @@ class RunFolder:
         self.checkpoints = DiskCheckpoints(path / "checkpoints")
         self.ownership: Ownership | None = None
         self._rounds: IO[bytes] | None = None
-        """Opened when the folder was taken over, never later: see above."""
+        self._pending: IO[bytes] | None = None
+        """Both opened when the folder was taken over, never later: see above."""
 
     @property
     def rounds_path(self) -> Path:
@@ -122,6 +124,10 @@ class RunFolder:
     def start_path(self) -> Path:
         """The checkpoint that the job starts from, if there is one."""
         return self.path / "start"
+
+    @property
+    def _pending_path(self) -> Path:
+        return self.path / "pending.json"
 
     # Ownership
 
@@ -144,9 +150,10 @@ class RunFolder:
 
     def release(self) -> None:
         """Let go of the folder; twice is safe."""
-        if self._rounds:
-            self._rounds.close()
-            self._rounds = None
+        for file in (self._rounds, self._pending):
+            if file:
+                file.close()
+        self._rounds = self._pending = None
         if self.ownership:
             self.ownership.release()
 
@@ -157,8 +164,8 @@ class RunFolder:
             reach("coordinator.take_over.before")
             for partial in self.path.glob("*.partial"):
                 partial.unlink()
-            path = self.rounds_path
-            self._replace_rounds(_whole_lines(path) if path.exists() else 0)
+            self._rounds = self._renew(self.rounds_path, _whole_lines(self.rounds_path))
+            self._pending = self._renew(self._pending_path, _whole_lines(self._pending_path))
             reach("coordinator.take_over.after")
 
     # The job
@@ -231,8 +238,7 @@ class RunFolder:
         with self._disk():
             before = file.seek(0, os.SEEK_END)
             try:
-                if file.write(line) < len(line):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                _write(file, line, before)
                 os.fdatasync(file.fileno())
             except OSError:
                 file.truncate(before)
@@ -249,25 +255,40 @@ class RunFolder:
         with self._disk():
             reach("coordinator.cut.before")
             with self.rounds_path.open("rb") as file:
-                self._replace_rounds(sum(len(line) for _, line in zip(range(rounds), file, strict=False)))
+                kept = sum(len(line) for _, line in zip(range(rounds), file, strict=False))
+            before, self._rounds = self._rounds, self._renew(self.rounds_path, kept)
+            if before:
+                before.close()
             for later in self.checkpoints.rounds():
                 if later > rounds:
                     shutil.rmtree(self.checkpoints.path(later))
             reach("coordinator.cut.after")
 
     def write_pending(self, pending: Pending) -> None:
-        """Replace pending.json. It survives this process at once, and the machine after `sync_pending`."""
-        self._replace("pending.json", json.dumps(asdict(pending)), failpoint="pending", sync=False)
+        """Replace pending.json, in microseconds. It survives this process at once, the machine after `sync_pending`.
+
+        It is written in place, for it is on the path between a rollout and its update: one that is found torn means
+        that there was no update yet, and that the rollout can be had again.
+        """
+        line, file = _PENDING.dump_json(pending) + b"\n", self._pending
+        self.check_owned()
+        assert file is not None  # opened by take_over
+        reach("coordinator.pending.before")
+        with self._disk():
+            _write(file, line, 0)
+            file.truncate(len(line))
+        reach("coordinator.pending.after")
 
     def sync_pending(self) -> None:
         """Have pending.json on the disk when this returns; may run beside the update."""
+        assert self._pending is not None  # opened by take_over
         with self._disk():
-            fsync(self.path / "pending.json")
+            os.fdatasync(self._pending.fileno())
 
     def read_pending(self, round_: int) -> Pending | None:
         """What came of this round's rollout, if it was written and survived."""
         try:
-            pending = _read_json(self.path / "pending.json", _PENDING)
+            pending = _read_json(self._pending_path, _PENDING)
         except (FileNotFoundError, CorruptError):
             return None
         return pending if pending.round == round_ else None
@@ -276,7 +297,7 @@ class RunFolder:
         """Remove pending.json, whose round is recorded."""
         self.check_owned()
         with self._disk():
-            (self.path / "pending.json").unlink(missing_ok=True)
+            self._pending_path.unlink(missing_ok=True)
 
     # Checkpoints
 
@@ -290,15 +311,14 @@ class RunFolder:
             self.checkpoints.save(checkpoint, keep)
             reach("coordinator.checkpoint.after")
 
-    def _replace(self, name: str, text: str, *, failpoint: str, sync: bool = True) -> None:
+    def _replace(self, name: str, text: str, *, failpoint: str) -> None:
         target = self.path / name
         partial = target.with_suffix(f".{secrets.token_hex(4)}.partial")
         self.check_owned()
         with self._disk():
             try:
                 partial.write_text(text, encoding="utf-8")
-                if sync:
-                    fsync(partial)
+                fsync(partial)
                 self.check_owned()  # whoever takes over from here on removes the partial file first
                 reach(f"coordinator.{failpoint}.before")
                 partial.replace(target)
@@ -307,13 +327,11 @@ class RunFolder:
             except (FencedError, OSError):
                 partial.unlink(missing_ok=True)
                 raise
-            if sync:
-                fsync(self.path)
+            fsync(self.path)
             reach(f"coordinator.{failpoint}.after")
 
-    def _replace_rounds(self, size_bytes: int) -> None:
-        """Replace rounds.jsonl by a copy of its first bytes, and keep it open."""
-        path = self.rounds_path
+    def _renew(self, path: Path, size_bytes: int) -> IO[bytes]:
+        """Replace a file that is kept open by a copy of its first bytes; returns the copy, open."""
         partial = path.with_suffix(f".{secrets.token_hex(4)}.partial")
         with partial.open("xb") as copy:
             if size_bytes:
@@ -322,12 +340,11 @@ class RunFolder:
                 copy.truncate(size_bytes)
             copy.flush()
             os.fsync(copy.fileno())
-        if self._rounds:
-            self._rounds.close()
-        self._rounds = partial.open("r+b", buffering=0)
+        renewed = partial.open("r+b", buffering=0)  # before it gets its name, which another may take from it
         self.check_owned()
         partial.replace(path)
         fsync(self.path)
+        return renewed
 
     def check_owned(self) -> None:
         """Raise FencedError if another coordinator has taken the folder over."""
@@ -359,8 +376,16 @@ def _read_json(path: Path, kind: TypeAdapter[Any]) -> Any:  # Any: the adapter's
         raise CorruptError(f"{path}: not a file that marless wrote, or one of another version") from None
 
 
+def _write(file: IO[bytes], line: bytes, at_byte: int) -> None:
+    """Write a whole line at a place; a disk that takes only a part of it is full."""
+    if os.pwrite(file.fileno(), line, at_byte) < len(line):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 def _whole_lines(path: Path) -> int:
     """Bytes up to the end of the last whole line."""
+    if not path.exists():
+        return 0
     with path.open("rb") as file:
         end = file.seek(0, os.SEEK_END)
         while end:

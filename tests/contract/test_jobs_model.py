@@ -260,7 +260,7 @@ class JobsMachine(RuleBasedStateMachine):
 @pytest.fixture(autouse=True)
 def scripted(monkeypatch):
     monkeypatch.setattr(live, "JobRun", ScriptedRun)
-    monkeypatch.setattr(run_folder, "_sync", lambda _path: None)  # what survives a power cut is not in question here
+    monkeypatch.setattr(run_folder, "fsync", lambda _path: None)  # what survives a power cut is not in question here
 
 
 def test_after_a_restart_what_ran_goes_on_before_older_jobs_that_waited():

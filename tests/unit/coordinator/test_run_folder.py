@@ -79,6 +79,23 @@ def test_a_missing_job_is_not_found(folder, tmp_path):
         folder.load()
 
 
+def test_the_newest_rollout_replaces_a_longer_one_whole(folder):
+    folder.write_pending(PENDING)
+    shorter = Pending(round=2, started_s=5.0, rollout_s=0.5, env_steps=7, returns=None, invocations=())
+    folder.write_pending(shorter)
+    assert folder.read_pending(2) == shorter
+    folder.take_over()
+    assert folder.read_pending(2) == shorter
+
+
+def test_a_rollout_noted_too_late_goes_to_a_file_without_a_name(folder):
+    late = folder._pending
+    folder.write_pending(PENDING)
+    folder.take_over()
+    os.pwrite(late.fileno(), b"late", 0)
+    assert folder.read_pending(1) == PENDING
+
+
 def test_a_pending_file_that_was_not_finished_is_none(folder):
     (folder.path / "pending.json").write_bytes(b'{"round": 1')
     assert folder.read_pending(1) is None
