@@ -6,11 +6,15 @@ import re
 from dataclasses import dataclass
 
 from marless.algos import registry as algorithms
+from marless.algos.base import Group
 from marless.envs import registry as environments
 from marless.envs.base import EnvSpaces
 from marless.errors import SpecError
-from marless.scaling.base import ActorScaling, FixedScaling
-from marless.sharing.base import FixedSharing, Sharing, initial_groups
+from marless.scaling import registry as scaling_policies
+from marless.scaling.base import ActorScaling, ScalingContext
+from marless.sharing import registry as sharing_policies
+from marless.sharing.base import Sharing
+from marless.sharing.groups import initial_groups
 from marless.spec import JobSpec
 
 _JOB_ID = re.compile(r"[a-z0-9]([a-z0-9-]{0,98}[a-z0-9])?")
@@ -26,6 +30,10 @@ class Job:
     """Trajectories carry the global state."""
     scaling: ActorScaling
     sharing: Sharing
+    curvature: bool
+    """Learners measure the curvature of each policy's objective in every round."""
+    noise: bool
+    """Learners measure each policy's gradient noise scale in every round."""
 
 
 def advice(job: Job) -> str:
@@ -49,13 +57,24 @@ def prepare(spec: JobSpec) -> Job:
     algorithm = algorithms.algorithm(spec.algorithm.name)
     env_steps = spec.actors.count * spec.actors.envs * spec.actors.steps
     algorithm.check(spec.algorithm, spaces, samples=env_steps * min(len(group.agents) for group in groups))
+    signals = scaling_policies.scaling(spec.scaling.name).signals(spec.scaling)
+    curvature = "curvature" in signals or sharing_policies.sharing(spec.sharing.name).curvature(spec.sharing)
     return Job(
         spec=spec,
         spaces=spaces,
         with_state=algorithm.needs_state(spec.algorithm),
-        scaling=FixedScaling(spec.actors.count),
-        sharing=FixedSharing(groups),
+        scaling=_scaling(spec, spaces, groups),
+        sharing=sharing_policies.sharing(spec.sharing.name).make(spec.sharing, groups, spaces),
+        curvature=curvature,
+        noise="noise" in signals,
     )
+
+
+def _scaling(spec: JobSpec, spaces: EnvSpaces, groups: tuple[Group, ...]) -> ActorScaling:
+    context = ScalingContext(
+        max_actors=spec.actors.count, agents=len(spaces.agents), groups=groups, rounds=spec.stop.rounds
+    )
+    return scaling_policies.scaling(spec.scaling.name).make(spec.scaling, context)
 
 
 def check_id(job_id: str) -> None:

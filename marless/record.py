@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from marless.errors import CorruptError
 
@@ -77,7 +77,12 @@ def standard_error(total: float, squares: float, episodes: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class InvocationRecord:
-    """One execution of a function: what is billed. Times are Unix seconds; 0 where a share has none of its own."""
+    """One execution of a function: what is billed. Times are Unix seconds.
+
+    Actors, evaluations and learners are whole executions of a worker. Post-processing, critics, policies and
+    measurements ran inside a learner, several of them in one stacked pass: their start and end are the pass's, and
+    `vcpu_s` is their share of it.
+    """
 
     id: str
     function: str
@@ -91,6 +96,9 @@ class InvocationRecord:
     vcpu_s: float
     memory_bytes: int
     cold: bool
+    """The first invocation of its worker."""
+    init_s: float = 0.0
+    """Seconds that its worker took from launch to ready, if cold."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +117,32 @@ class GroupRecord:
     policy: str
     agents: tuple[str, ...]
     version: int
+    source: str = ""
+    """Policy whose state the update started from, if it was another one: the groups have just changed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distances:
+    """How differently the agents of one class behave, as measured in this round."""
+
+    agents: tuple[str, ...]
+    values: tuple[tuple[float, ...], ...]
+    """[N, N]: symmetric, 0 on the diagonal; the unit is that of the job's similarity."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What a policy decided for one round, and all that it decided from."""
+
+    kind: Literal["scaling", "sharing"]
+    rule: str
+    """Name of the policy in the registry, e.g. "marless"."""
+    outcome: str
+    """In a few words: "38 actors", "shared: agent_0+agent_2 agent_1"."""
+    reason: str
+    """One sentence, with the numbers that mattered."""
+    inputs: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # Any: what JSON can hold
+    """What it was decided from, and what a stateful policy must remember: enough to decide again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,10 +165,14 @@ class RoundRecord:
     evaluation: Returns | None
     """Of the greedy policies, if this round was evaluated."""
     metrics: Mapping[str, Mapping[str, float]]
-    """Per policy and joint critic: losses, KL, entropy, explained variance, gradient norms."""
+    """Per policy and joint critic: losses, KL, entropy, explained variance, gradient norms; curvature and noise where
+    a policy asked for them (see `marless.algos.base.UpdateOutput`).
+    """
     invocations: tuple[InvocationRecord, ...]
-    decisions: Mapping[str, str]
-    """Why the next round has the groups and actors it has: "scaling" and "sharing", a sentence each."""
+    decisions: tuple[Decision, ...]
+    """Why this round had the actors and groups it had."""
+    distances: tuple[Distances, ...] = ()
+    """Per agent class, where sharing asked for them."""
 
     def to_json(self) -> str:
         """One line of `rounds.jsonl`."""
@@ -155,6 +193,11 @@ def from_json(line: str) -> RoundRecord:
             "returns": _returns(data["returns"]),
             "evaluation": _returns(data["evaluation"]),
             "invocations": tuple(InvocationRecord(**invocation) for invocation in data["invocations"]),
+            "decisions": tuple(Decision(**decision) for decision in data["decisions"]),
+            "distances": tuple(
+                Distances(agents=tuple(each["agents"]), values=tuple(map(tuple, each["values"])))
+                for each in data["distances"]
+            ),
         }
     )
 

@@ -16,9 +16,13 @@ import yaml
 from pydantic import BeforeValidator, Field, JsonValue, SerializeAsAny, TypeAdapter, ValidationError, model_validator
 
 from marless.algos import registry
-from marless.algos.base import AlgorithmConfig, ModelSpec, Strict
+from marless.algos.base import AlgorithmConfig, CurvatureSpec, ModelSpec, Strict
 from marless.errors import SpecError
 from marless.mistakes import sentences
+from marless.scaling import registry as scaling_policies
+from marless.scaling.base import ScalingConfig
+from marless.sharing import registry as sharing_policies
+from marless.sharing.base import SharingConfig
 from marless.sinks import registry as sinks
 from marless.sinks.base import SinkConfig
 
@@ -45,19 +49,34 @@ class ActorsSpec(Strict):
     timeout_s: float = Field(300.0, gt=0, description="an actor that takes longer is given to another worker")
 
 
-class ScalingSpec(Strict):
-    """How many actors the next round gets."""
+class FunctionSize(Strict):
+    """What one function is given, and billed for while it works."""
 
-    name: Literal["fixed"] = Field("fixed", description="fixed: actors.count in every round")
+    vcpus: float = Field(1.0, gt=0, le=192)
+    memory_mb: int = Field(1024, ge=128, le=1_048_576)
 
 
-class SharingSpec(Strict):
-    """Which agents share a policy and its learner."""
+class FunctionsSpec(Strict):
+    """The sizes of the functions that a job is made of (Wei et al. 2025, §5: 1 to 2 vCPUs, at least 1 GB)."""
 
-    name: Literal["fixed"] = Field("fixed", description="fixed: the groups below in every round")
-    groups: Literal["independent", "shared"] | dict[str, tuple[str, ...]] = Field(
-        "independent",
-        description="independent: a policy per agent; shared: one per agent class; or policy name → agents",
+    actor: FunctionSize = FunctionSize()  # type: ignore[call-arg]  # pydantic's plugin-free view of Field defaults
+    learner: FunctionSize = Field(
+        FunctionSize(memory_mb=2048),  # type: ignore[call-arg]
+        description="of each post-processing, critic and policy function",
+    )
+    prewarm: bool = Field(True, description="start the next round's actors while learners work")
+
+
+class BillSpec(Strict):
+    """Which of the three figures counts as the job's cost, and at what prices."""
+
+    accounting: Literal["billed", "paper", "serverful"] = Field(
+        "billed",
+        description="billed: all that a provider charges; paper: work alone, by the millisecond; serverful: a machine "
+        "for the whole run",
+    )
+    prices: str | None = Field(
+        None, min_length=1, description="file on the coordinator's machine whose prices replace those of marless"
     )
 
 
@@ -101,16 +120,27 @@ class StopSpec(Strict):
         None, alias="return", description="mean greedy evaluation return per agent reached"
     )
     wall_s: float | None = Field(None, gt=0, description="seconds since the first round started")
+    cost_usd: float | None = Field(None, gt=0, description="US dollars by `bill.accounting`; no round starts beyond")
 
     @model_validator(mode="after")
     def _some_rule(self) -> StopSpec:
         if self.model_dump(exclude_none=True) == {}:
-            raise ValueError("set at least one of rounds, env_steps, return, wall_s: a job must be able to end")
+            raise ValueError(
+                "set at least one of rounds, env_steps, return, wall_s, cost_usd: a job must be able to end"
+            )
         return self
 
 
 def _algorithm_type(name: str) -> type[AlgorithmConfig]:
     return registry.algorithm(name).config_type
+
+
+def _scaling_type(name: str) -> type[ScalingConfig]:
+    return scaling_policies.scaling(name).config_type
+
+
+def _sharing_type(name: str) -> type[SharingConfig]:
+    return sharing_policies.sharing(name).config_type
 
 
 def _sink_type(name: str) -> type[SinkConfig]:
@@ -121,22 +151,32 @@ def _algorithm(value: object) -> AlgorithmConfig:
     return _named(value, AlgorithmConfig, _algorithm_type, "algorithm: {name: ippo}")
 
 
+def _scaling(value: object) -> ScalingConfig:
+    return _named(value, ScalingConfig, _scaling_type, "scaling: {name: fixed}", default="fixed")
+
+
+def _sharing(value: object) -> SharingConfig:
+    return _named(value, SharingConfig, _sharing_type, "sharing: {name: fixed}", default="fixed")
+
+
 def _sink(value: object) -> SinkConfig:
     return _named(value, SinkConfig, _sink_type, "sinks: [{name: tensorboard}]")
 
 
-def _named(value: object, base: type[Config], type_of: Callable[[str], type[Config]], example: str) -> Config:
-    """A section whose `name` decides which fields it has."""
+def _named(
+    value: object, base: type[Config], type_of: Callable[[str], type[Config]], example: str, default: str | None = None
+) -> Config:
+    """A section whose `name` decides which fields it has; `default` is the name of one that gives none."""
     if isinstance(value, base):
         return value
-    name = _name(value)
+    name = _name(value) or default
     if not isinstance(name, str):
         raise ValueError(f"needs a name, e.g. `{example}`")
     try:
         config_type = type_of(name)
     except SpecError as error:
         raise ValueError(str(error)) from None
-    return config_type.model_validate({"name": value} if isinstance(value, str) else value)
+    return config_type.model_validate({"name": name} if isinstance(value, str) else value)
 
 
 def _name(section: object) -> object:
@@ -152,8 +192,15 @@ class JobSpec(Strict):
     algorithm: Annotated[SerializeAsAny[AlgorithmConfig], BeforeValidator(_algorithm)]
     model: ModelSpec = ModelSpec()  # type: ignore[call-arg]  # pydantic's plugin-free view of Field defaults
     actors: ActorsSpec = ActorsSpec()  # type: ignore[call-arg]
-    scaling: ScalingSpec = ScalingSpec()  # type: ignore[call-arg]
-    sharing: SharingSpec = SharingSpec()  # type: ignore[call-arg]
+    scaling: Annotated[SerializeAsAny[ScalingConfig], BeforeValidator(_scaling)] = Field(
+        "fixed", validate_default=True, description="how many actors the next round gets"
+    )
+    sharing: Annotated[SerializeAsAny[SharingConfig], BeforeValidator(_sharing)] = Field(
+        "fixed", validate_default=True, description="which agents share a policy and its learner"
+    )
+    curvature: CurvatureSpec = CurvatureSpec()  # type: ignore[call-arg]
+    functions: FunctionsSpec = FunctionsSpec()  # type: ignore[call-arg]
+    bill: BillSpec = BillSpec()  # type: ignore[call-arg]
     evaluation: EvaluationSpec = EvaluationSpec()  # type: ignore[call-arg]
     learner: LearnerSpec = LearnerSpec()  # type: ignore[call-arg]
     checkpoint: CheckpointSpec = CheckpointSpec()  # type: ignore[call-arg]
@@ -231,6 +278,9 @@ def _inner_types(document: Mapping[str, Any]) -> dict[tuple[str, ...], type[Stri
     types: dict[tuple[str, ...], type[Strict]] = {}
     with suppress(SpecError):
         types["algorithm",] = _algorithm_type(str(_name(document.get("algorithm"))))
+    for section, type_of in (("scaling", _scaling_type), ("sharing", _sharing_type)):
+        with suppress(SpecError):
+            types[section,] = type_of(str(_name(document.get(section)) or "fixed"))
     given = document.get("sinks")
     for index, sink in enumerate(given if isinstance(given, list | tuple) else ()):
         with suppress(SpecError):
@@ -259,7 +309,7 @@ def _override(document: dict[str, Any], override: str) -> None:  # Any: YAML
     *sections, field = key.split(".")
     for section in sections:
         inner = document.setdefault(section, {})
-        if isinstance(inner, str) and section == "algorithm":
+        if isinstance(inner, str) and section in ("algorithm", "scaling", "sharing"):
             inner = document[section] = {"name": inner}
         if not isinstance(inner, dict):
             raise SpecError(f"--set {override!r}: {section} is {inner!r}, not a section with fields")

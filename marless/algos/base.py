@@ -50,6 +50,20 @@ class Schedule(Strict):
         return self.start + (self.end - self.start) * done
 
 
+class CurvatureSpec(Strict):
+    """How the curvature of each policy's objective is measured, where a scaling or sharing policy asks for it."""
+
+    samples: int = Field(256, ge=1, description="of a round's samples per policy, drawn anew each round")
+    steps: int = Field(12, ge=2, description="Lanczos steps, a Hessian-vector product each")
+    probes: int = Field(1, ge=1, description="random starts; the most extreme eigenvalues of all count")
+
+
+class SimilarityConfig(Strict):
+    """Base of every similarity's config; `name` selects it in the registry of `marless.sharing.similarity`."""
+
+    name: str
+
+
 class AlgorithmConfig(Strict):
     """Base of every algorithm's config; `name` selects the algorithm in the registry."""
 
@@ -86,6 +100,18 @@ class PolicyState:
 
 
 @dataclass(frozen=True)
+class Measure:
+    """What an update measures beside its training, for the decisions on the next round."""
+
+    curvature: CurvatureSpec | None = None
+    """Per policy, after the update: metrics "lambda_max", "lambda_min" and "curvature", their ratio C."""
+    noise: bool = False
+    """Per policy: metric "noise_scale", the gradient noise scale in samples."""
+    similarity: SimilarityConfig | None = None
+    """Distances between all agents of the class, from the round's samples."""
+
+
+@dataclass(frozen=True)
 class RoundInput:
     """Everything an update depends on; equal inputs and equal states give bit-identical results."""
 
@@ -98,16 +124,23 @@ class RoundInput:
     """The groups of this learner's agent class."""
     trajectories: Sequence[Trajectory]
     """One per actor, ordered by actor index (never by arrival)."""
+    pooling: Literal["pooled", "drawn"] = "pooled"
+    """What a group trains on: all samples of its members; or as many as one agent has, drawn from all of them."""
+    measure: Measure = field(default_factory=Measure)
 
 
 @dataclass(frozen=True)
 class FunctionRun:
-    """One function of the algorithm as it ran inside an update: what is billed (its share of a stacked pass)."""
+    """One function of the algorithm as it ran inside an update: what is billed."""
 
-    function: Literal["post_process", "critic", "policy"]
+    function: Literal["post_process", "critic", "policy", "curvature", "similarity"]
     name: str
-    """The policy or critic it served."""
-    seconds: float
+    """The policy or critic it served; of post-processing and similarity, the agent class."""
+    start_s: float
+    """Unix seconds: when the pass that it ran in began."""
+    end_s: float
+    vcpu_s: float
+    """Its share of what that pass took: one thread's seconds over the number of functions in the stack."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +150,8 @@ class UpdateOutput:
     metrics: Mapping[str, Mapping[str, float]]
     """Per policy or joint critic: losses, approx_kl, entropy, explained_variance, grad_norm, clip_fraction …"""
     runs: tuple[FunctionRun, ...]
+    distances: NDArray[np.float64] | None = None
+    """[N, N], symmetric, in the order of the class's agents, if they were asked for."""
 
 
 class Learner(Protocol):

@@ -49,7 +49,8 @@ class _Trained:
 
     job: _Job
     metrics: Metrics
-    seconds: float
+    start_s: float
+    end_s: float
 
 
 class PPOLearner:
@@ -109,7 +110,7 @@ class PPOLearner:
 
     def update(self, inputs: RoundInput) -> UpdateOutput:
         """See `Learner`."""
-        started = time.perf_counter()
+        started_s = time.time()
         threads = torch.get_num_interop_threads() if self._device.type == "cpu" else 1
         chosen = stacks(inputs.groups, self._class, parts=max(1, threads // 2), device=self._device)
         policies = self._policies.arrange([(stack.names, stack.starts) for stack in chosen])
@@ -126,11 +127,13 @@ class PPOLearner:
         for stack, function in zip(chosen, policies, strict=True):
             samples = policy_samples(stack, advantage_N1S, tensors, self._config)
             jobs.append(_Job("policy", stack.names, function, samples))
-        runs = [FunctionRun("post_process", self._class.name, time.perf_counter() - started)]
+        done_s = time.time()
+        runs = [FunctionRun("post_process", self._class.name, started_s, done_s, done_s - started_s)]
         for trained in self._train(jobs, inputs, threads):
             job = trained.job
             _report(metrics, job.names, trained.metrics)
-            runs += [FunctionRun(job.function, name, trained.seconds / len(job.names)) for name in job.names]
+            share_s = (trained.end_s - trained.start_s) / len(job.names)
+            runs += [FunctionRun(job.function, name, trained.start_s, trained.end_s, share_s) for name in job.names]
         return UpdateOutput(metrics=metrics, runs=tuple(runs))
 
     def _parts(self, name: str) -> list[tuple[Codec, Bank[PolicyFunction] | Bank[CriticFunction]]]:
@@ -164,9 +167,9 @@ class PPOLearner:
         orders = {size: self._orders(size, inputs) for size in {job.samples.count for job in jobs}}
 
         def train(job: _Job) -> _Trained:
-            started = time.perf_counter()
+            start_s = time.time()
             metrics = job.trained.train(job.samples, orders[job.samples.count], config.minibatches, settings)
-            return _Trained(job, metrics, time.perf_counter() - started)
+            return _Trained(job, metrics, start_s, time.time())
 
         if threads == 1:
             return [train(job) for job in jobs]

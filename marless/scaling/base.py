@@ -1,12 +1,45 @@
-"""The actor-scaling protocol: how many actors the next round gets, decided from the rounds so far."""
+"""What an actor-scaling policy is: how many actors the next round gets, decided from the rounds so far.
+
+A policy has a config (what a user may set), says what it needs measured, refuses what cannot work, and decides.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
 
+from pydantic import Field
+
+from marless.algos.base import Group, Strict
 from marless.record import RoundRecord
+
+Signal = Literal["curvature", "noise"]
+"""What learners measure for a policy; see `marless.algos.base.Measure`."""
+
+
+class ScalingConfig(Strict):
+    """Base of every scaling policy's config; `name` selects the policy in the registry."""
+
+    name: str
+    within_budget: bool = Field(
+        False,
+        description="spend at most what is left of stop.cost_usd: no more actors than the remaining rounds can pay",
+    )
+
+
+@dataclass(frozen=True)
+class ScalingContext:
+    """What a policy may know of the job before it starts."""
+
+    max_actors: int
+    """`actors.count`: I_max."""
+    agents: int
+    """N, of the whole team."""
+    groups: tuple[Group, ...]
+    """Of the first round."""
+    rounds: int | None
+    """`stop.rounds`."""
 
 
 @dataclass(frozen=True)
@@ -15,22 +48,34 @@ class ScalingDecision:
 
     actors: int
     reason: str
+    """One sentence, with the numbers that mattered."""
+    inputs: Mapping[str, Any] = field(default_factory=dict)  # Any: what JSON can hold
+    """What it was decided from, and what the policy must remember; read back from the last record's decision."""
 
 
 class ActorScaling(Protocol):
-    """Deterministic given its inputs: a resumed job decides as an undisturbed one."""
+    """Deterministic given its inputs, and without memory of its own: a resumed job decides as an undisturbed one.
 
-    def decide(self, history: Sequence[RoundRecord]) -> ScalingDecision:
-        """Actors for the round after `history`, which is empty before the first."""
+    What must be remembered travels in `ScalingDecision.inputs`, which the next round finds in its history.
+    """
+
+    def decide(self, history: Sequence[RoundRecord], groups: Sequence[Group]) -> ScalingDecision:
+        """Actors for the round after `history`, which will train `groups`.
+
+        `history` is empty before the first round, and holds at least the newest 512 rounds.
+        """
         ...
 
 
-@dataclass(frozen=True)
-class FixedScaling:
-    """The same number of actors in every round."""
+class ScalingKind(Protocol):
+    """One entry of the registry."""
 
-    actors: int
+    config_type: type[ScalingConfig]
 
-    def decide(self, history: Sequence[RoundRecord]) -> ScalingDecision:
-        """Always `actors`."""
-        return ScalingDecision(self.actors, f"fixed: {self.actors} actors in every round")
+    def signals(self, config: ScalingConfig) -> frozenset[Signal]:
+        """What learners must measure for it."""
+        ...
+
+    def make(self, config: ScalingConfig, context: ScalingContext) -> ActorScaling:
+        """The policy of one job; raises SpecError for settings that cannot work for it."""
+        ...

@@ -1,87 +1,85 @@
-"""The sharing protocol: which agents share a policy and its learner in the next round."""
+"""What a sharing policy is: which agents share a policy and its learner in the next round.
+
+A policy has a config (what a user may set), says what it needs measured, refuses what cannot work, and decides.
+"""
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from marless.algos.base import Group
-from marless.envs.base import EnvSpaces
-from marless.errors import SpecError, unknown_name
-from marless.record import RoundRecord
+from pydantic import Field
 
-_POLICY_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+from marless.algos.base import Group, SimilarityConfig, Strict
+from marless.record import Returns, RoundRecord
+
+if TYPE_CHECKING:
+    from marless.envs.base import EnvSpaces
+
+
+class SharingConfig(Strict):
+    """Base of every sharing policy's config; `name` selects the policy in the registry."""
+
+    name: str
+    groups: Literal["independent", "shared"] | dict[str, tuple[str, ...]] = Field(
+        "independent",
+        description="groups of the first round: a policy per agent; one per agent class; or policy name → agents",
+    )
+    samples: Literal["pooled", "drawn"] = Field(
+        "pooled",
+        description="what a shared policy trains on: all samples of its members, or as many as one agent has, drawn",
+    )
 
 
 @dataclass(frozen=True)
 class SharingDecision:
-    """Groups that cover every agent exactly once, and why."""
+    """Groups that cover every agent exactly once, and why.
+
+    A group of several agents is published under the name of the member whose weights it starts from; a group whose
+    `source` is another policy starts from a copy of that one's weights and optimizer moments.
+    """
 
     groups: tuple[Group, ...]
     reason: str
+    """One sentence, with the numbers that mattered."""
+    inputs: Mapping[str, Any] = field(default_factory=dict)  # Any: what JSON can hold
+    """What it was decided from, and what the policy must remember; read back from the last record's decision."""
 
 
 class Sharing(Protocol):
-    """Deterministic given its inputs: a resumed job decides as an undisturbed one."""
+    """Deterministic given its inputs, and without memory of its own: a resumed job decides as an undisturbed one.
+
+    What must be remembered travels in `SharingDecision.inputs`, which the next round finds in its history.
+    """
+
+    def asks(self, history: Sequence[RoundRecord], returns: Returns | None) -> bool:
+        """True if the similarity of agents is to be measured beside the update of the round after `history`.
+
+        `returns` are those of that round's rollout, which is done; the decision may be to share from the next on.
+        """
+        ...
 
     def decide(self, history: Sequence[RoundRecord]) -> SharingDecision:
-        """Groups for the round after `history`, which is empty before the first."""
+        """Groups for the round after `history`, which is empty before the first, and holds at least the newest 512
+        rounds.
+        """
         ...
 
 
-@dataclass(frozen=True)
-class FixedSharing:
-    """The same groups in every round."""
+class SharingKind(Protocol):
+    """One entry of the registry."""
 
-    groups: tuple[Group, ...]
+    config_type: type[SharingConfig]
 
-    def decide(self, history: Sequence[RoundRecord]) -> SharingDecision:
-        """Always `groups`."""
-        return SharingDecision(self.groups, f"fixed: {len(self.groups)} policies in every round")
+    def curvature(self, config: SharingConfig) -> bool:
+        """True if learners must measure each policy's curvature for it, every round."""
+        ...
 
+    def similarity(self, config: SharingConfig) -> SimilarityConfig | None:
+        """How similarity is measured when it asks for it; None if it never does."""
+        ...
 
-def initial_groups(asked: str | Mapping[str, Sequence[str]], spaces: EnvSpaces) -> tuple[Group, ...]:
-    """The groups that a spec asks for: "independent", "shared" (per agent class), or policy name → agents.
-
-    Raises SpecError for an unknown agent, one that is named twice or not at all, and a group of unlike agents.
-    """
-    if asked == "independent":
-        groups = tuple(Group(agent, (agent,)) for agent in spaces.agents)
-    elif asked == "shared":
-        groups = tuple(Group(agents.name, agents.agents) for agents in spaces.classes)
-    elif isinstance(asked, str):
-        raise SpecError(f"sharing.groups: {asked!r}; allowed: independent, shared, or policy name → agents")
-    else:
-        groups = tuple(Group(policy, tuple(agents)) for policy, agents in asked.items())
-    _check(groups, spaces)
-    return groups
-
-
-def _check(groups: Sequence[Group], spaces: EnvSpaces) -> None:
-    for group in groups:
-        if not _POLICY_NAME.fullmatch(group.policy):
-            raise SpecError(
-                f"sharing.groups: {group.policy!r} cannot name a policy, whose name is a file's too; give a mapping "
-                "policy name → agents with names of letters, digits, '_', '.' and '-'"
-            )
-        if not group.agents:
-            raise SpecError(f"sharing.groups: {group.policy} holds no agent; leave it out or give it one")
-    times = Counter(agent for group in groups for agent in group.agents)
-    for agent, count in times.items():
-        if agent not in spaces.agents:
-            raise SpecError(f"sharing.groups: {unknown_name('agent', agent, spaces.agents)}")
-        if count > 1:
-            raise SpecError(f"sharing.groups: {agent} is in {count} groups; an agent has one policy at a time")
-    missing = [agent for agent in spaces.agents if agent not in times]
-    if missing:
-        raise SpecError(f"sharing.groups: no group holds {', '.join(missing)}; every agent needs a policy")
-    for group in groups:
-        classes = sorted({spaces.class_of(agent).name for agent in group.agents})
-        if len(classes) != 1:
-            raise SpecError(
-                f"sharing.groups: {group.policy} mixes agents with different spaces "
-                f"(classes {', '.join(classes)}); only agents of one class can share a policy"
-            )
+    def make(self, config: SharingConfig, groups: tuple[Group, ...], spaces: EnvSpaces) -> Sharing:
+        """The policy of one job whose first groups are `groups`; raises SpecError for settings that cannot work."""
+        ...

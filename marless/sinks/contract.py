@@ -117,7 +117,7 @@ def sample_round(number: int, scale: float) -> RoundRecord:
         evaluation=returns if number % 3 == 0 else None,
         metrics={"all": {"policy_loss": scale / (number + 1), "kl": 0.0}},
         invocations=(actor,),
-        decisions={},
+        decisions=(),
     )
 
 

@@ -37,6 +37,13 @@ class ActorPoolServicer(ActorPoolServiceServicer):
         await self._fleet.scale(request.workers)
         return actor_pool_pb2.ScaleResponse(workers=self._dispatcher.workers())
 
+    async def Prewarm(  # noqa: N802
+        self, request: actor_pool_pb2.PrewarmRequest, context: Context
+    ) -> actor_pool_pb2.PrewarmResponse:
+        """Start workers ahead of a rollout."""
+        self._fleet.expect(request.actors)
+        return actor_pool_pb2.PrewarmResponse()
+
     async def ListWorkers(  # noqa: N802
         self, request: actor_pool_pb2.ListWorkersRequest, context: Context
     ) -> actor_pool_pb2.ListWorkersResponse:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from marless.algos.base import Group
 from marless.job import Job
-from marless.record import InvocationRecord, Returns, returns_of
+from marless.record import Distances, InvocationRecord, Returns, returns_of
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
 from marless.rpc.v1 import actor_pool_pb2, common_pb2, learner_pool_pb2
@@ -41,6 +41,7 @@ class Update:
     versions: Versions
     metrics: Mapping[str, Mapping[str, float]]
     invocations: tuple[InvocationRecord, ...]
+    distances: tuple[Distances, ...]
 
 
 class Pools:
@@ -112,6 +113,7 @@ class Pools:
         actors: int,
         groups: Sequence[Group],
         versions: Versions,
+        measure: learner_pool_pb2.Measure,
     ) -> Update:
         """Update every policy once from the trajectories of `actors` actors."""
         request = learner_pool_pb2.UpdateRequest(
@@ -122,12 +124,14 @@ class Pools:
             actors=actors,
             groups=_groups(groups, versions),
             versions=[common_pb2.PolicyVersion(policy=name, version=v) for name, v in versions.items()],
+            measure=measure,
         )
         reply = await self._learner_pool.call(self._learners.Update, request, timeout_s=CALL_TIMEOUT_S)
         return Update(
             versions={version.policy: version.version for version in reply.versions},
             metrics={name: dict(metrics.values) for name, metrics in reply.metrics.items()},
             invocations=_invocations(reply.invocations),
+            distances=tuple(_distances(each) for each in reply.distances),
         )
 
     def _rollout(
@@ -165,6 +169,12 @@ def _groups(groups: Iterable[Group], versions: Versions) -> list[common_pb2.Grou
         )
         for group in groups
     ]
+
+
+def _distances(measured: common_pb2.Distances) -> Distances:
+    agents, values = tuple(measured.agents), measured.values
+    rows = (tuple(values[row * len(agents) : (row + 1) * len(agents)]) for row in range(len(agents)))
+    return Distances(agents=agents, values=tuple(rows))
 
 
 def _invocations(invocations: Iterable[common_pb2.Invocation]) -> tuple[InvocationRecord, ...]:

@@ -21,8 +21,12 @@ from marless.errors import (
     UnavailableError,
 )
 from marless.job import Job
-from marless.record import GroupRecord, PhaseSeconds, RoundRecord, Summary
+from marless.record import Decision, GroupRecord, PhaseSeconds, RoundRecord, Summary
 from marless.rpc.concurrency import to_the_end
+from marless.rpc.v1.learner_pool_pb2 import Measure
+from marless.scaling.base import ScalingDecision
+from marless.sharing.base import SharingDecision
+from marless.spec import JobSpec
 from services.coordinator import stopping
 from services.coordinator.journal import Journal
 from services.coordinator.logs import JobLog
@@ -47,7 +51,7 @@ class _Plan:
     groups: tuple[Group, ...]
     actors: int
     versions: Versions
-    decisions: dict[str, str]
+    decisions: tuple[Decision, ...]
     ending: str
     """Why there is no next round; "" if there is."""
 
@@ -195,14 +199,15 @@ class JobRun:
 
     def _plan(self, versions: Versions, ending: str) -> _Plan:
         history = self._journal.history
-        scaling, sharing = self._job.scaling.decide(history), self._job.sharing.decide(history)
+        sharing = self._job.sharing.decide(history)
+        scaling = self._job.scaling.decide(history, sharing.groups)
         return _Plan(
             round=self._journal.rounds,
             env_steps=self._journal.env_steps,
             groups=sharing.groups,
             actors=scaling.actors,
             versions=versions,
-            decisions={"scaling": scaling.reason, "sharing": sharing.reason},
+            decisions=_decisions(self._job.spec, scaling, sharing),
             ending=ending,
         )
 
@@ -262,12 +267,17 @@ class JobRun:
                 actors=plan.actors,
                 groups=plan.groups,
                 versions=plan.versions,
+                measure=self._measure(pending),
             )
         except StaleError:
             self._pending = None  # the trajectories went with the learner pool that held them
             raise
         finally:
             await syncing
+
+    def _measure(self, pending: Pending) -> Measure:
+        similarity = self._job.sharing.asks(self._journal.history, pending.returns)
+        return Measure(curvature=self._job.curvature, noise=self._job.noise, similarity=similarity)
 
     async def _evaluate(
         self, round_: int, groups: tuple[Group, ...], versions: Versions, *, last: bool
@@ -276,13 +286,17 @@ class JobRun:
         every = self._job.spec.evaluation.every
         if not last and not (every and round_ % every == 0):
             return None
-        return await self._pools.evaluate(self._id, self._job, round_, groups, versions, epoch=self._recovery.epoch)
+        own = [Group(group.policy, group.agents) for group in groups]  # what a group started from is behind it now
+        return await self._pools.evaluate(self._id, self._job, round_, own, versions, epoch=self._recovery.epoch)
 
     def _record(
         self, plan: _Plan, pending: Pending, update: Update, evaluation: Rollout | None, phases: PhaseSeconds
     ) -> RoundRecord:
         versions = {**plan.versions, **update.versions}
-        groups = (GroupRecord(policy=g.policy, agents=g.agents, version=versions[g.policy]) for g in plan.groups)
+        groups = (
+            GroupRecord(policy=g.policy, agents=g.agents, version=versions[g.policy], source=g.source)
+            for g in plan.groups
+        )
         return RoundRecord(
             job=self._id,
             round=plan.round,
@@ -298,6 +312,7 @@ class JobRun:
             metrics=update.metrics,
             invocations=pending.invocations + update.invocations + (evaluation.invocations if evaluation else ()),
             decisions=plan.decisions,
+            distances=update.distances,
         )
 
     async def _checkpoint(self, plan: _Plan, *, final: bool = False) -> None:
@@ -376,6 +391,20 @@ class JobRun:
         except UnavailableError as error:
             self._log.error("job.status_not_saved", error=str(error))
         self._changed(None)
+
+
+def _decisions(spec: JobSpec, scaling: ScalingDecision, sharing: SharingDecision) -> tuple[Decision, ...]:
+    groups = " ".join("+".join(group.agents) for group in sharing.groups)
+    return (
+        Decision(
+            kind="scaling",
+            rule=spec.scaling.name,
+            outcome=f"{scaling.actors} actors",
+            reason=scaling.reason,
+            inputs=scaling.inputs,
+        ),
+        Decision(kind="sharing", rule=spec.sharing.name, outcome=groups, reason=sharing.reason, inputs=sharing.inputs),
+    )
 
 
 def _names_a_service(trouble: MarlessError) -> bool:

@@ -11,14 +11,16 @@ import structlog
 import torch
 
 from marless.algos import registry
-from marless.algos.base import FunctionRun, Group, Learner, RoundInput
+from marless.algos.base import FunctionRun, Group, Learner, Measure, RoundInput, UpdateOutput
 from marless.checkpoint import PARTS
+from marless.envs.base import AgentClass
 from marless.errors import CorruptError, SpecError
 from marless.failpoint import reach
 from marless.nets import serial
 from marless.rpc.param_store import ParamStore, PolicyWrite
 from marless.rpc.v1 import common_pb2, learner_pool_pb2
-from marless.spec import from_json, spaces_from_json
+from marless.sharing import registry as sharing_policies
+from marless.spec import JobSpec, from_json, spaces_from_json
 from services.learner_pool import outcomes
 from services.learner_pool.intake import load
 
@@ -31,7 +33,8 @@ class _Held:
     """A learner, and the versions of the states it holds."""
 
     learner: Learner
-    seed: int
+    spec: JobSpec
+    agent_class: AgentClass
     device: str
     versions: dict[str, int] = field(default_factory=dict)
 
@@ -61,7 +64,7 @@ class Learning:
             device, why = choose_device(spec.learner.device)
             _log.info("job.device", job=task.job, agent_class=agent_class.name, device=device, why=why)
             learner = algorithm.learner(spec.algorithm, spec.model, spaces, agent_class, device)
-            self._held[key] = _Held(learner, spec.seed, device)
+            self._held[key] = _Held(learner, spec, agent_class, device)
             while len(self._held) > _HELD_LEARNERS:
                 self._held.popitem(last=False)
         self._held.move_to_end(key)
@@ -80,7 +83,7 @@ class Learning:
             raise SpecError(f"what the store has of job {task.job} does not fit its spec: {error}") from None
         fresh = [name for name in names if name not in present]
         for name in fresh:
-            held.learner.load(name, held.learner.initial(name, held.seed))
+            held.learner.load(name, held.learner.initial(name, held.spec.seed))
         versions = await self._publish(task, held, dict.fromkeys(fresh, 0), "init", {}) if fresh else {}
         return outcomes.result({name: present.get(name) or versions[name] for name in names})
 
@@ -97,20 +100,24 @@ class Learning:
         inputs = RoundInput(
             round=task.round,
             env_steps=task.env_steps,
-            seed=held.seed,
+            seed=held.spec.seed,
             groups=groups,
             trajectories=[load(file) for file in task.trajectories],
+            pooling=held.spec.sharing.samples,
+            measure=_measure(task.measure, held.spec),
         )
         held.versions.clear()  # what is held is of no version until it has been published
         output = await asyncio.to_thread(held.learner.update, inputs)
-        functions = _functions(task, output.runs)
+        functions, distances = _functions(task, output.runs), _distances(held.agent_class, output)
         heads = {version.policy: version.version for version in task.versions}
         expected = {name: heads.get(name, 0) for name in names}
-        reports = outcomes.encode(names, output.metrics, functions)
+        reports = outcomes.encode(names, output.metrics, functions, distances)
         result = outcomes.result(await self._publish(task, held, expected, task.round, reports))
         for name, metrics in output.metrics.items():
             result.metrics[name].values.update(metrics)
         result.functions.extend(functions)
+        if distances:
+            result.distances.CopyFrom(distances)
         return result
 
     async def _hold(self, job: str, held: _Held, wanted: Mapping[str, int]) -> None:
@@ -160,6 +167,11 @@ def choose_device(asked: str) -> tuple[str, str]:
     return asked, "as configured"
 
 
+def _measure(asked: learner_pool_pb2.Measure, spec: JobSpec) -> Measure:
+    similarity = sharing_policies.sharing(spec.sharing.name).similarity(spec.sharing) if asked.similarity else None
+    return Measure(curvature=spec.curvature if asked.curvature else None, noise=asked.noise, similarity=similarity)
+
+
 def _starts(task: learner_pool_pb2.LearnTask, names: Sequence[str]) -> dict[str, int]:
     """The versions that an update starts from: of what the groups start from, and of joint critics."""
     heads = {version.policy: version.version for version in task.versions}
@@ -168,13 +180,21 @@ def _starts(task: learner_pool_pb2.LearnTask, names: Sequence[str]) -> dict[str,
     return sources | {name: heads[name] for name in names if name not in policies}
 
 
+def _distances(agent_class: AgentClass, output: UpdateOutput) -> common_pb2.Distances | None:
+    if output.distances is None:
+        return None
+    return common_pb2.Distances(agents=agent_class.agents, values=output.distances.ravel().tolist())
+
+
 def _functions(task: learner_pool_pb2.LearnTask, runs: Iterable[FunctionRun]) -> list[common_pb2.Invocation]:
     return [
         common_pb2.Invocation(
             id=f"{task.job}/{task.round}/{run.function}/{run.name}",
             function=run.function,
             name=run.name,
-            vcpu_s=run.seconds,
+            start_s=run.start_s,
+            end_s=run.end_s,
+            vcpu_s=run.vcpu_s,
         )
         for run in runs
     ]

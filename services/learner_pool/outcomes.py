@@ -29,15 +29,21 @@ def encode(
     names: Collection[str],
     metrics: Mapping[str, Mapping[str, float]],
     functions: Iterable[common_pb2.Invocation],
+    distances: common_pb2.Distances | None = None,
 ) -> dict[str, bytes]:
-    """The part of each policy and joint critic; a function that served none of them goes with the first."""
+    """The part of each policy and joint critic; what served none of them goes with the first."""
     first = next(iter(names))
     runs: dict[str, list[list[str | float]]] = {name: [] for name in names}
     for run in functions:
-        runs[run.name if run.name in runs else first].append([run.id, run.function, run.name, run.vcpu_s])
-    return {
-        name: json.dumps({"metrics": dict(metrics.get(name, {})), "functions": runs[name]}).encode() for name in names
+        runs[run.name if run.name in runs else first].append(
+            [run.id, run.function, run.name, run.start_s, run.end_s, run.vcpu_s]
+        )
+    parts: dict[str, dict[str, object]] = {
+        name: {"metrics": dict(metrics.get(name, {})), "functions": runs[name]} for name in names
     }
+    if distances is not None:
+        parts[first]["distances"] = [list(distances.agents), list(distances.values)]
+    return {name: json.dumps(part).encode() for name, part in parts.items()}
 
 
 async def published(
@@ -52,6 +58,9 @@ async def published(
     for name, stored in (await store.get(job, versions, (PART,))).items():
         outcome = json.loads(bytes(stored.blobs[PART]))
         found.metrics[name].values.update(outcome["metrics"])
-        for id_, function, served, vcpu_s in outcome["functions"]:
-            found.functions.add(id=id_, function=function, name=served, vcpu_s=vcpu_s)
+        for id_, function, served, start_s, end_s, vcpu_s in outcome["functions"]:
+            found.functions.add(id=id_, function=function, name=served, start_s=start_s, end_s=end_s, vcpu_s=vcpu_s)
+        if "distances" in outcome:
+            agents, values = outcome["distances"]
+            found.distances.CopyFrom(common_pb2.Distances(agents=agents, values=values))
     return found

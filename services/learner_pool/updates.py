@@ -142,6 +142,7 @@ class Updates:
             env_steps=request.env_steps,
             groups=request.groups,
             versions=request.versions,
+            measure=request.measure,
             trajectories=self._intake.trajectories(request.job, request.round, request.actors),
         )
         return _joined(await self._run(_by_class(known.spaces, task), "update"))
@@ -177,6 +178,8 @@ def _joined(results: Sequence[learner_pool_pb2.LearnResult]) -> learner_pool_pb2
         response.invocations.extend(result.functions)
         for name, metrics in result.metrics.items():
             response.metrics[name].CopyFrom(metrics)
+        if result.HasField("distances"):
+            response.distances.append(result.distances)
     return response
 
 

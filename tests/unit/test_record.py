@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 import marless.record
 from marless.errors import CorruptError
 from marless.record import (
+    Decision,
+    Distances,
     GroupRecord,
     InvocationRecord,
     PhaseSeconds,
@@ -45,7 +47,13 @@ def record(round_: int = 0, **changes) -> RoundRecord:
                 queued_s=1000.0, start_s=1000.1, end_s=1000.2, vcpu_s=0.09, memory_bytes=2**26, cold=True,
             ),
         ),
-        "decisions": {"scaling": "fixed: 2 actors", "sharing": "fixed: 1 policy"},
+        "decisions": (
+            Decision(
+                kind="scaling", rule="marless", outcome="2 actors", reason="p needs 2", inputs={"ratio": {"p": [1.0]}}
+            ),
+            Decision(kind="sharing", rule="fixed", outcome="p: a+b", reason="fixed: 1 policy in every round"),
+        ),
+        "distances": (Distances(agents=("a", "b"), values=((0.0, 0.5), (0.5, 0.0))),),
     }  # fmt: skip
     return RoundRecord(**fields | changes)
 
@@ -122,7 +130,10 @@ def test_a_summary_of_a_job_that_never_played_has_no_returns():
 @given(st.lists(st.integers(0, 3000), max_size=12), st.sampled_from(["", "x" * 40, '{"job": "torn"}']))
 def test_records_are_read_backwards_whatever_their_length(tmp_path_factory, lengths, torn):
     path = tmp_path_factory.mktemp("backwards") / "rounds.jsonl"
-    written = [record(index, decisions={"scaling": "." * length}) for index, length in enumerate(lengths)]
+    written = [
+        record(index, decisions=(Decision(kind="scaling", rule="r", outcome="", reason="." * length),))
+        for index, length in enumerate(lengths)
+    ]
     path.write_text("".join(each.to_json() + "\n" for each in written) + torn)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(marless.record, "_STEP_BYTES", 777)

@@ -13,7 +13,7 @@ from marless import spec
 from marless.envs.base import AgentClass, Box, Discrete, EnvSpaces
 from marless.errors import SpecError
 from marless.job import advice, check_id, prepare
-from marless.sharing.base import initial_groups
+from marless.sharing.groups import initial_groups
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 BASE = {
@@ -22,7 +22,8 @@ BASE = {
     "stop": {"rounds": 2},
 }
 SECTIONS = (
-    "actors, algorithm, checkpoint, env, evaluation, learner, model, name, scaling, seed, sharing, sinks, start, stop"
+    "actors, algorithm, bill, checkpoint, curvature, env, evaluation, functions, learner, model, name, scaling, seed, sharing, "
+    "sinks, start, stop"
 )
 
 
@@ -95,12 +96,12 @@ MISTAKES = {
     "model: {hidden: [64, 0]}": "model.hidden.1: got 0; allowed: more than 0",
     "name: Bad Name": "name: got 'Bad Name'; allowed: text that matches ^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$",
     "learner: {device: gpu}": r"learner.device: got 'gpu'; allowed: text that matches ^(auto|cpu|cuda(:\d+)?)$",
-    "scaling: {name: adapt}": "scaling.name: got 'adapt'; allowed: 'fixed'",
+    "scaling: {name: adapt}": "scaling: unknown scaling policy 'adapt'; known: fixed",
     "sharing: {groups: together}": "sharing.groups: got 'together'; "
     "allowed: 'independent' or 'shared' or a section with fields",
     "sharing: {groups: {a: agent_0}}": "sharing.groups.a: got 'agent_0'; allowed: a list",
     "sharing: {groups: {a: [1]}}": "sharing.groups.a.0: got 1; allowed: text",
-    "stop: {}": "stop: set at least one of rounds, env_steps, return, wall_s: a job must be able to end",
+    "stop: {}": "stop: set at least one of rounds, env_steps, return, wall_s, cost_usd: a job must be able to end",
     "stop: {rounds: soon}": "stop.rounds: got 'soon'; allowed: a whole number",
     "stop: {return: .nan}": "stop.return: got nan; allowed: a finite number",
     "stop: {return: -20}\nevaluation: {every: 0}": "stop.return and evaluation.every: 0 exclude each other: a return "

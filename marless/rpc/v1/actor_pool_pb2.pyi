@@ -328,6 +328,40 @@ class ScaleResponse(_message.Message):
 Global___ScaleResponse: _TypeAlias = ScaleResponse  # noqa: Y015
 
 @_typing.final
+class PrewarmRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ACTORS_FIELD_NUMBER: _builtins.int
+    actors: _builtins.int
+    def __init__(
+        self,
+        *,
+        actors: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actors", b"actors"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrewarmRequest: _TypeAlias = PrewarmRequest  # noqa: Y015
+
+@_typing.final
+class PrewarmResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrewarmResponse: _TypeAlias = PrewarmResponse  # noqa: Y015
+
+@_typing.final
 class ListWorkersRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -45,6 +45,11 @@ class ActorPoolServiceStub:
                 request_serializer=marless_dot_rpc_dot_v1_dot_actor__pool__pb2.ScaleRequest.SerializeToString,
                 response_deserializer=marless_dot_rpc_dot_v1_dot_actor__pool__pb2.ScaleResponse.FromString,
                 _registered_method=True)
+        self.Prewarm = channel.unary_unary(
+                '/marless.rpc.v1.ActorPoolService/Prewarm',
+                request_serializer=marless_dot_rpc_dot_v1_dot_actor__pool__pb2.PrewarmRequest.SerializeToString,
+                response_deserializer=marless_dot_rpc_dot_v1_dot_actor__pool__pb2.PrewarmResponse.FromString,
+                _registered_method=True)
         self.ListWorkers = channel.unary_unary(
                 '/marless.rpc.v1.ActorPoolService/ListWorkers',
                 request_serializer=marless_dot_rpc_dot_v1_dot_actor__pool__pb2.ListWorkersRequest.SerializeToString,
@@ -78,6 +83,14 @@ class ActorPoolServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Prewarm(self, request, context):
+        """Starts workers until there are as many as a rollout of so many actors could use, and answers at once: a hint that
+        costs nothing when it is lost. Workers that are there are never removed. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListWorkers(self, request, context):
         """Lists workers. Read-only.
         """
@@ -104,6 +117,11 @@ def add_ActorPoolServiceServicer_to_server(servicer, server):
                     servicer.Scale,
                     request_deserializer=marless_dot_rpc_dot_v1_dot_actor__pool__pb2.ScaleRequest.FromString,
                     response_serializer=marless_dot_rpc_dot_v1_dot_actor__pool__pb2.ScaleResponse.SerializeToString,
+            ),
+            'Prewarm': grpc.unary_unary_rpc_method_handler(
+                    servicer.Prewarm,
+                    request_deserializer=marless_dot_rpc_dot_v1_dot_actor__pool__pb2.PrewarmRequest.FromString,
+                    response_serializer=marless_dot_rpc_dot_v1_dot_actor__pool__pb2.PrewarmResponse.SerializeToString,
             ),
             'ListWorkers': grpc.unary_unary_rpc_method_handler(
                     servicer.ListWorkers,
@@ -170,6 +188,33 @@ class ActorPoolService:
             '/marless.rpc.v1.ActorPoolService/Scale',
             marless_dot_rpc_dot_v1_dot_actor__pool__pb2.ScaleRequest.SerializeToString,
             marless_dot_rpc_dot_v1_dot_actor__pool__pb2.ScaleResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Prewarm(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/marless.rpc.v1.ActorPoolService/Prewarm',
+            marless_dot_rpc_dot_v1_dot_actor__pool__pb2.PrewarmRequest.SerializeToString,
+            marless_dot_rpc_dot_v1_dot_actor__pool__pb2.PrewarmResponse.FromString,
             options,
             channel_credentials,
             insecure,

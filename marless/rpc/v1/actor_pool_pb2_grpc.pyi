@@ -42,6 +42,10 @@ class ActorPoolServiceStub:
     """Sets the number of workers; new ones are warm (started and connected) before the answer, those that go are
     drained first. Idempotent. UNAVAILABLE if they do not come up.
     """
+    Prewarm: _grpc.UnaryUnaryMultiCallable[_actor_pool_pb2.PrewarmRequest, _actor_pool_pb2.PrewarmResponse]
+    """Starts workers until there are as many as a rollout of so many actors could use, and answers at once: a hint that
+    costs nothing when it is lost. Workers that are there are never removed. Idempotent.
+    """
     ListWorkers: _grpc.UnaryUnaryMultiCallable[_actor_pool_pb2.ListWorkersRequest, _actor_pool_pb2.ListWorkersResponse]
     """Lists workers. Read-only."""
     Work: _grpc.StreamStreamMultiCallable[_common_pb2.WorkerMessage, _common_pb2.PoolMessage]
@@ -59,6 +63,10 @@ class ActorPoolServiceAsyncStub(ActorPoolServiceStub):
     Scale: _aio.UnaryUnaryMultiCallable[_actor_pool_pb2.ScaleRequest, _actor_pool_pb2.ScaleResponse]  # type: ignore[assignment]
     """Sets the number of workers; new ones are warm (started and connected) before the answer, those that go are
     drained first. Idempotent. UNAVAILABLE if they do not come up.
+    """
+    Prewarm: _aio.UnaryUnaryMultiCallable[_actor_pool_pb2.PrewarmRequest, _actor_pool_pb2.PrewarmResponse]  # type: ignore[assignment]
+    """Starts workers until there are as many as a rollout of so many actors could use, and answers at once: a hint that
+    costs nothing when it is lost. Workers that are there are never removed. Idempotent.
     """
     ListWorkers: _aio.UnaryUnaryMultiCallable[_actor_pool_pb2.ListWorkersRequest, _actor_pool_pb2.ListWorkersResponse]  # type: ignore[assignment]
     """Lists workers. Read-only."""
@@ -86,6 +94,16 @@ class ActorPoolServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_actor_pool_pb2.ScaleResponse, _abc.Awaitable[_actor_pool_pb2.ScaleResponse]]:
         """Sets the number of workers; new ones are warm (started and connected) before the answer, those that go are
         drained first. Idempotent. UNAVAILABLE if they do not come up.
+        """
+
+    @_abc_1.abstractmethod
+    def Prewarm(
+        self,
+        request: _actor_pool_pb2.PrewarmRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_actor_pool_pb2.PrewarmResponse, _abc.Awaitable[_actor_pool_pb2.PrewarmResponse]]:
+        """Starts workers until there are as many as a rollout of so many actors could use, and answers at once: a hint that
+        costs nothing when it is lost. Workers that are there are never removed. Idempotent.
         """
 
     @_abc_1.abstractmethod

@@ -60,10 +60,11 @@ class Invocation(_message.Message):
     VCPU_S_FIELD_NUMBER: _builtins.int
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     COLD_FIELD_NUMBER: _builtins.int
+    INIT_S_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """"<job>/<round>/<function>/<index>", equal for every attempt"""
     function: _builtins.str
-    """"actor", "evaluation", "learner", "post_process", "critic", "policy" """
+    """"actor", "evaluation", "learner", "post_process", "critic", "policy", "curvature", "similarity" """
     name: _builtins.str
     """policy, critic or agent class served; "" for actors"""
     index: _builtins.int
@@ -80,6 +81,8 @@ class Invocation(_message.Message):
     """peak resident size of the worker"""
     cold: _builtins.bool
     """the first invocation of its worker"""
+    init_s: _builtins.float
+    """seconds that the worker took from launch to ready, if cold"""
     def __init__(
         self,
         *,
@@ -95,10 +98,11 @@ class Invocation(_message.Message):
         vcpu_s: _builtins.float = ...,
         memory_bytes: _builtins.int = ...,
         cold: _builtins.bool = ...,
+        init_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cold", b"cold", "end_s", b"end_s", "function", b"function", "id", b"id", "index", b"index", "memory_bytes", b"memory_bytes", "name", b"name", "queued_s", b"queued_s", "start_s", b"start_s", "vcpu_s", b"vcpu_s", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cold", b"cold", "end_s", b"end_s", "function", b"function", "id", b"id", "index", b"index", "init_s", b"init_s", "memory_bytes", b"memory_bytes", "name", b"name", "queued_s", b"queued_s", "start_s", b"start_s", "vcpu_s", b"vcpu_s", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -134,6 +138,34 @@ class Group(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Group: _TypeAlias = Group  # noqa: Y015
+
+@_typing.final
+class Distances(_message.Message):
+    """How differently the agents of one class behave: a symmetric matrix."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AGENTS_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def agents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """row by row"""
+
+    def __init__(
+        self,
+        *,
+        agents: _abc.Iterable[_builtins.str] | None = ...,
+        values: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Distances: _TypeAlias = Distances  # noqa: Y015
 
 @_typing.final
 class Metrics(_message.Message):

@@ -167,6 +167,7 @@ class UpdateRequest(_message.Message):
     ACTORS_FIELD_NUMBER: _builtins.int
     GROUPS_FIELD_NUMBER: _builtins.int
     VERSIONS_FIELD_NUMBER: _builtins.int
+    MEASURE_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     round: _builtins.int
     epoch: _builtins.int
@@ -180,6 +181,8 @@ class UpdateRequest(_message.Message):
     def versions(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.PolicyVersion]:
         """present heads of every policy and joint critic"""
 
+    @_builtins.property
+    def measure(self) -> Global___Measure: ...
     def __init__(
         self,
         *,
@@ -190,14 +193,42 @@ class UpdateRequest(_message.Message):
         actors: _builtins.int = ...,
         groups: _abc.Iterable[_common_pb2.Group] | None = ...,
         versions: _abc.Iterable[_common_pb2.PolicyVersion] | None = ...,
+        measure: Global___Measure | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["measure", b"measure"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["actors", b"actors", "env_steps", b"env_steps", "epoch", b"epoch", "groups", b"groups", "job", b"job", "round", b"round", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actors", b"actors", "env_steps", b"env_steps", "epoch", b"epoch", "groups", b"groups", "job", b"job", "measure", b"measure", "round", b"round", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___UpdateRequest: _TypeAlias = UpdateRequest  # noqa: Y015
+
+@_typing.final
+class Measure(_message.Message):
+    """What is measured beside an update; how, the spec says."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CURVATURE_FIELD_NUMBER: _builtins.int
+    NOISE_FIELD_NUMBER: _builtins.int
+    SIMILARITY_FIELD_NUMBER: _builtins.int
+    curvature: _builtins.bool
+    noise: _builtins.bool
+    similarity: _builtins.bool
+    def __init__(
+        self,
+        *,
+        curvature: _builtins.bool = ...,
+        noise: _builtins.bool = ...,
+        similarity: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["curvature", b"curvature", "noise", b"noise", "similarity", b"similarity"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Measure: _TypeAlias = Measure  # noqa: Y015
 
 @_typing.final
 class UpdateResponse(_message.Message):
@@ -227,6 +258,7 @@ class UpdateResponse(_message.Message):
     VERSIONS_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
     INVOCATIONS_FIELD_NUMBER: _builtins.int
+    DISTANCES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def versions(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.PolicyVersion]: ...
     @_builtins.property
@@ -235,16 +267,21 @@ class UpdateResponse(_message.Message):
 
     @_builtins.property
     def invocations(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Invocation]: ...
+    @_builtins.property
+    def distances(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Distances]:
+        """per agent class, if asked for"""
+
     def __init__(
         self,
         *,
         versions: _abc.Iterable[_common_pb2.PolicyVersion] | None = ...,
         metrics: _abc.Mapping[_builtins.str, _common_pb2.Metrics] | None = ...,
         invocations: _abc.Iterable[_common_pb2.Invocation] | None = ...,
+        distances: _abc.Iterable[_common_pb2.Distances] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["invocations", b"invocations", "metrics", b"metrics", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["distances", b"distances", "invocations", b"invocations", "metrics", b"metrics", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -300,6 +337,7 @@ class LearnTask(_message.Message):
     VERSIONS_FIELD_NUMBER: _builtins.int
     TRAJECTORIES_FIELD_NUMBER: _builtins.int
     SPACES_JSON_FIELD_NUMBER: _builtins.int
+    MEASURE_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     spec_json: _builtins.str
     round: _builtins.int
@@ -315,6 +353,8 @@ class LearnTask(_message.Message):
     def trajectories(self) -> _containers.RepeatedCompositeFieldContainer[Global___TrajectoryFile]:
         """empty: publish initial states where the store has none"""
 
+    @_builtins.property
+    def measure(self) -> Global___Measure: ...
     def __init__(
         self,
         *,
@@ -328,10 +368,11 @@ class LearnTask(_message.Message):
         versions: _abc.Iterable[_common_pb2.PolicyVersion] | None = ...,
         trajectories: _abc.Iterable[Global___TrajectoryFile] | None = ...,
         spaces_json: _builtins.str = ...,
+        measure: Global___Measure | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["measure", b"measure"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_class", b"agent_class", "env_steps", b"env_steps", "epoch", b"epoch", "groups", b"groups", "job", b"job", "round", b"round", "spaces_json", b"spaces_json", "spec_json", b"spec_json", "trajectories", b"trajectories", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_class", b"agent_class", "env_steps", b"env_steps", "epoch", b"epoch", "groups", b"groups", "job", b"job", "measure", b"measure", "round", b"round", "spaces_json", b"spaces_json", "spec_json", b"spec_json", "trajectories", b"trajectories", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -391,6 +432,7 @@ class LearnResult(_message.Message):
     METRICS_FIELD_NUMBER: _builtins.int
     FUNCTIONS_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
+    DISTANCES_FIELD_NUMBER: _builtins.int
     device: _builtins.str
     @_builtins.property
     def versions(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.PolicyVersion]: ...
@@ -400,6 +442,8 @@ class LearnResult(_message.Message):
     def functions(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Invocation]:
         """each policy's and critic's share"""
 
+    @_builtins.property
+    def distances(self) -> _common_pb2.Distances: ...
     def __init__(
         self,
         *,
@@ -407,10 +451,11 @@ class LearnResult(_message.Message):
         metrics: _abc.Mapping[_builtins.str, _common_pb2.Metrics] | None = ...,
         functions: _abc.Iterable[_common_pb2.Invocation] | None = ...,
         device: _builtins.str = ...,
+        distances: _common_pb2.Distances | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["distances", b"distances"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "functions", b"functions", "metrics", b"metrics", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "distances", b"distances", "functions", b"functions", "metrics", b"metrics", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -82,11 +82,15 @@ class Fleet:
 
         Workers that are there are never removed. Raises UnavailableError if none comes up.
         """
+        self.expect(workers)
+        if not any(map(self._dispatcher.is_connected, self._tasks)):
+            await self._connected(any)
+
+    def expect(self, workers: int) -> None:
+        """Begin to start workers until there are this many or the pool's limit is reached; returns at once."""
         self._used_s = time.monotonic()
         self._wanted = max(self._wanted, min(workers, self._limit))
         self._start()
-        if not any(map(self._dispatcher.is_connected, self._tasks)):
-            await self._connected(any)
 
     async def scale(self, workers: int) -> None:
         """Have exactly this many connected workers; those that go are drained first.

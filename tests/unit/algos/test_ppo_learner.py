@@ -215,7 +215,7 @@ def test_reports(name: str, settings: dict[str, object]) -> None:
     assert sorted(ran) == sorted(
         [("post_process", "walker"), *(("policy", p) for p in "xyz"), *(("critic", c) for c in judged)]
     )
-    assert all(run.seconds > 0 for run in output.runs)
+    assert all(run.vcpu_s > 0 and run.end_s > run.start_s for run in output.runs)
 
 
 def test_critics_learn_returns_of_any_size() -> None:

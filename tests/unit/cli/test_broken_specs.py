@@ -14,12 +14,20 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marless.algos import registry
+from marless.algos import registry as algorithms
 from marless.cli.main import main
+from marless.scaling import registry as scaling_policies
+from marless.sharing import registry as sharing_policies
 from marless.spec import JobSpec
 from tests.scripted_coordinator import ScriptedCoordinator
 
 JOB = {"env": {"name": "mpe/simple_spread"}, "algorithm": {"name": "mappo"}, "stop": {"rounds": 3}}
+NAMED = {
+    "algorithm": algorithms.algorithm("mappo").config_type,
+    "scaling": scaling_policies.scaling("fixed").config_type,
+    "sharing": sharing_policies.sharing("fixed").config_type,
+}
+"""Sections whose name decides which fields they have; without a usable one, the section is what is wrong."""
 Path = tuple[str, ...]
 Schema = dict[str, Any]
 
@@ -41,9 +49,12 @@ def fields(schema: Schema, root: Schema, path: Path = ()) -> dict[Path, Schema]:
 
 def everything() -> dict[Path, Schema]:
     spec = JobSpec.model_json_schema()
-    algorithm = registry.algorithm("mappo").config_type.model_json_schema()
-    of_algorithm = {("algorithm", *path): schema for path, schema in fields(algorithm, algorithm).items()}
-    return fields(spec, spec) | {("algorithm",): algorithm | {"is_required": True}} | of_algorithm
+    found = fields(spec, spec)
+    for section, config_type in NAMED.items():
+        schema = config_type.model_json_schema()
+        found[section,] = schema | {"is_required": section == "algorithm"}
+        found |= {(section, *path): inner for path, inner in fields(schema, schema).items()}
+    return found
 
 
 FIELDS = everything()
@@ -158,8 +169,8 @@ def test_a_broken_field_is_named_in_one_sentence(refused, path, data):
     kinds = [wrong_type(FIELDS[path]), out_of_range(FIELDS[path])]
     value = data.draw(st.one_of([kind for kind in kinds if kind is not None]))
     sentence = refused(broken(path, value))
-    # An algorithm without a usable name has no fields yet: the section is what is wrong.
-    assert sentence.startswith((f"{'.'.join(path)}: ", "algorithm: " if path == ("algorithm", "name") else "\0"))
+    section = f"{path[0]}: " if path[0] in NAMED and path[1:] == ("name",) else "\0"
+    assert sentence.startswith((f"{'.'.join(path)}: ", section))
 
 
 @pytest.mark.parametrize("path", [path for path, schema in FIELDS.items() if schema.get("properties")], ids=".".join)

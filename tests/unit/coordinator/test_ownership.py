@@ -31,7 +31,7 @@ try:
     for number in range(10**9):
         folder.write_pending(Pending(
             round=number, started_s=0.0, rollout_s=0.0, env_steps=0, returns=None, invocations=()))
-        folder.append(record(number, decisions={"by": "the first"}))
+        folder.append(record(number, job="of the first"))
         folder.write_status(dataclasses.replace(status, reason=f"round {number} of the first"))
 except FencedError:
     print("fenced", flush=True)
@@ -150,11 +150,11 @@ async def test_a_process_that_wakes_up_after_its_lease_writes_nothing(folder, wr
     folder.take_over()
     _, status = folder.load()
     rounds = len(list(folder.records()))
-    folder.append(record(rounds, decisions={"by": "the second"}))
+    folder.append(record(rounds, job="of the second"))
     folder.write_status(JobStatus(job="j", state="SUCCEEDED", reason="by the second", accepted_s=status.accepted_s))
     before = contents(folder.path)
     os.kill(writer.pid, signal.SIGCONT)
     assert writer.stdout.readline() == "fenced\n"
     assert writer.wait() == 0
     assert contents(folder.path) == before
-    assert [each.decisions["by"] for each in folder.records()] == ["the first"] * rounds + ["the second"]
+    assert [each.job for each in folder.records()] == ["of the first"] * rounds + ["of the second"]

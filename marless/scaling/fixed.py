@@ -1,0 +1,44 @@
+"""The same number of actors in every round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from marless.algos.base import Group
+from marless.record import RoundRecord
+from marless.scaling.base import ScalingConfig, ScalingContext, ScalingDecision, Signal
+
+
+class FixedConfig(ScalingConfig):
+    """`actors.count` in every round."""
+
+    name: str = "fixed"
+
+
+@dataclass(frozen=True)
+class FixedScaling:
+    """The same number of actors in every round."""
+
+    actors: int
+
+    def decide(self, history: Sequence[RoundRecord], groups: Sequence[Group]) -> ScalingDecision:
+        """Always `actors`."""
+        return ScalingDecision(self.actors, f"fixed: {self.actors} actors in every round")
+
+
+class FixedKind:
+    """See `ScalingKind`."""
+
+    config_type = FixedConfig
+
+    def signals(self, config: ScalingConfig) -> frozenset[Signal]:
+        """None."""
+        return frozenset()
+
+    def make(self, config: ScalingConfig, context: ScalingContext) -> FixedScaling:
+        """See `ScalingKind`."""
+        return FixedScaling(context.max_actors)
+
+
+SCALING = FixedKind()

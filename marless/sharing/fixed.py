@@ -1,0 +1,56 @@
+"""The same groups in every round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from marless.algos.base import Group, SimilarityConfig
+from marless.record import Returns, RoundRecord
+from marless.sharing.base import SharingConfig, SharingDecision
+
+if TYPE_CHECKING:
+    from marless.envs.base import EnvSpaces
+
+
+class FixedConfig(SharingConfig):
+    """The groups of the first round in every round."""
+
+    name: str = "fixed"
+
+
+@dataclass(frozen=True)
+class FixedSharing:
+    """The same groups in every round."""
+
+    groups: tuple[Group, ...]
+
+    def asks(self, history: Sequence[RoundRecord], returns: Returns | None) -> bool:
+        """Never."""
+        return False
+
+    def decide(self, history: Sequence[RoundRecord]) -> SharingDecision:
+        """Always `groups`."""
+        return SharingDecision(self.groups, f"fixed: {len(self.groups)} policies in every round")
+
+
+class FixedKind:
+    """See `SharingKind`."""
+
+    config_type = FixedConfig
+
+    def curvature(self, config: SharingConfig) -> bool:
+        """Not needed."""
+        return False
+
+    def similarity(self, config: SharingConfig) -> SimilarityConfig | None:
+        """Not needed."""
+        return None
+
+    def make(self, config: SharingConfig, groups: tuple[Group, ...], spaces: EnvSpaces) -> FixedSharing:
+        """See `SharingKind`."""
+        return FixedSharing(groups)
+
+
+SHARING = FixedKind()
