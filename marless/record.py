@@ -88,6 +88,7 @@ class InvocationRecord:
     function: str
     name: str
     index: int
+    """Number of the actor in its round; of a learner and of the functions that ran in it, of the agent class."""
     attempt: int
     worker: str
     queued_s: float

@@ -192,6 +192,7 @@ def _functions(task: learner_pool_pb2.LearnTask, runs: Iterable[FunctionRun]) ->
             id=f"{task.job}/{task.round}/{run.function}/{run.name}",
             function=run.function,
             name=run.name,
+            index=task.agent_class,
             start_s=run.start_s,
             end_s=run.end_s,
             vcpu_s=run.vcpu_s,

@@ -36,7 +36,7 @@ def encode(
     runs: dict[str, list[list[str | float]]] = {name: [] for name in names}
     for run in functions:
         runs[run.name if run.name in runs else first].append(
-            [run.id, run.function, run.name, run.start_s, run.end_s, run.vcpu_s]
+            [run.id, run.function, run.name, run.index, run.start_s, run.end_s, run.vcpu_s]
         )
     parts: dict[str, dict[str, object]] = {
         name: {"metrics": dict(metrics.get(name, {})), "functions": runs[name]} for name in names
@@ -58,8 +58,10 @@ async def published(
     for name, stored in (await store.get(job, versions, (PART,))).items():
         outcome = json.loads(bytes(stored.blobs[PART]))
         found.metrics[name].values.update(outcome["metrics"])
-        for id_, function, served, start_s, end_s, vcpu_s in outcome["functions"]:
-            found.functions.add(id=id_, function=function, name=served, start_s=start_s, end_s=end_s, vcpu_s=vcpu_s)
+        for id_, function, served, index, start_s, end_s, vcpu_s in outcome["functions"]:
+            found.functions.add(
+                id=id_, function=function, name=served, index=index, start_s=start_s, end_s=end_s, vcpu_s=vcpu_s
+            )
         if "distances" in outcome:
             agents, values = outcome["distances"]
             found.distances.CopyFrom(common_pb2.Distances(agents=agents, values=values))
