@@ -1,0 +1,100 @@
+"""A job's past, for verbs that read it: from a run folder here, else from a coordinator."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from marless.cli.completion import job_ids
+from marless.cli.options import Connection
+from marless.errors import CorruptError, NotFoundError, UnavailableError
+from marless.record import Returns, RoundRecord, from_json, read
+
+if TYPE_CHECKING:
+    from marless.spec import JobSpec
+
+RecordedArgument = Annotated[
+    str, typer.Argument(metavar="JOB_OR_FOLDER", help="Job id or run folder.", autocompletion=job_ids)
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """A job as far as it has been recorded."""
+
+    job: str
+    spec: JobSpec
+    records: tuple[RoundRecord, ...]
+    """From the first round on."""
+    random: Returns | None
+    """What chance scores; None if it has not been measured yet."""
+    state: str
+    """PENDING, RUNNING, SUCCEEDED, FAILED or CANCELLED."""
+
+
+def find(source: str, at: Connection) -> Recorded:
+    """The job of a run folder, of a folder in `at.runs` of this name, or of the coordinator if neither is here.
+
+    A coordinator that was named (`--coordinator`) is asked first. Raises NotFoundError if nobody knows the job,
+    CorruptError for files that are none of ours, UnavailableError if the coordinator does not answer.
+    """
+    if at.coordinator and not (Path(source) / "rounds.jsonl").exists():
+        return _asked(source, at)
+    for folder in (Path(source), at.runs / source):
+        if (folder / "job.json").exists():
+            return from_folder(folder)
+    try:
+        return _asked(source, at)
+    except UnavailableError:
+        raise NotFoundError(
+            f"{source}: there is no such run folder here, no such job in {at.runs.resolve()}, and no coordinator "
+            "answers that could know it; start one with `marless up`, or name yours with --coordinator"
+        ) from None
+
+
+def from_folder(folder: Path) -> Recorded:
+    """The job of one run folder; raises CorruptError or UnavailableError if it cannot be read."""
+    records = tuple(read(folder / "rounds.jsonl"))
+    try:
+        spec, status = ((folder / name).read_text(encoding="utf-8") for name in ("spec.yaml", "job.json"))
+    except OSError as error:
+        raise UnavailableError(f"{error.filename}: {error.strerror}; this is no whole run folder") from None
+    return _recorded(str(folder), spec, status, records)
+
+
+def _asked(job: str, at: Connection) -> Recorded:
+    with at.client() as client:
+        texts = [client.read(job, name).decode() for name in ("spec.yaml", "job.json")]
+        try:
+            lines = client.read(job, "rounds.jsonl").decode().splitlines(keepends=True)
+        except NotFoundError:
+            lines = []  # it has no round yet
+    whole = [line for line in lines if line.endswith("\n")]
+    try:
+        records = tuple(from_json(line) for line in whole)
+    except (ValueError, KeyError, TypeError):
+        raise CorruptError(f"rounds.jsonl of job {job}: a line is no round record") from None
+    return _recorded(f"job {job}", texts[0], texts[1], records)
+
+
+def _recorded(source: str, spec: str, status: str, records: tuple[RoundRecord, ...]) -> Recorded:
+    import yaml
+
+    from marless import spec as specs
+
+    try:
+        known = json.loads(status)
+        random = Returns(**known["random"]) if known.get("random") else None
+        return Recorded(
+            job=known["job"],
+            spec=specs.parse(yaml.safe_load(spec), f"{source}: spec.yaml"),
+            records=records,
+            random=random,
+            state=known["state"],
+        )
+    except (ValueError, KeyError, TypeError, yaml.YAMLError):
+        raise CorruptError(f"{source}: job.json or spec.yaml is none of a job") from None
