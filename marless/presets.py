@@ -1,0 +1,179 @@
+"""Presets: ready combinations of scaling, sharing and accounting, so that jobs can be compared by name.
+
+The five of Wei et al. 2025, §6: serverful, serverless, and serverless with one or both of the policies of MARLess. A
+preset says which policies are on. Their settings are the job's own where the job names the same policy, and that
+policy's defaults, which are the printed ones, where it does not; a variant sets its own, under a name of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import yaml
+
+from marless import spec as specs
+from marless.errors import SpecError, unknown_name
+from marless.spec import JOB_NAME, JobSpec
+
+Accounting = Literal["billed", "paper", "serverful"]
+_NAMED = ("scaling", "sharing")
+"""Sections whose fields depend on their `name`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """A way to run a job, and the figure that counts as its cost."""
+
+    name: str
+    about: str
+    """One line for people."""
+    accounting: Accounting
+    sections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # Any: what a job file can hold
+    """Section of the job → the fields that it sets there."""
+
+    def applied(self, job: JobSpec) -> JobSpec:
+        """The job run this way; raises SpecError, naming the preset, if the job cannot be."""
+        document = job.model_dump(mode="json", by_alias=True)
+        for section, fields in self.sections.items():
+            own = document.get(section)
+            kept = own if isinstance(own, dict) and _same_kind(section, own, fields) else {}
+            document[section] = {**kept, **fields}
+        document["bill"]["accounting"] = self.accounting
+        return specs.parse(document, f"preset {self.name}")
+
+
+def _same_kind(section: str, own: Mapping[str, Any], fields: Mapping[str, Any]) -> bool:  # Any: as in a job file
+    return section not in _NAMED or own.get("name") == fields.get("name", own.get("name"))
+
+
+_FIXED = {"scaling": {"name": "fixed"}}
+_INDEPENDENT = {"sharing": {"name": "fixed", "groups": "independent"}}
+_SCALING = {"scaling": {"name": "marless"}}
+_SHARING = {"sharing": {"name": "marless"}}
+
+PRESETS: Mapping[str, Preset] = {
+    preset.name: preset
+    for preset in (
+        Preset(
+            name="vanilla",
+            about="serverful: a machine for the whole run, a learner per agent, all actors in every round",
+            accounting="serverful",
+            sections=_FIXED | _INDEPENDENT,
+        ),
+        Preset(
+            name="marless-minus",
+            about="serverless without scaling and sharing: what vanilla runs, billed while it works",
+            accounting="paper",
+            sections=_FIXED | _INDEPENDENT,
+        ),
+        Preset(
+            name="no-scaling",
+            about="learner sharing alone",
+            accounting="paper",
+            sections=_FIXED | _SHARING,
+        ),
+        Preset(
+            name="no-sharing",
+            about="actor scaling alone",
+            accounting="paper",
+            sections=_SCALING | _INDEPENDENT,
+        ),
+        Preset(
+            name="marless",
+            about="actor scaling and learner sharing, as printed",
+            accounting="paper",
+            sections=_SCALING | _SHARING,
+        ),
+    )
+}
+"""By name. A variant is one entry more."""
+
+
+def preset(name: str) -> Preset:
+    """A preset by its name, or one of a file's as FILE.yaml:NAME; raises SpecError with the nearest match."""
+    if name in PRESETS:
+        return PRESETS[name]
+    file, separator, inner = name.rpartition(":")
+    if separator:
+        return _of_file(Path(file), inner)
+    raise SpecError(unknown_name("preset", name, PRESETS))
+
+
+def presets(names: str) -> tuple[Preset, ...]:
+    """Several presets, separated by commas; raises SpecError for an unknown one, none, and one given twice."""
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    if not wanted:
+        raise SpecError(f"no preset is named; known: {', '.join(PRESETS)}")
+    found = tuple(preset(name) for name in wanted)
+    for each in found:
+        if [other.name for other in found].count(each.name) > 1:
+            raise SpecError(f"preset {each.name} is named twice; name each once")
+    return found
+
+
+def own_settings(job: JobSpec) -> tuple[str, ...]:
+    """What the job's deciding policies are set to that is not their default: "sharing.gamma 0.05 (default 0.1)"."""
+    found = []
+    for section in (*_NAMED, "curvature"):
+        config = getattr(job, section)
+        given = config.model_dump(mode="json")
+        for name, field_ in type(config).model_fields.items():
+            default = json.loads(json.dumps(field_.get_default(call_default_factory=True), default=_plain))
+            if name != "name" and given[name] != default:
+                found.append(f"{section}.{name} {_shown(given[name])} (default {_shown(default)})")
+    return tuple(found)
+
+
+def training_key(job: JobSpec) -> str:
+    """Equal for jobs that train identically: all but the job's name, its sinks, and, unless money ends it, the bill."""
+    document = json.loads(job.to_json())
+    for section in ("name", "sinks"):
+        document.pop(section)
+    if job.stop.cost_usd is None:
+        document.pop("bill")
+    return json.dumps(document, sort_keys=True)
+
+
+def _plain(value: Any) -> Any:  # Any: a default of any type
+    return value.model_dump(mode="json") if hasattr(value, "model_dump") else str(value)
+
+
+def _shown(value: Any) -> str:  # Any: JSON
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _of_file(path: Path, name: str) -> Preset:
+    """One of a file's presets: a mapping of names to {about, accounting, and the sections of a job that it sets}."""
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be read ({error.strerror}); give presets as FILE.yaml:NAME") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise SpecError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(document, dict) or not all(isinstance(entry, dict) for entry in document.values()):
+        raise SpecError(f"{path}: presets are a mapping of names to sections, e.g. `mine: {{sharing: {{gamma: 0}}}}`")
+    if name not in document:
+        raise SpecError(f"{path}: {unknown_name('preset', name, map(str, document))}")
+    if name in PRESETS or not re.fullmatch(JOB_NAME, name):
+        problem = (
+            "is one of marless itself" if name in PRESETS else "has more than lower-case letters, digits and dashes"
+        )
+        raise SpecError(f"{path}: the name {name!r} {problem}; choose another, tables and job ids will bear it")
+    return _parsed(path, name, dict(document[name]))
+
+
+def _parsed(path: Path, name: str, entry: dict[str, Any]) -> Preset:  # Any: YAML
+    about, accounting = str(entry.pop("about", f"from {path}")), entry.pop("accounting", "paper")
+    if accounting not in get_args(Accounting):
+        allowed: Sequence[str] = get_args(Accounting)
+        raise SpecError(f"{path}: {name}.accounting: {accounting!r}; allowed: {', '.join(allowed)}")
+    for section, fields in entry.items():
+        if not isinstance(fields, dict) or section == "bill":
+            what = "is set by `accounting`" if section == "bill" else f"is {fields!r}, not a section with fields"
+            raise SpecError(f"{path}: {name}.{section} {what}")
+    return Preset(name=name, about=about, accounting=accounting, sections=entry)
