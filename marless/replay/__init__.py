@@ -1,0 +1,1 @@
+"""What recorded rounds would have taken, decided and cost elsewhere: on another cluster, or under other policies."""
