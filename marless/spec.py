@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
 from pydantic import BeforeValidator, Field, JsonValue, SerializeAsAny, TypeAdapter, ValidationError, model_validator
@@ -19,10 +19,12 @@ from marless.algos import registry
 from marless.algos.base import AlgorithmConfig, CurvatureSpec, ModelSpec, Strict
 from marless.errors import SpecError
 from marless.mistakes import sentences
+from marless.named import name_of, named
 from marless.scaling import registry as scaling_policies
 from marless.scaling.base import ScalingConfig
 from marless.sharing import registry as sharing_policies
 from marless.sharing.base import SharingConfig
+from marless.sharing.similarity import similarity_type
 from marless.sinks import registry as sinks
 from marless.sinks.base import SinkConfig
 
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
     from marless.envs.base import EnvSpaces
 
 JOB_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
-Config = TypeVar("Config", bound=Strict)
 
 
 class EnvSpec(Strict):
@@ -148,39 +149,19 @@ def _sink_type(name: str) -> type[SinkConfig]:
 
 
 def _algorithm(value: object) -> AlgorithmConfig:
-    return _named(value, AlgorithmConfig, _algorithm_type, "algorithm: {name: ippo}")
+    return named(value, AlgorithmConfig, _algorithm_type, "algorithm: {name: ippo}")
 
 
 def _scaling(value: object) -> ScalingConfig:
-    return _named(value, ScalingConfig, _scaling_type, "scaling: {name: fixed}", default="fixed")
+    return named(value, ScalingConfig, _scaling_type, "scaling: {name: fixed}", default="fixed")
 
 
 def _sharing(value: object) -> SharingConfig:
-    return _named(value, SharingConfig, _sharing_type, "sharing: {name: fixed}", default="fixed")
+    return named(value, SharingConfig, _sharing_type, "sharing: {name: fixed}", default="fixed")
 
 
 def _sink(value: object) -> SinkConfig:
-    return _named(value, SinkConfig, _sink_type, "sinks: [{name: tensorboard}]")
-
-
-def _named(
-    value: object, base: type[Config], type_of: Callable[[str], type[Config]], example: str, default: str | None = None
-) -> Config:
-    """A section whose `name` decides which fields it has; `default` is the name of one that gives none."""
-    if isinstance(value, base):
-        return value
-    name = _name(value) or default
-    if not isinstance(name, str):
-        raise ValueError(f"needs a name, e.g. `{example}`")
-    try:
-        config_type = type_of(name)
-    except SpecError as error:
-        raise ValueError(str(error)) from None
-    return config_type.model_validate({"name": name} if isinstance(value, str) else value)
-
-
-def _name(section: object) -> object:
-    return section.get("name") if isinstance(section, Mapping) else section
+    return named(value, SinkConfig, _sink_type, "sinks: [{name: tensorboard}]")
 
 
 class JobSpec(Strict):
@@ -277,14 +258,17 @@ def _inner_types(document: Mapping[str, Any]) -> dict[tuple[str, ...], type[Stri
     """The config types of the sections whose name decides them, by the section's place in the job."""
     types: dict[tuple[str, ...], type[Strict]] = {}
     with suppress(SpecError):
-        types["algorithm",] = _algorithm_type(str(_name(document.get("algorithm"))))
+        types["algorithm",] = _algorithm_type(str(name_of(document.get("algorithm"))))
     for section, type_of in (("scaling", _scaling_type), ("sharing", _sharing_type)):
         with suppress(SpecError):
-            types[section,] = type_of(str(_name(document.get(section)) or "fixed"))
+            types[section,] = type_of(str(name_of(document.get(section)) or "fixed"))
+    if isinstance(sharing := document.get("sharing"), Mapping) and "similarity" in sharing:
+        with suppress(SpecError):
+            types["sharing", "similarity"] = similarity_type(str(name_of(sharing["similarity"]) or "kde"))
     given = document.get("sinks")
     for index, sink in enumerate(given if isinstance(given, list | tuple) else ()):
         with suppress(SpecError):
-            types["sinks", str(index)] = _sink_type(str(_name(sink)))
+            types["sinks", str(index)] = _sink_type(str(name_of(sink)))
     return types
 
 
@@ -309,7 +293,7 @@ def _override(document: dict[str, Any], override: str) -> None:  # Any: YAML
     *sections, field = key.split(".")
     for section in sections:
         inner = document.setdefault(section, {})
-        if isinstance(inner, str) and section in ("algorithm", "scaling", "sharing"):
+        if isinstance(inner, str) and section in ("algorithm", "scaling", "sharing", "similarity"):
             inner = document[section] = {"name": inner}
         if not isinstance(inner, dict):
             raise SpecError(f"--set {override!r}: {section} is {inner!r}, not a section with fields")

@@ -62,6 +62,7 @@ class SimilarityConfig(Strict):
     """Base of every similarity's config; `name` selects it in the registry of `marless.sharing.similarity`."""
 
     name: str
+    samples: int = Field(256, ge=8, le=500, description="of a round's samples per agent, drawn anew each time")
 
 
 class AlgorithmConfig(Strict):

@@ -8,7 +8,7 @@ from importlib.metadata import entry_points
 from marless.errors import SpecError, unknown_name
 from marless.sharing.base import SharingKind
 
-_MODULES = {name: f"marless.sharing.{name}" for name in ("fixed",)}
+_MODULES = {name: f"marless.sharing.{name}" for name in ("fixed", "marless")}
 """Name → module with a `SHARING`."""
 
 

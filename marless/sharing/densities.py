@@ -1,0 +1,73 @@
+"""Kullback-Leibler divergences between agents' samples. Imports NumPy, SciPy and scikit-learn: learners only.
+
+Shapes: N agents, S samples of each, D features, d principal components.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import gaussian_kde
+from sklearn.decomposition import PCA
+
+from marless.sharing.similarity import Behaviour
+
+FloatArray = NDArray[np.float64]
+
+BLUR = 0.1
+"""Noise added to each component, in standard deviations of a feature: an agent that does one thing only has a
+singular covariance, and no density. So no difference below a tenth of what all agents differ is resolved."""
+
+
+@dataclass(frozen=True)
+class Densities:
+    """See `marless.sharing.similarity.Similarity`."""
+
+    dimensions: int
+    variance: float
+
+    def distances(self, behaviour: Behaviour, rng: np.random.Generator) -> FloatArray:
+        """(KL_ij + KL_ji) / 2 in nats, [N, N] float64."""
+        samples_NSD = np.concatenate([behaviour.obs, behaviour.action], axis=2).astype(np.float64)
+        scores_NSd = self.compressed(samples_NSD)
+        if not scores_NSd.shape[2]:
+            return np.zeros((len(samples_NSD), len(samples_NSD)))
+        return divergences(scores_NSd + BLUR * rng.standard_normal(scores_NSd.shape))
+
+    def compressed(self, samples_NSD: FloatArray) -> FloatArray:
+        """[N, S, d]: joint principal components of all agents' standardised samples; features that are constant
+        count for nothing, and d = 0 if all are.
+        """
+        agents, count, features = samples_NSD.shape
+        pooled = samples_NSD.reshape(-1, features)
+        mean_D, std_D = pooled.mean(axis=0), pooled.std(axis=0)
+        varies_D = std_D > 1e-8 * np.maximum(1, abs(mean_D))
+        standard = (pooled[:, varies_D] - mean_D[varies_D]) / std_D[varies_D]
+        if not standard.size:
+            return np.empty((agents, count, 0))
+        pca = PCA(svd_solver="covariance_eigh")
+        scores = pca.fit_transform(standard)
+        enough = int(np.searchsorted(pca.explained_variance_ratio_.cumsum(), self.variance - 1e-12)) + 1
+        kept = min(enough, self.dimensions, scores.shape[1], count // 4)  # half the samples must span them
+        return np.ascontiguousarray(scores[:, :kept]).reshape(agents, count, kept)
+
+
+def divergences(scores_NSd: FloatArray) -> FloatArray:
+    """Symmetrised Monte-Carlo KL, clamped at 0, from samples in no order, [N, N].
+
+    A Gaussian kernel with Scott's bandwidth on one half of an agent's samples gives its density p; over the other half
+    KL_ij = mean(log p_i − log p_j). On samples that p_i was made of, each would find its own kernel, and every pair of
+    agents would look unlike.
+    """
+    agents, count, dimensions = scores_NSd.shape
+    made_of, seen = scores_NSd[:, : count // 2], scores_NSd[:, count // 2 :]
+    points = seen.reshape(-1, dimensions).T
+    log_p_NNS = np.stack([gaussian_kde(own.T, bw_method="scott").logpdf(points) for own in made_of])
+    log_p_NNS = log_p_NNS.reshape(agents, agents, -1)  # of density j, at the samples of i
+    own_NS = log_p_NNS[np.arange(agents), np.arange(agents)]
+    kl_NN = np.maximum((own_NS[:, None] - log_p_NNS.transpose(1, 0, 2)).mean(axis=2), 0)
+    both_NN: FloatArray = (kl_NN + kl_NN.T) / 2
+    np.fill_diagonal(both_NN, 0)
+    return both_NN

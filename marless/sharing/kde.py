@@ -1,0 +1,31 @@
+"""Similarity by densities: how unlike agents are in what they saw and did, taken together.
+
+Source: Wei et al. 2025 (MARLess), §4.2: samples (observation, action) compressed by PCA, a kernel density estimate
+per agent, the Kullback-Leibler divergence of every pair. `marless.sharing.densities` computes it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from marless.algos.base import SimilarityConfig
+from marless.sharing.similarity import Similarity, SimilarityKind
+
+
+class KdeConfig(SimilarityConfig):
+    """Symmetrised Kullback-Leibler divergence, in nats, between kernel density estimates."""
+
+    name: Literal["kde"] = "kde"
+    dimensions: int = Field(8, ge=1, le=32, description="most principal components")
+    variance: float = Field(0.95, gt=0, le=1, description="components that hold this share of the variance are enough")
+
+
+def _make(config: KdeConfig) -> Similarity:
+    from marless.sharing.densities import Densities
+
+    return Densities(config.dimensions, config.variance)
+
+
+SIMILARITY = SimilarityKind(config_type=KdeConfig, make=_make, package="sklearn", install="marless[sharing]")

@@ -1,0 +1,265 @@
+"""Agents that behave alike share a learner for a while: while the trend of returns lets them.
+
+Source: Wei et al. 2025 (MARLess), §4.1 and §4.2. Every agent begins with a policy of its own. Where the trend falls
+below the threshold, agents are grouped by similarity, and each group trains one policy; where it does so again, all
+groups dissolve together. What is printed and what is inferred: docs/sharing.md.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, SerializeAsAny
+
+from marless.algos.base import Group, SimilarityConfig
+from marless.errors import SpecError
+from marless.record import Returns, RoundRecord
+from marless.sharing import similarity
+from marless.sharing.base import SharingConfig, SharingDecision
+from marless.sharing.grouping import Matrix, Method, Schedule, divided, groups_wanted, highest_curvature, labels
+from marless.sharing.trend import Detector, Range, Seen
+
+if TYPE_CHECKING:
+    from marless.envs.base import AgentClass, EnvSpaces
+
+
+class MarlessConfig(SharingConfig):
+    """MARLess: share and split by the trend of returns, group by similarity."""
+
+    name: str = "marless"
+    window: int = Field(10, ge=2, description="W: rounds whose returns make the trend")
+    threshold: float = Field(
+        0.1, description="γ: a slope below it, in scaled returns per round, changes between sharing and not sharing"
+    )
+    range: Range = Field(
+        "history",
+        description="what returns are scaled by: all rounds so far, those in the window, or then: so far then",
+    )
+    aggregate: Literal["sum", "mean"] = Field("sum", description="how the agents' scaled returns become one")
+    schedule: Schedule = Field(
+        "printed",
+        description="most groups: 2^(⌊log2 N⌋ + 1), clamped to N agents; or 2^⌊log2 N⌋, as the paper's figure",
+    )
+    grouping: Method = Field("kmeans", description="how distances become groups")
+    similarity: Annotated[SerializeAsAny[SimilarityConfig], BeforeValidator(similarity.read)] = Field(
+        "kde", validate_default=True, description="how differently agents behave: kde, policy_distance, or your own"
+    )
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """What one decision leaves to the next, in its inputs."""
+
+    sharing: bool = False
+    enablings: int = 0
+    """j: how often sharing has begun."""
+    seen: Seen = field(default_factory=Seen)
+
+
+@dataclass(frozen=True)
+class MarlessSharing:
+    """See `marless.sharing.base.Sharing`."""
+
+    config: MarlessConfig
+    groups: tuple[Group, ...]
+    """Of the first round: a policy per agent."""
+    classes: tuple[AgentClass, ...]
+    detector: Detector
+
+    def asks(self, history: Sequence[RoundRecord], returns: Returns | None) -> bool:
+        """Only where these returns make sharing begin, and its groups depend on how alike agents are."""
+        memory = self._memory(history)
+        if memory.sharing or returns is None:
+            return False
+        if not self.detector.fires(self.detector.see(memory.seen, returns.per_agent)):
+            return False
+        counts = self._counts(memory.enablings + 1)
+        return any(1 < counts[each.name] < len(each.agents) for each in self.classes)
+
+    def decide(self, history: Sequence[RoundRecord]) -> SharingDecision:
+        """See `Sharing`. Begins to share only if what it asked for was measured; if not, it asks again next round."""
+        memory = self._memory(history)
+        if not history:
+            return self._stay(memory, self.groups, "the first round")
+        newest = history[-1]
+        groups = tuple(Group(group.policy, group.agents) for group in newest.groups)
+        if newest.returns is None:
+            return self._stay(memory, groups, f"no episode ended in round {newest.round}")
+        memory = _Memory(memory.sharing, memory.enablings, self.detector.see(memory.seen, newest.returns.per_agent))
+        slope = self.detector.slope(memory.seen)
+        if slope is None:
+            known = f"{len(memory.seen.window)} of {self.config.window} rounds of the trend are known"
+            return self._stay(memory, groups, known)
+        if slope >= self.config.threshold:
+            return self._stay(memory, groups, f"slope {slope:.3g} is not below {self.config.threshold:g}")
+        return self._split(memory, groups) if memory.sharing else self._share(memory, groups, newest)
+
+    def _share(self, memory: _Memory, groups: tuple[Group, ...], newest: RoundRecord) -> SharingDecision:
+        enabling = memory.enablings + 1
+        counts = self._counts(enabling)
+        distances = {each.name: _distances(newest, each, counts[each.name]) for each in self.classes}
+        missing = [name for name, matrix in distances.items() if matrix is None]
+        if missing:
+            what = f"{self._fall(memory)}, but how alike the agents of {', '.join(missing)} are was not measured"
+            return self._stay(memory, groups, f"{what}; it is asked for again")
+        curvature = _curvature(newest)
+        found, chosen = {}, []
+        for each in self.classes:
+            found[each.name] = labels(distances[each.name] or (), counts[each.name], self.config.grouping)
+            chosen += _clustered(each, found[each.name], groups, curvature)
+        measured = {name: matrix for name, matrix in distances.items() if 1 < counts[name] < len(matrix or ())}
+        return self._decision(
+            _Memory(True, enabling, memory.seen.cleared()),
+            tuple(chosen),
+            f"begins to share: {self._fall(memory)}; {len(newest.groups)} policies become {len(chosen)}",
+            self._facts(memory) | {"clusters": counts, "distances": measured, "labels": found, "curvature": curvature},
+        )
+
+    def _split(self, memory: _Memory, groups: tuple[Group, ...]) -> SharingDecision:
+        shared = {agent: group.policy for group in groups for agent in group.agents}
+        own = tuple(
+            Group(agent, (agent,), "" if shared[agent] == agent else shared[agent])
+            for each in self.classes
+            for agent in each.agents
+        )
+        return self._decision(
+            _Memory(False, memory.enablings, memory.seen.cleared()),
+            own,
+            f"splits: {self._fall(memory)}; every agent goes on with a copy of what it shared",
+            self._facts(memory) | {"sources": shared},
+        )
+
+    def _stay(self, memory: _Memory, groups: tuple[Group, ...], why: str) -> SharingDecision:
+        state = "shares" if memory.sharing else "independent"
+        return self._decision(memory, groups, f"{state}: {why}", self._facts(memory))
+
+    def _decision(
+        self, memory: _Memory, groups: tuple[Group, ...], reason: str, facts: dict[str, Any]
+    ) -> SharingDecision:  # Any: what JSON can hold
+        agents, seen = self.detector.agents, memory.seen
+        remembered = {
+            "sharing": memory.sharing,
+            "enablings": memory.enablings,
+            "window": [list(row) for row in seen.window],
+            "lowest": dict(zip(agents, seen.lowest, strict=False)),
+            "highest": dict(zip(agents, seen.highest, strict=False)),
+        }
+        return SharingDecision(groups, reason, remembered | facts)
+
+    def _facts(self, memory: _Memory) -> dict[str, Any]:  # Any: what JSON can hold
+        trend = list(self.detector.trend(memory.seen))
+        return {"trend": trend, "slope": self.detector.slope(memory.seen), "threshold": self.config.threshold}
+
+    def _fall(self, memory: _Memory) -> str:
+        slope = self.detector.slope(memory.seen) or 0.0
+        return f"slope {slope:.3g} over {self.config.window} rounds is below {self.config.threshold:g}"
+
+    def _memory(self, history: Sequence[RoundRecord]) -> _Memory:
+        for decision in history[-1].decisions if history else ():
+            if decision.kind == "sharing" and decision.rule == self.config.name:
+                kept, agents = decision.inputs, self.detector.agents
+                lowest, highest = (
+                    tuple(kept[name][agent] for agent in agents) if kept[name] else () for name in ("lowest", "highest")
+                )
+                seen = Seen(tuple(tuple(row) for row in kept["window"]), lowest, highest)
+                return _Memory(kept["sharing"], kept["enablings"], seen)
+        return _Memory()
+
+    def _counts(self, enabling: int) -> dict[str, int]:
+        """Groups per agent class at an enabling."""
+        sizes = [len(each.agents) for each in self.classes]
+        wanted = groups_wanted(enabling, sum(sizes), self.config.schedule)
+        return dict(zip((each.name for each in self.classes), divided(wanted, sizes), strict=True))
+
+
+def _distances(record: RoundRecord, agents: AgentClass, groups: int) -> Matrix | None:
+    """The class's distances in class order; None if they are needed, and were not measured. Zeros if not needed."""
+    if groups in (1, len(agents.agents)):
+        return [[0.0] * len(agents.agents)] * len(agents.agents)
+    for measured in record.distances:
+        if sorted(measured.agents) == sorted(agents.agents):
+            at = [measured.agents.index(agent) for agent in agents.agents]
+            matrix = [[measured.values[i][j] for j in at] for i in at]
+            return matrix if all(map(math.isfinite, itertools.chain(*matrix))) else None
+    return None
+
+
+def _curvature(record: RoundRecord) -> dict[str, float | None]:
+    """C of each policy of the round; None where it is not known."""
+    found = {group.policy: record.metrics.get(group.policy, {}).get("curvature") for group in record.groups}
+    return {policy: c if c is not None and math.isfinite(c) else None for policy, c in found.items()}
+
+
+def _clustered(
+    agents: AgentClass, found: Sequence[int], groups: Sequence[Group], curvature: Mapping[str, float | None]
+) -> list[Group]:
+    """One group per label, each with the policy of its member with the highest C."""
+    policies = {agent: group.policy for group in groups for agent in group.agents}
+    made = []
+    for label in sorted(set(found)):
+        members = tuple(agent for agent, own in zip(agents.agents, found, strict=True) if own == label)
+        made.append(Group(highest_curvature([policies[agent] for agent in members], curvature), members))
+    return made
+
+
+class MarlessKind:
+    """See `marless.sharing.base.SharingKind`."""
+
+    config_type = MarlessConfig
+
+    def curvature(self, config: SharingConfig) -> bool:
+        """Needed: a group starts from its member with the highest C."""
+        return True
+
+    def similarity(self, config: SharingConfig) -> SimilarityConfig | None:
+        """As configured."""
+        return _checked(config).similarity
+
+    def make(self, config: SharingConfig, groups: tuple[Group, ...], spaces: EnvSpaces) -> MarlessSharing:
+        """See `SharingKind`. Refuses a threshold out of reach, first groups of several agents, agents of which no two
+        can share, and packages that are missing.
+        """
+        config = _checked(config)
+        if config.groups != "independent":
+            raise SpecError(
+                f"sharing.groups: {config.name} begins with a policy per agent and decides on groups by itself; "
+                "leave groups out, or take sharing.name: fixed to keep groups of your own"
+            )
+        detector = Detector(
+            agents=spaces.agents,
+            window=config.window,
+            threshold=config.threshold,
+            range=config.range,
+            aggregate=config.aggregate,
+        )
+        detector.check()
+        made = MarlessSharing(config, groups, spaces.classes, detector)
+        _check_sharable(made)
+        similarity.check(config.similarity)
+        if config.grouping == "kmeans":
+            similarity.needs("sharing.grouping: kmeans", "sklearn", "marless[sharing]")
+            from marless.sharing import clustering  # noqa: F401  # now, so that no round waits for it
+        return made
+
+
+def _checked(config: SharingConfig) -> MarlessConfig:
+    assert isinstance(config, MarlessConfig), config  # the registry pairs this kind with its config type
+    return config
+
+
+def _check_sharable(sharing: MarlessSharing) -> None:
+    counts = sharing._counts(1)  # later enablings make more groups
+    if all(counts[each.name] >= len(each.agents) for each in sharing.classes):
+        sizes = ", ".join(f"{each.name} {len(each.agents)}" for each in sharing.classes)
+        raise SpecError(
+            f"sharing.name: {sharing.config.name} would never share: the first time it makes {sum(counts.values())} "
+            f"groups, as many as there are agents that could be in them (agents of each class: {sizes}); "
+            "take sharing.name: fixed"
+        )
+
+
+SHARING = MarlessKind()

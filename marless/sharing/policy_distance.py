@@ -1,0 +1,27 @@
+"""Similarity by policies: how unlike the policies act on the same observations, whoever saw them.
+
+A substitute for MAPD (Hu et al.) that needs no training, and ours: distances of the action distributions themselves,
+over a pooled batch of observations. `marless.sharing.distributions` computes it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from marless.algos.base import SimilarityConfig
+from marless.sharing.similarity import Similarity, SimilarityKind
+
+
+class PolicyDistanceConfig(SimilarityConfig):
+    """Mean Jensen-Shannon distance, in [0, 1], of discrete actions; mean 2-Wasserstein distance of normal ones."""
+
+    name: Literal["policy_distance"] = "policy_distance"
+
+
+def _make(_: PolicyDistanceConfig) -> Similarity:
+    from marless.sharing.distributions import PolicyDistances
+
+    return PolicyDistances()
+
+
+SIMILARITY = SimilarityKind(config_type=PolicyDistanceConfig, make=_make, package="scipy", install="marless[sharing]")

@@ -1,0 +1,110 @@
+"""When agents begin to share, and when they stop: the slope of their returns over the last rounds.
+
+Source: Wei et al. 2025 (MARLess), §4.1. Printed: each agent's return scaled to [0, 1] by its minimum and maximum, an
+aggregate over agents, the least-squares slope over a full window of W = 10 rounds, a change of strategy where the
+slope is below γ, and a window that is cleared by a change. Inferred: what the minimum and maximum run over, that the
+aggregate is the sum, and that the returns in the window are scaled by what is known now. docs/sharing.md says why.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from marless.errors import SpecError
+
+Range = Literal["history", "window", "then"]
+"""What a return is scaled by: the lowest and highest of all rounds so far; of the window; of all up to its own."""
+Row = tuple[float, ...]
+"""A number per agent."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """All that a detector remembers."""
+
+    window: tuple[Row, ...] = ()
+    """Returns of the newest rounds, oldest first, at most W; with "then", the scaled ones."""
+    lowest: Row = ()
+    """Per agent, over all rounds; empty before the first."""
+    highest: Row = ()
+
+    def cleared(self) -> Seen:
+        """As after a change: an empty window, the same range."""
+        return Seen((), self.lowest, self.highest)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Detector:
+    """The reward-trend detector of one job."""
+
+    agents: tuple[str, ...]
+    window: int
+    """W, in rounds; at least 2."""
+    threshold: float
+    """γ, in units of the aggregate per round."""
+    range: Range = "history"
+    aggregate: Literal["sum", "mean"] = "sum"
+
+    def check(self) -> None:
+        """Raise SpecError for a threshold that no slope can reach, so that it would decide nothing."""
+        count = len(self.agents) if self.aggregate == "sum" else 1
+        limit = count * steepest(self.window)
+        if abs(self.threshold) < limit:
+            return
+        effect = "every full window" if self.threshold > 0 else "no window ever"
+        raise SpecError(
+            f"sharing.threshold: got {self.threshold:g}, but with {len(self.agents)} agents ({self.aggregate}) and a "
+            f"window of {self.window} rounds a slope lies between {-limit:.4g} and {limit:.4g}, so {effect} would be "
+            "below it; give a number in between"
+        )
+
+    def see(self, seen: Seen, returns: Mapping[str, float]) -> Seen:
+        """What is known after a round whose mean return per agent is `returns`."""
+        new = tuple(returns[agent] for agent in self.agents)
+        lowest = tuple(map(min, seen.lowest or new, new))
+        highest = tuple(map(max, seen.highest or new, new))
+        row = _scaled(new, lowest, highest) if self.range == "then" else new
+        return Seen((*seen.window, row)[-self.window :], lowest, highest)
+
+    def trend(self, seen: Seen) -> tuple[float, ...]:
+        """R' of each round in the window, oldest first."""
+        total = sum if self.aggregate == "sum" else statistics.fmean
+        return tuple(float(total(row)) for row in self._rows(seen))
+
+    def slope(self, seen: Seen) -> float | None:
+        """k, by least squares, per round; None until the window is full."""
+        if len(seen.window) < self.window:
+            return None
+        return float(statistics.linear_regression(range(self.window), self.trend(seen)).slope)
+
+    def fires(self, seen: Seen) -> bool:
+        """True if the strategy is to change: the window is full, and k < γ."""
+        slope = self.slope(seen)
+        return slope is not None and slope < self.threshold
+
+    def _rows(self, seen: Seen) -> tuple[Row, ...]:
+        if self.range == "then" or not seen.window:
+            return seen.window
+        lowest, highest = seen.lowest, seen.highest
+        if self.range == "window":
+            per_agent = list(zip(*seen.window, strict=True))
+            lowest, highest = tuple(map(min, per_agent)), tuple(map(max, per_agent))
+        return tuple(_scaled(row, lowest, highest) for row in seen.window)
+
+
+def steepest(window: int) -> float:
+    """The steepest least-squares slope that `window` values within [0, 1] can have: a step in mid-window.
+
+    12.5 / 82.5 = 0.1515 for 10 rounds.
+    """
+    offsets = [i - (window - 1) / 2 for i in range(window)]
+    return sum(x for x in offsets if x > 0) / sum(x * x for x in offsets)
+
+
+def _scaled(row: Row, lowest: Row, highest: Row) -> Row:
+    """Each number within its range as [0, 1]; 0 where the range is a point."""
+    bounds = zip(row, lowest, highest, strict=True)
+    return tuple((x - low) / (high - low) if high > low else 0.0 for x, low, high in bounds)
