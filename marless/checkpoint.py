@@ -45,9 +45,9 @@ class Progress:
     seed: int
     """Of the job; with `round` it fixes every random stream from here on."""
     actors: int
-    """Of the next round."""
+    """Of the newest round; the next one's follow from the records."""
     groups: Mapping[str, tuple[str, ...]]
-    """Policy to agents, of the next round."""
+    """Policy to agents: who plays what, as the newest round trained and evaluated them."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,9 +35,14 @@ class Journal:
         self.read()
 
     @property
+    def history(self) -> tuple[RoundRecord, ...]:
+        """The newest rounds, as many as decisions may look back on."""
+        return tuple(self._history)
+
+    @property
     def last(self) -> RoundRecord | None:
         """The newest round."""
-        return self.history[-1] if self.history else None
+        return self._history[-1] if self._history else None
 
     @property
     def rounds(self) -> int:
@@ -50,13 +55,13 @@ class Journal:
         return self.last.env_steps if self.last else 0
 
     def _clear(self) -> None:
-        self.history: deque[RoundRecord] = deque(maxlen=HISTORY_ROUNDS)
+        self._history: deque[RoundRecord] = deque(maxlen=HISTORY_ROUNDS)
         self.greedy: Returns | None = None
         """Of the newest evaluation."""
         self.rounds_s = 0.0
         """Seconds that the rounds took, without what lay between them."""
 
     def _take(self, record: RoundRecord) -> None:
-        self.history.append(record)
+        self._history.append(record)
         self.greedy = record.evaluation or self.greedy
         self.rounds_s += record.ended_s - record.started_s

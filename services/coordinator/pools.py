@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceAsyncStub
     from marless.rpc.v1.learner_pool_pb2_grpc import LearnerPoolServiceAsyncStub
 
+PREWARM_TIMEOUT_S = 5.0
 CALL_TIMEOUT_S = 24 * 3600.0  # a round takes as long as it takes; actors and learners have their own deadlines
 Versions = Mapping[str, int]
 
@@ -70,6 +71,11 @@ class Pools:
     async def close_job(self, job_id: str) -> None:
         """Let the learner pool forget a job."""
         await self._learner_pool.call(self._learners.CloseJob, learner_pool_pb2.CloseJobRequest(job=job_id))
+
+    async def prewarm(self, actors: int) -> None:
+        """Tell the actor pool to expect so many actors; returns before their workers are there."""
+        request = actor_pool_pb2.PrewarmRequest(actors=actors)
+        await self._actor_pool.call(self._actors.Prewarm, request, timeout_s=PREWARM_TIMEOUT_S)
 
     async def train(
         self,

@@ -6,7 +6,7 @@ import asyncio
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -21,39 +21,23 @@ from marless.errors import (
     UnavailableError,
 )
 from marless.job import Job
-from marless.record import Decision, GroupRecord, PhaseSeconds, RoundRecord, Summary
+from marless.record import RoundRecord, Summary
 from marless.rpc.concurrency import to_the_end
-from marless.rpc.v1.learner_pool_pb2 import Measure
-from marless.scaling.base import ScalingDecision
-from marless.sharing.base import SharingDecision
-from marless.spec import JobSpec
-from services.coordinator import stopping
+from services.coordinator import recording, stopping
 from services.coordinator.journal import Journal
 from services.coordinator.logs import JobLog
 from services.coordinator.patience import PASSING, Patience
+from services.coordinator.planning import Plan, Planner
 from services.coordinator.pools import Pools, Rollout, Update, Versions
 from services.coordinator.recovery import Recovery
 from services.coordinator.run_folder import JobStatus, Pending, RunFolder
+from services.coordinator.warming import Warming
 
 PATIENCE_S = 120.0
 MAX_FENCED = 3
 DETAIL_FRAMES = 8
 _CANCELLED = "cancelled by its user"
 _log = structlog.get_logger("coordinator")
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """What the next round starts from."""
-
-    round: int
-    env_steps: int
-    groups: tuple[Group, ...]
-    actors: int
-    versions: Versions
-    decisions: tuple[Decision, ...]
-    ending: str
-    """Why there is no next round; "" if there is."""
 
 
 class JobRun:
@@ -81,6 +65,8 @@ class JobRun:
         self._log = log
         self._changed = changed
         self._journal = Journal(folder)
+        self._planner = Planner(job, self._journal)
+        self._warming = Warming(pools, wanted=job.spec.functions.prewarm)
         self._recovery = Recovery(job_id=job_id, job=job, folder=folder, pools=pools, journal=self._journal, log=log)
         self._cancelled = asyncio.Event()
         self._patience = Patience(patience_s, self._cancelled)
@@ -117,6 +103,7 @@ class JobRun:
         except FencedError as error:
             _log.warning("job.taken_over", job=self._id, error=str(error))
         finally:
+            self._warming.stop()
             self._folder.release()
 
     async def _live(self) -> tuple[str, str]:
@@ -152,11 +139,11 @@ class JobRun:
 
     async def _train(self) -> str:
         """Rounds until one is the last; returns why there is no further one, "" if the job was cancelled."""
-        plan: _Plan | None = None
+        plan: Plan | None = None
         while True:
             try:
                 plan = plan or await self._stand()
-                await self._checkpoint(plan)
+                await self._checkpoint(plan.ending)
                 if plan.ending or self._cancelled.is_set():
                     return plan.ending
                 plan = await self._round(plan)
@@ -181,8 +168,10 @@ class JobRun:
             self._show("training")
         self._patience.over()
 
-    async def _stand(self) -> _Plan:
+    async def _stand(self) -> Plan:
         """Open the job where it stands; chance plays meanwhile, if it has not: learners take a while to start."""
+        last = self._journal.last
+        self._warming.expect(last.actors if last else self._job.spec.actors.count)
         baseline = None if self.status.random else asyncio.create_task(self._pools.random_baseline(self._id, self._job))
         try:
             versions = await self._recovery.stand(rolled_out=self._pending is not None)
@@ -195,50 +184,46 @@ class JobRun:
             self._set(state="RUNNING", reason="training", random=random)
         elif not self._patience.waiting:
             self._show("training")
-        return self._plan(versions, stopping.ending(self._job.spec.stop, self._journal))
+        return self._planner.plan(versions, stopping.ending(self._job.spec.stop, self._journal))
 
-    def _plan(self, versions: Versions, ending: str) -> _Plan:
-        history = self._journal.history
-        sharing = self._job.sharing.decide(history)
-        scaling = self._job.scaling.decide(history, sharing.groups)
-        return _Plan(
-            round=self._journal.rounds,
-            env_steps=self._journal.env_steps,
-            groups=sharing.groups,
-            actors=scaling.actors,
-            versions=versions,
-            decisions=_decisions(self._job.spec, scaling, sharing),
-            ending=ending,
-        )
-
-    async def _round(self, plan: _Plan) -> _Plan:
+    async def _round(self, plan: Plan) -> Plan:
         self._first_round_s = self._first_round_s or time.time()
         if self._pending is None or self._pending.round != plan.round:
             self._pending = await self._roll_out(plan)
-        pending, rolled_s = self._pending, time.time()
-        update = await self._update(plan, pending)
+        started_s = time.time()
+        update = await self._update(plan, self._pending)
         updated_s = time.time()
-        round_, env_steps = plan.round + 1, plan.env_steps + pending.env_steps
-        versions = {**plan.versions, **update.versions}
-        # Asked once, so that the last round is always an evaluated one.
-        ending = stopping.limit_reached(
-            self._job.spec.stop,
-            rounds=round_,
-            env_steps=env_steps,
-            wall_s=self._before_s + time.time() - self._first_round_s,
-        )
+        record = recording.trained(self._id, plan, self._pending, update, updated_s - started_s)
+        ending = self._limit_reached(record)
         last = bool(ending) or self._cancelled.is_set()
-        evaluation = await self._evaluate(round_, plan.groups, versions, last=last)
-        phases = PhaseSeconds(
-            rollout=pending.rollout_s, update=updated_s - rolled_s, evaluation=time.time() - updated_s
-        )
-        record = self._record(plan, pending, update, evaluation, phases)
+        evaluation = await self._evaluate(plan, record.versions) if last or self._is_evaluated(plan.round) else None
+        record = recording.finished(record, evaluation, time.time() - updated_s)
+        before = self._journal.last
         await to_the_end(self._journal.append, record)
         self._pending = None
+        for event, facts in recording.changes(before, record):
+            self._log.info(event, **facts)
         self._changed(record)
-        return self._plan(versions, ending or stopping.return_reached(self._job.spec.stop, self._journal.greedy))
+        return self._planner.plan(
+            record.versions, ending or stopping.return_reached(self._job.spec.stop, self._journal.greedy)
+        )
 
-    async def _roll_out(self, plan: _Plan) -> Pending:
+    def _limit_reached(self, record: RoundRecord) -> str:
+        """Why the job ends with this round, asked once before its evaluation: the last round is an evaluated one."""
+        assert self._first_round_s is not None  # set as the round began
+        return stopping.limit_reached(
+            self._job.spec.stop,
+            rounds=record.round + 1,
+            env_steps=record.env_steps,
+            wall_s=self._before_s + time.time() - self._first_round_s,
+        )
+
+    def _is_evaluated(self, round_: int) -> bool:
+        """True if the round is evaluated whether it is the last one or not."""
+        every = self._job.spec.evaluation.every
+        return bool(every) and (round_ + 1) % every == 0
+
+    async def _roll_out(self, plan: Plan) -> Pending:
         """Run the round's actors, and note what came of them before anything is made of it."""
         started_s = time.time()
         rollout = await self._pools.train(
@@ -255,8 +240,10 @@ class JobRun:
         self._folder.write_pending(pending)
         return pending
 
-    async def _update(self, plan: _Plan, pending: Pending) -> Update:
-        """Train, and have the rollout's outcome on the disk when that is done."""
+    async def _update(self, plan: Plan, pending: Pending) -> Update:
+        """Train, and have the rollout's outcome on the disk when that is done; actors are warmed meanwhile."""
+        evaluation = self._job.spec.actors.count if self._is_evaluated(plan.round) else 0
+        self._warming.expect(max(plan.actors, evaluation))
         syncing = asyncio.create_task(to_the_end(self._folder.sync_pending))
         try:
             return await self._pools.update(
@@ -267,7 +254,7 @@ class JobRun:
                 actors=plan.actors,
                 groups=plan.groups,
                 versions=plan.versions,
-                measure=self._measure(pending),
+                measure=self._planner.measure(pending.returns),
             )
         except StaleError:
             self._pending = None  # the trajectories went with the learner pool that held them
@@ -275,60 +262,27 @@ class JobRun:
         finally:
             await syncing
 
-    def _measure(self, pending: Pending) -> Measure:
-        similarity = self._job.sharing.asks(self._journal.history, pending.returns)
-        return Measure(curvature=self._job.curvature, noise=self._job.noise, similarity=similarity)
-
-    async def _evaluate(
-        self, round_: int, groups: tuple[Group, ...], versions: Versions, *, last: bool
-    ) -> Rollout | None:
-        """Play greedily every so many rounds, and after the last one."""
-        every = self._job.spec.evaluation.every
-        if not last and not (every and round_ % every == 0):
-            return None
-        own = [Group(group.policy, group.agents) for group in groups]  # what a group started from is behind it now
-        return await self._pools.evaluate(self._id, self._job, round_, own, versions, epoch=self._recovery.epoch)
-
-    def _record(
-        self, plan: _Plan, pending: Pending, update: Update, evaluation: Rollout | None, phases: PhaseSeconds
-    ) -> RoundRecord:
-        versions = {**plan.versions, **update.versions}
-        groups = (
-            GroupRecord(policy=g.policy, agents=g.agents, version=versions[g.policy], source=g.source)
-            for g in plan.groups
-        )
-        return RoundRecord(
-            job=self._id,
-            round=plan.round,
-            env_steps=plan.env_steps + pending.env_steps,
-            actors=plan.actors,
-            groups=tuple(groups),
-            versions=versions,
-            started_s=pending.started_s,
-            ended_s=time.time(),
-            phases=phases,
-            returns=pending.returns,
-            evaluation=evaluation.returns if evaluation else None,
-            metrics=update.metrics,
-            invocations=pending.invocations + update.invocations + (evaluation.invocations if evaluation else ()),
-            decisions=plan.decisions,
-            distances=update.distances,
+    async def _evaluate(self, plan: Plan, versions: Versions) -> Rollout:
+        """Play greedily with what the round published; what a group started from is behind it now."""
+        own = [Group(group.policy, group.agents) for group in plan.groups]
+        return await self._pools.evaluate(
+            self._id, self._job, plan.round + 1, own, versions, epoch=self._recovery.epoch
         )
 
-    async def _checkpoint(self, plan: _Plan, *, final: bool = False) -> None:
+    async def _checkpoint(self, ending: str, *, final: bool = False) -> None:
         """Save what the newest round came to, if it is time: every so many rounds, and at the end."""
-        spec = self._job.spec.checkpoint
-        final = final or bool(plan.ending) or self._cancelled.is_set()
-        if not plan.round or not (final or (spec.every and plan.round % spec.every == 0)):
+        spec, last = self._job.spec.checkpoint, self._journal.last
+        final = final or bool(ending) or self._cancelled.is_set()
+        if last is None or not (final or (spec.every and (last.round + 1) % spec.every == 0)):
             return
         progress = Progress(
-            round=plan.round,
-            env_steps=plan.env_steps,
+            round=last.round + 1,
+            env_steps=last.env_steps,
             seed=self._job.spec.seed,
-            actors=plan.actors,
-            groups={group.policy: group.agents for group in plan.groups},
+            actors=last.actors,
+            groups={group.policy: group.agents for group in last.groups},
         )
-        await self._recovery.snapshots.save(progress, plan.versions, spec.keep)
+        await self._recovery.snapshots.save(progress, last.versions, spec.keep)
 
     async def _end(self, state: str, reason: str) -> None:
         if self._fenced > MAX_FENCED:
@@ -346,8 +300,7 @@ class JobRun:
         Versions that could not be saved stay in the store, for the job to be resumed from.
         """
         try:
-            if last := self._journal.last:
-                await self._checkpoint(self._plan(last.versions, ""), final=True)
+            await self._checkpoint("", final=True)
             await to_the_end(self._folder.drop_pending)
         except FencedError:
             raise
@@ -391,20 +344,6 @@ class JobRun:
         except UnavailableError as error:
             self._log.error("job.status_not_saved", error=str(error))
         self._changed(None)
-
-
-def _decisions(spec: JobSpec, scaling: ScalingDecision, sharing: SharingDecision) -> tuple[Decision, ...]:
-    groups = " ".join("+".join(group.agents) for group in sharing.groups)
-    return (
-        Decision(
-            kind="scaling",
-            rule=spec.scaling.name,
-            outcome=f"{scaling.actors} actors",
-            reason=scaling.reason,
-            inputs=scaling.inputs,
-        ),
-        Decision(kind="sharing", rule=spec.sharing.name, outcome=groups, reason=sharing.reason, inputs=sharing.inputs),
-    )
 
 
 def _names_a_service(trouble: MarlessError) -> bool:

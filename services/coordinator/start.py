@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from marless.checkpoint import Checkpoint, DiskCheckpoints, read
+from marless.algos.base import Group
+from marless.checkpoint import Checkpoint, DiskCheckpoints, SavedPolicy, read
 from marless.errors import CorruptError, NotFoundError, SpecError
 from marless.job import Job
 
@@ -34,15 +37,44 @@ def find(reference: str, runs: Path) -> Path:
 
 
 def load(directory: Path, job: Job) -> Checkpoint:
-    """Read the checkpoint that a job starts from; raises SpecError if it is not one of this job's policies."""
+    """Read the checkpoint that a job starts from, its policies under the names of this job's first groups.
+
+    A policy goes to the group of its name. A group whose name nobody plays under gets what its agents play, if that is
+    one policy for all of them: agents that shared one start from it, each from a copy. Policies that nobody plays any
+    more are left out. Raises SpecError if it is not a checkpoint of this job's policies.
+    """
     checkpoint = _read(directory)
-    groups = job.sharing.decide(()).groups
-    if missing := [group.policy for group in groups if group.policy not in checkpoint.policies]:
+    played = checkpoint.progress.groups
+    sources = {group.policy: _source(group, played) for group in job.sharing.decide(()).groups}
+    if missing := [policy for policy, source in sources.items() if source not in checkpoint.policies]:
         raise SpecError(
-            f"start.checkpoint holds no policy {', '.join(missing)}; it has {', '.join(sorted(checkpoint.policies))}: "
+            f"start.checkpoint holds no policy {', '.join(missing)}; it has {', '.join(sorted(played))}: "
             "give this job the groups (sharing.groups) of the job that wrote it"
         )
-    return checkpoint
+    if strangers := sorted(played.keys() - sources.values()):
+        raise SpecError(f"start.checkpoint holds {', '.join(strangers)}, which this job has no use for")
+    policies = {policy: checkpoint.policies[source] for policy, source in sources.items()}
+    policies |= {name: each for name, each in checkpoint.policies.items() if name not in played and not _acts(each)}
+    return replace(checkpoint, policies=policies)
+
+
+def _source(group: Group, played: Mapping[str, Sequence[str]]) -> str:
+    """The policy of a checkpoint that a group starts from; "" if there is none."""
+    if group.policy in played:
+        return group.policy
+    policies = {policy for policy, agents in played.items() if not set(agents).isdisjoint(group.agents)}
+    known = {agent for agents in played.values() for agent in agents}
+    return policies.pop() if len(policies) == 1 and known.issuperset(group.agents) else ""
+
+
+def _acts(saved: SavedPolicy) -> bool:
+    """False for a joint critic, which no agent plays."""
+    from marless.nets.serial import decode_acting  # here, so that a coordinator loads NumPy when a job needs it
+
+    try:
+        return bool(decode_acting(bytes(saved.blobs["acting"])).acting)
+    except CorruptError as error:
+        raise SpecError(f"start.checkpoint: {error}") from None
 
 
 def _read(directory: Path) -> Checkpoint:

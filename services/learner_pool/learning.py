@@ -73,8 +73,13 @@ class Learning:
     async def _open(
         self, task: learner_pool_pb2.LearnTask, held: _Held, groups: tuple[Group, ...]
     ) -> learner_pool_pb2.LearnResult:
-        """Load the states that the store has, which refuses those of another shape, and publish the others anew."""
-        names = held.learner.names(groups)
+        """Load the states that groups start from if the store has them, and publish the others anew.
+
+        States of another shape are refused. A policy that starts from another one has no state of its own yet, or
+        an old one: it gets its next with the update.
+        """
+        starts = [Group(group.start, group.agents) for group in groups]
+        names = tuple(dict.fromkeys(held.learner.names(starts)))
         heads = {name: listed.head.version for name, listed in (await self._store.list(task.job)).policies.items()}
         present = {name: heads[name] for name in names if name in heads}
         try:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 from marless.rpc.param_store import ParamStore
 from marless.rpc.v1 import common_pb2, learner_pool_pb2
@@ -31,7 +32,10 @@ def encode(
     functions: Iterable[common_pb2.Invocation],
     distances: common_pb2.Distances | None = None,
 ) -> dict[str, bytes]:
-    """The part of each policy and joint critic; what served none of them goes with the first."""
+    """The part of each policy and joint critic; what served none of them goes with the first.
+
+    Each part names all of them, so that whoever knows the policies only finds the joint critics too.
+    """
     first = next(iter(names))
     runs: dict[str, list[list[str | float]]] = {name: [] for name in names}
     for run in functions:
@@ -39,7 +43,7 @@ def encode(
             [run.id, run.function, run.name, run.index, run.start_s, run.end_s, run.vcpu_s]
         )
     parts: dict[str, dict[str, object]] = {
-        name: {"metrics": dict(metrics.get(name, {})), "functions": runs[name]} for name in names
+        name: {"metrics": dict(metrics.get(name, {})), "functions": runs[name], "with": list(names)} for name in names
     }
     if distances is not None:
         parts[first]["distances"] = [list(distances.agents), list(distances.values)]
@@ -49,20 +53,40 @@ def encode(
 async def published(
     store: ParamStore, job: str, round_: int, names: Collection[str]
 ) -> learner_pool_pb2.LearnResult | None:
-    """The result of a round's update of all of `names`, if that has been published."""
+    """The result of a round's update of all of `names`, policies of one agent class, if that has been published.
+
+    Joint critics that were published with them are in it, whether they are named or not.
+    """
     policies = (await store.list(job)).policies
-    if any(name not in policies or policies[name].req_id != request_id(job, round_, name) for name in names):
+
+    def made(wanted: Iterable[str]) -> bool:
+        return all(name in policies and policies[name].req_id == request_id(job, round_, name) for name in wanted)
+
+    if not made(names):
         return None
-    versions = {name: policies[name].head.version for name in names}
-    found = result(versions)
-    for name, stored in (await store.get(job, versions, (PART,))).items():
-        outcome = json.loads(bytes(stored.blobs[PART]))
-        found.metrics[name].values.update(outcome["metrics"])
-        for id_, function, served, index, start_s, end_s, vcpu_s in outcome["functions"]:
-            found.functions.add(
-                id=id_, function=function, name=served, index=index, start_s=start_s, end_s=end_s, vcpu_s=vcpu_s
-            )
-        if "distances" in outcome:
-            agents, values = outcome["distances"]
-            found.distances.CopyFrom(common_pb2.Distances(agents=agents, values=values))
+    parts = await _parts(store, job, {name: policies[name].head.version for name in names})
+    others = [name for name in next(iter(parts.values()))["with"] if name not in parts]
+    if not made(others):
+        return None
+    parts |= await _parts(store, job, {name: policies[name].head.version for name in others})
+    found = result({name: policies[name].head.version for name in parts})
+    for name, part in parts.items():
+        _take(part, found, name)
     return found
+
+
+async def _parts(store: ParamStore, job: str, versions: Mapping[str, int]) -> dict[str, dict[str, Any]]:  # Any: JSON
+    stored = await store.get(job, versions, (PART,)) if versions else {}
+    return {name: json.loads(bytes(each.blobs[PART])) for name, each in stored.items()}
+
+
+def _take(part: Mapping[str, Any], found: learner_pool_pb2.LearnResult, name: str) -> None:  # Any: JSON
+    """Add what one policy's part says to a result."""
+    found.metrics[name].values.update(part["metrics"])
+    for id_, function, served, index, start_s, end_s, vcpu_s in part["functions"]:
+        found.functions.add(
+            id=id_, function=function, name=served, index=index, start_s=start_s, end_s=end_s, vcpu_s=vcpu_s
+        )
+    if "distances" in part:
+        agents, values = part["distances"]
+        found.distances.CopyFrom(common_pb2.Distances(agents=agents, values=values))

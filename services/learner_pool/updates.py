@@ -112,9 +112,15 @@ class Updates:
         """What came of this update if it was done before this pool, or this coordinator, knew the job."""
         if known.last_round == request.round - 1:
             return None
-        names = [version.policy for version in request.versions]
-        done = await outcomes.published(self._store, request.job, request.round, names)
-        return _joined([done]) if done else None
+        task = learner_pool_pb2.LearnTask(groups=request.groups)
+        done = []
+        for of_class in _by_class(known.spaces, task):
+            policies = [group.policy for group in of_class.groups]  # not the heads of policies that nobody uses now
+            result = await outcomes.published(self._store, request.job, request.round, policies)
+            if result is None:
+                return None
+            done.append(result)
+        return _joined(done)
 
     def close(self, job: str) -> None:
         """Forget a job and what is still computed for it; twice is safe."""

@@ -10,14 +10,16 @@ from marless.job import prepare
 from services.coordinator import start
 from tests.unit.coordinator.test_run_folder import SPEC
 
+NAMES = ("agent_0", "agent_1")
+
 
 @pytest.fixture
 def runs(tmp_path) -> Path:
     """A directory of run folders: `done` has two checkpoints, `new` has none."""
     checkpoints = DiskCheckpoints(tmp_path / "done" / "checkpoints")
     for round_ in (1, 12):
-        progress = Progress(round=round_, env_steps=7, seed=3, actors=2, groups={"p": ("a",)})
-        policies = {name: SavedPolicy(version=2, blobs={"acting": b"a"}) for name in ("agent_0", "agent_1")}
+        progress = Progress(round=round_, env_steps=7, seed=3, actors=2, groups={name: (name,) for name in NAMES})
+        policies = {name: SavedPolicy(version=2, blobs={"acting": b"a"}) for name in NAMES}
         checkpoints.save(Checkpoint(progress=progress, policies=policies), keep=2)
     (tmp_path / "new").mkdir()
     return tmp_path

@@ -1,0 +1,76 @@
+"""What a round came to, as its record, and what changed since the round before."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+from marless.record import Decision, GroupRecord, PhaseSeconds, RoundRecord
+from services.coordinator.planning import Plan
+from services.coordinator.pools import Rollout, Update
+from services.coordinator.run_folder import Pending
+
+
+def trained(job: str, plan: Plan, pending: Pending, update: Update, update_s: float) -> RoundRecord:
+    """The record of a round that has trained and not been evaluated."""
+    versions = {**plan.versions, **update.versions}
+    groups = (
+        GroupRecord(policy=g.policy, agents=g.agents, version=versions[g.policy], source=g.source) for g in plan.groups
+    )
+    return RoundRecord(
+        job=job,
+        round=plan.round,
+        env_steps=plan.env_steps + pending.env_steps,
+        actors=plan.actors,
+        groups=tuple(groups),
+        versions=versions,
+        started_s=pending.started_s,
+        ended_s=time.time(),
+        phases=PhaseSeconds(rollout=pending.rollout_s, update=update_s, evaluation=0.0),
+        returns=pending.returns,
+        evaluation=None,
+        metrics=update.metrics,
+        invocations=pending.invocations + update.invocations,
+        decisions=plan.decisions,
+        distances=update.distances,
+    )
+
+
+def finished(record: RoundRecord, evaluation: Rollout | None, evaluation_s: float) -> RoundRecord:
+    """The record of a round with its evaluation, if it had one."""
+    return replace(
+        record,
+        ended_s=time.time(),
+        phases=replace(record.phases, evaluation=evaluation_s),
+        evaluation=evaluation.returns if evaluation else None,
+        invocations=record.invocations + (evaluation.invocations if evaluation else ()),
+    )
+
+
+def changes(before: RoundRecord | None, record: RoundRecord) -> Iterator[tuple[str, dict[str, object]]]:
+    """What was decided otherwise than for the round before, as lines of the job's log: event and fields."""
+    if before is None:
+        return
+    why = {decision.kind: decision for decision in record.decisions}
+    together = {agent: set(group.agents) for group in before.groups for agent in group.agents}
+    joined = [group for group in record.groups if any(not set(group.agents) <= together[a] for a in group.agents)]
+    parted = [group for group in record.groups if any(not together[a] <= set(group.agents) for a in group.agents)]
+    for event, groups in (("learners.shared", joined), ("learners.split", parted)):
+        if groups:
+            named = {group.policy: group.agents for group in groups}
+            yield event, {"round": record.round, "policies": named, "reason": _reason(why.get("sharing"))}
+    if record.actors != before.actors:
+        yield (
+            "actors.scaled",
+            {
+                "round": record.round,
+                "before": before.actors,
+                "actors": record.actors,
+                "reason": _reason(why.get("scaling")),
+            },
+        )
+
+
+def _reason(decision: Decision | None) -> str:
+    return decision.reason if decision else ""
