@@ -37,7 +37,13 @@ class Job:
 
 
 def advice(job: Job) -> str:
-    """What works but may not be meant, in one sentence; "" if there is nothing to say."""
+    """What works but may not be meant, in a sentence each; "" if there is nothing to say."""
+    groups = initial_groups(job.spec.sharing.groups, job.spaces)
+    scaling = job.spec.scaling.advice(_context(job.spec, job.spaces, groups))
+    return ". ".join(filter(None, (_cut_episodes(job), scaling)))
+
+
+def _cut_episodes(job: Job) -> str:
     steps, episode = job.spec.actors.steps, job.spaces.max_steps
     if episode is None or steps >= episode:
         return ""
@@ -55,7 +61,11 @@ def prepare(spec: JobSpec) -> Job:
         raise SpecError(f"env: {error}") from error
     groups = initial_groups(spec.sharing.groups, spaces)
     algorithm = algorithms.algorithm(spec.algorithm.name)
-    env_steps = spec.actors.count * spec.actors.envs * spec.actors.steps
+    if spec.scaling.within_budget and spec.stop.cost_usd is None:
+        raise SpecError("scaling.within_budget: there is no budget to stay within; set stop.cost_usd, in US dollars")
+    context = _context(spec, spaces, groups)
+    policy = scaling_policies.scaling(spec.scaling.name).make(spec.scaling, context)
+    env_steps = spec.scaling.least(context) * spec.actors.envs * spec.actors.steps
     algorithm.check(spec.algorithm, spaces, samples=env_steps * min(len(group.agents) for group in groups))
     signals = scaling_policies.scaling(spec.scaling.name).signals(spec.scaling)
     curvature = "curvature" in signals or sharing_policies.sharing(spec.sharing.name).curvature(spec.sharing)
@@ -63,18 +73,21 @@ def prepare(spec: JobSpec) -> Job:
         spec=spec,
         spaces=spaces,
         with_state=algorithm.needs_state(spec.algorithm),
-        scaling=_scaling(spec, spaces, groups),
+        scaling=policy,
         sharing=sharing_policies.sharing(spec.sharing.name).make(spec.sharing, groups, spaces),
         curvature=curvature,
         noise="noise" in signals,
     )
 
 
-def _scaling(spec: JobSpec, spaces: EnvSpaces, groups: tuple[Group, ...]) -> ActorScaling:
-    context = ScalingContext(
-        max_actors=spec.actors.count, agents=len(spaces.agents), groups=groups, rounds=spec.stop.rounds
+def _context(spec: JobSpec, spaces: EnvSpaces, groups: tuple[Group, ...]) -> ScalingContext:
+    return ScalingContext(
+        max_actors=spec.actors.count,
+        agents=len(spaces.agents),
+        groups=groups,
+        rounds=spec.stop.rounds,
+        samples=spec.sharing.samples,
     )
-    return scaling_policies.scaling(spec.scaling.name).make(spec.scaling, context)
 
 
 def check_id(job_id: str) -> None:

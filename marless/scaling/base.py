@@ -27,6 +27,14 @@ class ScalingConfig(Strict):
         description="spend at most what is left of stop.cost_usd: no more actors than the remaining rounds can pay",
     )
 
+    def least(self, context: ScalingContext) -> int:
+        """The fewest actors it may decide on: a job whose updates cannot do with their samples is refused."""
+        return 1
+
+    def advice(self, context: ScalingContext) -> str:
+        """What works but may not be meant, in one sentence; "" if there is nothing to say."""
+        return ""
+
 
 @dataclass(frozen=True)
 class ScalingContext:
@@ -40,6 +48,8 @@ class ScalingContext:
     """Of the first round."""
     rounds: int | None
     """`stop.rounds`."""
+    samples: Literal["pooled", "drawn"] = "pooled"
+    """`sharing.samples`: what a shared policy trains on."""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,10 @@ class FixedConfig(ScalingConfig):
 
     name: str = "fixed"
 
+    def least(self, context: ScalingContext) -> int:
+        """See `ScalingConfig`."""
+        return 1 if self.within_budget else context.max_actors
+
 
 @dataclass(frozen=True)
 class FixedScaling:

@@ -96,7 +96,13 @@ MISTAKES = {
     "model: {hidden: [64, 0]}": "model.hidden.1: got 0; allowed: more than 0",
     "name: Bad Name": "name: got 'Bad Name'; allowed: text that matches ^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$",
     "learner: {device: gpu}": r"learner.device: got 'gpu'; allowed: text that matches ^(auto|cpu|cuda(:\d+)?)$",
-    "scaling: {name: adapt}": "scaling: unknown scaling policy 'adapt'; known: fixed",
+    "scaling: {name: adapt}": "scaling.goal: is missing; it has no default",
+    "scaling: {name: marless, window: 1}": "scaling.window: got 1; allowed: at least 2",
+    "scaling: {name: marless, beta: 1.5}": "scaling.beta: got 1.5; allowed: at most 1.0",
+    "scaling: {name: nitro, decay: 0}": "scaling.decay: got 0; allowed: more than 0.0",
+    "scaling: {name: gns, rule: often}": "scaling.rule: got 'often'; allowed: 'threshold', 'proportional' or 'samples'",
+    "scaling: {name: nitro, beta: 0.5}": "scaling.beta: unknown field 'beta'; known: "
+    "decay, min_actors, name, variant, window, within_budget",
     "sharing: {groups: together}": "sharing.groups: got 'together'; "
     "allowed: 'independent' or 'shared' or a section with fields",
     "sharing: {groups: {a: agent_0}}": "sharing.groups.a: got 'agent_0'; allowed: a list",
@@ -133,6 +139,12 @@ def test_a_long_value_is_shown_in_part():
 
 
 ENVIRONMENT = {
+    "scaling: {name: adept}": "job.yaml: scaling: unknown scaling policy 'adept'; did you mean 'adapt'? known: adapt, ",
+    "scaling: {name: marless, min_actors: 3}": "scaling.min_actors is 3, more than actors.count, 2, which is the most",
+    "scaling: {name: adapt, goal: -20, baseline: -20}": "scaling.goal is -20.0, not above scaling.baseline, -20.0; ",
+    "scaling: {name: max, within_budget: true}": "scaling.within_budget: there is no budget to stay within; set stop.c",
+    "actors: {count: 9, envs: 1, steps: 2}\nscaling: {name: nitro, min_actors: 1}": "algorithm.minibatches is 4, but a "
+    "policy gets only 2 samples a round",
     "actors: {count: 1, envs: 1, steps: 3}": "algorithm.minibatches is 4, but a policy gets only 3 samples a round",
     "env: {name: mpe/simple_spred}": "env: unknown environment 'mpe/simple_spred'; did you mean 'mpe/simple_spread'?",
     "env: {name: mpe/simple_spread, options: {agentz: 3}}": "env: environment mpe/simple_spread: "
@@ -303,6 +315,23 @@ def test_whatever_an_environment_is_told_is_an_environment_or_a_spec_error(optio
     broken = document() | {"env": {"name": "mpe/simple_spread", "options": {option: value}}}
     with suppress(SpecError):
         prepare(spec.parse(broken, "job.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("scaling", "said"),
+    [
+        ("{name: marless}", "scaling: the threshold, 16.7 actors, is not above the fewest, 16.7, so every round gets"),
+        (
+            "{name: marless, min_actors: 9}",
+            "scaling: with 3 policies one that asks for 50 actors gets them though all ",
+        ),
+        ("{name: marless, min_actors: 1, beta: 0.6}", ""),
+        ("{name: nitro}", ""),
+    ],
+)
+def test_a_threshold_that_one_policy_can_force_is_pointed_out(scaling, said):
+    note = advice(prepare(spec.parse(document(f"actors: {{count: 50}}\nscaling: {scaling}"), "job.yaml")))
+    assert note.startswith(said) and bool(note) == bool(said)
 
 
 @pytest.mark.parametrize(("steps", "said"), [(10, "actors.steps is 10, an episode lasts up to 25"), (25, ""), (60, "")])

@@ -21,10 +21,15 @@ from marless.sharing import registry as sharing_policies
 from marless.spec import JobSpec
 from tests.scripted_coordinator import ScriptedCoordinator
 
-JOB = {"env": {"name": "mpe/simple_spread"}, "algorithm": {"name": "mappo"}, "stop": {"rounds": 3}}
+JOB = {
+    "env": {"name": "mpe/simple_spread"},
+    "algorithm": {"name": "mappo"},
+    "scaling": {"name": "gns"},
+    "stop": {"rounds": 3},
+}
 NAMED = {
     "algorithm": algorithms.algorithm("mappo").config_type,
-    "scaling": scaling_policies.scaling("fixed").config_type,
+    "scaling": scaling_policies.scaling("gns").config_type,
     "sharing": sharing_policies.sharing("fixed").config_type,
 }
 """Sections whose name decides which fields they have; without a usable one, the section is what is wrong."""

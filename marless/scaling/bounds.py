@@ -1,0 +1,60 @@
+"""I_min and I_max: the range that a scaling policy moves in."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from pydantic import Field
+
+from marless.errors import SpecError
+from marless.scaling.base import ScalingConfig, ScalingContext
+
+TOLERANCE = 1e-9
+"""Actors. Less than this is rounding, no difference."""
+
+
+class BoundedConfig(ScalingConfig):
+    """Base of policies that move between I_min and I_max; I_max is `actors.count`."""
+
+    min_actors: int | None = Field(None, ge=1, description="I_min, the fewest actors; null: the policy's own default")
+
+    def least(self, context: ScalingContext) -> int:
+        """See `ScalingConfig`."""
+        return 1 if self.within_budget else self.bounds(context).least
+
+    def bounds(self, context: ScalingContext) -> Bounds:
+        """The range in this job; raises SpecError if it is empty."""
+        if self.min_actors is None:
+            return Bounds(self.usual_min(context), context.max_actors)
+        if self.min_actors > context.max_actors:
+            raise SpecError(
+                f"scaling.min_actors is {self.min_actors}, more than actors.count, {context.max_actors}, which is the "
+                "most a round gets; lower it or raise actors.count"
+            )
+        return Bounds(float(self.min_actors), context.max_actors)
+
+    def usual_min(self, context: ScalingContext) -> float:
+        """I_min where the job gives none."""
+        return 1.0
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """From I_min to I_max. I_min may be a fraction, as in I_max/N: only what is decided is rounded."""
+
+    low: float
+    high: int
+
+    @property
+    def least(self) -> int:
+        """The fewest actors that can be decided on."""
+        return self.whole(self.low)
+
+    def clip(self, actors: float) -> float:
+        """The nearest number within."""
+        return min(max(actors, self.low), float(self.high))
+
+    def whole(self, actors: float) -> int:
+        """Rounded up, and at least one."""
+        return max(math.ceil(actors - TOLERANCE), 1)

@@ -1,0 +1,145 @@
+"""More actors where the gradient is noisy: three rules on the gradient noise scale (McCandlish et al. 2018).
+
+The noise scale B, which learners measure for each policy in samples, says how much data pays: with far fewer samples a
+gradient is mostly noise, with far more it hardly gets better. Every rule smooths it, z_t = α B_t + (1 − α) z_{t−1},
+and takes the mean of what the policies ask for [our inference; the sources train one policy].
+
+- "threshold": Nitro's baseline, as its code has it: I_max while z is at least one standard deviation above the mean of
+  its own past (without outliers, that is what lies two median deviations off), else I_min. Departs: the code smooths
+  numerator and denominator of B apart, and looks back on the whole run, we on a window.
+- "proportional": as KungFu adapts batch sizes: I grows with z_t/z_{t−1}, and never shrinks. Departs from the copy in
+  Nitro's code, which compares with the very first value for ever.
+- "samples": as many actors as give each policy B samples, which is what the noise scale was made for. Ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, median, pstdev
+from typing import Literal
+
+from pydantic import Field
+
+from marless.algos.base import Group
+from marless.record import RoundRecord
+from marless.scaling.base import ScalingConfig, ScalingContext, ScalingDecision, Signal
+from marless.scaling.bounds import BoundedConfig, Bounds
+from marless.scaling.history import Series, series
+
+_MIN_SHARE = 8
+"""I_max over I_min, as in Nitro's evaluation."""
+_OUTLIER = 2.0
+"""Median deviations."""
+
+
+class GnsConfig(BoundedConfig):
+    """Settings of scaling by gradient noise; I_min is I_max/8 by default, as in Nitro's evaluation."""
+
+    name: Literal["gns"] = "gns"
+    rule: Literal["threshold", "proportional", "samples"] = Field(
+        "threshold", description="boost when noise is high for this job; grow with noise; or samples to match it"
+    )
+    threshold: float = Field(1.0, description="standard deviations above the mean from which a policy is boosted")
+    smoothing: float = Field(0.9, gt=0, le=1, description="α: weight of the newest noise scale; 1: no smoothing")
+    window: int = Field(50, ge=2, le=512, description="rounds that are looked back on")
+
+    def usual_min(self, context: ScalingContext) -> float:
+        """I_max/8."""
+        return context.max_actors / _MIN_SHARE
+
+
+@dataclass(frozen=True)
+class GnsScaling:
+    """See the module."""
+
+    bounds: Bounds
+    config: GnsConfig
+    pooled: bool
+    """A policy trains on the samples of all its members, not on as many as one has."""
+
+    def decide(self, history: Sequence[RoundRecord], groups: Sequence[Group]) -> ScalingDecision:
+        """I_min for a policy whose noise in the newest round is not known."""
+        if not history:
+            return ScalingDecision(self.bounds.least, f"first round: {self.bounds.least} actors, the fewest")
+        windows = series(history, groups, "noise_scale", self.config.window)
+        smoothed = {policy: smooth(values, self.config.smoothing) for policy, values in windows.items()}
+        found = {
+            group.policy: self._need(smoothed[group.policy], history, group)
+            if history[-1].round in windows[group.policy]
+            else None
+            for group in groups
+        }
+        needs = {policy: self.bounds.clip(self.bounds.low if each is None else each) for policy, each in found.items()}
+        average = fmean(needs.values())
+        actors = self.bounds.whole(average)
+        newest = {policy: values[-1] if values else None for policy, values in smoothed.items()}
+        known = [value for policy, value in newest.items() if value is not None and found[policy] is not None]
+        shown = f"a noise scale of {fmean(known):.4g} samples" if known else "no noise scale known yet"
+        return ScalingDecision(
+            actors,
+            f"{shown} over {len(needs)} policies, rule {self.config.rule}: {actors} of {self.bounds.high} actors",
+            {
+                "window": {policy: list(values.values()) for policy, values in windows.items()},
+                "smoothed": newest,
+                "actors": needs,
+                "average": average,
+                "last_actors": history[-1].actors,
+                "min": self.bounds.low,
+                "max": self.bounds.high,
+            },
+        )
+
+    def _need(self, smoothed: Sequence[float], history: Sequence[RoundRecord], group: Group) -> float:
+        """Actors that one policy asks for, before they are clipped."""
+        match self.config.rule:
+            case "threshold":
+                return self.bounds.high if deviations(smoothed) >= self.config.threshold else self.bounds.low
+            case "proportional":
+                before = smoothed[-2] if len(smoothed) > 1 else 0.0
+                return history[-1].actors * (max(smoothed[-1] / before, 1.0) if before > 0 else 1.0)
+            case "samples":
+                per_actor = samples_per_actor(history) * (len(group.agents) if self.pooled else 1)
+                return smoothed[-1] / per_actor if per_actor > 0 else float(self.bounds.high)
+
+
+def smooth(values: Series, weight: float) -> list[float]:
+    """Exponentially weighted averages, oldest first; `weight` is that of each new value."""
+    found: list[float] = []
+    for value in values.values():
+        found.append(weight * value + (1 - weight) * found[-1] if found else value)
+    return found
+
+
+def deviations(values: Sequence[float]) -> float:
+    """How many standard deviations the newest value lies above the mean of all that are no outliers; 0 if all agree."""
+    middle = median(values)
+    usual = median(abs(value - middle) for value in values)
+    kept = [value for value in values if not usual or abs(value - middle) / usual < _OUTLIER]
+    spread = pstdev(kept)
+    return (values[-1] - fmean(kept)) / spread if spread else 0.0
+
+
+def samples_per_actor(history: Sequence[RoundRecord]) -> float:
+    """Samples of one agent that one actor of the newest round brought: env steps."""
+    last = history[-1]
+    before = history[-2].env_steps if len(history) > 1 else 0
+    return (last.env_steps - before) / max(last.actors, 1)
+
+
+class GnsKind:
+    """See `ScalingKind`."""
+
+    config_type = GnsConfig
+
+    def signals(self, config: ScalingConfig) -> frozenset[Signal]:
+        """Each policy's gradient noise scale."""
+        return frozenset({"noise"})
+
+    def make(self, config: ScalingConfig, context: ScalingContext) -> GnsScaling:
+        """See `ScalingKind`."""
+        own = GnsConfig.model_validate(config)
+        return GnsScaling(own.bounds(context), own, context.samples == "pooled")
+
+
+SCALING = GnsKind()

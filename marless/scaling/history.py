@@ -1,0 +1,54 @@
+"""What scaling policies read from the rounds so far."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Any, Protocol
+
+from marless.algos.base import Group
+from marless.record import RoundRecord
+
+LARGEST = 1e100
+"""What is larger came of a division by almost nothing, and would overflow in a variance."""
+Series = dict[int, float]
+"""Round → value, oldest first."""
+
+
+class _Agents(Protocol):
+    """A group of the next round, or of a recorded one."""
+
+    @property
+    def policy(self) -> str: ...
+
+    @property
+    def agents(self) -> tuple[str, ...]: ...
+
+
+def series(history: Sequence[RoundRecord], groups: Sequence[Group], metric: str, rounds: int) -> dict[str, Series]:
+    """A metric of each policy of the next round, over at most the `rounds` newest rounds that had these very groups.
+
+    All begin anew when any group changes, as the window of MARLess's detector is cleared with every flip (Wei et
+    al. 2025). Values that are missing, not finite, or beyond `LARGEST` are left out.
+    """
+    found: dict[str, Series] = {group.policy: {} for group in groups}
+    wanted = _who(groups)
+    for record in islice(reversed(history), rounds):
+        if _who(record.groups) != wanted:
+            break
+        for policy, values in found.items():
+            value = record.metrics.get(policy, {}).get(metric, math.nan)
+            if abs(value) <= LARGEST:
+                values[record.round] = float(value)
+    return {policy: dict(reversed(values.items())) for policy, values in found.items()}
+
+
+def remembered(history: Sequence[RoundRecord], rule: str) -> Mapping[str, Any]:  # Any: what JSON can hold
+    """The inputs of the newest round's scaling decision, if it was made by `rule`."""
+    decisions = history[-1].decisions if history else ()
+    return next((each.inputs for each in decisions if each.kind == "scaling" and each.rule == rule), {})
+
+
+def _who(groups: Sequence[_Agents]) -> set[tuple[str, tuple[str, ...]]]:
+    return {(group.policy, tuple(group.agents)) for group in groups}

@@ -1,0 +1,49 @@
+"""As many actors as allowed in every round: the baseline "Max" of MinionsRL (Yu et al. 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from marless.algos.base import Group
+from marless.record import RoundRecord
+from marless.scaling.base import ScalingConfig, ScalingContext, ScalingDecision, Signal
+
+
+class MaxConfig(ScalingConfig):
+    """I_max, which is `actors.count`, in every round."""
+
+    name: Literal["max"] = "max"
+
+    def least(self, context: ScalingContext) -> int:
+        """See `ScalingConfig`."""
+        return 1 if self.within_budget else context.max_actors
+
+
+@dataclass(frozen=True)
+class MaxScaling:
+    """I_max in every round. In numbers it is `fixed`; the name says that it is meant as an upper bound."""
+
+    most: int
+
+    def decide(self, history: Sequence[RoundRecord], groups: Sequence[Group]) -> ScalingDecision:
+        """Always `most`."""
+        return ScalingDecision(self.most, f"max: {self.most} actors, the most allowed, in every round")
+
+
+class MaxKind:
+    """See `ScalingKind`."""
+
+    config_type = MaxConfig
+
+    def signals(self, config: ScalingConfig) -> frozenset[Signal]:
+        """None."""
+        return frozenset()
+
+    def make(self, config: ScalingConfig, context: ScalingContext) -> MaxScaling:
+        """See `ScalingKind`."""
+        return MaxScaling(context.max_actors)
+
+
+SCALING = MaxKind()
