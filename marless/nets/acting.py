@@ -93,6 +93,12 @@ class ActingPolicies:
         best_NB: NDArray[np.int32] = output_NAB.argmax(axis=1).astype(np.int32)
         return best_NB
 
+    def outputs(
+        self, obs_NBO: FloatArray, mask_NBA: BoolArray | None
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:
+        """Logits [N, B, A]; or the (normalised) means, and the log standard deviations [N or 1, A]."""
+        return self._output(obs_NBO, mask_NBA).transpose(0, 2, 1), self._log_std_NA
+
     def to_env(self, action: ActionArray) -> ActionArray:
         """What the environment is given for actions of `sample` or `greedy`."""
         return actions.to_env(self.agent_class.action, action)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    FloatArray: TypeAlias = NDArray[np.float32]
-    BoolArray: TypeAlias = NDArray[np.bool_]
+FloatArray: TypeAlias = "NDArray[np.float32]"
+BoolArray: TypeAlias = "NDArray[np.bool_]"
 
 LEAST_SAMPLES = 8
 """Fewer samples per agent say nothing; then no similarity is measured."""
