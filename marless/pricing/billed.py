@@ -1,0 +1,235 @@
+"""What a provider charges for a round: minimum charges, starts, requests, keeping warm, the Redis node.
+
+One meter per backend. A meter remembers the time it has charged up to, so rounds are fed to it in order. The time of a
+round reaches from the end of the round before to its own end; a gap longer than the keep-alive is an interruption, of
+which only the keep-alive counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Protocol
+
+from marless.pricing.charges import Charge
+from marless.pricing.money import GB_MB, Rate, milliseconds, per_gb_s, per_h
+from marless.pricing.prices import InstancePrice, Prices, check_sizes, lambda_memory_mb
+from marless.pricing.usage import WHOLE, Use
+from marless.record import RoundRecord
+from marless.spec import FunctionSize, FunctionsSpec
+
+
+@dataclass(frozen=True)
+class Span:
+    """The time that a round is charged for, in milliseconds of the Unix clock."""
+
+    start_ms: int
+    end_ms: int
+
+    @property
+    def length_ms(self) -> int:
+        """Never negative."""
+        return self.end_ms - self.start_ms
+
+
+class Clock:
+    """Lays the spans of rounds side by side."""
+
+    def __init__(self, keep_alive_s: float) -> None:
+        self._keep_alive_ms = milliseconds(keep_alive_s)
+        self._end_ms: int | None = None
+
+    def span(self, record: RoundRecord) -> Span:
+        """The round's, after those of the rounds before it."""
+        start, end = milliseconds(record.started_s), milliseconds(record.ended_s)
+        if self._end_ms is not None:
+            start = max(self._end_ms, start - self._keep_alive_ms)
+        self._end_ms = max(start, end)
+        return Span(start, self._end_ms)
+
+
+class Meter(Protocol):
+    """What a backend charges."""
+
+    def charges(self, record: RoundRecord, uses: Sequence[Use], span: Span) -> Iterator[Charge]:
+        """Of the next round."""
+        ...
+
+
+class LambdaMeter:
+    """Functions by the millisecond.
+
+    - Work and starts are billed alike (since August 2025), at the memory that comes with the function's vCPUs.
+    - Each use is one request.
+    - A plain Lambda stays warm between rounds for nothing, but nobody promises that. Where a job pre-warms its actors,
+      their number is had as provisioned concurrency, paid for the whole round, with their work at the lower rate that
+      comes with it. (Provisioned concurrency is billed by five minutes; a job's rounds share those.)
+    """
+
+    def __init__(self, functions: FunctionsSpec, prices: Prices) -> None:
+        own, rates = prices.lambda_, prices.lambda_.rate
+        self._prices = prices
+        self._granularity_ms = own.granularity_ms
+        self._provisioned = functions.prewarm and own.warm == "provisioned"
+        self._actor_mb = lambda_memory_mb(functions.actor, prices)
+        self._on_demand, self._ready = per_gb_s(rates.on_demand), per_gb_s(rates.ready)
+        self._for_actors = per_gb_s(rates.provisioned) if self._provisioned else self._on_demand
+        self._request = Rate.per(own.request, 1)
+
+    def charges(self, record: RoundRecord, uses: Sequence[Use], span: Span) -> Iterator[Charge]:
+        """See `Meter`."""
+        for use in uses:
+            memory_mb = lambda_memory_mb(FunctionSize(vcpus=use.vcpus, memory_mb=use.memory_mb), self._prices)
+            rate = self._for_actors if use.function in WHOLE else self._on_demand
+            duration_ms = milliseconds(use.seconds + use.init_s, self._granularity_ms)
+            yield Charge(use.function, use.group, "work", rate.of(memory_mb * duration_ms))
+            yield Charge(use.function, use.group, "request", self._request.of(1))
+        if self._provisioned:
+            yield Charge("actor", "", "ready", self._ready.of(record.actors * self._actor_mb * span.length_ms))
+
+
+@dataclass
+class _Slot:
+    """One container or machine that is kept alive."""
+
+    used_ms: int
+    """When the last round that used it ended."""
+    paid_ms: int
+    """Up to when it is paid."""
+    least_ms: int
+    """Up to when it is paid at least, however soon it goes."""
+
+
+class Slots:
+    """Containers or machines that come when they are needed, and go when nothing has used them for the keep-alive."""
+
+    def __init__(self, rate: Rate, minimum_s: int, keep_alive_s: float) -> None:
+        self._rate = rate
+        self._minimum_ms = 1000 * minimum_s
+        self._keep_alive_ms = milliseconds(keep_alive_s)
+        self._slots: list[_Slot] = []
+
+    def spend(self, count: int, span: Span) -> tuple[list[int], int]:
+        """Picodollars of each of the `count` slots that this round used, and of those that idled through it."""
+        while len(self._slots) < count:
+            self._slots.append(_Slot(span.end_ms, span.start_ms, span.start_ms + self._minimum_ms))
+        for slot in self._slots[:count]:
+            slot.used_ms = span.end_ms
+        used = [self._pay(slot, span.end_ms) for slot in self._slots[:count]]
+        idle = [self._pay(slot, min(span.end_ms, slot.used_ms + self._keep_alive_ms)) for slot in self._slots[count:]]
+        self._slots = [slot for slot in self._slots if slot.used_ms + self._keep_alive_ms > span.end_ms]
+        return used, sum(idle)
+
+    def _pay(self, slot: _Slot, until_ms: int) -> int:
+        until_ms = max(until_ms, slot.paid_ms, slot.least_ms)
+        owed = self._rate.of(until_ms - slot.paid_ms)
+        slot.paid_ms = until_ms
+        return owed
+
+
+class FargateMeter:
+    """Containers by the second, at least a minute each: one per actor, and one per critic and policy of a round.
+
+    They live from the round that first needs them to the end of their keep-alive; a container that idles is paid for.
+    """
+
+    def __init__(self, functions: FunctionsSpec, prices: Prices) -> None:
+        self._actors = Slots(_container(functions.actor, prices), prices.fargate.minimum_s, prices.keep_alive_s)
+        self._learners = Slots(_container(functions.learner, prices), prices.fargate.minimum_s, prices.keep_alive_s)
+
+    def charges(self, record: RoundRecord, uses: Sequence[Use], span: Span) -> Iterator[Charge]:
+        """See `Meter`."""
+        used, idle = self._actors.spend(actors_at_once(record, uses), span)
+        yield Charge("actor", "", "work", sum(used))
+        yield Charge("actor", "", "ready", idle)
+        learners = learners_at_once(uses)
+        used, idle = self._learners.spend(len(learners), span)
+        for use, picos in zip(learners, used, strict=True):
+            yield Charge(use.function, use.group, "work", picos)
+        yield Charge("learner", "", "ready", idle)
+
+
+class Ec2Meter:
+    """Machines of one kind by the second, at least a minute each: as many as hold the larger of a round's phases."""
+
+    def __init__(self, functions: FunctionsSpec, prices: Prices) -> None:
+        self._functions = functions
+        self._machine = prices.instance(prices.ec2.instance)
+        self._machines = Slots(per_h(self._machine.usd_h), prices.ec2.minimum_s, prices.keep_alive_s)
+
+    def charges(self, record: RoundRecord, uses: Sequence[Use], span: Span) -> Iterator[Charge]:
+        """See `Meter`."""
+        count = machines(need_of(record, uses, self._functions), self._machine)
+        used, idle = self._machines.spend(count, span)
+        yield Charge("machine", "", "machine", sum(used))
+        yield Charge("machine", "", "ready", idle)
+
+
+class RedisMeter:
+    """The node that keeps the versions, for as long as the job runs."""
+
+    def __init__(self, prices: Prices) -> None:
+        self._rate = per_h(prices.redis_h())
+        self._step_ms = 1000 * prices.redis.granularity_s
+        self._used_ms = 0
+
+    def charge(self, span: Span) -> Charge:
+        """The next round's part: each step of time falls to the round that begins it."""
+        before_ms, self._used_ms = self._used_ms, self._used_ms + span.length_ms
+        steps = -(-self._used_ms // self._step_ms) - -(-before_ms // self._step_ms)
+        return Charge("redis", "", "node", self._rate.of(steps * self._step_ms))
+
+
+@dataclass(frozen=True)
+class Need:
+    """What the larger of a round's phases takes at once."""
+
+    vcpus: float
+    memory_mb: int
+
+    def __or__(self, other: Need) -> Need:
+        """What holds either."""
+        return Need(max(self.vcpus, other.vcpus), max(self.memory_mb, other.memory_mb))
+
+
+def need_of(record: RoundRecord, uses: Sequence[Use], functions: FunctionsSpec) -> Need:
+    """The actors of a round at once, or its learner functions at once: whichever is more of vCPUs, and of memory."""
+    actors, learners = max(actors_at_once(record, uses), 1), max(len(learners_at_once(uses)), 1)
+    return Need(
+        vcpus=max(actors * functions.actor.vcpus, learners * functions.learner.vcpus),
+        memory_mb=max(actors * functions.actor.memory_mb, learners * functions.learner.memory_mb),
+    )
+
+
+def actors_at_once(record: RoundRecord, uses: Sequence[Use]) -> int:
+    """Actors, or evaluations, which are actors too."""
+    return max(record.actors, sum(use.function == "evaluation" for use in uses))
+
+
+def learners_at_once(uses: Sequence[Use]) -> list[Use]:
+    """The critics and policies of a round: they run side by side, other functions before or after, in their place."""
+    return [use for use in uses if use.function in ("critic", "policy")]
+
+
+def machines(need: Need, machine: InstancePrice) -> int:
+    """How many machines of a kind hold a need."""
+    return max(math.ceil(need.vcpus / machine.vcpus), math.ceil(need.memory_mb / GB_MB / machine.memory_gb))
+
+
+def meter(functions: FunctionsSpec, prices: Prices) -> Meter:
+    """Of the backend in use; raises SpecError for functions that it cannot run, and for a price that is missing."""
+    check_sizes(functions, prices)
+    match prices.backend:
+        case "lambda":
+            return LambdaMeter(functions, prices)
+        case "fargate":
+            return FargateMeter(functions, prices)
+        case "ec2":
+            return Ec2Meter(functions, prices)
+
+
+def _container(size: FunctionSize, prices: Prices) -> Rate:
+    vcpus, gb = Decimal(str(size.vcpus)), Decimal(size.memory_mb) / GB_MB
+    return per_h(vcpus * prices.fargate.vcpu_h + gb * prices.fargate.gb_h)

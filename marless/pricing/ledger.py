@@ -1,0 +1,97 @@
+"""The ledger of one job: every round's costs by three accountings, from nothing but its records, in whole picodollars.
+
+- *paper*: work alone, by the millisecond (see `marless.pricing.charges.paper`);
+- *billed*: all that a provider charges (see `marless.pricing.billed`);
+- *serverful*: a machine for the whole run, modelled (see `marless.pricing.serverful`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from marless.pricing import charges, serverful
+from marless.pricing.billed import Clock, Need, RedisMeter, meter, need_of
+from marless.pricing.charges import Accounting, Charge
+from marless.pricing.money import usd
+from marless.pricing.prices import Prices
+from marless.pricing.serverful import Machine, ModelledRounds
+from marless.pricing.usage import usage
+from marless.record import RoundRecord
+from marless.spec import JobSpec
+
+
+@dataclass(frozen=True)
+class RoundCost:
+    """What one round added to each bill."""
+
+    round: int
+    charges: Mapping[Accounting, tuple[Charge, ...]]
+
+    def picos(self, accounting: Accounting) -> int:
+        """Picodollars."""
+        return sum(charge.picos for charge in self.charges[accounting])
+
+    def usd(self, accounting: Accounting) -> float:
+        """Dollars."""
+        return usd(self.picos(accounting))
+
+
+class Ledger:
+    """Adds rounds up, in order, each once; the rounds of a job that is continued are added again from its records.
+
+    Memory does not grow with the number of rounds. Deterministic: equal records make equal ledgers.
+    """
+
+    def __init__(self, spec: JobSpec, prices: Prices) -> None:
+        """Raises SpecError for functions that the backend cannot run, and for a price that is missing."""
+        self._functions, self._prices = spec.functions, prices
+        self._meter, self._redis = meter(spec.functions, prices), RedisMeter(prices)
+        self._clock = Clock(prices.keep_alive_s)
+        self._rounds = ModelledRounds(spec.functions)
+        self._need = Need(0.0, 0)
+        self._totals: Counter[Accounting] = Counter()
+        self._serverful_ms: Counter[int] = Counter()
+        """Of all rounds, by the vCPUs of the machine, which is known for sure at the end only."""
+        self._choices = serverful.choices(prices)
+        serverful.smallest(
+            Need(spec.actors.count * spec.functions.actor.vcpus, spec.actors.count * spec.functions.actor.memory_mb),
+            prices,
+        )
+
+    @property
+    def machine(self) -> Machine:
+        """What a serverful run of the rounds so far would have reserved."""
+        return serverful.smallest(self._need, self._prices)
+
+    def add(self, record: RoundRecord) -> RoundCost:
+        """Take the next round in; returns what it cost (serverful: on the machine that the rounds so far need)."""
+        uses, span = usage(record, self._functions), self._clock.span(record)
+        self._need |= need_of(record, uses, self._functions)
+        self._choices = tuple(vcpus for vcpus in self._choices if vcpus >= self._need.vcpus)
+        modelled = self._rounds.phases(record, self._choices)
+        for vcpus in self._choices:
+            self._serverful_ms[vcpus] += sum(serverful.phase_ms(modelled[vcpus]).values())
+        billed = [*self._meter.charges(record, uses, span), self._redis.charge(span)]
+        cost = RoundCost(
+            record.round,
+            {
+                "paper": charges.paper(uses, self._prices),
+                "billed": charges.merged(billed),
+                "serverful": serverful.charges(modelled[self.machine.vcpus], self.machine),
+            },
+        )
+        for accounting in ("paper", "billed"):
+            self._totals[accounting] += cost.picos(accounting)
+        return cost
+
+    def picos(self, accounting: Accounting) -> int:
+        """Picodollars of all rounds so far."""
+        if accounting == "serverful":
+            return serverful.picos(self._serverful_ms[self.machine.vcpus], self.machine)
+        return self._totals[accounting]
+
+    def total_usd(self, accounting: Accounting) -> float:
+        """Dollars of all rounds so far."""
+        return usd(self.picos(accounting))
