@@ -1,0 +1,217 @@
+"""The verb `compare`: one job run several ways over several seeds, in one table with intervals."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from marless.cli import exits
+from marless.cli.options import Connection, JobFileArgument, Output, OutputOption, OverrideOption
+from marless.cli.output import console, data, say, show_object
+from marless.errors import CorruptError, JobStateError, MarlessError, SpecError, UnavailableError
+
+if TYPE_CHECKING:
+    from marless.comparison.plan import Run
+    from marless.comparison.table import Comparison
+    from marless.presets import Preset
+    from marless.spec import JobSpec
+
+ALL = "vanilla,marless-minus,no-scaling,no-sharing,marless"
+_KEPT, _PICTURE = "comparison.json", "comparison.png"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """What is to be compared, and where it is kept."""
+
+    job: JobSpec
+    presets: tuple[Preset, ...]
+    seeds: int
+    slots: int
+    folder: Path
+    document: Path | None
+    command: str
+    """That asks for it."""
+
+
+def compare(  # noqa: PLR0913, PLR0917  # a verb has as many parameters as options
+    at: Connection,
+    job_file: JobFileArgument,
+    presets: Annotated[
+        str, typer.Option(metavar="A,B,…", help="Ways to run it, of marless or of a file as FILE.yaml:NAME.")
+    ] = ALL,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Runs of each, with equal seeds: the job's and those after it.")
+    ] = 5,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Short for --set stop.rounds=N.")] = None,
+    override: OverrideOption = [],  # noqa: B006  # typer's way
+    slots: Annotated[int, typer.Option(min=1, help="vCPUs that the modelled wall-clock is for.")] = 64,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Keeps runs, table and picture; default: <runs>/compare-<job>.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on in --out; finished runs are not repeated.")] = False,
+    document: Annotated[
+        Path | None, typer.Option(metavar="FILE.md", help="Fill the block that bears the job's name there.")
+    ] = None,
+    output: OutputOption = Output.table,
+) -> None:
+    """Run a job under several presets and seeds; set return, cost and time side by side.
+
+    Presets are paired by seed; intervals are 95 % Student t. Runs that train identically are made once. Each runs here,
+    one after the other; with --coordinator, that one runs them.
+    """
+    from marless import presets as ways
+    from marless import spec as specs
+
+    overrides = [*override, *([f"stop.rounds={rounds}"] if rounds else [])]
+    job = specs.load(job_file, overrides)
+    asked = _Asked(
+        job=job,
+        presets=ways.presets(presets),
+        seeds=seeds,
+        slots=slots,
+        folder=out or at.runs / f"compare-{job.name}",
+        document=document,
+        command=_command(job_file, presets, seeds, slots, overrides),
+    )
+    runs = _planned(asked)
+    if not resume and asked.folder.exists() and any(asked.folder.iterdir()):
+        raise SpecError(f"{asked.folder} holds something already; --resume goes on with it, or choose another --out")
+    _make(asked, runs, at)
+    _report(asked, _compared(asked, runs), output)
+
+
+def _command(job_file: Path, presets: str, seeds: int, slots: int, overrides: Sequence[str]) -> str:
+    """For a reader to repeat it, without this machine's directories."""
+    file = job_file.name if job_file.is_absolute() else str(job_file)
+    chosen = [word for override in overrides for word in ("--set", override)]
+    words = ["marless", "compare", file, "--presets", presets, "--seeds", str(seeds), "--slots", str(slots), *chosen]
+    return shlex.join(words)
+
+
+def _planned(asked: _Asked) -> tuple[Run, ...]:
+    """The runs to make; whatever cannot work is refused before the first begins."""
+    from marless.comparison import document, plan
+    from marless.job import advice, prepare
+
+    if asked.document:
+        document.check(asked.document, asked.job.name)
+    notes: dict[str, None] = {}
+    for name, spec in plan.jobs(asked.job, asked.presets).items():
+        try:
+            notes[advice(prepare(spec))] = None
+        except SpecError as error:
+            raise SpecError(f"preset {name}: {error}") from None
+    for note in filter(None, notes):
+        say(f"note: {note}")
+    return plan.runs(asked.job, asked.presets, asked.seeds)
+
+
+def _make(asked: _Asked, runs: Sequence[Run], at: Connection) -> None:
+    """Make all runs that have not been made; whatever stops it, say how it goes on."""
+    from marless.cli.comparing import InterruptedRunError, Place
+
+    place = Place((asked.folder / "runs").resolve())
+    missing = [run for run in runs if place.finished(run) is None]
+    if len(missing) < len(runs):
+        say(f"{len(runs) - len(missing)} of {len(runs)} runs are there already")
+    try:
+        with ExitStack() as held:
+            client = held.enter_context(at.client()) if at.coordinator and missing else None
+            for run in missing:
+                number = f"{runs.index(run) + 1} of {len(runs)}"
+                if client:
+                    place.make_there(run, number, client)
+                else:
+                    place.make_here(run, number)
+    except (InterruptedRunError, KeyboardInterrupt) as interrupt:
+        _interrupted(f"{interrupt}" or "interrupted", asked)
+    except SpecError:
+        raise
+    except JobStateError as error:
+        raise JobStateError(f"{error}; {_how_to_go_on(asked)}") from None
+    except UnavailableError as error:
+        raise UnavailableError(f"{error}; {_how_to_go_on(asked)}") from None
+
+
+def _interrupted(what: str, asked: _Asked) -> NoReturn:
+    say(f"{what}; {_how_to_go_on(asked)}")
+    raise typer.Exit(exits.ExitCode.INTERRUPTED)
+
+
+def _how_to_go_on(asked: _Asked) -> str:
+    return f"the same command with --resume --out {asked.folder} goes on"
+
+
+def _compared(asked: _Asked, runs: Sequence[Run]) -> Comparison:
+    from marless import presets as ways
+    from marless.cli.comparing import Place
+    from marless.comparison import plan, table
+    from marless.comparison.figures import figures
+
+    place, specs = Place((asked.folder / "runs").resolve()), plan.jobs(asked.job, asked.presets)
+    found = []
+    for run in runs:
+        recorded = place.finished(run)
+        if recorded is None:
+            raise CorruptError(f"run {run.id} is not there any more; {_how_to_go_on(asked)}")
+        for name in run.presets:
+            spec = specs[name].model_copy(update={"seed": run.seed})
+            found.append(figures(recorded.records, spec, recorded.random, preset=name, slots=asked.slots))
+    settings = {name: ways.own_settings(spec) for name, spec in specs.items()}
+    return table.compared(asked.job.name, asked.slots, asked.presets, settings, found)
+
+
+def _report(asked: _Asked, comparison: Comparison, output: Output) -> None:
+    from marless.comparison import document, table
+    from marless.comparison.statements import statements
+
+    said = statements(comparison)
+    fields = table.to_json(comparison, said) | {"command": asked.command}
+    (asked.folder / _KEPT).write_text(json.dumps(fields), encoding="utf-8")
+    _draw(comparison, asked.folder / _PICTURE)
+    if asked.document:
+        picture = Path("images", f"compare-{asked.job.name}.png")
+        _draw(comparison, asked.document.parent / picture)
+        block = document.block(comparison, said, command=asked.command, picture=picture.as_posix())
+        document.write(asked.document, asked.job.name, block)
+        say(f"written: {asked.document}")
+    if output is Output.table:
+        _show(comparison, said)
+    else:
+        show_object(fields, asked.job.name, output)
+    say(f"runs, {_KEPT} and {_PICTURE} are in {asked.folder}")
+
+
+def _draw(comparison: Comparison, target: Path) -> None:
+    """A picture that cannot be drawn is a pity; the table is there."""
+    from marless.cli.picture import draw_comparison
+
+    try:
+        draw_comparison(comparison, target)
+    except MarlessError as error:
+        say(f"not drawn: {error}")
+
+
+def _show(comparison: Comparison, statements: Sequence[str]) -> None:
+    from rich.table import Table
+
+    from marless.comparison.table import rows
+
+    header, *body = rows(comparison)
+    shown = Table(box=None, pad_edge=False)
+    shown.add_column(header[0])
+    for name in header[1:]:
+        shown.add_column(name, justify="right")
+    for row in body:
+        shown.add_row(*row)
+    console().print(shown)
+    for statement in statements:
+        data(f"- {statement}")

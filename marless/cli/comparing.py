@@ -1,0 +1,117 @@
+"""The runs of a comparison, made one after the other: here, each on a stack of its own, or by a coordinator.
+
+What has been finished is not repeated; what was interrupted goes on where it was.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from marless.cli.output import console, say
+from marless.cli.recorded import Recorded, from_folder
+from marless.comparison.plan import Run
+from marless.errors import JobStateError, NotFoundError, SpecError
+from marless.presets import training_key
+
+if TYPE_CHECKING:
+    from marless.cli.train import Show
+    from marless.client import Client
+    from marless.spec import JobSpec
+
+Result = TypeVar("Result")
+
+
+class InterruptedRunError(JobStateError):
+    """Somebody pressed Ctrl-C."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the run folders of a comparison are."""
+
+    runs: Path
+
+    def finished(self, run: Run) -> Recorded | None:
+        """The run, if it was made to its end; raises SpecError if another job was run under its id."""
+        folder = self.runs / run.id
+        if not (folder / "job.json").exists():
+            return None
+        found = from_folder(folder)
+        check_same(run, found.spec, str(folder))
+        return found if found.state == "SUCCEEDED" else None
+
+    def make_here(self, run: Run, number: str) -> None:
+        """Run it on this machine, on a stack of its own, so that every run starts as cold as the others."""
+        from marless.cli import train
+
+        folder = self.runs / run.id
+        known = (folder / "job.json").exists()
+        if folder.exists() and not known:
+            shutil.rmtree(folder)  # it was interrupted before there was a job
+        if known:
+            outcome = _shown(run, number, lambda show: train.resume(run.id, runs=self.runs, stop=None, show=show))
+        else:
+            outcome = _shown(run, number, lambda show: train.train(run.spec, job_id=run.id, runs=self.runs, show=show))
+        if outcome.interrupted:
+            raise InterruptedRunError(f"interrupted in run {run.id}")
+        _check_succeeded(run, outcome.job.state, outcome.job.reason)
+
+    def make_there(self, run: Run, number: str, client: Client) -> None:
+        """Have a coordinator run it, and bring its run folder here."""
+        try:
+            known = client.get(run.id)
+        except NotFoundError:
+            known = client.submit(run.spec, job=run.id)
+        else:
+            check_same(run, _spec_there(client, run.id), f"the coordinator's job {run.id}")
+            if known.state.ended and known.state != "SUCCEEDED":
+                known = client.resume(run.id)
+        if not known.state.ended:
+            _shown(run, number, lambda show: _follow(client, run.id, show))
+            known = client.get(run.id)
+        _check_succeeded(run, known.state, known.reason)
+        client.download(run.id, self.runs / run.id)
+
+
+def check_same(run: Run, found: JobSpec, where: str) -> None:
+    """Raise SpecError, naming the sections, if `found` trains anything else than the run is to."""
+    wanted, there = (json.loads(training_key(spec)) for spec in (run.spec, found))
+    differing = sorted(name for name in wanted.keys() | there.keys() if wanted.get(name) != there.get(name))
+    if differing:
+        raise SpecError(
+            f"{where} was run with other settings than now asked for ({', '.join(differing)}); choose another --out, "
+            "or another name for the job"
+        )
+
+
+def _shown(run: Run, number: str, action: Callable[[Show], Result]) -> Result:
+    from marless.cli.progress import TrainingProgress
+    from marless.cli.train import Show
+
+    say(f"run {number}: {run.id} for {', '.join(run.presets)}")
+    with TrainingProgress(console(stderr=True), run.id, run.spec.stop, "starting four services …") as shown:
+        return action(Show(record=shown.show, trouble=shown.note))
+
+
+def _follow(client: Client, job: str, show: Show) -> None:
+    for event in client.watch(job):
+        if event.record:
+            show.record(event.record)
+
+
+def _spec_there(client: Client, job: str) -> JobSpec:
+    import yaml
+
+    from marless import spec as specs
+
+    return specs.parse(yaml.safe_load(client.read(job, "spec.yaml")), f"job {job}")
+
+
+def _check_succeeded(run: Run, state: str, reason: str) -> None:
+    if state != "SUCCEEDED":
+        raise JobStateError(f"run {run.id} ended {state}: {reason}")

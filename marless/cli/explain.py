@@ -1,0 +1,173 @@
+"""The verb `explain`: why a job had the actors and groups it had."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from marless.cli.options import Connection, Output, OutputOption
+from marless.cli.output import console, data, say, show_object
+from marless.cli.recorded import Recorded, RecordedArgument, find
+from marless.errors import NotFoundError, SpecError
+
+if TYPE_CHECKING:
+    from marless.explanation import Stretch
+    from marless.record import Decision, RoundRecord
+
+_WIDTH = 110
+_DIGITS = 5
+
+
+def explain(
+    at: Connection,
+    job: RecordedArgument,
+    round_: Annotated[
+        int | None, typer.Option("--round", min=1, help="All that this round was decided from; the first is 1.")
+    ] = None,
+    picture: Annotated[
+        Path | None, typer.Option(metavar="FILE.png", help="Draw learners, actors, return and cost over rounds.")
+    ] = None,
+    output: OutputOption = Output.table,
+) -> None:
+    """Say why the number of actors, and who shares a learner, changed: rule, numbers, reason.
+
+    For people rounds count from 1, as `watch` has it; in data, as in the records, from 0.
+    """
+    found = find(job, at)
+    if picture:
+        _draw(found, picture)
+    if not found.records:
+        say(f"job {found.job} has no round yet: nothing has been decided")
+    if round_ is not None:
+        _show_round(found, round_, output)
+    elif output is Output.table:
+        _show_chapters(found)
+    else:
+        _show_changes(found, output)
+
+
+def _draw(found: Recorded, picture: Path) -> None:
+    from marless.cli.picture import draw_run
+
+    draw_run(found, picture)
+    say(f"drawn: {picture}")
+
+
+def _show_changes(found: Recorded, output: Output) -> None:
+    from marless.explanation import changes
+
+    rows = [change.to_json() for change in changes(found.records)]
+    if output is Output.jsonl:
+        for row in rows:
+            data(json.dumps(row))
+    else:
+        show_object({"job": found.job, "rounds": len(found.records), "changes": rows}, found.job, output)
+
+
+def _show_chapters(found: Recorded) -> None:
+    from rich.table import Table
+
+    from marless.explanation import chapters
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("rounds", no_wrap=True)
+    for name in ("change", "to", "rule", "because"):
+        table.add_column(name)
+    for chapter in chapters(found.records):
+        opening = chapter.opening
+        decision = opening.decision
+        groups = _groups(decision.outcome)
+        table.add_row(
+            _rounds(chapter.first, chapter.last), opening.what, groups, decision.rule, decision.reason, style="bold"
+        )
+        for stretch in chapter.stretches:
+            rounds = f"  {_rounds(stretch.first, stretch.last)}"
+            table.add_row(rounds, _direction(stretch), _actors(stretch), stretch.decision.rule, stretch.decision.reason)
+    if found.records:
+        console().print(table)
+
+
+def _rounds(first: int, last: int) -> str:
+    return f"{first + 1}" if first == last else f"{first + 1}–{last + 1}"
+
+
+def _groups(outcome: str) -> str:
+    """ "4 groups: a+b c+d e f"."""
+    count = len(outcome.split())
+    return f"{count} group{'s' if count > 1 else ''}: {outcome}"
+
+
+def _direction(stretch: Stretch) -> str:
+    first, last = stretch.actors[0], stretch.actors[-1]
+    if stretch.turns > 1:
+        return f"{stretch.turns - 1} turns"
+    return "" if first == last else "more actors" if last > first else "fewer actors"
+
+
+def _actors(stretch: Stretch) -> str:
+    path = [now for before, now in zip((None, *stretch.actors), stretch.actors, strict=False) if now != before]
+    if stretch.turns > 1 or len(path) > _DIGITS:
+        mean = sum(stretch.actors) / len(stretch.actors)
+        return f"{path[0]} → {path[-1]} actors, {min(path)} to {max(path)}, mean {mean:.1f}"
+    return f"{' → '.join(map(str, path))} actors"
+
+
+def _show_round(found: Recorded, number: int, output: Output) -> None:
+    by_round = {record.round + 1: record for record in found.records}
+    if number not in by_round:
+        raise NotFoundError(f"job {found.job} has no round {number}; {len(by_round)} rounds are recorded")
+    record, before = by_round[number], by_round.get(number - 1)
+    if output is Output.jsonl:
+        raise SpecError("--round shows one thing: -o table, json or yaml")
+    if output is not Output.table:
+        show_object(_fields(record), found.job, output)
+        return
+    data(f"round {number} of job {found.job}: {record.actors} actors, {len(record.groups)} groups")
+    for decision in record.decisions:
+        data(f"\n{decision.kind} by {decision.rule}: {decision.outcome}{_was(decision, before)}\n  {decision.reason}")
+        if decision.inputs:
+            data(_readable(decision.inputs))
+
+
+def _fields(record: RoundRecord) -> dict[str, Any]:  # Any: JSON
+    import dataclasses
+
+    return {
+        "job": record.job,
+        "round": record.round,
+        "actors": record.actors,
+        "groups": {group.policy: list(group.agents) for group in record.groups},
+        "sources": {group.policy: group.source for group in record.groups if group.source},
+        "decisions": [dataclasses.asdict(decision) for decision in record.decisions],
+    }
+
+
+def _was(decision: Decision, before: RoundRecord | None) -> str:
+    for other in before.decisions if before else ():
+        if other.kind == decision.kind and other.outcome != decision.outcome:
+            return f" (before: {other.outcome})"
+    return ""
+
+
+def _readable(inputs: Mapping[str, Any]) -> str:  # Any: JSON
+    """Nested names indented, numbers and lists on their lines, five digits."""
+    import yaml
+
+    text: str = yaml.safe_dump(
+        _short(inputs), sort_keys=False, default_flow_style=None, width=_WIDTH, allow_unicode=True
+    )
+    return "\n".join(f"  {line}" for line in text.splitlines())
+
+
+def _short(value: Any) -> Any:  # Any: JSON
+    if isinstance(value, float):
+        return float(f"{value:.{_DIGITS}g}")
+    if isinstance(value, Mapping):
+        return {str(name): _short(inner) for name, inner in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_short(inner) for inner in value]
+    return value

@@ -1,0 +1,136 @@
+"""Learners, actors, return and cost over rounds, as a picture: of one run, or of presets compared.
+
+The panels are those of Wei et al. 2025, fig. 12, and the cost. Colours are Okabe and Ito's, which colour-blind people
+tell apart; lines differ in their dashes too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from marless.comparison.figures import ACCOUNTINGS, Curves, curves
+from marless.comparison.statistics import interval
+from marless.errors import SpecError, UnavailableError
+
+if TYPE_CHECKING:
+    from marless.cli.recorded import Recorded
+    from marless.comparison.table import Column, Comparison
+
+Axes = Any  # matplotlib has no types
+_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
+_DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
+_COST_LABELS = {"paper": "paper accounting", "billed": "billed", "serverful": "serverful, modelled"}
+_SUFFIXES = (".png", ".svg", ".pdf")
+
+
+def draw_run(run: Recorded, target: Path) -> None:
+    """Draw one job's records.
+
+    Raises SpecError for a job without rounds or a file that is no picture, UnavailableError without matplotlib or if it
+    cannot be written.
+    """
+    if not run.records:
+        raise SpecError(f"job {run.job} has no round yet: there is nothing to draw")
+    figure, (learners, actors, returns, cost) = _panels(target, f"{run.job}: {len(run.records)} rounds")
+    line = curves(run.records, run.spec)
+    rounds = range(1, len(run.records) + 1)
+    learners.step(rounds, line.learners, where="mid", color=_COLOURS[0])
+    actors.step(rounds, line.actors, where="mid", color=_COLOURS[0])
+    _draw_returns(returns, line)
+    if run.random:
+        _draw_random(returns, run.random.mean)
+    for number, accounting in enumerate(ACCOUNTINGS):
+        style = {"color": _COLOURS[number], "linestyle": _DASHES[number]}
+        cost.plot(rounds, line.cost_usd[accounting], label=_COST_LABELS[accounting], **style)
+    cost.set_ylabel("cost so far (US $)")
+    returns.legend(fontsize="small")
+    cost.legend(fontsize="small")
+    _save(figure, target)
+
+
+def draw_comparison(comparison: Comparison, target: Path) -> None:
+    """Draw presets beside each other: means over seeds, and 95 % intervals as bands. Raises as `draw_run`."""
+    seeds = len(comparison.columns[0].figures)
+    shown = f"mean and 95 % interval over {seeds} seeds" if seeds > 1 else "one seed"
+    figure, (learners, actors, returns, cost) = _panels(target, f"{comparison.job}: {shown}")
+    for number, column in enumerate(comparison.columns):
+        style = {"color": _COLOURS[number % len(_COLOURS)], "linestyle": _DASHES[number % len(_DASHES)]}
+        lines = [each.curves for each in column.figures]
+        _band(learners, [each.learners for each in lines], style)
+        _band(actors, [each.actors for each in lines], style)
+        _band(returns, [each.exploring for each in lines], style)
+        _band(cost, [each.cost_usd[column.counts] for each in lines], style, label=_costed(column))
+    chance = [each.random for column in comparison.columns for each in column.figures]
+    _draw_random(returns, sum(chance) / len(chance))
+    returns.set_ylabel("return per agent, while exploring")
+    returns.legend(fontsize="small")
+    cost.set_ylabel("cost so far (US $)")
+    figure.legend(*cost.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize="small")
+    _save(figure, target)
+
+
+def _costed(column: Column) -> str:
+    return f"{column.preset} ({_COST_LABELS[column.counts]})"
+
+
+def _panels(target: Path, title: str) -> tuple[Any, Sequence[Axes]]:  # Any: matplotlib has no types
+    if target.suffix not in _SUFFIXES:
+        raise SpecError(f"{target}: a picture's name ends with one of {', '.join(_SUFFIXES)}")
+    try:
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
+    except ImportError:
+        raise UnavailableError("pictures need matplotlib; install it with: pip install 'marless[plot]'") from None
+    figure = Figure(figsize=(10, 6.5), layout="constrained")
+    figure.suptitle(title)
+    axes = figure.subplots(2, 2, sharex=True).ravel().tolist()
+    for panel in axes:
+        panel.grid(alpha=0.3)
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes[0].set_ylabel("learners: policy and critic functions")
+    axes[1].set_ylabel("actors")
+    axes[2].set_ylabel("return per agent")
+    for panel in axes[2:]:
+        panel.set_xlabel("round")
+    return figure, axes
+
+
+def _draw_returns(panel: Axes, line: Curves) -> None:
+    styles: Sequence[tuple[str, Sequence[float | None], Mapping[str, Any]]] = (
+        ("while exploring", line.exploring, {"color": _COLOURS[0], "linewidth": 1, "alpha": 0.6}),
+        ("greedy evaluation", line.greedy, {"color": _COLOURS[3], "marker": "o", "markersize": 3}),
+    )
+    for label, values, style in styles:
+        if known := [(number, value) for number, value in enumerate(values, start=1) if value is not None]:
+            panel.plot(*zip(*known, strict=True), label=label, **style)
+
+
+def _draw_random(panel: Axes, mean: float) -> None:
+    panel.axhline(mean, color="tab:gray", linestyle="--", label="random policy")
+
+
+def _band(panel: Axes, lines: Sequence[Sequence[float | None]], style: Mapping[str, Any], label: str = "") -> None:
+    """The mean over runs and its interval, over the rounds that all of them have."""
+    rounds, means, lows, highs = [], [], [], []
+    for number, values in enumerate(zip(*lines, strict=False), start=1):
+        known = [value for value in values if value is not None]
+        if len(known) == len(values):
+            estimate = interval(known)
+            rounds.append(number)
+            means.append(estimate.mean)
+            lows.append(estimate.mean if estimate.low is None else estimate.low)
+            highs.append(estimate.mean if estimate.high is None else estimate.high)
+    panel.plot(rounds, means, label=label or None, linewidth=1.5, **style)
+    panel.fill_between(rounds, lows, highs, color=style["color"], alpha=0.15, linewidth=0)
+
+
+def _save(figure: Any, target: Path) -> None:  # Any: matplotlib has no types
+    for panel in (figure.axes[0], figure.axes[1], figure.axes[3]):
+        panel.set_ylim(bottom=0)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(target, dpi=120)
+    except OSError as error:
+        raise UnavailableError(f"{target}: cannot be written ({error.strerror}); choose another file") from None

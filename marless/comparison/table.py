@@ -1,0 +1,185 @@
+"""A comparison as one table: presets beside each other, a quantity a row, with intervals over seeds."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+from marless.comparison import statistics
+from marless.comparison.figures import ACCOUNTINGS, Figures
+from marless.comparison.statistics import Estimate
+from marless.presets import Accounting, Preset
+
+REFERENCES = ("vanilla", "marless-minus")
+"""Costs are set against theirs (Wei et al. 2025, figs. 9 and 12), where they are compared too."""
+_COSTS = ("paper cost, $", "billed cost, $", "serverful cost, $, modelled")
+_MEANS = ("greedy", "random", "modelled_s", "measured_s", "learners", "actors", "cold_starts")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """One preset over all seeds."""
+
+    preset: str
+    about: str
+    counts: Accounting
+    """The accounting that counts as its cost."""
+    settings: tuple[str, ...]
+    """Of its deciding policies, where they are not the defaults."""
+    figures: tuple[Figures, ...]
+    """Of every seed, in the order of the seeds."""
+
+    def values(self, of: Callable[[Figures], float]) -> list[float]:
+        """One figure of every seed."""
+        return [of(each) for each in self.figures]
+
+    def estimate(self, of: Callable[[Figures], float]) -> Estimate:
+        """Its mean over seeds."""
+        return statistics.interval(self.values(of))
+
+    def costs(self, accounting: Accounting) -> list[float]:
+        """US dollars of every seed."""
+        return self.values(lambda each: each.cost_usd[accounting])
+
+    @property
+    def honest(self) -> Accounting:
+        """What a provider would charge for it: the machine, or the bill of its functions."""
+        return "serverful" if self.counts == "serverful" else "billed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Presets of one job over the same seeds."""
+
+    job: str
+    slots: int
+    """vCPUs that the modelled wall-clock is for."""
+    columns: tuple[Column, ...]
+
+    @property
+    def reference(self) -> Column:
+        """What returns are set against: vanilla, or else the first."""
+        return next((column for column in self.columns if column.preset == REFERENCES[0]), self.columns[0])
+
+    @property
+    def cost_references(self) -> tuple[Column, ...]:
+        """What costs are set against."""
+        return tuple(column for name in REFERENCES for column in self.columns if column.preset == name)
+
+
+def compared(
+    job: str, slots: int, presets: Sequence[Preset], settings: Mapping[str, Sequence[str]], runs: Sequence[Figures]
+) -> Comparison:
+    """Put the figures of all runs side by side; raises ValueError unless every preset has the same seeds."""
+    columns: list[Column] = []
+    for preset in presets:
+        own = sorted((each for each in runs if each.preset == preset.name), key=lambda each: each.seed)
+        if columns and [each.seed for each in own] != [each.seed for each in columns[0].figures]:
+            raise ValueError(f"preset {preset.name} was not run with the seeds of {columns[0].preset}")
+        columns.append(
+            Column(
+                preset=preset.name,
+                about=preset.about,
+                counts=preset.accounting,
+                settings=tuple(settings.get(preset.name, ())),
+                figures=tuple(own),
+            )
+        )
+    return Comparison(job=job, slots=slots, columns=tuple(columns))
+
+
+def cost_ratio(column: Column, reference: Column) -> Estimate:
+    """The cost that counts, against that of the reference, paired over seeds."""
+    return statistics.ratio(column.costs(column.counts), reference.costs(reference.counts))
+
+
+def honest_ratio(column: Column, reference: Column) -> Estimate:
+    """What a provider would charge, against that of the reference, paired over seeds."""
+    return statistics.ratio(column.costs(column.honest), reference.costs(reference.honest))
+
+
+def rows(comparison: Comparison) -> list[tuple[str, ...]]:
+    """The table's cells: a header, then a row for each quantity, its name and unit first."""
+    columns, references = comparison.columns, comparison.cost_references
+    table: list[tuple[str, ...]] = [("", *(column.preset for column in columns))]
+
+    def mean(name: str, figure: str, digits: int) -> None:
+        table.append((name, *(plus_minus(column.estimate(attrgetter(figure)), digits) for column in columns)))
+
+    mean("greedy return per agent, at the end", "greedy", 4)
+    mean("random policy", "random", 4)
+    for name, accounting in zip(_COSTS, ACCOUNTINGS, strict=True):
+        table.append((name, *(plus_minus(statistics.interval(column.costs(accounting)), 4) for column in columns)))
+    table.append(("cost that counts", *(column.counts for column in columns)))
+    for other in references:
+        table.append((f"that / {other.preset}'s", *(bracketed(cost_ratio(column, other)) for column in columns)))
+    for other in references:
+        name = f"as charged / {other.preset}'s ({other.honest})"
+        table.append((name, *(bracketed(honest_ratio(column, other)) for column in columns)))
+    mean(f"wall-clock modelled on {comparison.slots} slots, s", "modelled_s", 4)
+    mean("wall-clock measured, s", "measured_s", 4)
+    mean("learners invoked per round", "learners", 3)
+    mean("actors per round", "actors", 3)
+    return table
+
+
+def plus_minus(estimate: Estimate, digits: int = 3) -> str:
+    """Mean ± half of the 95 % interval, to so many significant digits of the mean."""
+    places = _places(estimate.mean, digits)
+    reach = estimate.half_width
+    return f"{estimate.mean:,.{places}f}" + ("" if reach is None else f" ± {reach:,.{places}f}")
+
+
+def bracketed(estimate: Estimate) -> str:
+    """Mean and 95 % interval of a ratio."""
+    if estimate.low is None or estimate.high is None:
+        return f"{estimate.mean:.2f}"
+    return f"{estimate.mean:.2f} [{estimate.low:.2f}, {estimate.high:.2f}]"
+
+
+def markdown(comparison: Comparison) -> str:
+    """The table for a document."""
+    header, *body = rows(comparison)
+    lines = [header, ("---", *("---:" for _ in comparison.columns)), *body]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def to_json(comparison: Comparison, statements: Sequence[str]) -> dict[str, Any]:  # Any: JSON
+    """Everything, for programs: estimates, ratios, every run's figures and curves."""
+    return {
+        "job": comparison.job,
+        "slots": comparison.slots,
+        "seeds": [each.seed for each in comparison.columns[0].figures],
+        "presets": {column.preset: _column(comparison, column) for column in comparison.columns},
+        "statements": list(statements),
+    }
+
+
+def _column(comparison: Comparison, column: Column) -> dict[str, Any]:  # Any: JSON
+    greedy, random = column.values(attrgetter("greedy")), column.values(attrgetter("random"))
+    reference = comparison.reference.values(attrgetter("greedy"))
+    return {
+        "about": column.about,
+        "counts": column.counts,
+        "settings": list(column.settings),
+        **{name: _plain(column.estimate(attrgetter(name))) for name in _MEANS},
+        "cost_usd": {accounting: _plain(statistics.interval(column.costs(accounting))) for accounting in ACCOUNTINGS},
+        "cost_ratio": {other.preset: _plain(cost_ratio(column, other)) for other in comparison.cost_references},
+        "charged_ratio": {other.preset: _plain(honest_ratio(column, other)) for other in comparison.cost_references},
+        "greedy_above_random": _plain(statistics.difference(greedy, random)),
+        f"greedy_above_{comparison.reference.preset}": _plain(statistics.difference(greedy, reference)),
+        "runs": [dataclasses.asdict(each) for each in column.figures],
+    }
+
+
+def _plain(estimate: Estimate) -> dict[str, Any]:  # Any: JSON
+    return dataclasses.asdict(estimate)
+
+
+def _places(value: float, digits: int) -> int:
+    """Decimals that show a value to so many significant digits; at most six."""
+    whole = f"{abs(value):e}".partition("e")[2]
+    return min(max(digits - 1 - int(whole), 0), 6)
