@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import yaml
 
 from marless import spec as specs
 from marless.errors import SpecError, unknown_name
+from marless.pricing.charges import ACCOUNTINGS, Accounting
 from marless.spec import JOB_NAME, JobSpec
 
-Accounting = Literal["billed", "paper", "serverful"]
 _NAMED = ("scaling", "sharing")
 """Sections whose fields depend on their `name`."""
 
@@ -169,9 +169,8 @@ def _of_file(path: Path, name: str) -> Preset:
 
 def _parsed(path: Path, name: str, entry: dict[str, Any]) -> Preset:  # Any: YAML
     about, accounting = str(entry.pop("about", f"from {path}")), entry.pop("accounting", "paper")
-    if accounting not in get_args(Accounting):
-        allowed: Sequence[str] = get_args(Accounting)
-        raise SpecError(f"{path}: {name}.accounting: {accounting!r}; allowed: {', '.join(allowed)}")
+    if accounting not in ACCOUNTINGS:
+        raise SpecError(f"{path}: {name}.accounting: {accounting!r}; allowed: {', '.join(ACCOUNTINGS)}")
     for section, fields in entry.items():
         if not isinstance(fields, dict) or section == "bill":
             what = "is set by `accounting`" if section == "bill" else f"is {fields!r}, not a section with fields"

@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marless.comparison.figures import ACCOUNTINGS, Curves, curves
+from marless.comparison.figures import Curves, curves
 from marless.comparison.statistics import interval
 from marless.errors import SpecError, UnavailableError
+from marless.pricing.charges import ACCOUNTINGS
 
 if TYPE_CHECKING:
     from marless.cli.recorded import Recorded

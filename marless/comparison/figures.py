@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING
 
 from marless.errors import CorruptError
 from marless.pricing import prices as price_tables
+from marless.pricing.charges import ACCOUNTINGS, Accounting
 from marless.pricing.ledger import Ledger
 from marless.record import Returns, RoundRecord
 from marless.replay.cluster import modelled_run
 
 if TYPE_CHECKING:
-    from marless.presets import Accounting
     from marless.spec import JobSpec
 
 LEARNERS = ("policy", "critic")
 """The functions that the papers count as learners."""
-ACCOUNTINGS: tuple[Accounting, ...] = ("paper", "billed", "serverful")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,9 +9,10 @@ from operator import attrgetter
 from typing import Any
 
 from marless.comparison import statistics
-from marless.comparison.figures import ACCOUNTINGS, Figures
+from marless.comparison.figures import Figures
 from marless.comparison.statistics import Estimate
-from marless.presets import Accounting, Preset
+from marless.presets import Preset
+from marless.pricing.charges import ACCOUNTINGS, Accounting
 
 REFERENCES = ("vanilla", "marless-minus")
 """Costs are set against theirs (Wei et al. 2025, figs. 9 and 12), where they are compared too."""
