@@ -282,11 +282,12 @@ def load(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
         raise SpecError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
     if isinstance(document, dict):
         for override in overrides:
-            _override(document, override)
+            override_field(document, override)
     return parse(document, str(path))
 
 
-def _override(document: dict[str, Any], override: str) -> None:  # Any: YAML
+def override_field(document: dict[str, Any], override: str) -> None:  # Any: YAML
+    """Set a field of a job's document, given as section.field=value (values are YAML); raises SpecError."""
     key, separator, text = override.partition("=")
     if not separator or not all(key.split(".")):
         raise SpecError(f"--set {override!r}: write it as section.field=value")

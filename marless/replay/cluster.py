@@ -95,9 +95,9 @@ def overheads(record: RoundRecord) -> PhaseSeconds:
     inner = [each for each in record.invocations if each.function not in WHOLE]
     update = [each for each in inner if each.function == HOST] or inner
     return PhaseSeconds(
-        rollout=max(record.phases.rollout - _span(rollout), 0.0),
-        update=max(record.phases.update - _span(update), 0.0),
-        evaluation=max(record.phases.evaluation - _span(evaluation), 0.0),
+        rollout=max(record.phases.rollout - span(rollout), 0.0),
+        update=max(record.phases.update - span(update), 0.0),
+        evaluation=max(record.phases.evaluation - span(evaluation), 0.0),
     )
 
 
@@ -170,7 +170,7 @@ def _timed(record: RoundRecord, functions: FunctionsSpec) -> list[tuple[Invocati
     hosting = {each.index for each in record.invocations if each.function not in (*WHOLE, HOST)}
     counted = [each for each in record.invocations if each.function != HOST or each.index not in hosting]
     return [
-        (each, use.seconds + _awaited(each if each.function in WHOLE else hosts.get(each.index, each)))
+        (each, use.seconds + awaited(each if each.function in WHOLE else hosts.get(each.index, each)))
         for each, use in zip(counted, usage(record, functions), strict=True)
     ]
 
@@ -190,14 +190,14 @@ def _before(one: InvocationRecord, graph: Sequence[InvocationRecord]) -> tuple[i
     )
 
 
-def _awaited(invocation: InvocationRecord) -> float:
+def awaited(invocation: InvocationRecord) -> float:
     """Seconds that an invocation waited for its worker to start; the rest of the start was before, or is queueing."""
     if not invocation.cold:
         return 0.0
     return min(max(invocation.init_s, 0.0), max(invocation.start_s - invocation.queued_s, 0.0))
 
 
-def _span(invocations: Sequence[InvocationRecord]) -> float:
+def span(invocations: Sequence[InvocationRecord]) -> float:
     """Seconds from the first being queued to the last one's end; functions inside a learner are not queued."""
     if not invocations:
         return 0.0
