@@ -87,6 +87,8 @@ def _context(spec: JobSpec, spaces: EnvSpaces, groups: tuple[Group, ...]) -> Sca
         groups=groups,
         rounds=spec.stop.rounds,
         samples=spec.sharing.samples,
+        functions=spec.functions,
+        budget_usd=spec.stop.cost_usd,
     )
 
 

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from pydantic import Field
 
 from marless.algos.base import Group, Strict
 from marless.record import RoundRecord
+
+if TYPE_CHECKING:  # a spec knows its scaling policy, not the other way round
+    from marless.spec import FunctionsSpec
 
 Signal = Literal["curvature", "noise"]
 """What learners measure for a policy; see `marless.algos.base.Measure`."""
@@ -50,6 +53,10 @@ class ScalingContext:
     """`stop.rounds`."""
     samples: Literal["pooled", "drawn"] = "pooled"
     """`sharing.samples`: what a shared policy trains on."""
+    functions: FunctionsSpec | None = None
+    """`functions`: their sizes; None where nobody asks what rounds cost."""
+    budget_usd: float | None = None
+    """`stop.cost_usd`."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from importlib.metadata import entry_points
 from marless.errors import SpecError, unknown_name
 from marless.scaling.base import ScalingKind
 
-_MODULES = {name: f"marless.scaling.{name}" for name in ("fixed", "max", "adapt", "nitro", "gns", "marless")}
+_MODULES = {name: f"marless.scaling.{name}" for name in ("fixed", "max", "adapt", "nitro", "gns", "marless", "minions")}
 """Name → module with a `SCALING`."""
 
 

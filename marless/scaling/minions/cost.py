@@ -1,0 +1,32 @@
+"""What a round costs the scheduler: C_k = c (P^l d_l + Σ P^a_i d_a) (MinionsRL), with sizes d in GB."""
+
+from __future__ import annotations
+
+from marless.pricing.usage import usage
+from marless.record import RoundRecord
+from marless.spec import FunctionsSpec
+
+_MB_PER_GB = 1024
+
+
+def actor_gb_s(record: RoundRecord, functions: FunctionsSpec) -> float:
+    """GB-seconds of a round's actors."""
+    return sum(_gb_s(record, functions, actors=True))
+
+
+def learner_gb_s(record: RoundRecord, functions: FunctionsSpec) -> float:
+    """GB-seconds of all functions inside the learners of a round."""
+    return sum(_gb_s(record, functions, actors=False))
+
+
+def round_gb_s(record: RoundRecord, functions: FunctionsSpec) -> float:
+    """GB-seconds of a round; evaluations, which no scheduler decides on, are left out."""
+    return actor_gb_s(record, functions) + learner_gb_s(record, functions)
+
+
+def _gb_s(record: RoundRecord, functions: FunctionsSpec, *, actors: bool) -> list[float]:
+    return [
+        use.seconds * use.memory_mb / _MB_PER_GB
+        for use in usage(record, functions)
+        if use.function != "evaluation" and (use.function == "actor") == actors
+    ]

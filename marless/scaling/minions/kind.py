@@ -1,0 +1,111 @@
+"""MinionsRL's scheduler as a scaling policy of a job. Reading its settings loads no NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from marless.algos.base import Group
+from marless.errors import SpecError
+from marless.record import RoundRecord
+from marless.scaling.base import ScalingConfig, ScalingContext, ScalingDecision, Signal
+from marless.scaling.history import remembered
+from marless.scaling.minions.features import observe
+
+if TYPE_CHECKING:
+    from marless.scaling.minions.scheduler import Loaded
+    from marless.spec import FunctionsSpec
+
+RULE = "minions"
+_SHOWN = (("return", "return"), ("learner_s", "learner s"), ("actor_s", "actor s"), ("budget_left", "budget left"))
+
+
+class MinionsConfig(ScalingConfig):
+    """A scheduler that `marless scheduler train` has trained for this kind of job."""
+
+    name: str = RULE
+    scheduler: str = Field(
+        min_length=1, description="folder on the coordinator's machine that `marless scheduler train` wrote"
+    )
+    checkpoint: Literal["best", "cheapest"] = Field(
+        "best", description="best: the highest objective; cheapest: the lowest cost that reaches the return"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MinionsScaling:
+    """The most probable number of actors under a trained policy (MinionsRL, AAAI 2024)."""
+
+    loaded: Loaded
+    rounds: int
+    """Of the job: what its progress is measured by."""
+    budget_usd: float | None
+    """Of the job; None if the scheduler knows no budget."""
+    functions: FunctionsSpec
+
+    def decide(self, history: Sequence[RoundRecord], groups: Sequence[Group]) -> ScalingDecision:
+        """A function of the records alone; what has been spent travels from decision to decision."""
+        spent_usd = self._spent(history)
+        left = 1 - spent_usd / self.budget_usd if self.budget_usd else 1.0
+        observation = observe(history, self.rounds, left)
+        actors, probability = self.loaded.scheduler.choose(observation)
+        seen = ", ".join(f"{shown} {value:.3g}" for name, shown in _SHOWN if (value := observation[name]) is not None)
+        return ScalingDecision(
+            actors,
+            f"minions: {actors} of 1 to {self.loaded.scheduler.task.max_actors} actors is the scheduler's first choice "
+            f"(probability {probability:.2f}) before round {len(history) and history[-1].round + 1}: {seen}",
+            {
+                "features": observation,
+                "probability": probability,
+                "spent_usd": spent_usd,
+                "scheduler_sha256": self.loaded.sha256,
+            },
+        )
+
+    def _spent(self, history: Sequence[RoundRecord]) -> float:
+        """US dollars of all rounds; 0 for a scheduler that knows no budget."""
+        from marless.scaling.minions.cost import round_gb_s
+
+        if not history or self.budget_usd is None:
+            return 0.0
+        before = remembered(history, RULE).get("spent_usd")
+        counted = history if before is None else history[-1:]
+        gb_s = sum(round_gb_s(record, self.functions) for record in counted)
+        return (before or 0.0) + gb_s * self.loaded.scheduler.task.usd_per_gb_s
+
+
+class MinionsKind:
+    """See `ScalingKind`."""
+
+    config_type = MinionsConfig
+
+    def signals(self, config: ScalingConfig) -> frozenset[Signal]:
+        """None: it decides from what every round records."""
+        return frozenset()
+
+    def make(self, config: ScalingConfig, context: ScalingContext) -> MinionsScaling:
+        """Load the scheduler; raises SpecError if there is none, or it was trained for other numbers of actors."""
+        from marless.scaling.minions.scheduler import load
+        from marless.spec import FunctionsSpec
+
+        assert isinstance(config, MinionsConfig)  # the registry's promise
+        loaded = load(Path(config.scheduler), config.checkpoint)
+        task = loaded.scheduler.task
+        if task.max_actors != context.max_actors:
+            raise SpecError(
+                f"scaling.scheduler: {config.scheduler} chooses from 1 to {task.max_actors} actors, but actors.count "
+                f"is {context.max_actors}: set actors.count: {task.max_actors}, or train a scheduler for this job"
+            )
+        return MinionsScaling(
+            loaded=loaded,
+            rounds=context.rounds or task.rounds,
+            budget_usd=task.budget_usd and (context.budget_usd or task.budget_usd),
+            functions=context.functions or FunctionsSpec(),  # type: ignore[call-arg]  # defaults, as in marless.spec
+        )
+
+
+SCALING = MinionsKind()

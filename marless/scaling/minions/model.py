@@ -1,0 +1,215 @@
+"""A model of training runs, fitted to recorded ones: what a scheduler practises on, for real runs cost hours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marless.errors import SpecError
+from marless.record import RoundRecord
+from marless.scaling.minions import features
+from marless.scaling.minions.cost import learner_gb_s
+from marless.spec import JobSpec
+
+Floats = NDArray[np.float64]
+
+GRID = 256
+"""Points at which curves are kept."""
+FEWEST_ROUNDS = 5
+_MB_PER_GB = 1024
+_SYNTHETIC_RETURNS = (-100.0, 0.0)
+_SYNTHETIC_SPEEDS = (0.7, 1.0, 1.4)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curves:
+    """One quantity as a function of the env steps sampled before a round, for each of R runs."""
+
+    end: float
+    """Env steps at the last of the points, which are evenly spaced from 0; beyond it a curve stays as it is."""
+    values: Floats
+    """[R, G]."""
+    residuals: Floats
+    """[M], of all runs: what the curves leave unexplained in single rounds; drawn from again."""
+
+    def at(self, run_E: NDArray[np.intp], steps_E: Floats) -> Floats:
+        """[E]: without residuals, of these runs after so many env steps."""
+        place_E = np.clip(steps_E / self.end, 0.0, 1.0) * (self.values.shape[1] - 1)
+        left_E = np.minimum(place_E.astype(np.intp), self.values.shape[1] - 2)
+        low_E, high_E = self.values[run_E, left_E], self.values[run_E, left_E + 1]
+        result: Floats = low_E + (high_E - low_E) * (place_E - left_E)
+        return result
+
+    def drawn(self, run_E: NDArray[np.intp], steps_E: Floats, rng: np.random.Generator) -> Floats:
+        """[E]: the same with a residual each."""
+        result: Floats = self.at(run_E, steps_E) + rng.choice(self.residuals, steps_E.shape)
+        return result
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """What grows with the env steps of a round: fixed + per_step · steps, times a ratio drawn from those seen."""
+
+    fixed: float
+    per_step: float
+    ratios: Floats
+
+    def drawn(self, steps_E: Floats, rng: np.random.Generator) -> Floats:
+        """[E]: for rounds of so many env steps."""
+        result: Floats = (self.fixed + self.per_step * steps_E) * rng.choice(self.ratios, steps_E.shape)
+        return result
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunModel:
+    """Everything that a simulated run is made of."""
+
+    source: str
+    """In words: what it was fitted to."""
+    steps_per_actor: int
+    """Env steps that one actor samples in a round."""
+    returns: Curves
+    """Mean return per agent; never falls."""
+    loss: Curves
+    kl: Curves
+    actor_s: Floats
+    """[D] ascending: how long single actors worked."""
+    actor_gb: float
+    learner_s: Line
+    learner_gb_s: Line
+    """GB-seconds of all functions inside the learners of a round."""
+
+    @property
+    def runs(self) -> int:
+        """R: how many curves there are."""
+        return len(self.returns.values)
+
+
+def fit(runs: Sequence[Sequence[RoundRecord]], spec: JobSpec) -> RunModel:
+    """Fit a model to recorded runs of the same job; raises SpecError if there is too little in them.
+
+    Returns are fitted per run by isotonic regression over env steps: training is taken never to make policies worse,
+    and to depend on how much has been sampled, not on how it was spread over rounds.
+    """
+    usable = [run for run in runs if sum(record.returns is not None for record in run) >= FEWEST_ROUNDS]
+    if not usable:
+        raise SpecError(
+            f"the recorded runs have no {FEWEST_ROUNDS} rounds in which episodes ended: give longer runs, or none at "
+            "all to train on a synthetic model"
+        )
+    records = [record for run in usable for record in run]
+    steps = np.array([_sampled(run, index) for run in usable for index in range(len(run))])
+    actors_s = [seconds for record in records for seconds in features.actors_s(record)]
+    if not actors_s:
+        raise SpecError("the recorded runs name no actor invocations: give runs that this version of marless recorded")
+    end = max(run[-1].env_steps for run in usable)
+    return RunModel(
+        source=f"{len(usable)} recorded runs, {len(records)} rounds",
+        steps_per_actor=spec.actors.envs * spec.actors.steps,
+        returns=_curves(usable, end, lambda record: record.returns.mean if record.returns else None, rising=True),
+        loss=_curves(usable, end, features.loss),
+        kl=_curves(usable, end, features.kl),
+        actor_s=np.sort(actors_s),
+        actor_gb=spec.functions.actor.memory_mb / _MB_PER_GB,
+        learner_s=_line(steps, np.array([features.learner_s(record) for record in records])),
+        learner_gb_s=_line(steps, np.array([learner_gb_s(record, spec.functions) for record in records])),
+    )
+
+
+def synthetic(spec: JobSpec, rounds: int) -> RunModel:
+    """A model of no run at all, to have something to practise on before there is a record.
+
+    Returns rise from −100 to 0 and come within 5 % of it after half of what the job could sample, in one run of three
+    with 0.7 and in one with 1.4 times that speed. An actor takes 1 s ± 10 %, the learner 0.2 s and as long as an
+    actor at the most actors.
+    """
+    count, per_actor = spec.actors.count, spec.actors.envs * spec.actors.steps
+    end = float(rounds * count * per_actor)
+    rising_RG = 1 - np.exp(-6 * np.array(_SYNTHETIC_SPEEDS)[:, None] * np.linspace(0, 1, GRID))
+    low, high = _SYNTHETIC_RETURNS
+    noise = np.linspace(-1, 1, 21)
+    second = Line(fixed=0.2, per_step=1 / (count * per_actor), ratios=1 + 0.1 * noise)
+    size = spec.functions.learner.memory_mb / _MB_PER_GB
+    return RunModel(
+        source="a synthetic model",
+        steps_per_actor=per_actor,
+        returns=Curves(end=end, values=low + (high - low) * rising_RG, residuals=2 * noise),
+        loss=Curves(end=end, values=1 - rising_RG, residuals=0.05 * noise),
+        kl=Curves(end=end, values=0.01 * (1 - rising_RG), residuals=0.001 * noise),
+        actor_s=1 + 0.1 * noise,
+        actor_gb=spec.functions.actor.memory_mb / _MB_PER_GB,
+        learner_s=second,
+        learner_gb_s=Line(fixed=second.fixed * size, per_step=second.per_step * size, ratios=second.ratios),
+    )
+
+
+def _sampled(run: Sequence[RoundRecord], index: int) -> float:
+    """Env steps of one round; those of a first record that is not round 0 are taken from its actors' share."""
+    record = run[index]
+    before = run[index - 1].env_steps if index else record.env_steps * record.round // (record.round + 1)
+    return float(record.env_steps - before)
+
+
+def _curves(
+    runs: Sequence[Sequence[RoundRecord]],
+    end: float,
+    value: Callable[[RoundRecord], float | None],
+    *,
+    rising: bool = False,
+) -> Curves:
+    """One curve per run: isotonic if it is `rising`, else a moving average over a tenth of the run."""
+    fitted, residuals = [], []
+    grid = np.linspace(0.0, end, GRID)
+    for run in runs:
+        found = [
+            (record.env_steps - _sampled(run, index), measured)
+            for index, record in enumerate(run)
+            if (measured := value(record)) is not None
+        ]
+        if not found:
+            fitted.append(np.zeros(GRID))
+            continue
+        steps, values = np.array(found, np.float64).T
+        smooth = _isotonic(values) if rising else _moving_average(values)
+        fitted.append(np.interp(grid, steps, smooth))
+        residuals.append(values - smooth)
+    return Curves(
+        end=float(end),
+        values=np.array(fitted),
+        residuals=np.concatenate(residuals) if residuals else np.zeros(1),
+    )
+
+
+def _isotonic(values: Floats) -> Floats:
+    from scipy.optimize import isotonic_regression
+
+    fitted: Floats = isotonic_regression(values).x
+    return fitted
+
+
+def _moving_average(values: Floats) -> Floats:
+    """Centred, over a tenth of the values; shorter towards the ends."""
+    half = len(values) // 20
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    index = np.arange(len(values))
+    first, last = np.maximum(index - half, 0), np.minimum(index + half + 1, len(values))
+    average: Floats = (sums[last] - sums[first]) / (last - first)
+    return average
+
+
+def _line(steps: Floats, values: Floats) -> Line:
+    """Least squares with neither part negative; through the origin if all rounds had as many env steps."""
+    through_origin = (0.0, float(values @ steps / (steps @ steps)))
+    if np.ptp(steps) == 0:
+        fixed, per_step = through_origin
+    else:
+        per_step, fixed = (float(each) for each in np.polyfit(steps, values, 1))
+        if per_step < 0:
+            fixed, per_step = float(values.mean()), 0.0
+        elif fixed < 0:
+            fixed, per_step = through_origin
+    fitted = fixed + per_step * steps
+    return Line(fixed=fixed, per_step=per_step, ratios=values / fitted if (fitted > 0).all() else np.ones(1))

@@ -1,0 +1,187 @@
+"""A trained scheduler as it decides, and as it lies on the disk: no torch, no pickle."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marless.errors import SpecError
+from marless.scaling.minions.features import FEATURES, Observation
+
+Checkpoint = Literal["best", "cheapest"]
+"""best: the highest objective; cheapest: the lowest cost among those whose runs reach the return."""
+
+FORMAT = "marless-scheduler/1"
+MANIFEST = "scheduler.json"
+LAYERS = 3
+_CLIP = 5.0
+"""Standard deviations: what lies further out in a real run than in any simulated one must not blow the nets up."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What a scheduler is trained for: one kind of job (MinionsRL: K, I_max, J, B, β)."""
+
+    rounds: int
+    """K: of a whole run."""
+    max_actors: int
+    """I_max: the scheduler chooses from 1 to this."""
+    target: float
+    """J: the mean return per agent that a run must reach in its last round."""
+    budget_usd: float | None
+    """B: of a whole run; None: no limit."""
+    usd_per_gb_s: float
+    """c: what a GB-second of a function costs."""
+    beta: float = 0.1
+    """β: what a second costs, in units of return (MinionsRL's code: 0.1; its paper leaves it open)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scheduler:
+    """A policy over 1 … max_actors; a function of the observation alone."""
+
+    task: Task
+    center: NDArray[np.float64]
+    """[8], of the features in training; what is subtracted."""
+    scale: NDArray[np.float64]
+    """[8], their standard deviation; what is divided by."""
+    weights: Mapping[str, NDArray[np.float64]]
+    """"policy.{0,1,2}.weight" [in, out] and "policy.{0,1,2}.bias" [out]; "critic.…" alike, which no decision needs."""
+
+    def probabilities(self, raw_B8: NDArray[np.float64]) -> NDArray[np.float64]:
+        """[B, max_actors]: of each number of actors from 1 on, given raw features [B, 8] (nan: not measured)."""
+        logits_BA = forward(self.weights, "policy", self.normalised(raw_B8))
+        exp_BA = np.exp(logits_BA - logits_BA.max(axis=1, keepdims=True))
+        result: NDArray[np.float64] = exp_BA / exp_BA.sum(axis=1, keepdims=True)
+        return result
+
+    def normalised(self, raw_B8: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Features as the nets take them: standardised, clipped, 0 where nothing was measured."""
+        scaled = np.clip((raw_B8 - self.center) / self.scale, -_CLIP, _CLIP)
+        return np.where(np.isnan(scaled), 0.0, scaled)
+
+    def choose(self, observation: Observation) -> tuple[int, float]:
+        """The most probable number of actors, and its probability."""
+        values = [observation[name] for name in FEATURES]
+        raw = np.array([[np.nan if value is None else value for value in values]])
+        chances = self.probabilities(raw)[0]
+        return int(chances.argmax()) + 1, float(chances.max())
+
+
+def forward(weights: Mapping[str, NDArray[np.float64]], net: str, x_BI: NDArray[np.float64]) -> NDArray[np.float64]:
+    """A multi-layer perceptron with tanh between its layers."""
+    for layer in range(LAYERS):
+        x_BI = x_BI @ weights[f"{net}.{layer}.weight"] + weights[f"{net}.{layer}.bias"]
+        if layer < LAYERS - 1:
+            x_BI = np.tanh(x_BI)
+    return x_BI
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """A scheduler from the disk."""
+
+    scheduler: Scheduler
+    sha256: str
+    """Of its weights' file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saving:
+    """What goes into a scheduler's folder: one task, one set of scales, several checkpoints."""
+
+    checkpoints: Mapping[str, Scheduler]
+    report: Mapping[str, Any] = field(default_factory=dict)  # Any: what JSON can hold
+    """How it was trained and what that cost, for people."""
+
+
+def save(directory: Path, saving: Saving) -> None:
+    """Write scheduler.json and one safetensors file per checkpoint, the manifest last; raises OSError."""
+    from safetensors.numpy import save as encode
+
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / MANIFEST).unlink(missing_ok=True)  # until all is written, this is no scheduler
+    digests = {}
+    for name, scheduler in saving.checkpoints.items():
+        blob = encode({key: np.ascontiguousarray(value) for key, value in sorted(scheduler.weights.items())})
+        (directory / f"{name}.safetensors").write_bytes(blob)
+        digests[name] = hashlib.sha256(blob).hexdigest()
+    some = next(iter(saving.checkpoints.values()))
+    manifest = {
+        "format": FORMAT,
+        "task": {name: getattr(some.task, name) for name in Task.__dataclass_fields__},
+        "features": {
+            name: {"center": float(center), "scale": float(scale)}
+            for name, center, scale in zip(FEATURES, some.center, some.scale, strict=True)
+        },
+        "sha256": digests,
+        "report": saving.report,
+    }
+    partial = directory / f".{MANIFEST}.partial"
+    partial.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+    partial.replace(directory / MANIFEST)
+
+
+def load(directory: Path, checkpoint: Checkpoint) -> Loaded:
+    """Read what `save` wrote; raises SpecError, with what to do, for anything else."""
+    path = directory / MANIFEST
+    try:
+        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))  # Any: JSON
+    except FileNotFoundError:
+        raise SpecError(
+            f"there is no scheduler in {directory.absolute()} ({MANIFEST} is missing): train one with "
+            f"`marless scheduler train --out {directory}`"
+        ) from None
+    except (OSError, ValueError):
+        raise _foreign(path) from None
+    try:
+        if manifest["format"] != FORMAT:
+            raise _foreign(path)
+        return _loaded(directory, checkpoint, manifest)
+    except (KeyError, TypeError, AttributeError, ValueError):
+        raise _foreign(path) from None
+
+
+def _loaded(directory: Path, checkpoint: Checkpoint, manifest: Mapping[str, Any]) -> Loaded:  # Any: JSON
+    digests, path = manifest["sha256"], directory / f"{checkpoint}.safetensors"
+    try:
+        blob = path.read_bytes()
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be read ({error.strerror}); train the scheduler again") from None
+    digest = hashlib.sha256(blob).hexdigest()
+    if digest != digests[checkpoint]:
+        raise SpecError(f"{path} is not what {MANIFEST} says was written (sha256 differs): train the scheduler again")
+    features = [manifest["features"][name] for name in FEATURES]
+    scheduler = Scheduler(
+        task=Task(**manifest["task"]),
+        center=np.array([float(each["center"]) for each in features]),
+        scale=np.array([float(each["scale"]) for each in features]),
+        weights=_weights(blob, path),
+    )
+    last = f"policy.{LAYERS - 1}.bias"
+    if scheduler.weights["policy.0.weight"].shape[0] != len(FEATURES) or scheduler.weights[last].shape != (
+        scheduler.task.max_actors,
+    ):
+        raise _foreign(path)
+    return Loaded(scheduler=scheduler, sha256=digest)
+
+
+def _weights(blob: bytes, path: Path) -> dict[str, NDArray[np.float64]]:
+    from safetensors import SafetensorError
+    from safetensors.numpy import load as decode
+
+    try:
+        return {name: array.astype(np.float64) for name, array in decode(blob).items()}
+    except SafetensorError:
+        raise _foreign(path) from None
+
+
+def _foreign(path: Path) -> SpecError:
+    return SpecError(f"{path}: `marless scheduler train` wrote no such file, or another version of it did")
