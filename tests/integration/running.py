@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,6 +44,10 @@ DOCUMENT: dict[str, Any] = {
 
 def spec(**changes: object) -> specs.JobSpec:
     return specs.parse(DOCUMENT | changes, "spec")
+
+
+class KilledError(BaseException):
+    """Ends a run as a kill does: nothing is tidied up but what the kernel would."""
 
 
 @dataclass
@@ -120,6 +124,16 @@ async def running(folder: Path, redis_url: str) -> AsyncIterator[Cluster]:
     await cluster.start()
     yield cluster
     await cluster.close()
+
+
+def restarted(cluster: Cluster, name: str) -> Callable[[], Awaitable[None]]:
+    """What stops a service and starts it again."""
+
+    async def restart() -> None:
+        await cluster.stop(name)
+        await cluster.start(name)
+
+    return restart
 
 
 def created(path: Path, given: specs.JobSpec) -> RunFolder:

@@ -23,14 +23,21 @@ from services.coordinator.pools import Pools
 from services.coordinator.run_folder import RunFolder
 from services.learner_pool.outcomes import PART
 from services.learner_pool.updates import Updates
-from tests.integration.running import STEPS, Cluster, created, go_on, outcome, ready, running, spec
+from tests.integration.running import (
+    STEPS,
+    Cluster,
+    KilledError,
+    created,
+    go_on,
+    outcome,
+    ready,
+    restarted,
+    running,
+    spec,
+)
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 _serials = count()
-
-
-class KilledError(BaseException):
-    """Ends a run as a kill does: nothing is tidied up but what the kernel would."""
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -69,51 +76,6 @@ async def test_an_undisturbed_run_repeats_nothing(cluster, undisturbed, tmp_path
 
 
 # The coordinator
-
-
-@pytest.fixture
-def kill_at(monkeypatch):
-    """Arms a failpoint of this process's coordinator: it springs at the given pass."""
-
-    def arm(place: str, passes: int = 1) -> None:
-        left = count(passes - 1, -1)
-
-        def reach(name: str) -> None:
-            if name == place and next(left) == 0:
-                raise KilledError(name)
-
-        for module in ("run_folder", "recovery", "snapshots"):
-            monkeypatch.setattr(f"services.coordinator.{module}.reach", reach)
-
-    return arm
-
-
-@pytest.fixture
-def trained(monkeypatch) -> list[int]:
-    """The rounds that the learner pool has computed."""
-    rounds, real = [], Updates._update
-
-    async def update(updates, known, request):
-        answer = await real(updates, known, request)
-        rounds.append(request.round)
-        return answer
-
-    monkeypatch.setattr(Updates, "_update", update)
-    return rounds
-
-
-@pytest.fixture
-def sampled(monkeypatch) -> list[int]:
-    """The rounds whose actors have run."""
-    rounds, real = [], Pools.train
-
-    async def train(pools, job_id, job, round_, *rest, **options):
-        answer = await real(pools, job_id, job, round_, *rest, **options)
-        rounds.append(round_)
-        return answer
-
-    monkeypatch.setattr(Pools, "train", train)
-    return rounds
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
@@ -188,35 +150,6 @@ async def test_a_coordinator_that_is_killed_during_an_update_finds_it_done(
 
 
 # The services
-
-
-@pytest.fixture
-def after(cluster, monkeypatch):
-    """Arms an interruption: awaited once, right after (or before) the given call of `Pools` in the given round."""
-
-    def arm(call: str, round_: int, interrupt, *, before: bool = False) -> None:
-        real, calls = getattr(Pools, call), count()
-
-        async def called(*args, **kwargs):
-            now = next(calls) == round_
-            if now and before:
-                await interrupt()
-            answer = await real(*args, **kwargs)
-            if now and not before:
-                await interrupt()
-            return answer
-
-        monkeypatch.setattr(Pools, call, called)
-
-    return arm
-
-
-def restarted(cluster, name):
-    async def restart() -> None:
-        await cluster.stop(name)
-        await cluster.start(name)
-
-    return restart
 
 
 @pytest.mark.parametrize(

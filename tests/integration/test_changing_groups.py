@@ -1,0 +1,277 @@
+"""Jobs whose groups and number of actors change: what is computed, and that no interruption changes it."""
+
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from itertools import count, pairwise
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+import marless
+from marless.algos import registry as algorithms
+from marless.algos.base import Group, RoundInput
+from marless.checkpoint import PARTS
+from marless.data.rollout import rollout
+from marless.envs import registry
+from marless.errors import UnreachableError
+from marless.job import prepare
+from marless.nets import serial
+from marless.nets.acting import ActingPolicies
+from marless.rpc.v1 import actor_pool_pb2
+from services.actor_pool.actor import actor_seed
+from services.coordinator.run_folder import RunFolder
+from tests.integration.running import ENVS, STEPS, Cluster, KilledError, created, go_on, outcome, restarted, running
+from tests.integration.running import spec as spec_of
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+SCRIPTED = Path(__file__).parents[1] / "faults" / "witness"
+AGENTS = ("agent_0", "agent_1", "agent_2")
+MERGED, SPLIT, ROUNDS = 2, 4, 7
+_serials = count()
+
+
+def spec(**changes):
+    """Three agents that share in rounds 2 and 3, and again from round 6 on; 1 to 3 actors."""
+    return spec_of(
+        **{
+            "env": {"name": "mpe/simple_spread", "options": {"agents": 3, "max_cycles": STEPS}},
+            "actors": {"count": 3, "envs": ENVS, "steps": STEPS},
+            "scaling": "scripted",
+            "sharing": {"name": "scripted", "period": 2},
+            "stop": {"rounds": ROUNDS},
+        }
+        | changes
+    )
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(redis_url, tmp_path_factory) -> AsyncIterator[Cluster]:
+    """Services whose workers know the scripted policies."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sys, "path", [*sys.path, str(SCRIPTED)])
+        patched.setenv("PYTHONPATH", str(SCRIPTED), prepend=os.pathsep)
+        async for each in running(tmp_path_factory.mktemp("cluster"), redis_url):
+            yield each
+
+
+def new(tmp_path, **changes) -> RunFolder:
+    return created(tmp_path / f"changing-{next(_serials)}", spec(**changes))
+
+
+async def succeeded(cluster, folder) -> None:
+    run = await go_on(folder, cluster.pools)
+    assert (run.status.state, run.status.reason) == ("SUCCEEDED", f"{len(list(folder.records()))} rounds done")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def folder(cluster, tmp_path_factory) -> RunFolder:
+    """Of a job that nothing befell."""
+    folder = new(tmp_path_factory.mktemp("runs"))
+    await succeeded(cluster, folder)
+    return folder
+
+
+@pytest.fixture
+def undisturbed(folder):
+    return outcome(folder)
+
+
+# What happens
+
+
+async def test_groups_and_actors_are_those_that_the_policies_decided(folder):
+    records = list(folder.records())
+    members = [[group.agents for group in record.groups] for record in records]
+    apart, together = [(agent,) for agent in AGENTS], [AGENTS]
+    assert members == [apart, apart, together, together, apart, apart, together]
+    assert all(now.actors != then.actors for then, now in pairwise(records))
+    [shared] = records[MERGED].groups
+    assert shared.policy in AGENTS
+    assert {group.policy: group.source for group in records[SPLIT].groups} == {
+        agent: "" if agent == shared.policy else shared.policy for agent in AGENTS
+    }
+    for record in records:
+        actors = [each for each in record.invocations if each.function == "actor"]
+        assert len(actors) == record.actors
+        assert record.env_steps == sum(r.actors for r in records[: record.round + 1]) * ENVS * STEPS
+
+
+async def test_each_round_publishes_one_version_of_what_it_trains_and_the_other_heads_stay(folder):
+    heads = dict.fromkeys(AGENTS, 1)
+    for record in folder.records():
+        heads |= {group.policy: heads[group.policy] + 1 for group in record.groups}
+        assert dict(record.versions) == heads
+        assert {group.policy: group.version for group in record.groups}.items() <= heads.items()
+
+
+async def test_decisions_and_their_reasons_are_recorded_and_changes_are_lines_of_the_log(folder):
+    records = list(folder.records())
+    for record in records:
+        scaling, sharing = record.decisions
+        assert (scaling.kind, scaling.rule, scaling.outcome) == ("scaling", "scripted", f"{record.actors} actors")
+        assert sharing.outcome == " ".join("+".join(group.agents) for group in record.groups)
+    turns = [[1, "share"], [3, "split"], [5, "share"]]
+    assert records[-1].decisions[1].inputs == {"left": 2, "turns": turns}
+    lines = [json.loads(line) for line in folder.log_path.read_text().splitlines()]
+    shares = {(each["event"], each["round"]): each for each in lines if each["event"].startswith("learners.")}
+    assert list(shares) == [("learners.shared", 2), ("learners.split", 4), ("learners.shared", 6)]
+    assert shares["learners.split", 4]["reason"] == "turn 2: split"
+    assert shares["learners.split", 4]["policies"] == {agent: [agent] for agent in AGENTS}
+    scaled = [(each["round"], each["before"], each["actors"]) for each in lines if each["event"] == "actors.scaled"]
+    assert scaled == [(r.round, before.actors, r.actors) for before, r in pairwise(records)]
+
+
+@pytest.mark.parametrize("round_", [4, 6, 7])
+async def test_a_checkpoint_knows_who_plays_what(cluster, tmp_path, round_):
+    """A change that was decided and not yet trained is none."""
+    folder = new(tmp_path, checkpoint={"every": 2, "keep": 9}, stop={"rounds": round_})
+    await succeeded(cluster, folder)
+    record = list(folder.records())[-1]
+    team = marless.load_policy(folder.path)
+    assert {name: (each.agents, each.version) for name, each in team.policies.items()} == {
+        group.policy: (group.agents, group.version) for group in record.groups
+    }
+    assert sorted(team.agents) == list(AGENTS)
+
+
+async def test_services_compute_what_one_process_computes(folder):
+    """The same rounds by plain function calls, with the recorded groups and actors: equal to the last bit."""
+    given = spec()
+    spaces = prepare(given).spaces
+    [agents] = spaces.classes
+    env = registry.make(given.env.name, given.env.options, ENVS)
+    learner = algorithms.algorithm("ippo").learner(given.algorithm, given.model, spaces, agents, "cpu")
+    for agent in AGENTS:
+        learner.load(agent, learner.initial(agent, given.seed))
+    env_steps = 0
+    for record in folder.records():
+        groups = tuple(Group(each.policy, each.agents, each.source) for each in record.groups)
+        starts = {agent: learner.state(group.start) for group in groups for agent in group.agents}
+        acting = [ActingPolicies.from_states(agents, [starts[agent] for agent in AGENTS])]
+        mode = actor_pool_pb2.ROLLOUT_MODE_TRAIN
+        seeds = [actor_seed(given.seed, mode, record.round, index) for index in range(record.actors)]
+        played = [rollout(env, acting, steps=STEPS, seed=seed, with_state=False)[0] for seed in seeds]
+        learner.update(RoundInput(record.round, env_steps, given.seed, groups, played))
+        env_steps = record.env_steps
+    saved = folder.checkpoints.load(ROUNDS)
+    for agent in AGENTS:
+        if agent in saved.progress.groups:
+            assert tuple(map(bytes, saved.policies[agent].blobs.values())) == serial.encode(learner.state(agent))
+
+
+# What interrupts it
+
+
+@pytest.mark.parametrize("place", ["pending.before", "pending.after", "record.before", "record.after"])
+@pytest.mark.parametrize("round_", [MERGED, SPLIT])
+async def test_a_coordinator_that_is_killed_where_groups_change(
+    cluster, undisturbed, tmp_path, kill_at, trained, place, round_
+):
+    folder = new(tmp_path)
+    kill_at(f"coordinator.{place}", round_ + 1)
+    with pytest.raises(KilledError):
+        await go_on(folder, cluster.pools)
+    await succeeded(cluster, folder)
+    assert outcome(folder) == undisturbed
+    assert trained == list(range(ROUNDS))
+
+
+async def test_a_coordinator_that_is_killed_in_every_round(cluster, undisturbed, tmp_path, kill_at):
+    """None lives long enough to have in memory what the policies of the next round look back on."""
+    folder = new(tmp_path)
+    for _ in range(ROUNDS):
+        kill_at("coordinator.record.after")
+        with pytest.raises(KilledError):
+            await go_on(folder, cluster.pools)
+    await succeeded(cluster, folder)
+    assert outcome(folder) == undisturbed
+
+
+@pytest.mark.parametrize("round_", [MERGED, SPLIT])
+async def test_a_learner_pool_whose_answer_was_lost_where_groups_change(
+    cluster, undisturbed, tmp_path, after, trained, sampled, round_
+):
+    """Heads of policies that nobody trains any more do not hide that the update was published."""
+    folder = new(tmp_path)
+
+    async def lose() -> None:
+        await restarted(cluster, "learner_pool")()
+        raise UnreachableError("learner_pool: the answer was lost")
+
+    after("update", round_, lose)
+    await succeeded(cluster, folder)
+    assert outcome(folder) == undisturbed
+    assert trained == sampled == list(range(ROUNDS))
+
+
+async def test_a_joint_critic_that_was_published_is_found_with_the_policies(cluster, tmp_path, after, trained):
+    changes = {"algorithm": {"name": "mappo", "epochs": 1, "minibatches": 2}, "stop": {"rounds": 5}}
+    whole, folder = new(tmp_path, **changes), new(tmp_path, **changes)
+    await succeeded(cluster, whole)
+    trained.clear()
+
+    async def lose() -> None:
+        await restarted(cluster, "learner_pool")()
+        raise UnreachableError("learner_pool: the answer was lost")
+
+    after("update", MERGED, lose)
+    await succeeded(cluster, folder)
+    assert outcome(folder) == outcome(whole)
+    assert trained == [0, 1, 2, 3, 4]
+    assert [record.versions["critic.agent"] for record in folder.records()] == [2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("round_", [MERGED, SPLIT])
+async def test_versions_that_are_lost_where_groups_change(cluster, undisturbed, tmp_path, after, round_):
+    folder = new(tmp_path)
+    after("train", round_, lambda: cluster.store.delete_job(folder.path.name), before=True)
+    await succeeded(cluster, folder)
+    assert outcome(folder) == undisturbed
+
+
+FROM_SHARED = {"sharing": {"name": "scripted", "period": 2, "groups": "shared"}, "stop": {"rounds": 4}}
+
+
+@pytest.mark.parametrize("place", ["record.after", "pending.before", "pending.after", "record.before"])
+async def test_a_split_into_policies_that_never_were(cluster, tmp_path, kill_at, place):
+    """Their first version is what the split makes of the shared policy, never one that came from chance."""
+    whole, folder = new(tmp_path, **FROM_SHARED), new(tmp_path, **FROM_SHARED)
+    await succeeded(cluster, whole)
+    versions = [dict(record.versions) for record in whole.records()]
+    assert versions == [{"agent": 2}, {"agent": 3}, *({"agent": 3} | dict.fromkeys(AGENTS, v) for v in (1, 2))]
+    kill_at(f"coordinator.{place}", 2 if place == "record.after" else 3)
+    with pytest.raises(KilledError):
+        await go_on(folder, cluster.pools)
+    await succeeded(cluster, folder)
+    assert outcome(folder) == outcome(whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("publish", [MERGED + 2, SPLIT + 2])  # the first one is of the first versions
+async def test_a_learner_that_dies_with_the_round_in_which_groups_change(
+    cluster, undisturbed, tmp_path, monkeypatch, publish
+):
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("MARLESS_FAILPOINT", f"learner.publish.after:{publish}")
+        await restarted(cluster, "learner_pool")()
+        folder = new(tmp_path)
+        await succeeded(cluster, folder)
+    await restarted(cluster, "learner_pool")()
+    assert outcome(folder) == undisturbed
+
+
+# Starting from a checkpoint
+
+
+async def test_a_job_starts_from_what_its_agents_shared(cluster, folder, tmp_path, kill_at):
+    started = new(tmp_path, start={"checkpoint": str(folder.path)}, sharing="fixed", stop={"rounds": 1})
+    kill_at("coordinator.pending.after")
+    with pytest.raises(KilledError):
+        await go_on(started, cluster.pools)
+    begun = await cluster.store.get(started.path.name, dict.fromkeys(AGENTS, 1), PARTS)
+    saved = folder.checkpoints.load(ROUNDS)
+    [shared] = saved.progress.groups
+    assert [dict(each.blobs) for each in begun.values()] == [dict(saved.policies[shared].blobs)] * 3
