@@ -14,6 +14,7 @@ _LONGEST_VALUE = 80
 _KINDS = {
     "int": "a whole number",
     "float": "a number",
+    "decimal": "a number",
     "finite": "a finite number",
     "bool": "true or false",
     "string": "text",

@@ -158,7 +158,7 @@ def check_sizes(functions: FunctionsSpec, prices: Prices) -> None:
         if (needed := lambda_memory_mb(size, prices)) > prices.lambda_.max_memory_mb:
             raise SpecError(
                 f"functions.{name}: {size.vcpus:g} vCPUs and {size.memory_mb} MB need {needed} MB of a Lambda, which "
-                f"has at most {prices.lambda_.max_memory_mb}; make it smaller, or choose another backend in a price file"
+                f"has at most {prices.lambda_.max_memory_mb}; make it smaller or choose another backend in a price file"
             )
 
 
