@@ -117,16 +117,21 @@ def presets(names: str) -> tuple[Preset, ...]:
 
 
 def own_settings(job: JobSpec) -> tuple[str, ...]:
-    """What the job's deciding policies are set to that is not their default: "sharing.gamma 0.05 (default 0.1)"."""
-    found = []
-    for section in (*_NAMED, "curvature"):
-        config = getattr(job, section)
+    """What the job's deciding policies are set to that is not their default: "sharing.threshold 0.05 (default 0.1)"."""
+    found: list[str] = []
+    for section, config in (("scaling", job.scaling), ("sharing", job.sharing), ("curvature", job.curvature)):
         given = config.model_dump(mode="json")
-        for name, field_ in type(config).model_fields.items():
-            default = json.loads(json.dumps(field_.get_default(call_default_factory=True), default=_plain))
-            if name != "name" and given[name] != default:
-                found.append(f"{section}.{name} {_shown(given[name])} (default {_shown(default)})")
+        defaults = type(config).model_validate({"name": given["name"]} if "name" in given else {})
+        found += _differing(section, given, defaults.model_dump(mode="json"))
     return tuple(found)
+
+
+def _differing(place: str, given: Any, default: Any) -> list[str]:  # Any: JSON
+    if given == default:
+        return []
+    if isinstance(given, dict) and isinstance(default, dict) and given.keys() == default.keys():
+        return [line for name in given for line in _differing(f"{place}.{name}", given[name], default[name])]
+    return [f"{place} {_shown(given)} (default {_shown(default)})"]
 
 
 def training_key(job: JobSpec) -> str:
@@ -137,10 +142,6 @@ def training_key(job: JobSpec) -> str:
     if job.stop.cost_usd is None:
         document.pop("bill")
     return json.dumps(document, sort_keys=True)
-
-
-def _plain(value: Any) -> Any:  # Any: a default of any type
-    return value.model_dump(mode="json") if hasattr(value, "model_dump") else str(value)
 
 
 def _shown(value: Any) -> str:  # Any: JSON

@@ -181,6 +181,6 @@ def _plain(estimate: Estimate) -> dict[str, Any]:  # Any: JSON
 
 
 def _places(value: float, digits: int) -> int:
-    """Decimals that show a value to so many significant digits; at most six."""
+    """Decimals that show a value to so many significant digits; at most nine."""
     whole = f"{abs(value):e}".partition("e")[2]
-    return min(max(digits - 1 - int(whole), 0), 6)
+    return min(max(digits - 1 - int(whole), 0), 9)
