@@ -12,6 +12,7 @@ from marless.errors import SpecError
 from marless.record import RoundRecord
 from marless.scaling.minions import features
 from marless.scaling.minions.cost import learner_gb_s
+from marless.scaling.minions.scheduler import Task
 from marless.spec import JobSpec
 
 Floats = NDArray[np.float64]
@@ -20,6 +21,7 @@ GRID = 256
 """Points at which curves are kept."""
 FEWEST_ROUNDS = 5
 _MB_PER_GB = 1024
+_ENOUGH = 0.95
 _SYNTHETIC_RETURNS = (-100.0, 0.0)
 _SYNTHETIC_SPEEDS = (0.7, 1.0, 1.4)
 
@@ -119,7 +121,7 @@ def fit(runs: Sequence[Sequence[RoundRecord]], spec: JobSpec) -> RunModel:
     )
 
 
-def synthetic(spec: JobSpec, rounds: int) -> RunModel:
+def synthetic(spec: JobSpec) -> RunModel:
     """A model of no run at all, to have something to practise on before there is a record.
 
     Returns rise from −100 to 0 and come within 5 % of it after half of what the job could sample, in one run of three
@@ -127,7 +129,7 @@ def synthetic(spec: JobSpec, rounds: int) -> RunModel:
     actor at the most actors.
     """
     count, per_actor = spec.actors.count, spec.actors.envs * spec.actors.steps
-    end = float(rounds * count * per_actor)
+    end = float(rounds_of(spec) * count * per_actor)
     rising_RG = 1 - np.exp(-6 * np.array(_SYNTHETIC_SPEEDS)[:, None] * np.linspace(0, 1, GRID))
     low, high = _SYNTHETIC_RETURNS
     noise = np.linspace(-1, 1, 21)
@@ -144,6 +146,35 @@ def synthetic(spec: JobSpec, rounds: int) -> RunModel:
         learner_s=second,
         learner_gb_s=Line(fixed=second.fixed * size, per_step=second.per_step * size, ratios=second.ratios),
     )
+
+
+def task_of(spec: JobSpec, model: RunModel, usd_per_gb_s: float, *, target: float | None, beta: float) -> Task:
+    """What a scheduler for this job is trained for; raises SpecError without a fixed number of rounds.
+
+    The papers give no J. Without a `target` it is stop.return, or else what the model's runs reach on average after
+    95 % of their whole rise.
+    """
+    if target is None and (target := spec.stop.greedy_return) is None:
+        lowest, highest = model.returns.values[:, 0].mean(), model.returns.values[:, -1].mean()
+        target = float(lowest + _ENOUGH * (highest - lowest))
+    return Task(
+        rounds=rounds_of(spec),
+        max_actors=spec.actors.count,
+        target=target,
+        budget_usd=spec.stop.cost_usd,
+        usd_per_gb_s=usd_per_gb_s,
+        beta=beta,
+    )
+
+
+def rounds_of(spec: JobSpec) -> int:
+    """K; raises SpecError for a job whose length nobody knows."""
+    if spec.stop.rounds is None:
+        raise SpecError(
+            "stop.rounds is not set: a scheduler learns runs of a fixed number of rounds; set it in the job, or with "
+            "--set stop.rounds=100"
+        )
+    return spec.stop.rounds
 
 
 def _sampled(run: Sequence[RoundRecord], index: int) -> float:

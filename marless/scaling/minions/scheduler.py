@@ -16,7 +16,7 @@ from marless.errors import SpecError
 from marless.scaling.minions.features import FEATURES, Observation
 
 Checkpoint = Literal["best", "cheapest"]
-"""best: the highest objective; cheapest: the lowest cost among those whose runs reach the return."""
+"""best: the highest objective; cheapest: the lowest cost among those whose runs mostly reach the return."""
 
 FORMAT = "marless-scheduler/1"
 MANIFEST = "scheduler.json"

@@ -167,9 +167,9 @@ def score(episodes: Episodes, task: Task) -> Score:
     )
 
 
-def _cheapness(of: Score) -> tuple[bool, float, float]:
-    """What the cheapest checkpoint has most of: runs that mostly reach the target first, then a low cost."""
-    return (True, 0.0, -of.cost_usd) if of.reached > 0.5 else (False, of.reached, -of.cost_usd)
+def _cheapness(of: Score) -> tuple[bool, float]:
+    """What the cheapest checkpoint has most of: a low cost among those that mostly reach the target, if any does."""
+    return (True, -of.cost_usd) if of.reached > 0.5 else (False, of.objective)
 
 
 class _Learning:

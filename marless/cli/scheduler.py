@@ -1,0 +1,200 @@
+"""`marless scheduler train`: a scheduler for `scaling: {name: minions}`, trained here on simulated runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from marless.cli.options import Connection, Output, OutputOption, OverrideOption, connected
+from marless.cli.output import console, say, show_object
+from marless.errors import SpecError, UnavailableError
+
+if TYPE_CHECKING:
+    from marless.cli.recorded import Recorded
+    from marless.pricing.prices import Prices
+    from marless.scaling.minions.model import RunModel
+    from marless.scaling.minions.scheduler import Task
+    from marless.scaling.minions.training import Score, Trained
+    from marless.spec import JobSpec
+
+app = typer.Typer(no_args_is_help=True, help="Schedulers that learn how many actors a round needs (MinionsRL).")
+
+
+@app.callback()
+def _scheduler() -> None:
+    """A group of verbs, also as long as there is one only."""
+
+
+def train(  # noqa: PLR0913  # a verb has as many parameters as options
+    at: Connection,
+    runs_: Annotated[
+        list[str], typer.Argument(metavar="[RUNS]...", help="Recorded jobs of this kind: job ids or run folders.")
+    ] = [],  # noqa: B006  # typer's way
+    *,
+    spec: Annotated[Path, typer.Option("--spec", metavar="JOB.yaml", help="The job that it is for.")],
+    episodes: Annotated[int, typer.Option(min=1, help="Simulated runs to learn from.")] = 100,
+    out: Annotated[Path, typer.Option(help="Folder of the scheduler.")] = Path("scheduler"),
+    seed: Annotated[int, typer.Option(min=0, help="Of everything that chance does.")] = 0,
+    target: Annotated[
+        float | None, typer.Option(help="J, the return to reach; default: stop.return, else 95 % of the recorded rise.")
+    ] = None,
+    beta: Annotated[float, typer.Option(min=0, max=1, help="What a second costs, in units of return.")] = 0.1,
+    overrides: OverrideOption = [],  # noqa: B006
+    output: OutputOption = Output.table,
+) -> None:
+    """Train a scheduler on runs that are simulated as the recorded ones went; without any, on a synthetic model."""
+    from marless import spec as specs
+    from marless.pricing import prices
+    from marless.scaling.minions import model as models
+
+    job = specs.load(spec, overrides)
+    table = prices.load(job.bill.prices)
+    recorded = _found(runs_, at, job, spec)
+    model = models.fit([each.records for each in recorded], job) if recorded else models.synthetic(job)
+    task = models.task_of(job, model, float(table.lambda_.rate.on_demand), target=target, beta=beta)
+    _say_limits(model, task)
+    trained, scores = _trained(model, task, episodes, seed)
+    costs = [_cost(each, table) for each in recorded]
+    report = _report(model, costs, trained, scores) | {"seed": seed}
+    _save(out, trained, report)
+    if output is Output.table:
+        _show(scores)
+        say(_summary(model, costs, trained, out))
+    else:
+        show_object({"scheduler": str(out), "task": asdict(task)} | report, str(out), output)
+
+
+app.command()(connected(train))
+
+
+def _trained(model: RunModel, task: Task, episodes: int, seed: int) -> tuple[Trained, dict[str, Score]]:
+    try:
+        from marless.scaling.minions import training
+    except ModuleNotFoundError as error:
+        raise UnavailableError(f"training needs {error.name}: pip install 'marless[learner]'") from None
+    trained = training.train(model, task, episodes=episodes, seed=seed)
+    return trained, training.compare(model, task, trained, seed)
+
+
+def _found(sources: Sequence[str], at: Connection, job: JobSpec, path: Path) -> list[Recorded]:
+    """The recorded jobs; raises SpecError for one that is of another kind than the job it is to help."""
+    from marless.cli.recorded import find
+
+    found = []
+    for source in sources:
+        recorded = find(source, at)
+        for what, theirs, ours in _same(recorded.spec, job):
+            if theirs != ours:
+                raise SpecError(
+                    f"{source}: {what} was {theirs}, in {path} it is {ours}; a scheduler learns from runs of the job "
+                    "that it is for"
+                )
+        found.append(recorded)
+    return found
+
+
+def _same(theirs: JobSpec, ours: JobSpec) -> list[tuple[str, object, object]]:
+    """What makes runs comparable: how many actors they had does not matter, what each of them did does."""
+    return [
+        ("env.name", theirs.env.name, ours.env.name),
+        ("env.options", theirs.env.options, ours.env.options),
+        ("algorithm.name", theirs.algorithm.name, ours.algorithm.name),
+        ("actors.envs", theirs.actors.envs, ours.actors.envs),
+        ("actors.steps", theirs.actors.steps, ours.actors.steps),
+    ]
+
+
+def _say_limits(model: RunModel, task: Task) -> None:
+    """What the model cannot know."""
+    known, asked = model.returns.end, task.rounds * task.max_actors * model.steps_per_actor
+    if known < asked:
+        say(
+            f"the recorded runs sampled at most {known:,.0f} env steps, runs of this job sample up to {asked:,}: what "
+            "comes beyond is taken to bring nothing; record a run with actors.count at its most to know"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Cost:
+    """Of a recorded run."""
+
+    job: str
+    rounds: int
+    wall_s: float
+    """Of its rounds."""
+    paper_usd: float
+
+
+def _cost(recorded: Recorded, table: Prices) -> _Cost:
+    from marless.pricing.ledger import Ledger
+
+    ledger = Ledger(recorded.spec, table)
+    for record in recorded.records:
+        ledger.add(record)
+    return _Cost(
+        job=recorded.job,
+        rounds=len(recorded.records),
+        wall_s=sum(record.ended_s - record.started_s for record in recorded.records),
+        paper_usd=ledger.total_usd("paper"),
+    )
+
+
+def _report(
+    model: RunModel, costs: Sequence[_Cost], trained: Trained, scores: Mapping[str, Score]
+) -> dict[str, object]:
+    """What the scheduler learned from, what that cost, and what it came to."""
+    return {
+        "model": model.source,
+        "recorded": [asdict(cost) for cost in costs],
+        "episodes": trained.episodes,
+        "training_wall_s": trained.wall_s,
+        "training_cpu_s": trained.cpu_s,
+        "modelled": {name: asdict(score) for name, score in scores.items()},
+        "curve": list(trained.curve),
+    }
+
+
+def _save(out: Path, trained: Trained, report: Mapping[str, object]) -> None:
+    from marless.scaling.minions.scheduler import Saving, save
+
+    try:
+        save(out, Saving(checkpoints={"best": trained.best, "cheapest": trained.cheapest}, report=report))
+    except OSError as error:
+        raise UnavailableError(f"--out {out}: {error.strerror}; choose another folder") from None
+
+
+def _summary(model: RunModel, costs: Sequence[_Cost], trained: Trained, out: Path) -> str:
+    """What training took, and what the runs had cost that it learned from."""
+    spent = ""
+    if costs:
+        took_s, usd = sum(cost.wall_s for cost in costs), sum(cost.paper_usd for cost in costs)
+        spent = f"; recording those took {took_s:,.0f} s and {usd:.4f} USD by paper accounting"
+    return (
+        f"trained in {trained.wall_s:.1f} s on {trained.episodes} runs simulated after {model.source}{spent}; "
+        f"use it with `scaling: {{name: minions, scheduler: {out}}}`"
+    )
+
+
+def _show(scores: Mapping[str, Score]) -> None:
+    """One line a way to choose actors; all figures are of simulated runs."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, title="modelled, means of simulated runs", title_justify="left")
+    table.add_column("actors by")
+    for title in ("objective", "last return", "reached", "actors", "run s", "run USD"):
+        table.add_column(title, justify="right")
+    for name, score in scores.items():
+        table.add_row(
+            name,
+            f"{score.objective:,.2f}",
+            f"{score.final_return:,.2f}",
+            f"{score.reached:.0%}",
+            f"{score.actors:,.1f}",
+            f"{score.wall_s:,.0f}",
+            f"{score.cost_usd:,.4f}",
+        )
+    console().print(table)
