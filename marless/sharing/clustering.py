@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.cluster import KMeans
+from threadpoolctl import threadpool_limits
 
 STARTS = 10
 SEED = 0
@@ -22,12 +23,13 @@ def kmeans(distances: Matrix, groups: int) -> tuple[int, ...]:
     """A label per agent: K-Means on the rows of the distance matrix.
 
     Inferred, for K-Means needs vectors: two agents are alike if they are equally far from all agents. Deterministic:
-    `STARTS` seeded starts, and Lloyd's algorithm on a single thread, as so few rows make a single chunk.
+    `STARTS` seeded starts, and Lloyd's algorithm on one thread, for which more would only wait.
     """
     rows_NN = np.asarray(distances, np.float64)
     distinct = len(np.unique(rows_NN, axis=0))
     model = KMeans(n_clusters=min(groups, distinct), n_init=STARTS, random_state=SEED, algorithm="lloyd")
-    return tuple(int(label) for label in model.fit_predict(rows_NN))
+    with threadpool_limits(1):
+        return tuple(int(label) for label in model.fit_predict(rows_NN))
 
 
 def kmedoids(distances: Matrix, groups: int) -> tuple[int, ...]:

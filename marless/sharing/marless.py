@@ -18,9 +18,9 @@ from pydantic import BeforeValidator, Field, SerializeAsAny
 from marless.algos.base import Group, SimilarityConfig
 from marless.errors import SpecError
 from marless.record import Returns, RoundRecord
-from marless.sharing import similarity
 from marless.sharing.base import SharingConfig, SharingDecision
 from marless.sharing.grouping import Matrix, Method, Schedule, divided, groups_wanted, highest_curvature, labels
+from marless.sharing.similarity import check_similarity, needs, read_similarity
 from marless.sharing.trend import Detector, Range, Seen
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class MarlessConfig(SharingConfig):
         description="most groups: 2^(⌊log2 N⌋ + 1), clamped to N agents; or 2^⌊log2 N⌋, as the paper's figure",
     )
     grouping: Method = Field("kmeans", description="how distances become groups")
-    similarity: Annotated[SerializeAsAny[SimilarityConfig], BeforeValidator(similarity.read)] = Field(
+    similarity: Annotated[SerializeAsAny[SimilarityConfig], BeforeValidator(read_similarity)] = Field(
         "kde", validate_default=True, description="how differently agents behave: kde, policy_distance, or your own"
     )
 
@@ -72,7 +72,9 @@ class MarlessSharing:
 
     def asks(self, history: Sequence[RoundRecord], returns: Returns | None) -> bool:
         """Only where these returns make sharing begin, and its groups depend on how alike agents are."""
-        memory = self._memory(history)
+        memory = self._after(history)
+        if history and self.detector.fires(memory.seen) and (memory.sharing or not self._missing(memory, history[-1])):
+            return False  # it has just changed, and its window is empty
         if memory.sharing or returns is None:
             return False
         if not self.detector.fires(self.detector.see(memory.seen, returns.per_agent)):
@@ -82,14 +84,13 @@ class MarlessSharing:
 
     def decide(self, history: Sequence[RoundRecord]) -> SharingDecision:
         """See `Sharing`. Begins to share only if what it asked for was measured; if not, it asks again next round."""
-        memory = self._memory(history)
+        memory = self._after(history)
         if not history:
             return self._stay(memory, self.groups, "the first round")
         newest = history[-1]
         groups = tuple(Group(group.policy, group.agents) for group in newest.groups)
         if newest.returns is None:
             return self._stay(memory, groups, f"no episode ended in round {newest.round}")
-        memory = _Memory(memory.sharing, memory.enablings, self.detector.see(memory.seen, newest.returns.per_agent))
         slope = self.detector.slope(memory.seen)
         if slope is None:
             known = f"{len(memory.seen.window)} of {self.config.window} rounds of the trend are known"
@@ -99,13 +100,13 @@ class MarlessSharing:
         return self._split(memory, groups) if memory.sharing else self._share(memory, groups, newest)
 
     def _share(self, memory: _Memory, groups: tuple[Group, ...], newest: RoundRecord) -> SharingDecision:
-        enabling = memory.enablings + 1
-        counts = self._counts(enabling)
-        distances = {each.name: _distances(newest, each, counts[each.name]) for each in self.classes}
-        missing = [name for name, matrix in distances.items() if matrix is None]
-        if missing:
-            what = f"{self._fall(memory)}, but how alike the agents of {', '.join(missing)} are was not measured"
+        if missing := self._missing(memory, newest):
+            what = (
+                f"{self._fall(memory)}, but it was not measured how alike the agents of class {', '.join(missing)} are"
+            )
             return self._stay(memory, groups, f"{what}; it is asked for again")
+        counts = self._counts(memory.enablings + 1)
+        distances = {each.name: _distances(newest, each, counts[each.name]) for each in self.classes}
         curvature = _curvature(newest)
         found, chosen = {}, []
         for each in self.classes:
@@ -113,7 +114,7 @@ class MarlessSharing:
             chosen += _clustered(each, found[each.name], groups, curvature)
         measured = {name: matrix for name, matrix in distances.items() if 1 < counts[name] < len(matrix or ())}
         return self._decision(
-            _Memory(True, enabling, memory.seen.cleared()),
+            _Memory(True, memory.enablings + 1, memory.seen.cleared()),
             tuple(chosen),
             f"begins to share: {self._fall(memory)}; {len(newest.groups)} policies become {len(chosen)}",
             self._facts(memory) | {"clusters": counts, "distances": measured, "labels": found, "curvature": curvature},
@@ -158,7 +159,16 @@ class MarlessSharing:
         slope = self.detector.slope(memory.seen) or 0.0
         return f"slope {slope:.3g} over {self.config.window} rounds is below {self.config.threshold:g}"
 
+    def _after(self, history: Sequence[RoundRecord]) -> _Memory:
+        """What is known after the newest round, before anything is decided from it."""
+        memory = self._memory(history)
+        if not history or history[-1].returns is None:
+            return memory
+        seen = self.detector.see(memory.seen, history[-1].returns.per_agent)
+        return _Memory(memory.sharing, memory.enablings, seen)
+
     def _memory(self, history: Sequence[RoundRecord]) -> _Memory:
+        """What the decision on the newest round left, which knew the rounds before it."""
         for decision in history[-1].decisions if history else ():
             if decision.kind == "sharing" and decision.rule == self.config.name:
                 kept, agents = decision.inputs, self.detector.agents
@@ -168,6 +178,11 @@ class MarlessSharing:
                 seen = Seen(tuple(tuple(row) for row in kept["window"]), lowest, highest)
                 return _Memory(kept["sharing"], kept["enablings"], seen)
         return _Memory()
+
+    def _missing(self, memory: _Memory, newest: RoundRecord) -> list[str]:
+        """The classes whose similarity the next enabling depends on, but which was not measured."""
+        counts = self._counts(memory.enablings + 1)
+        return [each.name for each in self.classes if _distances(newest, each, counts[each.name]) is None]
 
     def _counts(self, enabling: int) -> dict[str, int]:
         """Groups per agent class at an enabling."""
@@ -239,9 +254,9 @@ class MarlessKind:
         detector.check()
         made = MarlessSharing(config, groups, spaces.classes, detector)
         _check_sharable(made)
-        similarity.check(config.similarity)
+        check_similarity(config.similarity)
         if config.grouping == "kmeans":
-            similarity.needs("sharing.grouping: kmeans", "sklearn", "marless[sharing]")
+            needs("sharing.grouping: kmeans", "sklearn", "marless[sharing]")
             from marless.sharing import clustering  # noqa: F401  # now, so that no round waits for it
         return made
 

@@ -105,12 +105,12 @@ def similarity_type(name: str) -> type[SimilarityConfig]:
     return similarity(name).config_type
 
 
-def read(value: object) -> SimilarityConfig:
+def read_similarity(value: object) -> SimilarityConfig:
     """Read the section of a job that chooses a similarity; raises ValueError."""
     return named(value, SimilarityConfig, similarity_type, "similarity: {name: kde}", default="kde")
 
 
-def check(config: SimilarityConfig) -> None:
+def check_similarity(config: SimilarityConfig) -> None:
     """Refuse a similarity whose package is missing here; raises SpecError, saying what to install."""
     kind = similarity(config.name)
     needs(f"sharing.similarity: {config.name}", kind.package, kind.install)
