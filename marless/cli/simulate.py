@@ -1,0 +1,200 @@
+"""The verb `simulate`: what another policy, or another cluster, would have made of a recorded run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from marless.cli.options import Connection, Output, OutputOption, OverrideOption
+from marless.cli.output import console, data, say, show_object
+from marless.cli.recorded import RecordedArgument, find
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from marless.pricing.charges import Accounting
+    from marless.record import Returns, RoundRecord
+    from marless.replay.simulate import Replay, Step
+
+ACCOUNTINGS: tuple[Accounting, ...] = ("paper", "billed", "serverful")
+
+
+def simulate(
+    at: Connection,
+    job: RecordedArgument,
+    scaling: Annotated[str, typer.Option(metavar="POLICY", help="Who decides on actors; default: who did.")] = "",
+    sharing: Annotated[str, typer.Option(metavar="POLICY", help="Who decides on groups; default: who did.")] = "",
+    slots: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="vCPUs of the cluster; default: as many as were used.")
+    ] = None,
+    override: OverrideOption = [],  # noqa: B006  # typer's way
+    seed: Annotated[int | None, typer.Option(min=0, help="Of the durations; default: the job's.")] = None,
+    output: OutputOption = Output.table,
+) -> None:
+    """Replay a recorded run under other policies, on a cluster of so many slots: decisions, time and cost, modelled.
+
+    Returns are those of the recording. --set takes fields of scaling, sharing, functions, bill, stop, and actors.count.
+    """
+    from marless.replay import simulate as replay
+
+    found = find(job, at)
+    spec = replay.replayed_spec(found.spec, scaling=scaling, sharing=sharing, overrides=override)
+    done = replay.simulate(found.records, found.spec, spec, slots=slots, seed=seed)
+    if output is Output.table:
+        _show(done)
+    elif output is Output.jsonl:
+        for step in done.steps:
+            data(json.dumps(_round(step)))
+        data(json.dumps(_about(done)))
+    else:
+        show_object(_about(done) | {"rounds": [_round(step) for step in done.steps]}, done.job, output)
+
+
+def _about(done: Replay) -> dict[str, Any]:  # Any: JSON
+    from marless.replay.simulate import RETURNS
+
+    spec = done.spec
+    return {
+        "job": done.job,
+        "slots": done.slots,
+        "seed": done.seed,
+        "scaling": spec.scaling.model_dump(mode="json"),
+        "sharing": spec.sharing.model_dump(mode="json"),
+        "returns": RETURNS,
+        "learner_seconds": {name: dataclasses.asdict(line) for name, line in done.lines.items()},
+        "ending": done.ending,
+        "recorded": {"measured": _measured(done), "modelled": _modelled(done, "recorded")},
+        "replayed": {"modelled": _modelled(done, "replayed")},
+    }
+
+
+def _measured(done: Replay) -> dict[str, Any]:  # Any: JSON
+    from marless.replay.cluster import total
+
+    return {
+        "seconds": sum(total(step.recorded.phases) for step in done.steps),
+        "usd": {each: done.recorded_usd[each] for each in ("paper", "billed")},
+        **_counts([step.recorded for step in done.steps]),
+    }
+
+
+def _modelled(done: Replay, which: str) -> dict[str, Any]:  # Any: JSON
+    from marless.replay.cluster import total
+
+    if which == "recorded":
+        seconds = sum(total(step.recorded_s) for step in done.steps)
+        return {"seconds": seconds, "usd": {"serverful": done.recorded_usd["serverful"]}}
+    return {
+        "seconds": sum(total(step.replayed_s) for step in done.steps),
+        "usd": {each: done.replayed_usd[each] for each in ACCOUNTINGS},
+        **_counts([step.replayed for step in done.steps]),
+    }
+
+
+def _counts(records: Sequence[RoundRecord]) -> dict[str, int]:
+    return {
+        "env_steps": records[-1].env_steps if records else 0,
+        "actors": sum(record.actors for record in records),
+        "updates": sum(len(record.groups) for record in records),
+    }
+
+
+def _round(step: Step) -> dict[str, Any]:  # Any: JSON
+    record = step.replayed
+    return {
+        "round": record.round,
+        "differs": step.differs,
+        "actors": record.actors,
+        "groups": {group.policy: list(group.agents) for group in record.groups},
+        "env_steps": record.env_steps,
+        "modelled_s": dataclasses.asdict(step.replayed_s),
+        "modelled_usd": _usd(step.replayed_usd),
+        "return_as_recorded": _mean(step.recorded.returns),
+        "evaluation_as_recorded": _mean(step.recorded.evaluation),
+        "reasons": {decision.kind: decision.reason for decision in record.decisions},
+        "assumed": list(step.assumed),
+        "recorded": {
+            "actors": step.recorded.actors,
+            "groups": {group.policy: list(group.agents) for group in step.recorded.groups},
+            "env_steps": step.recorded.env_steps,
+            "measured_s": dataclasses.asdict(step.recorded.phases),
+            "modelled_s": dataclasses.asdict(step.recorded_s),
+        },
+    }
+
+
+def _usd(costs: Mapping[Accounting, float]) -> dict[str, float]:
+    return {each: costs[each] for each in ACCOUNTINGS}
+
+
+def _mean(returns: Returns | None) -> float | None:
+    return returns.mean if returns else None
+
+
+def _show(done: Replay) -> None:
+    from rich.table import Table
+
+    from marless.replay.cluster import total
+
+    spec = done.spec
+    policies = f"scaling {spec.scaling.name}, sharing {spec.sharing.name}"
+    screen, table = console(), Table(box=None, pad_edge=False)
+    screen.print(
+        f"{done.job}, replayed: {policies}; seconds and USD modelled, {done.slots} slots; return as recorded\n"
+    )
+    for name in ("round", "actors", "policies", "seconds", *(f"{each} USD" for each in ACCOUNTINGS), "return"):
+        table.add_column(name, justify="right")
+    for step in done.steps:
+        before, after = step.recorded, step.replayed
+        table.add_row(
+            str(after.round + 1),
+            _changed(after.actors, before.actors),
+            _changed(len(after.groups), len(before.groups)),
+            f"{total(step.replayed_s):.3f}",
+            *(f"{step.replayed_usd[each]:.7f}" for each in ACCOUNTINGS),
+            f"{after.returns.mean:.2f}" if after.returns else "",
+        )
+    screen.print(table)
+    screen.print()
+    _show_totals(done)
+    _say(done)
+
+
+def _changed(now: int, recorded: int) -> str:
+    return str(now) if now == recorded else f"{now} (was {recorded})"
+
+
+def _show_totals(done: Replay) -> None:
+    from rich.table import Table
+
+    measured, before, after = _measured(done), _modelled(done, "recorded"), _modelled(done, "replayed")
+    table = Table(box=None, pad_edge=False)
+    table.add_column(f"{len(done.steps)} rounds")
+    for name in ("recorded, measured", "recorded, modelled", "replayed, modelled"):
+        table.add_column(name, justify="right")
+    table.add_row("seconds of all phases", *(f"{each['seconds']:.2f}" for each in (measured, before, after)))
+    for each in ACCOUNTINGS:
+        table.add_row(f"{each} USD", *(_money(column["usd"].get(each)) for column in (measured, before, after)))
+    for key, name in (("actors", "actors invoked"), ("updates", "policies updated"), ("env_steps", "env steps")):
+        table.add_row(name, f"{measured[key]:,}", "", f"{after[key]:,}")
+    console().print(table)
+
+
+def _money(usd: float | None) -> str:
+    return "" if usd is None else f"{usd:.7f}"
+
+
+def _say(done: Replay) -> None:
+    """What a reader must know to read the figures."""
+    from marless.replay.simulate import RETURNS
+
+    say(f"returns are {RETURNS}")
+    if assumed := [step for step in done.steps if step.assumed]:
+        first = assumed[0]
+        more = f"; {len(assumed)} rounds assume something, -o json says what" if len(assumed) > 1 else ""
+        say(f"round {first.replayed.round + 1}: {first.assumed[0]}{more}")
+    if done.ending:
+        say(f"ended before the recording: {done.ending}")

@@ -1,0 +1,112 @@
+"""How long functions would have worked that were not recorded: more or fewer actors, learners with other samples.
+
+Actors are drawn from those that were recorded, in this round or the nearest ones. A learner's function takes what it
+took in the recorded round, times the ratio of what a line through all recorded executions of its kind says of its new
+and its old number of samples. The line is fitted by least squares, with neither end below zero; a run that recorded
+one number of samples only says nothing of the slope, and then time is taken as proportional to samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING, Literal
+
+from marless.record import GroupRecord, InvocationRecord, RoundRecord
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Pooling = Literal["pooled", "drawn"]
+ENOUGH = 16
+"""Recorded actors to draw from; a round that has fewer borrows from the nearest ones."""
+PER_SAMPLE = ("post_process", "critic", "policy")
+"""Functions whose work grows with their samples; measurements work on a subset of fixed size."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """Seconds as a function of samples: `base_s + per_sample_s · samples`, neither negative."""
+
+    base_s: float
+    per_sample_s: float
+    sizes: int
+    """How many different numbers of samples it was fitted to; with one, it is proportional by assumption."""
+
+    def at(self, samples: float) -> float:
+        """Seconds for so many samples."""
+        return self.base_s + self.per_sample_s * samples
+
+
+def fit(points: Sequence[tuple[float, float]]) -> Line:
+    """The line with the least squared error that starts at or above 0 and does not fall; points are (samples, s)."""
+    sizes = len({samples for samples, _ in points})
+    squares = sum(samples * samples for samples, _ in points)
+    proportional = Line(0.0, sum(x * y for x, y in points) / squares if squares else 0.0, sizes)
+    if sizes < 2:
+        return proportional
+    mean_x, mean_y = fmean(x for x, _ in points), fmean(y for _, y in points)
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x, _ in points)
+    if slope < 0:
+        return Line(mean_y, 0.0, sizes)
+    base_s = mean_y - slope * mean_x
+    return Line(base_s, slope, sizes) if base_s >= 0 else proportional
+
+
+class Durations:
+    """What a recorded run says about durations."""
+
+    def __init__(self, records: Sequence[RoundRecord], pooling: Pooling) -> None:
+        self._records = records
+        points: dict[str, list[tuple[float, float]]] = {function: [] for function in PER_SAMPLE}
+        for record, env_steps in zip(records, sampled(records), strict=True):
+            for each in record.invocations:
+                if each.function in points:
+                    points[each.function].append((_samples(each, record.groups, env_steps, pooling), each.vcpu_s))
+        self.lines: Mapping[str, Line] = {function: fit(found) for function, found in points.items() if found}
+
+    def ratio(self, function: str, before: float, after: float) -> float:
+        """By which factor a function's time changes with its number of samples."""
+        line = self.lines.get(function)
+        if line is None or before == after or line.at(before) <= 0:
+            return 1.0
+        return line.at(after) / line.at(before)
+
+    def actors(self, number: int, count: int, rng: np.random.Generator) -> list[InvocationRecord]:
+        """`count` actors drawn with replacement from the recorded round `number` and, if they are few, its nearest."""
+        found: list[InvocationRecord] = []
+        for near in self._nearest(number):
+            found += [each for each in self._records[near].invocations if each.function == "actor"]
+            if len(found) >= ENOUGH:
+                break
+        return [found[int(drawn)] for drawn in rng.integers(len(found), size=count)] if found else []
+
+    def similarity(self, number: int) -> list[InvocationRecord]:
+        """The similarity measurements of the nearest round that had any."""
+        for near in self._nearest(number):
+            if found := [each for each in self._records[near].invocations if each.function == "similarity"]:
+                return found
+        return []
+
+    def _nearest(self, number: int) -> Iterator[int]:
+        """All rounds, from this one outwards; the earlier of two as far away first."""
+        return iter(sorted(range(len(self._records)), key=lambda other: (abs(other - number), other)))
+
+
+def samples(members: int, env_steps: int, pooling: Pooling) -> float:
+    """Agent samples that the learner of a group goes over in a round of so many env steps."""
+    return float(env_steps * (members if pooling == "pooled" else 1))
+
+
+def _samples(each: InvocationRecord, groups: Sequence[GroupRecord], env_steps: int, pooling: Pooling) -> float:
+    """Of post-processing and joint critics: the env steps, over which they go for the whole agent class."""
+    of_class = each.function == "post_process"
+    members = next((len(group.agents) for group in groups if group.policy == each.name and not of_class), 1)
+    return samples(members, env_steps, pooling)
+
+
+def sampled(records: Sequence[RoundRecord]) -> list[int]:
+    """Env steps of each round alone."""
+    totals = [record.env_steps for record in records]
+    return [after - before for before, after in zip([0, *totals], totals, strict=False)]

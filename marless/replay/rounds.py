@@ -1,0 +1,299 @@
+"""A recorded round as it would have been recorded if other actors and other groups had been decided on.
+
+What did not change stays as it was recorded, to the bit. What did is modelled: see `marless.replay.durations` for how
+long functions work, and `marless.replay.cluster` for how actors queue. What was learned cannot be modelled: returns,
+evaluations, losses, curvature, noise and distances are those of the recording, and `Replayed.assumed` says which of
+them stand for something that was never measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from marless.algos.base import Group
+from marless.pricing.usage import HOST, WHOLE, outside_of_passes
+from marless.record import Decision, Distances, GroupRecord, InvocationRecord, PhaseSeconds, RoundRecord
+from marless.replay import cluster
+from marless.replay.durations import Durations, Pooling, samples
+from marless.spec import FunctionsSpec
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is decided for a round, and what its learners are to measure."""
+
+    actors: int
+    groups: tuple[Group, ...]
+    decisions: tuple[Decision, ...]
+    curvature: bool
+    similarity: bool
+    pooling: Pooling
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Where the replayed actors queue."""
+
+    functions: FunctionsSpec
+    slots: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A recorded round, and what its recording says about it."""
+
+    record: RoundRecord
+    env_steps: int
+    """Of this round alone."""
+    pooling: Pooling
+    durations: Durations
+    distances: tuple[Distances, ...]
+    """Of this round or, if it measured none, of the nearest that did."""
+    distances_round: int
+    """Which round that is."""
+    rng: np.random.Generator
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rebuilt:
+    """A round as it would have been recorded."""
+
+    record: RoundRecord
+    assumed: tuple[str, ...]
+    """What stands for something that was never measured, one sentence each."""
+    longer_s: float
+    """By how much it took longer than what was recorded; negative if it was shorter, 0 if nothing changed."""
+
+
+def rebuild(source: Source, plan: Plan, machine: Machine, *, before: RoundRecord | None, delay_s: float) -> Rebuilt:
+    """The round under another plan, `delay_s` later than recorded; `before` is the round before it, as replayed."""
+    recorded, around = source.record, cluster.overheads(source.record)
+    env_steps = _env_steps(source, plan)
+    actors = [each for each in recorded.invocations if each.function == "actor"]
+    rollout_s, update_s = recorded.phases.rollout, recorded.phases.update
+    if plan.actors != recorded.actors:
+        actors, busy_s = _actors(source, plan, machine)
+        rollout_s = busy_s + around.rollout
+    learners = [each for each in recorded.invocations if each.function not in WHOLE]
+    if not _same_update(source, plan):
+        learners = _learners(source, plan, env_steps)
+        update_s = _span(learners) + around.update
+    rolled_s = rollout_s - recorded.phases.rollout
+    longer_s = rolled_s + (update_s - recorded.phases.update)
+    groups, versions = _published(recorded, plan, before)
+    record = replace(
+        recorded,
+        env_steps=(before.env_steps if before else 0) + env_steps,
+        actors=plan.actors,
+        groups=groups,
+        versions=versions,
+        started_s=recorded.started_s + delay_s,
+        ended_s=recorded.ended_s + (delay_s + longer_s),
+        phases=PhaseSeconds(rollout=rollout_s, update=update_s, evaluation=recorded.phases.evaluation),
+        metrics=_metrics(recorded, plan.groups),
+        invocations=(
+            *_shifted(actors, delay_s),
+            *_shifted(learners, delay_s + rolled_s),
+            *_shifted((each for each in recorded.invocations if each.function == "evaluation"), delay_s + longer_s),
+        ),
+        decisions=plan.decisions,
+        distances=source.distances if plan.similarity else (),
+    )
+    return Rebuilt(record=record, assumed=tuple(_assumed(source, plan)), longer_s=longer_s)
+
+
+def _env_steps(source: Source, plan: Plan) -> int:
+    """Of the round alone: every actor samples as much as the recorded ones did."""
+    if plan.actors == source.record.actors:
+        return source.env_steps
+    return source.env_steps * plan.actors // source.record.actors
+
+
+def _actors(source: Source, plan: Plan, machine: Machine) -> tuple[list[InvocationRecord], float]:
+    """Drawn actors queued on the machine's slots from the round's start on, and the seconds until the last has ended.
+
+    A cold start comes with the actor that is drawn, with as much of it as that one waited for.
+    """
+    recorded = source.record
+    drawn = source.durations.actors(recorded.round, plan.actors, source.rng)
+    waits = [cluster.awaited(each) for each in drawn]
+    walls = [max(each.end_s - each.start_s, 0.0) for each in drawn]
+    at_once = cluster.lanes(machine.slots, machine.functions.actor, "actor")
+    places = cluster.schedule([cluster.Task(wait + wall) for wait, wall in zip(waits, walls, strict=True)], at_once)
+    actors = [
+        replace(
+            each,
+            id=f"{recorded.job}/{recorded.round}/replayed/{index}",
+            index=index,
+            worker=f"replayed-{place.lane}",
+            queued_s=recorded.started_s + place.start_s,
+            start_s=recorded.started_s + place.start_s + wait,
+            end_s=recorded.started_s + place.end_s,
+        )
+        for index, (each, wait, place) in enumerate(zip(drawn, waits, places, strict=True))
+    ]
+    return actors, cluster.makespan(places)
+
+
+def _same_update(source: Source, plan: Plan) -> bool:
+    """True if learners would have done what they did."""
+    recorded = source.record
+    shared = any(len(group.agents) > 1 for group in plan.groups)
+    return (
+        plan.actors == recorded.actors
+        and _who(plan.groups) == _who(recorded.groups)
+        and (plan.pooling == source.pooling or not shared)
+        and plan.curvature == _ran(recorded, "curvature")
+        and plan.similarity == bool(recorded.distances)
+    )
+
+
+def _ran(record: RoundRecord, function: str) -> bool:
+    return any(each.function == function for each in record.invocations)
+
+
+def _learners(source: Source, plan: Plan, env_steps: int) -> list[InvocationRecord]:
+    """The learners of all agent classes, with the functions in them.
+
+    A learner does in no pass (reading trajectories, publishing) what it did, in proportion to the env steps; its passes
+    overlap as much as the recorded ones did. All functions in it get the span of all its passes.
+    """
+    recorded, found = source.record, []
+    hosts = {each.index: each for each in recorded.invocations if each.function == HOST}
+    inner = [each for each in recorded.invocations if each.function not in (*WHOLE, HOST)]
+    for index in dict.fromkeys(each.index for each in inner):
+        before = [each for each in inner if each.index == index]
+        after = _functions(source, plan, index, env_steps)
+        host = hosts.get(index) or _around(before)
+        outside_s = outside_of_passes([host], before)
+        work, work_before = _vcpu_s(after), _vcpu_s(before)
+        passes_s = (max(host.end_s - host.start_s, 0.0) - outside_s) * (work / work_before if work_before else 1.0)
+        outside_s *= env_steps / source.env_steps if source.env_steps else 1.0
+        start_s, end_s = host.start_s + outside_s, host.start_s + outside_s + passes_s
+        if index in hosts:
+            busy = work + host.vcpu_s - work_before
+            found.append(replace(host, end_s=end_s, vcpu_s=max(busy, work)))
+        found += [replace(each, start_s=start_s, end_s=end_s) for each in after]
+    return found
+
+
+def _functions(source: Source, plan: Plan, index: int, env_steps: int) -> list[InvocationRecord]:
+    """The functions in the learner of one agent class, each with its vCPU seconds."""
+    recorded, durations = source.record, source.durations
+    mine = [each for each in recorded.invocations if each.index == index and each.function not in (*WHOLE, HOST)]
+    policies = {group.policy for group in recorded.groups}
+    wanted = ("critic", "policy", "curvature") if plan.curvature else ("critic", "policy")
+    found = []
+    for each in mine:
+        for_class = each.function == "post_process" or each.name not in policies
+        if for_class and each.function != "similarity":
+            ratio = durations.ratio(each.function, source.env_steps, env_steps)
+            found.append(replace(each, vcpu_s=each.vcpu_s * ratio))
+    for group in plan.groups:
+        stands = stand_in(recorded.groups, group)
+        of_group = {each.function: each for each in mine if each.name == stands.policy}
+        before = samples(len(stands.agents), source.env_steps, source.pooling)
+        after = samples(len(group.agents), env_steps, plan.pooling)
+        for function in wanted:
+            if one := of_group.get(function):
+                ratio = durations.ratio(function, before, after)
+                id_ = f"{recorded.job}/{recorded.round}/{function}/{group.policy}"
+                found.append(replace(one, id=id_, name=group.policy, vcpu_s=one.vcpu_s * ratio))
+    if plan.similarity:
+        found += [each for each in durations.similarity(recorded.round) if each.index == index]
+    return found
+
+
+def stand_in(recorded: Sequence[GroupRecord], group: Group) -> GroupRecord:
+    """The recorded group whose measurements stand for `group`: of the same agents, else of the one it is named after,
+    else of its first.
+    """
+    for each in recorded:
+        if set(each.agents) == set(group.agents):
+            return each
+    named_after = group.policy if group.policy in group.agents else group.agents[0]
+    return next(each for each in recorded if named_after in each.agents)
+
+
+def _published(
+    recorded: RoundRecord, plan: Plan, before: RoundRecord | None
+) -> tuple[tuple[GroupRecord, ...], Mapping[str, int]]:
+    """The groups with their versions, and all heads: recorded ones as they are, others counted on from the last."""
+    if _who(plan.groups) == _who(recorded.groups) and (
+        before is None or recorded.versions.keys() >= before.versions.keys()
+    ):
+        by_agents = {frozenset(each.agents): each for each in recorded.groups}
+        groups = [replace(by_agents[frozenset(each.agents)], source=each.source) for each in plan.groups]
+        return tuple(groups), recorded.versions
+    heads = dict(before.versions if before else {})
+    policies = {each.policy for each in recorded.groups}
+    heads |= {name: version for name, version in recorded.versions.items() if name not in policies | heads.keys()}
+    heads |= {each.policy: max(heads.get(each.policy, 0), heads.get(each.start, 0)) + 1 for each in plan.groups}
+    return tuple(
+        GroupRecord(policy=each.policy, agents=each.agents, version=heads[each.policy], source=each.source)
+        for each in plan.groups
+    ), heads
+
+
+def _metrics(recorded: RoundRecord, groups: Iterable[Group]) -> Mapping[str, Mapping[str, float]]:
+    """Recorded metrics of the policies that stand for the replayed ones, and of joint critics."""
+    groups = tuple(groups)
+    if _who(groups) == _who(recorded.groups):
+        return recorded.metrics
+    policies = {each.policy for each in recorded.groups}
+    joint = {name: metrics for name, metrics in recorded.metrics.items() if name not in policies}
+    stands = {group.policy: stand_in(recorded.groups, group).policy for group in groups}
+    return {name: recorded.metrics[stand] for name, stand in stands.items() if stand in recorded.metrics} | joint
+
+
+def _assumed(source: Source, plan: Plan) -> Iterable[str]:
+    recorded = source.record
+    if _who(plan.groups) != _who(recorded.groups):
+        for group in plan.groups:
+            stands = stand_in(recorded.groups, group)
+            if set(stands.agents) != set(group.agents):
+                yield (
+                    f"metrics of {'+'.join(group.agents)} are those recorded of {stands.policy} "
+                    f"({'+'.join(stands.agents)})"
+                )
+    if plan.similarity and source.distances_round != recorded.round:
+        yield f"distances are those recorded in round {source.distances_round}"
+
+
+def _who(groups: Iterable[Group | GroupRecord]) -> set[tuple[str, frozenset[str]]]:
+    return {(group.policy, frozenset(group.agents)) for group in groups}
+
+
+def _shifted(invocations: Iterable[InvocationRecord], by_s: float) -> list[InvocationRecord]:
+    """The same work at another time; functions inside a learner are not queued."""
+    if not by_s:
+        return list(invocations)
+    return [
+        replace(
+            each,
+            queued_s=each.queued_s and each.queued_s + by_s,
+            start_s=each.start_s + by_s,
+            end_s=each.end_s + by_s,
+        )
+        for each in invocations
+    ]
+
+
+def _around(inner: Sequence[InvocationRecord]) -> InvocationRecord:
+    """A stand-in for a learner that the record lacks: it was answered from the store after its worker had died."""
+    start_s, end_s = min(each.start_s for each in inner), max(each.end_s for each in inner)
+    return replace(inner[0], function=HOST, start_s=start_s, end_s=end_s, vcpu_s=_vcpu_s(inner))
+
+
+def _vcpu_s(invocations: Iterable[InvocationRecord]) -> float:
+    return sum(max(each.vcpu_s, 0.0) for each in invocations)
+
+
+def _span(invocations: Sequence[InvocationRecord]) -> float:
+    """Seconds from the first being queued to the last one's end."""
+    return cluster.span([each for each in invocations if each.function == HOST] or invocations)

@@ -1,0 +1,295 @@
+"""What other policies would have decided on a recorded run, and what that would have taken and cost.
+
+Walks the recorded rounds. Before each, the policies decide from the rounds as replayed so far, with their own decisions
+and inputs in them; the round is then rebuilt as it would have been recorded (`marless.replay.rounds`), modelled on the
+slots of a cluster (`marless.replay.cluster`) and billed (`marless.pricing.ledger`). As long as all is decided as it was
+recorded, the rounds are the recorded ones, to the bit: a run replayed under its own policies decides what it decided.
+
+What a replay cannot know is what other decisions would have done to learning: returns, losses, curvature, noise and
+distances are those of the recording. All times and costs that come out of here are modelled.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+from marless.errors import SpecError
+from marless.job import Job, prepare
+from marless.pricing import prices as price_tables
+from marless.pricing.charges import Accounting
+from marless.pricing.ledger import Ledger
+from marless.record import Decision, Distances, PhaseSeconds, RoundRecord
+from marless.replay import cluster
+from marless.replay.durations import Durations, Line, sampled
+from marless.replay.rounds import Machine, Plan, Source, rebuild
+from marless.sharing import registry as sharing_policies
+from marless.spec import FunctionsSpec, JobSpec
+
+HISTORY_ROUNDS = 512
+"""Rounds that decisions look back on, as in a coordinator."""
+RETURNS = "as recorded: a replay does not know what other actors and groups would have learned"
+_SIGNALS = {"curvature": "curvature", "noise": "noise_scale"}
+"""What learners measure, and the metric that says so."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One round, as recorded and as replayed. Seconds are modelled on the same slots for both."""
+
+    recorded: RoundRecord
+    replayed: RoundRecord
+    recorded_s: PhaseSeconds
+    replayed_s: PhaseSeconds
+    recorded_usd: Mapping[Accounting, float]
+    replayed_usd: Mapping[Accounting, float]
+    assumed: tuple[str, ...]
+    """What stands for something that was never measured, one sentence each."""
+
+    @property
+    def differs(self) -> bool:
+        """True if other actors or other groups were decided on."""
+        before, after = self.recorded, self.replayed
+        return before.actors != after.actors or [g.agents for g in before.groups] != [g.agents for g in after.groups]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay:
+    """A recorded run under other policies, or on another cluster."""
+
+    job: str
+    spec: JobSpec
+    """With the policies that decided."""
+    slots: int
+    """vCPUs on which all seconds are modelled."""
+    seed: int
+    """Of the actors' durations."""
+    lines: Mapping[str, Line]
+    """How the time of functions inside a learner grows with their samples, as fitted to the recording."""
+    steps: tuple[Step, ...]
+    recorded_usd: Mapping[Accounting, float]
+    """Of all replayed rounds, from their measured durations; serverful is modelled."""
+    replayed_usd: Mapping[Accounting, float]
+    ending: str
+    """Why there are fewer rounds than recorded; "" if there are as many."""
+
+
+def replayed_spec(recorded: JobSpec, *, scaling: str, sharing: str, overrides: Sequence[str]) -> JobSpec:
+    """The recorded job under other policies; "" keeps one, with its settings. Raises SpecError for what cannot change.
+
+    `overrides` are of the form section.field=value, of scaling, sharing, functions, bill, stop, or actors.count.
+    """
+    from marless import spec as specs
+
+    document = recorded.model_dump(mode="json", by_alias=True)
+    for section, name in (("scaling", scaling), ("sharing", sharing)):
+        if name and document[section]["name"] != name:
+            groups = {"groups": document[section]["groups"]} if section == "sharing" else {}
+            document[section] = {"name": name} | groups
+    for each in overrides:
+        key = each.partition("=")[0]
+        if key.partition(".")[0] not in ("scaling", "sharing", "functions", "bill", "stop") and key != "actors.count":
+            raise SpecError(
+                f"--set {each!r}: a replay can change scaling, sharing, functions, bill, stop and actors.count; all "
+                "else is as it was when the rounds were recorded"
+            )
+        specs.override_field(document, each)
+    return specs.parse(document, "replay")
+
+
+def simulate(
+    records: Sequence[RoundRecord],
+    recorded: JobSpec,
+    spec: JobSpec,
+    *,
+    slots: int | None = None,
+    seed: int | None = None,
+) -> Replay:
+    """Replay `records` of the job `recorded` under the policies of `spec`, on `slots` vCPUs.
+
+    Without `slots`, on as many as the recording used at once; policies then see rounds that nothing changed in as they
+    were measured. With `slots`, they see all times as modelled there. `seed` (default: the job's) draws durations.
+
+    Raises SpecError if there is nothing to replay, or if a policy needs what was not recorded.
+    """
+    if not records:
+        raise SpecError("there is nothing to replay: no round has been recorded yet")
+    job = prepare(spec)
+    _check_signals(records, job)
+    walk = _Walk(records, recorded, job, slots, spec.seed if seed is None else seed)
+    steps, ending = [], ""
+    for number in range(len(records)):
+        ending = walk.ending(number)
+        if ending:
+            break
+        steps.append(walk.step(number))
+    return Replay(
+        job=records[0].job,
+        spec=spec,
+        slots=walk.machine.slots,
+        seed=walk.seed,
+        lines=walk.durations.lines,
+        steps=tuple(steps),
+        recorded_usd=_totals(walk.recorded_ledger),
+        replayed_usd=_totals(walk.ledger),
+        ending=ending,
+    )
+
+
+def slots_of(records: Sequence[RoundRecord], functions: FunctionsSpec) -> int:
+    """vCPUs that a recording used at once: of the most workers that were busy together; at least one function's."""
+    most = max((_at_once(record) for record in records), default=1)
+    size = functions.actor.vcpus
+    return max(math.ceil(most * size), math.ceil(size), math.ceil(functions.learner.vcpus))
+
+
+def _at_once(record: RoundRecord) -> int:
+    """The most actors, or evaluations, that ran side by side."""
+    whole = [each for each in record.invocations if each.function in ("actor", "evaluation")]
+    changes = sorted([(each.start_s, 1) for each in whole] + [(each.end_s, -1) for each in whole])
+    most = now = 0
+    for _, change in changes:
+        now += change
+        most = max(most, now)
+    return most
+
+
+class _Walk:
+    """The state of a replay between two rounds."""
+
+    def __init__(
+        self, records: Sequence[RoundRecord], recorded: JobSpec, job: Job, slots: int | None, seed: int
+    ) -> None:
+        self.seed = seed
+        self.durations = Durations(records, recorded.sharing.samples)
+        self.machine = Machine(functions=job.spec.functions, slots=slots or slots_of(records, job.spec.functions))
+        prices = price_tables.load(job.spec.bill.prices)
+        self.ledger, self.recorded_ledger = Ledger(job.spec, prices), Ledger(job.spec, prices)
+        self._records, self._recorded, self._job = records, recorded, job
+        self._elsewhere = slots is not None
+        self._env_steps = sampled(records)
+        self._history: deque[RoundRecord] = deque(maxlen=HISTORY_ROUNDS)
+        self._before: RoundRecord | None = None
+        self._delay_s = 0.0
+
+    def ending(self, number: int) -> str:
+        """Why no further round starts; "" if one does."""
+        stop, spent = self._job.spec.stop, self.ledger.total_usd(self._job.spec.bill.accounting)
+        if stop.rounds is not None and number >= stop.rounds:
+            return f"{number} rounds done"
+        if stop.cost_usd is not None and number and spent >= stop.cost_usd:
+            return f"{spent:.6f} USD spent of {stop.cost_usd:g}"
+        return ""
+
+    def step(self, number: int) -> Step:
+        """Decide on a round, rebuild, model and bill it."""
+        recorded = self._records[number]
+        plan = self._plan(recorded)
+        found = rebuild(self._source(number, plan), plan, self.machine, before=self._before, delay_s=self._delay_s)
+        replayed, self._before = found.record, found.record
+        self._delay_s += found.longer_s
+        recorded_s, replayed_s = (
+            cluster.modelled(record, self.machine.functions, self.machine.slots) for record in (recorded, replayed)
+        )
+        costs, before_costs = self.ledger.add(replayed), self.recorded_ledger.add(recorded)
+        self._history.append(_elsewhere(replayed, replayed_s) if self._elsewhere else replayed)
+        return Step(
+            recorded=recorded,
+            replayed=replayed,
+            recorded_s=recorded_s,
+            replayed_s=replayed_s,
+            recorded_usd={each: before_costs.usd(each) for each in get_args(Accounting)},
+            replayed_usd={each: costs.usd(each) for each in get_args(Accounting)},
+            assumed=found.assumed,
+        )
+
+    def _plan(self, recorded: RoundRecord) -> Plan:
+        job, spec = self._job, self._job.spec
+        sharing = job.sharing.decide(self._history)
+        scaling = job.scaling.decide(self._history, sharing.groups)
+        groups = " ".join("+".join(group.agents) for group in sharing.groups)
+        decisions = (
+            _decision("scaling", spec.scaling.name, f"{scaling.actors} actors", scaling.reason, scaling.inputs),
+            _decision("sharing", spec.sharing.name, groups, sharing.reason, sharing.inputs),
+        )
+        return Plan(
+            actors=scaling.actors,
+            groups=sharing.groups,
+            decisions=decisions,
+            curvature=job.curvature,
+            similarity=job.sharing.asks(self._history, recorded.returns),
+            pooling=spec.sharing.samples,
+        )
+
+    def _source(self, number: int, plan: Plan) -> Source:
+        import numpy as np
+
+        found, distances = number, self._records[number].distances
+        if plan.similarity and not distances:
+            found, distances = self._measured_near(number)
+        return Source(
+            record=self._records[number],
+            env_steps=self._env_steps[number],
+            pooling=self._recorded.sharing.samples,
+            durations=self.durations,
+            distances=distances,
+            distances_round=self._records[found].round,
+            rng=np.random.default_rng([self.seed, number]),
+        )
+
+    def _measured_near(self, number: int) -> tuple[int, tuple[Distances, ...]]:
+        """The nearest round that measured how alike the agents are, the earlier of two; raises SpecError without."""
+        measured = [other for other, record in enumerate(self._records) if record.distances]
+        if not measured or self._similarity(self._recorded) != self._similarity(self._job.spec):
+            name = self._job.spec.sharing.name
+            what = "measured it another way (sharing.similarity)" if measured else "measured it in no round"
+            raise SpecError(
+                f"round {number}: sharing {name!r} asks how alike the agents are, and the recorded run {what}; record "
+                f"one that does: train the job with --set sharing.name={name}"
+            )
+        found = min(measured, key=lambda other: (abs(other - number), other))
+        return found, self._records[found].distances
+
+    @staticmethod
+    def _similarity(spec: JobSpec) -> object:
+        return sharing_policies.sharing(spec.sharing.name).similarity(spec.sharing)
+
+
+def _check_signals(records: Sequence[RoundRecord], job: Job) -> None:
+    """Refuse policies that decide from what learners did not measure; raises SpecError."""
+    spec = job.spec
+    for signal, needed in (("curvature", job.curvature), ("noise", job.noise)):
+        metric = _SIGNALS[signal]
+        if not needed or any(metric in metrics for record in records for metrics in record.metrics.values()):
+            continue
+        sharing = signal == "curvature" and sharing_policies.sharing(spec.sharing.name).curvature(spec.sharing)
+        section, name = ("sharing", spec.sharing.name) if sharing else ("scaling", spec.scaling.name)
+        raise SpecError(
+            f"{section} {name!r} decides from each policy's {signal.replace('noise', 'noise scale')}, which the "
+            f"recorded run did not measure; record one that does: train the job with --set {section}.name={name}"
+        )
+
+
+def _decision(
+    kind: Literal["scaling", "sharing"],
+    rule: str,
+    outcome: str,
+    reason: str,
+    inputs: Mapping[str, Any],  # Any: what JSON can hold
+) -> Decision:
+    """As a coordinator records it, and as it is read back."""
+    return Decision(kind=kind, rule=rule, outcome=outcome, reason=reason, inputs=json.loads(json.dumps(inputs)))
+
+
+def _elsewhere(record: RoundRecord, phases: PhaseSeconds) -> RoundRecord:
+    """The round as a policy would have seen it on the modelled cluster."""
+    around_s = (record.ended_s - record.started_s) - cluster.total(record.phases)
+    return replace(record, phases=phases, ended_s=record.started_s + cluster.total(phases) + max(around_s, 0.0))
+
+
+def _totals(ledger: Ledger) -> Mapping[Accounting, float]:
+    return {each: ledger.total_usd(each) for each in get_args(Accounting)}
