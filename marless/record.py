@@ -277,6 +277,10 @@ class Summary:
     env_steps_per_s: float
     """Over the rounds, without start-up."""
     run_dir: str
+    cost_usd: float | None = None
+    """What its rounds cost, by `accounting`; None if that is not known."""
+    accounting: str = ""
+    """`bill.accounting`: billed, paper or serverful."""
 
     def to_json(self) -> str:
         """One JSON object; `return` and `random_return` are means per agent of greedy and random play."""

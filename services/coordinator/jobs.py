@@ -24,8 +24,9 @@ from marless.errors import (
 )
 from marless.job import Job, check_id, prepare
 from marless.spec import JobSpec, from_json, parse
-from services.coordinator import sinks, start, stopping, view
+from services.coordinator import costs, sinks, start, stopping, view
 from services.coordinator.adoption import Adoption
+from services.coordinator.costs import Costs
 from services.coordinator.figures import Tally
 from services.coordinator.index import Index
 from services.coordinator.journal import Journal
@@ -195,6 +196,7 @@ class Jobs:
             return known
         self._check_room()
         sinks.check(spec)
+        costs.check(spec)
         job = await asyncio.to_thread(prepare, spec)
         source = await asyncio.to_thread(self._start, spec, job, request.job)
         if known:
@@ -280,11 +282,12 @@ class Jobs:
     async def _restart(self, folder: RunFolder, request_id: str, stop_json: str) -> View:
         given, status = await asyncio.to_thread(folder.load)
         spec = _with_stop(given, stop_json)
-        journal = Journal(folder)
+        journal = Journal(folder, Costs(spec, folder))
         await asyncio.to_thread(journal.read)
         if status.state != "FAILED" and (reached := stopping.ending(spec.stop, journal)):
             raise JobStateError(f"job {status.job!r} has no round left to run: {reached}; give it new stop rules")
         sinks.check(spec)
+        costs.check(spec)
         job = await asyncio.to_thread(prepare, spec)
         if spec != given:
             await asyncio.to_thread(folder.write_spec, spec)

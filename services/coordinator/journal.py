@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from marless.record import Returns, RoundRecord
+from services.coordinator.costs import Costs
 from services.coordinator.run_folder import RunFolder
 
 HISTORY_ROUNDS = 512
@@ -12,10 +13,11 @@ HISTORY_ROUNDS = 512
 
 
 class Journal:
-    """Reads the recorded rounds once, and appends to them. The methods take a disk's time."""
+    """Reads the recorded rounds once, and appends to them, and to their costs. The methods take a disk's time."""
 
-    def __init__(self, folder: RunFolder) -> None:
+    def __init__(self, folder: RunFolder, costs: Costs) -> None:
         self._folder = folder
+        self.costs = costs
         self._clear()
 
     def read(self) -> None:
@@ -60,8 +62,10 @@ class Journal:
         """Of the newest evaluation."""
         self.rounds_s = 0.0
         """Seconds that the rounds took, without what lay between them."""
+        self.costs.clear()
 
     def _take(self, record: RoundRecord) -> None:
         self._history.append(record)
         self.greedy = record.evaluation or self.greedy
+        self.costs.put(record)
         self.rounds_s += record.ended_s - record.started_s

@@ -16,6 +16,8 @@ from marless.errors import InternalError
 from marless.job import Job
 from marless.record import Decision, Returns
 from marless.rpc.v1.learner_pool_pb2 import Measure
+from marless.scaling.base import ScalingDecision
+from marless.scaling.budget import within_budget
 from services.coordinator.journal import Journal
 from services.coordinator.pools import Versions
 
@@ -47,7 +49,7 @@ class Planner:
         journal, spec = self._journal, self._job.spec
         history = journal.history
         sharing = self._job.sharing.decide(history)
-        scaling = self._job.scaling.decide(history, sharing.groups)
+        scaling = self._affordable(self._job.scaling.decide(history, sharing.groups), ending)
         _check_starts(spec.sharing.name, sharing.groups, versions)
         groups = " ".join("+".join(group.agents) for group in sharing.groups)
         return Plan(
@@ -61,6 +63,19 @@ class Planner:
                 _decision("sharing", spec.sharing.name, groups, sharing.reason, sharing.inputs),
             ),
             ending=ending,
+        )
+
+    def _affordable(self, decision: ScalingDecision, ending: str) -> ScalingDecision:
+        """The decision within what is left of the budget, if its policy is to mind that and there is a next round."""
+        spec, costs = self._job.spec, self._journal.costs
+        if ending or costs.budget_usd is None or not spec.scaling.within_budget:
+            return decision
+        return within_budget(
+            decision,
+            last=self._journal.last,
+            last_usd=costs.last_usd(),
+            remaining_usd=costs.budget_usd - costs.spent_usd(),
+            rounds_left=spec.stop.rounds - self._journal.rounds if spec.stop.rounds else None,
         )
 
     def measure(self, returns: Returns | None) -> Measure:

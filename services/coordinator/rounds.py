@@ -24,6 +24,7 @@ from marless.job import Job
 from marless.record import RoundRecord, Summary
 from marless.rpc.concurrency import to_the_end
 from services.coordinator import recording, stopping
+from services.coordinator.costs import Costs
 from services.coordinator.journal import Journal
 from services.coordinator.logs import JobLog
 from services.coordinator.patience import PASSING, Patience
@@ -64,7 +65,8 @@ class JobRun:
         self._pools = pools
         self._log = log
         self._changed = changed
-        self._journal = Journal(folder)
+        self._costs = Costs(job.spec, folder)
+        self._journal = Journal(folder, self._costs)
         self._planner = Planner(job, self._journal)
         self._warming = Warming(pools, wanted=job.spec.functions.prewarm)
         self._recovery = Recovery(job_id=job_id, job=job, folder=folder, pools=pools, journal=self._journal, log=log)
@@ -204,19 +206,27 @@ class JobRun:
         for event, facts in recording.changes(before, record):
             self._log.info(event, **facts)
         self._changed(record)
-        return self._planner.plan(
-            record.versions, ending or stopping.return_reached(self._job.spec.stop, self._journal.greedy)
-        )
+        stop = self._job.spec.stop
+        ending = ending or stopping.return_reached(stop, self._journal.greedy) or stopping.spent_up(stop, self._journal)
+        return self._planner.plan(record.versions, ending)
+
+    def _beside_the_update(self) -> None:
+        self._folder.sync_pending()
+        self._costs.catch_up()
 
     def _limit_reached(self, record: RoundRecord) -> str:
         """Why the job ends with this round, asked once before its evaluation: the last round is an evaluated one."""
         assert self._first_round_s is not None  # set as the round began
-        return stopping.limit_reached(
-            self._job.spec.stop,
+        stop = self._job.spec.stop
+        reached = stopping.limit_reached(
+            stop,
             rounds=record.round + 1,
             env_steps=record.env_steps,
             wall_s=self._before_s + time.time() - self._first_round_s,
         )
+        if reached or stop.cost_usd is None:
+            return reached
+        return stopping.cost_reached(stop, self._costs.spent_usd(record), self._costs.accounting)
 
     def _is_evaluated(self, round_: int) -> bool:
         """True if the round is evaluated whether it is the last one or not."""
@@ -244,7 +254,7 @@ class JobRun:
         """Train, and have the rollout's outcome on the disk when that is done; actors are warmed meanwhile."""
         evaluation = self._job.spec.actors.count if self._is_evaluated(plan.round) else 0
         self._warming.expect(max(plan.actors, evaluation))
-        syncing = asyncio.create_task(to_the_end(self._folder.sync_pending))
+        syncing = asyncio.create_task(to_the_end(self._beside_the_update))
         try:
             return await self._pools.update(
                 self._id,
@@ -291,7 +301,10 @@ class JobRun:
             problem = await self._put_away()
         if problem:
             state, reason = ("FAILED", problem) if state == "SUCCEEDED" else (state, reason)
-        summary = self._summary(state, reason)
+        cost_usd = await asyncio.to_thread(self._costs.total_usd)
+        if self._costs.problem:
+            self._log.warning("job.cost_unknown", problem=self._costs.problem)
+        summary = self._summary(state, reason, cost_usd)
         self._set(state=state, reason=reason, cancelling=False, ended_s=time.time(), summary_json=summary.to_json())
 
     async def _put_away(self) -> str:
@@ -315,7 +328,7 @@ class JobRun:
             self._log.warning("job.not_forgotten", error=str(error))
         return ""
 
-    def _summary(self, state: str, reason: str) -> Summary:
+    def _summary(self, state: str, reason: str, cost_usd: float | None) -> Summary:
         last = self._journal.last
         training_s = self._before_s + (last.ended_s - self._first_round_s if last and self._first_round_s else 0.0)
         return Summary(
@@ -329,6 +342,8 @@ class JobRun:
             wall_s=round(time.time() - self.status.accepted_s, 3),
             env_steps_per_s=round(last.env_steps / training_s, 1) if last and training_s > 0 else 0.0,
             run_dir=str(self._folder.path),
+            cost_usd=cost_usd,
+            accounting=self._costs.accounting,
         )
 
     def _show(self, reason: str) -> None:

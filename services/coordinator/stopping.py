@@ -25,9 +25,28 @@ def return_reached(stop: StopSpec, greedy: Returns | None) -> str:
     return f"greedy return per agent {greedy.mean:.3f} reached {stop.greedy_return:g}"
 
 
+def cost_reached(stop: StopSpec, spent_usd: float, accounting: str) -> str:
+    """Why there is no round once so much is spent, as a sentence; "" if there is."""
+    if stop.cost_usd is None or spent_usd < stop.cost_usd:
+        return ""
+    return f"{spent_usd:.6f} USD spent by {accounting} accounting, of a budget of {stop.cost_usd:g} USD"
+
+
 def ending(stop: StopSpec, journal: Journal) -> str:
-    """Why a job has no round left to run, going by what is recorded; "" if it has. A job's last round is evaluated."""
+    """Why a job has no round left to run, going by what is recorded; "" if it has.
+
+    A job's last round is evaluated, unless there is no money left for one more.
+    """
+    if spent := spent_up(stop, journal):
+        return spent
     if journal.last is None or journal.last.evaluation is None:
         return ""
     reached = limit_reached(stop, rounds=journal.rounds, env_steps=journal.env_steps, wall_s=journal.rounds_s)
     return reached or return_reached(stop, journal.greedy)
+
+
+def spent_up(stop: StopSpec, journal: Journal) -> str:
+    """Why what is recorded leaves no money for another round, as a sentence; "" if it does."""
+    if stop.cost_usd is None:
+        return ""
+    return cost_reached(stop, journal.costs.spent_usd(), journal.costs.accounting)

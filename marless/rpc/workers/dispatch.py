@@ -29,9 +29,10 @@ class WorkerLostError(Exception):
 class _Worker:
     """One connected worker."""
 
-    def __init__(self, hello: common_pb2.WorkerHello, send: Send) -> None:
+    def __init__(self, hello: common_pb2.WorkerHello, send: Send, init_s: float) -> None:
         self.hello = hello
         self.send = send
+        self.init_s = init_s
         self.invocations = 0
         self.affinity = ""
         self.draining = False
@@ -59,6 +60,8 @@ class Dispatcher:
         self._queue_limit = queue_limit
         self._max_attempts = max_attempts
         self._workers: dict[str, _Worker] = {}
+        self._launched_s: dict[str, float] = {}
+        """Of workers that have not connected yet, by the monotonic clock."""
         self._idle: list[_Worker] = []
         self._waiting: Turns[asyncio.Future[_Worker]] = Turns()
         self._changed = asyncio.Condition()
@@ -93,6 +96,10 @@ class Dispatcher:
         """True between a worker's hello and the end of its stream."""
         return worker in self._workers
 
+    def launching(self, worker: str) -> None:
+        """A worker of this name is being launched now; how long it takes to connect is noted with its first task."""
+        self._launched_s[worker] = time.monotonic()
+
     async def run(self, task: str, payload: bytes, *, timeout_s: float, affinity: str = "") -> common_pb2.TaskResult:
         """Run the task "<job>/…" to its result on some worker.
 
@@ -114,6 +121,7 @@ class Dispatcher:
             if result.error_code:
                 raise by_name(result.error_code, result.error, result.detail)
             result.invocation.queued_s = queued_s
+            result.invocation.init_s = worker.init_s if result.invocation.cold else 0.0
             return result
         raise UnavailableError(f"task {task}: its worker died or hung {self._max_attempts} times; see the pool's log")
 
@@ -125,12 +133,13 @@ class Dispatcher:
         first = await anext(messages, None)
         if first is None or not first.HasField("hello"):
             raise InternalError("a worker's stream starts with its hello")
-        worker, name = _Worker(first.hello, send), first.hello.worker
+        hello, name = first.hello, first.hello.worker
+        worker = _Worker(hello, send, self._since_launch(name))
         if before := self._workers.get(name):
             before.lose()
         self._workers[name] = worker
-        hello = first.hello
-        _log.info("worker.connected", worker=name, pid=hello.pid, host=hello.host, device=hello.device)
+        facts = {"pid": hello.pid, "host": hello.host, "device": hello.device, "init_s": round(worker.init_s, 3)}
+        _log.info("worker.connected", worker=name, **facts)
         try:
             self._release(worker)
             await self._notify()
@@ -143,6 +152,11 @@ class Dispatcher:
                 self._idle.remove(worker)
             _log.info("worker.disconnected", worker=name, invocations=worker.invocations)
             await self._notify()
+
+    def _since_launch(self, worker: str) -> float:
+        """Seconds since a worker was launched; 0 for one that somebody else has started."""
+        now_s = time.monotonic()
+        return now_s - self._launched_s.pop(worker, now_s)
 
     async def connected(self, names: list[str], quorum: Callable[[Iterable[bool]], bool] = all) -> None:
         """Wait until all (or any) of these workers are connected."""

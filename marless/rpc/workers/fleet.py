@@ -139,6 +139,8 @@ class Fleet:
         """Launch this worker, again whenever it ends; returns why that was given up."""
         while True:
             started_s = time.monotonic()
+            self._dispatcher.launching(name)
+            _log.info("worker.launched", worker=name, workers=len(self._tasks), limit=self._limit)
             try:
                 handle = await self._launcher.launch(name)
             except UnavailableError as error:
@@ -179,6 +181,7 @@ class Fleet:
 
     async def _retire(self, name: str) -> None:
         task = self._tasks[name]
+        _log.info("worker.released", worker=name, workers=len(self._tasks) - 1)
         try:
             await self._dispatcher.drain(name)
         finally:
@@ -193,6 +196,6 @@ class Fleet:
             if self._dispatcher.busy:
                 self._used_s = time.monotonic()
             elif self._tasks and idle_s >= self._keep_alive_s:
-                _log.info("workers.released", workers=len(self._tasks), idle_s=round(idle_s))
+                _log.info("workers.idle", workers=len(self._tasks), idle_s=round(idle_s))
                 self._wanted = 0
                 await self._fit()

@@ -3,6 +3,7 @@
 import pytest
 
 from marless.spec import StopSpec
+from services.coordinator.costs import Costs
 from services.coordinator.journal import Journal
 from services.coordinator.run_folder import JobStatus, RunFolder
 from services.coordinator.stopping import ending
@@ -18,7 +19,7 @@ def journal(tmp_path) -> Journal:
     folder.take_over()
     for number in range(3):
         folder.append(record(number, evaluation=RETURNS if number == 2 else None))
-    journal = Journal(folder)
+    journal = Journal(folder, Costs(SPEC, folder))
     journal.read()
     return journal
 
