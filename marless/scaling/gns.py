@@ -14,9 +14,10 @@ and takes the mean of what the policies ask for [our inference; the sources trai
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, median, pstdev
+from statistics import fmean, median
 from typing import Literal
 
 from pydantic import Field
@@ -31,6 +32,8 @@ _MIN_SHARE = 8
 """I_max over I_min, as in Nitro's evaluation."""
 _OUTLIER = 2.0
 """Median deviations."""
+_ROUNDING = 1e-12
+"""Of a mean: deviations below are those of arithmetic."""
 
 
 class GnsConfig(BoundedConfig):
@@ -116,8 +119,9 @@ def deviations(values: Sequence[float]) -> float:
     middle = median(values)
     usual = median(abs(value - middle) for value in values)
     kept = [value for value in values if not usual or abs(value - middle) / usual < _OUTLIER]
-    spread = pstdev(kept)
-    return (values[-1] - fmean(kept)) / spread if spread else 0.0
+    mean = fmean(kept)
+    spread = math.sqrt(fmean((value - mean) ** 2 for value in kept))
+    return (values[-1] - mean) / spread if spread > _ROUNDING * abs(mean) else 0.0
 
 
 def samples_per_actor(history: Sequence[RoundRecord]) -> float:

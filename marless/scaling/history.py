@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 from marless.algos.base import Group
 from marless.record import RoundRecord
@@ -16,16 +16,6 @@ Series = dict[int, float]
 """Round → value, oldest first."""
 
 
-class _Agents(Protocol):
-    """A group of the next round, or of a recorded one."""
-
-    @property
-    def policy(self) -> str: ...
-
-    @property
-    def agents(self) -> tuple[str, ...]: ...
-
-
 def series(history: Sequence[RoundRecord], groups: Sequence[Group], metric: str, rounds: int) -> dict[str, Series]:
     """A metric of each policy of the next round, over at most the `rounds` newest rounds that had these very groups.
 
@@ -33,9 +23,9 @@ def series(history: Sequence[RoundRecord], groups: Sequence[Group], metric: str,
     al. 2025). Values that are missing, not finite, or beyond `LARGEST` are left out.
     """
     found: dict[str, Series] = {group.policy: {} for group in groups}
-    wanted = _who(groups)
+    wanted = {(group.policy, group.agents) for group in groups}
     for record in islice(reversed(history), rounds):
-        if _who(record.groups) != wanted:
+        if {(group.policy, group.agents) for group in record.groups} != wanted:
             break
         for policy, values in found.items():
             value = record.metrics.get(policy, {}).get(metric, math.nan)
@@ -48,7 +38,3 @@ def remembered(history: Sequence[RoundRecord], rule: str) -> Mapping[str, Any]: 
     """The inputs of the newest round's scaling decision, if it was made by `rule`."""
     decisions = history[-1].decisions if history else ()
     return next((each.inputs for each in decisions if each.kind == "scaling" and each.rule == rule), {})
-
-
-def _who(groups: Sequence[_Agents]) -> set[tuple[str, tuple[str, ...]]]:
-    return {(group.policy, tuple(group.agents)) for group in groups}

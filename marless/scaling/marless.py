@@ -34,6 +34,9 @@ class MarlessConfig(BoundedConfig):
     threshold: Literal["printed", "figure"] = Field(
         "printed", description="printed: β (I_max − I_min), as in the paper's text; figure: β I_max, as in its figure 6"
     )
+    compare: Literal["ratio", "logarithm"] = Field(
+        "ratio", description="ratio: C itself, as printed; logarithm: log C, so that one huge C does not dwarf the rest"
+    )
 
     def usual_min(self, context: ScalingContext) -> float:
         """I_max/N, as in the paper's evaluation."""
@@ -83,13 +86,16 @@ class MarlessScaling:
     window: int
     threshold: float
     """I_thr, in actors."""
+    logarithm: bool = False
+    """Compare log C."""
 
     def decide(self, history: Sequence[RoundRecord], groups: Sequence[Group]) -> ScalingDecision:
         """I_max where nothing can be compared yet: a policy with no C of the newest round, or none that differs."""
         if not history:
             return ScalingDecision(self.bounds.high, f"first round: {self.bounds.high} actors, the most allowed")
         windows = series(history, groups, "curvature", self.window)
-        scores = {policy: score(values, history[-1].round) for policy, values in windows.items()}
+        compared = {policy: _logarithms(values) for policy, values in windows.items()} if self.logarithm else windows
+        scores = {policy: score(values, history[-1].round) for policy, values in compared.items()}
         needs = {policy: self._need(value) for policy, value in scores.items()}
         average = math.fsum(needs.values()) / len(needs)
         at_threshold = average >= self.threshold - TOLERANCE
@@ -134,6 +140,10 @@ def score(values: Series, newest: int) -> float | None:
     return (high - values[newest]) / spread if 0 < spread < math.inf else None
 
 
+def _logarithms(values: Series) -> Series:
+    return {round_: math.log(value) for round_, value in values.items() if value > 0}
+
+
 class MarlessKind:
     """See `ScalingKind`."""
 
@@ -147,7 +157,7 @@ class MarlessKind:
         """See `ScalingKind`."""
         own = MarlessConfig.model_validate(config)
         bounds = own.bounds(context)
-        return MarlessScaling(bounds, own.window, own.limit(bounds))
+        return MarlessScaling(bounds, own.window, own.limit(bounds), own.compare == "logarithm")
 
 
 SCALING = MarlessKind()

@@ -26,6 +26,7 @@ POLICIES: dict[str, ScalingConfig] = {
         "gns proportional": {"rule": "proportional"},
         "gns samples": {"rule": "samples", "min_actors": 4},
         "marless": {},
+        "marless by logarithms": {"compare": "logarithm", "beta": 0.2},
         "marless as in the figure": {"threshold": "figure", "window": 4, "min_actors": 1},
     }.items()
 }

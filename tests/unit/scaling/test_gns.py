@@ -27,6 +27,7 @@ def test_the_newest_value_weighs_most():
         ([100, 110, 90, 100, 95], (95 - 295 / 3) / math.sqrt(50 / 9)),  # 110 and 90 are: half of all lie within 5
         ([100, 100, 100, 130], 22.5 / math.sqrt(168.75)),  # no median deviation: nothing is an outlier
         ([100, 100], 0.0),
+        *(([value] * 10, 0.0) for value in (0.1, 0.7, 1e-9, 3e17)),
         ([7], 0.0),
     ],
 )

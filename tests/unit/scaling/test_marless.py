@@ -52,6 +52,16 @@ def test_three_policies_and_both_forms_of_the_threshold():
     )
 
 
+def test_logarithms_keep_one_huge_ratio_from_dwarfing_the_rest():
+    history = measured("curvature", {"a": [1000, 1, 10]})  # (1000 - 10) / 999 = 0.991; (3 - 1) / 3
+    decided = [make("a", min_actors=1, compare=each).decide(history, groups("a")) for each in ("ratio", "logarithm")]
+    assert [each.inputs["score"]["a"] for each in decided] == pytest.approx([0.990991, 2 / 3], abs=1e-6)
+    assert [each.actors for each in decided] == [50, 34]
+    odd = measured("curvature", {"a": [4, 2, 0.0], "b": [4, -1.0, 2]})  # 0 and -1 have no logarithm
+    found = make("a", "b", min_actors=1, compare="logarithm").decide(odd, groups("a", "b")).inputs["score"]
+    assert found == {"a": None, "b": 1.0}
+
+
 def test_the_maximum_is_that_of_the_neediest_policy_not_of_the_job():
     # S = 3/4 and 1/2: 37.5 and 25, 31.25 on average.
     history = measured("curvature", {"a": [5, 1, 2], "b": [5, 1, 3]})
