@@ -43,11 +43,13 @@ class Pending:
 
 
 def begin(inputs: RoundInput, agent_class: AgentClass, table: Table, state: Callable[[str], Acting]) -> Pending:
-    """Start to measure, if the round asks for it. `state` gives a policy that training does not change any more."""
+    """Start to measure, if the round asks for it, before any policy is trained: `state` gives copies of those that
+    groups start from.
+    """
     config = inputs.measure.similarity
     if config is None:
         return Pending(None, agent_class.name)
-    owners = {agent: group.policy for group in inputs.groups for agent in group.agents}
+    owners = {agent: group.start for group in inputs.groups for agent in group.agents}
     states = {policy: state(policy) for policy in owners.values()}
     acting = {agent: states[policy] for agent, policy in owners.items()}
     pool = ThreadPoolExecutor(1, "similarity")

@@ -17,8 +17,8 @@ from marless.sharing.similarity import Behaviour
 FloatArray = NDArray[np.float64]
 
 BLUR = 0.1
-"""Noise added to each component, in standard deviations of a feature: an agent that does one thing only has a
-singular covariance, and no density. So no difference below a tenth of what all agents differ is resolved."""
+"""Noise added to each component, in standard deviations of a feature, and alike for all agents: one that always does
+the same has a singular covariance, and no density. No difference much smaller than that is resolved."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Densities:
         scores_NSd = self.compressed(samples_NSD)
         if not scores_NSd.shape[2]:
             return np.zeros((len(samples_NSD), len(samples_NSD)))
-        return divergences(scores_NSd + BLUR * rng.standard_normal(scores_NSd.shape))
+        return divergences(scores_NSd + BLUR * rng.standard_normal(scores_NSd.shape[1:]))
 
     def compressed(self, samples_NSD: FloatArray) -> FloatArray:
         """[N, S, d]: joint principal components of all agents' standardised samples; features that are constant

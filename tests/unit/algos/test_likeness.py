@@ -1,0 +1,133 @@
+"""Similarity beside an update: what it is given, when, and that training does not notice."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from marless.algos import likeness
+from marless.algos.base import Group, Measure
+from marless.algos.table import tabulate
+from marless.nets.acting import ActingPolicies, ActingState
+from marless.sharing.contract import check_similarity  # noqa: F401  # imports what a measurement needs, once
+from marless.sharing.similarity import Choices, Normals, similarity
+from tests.unit.algos import rounds
+
+KDE, POLICIES = (similarity(name).config_type(samples=16) for name in ("kde", "policy_distance"))
+PAIRS = (Group("a", ("a", "b")), Group("c", ("c", "d")))
+
+
+def table(spaces=rounds.DISCRETE, steps=6):
+    trajectories = [rounds.trajectory(spaces, seed, steps=steps) for seed in (1, 2)]
+    return tabulate(trajectories, spaces.classes.index(spaces.class_of("a")), False)
+
+
+def states(learner, groups=rounds.INDEPENDENT):
+    return {agent: learner.state(group.policy) for group in groups for agent in group.agents}
+
+
+def seen(spaces=rounds.DISCRETE, samples=16, groups=rounds.INDEPENDENT, seed=0):
+    learner = rounds.learner("ippo", spaces, groups)
+    agents = spaces.class_of("a")
+    return likeness.behaviour(table(spaces), agents, states(learner, groups), samples, np.random.default_rng(seed))
+
+
+def test_samples_are_draws_of_living_agents_with_what_they_did_and_could_have_done():
+    drawn, whole = seen(), table()
+    assert drawn.obs.shape == (4, 16, 5)
+    assert drawn.action.shape == drawn.legal.shape == (4, 16, 4)
+    for agent in range(4):
+        at = [np.flatnonzero((row == whole.obs[agent, :-1].T).all(axis=1)).item() for row in drawn.obs[agent]]
+        assert len(set(at)) == 16, "without replacement"
+        assert whole.alive[agent, 0, at].all()
+        np.testing.assert_array_equal(drawn.action[agent].argmax(axis=1), whole.action[agent, 0, at])
+        np.testing.assert_array_equal(drawn.legal[agent], whole.legal[agent][:, at].T > 0)
+    assert (drawn.action.sum(axis=2) == 1).all()
+
+
+def test_continuous_actions_are_taken_as_they_are():
+    drawn, whole = seen(rounds.CONTINUOUS), table(rounds.CONTINUOUS)
+    assert drawn.legal is None
+    at = np.flatnonzero((drawn.obs[2, 0] == whole.obs[2, :-1].T).all(axis=1)).item()
+    np.testing.assert_array_equal(drawn.action[2, 0], whole.action[2, :, at])
+
+
+def test_draws_follow_from_the_generator():
+    assert seen(seed=1).obs.tobytes() == seen(seed=1).obs.tobytes() != seen(seed=2).obs.tobytes()
+
+
+def test_all_agents_give_as_many_samples_as_the_one_that_lived_least():
+    living = table().alive[:, 0].sum(axis=1)
+    assert seen(samples=500).obs.shape[1] == living.min() < living.max()
+
+
+def test_too_few_samples_say_nothing():
+    few = table(steps=1)
+    learner = rounds.learner("ippo", rounds.DISCRETE, rounds.INDEPENDENT)
+    agents = rounds.DISCRETE.class_of("a")
+    assert likeness.behaviour(few, agents, states(learner), 16, np.random.default_rng(0)) is None
+
+
+@pytest.mark.parametrize("groups", [rounds.INDEPENDENT, PAIRS, (Group("a", rounds.AGENTS),)])
+def test_policies_are_evaluated_on_anything(groups):
+    drawn = seen(groups=groups)
+    obs, legal = drawn.obs[0], drawn.legal[0]
+    found = drawn.policies(obs, legal)
+    assert isinstance(found, Choices)
+    np.testing.assert_allclose(found.probability.sum(axis=2), 1, rtol=1e-5)
+    assert (found.probability[:, ~legal] < 1e-6).all()
+    state = rounds.learner("ippo", rounds.DISCRETE, groups).state("c" if len(groups) > 1 else "a")
+    alone = ActingPolicies.from_states(rounds.DISCRETE.class_of("a"), [ActingState(state.acting, state.metadata)] * 4)
+    logits, _ = alone.outputs(obs[None], legal[None])
+    np.testing.assert_allclose(
+        found.probability[2], np.exp(logits[0]) / np.exp(logits[0]).sum(axis=1, keepdims=True), rtol=1e-4, atol=1e-7
+    )
+
+
+def test_normal_policies_give_means_and_spreads():
+    drawn = seen(rounds.CONTINUOUS, groups=PAIRS)
+    found = drawn.policies(drawn.obs[0], None)
+    assert isinstance(found, Normals)
+    assert (found.mean.shape, found.std.shape) == ((4, 16, 2), (4, 2))
+    np.testing.assert_array_equal(found.mean[0], found.mean[1])
+    assert (found.std > 0).all()
+
+
+def inputs(config, groups=rounds.INDEPENDENT, number=3):
+    made = rounds.inputs(groups, [rounds.trajectory(rounds.DISCRETE, seed) for seed in (1, 2)], number)
+    return dataclasses.replace(made, measure=Measure(similarity=config))
+
+
+def test_nothing_is_measured_that_was_not_asked_for():
+    pending = likeness.begin(inputs(None), rounds.DISCRETE.class_of("a"), table(), pytest.fail)
+    assert pending.result() == (None, ())
+
+
+@pytest.mark.parametrize("config", [KDE, POLICIES])
+def test_a_measurement_gives_distances_and_what_it_took(config):
+    learner, agents = rounds.learner("ippo", rounds.DISCRETE, rounds.INDEPENDENT), rounds.DISCRETE.class_of("a")
+    results = [likeness.begin(inputs(config), agents, table(), learner.state).result() for _ in range(2)]
+    distances, (run,) = results[0]
+    assert distances.shape == (4, 4)
+    assert distances.tobytes() == results[1][0].tobytes()
+    assert (run.function, run.name) == ("similarity", "walker")
+    assert run.vcpu_s >= 0
+    assert run.start_s <= run.end_s
+    other = likeness.begin(inputs(config, number=4), agents, table(), learner.state).result()[0]
+    assert other.tobytes() != distances.tobytes(), "every round draws anew"
+
+
+@pytest.mark.parametrize("algorithm", ["ippo", "mappo"])
+@pytest.mark.parametrize("config", [KDE, POLICIES])
+def test_an_update_trains_as_it_would_have_and_measures_the_policies_that_acted(algorithm, config):
+    plain, measured = (rounds.learner(algorithm, rounds.DISCRETE, rounds.INDEPENDENT) for _ in range(2))
+    acted = {group.policy: measured.state(group.policy) for group in rounds.INDEPENDENT}
+    with_, without = measured.update(inputs(config)), plain.update(inputs(None))
+    for name in plain.names(rounds.INDEPENDENT):
+        assert rounds.flat(plain.state(name)) == rounds.flat(measured.state(name))
+    assert without.distances is None
+    assert not [run for run in without.runs if run.function == "similarity"]
+    assert [run.name for run in with_.runs if run.function == "similarity"] == ["walker"]
+    agents = rounds.DISCRETE.class_of("a")
+    expected, _ = likeness.begin(inputs(config), agents, table(), acted.__getitem__).result()
+    np.testing.assert_array_equal(with_.distances, expected)
