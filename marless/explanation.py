@@ -48,6 +48,8 @@ class Stretch:
 
     first: int
     last: int
+    before: int | None
+    """Actors of the round before; None at the start."""
     actors: tuple[int, ...]
     """Of every round."""
     turns: int
@@ -85,13 +87,13 @@ def chapters(records: Sequence[RoundRecord]) -> tuple[Chapter, ...]:
     openings = {change.round: change for change in changes(records) if change.decision.kind == "sharing"}
     starts = [index for index, record in enumerate(records) if record.round in openings]
     found = []
-    for start, end in zip(starts, [*starts[1:], len(records)], strict=True):
+    for start, end in pairwise([*starts, len(records)]):
         part = records[start:end]
         chapter = Chapter(
             first=part[0].round,
             last=part[-1].round,
             opening=openings[part[0].round],
-            stretches=_few(tuple(_stretches(part)), part),
+            stretches=_few(tuple(_stretches(part, records[start - 1].actors if start else None)), part),
         )
         found.append(chapter)
     return tuple(found)
@@ -125,28 +127,35 @@ def _decision(record: RoundRecord, kind: str) -> Decision:
     return Decision(kind="sharing", rule="", outcome=groups, reason="")
 
 
-def _stretches(records: Sequence[RoundRecord]) -> Iterator[Stretch]:
+def _stretches(records: Sequence[RoundRecord], before: int | None) -> Iterator[Stretch]:
     """Cut where the number of actors turns; rounds without a change belong to what was before them."""
-    part, direction, decision = [records[0]], 0, _decision(records[0], "scaling")
-    for before, record in pairwise(records):
-        step = (record.actors > before.actors) - (record.actors < before.actors)
-        if step and step != direction:
-            if direction or len(part) > 1:
-                yield _stretch(part, decision)
-                part = []
-            direction = step
+    part: list[RoundRecord] = []
+    earlier, last, direction = before, before, 0
+    decision = _decision(records[0], "scaling")
+    for record in records:
+        step = 0 if last is None else (record.actors > last) - (record.actors < last)
+        if step and step != direction and part:
+            yield _stretch(part, earlier, decision)
+            part, earlier = [], last
         if step:
-            decision = _decision(record, "scaling")
+            direction, decision = step, _decision(record, "scaling")
         part.append(record)
-    yield _stretch(part, decision)
+        last = record.actors
+    yield _stretch(part, earlier, decision)
 
 
-def _stretch(part: Sequence[RoundRecord], decision: Decision, turns: int = 1) -> Stretch:
-    actors = tuple(record.actors for record in part)
-    return Stretch(first=part[0].round, last=part[-1].round, actors=actors, turns=turns, decision=decision)
+def _stretch(part: Sequence[RoundRecord], before: int | None, decision: Decision, turns: int = 1) -> Stretch:
+    return Stretch(
+        first=part[0].round,
+        last=part[-1].round,
+        before=before,
+        actors=tuple(record.actors for record in part),
+        turns=turns,
+        decision=decision,
+    )
 
 
 def _few(stretches: tuple[Stretch, ...], part: Sequence[RoundRecord]) -> tuple[Stretch, ...]:
     if len(stretches) <= MOST_STRETCHES:
         return stretches
-    return (_stretch(part, stretches[-1].decision, turns=len(stretches)),)
+    return (_stretch(part, stretches[0].before, stretches[-1].decision, turns=len(stretches)),)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _WIDTH = 110
 _DIGITS = 5
+_LONGEST_PATH = 6
 
 
 def explain(
@@ -102,18 +103,24 @@ def _groups(outcome: str) -> str:
 
 
 def _direction(stretch: Stretch) -> str:
-    first, last = stretch.actors[0], stretch.actors[-1]
     if stretch.turns > 1:
-        return f"{stretch.turns - 1} turns"
+        return f"{stretch.turns} stretches"
+    first, last = _path(stretch)[0], stretch.actors[-1]
     return "" if first == last else "more actors" if last > first else "fewer actors"
 
 
 def _actors(stretch: Stretch) -> str:
-    path = [now for before, now in zip((None, *stretch.actors), stretch.actors, strict=False) if now != before]
-    if stretch.turns > 1 or len(path) > _DIGITS:
+    path = _path(stretch)
+    if stretch.turns > 1 or len(path) > _LONGEST_PATH:
         mean = sum(stretch.actors) / len(stretch.actors)
-        return f"{path[0]} → {path[-1]} actors, {min(path)} to {max(path)}, mean {mean:.1f}"
+        return f"{path[0]} → {path[-1]} actors, {min(stretch.actors)} to {max(stretch.actors)}, mean {mean:.1f}"
     return f"{' → '.join(map(str, path))} actors"
+
+
+def _path(stretch: Stretch) -> list[int]:
+    """The numbers of actors one after the other, from that before the stretch on."""
+    values = [*([] if stretch.before is None else [stretch.before]), *stretch.actors]
+    return [now for before, now in zip([None, *values], values, strict=False) if now != before]
 
 
 def _show_round(found: Recorded, number: int, output: Output) -> None:

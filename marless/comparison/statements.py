@@ -79,7 +79,7 @@ def _returns(column: Column, reference: Column) -> str:
     if not found.holds(0.0):
         return f"{begin}: {'better' if found.mean > 0 else 'worse'}, NOT equal within the 95 % interval."
     learned = _gain(reference).mean
-    share = f", {max(-found.low, 0.0) / learned:.0%} of what {reference.preset} learned" if learned > 0 else ""
+    share = f", {max(-found.low, 0.0) / learned * 100:.0f} % of what {reference.preset} learned" if learned > 0 else ""
     return f"{begin}: equal within the 95 % interval; it could hide a loss of {max(-found.low, 0.0):.2f}{share}."
 
 

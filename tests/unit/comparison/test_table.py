@@ -1,0 +1,176 @@
+"""The table and its sentences, from runs of which every figure is known."""
+
+import json
+
+import pytest
+
+from marless.comparison import table
+from marless.comparison.figures import Curves, Figures, figures, learners_of
+from marless.comparison.statements import above_random, equal, statements
+from marless.errors import CorruptError
+from marless.presets import presets
+from tests.unit.comparison.synthetic import ACTOR_S, LEARNER_S, ROUND_S, record, returns, spec
+
+PAIRED = (("agent_0", "agent_1"),)
+
+
+def run(
+    preset: str, seed: int, *, greedy: float, random: float = -30.0, rounds: int = 2, id_: str = "", **usd: float
+) -> Figures:
+    line = Curves(
+        learners=(4,) * rounds, actors=(8,) * rounds, exploring=(-20.0,) * rounds, greedy=(None,) * rounds, cost_usd={}
+    )
+    return Figures(
+        preset=preset,
+        seed=seed,
+        run=id_ or f"{preset}-{seed}",
+        rounds=rounds,
+        env_steps=100,
+        greedy=greedy,
+        random=random,
+        cost_usd={"paper": 1.0, "billed": 2.0, "serverful": 4.0} | usd,
+        modelled_s=5.0,
+        measured_s=50.0,
+        learners=4.0,
+        actors=8.0,
+        cold_starts=0,
+        curves=line,
+    )
+
+
+def two(greedy: list[float], other: list[float], **usd: float) -> table.Comparison:
+    """`vanilla` and `marless`, a value a seed."""
+    runs = [run("vanilla", seed, greedy=value) for seed, value in enumerate(greedy)]
+    runs += [run("marless", seed, greedy=value, **usd) for seed, value in enumerate(other)]
+    return table.compared("tiny", 64, presets("vanilla,marless"), {"marless": ("sharing.window 5 (default 10)",)}, runs)
+
+
+def cells(comparison: table.Comparison) -> dict[str, list[str]]:
+    return {name: values for name, *values in table.rows(comparison)}
+
+
+def test_every_quantity_has_its_row():
+    shown = cells(two([-20.0, -22.0], [-20.0, -22.0], paper=1.0))
+    assert shown[""] == ["vanilla", "marless"]
+    # mean −21, s = √2, t(0.975; 1) = 12.7062: ± 12.7062
+    assert shown["greedy return per agent, at the end"] == ["-21.00 ± 12.71"] * 2
+    assert shown["random policy"] == ["-30.00 ± 0.00"] * 2
+    assert shown["serverful cost, $, modelled"] == ["4.000 ± 0.000"] * 2
+    assert shown["cost that counts"] == ["serverful", "paper"]
+    assert shown["that / vanilla's"] == ["1.00 [1.00, 1.00]", "0.25 [0.25, 0.25]"]
+    assert shown["as charged / vanilla's (serverful)"] == ["1.00 [1.00, 1.00]", "0.50 [0.50, 0.50]"]
+    assert shown["wall-clock modelled on 64 slots, s"] == ["5.000 ± 0.000"] * 2
+    assert shown["wall-clock measured, s"] == ["50.00 ± 0.00"] * 2
+    assert shown["learners invoked per round"] == ["4.00 ± 0.00"] * 2
+    assert "that / marless-minus's" not in shown
+
+
+def test_small_money_keeps_its_digits():
+    assert table.plus_minus(table.statistics.interval([0.000012346]), 4) == "0.00001235"
+    assert table.plus_minus(table.statistics.interval([1234.5]), 3) == "1,234"
+
+
+def test_one_seed_has_no_interval():
+    comparison = two([-20.0], [-20.0])
+    assert cells(comparison)["greedy return per agent, at the end"] == ["-20.00", "-20.00"]
+    said = statements(comparison)
+    assert any("one seed gives no interval" in sentence for sentence in said)
+    assert said[-1].startswith("One seed: no intervals")
+
+
+def test_returns_that_are_not_told_apart_say_what_they_could_hide():
+    # differences −1, 0, 1: mean 0 ± 4.3027 · 1/√3 = 2.484; vanilla learned 10: 25 %
+    comparison = two([-20.0, -20.0, -20.0], [-21.0, -20.0, -19.0])
+    [sentence] = [each for each in statements(comparison) if each.startswith("marless − vanilla")]
+    assert sentence == (
+        "marless − vanilla: greedy return +0.00 [-2.48, +2.48]: equal within the 95 % interval; it could hide a loss "
+        "of 2.48, 25 % of what vanilla learned."
+    )
+    assert equal(comparison.columns[1], comparison.columns[0]) is True
+
+
+@pytest.mark.parametrize(("other", "word"), [(-25.0, "worse"), (-15.0, "better")])
+def test_returns_that_differ_are_said_to(other, word):
+    comparison = two([-20.0, -20.1, -20.2], [other, other - 0.1, other - 0.3])
+    [sentence] = [each for each in statements(comparison) if each.startswith("marless − vanilla")]
+    assert f"{word}, NOT equal" in sentence
+    assert equal(comparison.columns[1], comparison.columns[0]) is False
+
+
+def test_a_team_that_did_not_learn_compares_nothing():
+    comparison = two([-20.0, -20.5, -20.2], [-29.0, -31.0, -30.0])
+    said = statements(comparison)
+    assert any(each.startswith("vanilla: greedy") and each.endswith(": clearly above random.") for each in said)
+    assert any(each.startswith("marless: greedy") and "NOT clearly above random" in each for each in said)
+    assert [above_random(column) for column in comparison.columns] == [True, False]
+
+
+def test_costs_are_said_as_savings():
+    comparison = two([-20.0, -20.0], [-20.0, -20.0], paper=1.72, billed=5.0)
+    [sentence] = [each for each in statements(comparison) if " costs " in each]
+    assert sentence == (
+        "marless costs 57 % less [57 to 57 %] than vanilla (paper against serverful); as charged, 25 % more "
+        "[25 to 25 %] (billed against serverful)."
+    )
+
+
+def test_runs_made_once_settings_and_lengths_are_said():
+    runs = [run("vanilla", 0, greedy=-20.0, id_="a"), run("marless-minus", 0, greedy=-20.0, id_="a")]
+    runs += [run("marless", 0, greedy=-20.0, rounds=3)]
+    settings = {"marless": ("sharing.window 5 (default 10)",)}
+    said = statements(table.compared("tiny", 64, presets("vanilla,marless-minus,marless"), settings, runs))
+    assert said[0].startswith("vanilla and marless-minus train identically")
+    assert "made once and billed twice" in said[0]
+    assert "marless was run with sharing.window 5 (default 10)." in said
+    assert any(
+        "different numbers of rounds: vanilla 2 to 2, marless-minus 2 to 2, marless 3 to 3" in each for each in said
+    )
+
+
+def test_presets_without_the_same_seeds_are_refused():
+    with pytest.raises(ValueError, match="was not run with the seeds of vanilla"):
+        two([-20.0, -20.0], [-20.0])
+
+
+def test_a_document_gets_the_same_table():
+    comparison = two([-20.0, -22.0], [-20.0, -22.0])
+    header, rule, *body = table.markdown(comparison).splitlines()
+    assert (header, rule) == ("|  | vanilla | marless |", "| --- | ---: | ---: |")
+    assert len(body) == len(table.rows(comparison)) - 1
+
+
+def test_programs_get_everything():
+    comparison = two([-20.0, -22.0], [-21.0, -22.0], paper=1.0)
+    found = json.loads(json.dumps(table.to_json(comparison, ["said"])))
+    marless = found["presets"]["marless"]
+    assert (found["seeds"], found["statements"]) == ([0, 1], ["said"])
+    assert marless["cost_ratio"]["vanilla"]["mean"] == 0.25
+    assert marless["greedy_above_vanilla"]["mean"] == -0.5
+    assert marless["greedy_above_random"]["mean"] == 8.5
+    assert [each["greedy"] for each in marless["runs"]] == [-21.0, -22.0]
+
+
+def test_the_figures_of_a_run():
+    records = [record(0, actors=4), record(1, actors=2, groups=PAIRED, greedy=-12.0)]
+    found = figures(records, spec(), returns(-30.0), preset="marless", slots=64)
+    assert (found.rounds, found.greedy, found.random, found.env_steps) == (2, -12.0, -30.0, 200)
+    assert (found.actors, found.learners) == (3.0, 3.0)  # 4 and 2; 2 · 2 and 2 · 1
+    assert found.curves.learners == (4, 2)
+    assert found.measured_s == 2 * ROUND_S
+    assert found.modelled_s == pytest.approx(2 * (ACTOR_S + LEARNER_S))
+    # 1 GB · (4 + 2) actors · 2 s and 2 GB · (4 + 2) learners · 1 s, at Lambda's price a GB-second
+    assert found.cost_usd["paper"] == pytest.approx((12 + 12) * 1.66667e-5, rel=1e-6)
+    assert found.curves.cost_usd["paper"][-1] == found.cost_usd["paper"]
+    assert found.curves.cost_usd["paper"][0] == pytest.approx((8 + 8) * 1.66667e-5, rel=1e-6)
+
+
+def test_a_function_that_was_tried_again_is_one_learner():
+    one = record(0)
+    assert learners_of(one) == learners_of(record(0).__class__(**vars(one) | {"invocations": one.invocations * 2})) == 4
+
+
+@pytest.mark.parametrize(("records", "random"), [([], -30.0), ([record(0)], -30.0), ([record(0, greedy=-1.0)], None)])
+def test_a_run_that_has_no_end_is_refused(records, random):
+    chance = None if random is None else returns(random)
+    with pytest.raises(CorruptError, match="no final evaluation"):
+        figures(records, spec(), chance, preset="marless", slots=64)
