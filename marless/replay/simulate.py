@@ -11,19 +11,20 @@ distances are those of the recording. All times and costs that come out of here 
 
 from __future__ import annotations
 
-import json
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import get_args
 
+from marless.deciding import Budget, decide
 from marless.errors import SpecError
 from marless.job import Job, prepare
 from marless.pricing import prices as price_tables
 from marless.pricing.charges import Accounting
-from marless.pricing.ledger import Ledger
-from marless.record import Decision, Distances, PhaseSeconds, RoundRecord
+from marless.pricing.ledger import Ledger, RoundCost
+from marless.pricing.money import usd
+from marless.record import Distances, PhaseSeconds, RoundRecord
 from marless.replay import cluster
 from marless.replay.durations import Durations, Line, sampled
 from marless.replay.rounds import Machine, Plan, Source, rebuild
@@ -174,15 +175,17 @@ class _Walk:
         self._env_steps = sampled(records)
         self._history: deque[RoundRecord] = deque(maxlen=HISTORY_ROUNDS)
         self._before: RoundRecord | None = None
+        self._cost: RoundCost | None = None
         self._delay_s = 0.0
 
     def ending(self, number: int) -> str:
         """Why no further round starts; "" if one does."""
-        stop, spent = self._job.spec.stop, self.ledger.total_usd(self._job.spec.bill.accounting)
+        stop, accounting = self._job.spec.stop, self._job.spec.bill.accounting
         if stop.rounds is not None and number >= stop.rounds:
             return f"{number} rounds done"
-        if stop.cost_usd is not None and number and spent >= stop.cost_usd:
-            return f"{spent:.6f} USD spent of {stop.cost_usd:g}"
+        spent_usd = self.ledger.total_usd(accounting)
+        if stop.cost_usd is not None and number and spent_usd >= stop.cost_usd:
+            return f"{spent_usd:.6f} USD spent by {accounting} accounting, of a budget of {stop.cost_usd:g} USD"
         return ""
 
     def step(self, number: int) -> Step:
@@ -195,35 +198,40 @@ class _Walk:
         recorded_s, replayed_s = (
             cluster.modelled(record, self.machine.functions, self.machine.slots) for record in (recorded, replayed)
         )
-        costs, before_costs = self.ledger.add(replayed), self.recorded_ledger.add(recorded)
+        self._cost, before_cost = self.ledger.add(replayed), self.recorded_ledger.add(recorded)
         self._history.append(_elsewhere(replayed, replayed_s) if self._elsewhere else replayed)
         return Step(
             recorded=recorded,
             replayed=replayed,
             recorded_s=recorded_s,
             replayed_s=replayed_s,
-            recorded_usd={each: before_costs.usd(each) for each in get_args(Accounting)},
-            replayed_usd={each: costs.usd(each) for each in get_args(Accounting)},
+            recorded_usd={each: before_cost.usd(each) for each in get_args(Accounting)},
+            replayed_usd={each: self._cost.usd(each) for each in get_args(Accounting)},
             assumed=found.assumed,
         )
 
     def _plan(self, recorded: RoundRecord) -> Plan:
-        job, spec = self._job, self._job.spec
-        sharing = job.sharing.decide(self._history)
-        scaling = job.scaling.decide(self._history, sharing.groups)
-        groups = " ".join("+".join(group.agents) for group in sharing.groups)
-        decisions = (
-            _decision("scaling", spec.scaling.name, f"{scaling.actors} actors", scaling.reason, scaling.inputs),
-            _decision("sharing", spec.sharing.name, groups, sharing.reason, sharing.inputs),
-        )
+        job, history = self._job, tuple(self._history)
+        decided = decide(job, history, self._budget())
         return Plan(
-            actors=scaling.actors,
-            groups=sharing.groups,
-            decisions=decisions,
+            actors=decided.actors,
+            groups=decided.groups,
+            decisions=decided.decisions,
             curvature=job.curvature,
-            similarity=job.sharing.asks(self._history, recorded.returns),
-            pooling=spec.sharing.samples,
+            similarity=job.sharing.asks(history, recorded.returns),
+            pooling=job.spec.sharing.samples,
         )
+
+    def _budget(self) -> Budget | None:
+        spec = self._job.spec
+        if spec.stop.cost_usd is None:
+            return None
+        accounting: Accounting = spec.bill.accounting
+        by_function: Counter[str] = Counter()
+        for charge in self._cost.charges[accounting] if self._cost else ():
+            by_function[charge.function] += charge.picos
+        last_usd = {function: usd(picos) for function, picos in by_function.items()}
+        return Budget(spec.stop.cost_usd - self.ledger.total_usd(accounting), last_usd)
 
     def _source(self, number: int, plan: Plan) -> Source:
         import numpy as np
@@ -272,17 +280,6 @@ def _check_signals(records: Sequence[RoundRecord], job: Job) -> None:
             f"{section} {name!r} decides from each policy's {signal.replace('noise', 'noise scale')}, which the "
             f"recorded run did not measure; record one that does: train the job with --set {section}.name={name}"
         )
-
-
-def _decision(
-    kind: Literal["scaling", "sharing"],
-    rule: str,
-    outcome: str,
-    reason: str,
-    inputs: Mapping[str, Any],  # Any: what JSON can hold
-) -> Decision:
-    """As a coordinator records it, and as it is read back."""
-    return Decision(kind=kind, rule=rule, outcome=outcome, reason=reason, inputs=json.loads(json.dumps(inputs)))
 
 
 def _elsewhere(record: RoundRecord, phases: PhaseSeconds) -> RoundRecord:

@@ -1,0 +1,74 @@
+"""What a job's policies decide for its next round, as every reader of its records can decide it again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from marless.algos.base import Group
+from marless.errors import InternalError
+from marless.job import Job
+from marless.record import Decision, RoundRecord
+from marless.scaling.budget import within_budget
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What is left of `stop.cost_usd`."""
+
+    remaining_usd: float
+    last_usd: Mapping[str, float]
+    """What the newest round cost, by function."""
+
+
+@dataclass(frozen=True)
+class Decided:
+    """Who trains in the next round, on what how many actors sample, and why."""
+
+    groups: tuple[Group, ...]
+    actors: int
+    decisions: tuple[Decision, ...]
+
+
+def decide(job: Job, history: Sequence[RoundRecord], budget: Budget | None = None) -> Decided:
+    """Groups and actors of the round after `history`; with a budget, no more actors than it pays.
+
+    Raises InternalError if JSON cannot hold what a policy decided from.
+    """
+    spec = job.spec
+    sharing = job.sharing.decide(history)
+    scaling = job.scaling.decide(history, sharing.groups)
+    if budget is not None and spec.scaling.within_budget:
+        done = history[-1].round + 1 if history else 0
+        scaling = within_budget(
+            scaling,
+            last=history[-1] if history else None,
+            last_usd=budget.last_usd,
+            remaining_usd=budget.remaining_usd,
+            rounds_left=spec.stop.rounds - done if spec.stop.rounds else None,
+        )
+    groups = " ".join("+".join(group.agents) for group in sharing.groups)
+    return Decided(
+        groups=sharing.groups,
+        actors=scaling.actors,
+        decisions=(
+            _decision("scaling", spec.scaling.name, f"{scaling.actors} actors", scaling.reason, scaling.inputs),
+            _decision("sharing", spec.sharing.name, groups, sharing.reason, sharing.inputs),
+        ),
+    )
+
+
+def _decision(
+    kind: Literal["scaling", "sharing"],
+    rule: str,
+    outcome: str,
+    reason: str,
+    inputs: Mapping[str, Any],  # Any: what JSON can hold
+) -> Decision:
+    try:
+        kept = json.loads(json.dumps(inputs))  # as it will be read back
+    except (TypeError, ValueError) as error:
+        raise InternalError(f"{kind} policy {rule!r}: JSON cannot hold the inputs of its decision: {error}") from None
+    return Decision(kind=kind, rule=rule, outcome=outcome, reason=reason, inputs=kept)
