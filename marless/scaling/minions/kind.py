@@ -73,7 +73,7 @@ class MinionsScaling:
         if not history or self.budget_usd is None:
             return 0.0
         before = remembered(history, RULE).get("spent_usd")
-        counted = history if before is None else history[-1:]
+        counted = history if before is None else (history[-1],)
         gb_s = sum(round_gb_s(record, self.functions) for record in counted)
         return (before or 0.0) + gb_s * self.loaded.scheduler.task.usd_per_gb_s
 

@@ -168,11 +168,11 @@ def task_of(spec: JobSpec, model: RunModel, usd_per_gb_s: float, *, target: floa
 
 
 def rounds_of(spec: JobSpec) -> int:
-    """K; raises SpecError for a job whose length nobody knows."""
-    if spec.stop.rounds is None:
+    """K; raises SpecError for a job whose length nobody knows, or in which nothing is left to decide."""
+    if spec.stop.rounds is None or spec.stop.rounds < 2:
         raise SpecError(
-            "stop.rounds is not set: a scheduler learns runs of a fixed number of rounds; set it in the job, or with "
-            "--set stop.rounds=100"
+            f"stop.rounds is {spec.stop.rounds or 'not set'}: a scheduler learns runs of a fixed number of rounds, at "
+            "least 2; set it in the job, or with --set stop.rounds=100"
         )
     return spec.stop.rounds
 

@@ -63,7 +63,8 @@ class _Runs:
     def __init__(self, model: RunModel, task: Task, episodes: int, seed: list[int]) -> None:
         self._model, self._task = model, task
         self._seed, self._round = seed, 0
-        self._run_E = np.arange(episodes) % model.runs
+        first = np.random.default_rng([*seed, task.rounds]).integers(model.runs)  # one stream beyond the rounds'
+        self._run_E = (first + np.arange(episodes)) % model.runs
         self._steps_E = np.zeros(episodes)
         self._spent_E = np.zeros(episodes)
         self.observation_E8 = np.full((episodes, len(FEATURES)), np.nan)
