@@ -9,7 +9,7 @@ import sys
 
 import typer
 
-from marless.cli import compare, exits, explain, jobs, local, output, policies, up
+from marless.cli import compare, exits, explain, jobs, local, output, policies, scheduler, simulate, up
 from marless.cli.doctor import verb
 from marless.cli.options import connected
 from marless.errors import MarlessError
@@ -38,6 +38,8 @@ app.command(rich_help_panel=JOBS)(connected(jobs.delete))
 app.command(rich_help_panel=JOBS)(connected(jobs.download))
 app.command(rich_help_panel=JOBS)(connected(explain.explain))
 app.command(rich_help_panel=JOBS)(connected(compare.compare))
+app.command(rich_help_panel=JOBS)(connected(simulate.simulate))
+app.add_typer(scheduler.app, name="scheduler", rich_help_panel=POLICIES)
 app.command(rich_help_panel=POLICIES)(policies.evaluate)
 app.command(rich_help_panel=POLICIES)(policies.export)
 
