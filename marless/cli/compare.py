@@ -116,6 +116,8 @@ def _planned(asked: _Asked) -> tuple[Run, ...]:
 
 def _make(asked: _Asked, runs: Sequence[Run], at: Connection) -> None:
     """Make all runs that have not been made; whatever stops it, say how it goes on."""
+    import asyncio
+
     from marless.cli.comparing import InterruptedRunError, Place
 
     place = Place((asked.folder / "runs").resolve())
@@ -131,7 +133,7 @@ def _make(asked: _Asked, runs: Sequence[Run], at: Connection) -> None:
                     place.make_there(run, number, client)
                 else:
                     place.make_here(run, number)
-    except (InterruptedRunError, KeyboardInterrupt) as interrupt:
+    except (InterruptedRunError, KeyboardInterrupt, asyncio.CancelledError) as interrupt:  # the last: Ctrl-C twice
         _interrupted(f"{interrupt}" or "interrupted", asked)
     except SpecError:
         raise

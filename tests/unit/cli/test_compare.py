@@ -1,5 +1,6 @@
 """`marless compare`: runs made once and not again, whatever interrupts them; its mistakes, table, document, picture."""
 
+import asyncio
 import json
 import sys
 from pathlib import Path
@@ -136,6 +137,17 @@ def test_an_interrupt_says_how_it_goes_on_and_it_does(place, machine, marless):
     assert marless("compare", "job.yaml", *THREE, "--resume")[:2] == (0, undisturbed)
     assert machine.resumed == ["tiny-no-sharing-seed0"]
     assert machine.begun[2:] == ["tiny-no-sharing-seed1", "tiny-vanilla-seed1"]
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, asyncio.CancelledError])
+def test_an_interrupt_at_any_moment_is_a_sentence(place, machine, marless, monkeypatch, kind):
+    def interrupted(*_, **__):
+        raise kind
+
+    monkeypatch.setattr(train, "train", interrupted)
+    code, out, err = marless("compare", "job.yaml", *THREE)
+    assert (code, out) == (130, "")
+    assert err.endswith("marless: interrupted; the same command with --resume --out runs/compare-tiny goes on\n")
 
 
 def test_a_run_that_never_became_a_job_is_begun_again(place, machine, marless):
