@@ -58,6 +58,13 @@ class Samples:
         """Let minibatches follow this order of the samples."""
         kernels.take_columns(self._table_PRS, order_S, out=self._shuffled_PRS)
 
+    def subset(self, index_M: Tensor) -> dict[str, Tensor]:
+        """Copies [P, rows, M] of these samples, by name."""
+        policies, rows, _ = self._table_PRS.shape
+        part_PRM = self._table_PRS.new_empty(policies, rows, len(index_M))
+        kernels.take_columns(self._table_PRS, index_M, out=part_PRM)
+        return {name: part_PRM[:, rows] for name, rows in self._rows.items()}
+
     def minibatches(self, count: int) -> list[dict[str, Tensor]]:
         """Views [P, rows, M] of `count` nearly equal parts of the shuffled samples, by name."""
         samples = self._shuffled_PRS.shape[2]
@@ -116,13 +123,23 @@ class PolicyFunction(_Trained):
     def __init__(self, tensors: Row, layout: Layout, activation: Activation, action: Discrete | Box) -> None:
         super().__init__(tensors, layout, activation)
         self._head = heads.head(action, tensors["flat"], self.net.gradient_PD)
-        self._discrete = isinstance(action, Discrete)
+        self.discrete = isinstance(action, Discrete)
+
+    def score_gradient(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """The gradient [P, D] of E[log π(a|s)·A], maximised, over a batch; overwritten by the next."""
+        log_prob_PM, _ = self._evaluate(batch)
+        d_log_prob_PM = batch["advantage"].squeeze(1) * weights(batch, log_prob_PM)
+        self.net.backward(self._head.gradient(d_log_prob_PM, torch.zeros_like(d_log_prob_PM)))
+        return self.net.gradient_PD
+
+    def _evaluate(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Log-probabilities of a batch's actions and entropies, each [P, M]."""
+        action = batch["action"].long() if self.discrete else batch["action"]
+        legal_PAM = batch["legal"] > 0 if "legal" in batch else None
+        return self._head.evaluate(self.net.forward(batch["features"]), action, legal_PAM)
 
     def _gradient(self, batch: Mapping[str, Tensor], settings: Settings, *, measure: bool) -> Metrics:
-        output_PAM = self.net.forward(batch["features"])
-        action = batch["action"].long() if self._discrete else batch["action"]
-        legal_PAM = batch["legal"] > 0 if "legal" in batch else None
-        log_prob_PM, entropy_PM = self._head.evaluate(output_PAM, action, legal_PAM)
+        log_prob_PM, entropy_PM = self._evaluate(batch)
         old_PM, advantage_PM = batch["log_prob"].squeeze(1), batch["advantage"].squeeze(1)
         weight_PM = weights(batch, old_PM)
         metrics: Metrics = {}

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from marless.algos import likeness, measuring
 from marless.algos.base import Arrays, FunctionRun, Group, ModelSpec, PolicyState, RoundInput, UpdateOutput
 from marless.algos.ppo import PPOConfig, value_at
 from marless.algos.ppo_functions import CriticFunction, Metrics, PolicyFunction, Samples, Settings
@@ -51,6 +52,9 @@ class _Trained:
     metrics: Metrics
     start_s: float
     end_s: float
+    measured: Metrics
+    """Of the policies, beside their training; that took from `end_s` to `measured_s`."""
+    measured_s: float
 
 
 class PPOLearner:
@@ -113,8 +117,9 @@ class PPOLearner:
         started_s = time.time()
         threads = torch.get_num_interop_threads() if self._device.type == "cpu" else 1
         chosen = stacks(inputs.groups, self._class, parts=max(1, threads // 2), device=self._device)
-        policies = self._policies.arrange([(stack.names, stack.starts) for stack in chosen])
         table = tabulate(inputs.trajectories, self._class_index, self._critic != "own")
+        similarity = likeness.begin(inputs, self._class, table, self.state)
+        policies = self._policies.arrange([(stack.names, stack.starts) for stack in chosen])
         tensors = upload(table, self._device)
         passes = self._critic_passes(chosen, tensors)
         value_N1S, advantage_N1S = estimate(passes, tensors, self._config)
@@ -134,7 +139,9 @@ class PPOLearner:
             _report(metrics, job.names, trained.metrics)
             share_s = (trained.end_s - trained.start_s) / len(job.names)
             runs += [FunctionRun(job.function, name, trained.start_s, trained.end_s, share_s) for name in job.names]
-        return UpdateOutput(metrics=metrics, runs=tuple(runs))
+            runs += self._measured(trained, metrics)
+        distances, compared = similarity.result()
+        return UpdateOutput(metrics=metrics, runs=(*runs, *compared), distances=distances)
 
     def _parts(self, name: str) -> list[tuple[Codec, Bank[PolicyFunction] | Bank[CriticFunction]]]:
         policy, critic = (self._policy_codec, self._policies), (self._critic_codec, self._critics)
@@ -169,12 +176,23 @@ class PPOLearner:
         def train(job: _Job) -> _Trained:
             start_s = time.time()
             metrics = job.trained.train(job.samples, orders[job.samples.count], config.minibatches, settings)
-            return _Trained(job, metrics, start_s, time.time())
+            end_s, found = time.time(), {}
+            if isinstance(job.trained, PolicyFunction) and measuring.asked(inputs.measure):
+                found = measuring.measured(job.trained, job.samples, inputs, config.minibatches)
+            return _Trained(job, metrics, start_s, end_s, found, time.time())
 
         if threads == 1:
             return [train(job) for job in jobs]
         with ThreadPoolExecutor(threads) as pool:
             return list(pool.map(train, jobs))
+
+    def _measured(self, trained: _Trained, metrics: dict[str, dict[str, float]]) -> list[FunctionRun]:
+        """Report what was measured of a stack, a function per policy; none if nothing was."""
+        if not trained.measured:
+            return []
+        names, start_s, end_s = trained.job.names, trained.end_s, trained.measured_s
+        _report(metrics, names, trained.measured)
+        return [FunctionRun("curvature", name, start_s, end_s, (end_s - start_s) / len(names)) for name in names]
 
     def _settings(self, env_steps: int) -> Settings:
         config = self._config

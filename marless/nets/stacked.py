@@ -40,7 +40,7 @@ class StackedMLP:
     def __init__(self, layout: Layout, flat_PD: Tensor, activation: Activation) -> None:
         self.layout = layout
         self.gradient_PD = torch.zeros_like(flat_PD)
-        self._activation = activation
+        self.activation = activation
         self._layers = _matrices(layout, flat_PD)
         self._d_layers = _matrices(layout, self.gradient_PD)
         self._workspaces: dict[int, _Workspace] = {}
@@ -58,7 +58,7 @@ class StackedMLP:
         for layer, buffer in zip(self._layers[:-1], work.hidden, strict=True):
             hidden_PHM = buffer[:, :-1]
             kernels.matmul(layer, x, out=hidden_PHM)
-            if self._activation == "tanh":
+            if self.activation == "tanh":
                 kernels.tanh_(hidden_PHM)
             else:
                 hidden_PHM.relu_()
@@ -85,7 +85,7 @@ class StackedMLP:
         return torch.cat(chunks, dim=2)
 
     def _through_activation(self, gradient: Tensor, hidden: Tensor) -> None:
-        if self._activation == "tanh":
+        if self.activation == "tanh":
             torch.ops.aten.tanh_backward.grad_input(gradient, hidden, grad_input=gradient)
         else:
             torch.ops.aten.threshold_backward.grad_input(gradient, hidden, 0, grad_input=gradient)

@@ -1,0 +1,89 @@
+"""Objectives as functions of a stack of nets' outputs: their gradient and their Hessian, in closed form.
+
+Shapes: P nets, M samples, K outputs of a net. `weight` holds each sample's coefficient, [P, M]: for a policy its share
+of the mean times its advantage. `flow` is the derivative along the direction in which the parameters move.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from marless.nets import actions
+
+
+class OutputObjective(Protocol):
+    """An objective Σ_m f_m(outputs of sample m, free parameters)."""
+
+    def gradient(self) -> tuple[Tensor, Tensor | None]:
+        """At the outputs, [P, K, M], and at the free parameters, [P, F], if there are any."""
+        ...
+
+    def product(self, flow_PKM: Tensor, free_flow_PF: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """How that gradient changes along a direction: the Hessian in outputs and free parameters, times it."""
+        ...
+
+
+class CategoricalScore:
+    """Σ w·log π(a) of discrete actions; outputs are logits, of which illegal ones do not count."""
+
+    def __init__(self, output_PKM: Tensor, action_P1M: Tensor, legal_PKM: Tensor | None, weight_PM: Tensor) -> None:
+        if legal_PKM is not None:
+            output_PKM = output_PKM.masked_fill(~legal_PKM, actions.ILLEGAL_LOGIT)
+        self._prob_PKM = torch.softmax(output_PKM, dim=1)
+        self._action_P1M = action_P1M
+        self._weight_P1M = weight_PM.unsqueeze(1)
+        self._weighted_PKM = self._prob_PKM * self._weight_P1M
+
+    def gradient(self) -> tuple[Tensor, None]:
+        """∂log π(a)/∂z = 1[a] − π."""
+        return (-self._weighted_PKM).scatter_add_(1, self._action_P1M, self._weight_P1M), None
+
+    def product(self, flow_PKM: Tensor, free_flow_PF: Tensor | None) -> tuple[Tensor, None]:
+        """∂²log π(a)/∂z² = −(diag π − π πᵀ), for whichever action."""
+        mean_P1M = (self._prob_PKM * flow_PKM).sum(dim=1, keepdim=True)
+        return self._weighted_PKM * (mean_P1M - flow_PKM), None
+
+
+class GaussianScore:
+    """Σ w·log π(a) of continuous actions; outputs are means μ, the free parameters log standard deviations ℓ."""
+
+    def __init__(self, output_PKM: Tensor, action_PKM: Tensor, log_std_PK: Tensor, weight_PM: Tensor) -> None:
+        self._inverse_std_PK1 = torch.exp(-log_std_PK).unsqueeze(2)
+        self._z_PKM = (action_PKM - output_PKM) * self._inverse_std_PK1
+        self._weight_P1M = weight_PM.unsqueeze(1)
+
+    def gradient(self) -> tuple[Tensor, Tensor]:
+        """∂log π/∂μ = z/σ, ∂log π/∂ℓ = z² − 1, with z = (a − μ)/σ."""
+        at_mean_PKM = self._weight_P1M * self._z_PKM * self._inverse_std_PK1
+        return at_mean_PKM, (self._weight_P1M * (self._z_PKM.square() - 1)).sum(dim=2)
+
+    def product(self, flow_PKM: Tensor, free_flow_PF: Tensor | None) -> tuple[Tensor, Tensor]:
+        """With ż = −μ̇/σ − z·ℓ̇: d(z/σ) = (ż − z·ℓ̇)/σ and d(z²) = 2z·ż."""
+        assert free_flow_PF is not None  # a Gaussian's layout always has free parameters
+        spread_PKM = self._z_PKM * free_flow_PF.unsqueeze(2)
+        z_flow_PKM = -flow_PKM * self._inverse_std_PK1 - spread_PKM
+        at_mean_PKM = self._weight_P1M * (z_flow_PKM - spread_PKM) * self._inverse_std_PK1
+        return at_mean_PKM, 2 * (self._weight_P1M * self._z_PKM * z_flow_PKM).sum(dim=2)
+
+
+class SquaredError:
+    """−Σ w·(output − target)²/2: a critic's or a Q net's objective. Losses are minimised, so they enter with a minus.
+
+    Targets are constants, as in Q-learning (a semi-gradient). `weight`, here [P, K, M], is 0 for outputs that do not
+    count: those of actions not taken.
+    """
+
+    def __init__(self, output_PKM: Tensor, target_PKM: Tensor, weight_PKM: Tensor) -> None:
+        self._error_PKM = output_PKM - target_PKM
+        self._weight_PKM = weight_PKM
+
+    def gradient(self) -> tuple[Tensor, None]:
+        """−w·(output − target)."""
+        return -self._weight_PKM * self._error_PKM, None
+
+    def product(self, flow_PKM: Tensor, free_flow_PF: Tensor | None) -> tuple[Tensor, None]:
+        """−w times the flow."""
+        return -self._weight_PKM * flow_PKM, None
