@@ -18,7 +18,15 @@ from marless.algos.base import FunctionRun, RoundInput, SimilarityConfig
 from marless.algos.table import Table
 from marless.envs.base import AgentClass, Discrete
 from marless.nets.acting import Acting, ActingPolicies
-from marless.sharing.similarity import LEAST_SAMPLES, Behaviour, BoolArray, Choices, FloatArray, Normals, similarity
+from marless.sharing.similarity import (
+    LEAST_SAMPLES,
+    Behaviour,
+    BoolArray,
+    Choices,
+    FloatArray,
+    Normals,
+    make_similarity,
+)
 
 _STREAM = 2
 """Keeps these draws apart from others of the same round."""
@@ -68,7 +76,7 @@ def _measure(
     start_s, before_s = time.time(), time.thread_time()
     rng = np.random.default_rng([inputs.seed, inputs.round, _STREAM])
     seen = behaviour(table, agent_class, acting, config.samples, rng)
-    distances = similarity(config.name).make(config).distances(seen, rng) if seen else None
+    distances = make_similarity(config).distances(seen, rng) if seen else None
     return distances, start_s, time.time(), time.thread_time() - before_s
 
 

@@ -116,6 +116,11 @@ def check_similarity(config: SimilarityConfig) -> None:
     needs(f"sharing.similarity: {config.name}", kind.package, kind.install)
 
 
+def make_similarity(config: SimilarityConfig) -> Similarity:
+    """What measures as `config` says; the first time, it imports what it needs."""
+    return similarity(config.name).make(config)
+
+
 def needs(what: str, package: str, install: str) -> None:
     """Raise SpecError if `package` is named and cannot be imported."""
     if package and find_spec(package) is None:

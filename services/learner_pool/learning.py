@@ -11,7 +11,7 @@ import structlog
 import torch
 
 from marless.algos import registry
-from marless.algos.base import FunctionRun, Group, Learner, Measure, RoundInput, UpdateOutput
+from marless.algos.base import FunctionRun, Group, Learner, Measure, RoundInput, SimilarityConfig, UpdateOutput
 from marless.checkpoint import PARTS
 from marless.envs.base import AgentClass
 from marless.errors import CorruptError, SpecError
@@ -20,6 +20,7 @@ from marless.nets import serial
 from marless.rpc.param_store import ParamStore, PolicyWrite
 from marless.rpc.v1 import common_pb2, learner_pool_pb2
 from marless.sharing import registry as sharing_policies
+from marless.sharing.similarity import make_similarity
 from marless.spec import JobSpec, from_json, spaces_from_json
 from services.learner_pool import outcomes
 from services.learner_pool.intake import load
@@ -64,6 +65,8 @@ class Learning:
             device, why = choose_device(spec.learner.device)
             _log.info("job.device", job=task.job, agent_class=agent_class.name, device=device, why=why)
             learner = algorithm.learner(spec.algorithm, spec.model, spaces, agent_class, device)
+            if similarity := _similarity(spec):
+                make_similarity(similarity)  # which imports what it needs, so that no round waits for it
             self._held[key] = _Held(learner, spec, agent_class, device)
             while len(self._held) > _HELD_LEARNERS:
                 self._held.popitem(last=False)
@@ -173,8 +176,12 @@ def choose_device(asked: str) -> tuple[str, str]:
 
 
 def _measure(asked: learner_pool_pb2.Measure, spec: JobSpec) -> Measure:
-    similarity = sharing_policies.sharing(spec.sharing.name).similarity(spec.sharing) if asked.similarity else None
+    similarity = _similarity(spec) if asked.similarity else None
     return Measure(curvature=spec.curvature if asked.curvature else None, noise=asked.noise, similarity=similarity)
+
+
+def _similarity(spec: JobSpec) -> SimilarityConfig | None:
+    return sharing_policies.sharing(spec.sharing.name).similarity(spec.sharing)
 
 
 def _starts(task: learner_pool_pb2.LearnTask, names: Sequence[str]) -> dict[str, int]:
