@@ -41,7 +41,8 @@ def run_of(spec: JobSpec, rounds: int, seed: int = 0) -> tuple[RoundRecord, ...]
     planner, made = Planner(job, journal), []
     for _ in range(rounds):
         versions = dict(journal.last.versions) if journal.last else {}
-        versions |= {agent: 1 for agent in (*job.spaces.agents, "agent") if agent not in versions}
+        names = (*job.spaces.agents, *(each.name for each in job.spaces.classes))
+        versions |= {name: 1 for name in names if name not in versions}
         plan = planner.plan(versions, "")
         returns = _returns(job, rng)
         measured = planner.measure(returns)

@@ -28,7 +28,7 @@ def changed(spec, scaling="", sharing="", *overrides):
     return replayed_spec(spec, scaling=scaling, sharing=sharing, overrides=overrides)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.sampled_from(SCALING), st.sampled_from(SHARING), st.integers(0, 2**20))
 def test_a_run_under_its_own_policies_is_itself(scaling, sharing, seed):
     spec = spec_of(scaling=scaling, sharing=sharing)
@@ -37,6 +37,30 @@ def test_a_run_under_its_own_policies_is_itself(scaling, sharing, seed):
     assert [step.replayed for step in replay.steps] == list(records)
     assert not any(step.assumed or step.differs for step in replay.steps)
     assert replay.replayed_usd == replay.recorded_usd
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.integers(0, 2**20))
+def test_a_run_of_unlike_agents_under_its_own_policies_is_itself(seed):
+    adversary = {"name": "mpe/simple_adversary", "options": {"agents": 4}}
+    spec = spec_of(env=adversary, algorithm="mappo", **BOTH)
+    records = run_of(spec, 10, seed)
+    assert [step.replayed for step in simulate(records, spec, spec).steps] == list(records)
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.integers(0, 2**20), st.sampled_from(["paper", "billed", "serverful"]))
+def test_a_run_within_a_budget_under_its_own_policies_is_itself(seed, accounting):
+    scaling = {"name": "max", "within_budget": True}
+    free = spec_of(scaling={"name": "max"})
+    records = run_of(free, 4, seed)
+    usd = simulate(records, free, free).recorded_usd[accounting] / 2
+    spec = spec_of(scaling=scaling, stop={"rounds": 4, "cost_usd": usd}, bill={"accounting": accounting})
+    tight = run_of(spec, 4, seed)
+    replay = simulate(tight, spec, spec)
+    assert [step.replayed for step in replay.steps] == list(tight[: len(replay.steps)])
+    assert bool(replay.ending) == (len(replay.steps) < 4)
+    assert tight[1].actors < 6
 
 
 def test_runs_that_are_replayed_here_share_split_and_scale():
