@@ -26,9 +26,16 @@ RECENT_ROUNDS = 50
 ALL = sys.maxsize
 _LOG_LINES = 20
 FollowOption = Annotated[bool, typer.Option("--follow", help="Show progress until it ends.")]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Check the job and estimate its rounds, duration and bills; start nothing.")
+]
+LikeOption = Annotated[
+    str,
+    typer.Option("--from", metavar="RUN", help="Of --dry-run: the recorded run to go by; default: the newest alike."),
+]
 
 
-def submit(
+def submit(  # noqa: PLR0913, PLR0917  # a verb has as many parameters as options
     to: Connection,
     job_file: JobFileArgument,
     override: OverrideOption = [],  # noqa: B006  # typer's way
@@ -38,9 +45,13 @@ def submit(
     ] = "fail",
     wait: Annotated[bool, typer.Option("--wait", help="Return when it has ended.")] = False,
     follow: FollowOption = False,
+    dry_run: DryRunOption = False,
+    run: LikeOption = "",
     output: OutputOption = Output.table,
 ) -> None:
-    """Hand a job to the coordinator, and print its id."""
+    """Hand a job to the coordinator, and print its id; with --dry-run, say what it would take and cost instead."""
+    if estimated(job_file, override, dry_run=dry_run, run=run, at=to, output=output):
+        return
     with to.client() as client:
         accepted = client.submit(job_file, job=job or None, if_exists=if_exists, overrides=override)
         if follow:
@@ -149,6 +160,19 @@ def download(
         brought = client.download(job, folder)
     say(f"{len(brought)} files, {sum(file.bytes for file in brought) / 1e6:.1f} MB")
     data(str(folder))
+
+
+def estimated(job_file: Path, override: list[str], *, dry_run: bool, run: str, at: Connection, output: Output) -> bool:
+    """Estimate a job if that was asked for; raises SpecError for a job that cannot work."""
+    if not dry_run:
+        if run:
+            raise SpecError("--from goes with --dry-run: it names the recorded run that an estimate goes by")
+        return False
+    from marless import spec as specs
+    from marless.cli.dry_run import estimate
+
+    estimate(specs.load(job_file, override), str(job_file), run=run, at=at, output=output)
+    return True
 
 
 def stop_rules(overrides: list[str]) -> dict[str, Any] | None:  # Any: YAML

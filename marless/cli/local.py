@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from marless.cli import exits
-from marless.cli.jobs import stop_rules
-from marless.cli.options import RUNS, Output, OutputOption, RunsOption
+from marless.cli.jobs import DryRunOption, LikeOption, estimated, stop_rules
+from marless.cli.options import RUNS, Connection, Output, OutputOption, RunsOption
 from marless.cli.output import console, data, say
 from marless.errors import MarlessError, SpecError, UnavailableError
 
@@ -32,10 +32,20 @@ def train(
     resume: Annotated[
         str, typer.Option(metavar="JOB", help="Continue this job of --runs, however it was interrupted or ended.")
     ] = "",
+    dry_run: DryRunOption = False,
+    like: LikeOption = "",
 ) -> None:
-    """Train on this machine: start the four services, run the job, stop them, print a summary."""
+    """Train on this machine: start the four services, run the job, stop them, print a summary.
+
+    With --dry-run, say what the job would take and cost instead.
+    """
     if bool(job_file) == bool(resume):
         raise SpecError("give either a job file or --resume with a job's id")
+    if resume and (dry_run or like):
+        raise SpecError("--dry-run estimates a job that is new: give its file")
+    at = Connection("", runs, "")
+    if job_file and estimated(job_file, override, dry_run=dry_run, run=like, at=at, output=output):
+        return
     _report(_begin(job_file, override, job, runs) if job_file else _resume(resume, override, runs), output)
 
 

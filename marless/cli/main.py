@@ -9,7 +9,7 @@ import sys
 
 import typer
 
-from marless.cli import compare, exits, explain, jobs, local, output, policies, scheduler, simulate, up
+from marless.cli import compare, costs, exits, explain, jobs, local, output, policies, scheduler, simulate, up
 from marless.cli.doctor import verb
 from marless.cli.options import connected
 from marless.errors import MarlessError
@@ -36,6 +36,7 @@ app.command(rich_help_panel=JOBS)(connected(jobs.cancel))
 app.command(rich_help_panel=JOBS)(connected(jobs.resume))
 app.command(rich_help_panel=JOBS)(connected(jobs.delete))
 app.command(rich_help_panel=JOBS)(connected(jobs.download))
+app.command(rich_help_panel=JOBS)(connected(costs.cost))
 app.command(rich_help_panel=JOBS)(connected(explain.explain))
 app.command(rich_help_panel=JOBS)(connected(compare.compare))
 app.command(rich_help_panel=JOBS)(connected(simulate.simulate))

@@ -1,0 +1,118 @@
+"""The verb `cost`: what a job has cost so far, by three accountings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from marless.cli.options import Connection, Output, OutputOption
+from marless.cli.output import console, data, say, show_object
+from marless.cli.recorded import Recorded, RecordedArgument, find
+from marless.errors import SpecError, unknown_name
+
+if TYPE_CHECKING:
+    from marless.pricing.bill import Bill, By
+    from marless.pricing.charges import Accounting
+    from marless.pricing.prices import Prices
+
+PricesOption = Annotated[
+    Path | None, typer.Option("--prices", metavar="FILE", help="Prices in place of ours; default: the job's.")
+]
+
+
+def cost(
+    at: Connection,
+    job: RecordedArgument,
+    by: Annotated[Literal["kind", "round", "group"], typer.Option(help="What a line of the table is.")] = "kind",
+    accounting: Annotated[
+        list[str], typer.Option(metavar="NAME", help="paper, billed or serverful; default: all three.")
+    ] = [],  # noqa: B006  # typer's way
+    prices: PricesOption = None,
+    output: OutputOption = Output.table,
+) -> None:
+    """Show what a job has cost, while it runs or afterwards: by function, by round, or by group of agents.
+
+    paper: work alone, by the millisecond; billed: all that a provider charges; serverful: a machine for the whole run.
+    """
+    from marless.pricing import prices as tables
+    from marless.pricing.bill import bill
+
+    wanted = _accountings(accounting)
+    found = find(job, at)
+    table = tables.load(str(prices) if prices else found.spec.bill.prices)
+    made = bill(found.records, found.spec, table)
+    if output is Output.table:
+        _about(found, made, table)
+        _show(made, by, wanted)
+    elif output is Output.jsonl:
+        for row in _rows(made, by, wanted):
+            data(json.dumps(row))
+    else:
+        show_object(_document(found, made, table, wanted), found.job, output)
+
+
+def dollars(usd: float) -> str:
+    """An amount for people: to the microdollar, of which small jobs have few."""
+    return f"{usd:,.6f}"
+
+
+def _accountings(given: list[str]) -> tuple[Accounting, ...]:
+    from marless.pricing.charges import ACCOUNTINGS
+
+    for each in given:
+        if each not in ACCOUNTINGS:
+            raise SpecError(f"--accounting: {unknown_name('accounting', each, ACCOUNTINGS)}")
+    return tuple(each for each in ACCOUNTINGS if not given or each in given)
+
+
+def _document(
+    found: Recorded, made: Bill, table: Prices, wanted: tuple[Accounting, ...]
+) -> dict[str, Any]:  # Any: JSON
+    from marless.pricing.bill import to_dict
+
+    about = {"job": found.job, "state": found.state, "counts_as_cost": found.spec.bill.accounting}
+    figures = to_dict(made, table)
+    for name in ("usd", "by_kind", "by_round", "by_group"):
+        figures[name] = {accounting: figures[name][accounting] for accounting in wanted}
+    return about | figures
+
+
+def _rows(made: Bill, by: By, wanted: tuple[Accounting, ...]) -> list[dict[str, Any]]:  # Any: JSON
+    """A line per kind, round or group: its name and dollars."""
+    from marless.pricing.money import usd
+
+    parts = {accounting: made.by(by, accounting) for accounting in wanted}
+    names = dict.fromkeys(name for each in parts.values() for name in each)
+    return [
+        {by: int(name) if by == "round" else name, **{a: usd(parts[a].get(name, 0)) for a in wanted}} for name in names
+    ]
+
+
+def _about(found: Recorded, made: Bill, table: Prices) -> None:
+    so_far = f"{len(made.rounds)} rounds" + ("" if found.state not in ("PENDING", "RUNNING") else " so far")
+    say(f"job {found.job}, {found.state.lower()}, {so_far}; its cost counts as {found.spec.bill.accounting}")
+    say(
+        f"billed by {made.backend}, list prices of {table.region} as of {_oldest(table)}; serverful: modelled, "
+        f"on {made.machine or 'no machine: there is no round yet'}"
+    )
+
+
+def _oldest(table: Prices) -> str:
+    return str(min(section.date for section in (table.lambda_, table.fargate, table.ec2, table.redis)))
+
+
+def _show(made: Bill, by: By, wanted: tuple[Accounting, ...]) -> None:
+    from rich.table import Table
+
+    shown = Table(box=None, pad_edge=False, show_footer=True)
+    shown.add_column(by, footer="total")
+    for accounting in wanted:
+        note = " (modelled)" if accounting == "serverful" else ""
+        shown.add_column(f"{accounting} USD{note}", footer=dollars(made.total_usd(accounting)), justify="right")
+    for row in _rows(made, by, wanted):
+        name = str(row[by] + 1 if by == "round" else row[by])  # people count from 1, as `watch` does
+        shown.add_row(name, *(dollars(row[accounting]) if row[accounting] else "" for accounting in wanted))
+    console().print(shown)

@@ -1,0 +1,235 @@
+"""Dry runs: what a job would take and cost, said before anything runs. Nothing is sent to anybody."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from marless.cli.costs import dollars
+from marless.cli.options import Connection, Output
+from marless.cli.output import console, data, say, show_object
+from marless.cli.recorded import Recorded, find, from_folder
+from marless.errors import InternalError, MarlessError, SpecError
+
+if TYPE_CHECKING:
+    from marless.job import Job
+    from marless.pricing.calibration import Calibration
+    from marless.pricing.estimate import Course, Estimate, Range
+    from marless.pricing.prices import Prices
+    from marless.spec import JobSpec
+
+CALIBRATION_S = 300.0
+LOWER, UPPER = 0.7, 1.5
+"""Calibrated times are taken to be off by so much: a quiet process on one core, against workers beside each other."""
+_SAMPLED_ROUNDS, _MOST_SAMPLED_ROUNDS = 10, 2000
+
+
+@dataclass(frozen=True)
+class _Basis:
+    """Where an estimate is from."""
+
+    courses: list[Course]
+    sentences: list[str]
+    """What was assumed, for people."""
+    run: str
+    """The recorded run; "" if it was calibrated."""
+
+
+def estimate(spec: JobSpec, source: str, *, run: str, at: Connection, output: Output) -> None:
+    """Check a job in full and print what it would take; `run` is a recorded job to go by, "" to look for one.
+
+    Raises SpecError for a job that cannot work or be priced, and for a run of another shape.
+    """
+    from marless.job import advice, prepare
+    from marless.pricing import estimate as estimates
+    from marless.pricing import prices as tables
+    from marless.pricing.ledger import Ledger
+
+    try:
+        job = prepare(spec)
+        table = tables.load(spec.bill.prices)
+        Ledger(spec, table)
+    except SpecError as error:
+        raise SpecError(f"{source}: {error}") from None
+    if note := advice(job):
+        say(f"note: {note}")
+    recorded = _given(run, spec, at) if run else _alike(spec, at.runs)
+    basis = _from_run(recorded, spec, table) if recorded else _from_calibration(job, table)
+    _show(estimates.estimate(spec, basis.courses), spec, basis, output)
+
+
+def _given(run: str, spec: JobSpec, at: Connection) -> Recorded:
+    from marless.pricing.estimate import SHAPE, same_shape
+
+    found = find(run, at)
+    if not same_shape(found.spec, spec):
+        other = [name for name in SHAPE if getattr(found.spec, name) != getattr(spec, name)]
+        raise SpecError(
+            f"--from {run}: that job's {', '.join(other)} differ from this one's, so it says nothing of its rounds; "
+            "leave --from out for a calibration, or replay it with `marless simulate`"
+        )
+    if not found.records:
+        raise SpecError(f"--from {run}: that job has no round yet")
+    return found
+
+
+def _alike(spec: JobSpec, runs: Path) -> Recorded | None:
+    """The newest recorded run that makes rounds as this job will."""
+    from marless import spec as specs
+    from marless.pricing.estimate import same_shape
+
+    for file in sorted(runs.glob("*/spec.yaml"), key=lambda each: each.stat().st_mtime, reverse=True):
+        try:
+            if same_shape(specs.load(file), spec):
+                found = from_folder(file.parent)
+                if len(found.records) > 1:
+                    return found
+        except MarlessError:
+            continue  # a folder that is no whole run says nothing
+    return None
+
+
+def _from_run(found: Recorded, spec: JobSpec, table: Prices) -> _Basis:
+    from marless.pricing.estimate import courses_of_run
+
+    sentences = [
+        f"from the {len(found.records)} recorded rounds of {found.job}, billed anew; the range is that of its thirds",
+        "assumed: this job's rounds take as long, and decide alike",
+    ]
+    return _Basis(courses_of_run(found.records, spec, table), sentences, found.job)
+
+
+def _from_calibration(job: Job, table: Prices) -> _Basis:
+    from marless.pricing import invented
+    from marless.pricing.estimate import course, minimum_s
+
+    spec = job.spec
+    say("no recorded run is alike: measuring one actor and two updates of this job here …")
+    found = _calibrated(spec)
+    work = invented.work_of(found, spec, _agents_of_policies(job))
+    slots = max(
+        len(os.sched_getaffinity(0)), *(int(-(-s.vcpus // 1)) for s in (spec.functions.actor, spec.functions.learner))
+    )
+    episode = job.spaces.max_steps or spec.actors.steps
+    courses = []
+    for pace in _paces(job, slots):
+
+        def some(count: int, pace: invented.Pace = pace) -> Course:
+            made = invented.rounds(spec, work, min(found.actor_s), pace, count, episode)
+            return course(made, spec, table)
+
+        count = 1 + max(min(spec.evaluation.every, 5 * _SAMPLED_ROUNDS), _SAMPLED_ROUNDS)
+        if paid_s := minimum_s(table):
+            count = min(count + int(2 * paid_s / some(2).round_s), _MOST_SAMPLED_ROUNDS)
+        courses.append(some(count))
+    return _Basis(courses, _assumptions(found, job, slots), "")
+
+
+def _paces(job: Job, slots: int) -> list[Any]:  # Any: Pace, whose module is imported where it is needed
+    """The likely pace, and those around it; where policies decide, also with few actors and shared learners."""
+    from marless.pricing.invented import Pace
+
+    spec = job.spec
+    most = Pace(actors=spec.actors.count, factor=1.0, shared=False, slots=slots)
+    few = max(spec.actors.count // len(job.spaces.agents), 1) if spec.scaling.name != "fixed" else most.actors
+    shared = spec.sharing.name != "fixed"
+    return [
+        most,
+        Pace(actors=few, factor=LOWER, shared=shared, slots=slots),
+        Pace(actors=most.actors, factor=UPPER, shared=False, slots=slots),
+    ]
+
+
+def _calibrated(spec: JobSpec) -> Calibration:
+    """Measure in a process that has the threads of a worker."""
+    from marless.pricing.calibration import from_text
+
+    done = subprocess.run(
+        [sys.executable, "-m", "marless.pricing.calibration"],
+        input=spec.to_json(),
+        capture_output=True,
+        text=True,
+        timeout=CALIBRATION_S,
+        check=False,
+        env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+    )
+    if done.returncode:
+        raise InternalError(f"the calibration failed: {done.stderr.strip().splitlines()[-1:] or 'without a word'}")
+    return from_text(done.stdout)
+
+
+def _agents_of_policies(job: Job) -> dict[str, int]:
+    from marless.sharing.groups import initial_groups
+
+    return {group.policy: len(group.agents) for group in initial_groups(job.spec.sharing.groups, job.spaces)}
+
+
+def _assumptions(found: Calibration, job: Job, slots: int) -> list[str]:
+    spec = job.spec
+    sentences = [
+        f"calibrated here: an actor takes {min(found.actor_s):.3f} s"
+        + (
+            f", an update {sum(each.seconds for each in found.updates[0]):.3f} s of one vCPU"
+            if found.updates
+            else "; there is no torch here, so updates are guessed from their samples, at the pace of docs/cost.md"
+        ),
+        f"assumed: {slots} vCPUs work on this job, as here; times may be {1 - LOWER:.0%} less or {UPPER - 1:.0%} more",
+    ]
+    if found.updates and found.samples_share < 1:
+        sentences.append(f"updates were measured on {found.samples_share:.1%} of a round's samples, and extrapolated")
+    if spec.scaling.name != "fixed" or spec.sharing.name != "fixed":
+        sentences.append("likely and high: all actors, and a learner per policy; low: as few as policies may decide")
+    return sentences
+
+
+def _show(found: Estimate, spec: JobSpec, basis: _Basis, output: Output) -> None:
+    if output is Output.table:
+        for sentence in basis.sentences:
+            say(sentence)
+        say(_ending(found, spec))
+        _table(found)
+        return
+    document = {
+        "job": spec.name,
+        "from": basis.run or "calibration",
+        "assumed": basis.sentences,
+        "counts_as_cost": spec.bill.accounting,
+        "modelled": ["seconds", "serverful"] if not basis.run else ["serverful"],
+        **found.to_dict(),
+    }
+    if output is Output.jsonl:
+        data(json.dumps(document))
+    else:
+        show_object(document, spec.name, output)
+
+
+def _ending(found: Estimate, spec: JobSpec) -> str:
+    from marless.pricing.estimate import PER_ROUNDS
+
+    if not found.ends_by:
+        return f"when stop.return is reached cannot be foreseen: all figures are of {PER_ROUNDS} rounds"
+    return f"ends by {found.ends_by}; its cost counts as {spec.bill.accounting}; nothing was sent or started"
+
+
+def _table(found: Estimate) -> None:
+    from rich.table import Table
+
+    shown = Table(box=None, pad_edge=False)
+    shown.add_column("")
+    for name in ("low", "likely", "high"):
+        shown.add_column(name, justify="right")
+
+    def row(name: str, each: Range, text: Any) -> None:  # Any: a function of a number
+        shown.add_row(name, text(each.low), text(each.likely), text(each.high))
+
+    row("rounds", found.rounds, lambda number: f"{number:,.0f}")
+    row("env steps", found.env_steps, lambda number: f"{number:,.0f}")
+    row("seconds", found.seconds, lambda number: f"{number:,.1f}")
+    for accounting, each in found.usd.items():
+        row(f"{accounting} USD" + (" (modelled)" if accounting == "serverful" else ""), each, dollars)
+    console().print(shown)

@@ -1,0 +1,180 @@
+"""What a job will take and cost, before it runs: rounds, seconds and the three bills, each as a range.
+
+From a recorded run of the same shape, whose rounds are billed anew, or from a calibration, from which rounds are made
+up and billed. Either way the ledger does the counting, so that an estimate and a bill follow the same rules.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean
+from typing import Any
+
+from marless.pricing.bill import bill
+from marless.pricing.charges import ACCOUNTINGS, Accounting
+from marless.pricing.money import usd
+from marless.pricing.prices import Prices
+from marless.record import RoundRecord
+from marless.spec import JobSpec
+
+PER_ROUNDS = 100
+"""What an estimate is of if nothing in the spec says how many rounds there will be."""
+SHAPE = ("env", "algorithm", "model", "actors", "scaling", "sharing", "curvature", "evaluation", "learner")
+"""Sections that must be equal for a recorded run to say what another job takes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Course:
+    """One way that a job may go: how it begins, and what an ordinary round after that is."""
+
+    env_steps: float
+    """Of a round."""
+    head: int
+    """Rounds that it begins with: the first, which starts everything, and those that minimum charges have paid."""
+    head_s: float
+    head_usd: Mapping[Accounting, float]
+    round_s: float
+    round_usd: Mapping[Accounting, float]
+
+    def seconds(self, rounds: int) -> float:
+        """Of so many rounds, at least one."""
+        return _total(self.head_s, self.round_s, rounds, self.head)
+
+    def usd(self, accounting: Accounting, rounds: int) -> float:
+        """Of so many rounds, at least one."""
+        return _total(self.head_usd[accounting], self.round_usd[accounting], rounds, self.head)
+
+
+@dataclass(frozen=True)
+class Range:
+    """Least, likely and most."""
+
+    low: float
+    likely: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """What a job will take and cost, as far as can be said."""
+
+    rounds: Range
+    ends_by: str
+    """The stop rule that is reached first; "" if none can be foreseen: then all is said per PER_ROUNDS rounds."""
+    env_steps: Range
+    seconds: Range
+    """Of its rounds, without the start of the services."""
+    usd: Mapping[Accounting, Range]
+
+    def to_dict(self) -> dict[str, Any]:  # Any: JSON
+        """As JSON can hold it."""
+        figures = {"rounds": self.rounds, "env_steps": self.env_steps, "seconds": self.seconds}
+        return {
+            "ends_by": self.ends_by or None,
+            **{name: vars(each) for name, each in figures.items()},
+            "usd": {name: vars(each) for name, each in self.usd.items()},
+        }
+
+
+def estimate(spec: JobSpec, courses: Sequence[Course]) -> Estimate:
+    """The range of several courses, the first of which is the likely one."""
+    ends = [_rounds(spec, course) for course in courses]
+    rounds = [count for count, _ in ends]
+    return Estimate(
+        rounds=_range(rounds),
+        ends_by=ends[0][1],
+        env_steps=_range([course.env_steps * count for course, count in zip(courses, rounds, strict=True)]),
+        seconds=_range([course.seconds(count) for course, count in zip(courses, rounds, strict=True)]),
+        usd={
+            accounting: _range([course.usd(accounting, count) for course, count in zip(courses, rounds, strict=True)])
+            for accounting in ACCOUNTINGS
+        },
+    )
+
+
+def same_shape(one: JobSpec, other: JobSpec) -> bool:
+    """True if a run of one says what a run of the other takes: all that makes a round is equal."""
+    sections = set(SHAPE)
+    return one.model_dump(include=sections) == other.model_dump(include=sections)
+
+
+def course(records: Sequence[RoundRecord], spec: JobSpec, prices: Prices) -> Course:
+    """How a run of these records goes on; at least one. Where all belong to the head, later rounds are as those."""
+    made = bill(records, spec, prices)
+    ends = [records[0].started_s, *(record.ended_s for record in records)]
+    lengths_s = [max(after - before, 0.0) for before, after in pairwise(ends)]
+    head = _head(ends, prices)
+    rest = slice(head, None) if len(records) > head else slice(0, None)
+    costs = {accounting: [usd(each.picos(accounting)) for each in made.rounds] for accounting in ACCOUNTINGS}
+    return Course(
+        env_steps=records[-1].env_steps / len(records),
+        head=head,
+        head_s=sum(lengths_s[:head]),
+        head_usd={accounting: sum(each[:head]) for accounting, each in costs.items()},
+        round_s=fmean(lengths_s[rest]),
+        round_usd={accounting: fmean(each[rest]) for accounting, each in costs.items()},
+    )
+
+
+def minimum_s(prices: Prices) -> int:
+    """How much of a container's or machine's time is paid at once."""
+    match prices.backend:
+        case "lambda":
+            return 0
+        case "fargate":
+            return prices.fargate.minimum_s
+        case "ec2":
+            return prices.ec2.minimum_s
+
+
+def courses_of_run(records: Sequence[RoundRecord], spec: JobSpec, prices: Prices) -> list[Course]:
+    """The run as a whole, and each third of it: work changes while policies learn."""
+    third = len(records) // 3
+    whole = course(records, spec, prices)
+    if third < 2:
+        return [whole]
+    parts = [course(records[at : at + third], spec, prices) for at in (0, third, 2 * third)]
+    return [whole, *parts]
+
+
+def _rounds(spec: JobSpec, course: Course) -> tuple[int, str]:
+    """The round after which a stop rule ends the job, and which one does; a return cannot be foreseen."""
+    stop, accounting = spec.stop, spec.bill.accounting
+    limits: dict[str, float] = {}
+    if stop.rounds is not None:
+        limits["stop.rounds"] = stop.rounds
+    if stop.env_steps is not None:
+        limits["stop.env_steps"] = stop.env_steps / course.env_steps if course.env_steps else math.inf
+    if stop.wall_s is not None:
+        limits["stop.wall_s"] = _until(stop.wall_s, course.head_s, course.round_s, course.head)
+    if stop.cost_usd is not None:
+        head, each = course.head_usd[accounting], course.round_usd[accounting]
+        limits["stop.cost_usd"] = _until(stop.cost_usd, head, each, course.head)
+    rule = min(limits, key=lambda each: limits[each], default="")
+    if not rule or math.isinf(limits[rule]):
+        return PER_ROUNDS, ""
+    return max(math.ceil(limits[rule]), 1), rule
+
+
+def _head(ends: Sequence[float], prices: Prices) -> int:
+    paid_until = ends[0] + minimum_s(prices)
+    return max(sum(end <= paid_until for end in ends[1:]), 1)
+
+
+def _total(head_total: float, each: float, rounds: int, head: int) -> float:
+    """Of so many rounds; fewer than the head's take their part of it."""
+    return head_total * rounds / head if rounds <= head else head_total + (rounds - head) * each
+
+
+def _until(limit: float, head_total: float, each: float, head: int) -> float:
+    """Rounds until a total reaches a limit."""
+    if limit <= head_total:
+        return head * limit / head_total
+    return head + (limit - head_total) / each if each > 0 else math.inf
+
+
+def _range(values: Sequence[float]) -> Range:
+    return Range(min(values), values[0], max(values))
