@@ -1,12 +1,14 @@
 """Dispatcher, fleet and session over a real gRPC server: workers that die, hang, err, come late or never come."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 
 import grpc
 import pytest
+from structlog.testing import capture_logs
 
 from marless.errors import (
     InternalError,
@@ -18,7 +20,7 @@ from marless.errors import (
 from marless.rpc.client import Peer
 from marless.rpc.security import Security
 from marless.rpc.server import ServerOptions, Service, serving
-from marless.rpc.v1 import common_pb2
+from marless.rpc.v1 import actor_pool_pb2, common_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub, add_ActorPoolServiceServicer_to_server
 from marless.rpc.workers.dispatch import Dispatcher
 from marless.rpc.workers.fleet import Fleet
@@ -445,6 +447,26 @@ async def make(pool, launcher) -> AsyncIterator[Make]:
         await made.stop()
 
 
+class Clock:
+    """A module `time` whose clock stands."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.looks = 0
+        self.time = time.time
+
+    def monotonic(self) -> float:
+        self.looks += 1
+        return self.now_s
+
+    async def looked_at(self) -> None:
+        """Until somebody has asked for the time twice: once perhaps before it was what it is now."""
+        enough = self.looks + 2
+        async with asyncio.timeout(PATIENCE_S):
+            while self.looks < enough:  # noqa: ASYNC110  # a clock tells nobody
+                await asyncio.sleep(0.001)
+
+
 def names(pool: Pool) -> list[str]:
     return sorted(info.worker for info in pool.dispatcher.workers())
 
@@ -463,6 +485,37 @@ async def test_ensure_starts_workers_up_to_the_limit_and_never_removes_any(pool,
         await pool.dispatcher.connected(["actor-0", "actor-1"])
     await fleet.ensure(1)
     assert names(pool) == ["actor-0", "actor-1"]
+
+
+async def test_the_first_task_of_a_worker_says_how_long_the_worker_took_to_start(pool, make, monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr("marless.rpc.workers.dispatch.time", clock)
+    fleet = await make(limit=1)
+    fleet.expect(1)
+    await asyncio.sleep(0)  # the launch
+    clock.now_s += 1.5
+    async with asyncio.timeout(PATIENCE_S):
+        await pool.dispatcher.connected(["actor-0"])
+    first, second = await pool.run("fast"), await pool.run("fast")
+    assert (first.invocation.cold, first.invocation.init_s) == (True, 1.5)
+    assert (second.invocation.cold, second.invocation.init_s) == (False, 0.0)
+
+
+async def test_a_worker_that_somebody_else_started_took_no_time_that_we_know_of(pool):
+    await pool.connect("w")
+    record = (await pool.run("fast")).invocation
+    assert (record.cold, record.init_s) == (True, 0.0)
+
+
+async def test_prewarming_answers_at_once_starts_what_there_is_room_for_and_removes_none(pool, make, launcher):
+    fleet = await make(limit=2)
+    servicer = ActorPoolServicer(None, pool.dispatcher, fleet)
+    await servicer.Prewarm(actor_pool_pb2.PrewarmRequest(actors=5), None)
+    assert names(pool) == []  # nobody waits for them
+    async with asyncio.timeout(PATIENCE_S):
+        await pool.dispatcher.connected(["actor-0", "actor-1"])
+    await servicer.Prewarm(actor_pool_pb2.PrewarmRequest(actors=1), None)
+    assert launcher.launched == names(pool) == ["actor-0", "actor-1"]
 
 
 async def test_a_worker_that_dies_is_replaced_and_its_task_goes_on(pool, make, launcher):
@@ -560,6 +613,23 @@ async def test_idle_workers_are_released_and_come_back_when_needed(pool, make, l
     await pool.gone("actor-0")
     await fleet.ensure(1)
     assert (await pool.run("fast")).invocation.worker == "actor-1"
+
+
+async def test_prewarming_keeps_workers_that_would_be_released(pool, make, launcher, monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr("marless.rpc.workers.fleet.time", clock)
+    with capture_logs() as logs:
+        fleet = await make(limit=1, keep_alive_s=0.02)  # by the clock above
+        await fleet.ensure(1)
+        for _ in range(3):
+            clock.now_s += 0.015
+            fleet.expect(1)
+            await clock.looked_at()
+            assert names(pool) == ["actor-0"]
+        clock.now_s += 0.03
+        await pool.gone("actor-0")
+    events = [(each["event"], each["worker"]) for each in logs if each["event"].startswith("worker.")]
+    assert events[:3] == [(f"worker.{what}", "actor-0") for what in ("launched", "connected", "released")]
 
 
 async def test_a_busy_worker_is_not_released_however_long_its_task_takes(pool, make, launcher):

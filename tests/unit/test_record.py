@@ -110,7 +110,8 @@ def test_any_other_line_that_is_no_record_is_named(lines, line):
 def summary(**changes) -> dict:
     fields = {
         "job": "j", "state": "SUCCEEDED", "reason": "2 rounds done", "rounds": 2, "env_steps": 200, "greedy": RETURNS,
-        "random": None, "wall_s": 1.5, "env_steps_per_s": 133.3, "run_dir": "/runs/j",
+        "random": None, "wall_s": 1.5, "env_steps_per_s": 133.3, "run_dir": "/runs/j", "cost_usd": 0.25,
+        "accounting": "paper",
     }  # fmt: skip
     return json.loads(Summary(**fields | changes).to_json())
 
@@ -118,7 +119,8 @@ def summary(**changes) -> dict:
 def test_a_summary_says_what_was_reached_and_what_chance_scores():
     assert summary(random=Returns(episodes=9, mean=-30.0, per_agent={"a": -29.0, "b": -31.0}, standard_error=1.0)) == {
         "job": "j", "state": "SUCCEEDED", "reason": "2 rounds done", "rounds": 2, "env_steps": 200, "wall_s": 1.5,
-        "env_steps_per_s": 133.3, "run_dir": "/runs/j", "return": -20.5, "random_return": -30.0,
+        "env_steps_per_s": 133.3, "run_dir": "/runs/j", "cost_usd": 0.25, "accounting": "paper",
+        "return": -20.5, "random_return": -30.0,
         "return_per_agent": {"a": -20.0, "b": -21.0}, "random_return_per_agent": {"a": -29.0, "b": -31.0},
     }  # fmt: skip
 
