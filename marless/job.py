@@ -66,7 +66,8 @@ def prepare(spec: JobSpec) -> Job:
     context = _context(spec, spaces, groups)
     policy = scaling_policies.scaling(spec.scaling.name).make(spec.scaling, context)
     env_steps = spec.scaling.least(context) * spec.actors.envs * spec.actors.steps
-    algorithm.check(spec.algorithm, spaces, samples=env_steps * min(len(group.agents) for group in groups))
+    members = 1 if spec.sharing.samples == "drawn" else min(len(group.agents) for group in groups)
+    algorithm.check(spec.algorithm, spaces, samples=env_steps * members)
     signals = scaling_policies.scaling(spec.scaling.name).signals(spec.scaling)
     curvature = "curvature" in signals or sharing_policies.sharing(spec.sharing.name).curvature(spec.sharing)
     return Job(

@@ -170,10 +170,16 @@ class CriticFunction(_Trained):
         self.net.backward(value.value_gradient(*tensors, clip=clip, huber=huber))
         return metrics
 
-    def values(self, features_PIS: Tensor) -> Tensor:
-        """Values in units of the reward, [P, K, S]."""
-        mean_PK1, std_PK1 = normalise.mean_and_std(self.tensors["moments"])
-        return self.net.evaluate(features_PIS) * std_PK1.float() + mean_PK1.float()
+    def values(self, features: Tensor, owner: Tensor | None = None) -> Tensor:
+        """Values in units of the reward, [rows, K, S], of features [rows, I, S].
+
+        Row i is judged by critic i, or by critic `owner[i]`: several rows may have one.
+        """
+        net, moments = self.net, self.tensors["moments"]
+        if owner is not None:
+            net, moments = StackedMLP(net.layout, self.tensors["flat"][owner], net.activation), moments[owner]
+        mean, std = normalise.mean_and_std(moments)
+        return net.evaluate(features) * std.float() + mean.float()
 
     def rescale(self, return_PKS: Tensor, weight_PKS: Tensor) -> None:
         """Take a round's returns into the running moments, and change the output layer so that values stay the same.

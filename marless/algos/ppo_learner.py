@@ -20,7 +20,7 @@ from marless.algos.base import Arrays, FunctionRun, Group, ModelSpec, PolicyStat
 from marless.algos.ppo import PPOConfig, value_at
 from marless.algos.ppo_functions import CriticFunction, Metrics, PolicyFunction, Samples, Settings
 from marless.algos.ppo_post_process import CriticPass, Tensors, critic_samples, estimate, policy_samples, upload
-from marless.algos.stacks import Stack, stacks
+from marless.algos.stacks import Stack, drawn_stacks, stacks
 from marless.algos.table import tabulate
 from marless.envs.base import AgentClass, EnvSpaces
 from marless.errors import CorruptError
@@ -116,8 +116,8 @@ class PPOLearner:
         """See `Learner`."""
         started_s = time.time()
         threads = torch.get_num_interop_threads() if self._device.type == "cpu" else 1
-        chosen = stacks(inputs.groups, self._class, parts=max(1, threads // 2), device=self._device)
         table = tabulate(inputs.trajectories, self._class_index, self._critic != "own")
+        chosen = self._stacks(inputs, table.obs.shape[2], parts=max(1, threads // 2))
         similarity = likeness.begin(inputs, self._class, table, self.state)
         policies = self._policies.arrange([(stack.names, stack.starts) for stack in chosen])
         tensors = upload(table, self._device)
@@ -154,20 +154,31 @@ class PPOLearner:
         learning = {name: array for _, part in parts for name, array in part.items()}
         return PolicyState(acting, learning, self._metadata)
 
+    def _stacks(self, inputs: RoundInput, samples: int, parts: int) -> Sequence[Stack]:
+        """What trains together; without a shared policy there is nothing to draw."""
+        groups, agents, device = inputs.groups, self._class, self._device
+        if inputs.pooling == "pooled" or all(len(group.agents) == 1 for group in groups):
+            return stacks(groups, agents, parts=parts, device=device)
+        seed = (inputs.seed, inputs.round)
+        return drawn_stacks(groups, agents, samples=samples, seed=seed, parts=parts, device=device)
+
     def _critic_passes(self, chosen: Sequence[Stack], tensors: Tensors) -> list[CriticPass]:
         if self._critic == "joint":
             names = (self._joint,)
             (function,) = self._critics.arrange([(names, names)])
-            return [CriticPass(names, function, None, tensors["state"], tensors["boot_state"])]
+            # It serves all agents, grouped or not, and learns from each env step once: nothing to pool or to draw.
+            return [CriticPass(names, function, None, tensors["state"], tensors["state"], tensors["boot_state"])]
         features, boot_features = tensors["obs"], tensors["boot_obs"]
         if self._critic == "state":
             agents = len(self._class.agents)
             features, boot_features = (tensors[key].expand(agents, -1, -1) for key in ("state", "boot_state"))
         functions = self._critics.arrange([(stack.names, stack.starts) for stack in chosen])
-        return [
-            CriticPass(stack.names, function, stack, stack.pool(features), stack.pool(boot_features))
-            for stack, function in zip(chosen, functions, strict=True)
-        ]
+        passes = []
+        for stack, function in zip(chosen, functions, strict=True):
+            seen, boot_seen = stack.seen(features), stack.seen(boot_features)
+            trained = seen if stack.owner is None else stack.pool(features)
+            passes.append(CriticPass(stack.names, function, stack, trained, seen, boot_seen))
+        return passes
 
     def _train(self, jobs: Sequence[_Job], inputs: RoundInput, threads: int) -> list[_Trained]:
         config, settings = self._config, self._settings(inputs.env_steps)

@@ -36,9 +36,11 @@ class CriticPass:
     stack: Stack | None
     """Whom the critics serve, one each; None: one joint critic serves all agents, one output each."""
     features: Tensor
-    """[P, I, samples]."""
-    boot_features: Tensor
-    """[P, I, bootstrap rows]."""
+    """[P, I, samples]: what they train on."""
+    seen: Tensor
+    """[rows, I, samples]: what they judge, see `Stack.seen`."""
+    boot_seen: Tensor
+    """[rows, I, bootstrap rows]."""
 
     def pool(self, x_N1S: Tensor) -> Tensor:
         """Samples of the agents as samples of the critics, [P, outputs, samples]."""
@@ -46,12 +48,11 @@ class CriticPass:
 
     def judge(self, value_NS: Tensor, boot_value_NK: Tensor) -> None:
         """Fill in the values of the agents that the critics serve."""
-        for features_PIS, out_NS in ((self.features, value_NS), (self.boot_features, boot_value_NK)):
-            value_PKS = self.function.values(features_PIS)
+        for seen, out_NS in ((self.seen, value_NS), (self.boot_seen, boot_value_NK)):
             if self.stack:
-                self.stack.spread(value_PKS, out_NS)
+                self.stack.spread(self.function.values(seen, self.stack.owner), out_NS)
             else:
-                out_NS.copy_(value_PKS[0])
+                out_NS.copy_(self.function.values(seen)[0])
 
 
 def estimate(passes: list[CriticPass], tensors: Tensors, config: PPOConfig) -> tuple[Tensor, Tensor]:

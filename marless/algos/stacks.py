@@ -5,25 +5,55 @@ Shapes: N agents of the class, P policies of a stack, m members of each, R rows,
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from marless.algos.base import Group
 from marless.envs.base import AgentClass
 from marless.errors import SpecError
+from marless.nets import kernels
+
+_STREAM = 3
+"""Keeps the draws of groups apart from others of the same round."""
 
 
 @dataclass(frozen=True)
-class Stack:
-    """Groups with equally many members."""
+class Stack(ABC):
+    """Groups whose policies have equally many samples to train on."""
 
     names: tuple[str, ...]
     """Their policies."""
     starts: tuple[str, ...]
     """The policies whose state the update starts from."""
+
+    @abstractmethod
+    def pool(self, x_NRS: Tensor) -> Tensor:
+        """What each policy trains on, from what each agent sampled: [N, R, S] → [P, R, samples]."""
+
+    @abstractmethod
+    def seen(self, x_NRS: Tensor) -> Tensor:
+        """All that members saw, as `owner` wants it: for values, and so advantages, of everything there is."""
+
+    @property
+    @abstractmethod
+    def owner(self) -> Tensor | None:
+        """int64: the critic of each row of `seen`; None if rows are critics."""
+
+    @abstractmethod
+    def spread(self, x: Tensor, out_NS: Tensor) -> None:
+        """Write a number for each sample that was `seen`, [rows, 1, samples], to the rows of its agent."""
+
+
+@dataclass(frozen=True)
+class PooledStack(Stack):
+    """Groups with equally many members, which train on all samples of all of them."""
+
     members: Tensor
     """int64 [P, m]: each member's index within the class."""
     whole: bool
@@ -37,34 +67,131 @@ class Stack:
         policies, count, rows, samples = x_PmRS.shape
         return x_PmRS.transpose(1, 2).reshape(policies, rows, count * samples)
 
-    def spread(self, x_P1S: Tensor, out_NS: Tensor) -> None:
-        """Write pooled single numbers, [P, 1, m · S], back to the rows of their agents."""
-        out_NS[self.members] = x_P1S.reshape(*self.members.shape, -1)
+    def seen(self, x_NRS: Tensor) -> Tensor:
+        """See `pool`."""
+        return self.pool(x_NRS)
+
+    @property
+    def owner(self) -> None:
+        """Rows are critics."""
+        return
+
+    def spread(self, x: Tensor, out_NS: Tensor) -> None:
+        """[P, 1, m · S] → [N, S]."""
+        out_NS[self.members] = x.reshape(*self.members.shape, -1)
 
 
-def stacks(groups: Sequence[Group], agent_class: AgentClass, *, parts: int, device: torch.device) -> list[Stack]:
+@dataclass(frozen=True)
+class DrawnStack(Stack):
+    """Groups of any size, each of which trains on as many samples as one agent has, S."""
+
+    agents: Tensor
+    """int64 [n]: all members' indices within the class, group after group."""
+    owners: Tensor
+    """int64 [n]: each member's policy."""
+    columns: tuple[Tensor, ...]
+    """Per member, int64: which of its samples were drawn, ascending."""
+
+    def pool(self, x_NRS: Tensor) -> Tensor:
+        """Samples drawn of the members, one member after another: [N, R, S] → [P, R, S]."""
+        _, rows, samples = x_NRS.shape
+        pooled_PRS = x_NRS.new_empty(len(self.names), rows, samples)
+        policy, end = -1, 0
+        for agent, owner, column in zip(self.agents.tolist(), self.owners.tolist(), self.columns, strict=True):
+            start = end if owner == policy else 0
+            policy, end = owner, start + len(column)
+            taken_1RM = x_NRS.new_empty(1, rows, len(column))
+            kernels.take_columns(x_NRS[agent : agent + 1], column, out=taken_1RM)
+            pooled_PRS[policy, :, start:end] = taken_1RM[0]
+        return pooled_PRS
+
+    def seen(self, x_NRS: Tensor) -> Tensor:
+        """[n, R, S]."""
+        return x_NRS[self.agents]
+
+    @property
+    def owner(self) -> Tensor:
+        """See `owners`."""
+        return self.owners
+
+    def spread(self, x: Tensor, out_NS: Tensor) -> None:
+        """[n, 1, S] → [N, S]."""
+        out_NS[self.agents] = x.squeeze(1)
+
+
+def stacks(groups: Sequence[Group], agent_class: AgentClass, *, parts: int, device: torch.device) -> list[PooledStack]:
     """Sort groups into stacks by member count, each cut into at most `parts` stacks; in order of first appearance.
 
     Raises SpecError unless every agent of the class is in exactly one group.
     """
-    grouped = [agent for group in groups for agent in group.agents]
-    if sorted(grouped) != sorted(agent_class.agents):
-        raise SpecError(f"groups must hold each of {sorted(agent_class.agents)} exactly once, got {sorted(grouped)}")
+    _check(groups, agent_class)
     by_count: dict[int, list[Group]] = {}
     for group in groups:
         by_count.setdefault(len(group.agents), []).append(group)
     result = []
     for alike in by_count.values():
-        size = -(-len(alike) // parts)
-        result += [_stack(alike[i : i + size], agent_class, device) for i in range(0, len(alike), size)]
+        result += [_pooled(part, agent_class, device) for part in _cut(alike, parts)]
     return result
 
 
-def _stack(groups: Sequence[Group], agent_class: AgentClass, device: torch.device) -> Stack:
+def drawn_stacks(
+    groups: Sequence[Group],
+    agent_class: AgentClass,
+    *,
+    samples: int,
+    seed: tuple[int, int],
+    parts: int,
+    device: torch.device,
+) -> list[DrawnStack]:
+    """At most `parts` stacks of groups of any size, in order; each group draws `samples`, S, of its members' m · S.
+
+    Drawn without replacement, from the job's seed, the round and the policy's name alone (`seed` is the first two). An
+    agent by itself keeps its samples and their order. Raises SpecError as `stacks` does.
+    """
+    _check(groups, agent_class)
+    return [_drawn(part, agent_class, samples, seed, device) for part in _cut(groups, parts)]
+
+
+def _check(groups: Sequence[Group], agent_class: AgentClass) -> None:
+    grouped = [agent for group in groups for agent in group.agents]
+    if sorted(grouped) != sorted(agent_class.agents):
+        raise SpecError(f"groups must hold each of {sorted(agent_class.agents)} exactly once, got {sorted(grouped)}")
+
+
+def _cut(groups: Sequence[Group], parts: int) -> list[Sequence[Group]]:
+    size = -(-len(groups) // parts)
+    return [groups[i : i + size] for i in range(0, len(groups), size)]
+
+
+def _pooled(groups: Sequence[Group], agent_class: AgentClass, device: torch.device) -> PooledStack:
     members = [[agent_class.agents.index(agent) for agent in group.agents] for group in groups]
-    return Stack(
+    return PooledStack(
         names=tuple(group.policy for group in groups),
         starts=tuple(group.start for group in groups),
         whole=members == [[i] for i in range(len(agent_class.agents))],
         members=torch.tensor(members, device=device),
     )
+
+
+def _drawn(
+    groups: Sequence[Group], agent_class: AgentClass, samples: int, seed: tuple[int, int], device: torch.device
+) -> DrawnStack:
+    columns = [column for group in groups for column in _draw(group, samples, seed)]
+    agents = [agent_class.agents.index(agent) for group in groups for agent in group.agents]
+    owners = [policy for policy, group in enumerate(groups) for _ in group.agents]
+    return DrawnStack(
+        names=tuple(group.policy for group in groups),
+        starts=tuple(group.start for group in groups),
+        agents=torch.tensor(agents, device=device),
+        owners=torch.tensor(owners, device=device),
+        columns=tuple(column.to(device) for column in columns),
+    )
+
+
+def _draw(group: Group, samples: int, seed: tuple[int, int]) -> list[Tensor]:
+    """The samples of each member that its group trains on."""
+    rng = np.random.default_rng([*seed, _STREAM, *group.policy.encode()])
+    drawn_S = np.sort(rng.choice(len(group.agents) * samples, samples, replace=False))
+    bounds = np.searchsorted(drawn_S, samples * np.arange(len(group.agents) + 1))
+    parts = enumerate(pairwise(bounds))
+    return [torch.from_numpy(drawn_S[start:end] - samples * member) for member, (start, end) in parts]
