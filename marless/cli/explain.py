@@ -86,8 +86,9 @@ def _show_chapters(found: Recorded) -> None:
             _rounds(chapter.first, chapter.last), opening.what, groups, decision.rule, decision.reason, style="bold"
         )
         for stretch in chapter.stretches:
-            rounds = f"  {_rounds(stretch.first, stretch.last)}"
-            table.add_row(rounds, _direction(stretch), _actors(stretch), stretch.decision.rule, stretch.decision.reason)
+            rounds, decision = f"  {_rounds(stretch.first, stretch.last)}", stretch.decision
+            reason = f"last: {decision.reason}" if stretch.turns > 1 else decision.reason
+            table.add_row(rounds, _direction(stretch), _actors(stretch), decision.rule, reason)
     if found.records:
         console().print(table)
 

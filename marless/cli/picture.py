@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from marless.comparison.figures import Curves, curves
-from marless.comparison.statistics import interval
 from marless.errors import SpecError, UnavailableError
 from marless.pricing.charges import ACCOUNTINGS
 
@@ -52,9 +52,9 @@ def draw_run(run: Recorded, target: Path) -> None:
 
 
 def draw_comparison(comparison: Comparison, target: Path) -> None:
-    """Draw presets beside each other: means over seeds, and 95 % intervals as bands. Raises as `draw_run`."""
+    """Draw presets beside each other: means over seeds, with bands from least to most. Raises as `draw_run`."""
     seeds = len(comparison.columns[0].figures)
-    shown = f"mean and 95 % interval over {seeds} seeds" if seeds > 1 else "one seed"
+    shown = f"mean and range over {seeds} seeds" if seeds > 1 else "one seed"
     figure, (learners, actors, returns, cost) = _panels(target, f"{comparison.job}: {shown}")
     for number, column in enumerate(comparison.columns):
         style = {"color": _COLOURS[number % len(_COLOURS)], "linestyle": _DASHES[number % len(_DASHES)]}
@@ -113,16 +113,15 @@ def _draw_random(panel: Axes, mean: float) -> None:
 
 
 def _band(panel: Axes, lines: Sequence[Sequence[float | None]], style: Mapping[str, Any], label: str = "") -> None:
-    """The mean over runs and its interval, over the rounds that all of them have."""
+    """The mean over runs and their range, over the rounds that all of them have."""
     rounds, means, lows, highs = [], [], [], []
     for number, values in enumerate(zip(*lines, strict=False), start=1):
         known = [value for value in values if value is not None]
         if len(known) == len(values):
-            estimate = interval(known)
             rounds.append(number)
-            means.append(estimate.mean)
-            lows.append(estimate.mean if estimate.low is None else estimate.low)
-            highs.append(estimate.mean if estimate.high is None else estimate.high)
+            means.append(fmean(known))
+            lows.append(min(known))
+            highs.append(max(known))
     panel.plot(rounds, means, label=label or None, linewidth=1.5, **style)
     panel.fill_between(rounds, lows, highs, color=style["color"], alpha=0.15, linewidth=0)
 
