@@ -262,7 +262,8 @@ def _assumed(source: Source, plan: Plan) -> Iterable[str]:
                     f"({'+'.join(stands.agents)})"
                 )
     if plan.similarity and source.distances_round != recorded.round:
-        yield f"distances are those recorded in round {source.distances_round}"
+        away = source.distances_round - recorded.round
+        yield f"distances are those recorded {abs(away)} round(s) {'later' if away > 0 else 'earlier'}"
 
 
 def _who(groups: Iterable[Group | GroupRecord]) -> set[tuple[str, frozenset[str]]]:
