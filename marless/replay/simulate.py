@@ -256,8 +256,8 @@ class _Walk:
             name = self._job.spec.sharing.name
             what = "measured it another way (sharing.similarity)" if measured else "measured it in no round"
             raise SpecError(
-                f"round {number + 1}: sharing {name!r} asks how alike the agents are, and the recorded run {what}; record "
-                f"one that does: train the job with --set sharing.name={name}"
+                f"round {number + 1}: sharing {name!r} asks how alike the agents are, and the recorded run {what}; "
+                f"record one that does: train the job with --set sharing.name={name}"
             )
         found = min(measured, key=lambda other: (abs(other - number), other))
         return found, self._records[found].distances
