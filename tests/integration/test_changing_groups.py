@@ -1,9 +1,11 @@
 """Jobs whose groups and number of actors change: what is computed, and that no interruption changes it."""
 
+import asyncio
 import json
 import os
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from itertools import count, pairwise
 from pathlib import Path
 
@@ -20,11 +22,28 @@ from marless.errors import UnreachableError
 from marless.job import prepare
 from marless.nets import serial
 from marless.nets.acting import ActingPolicies
+from marless.pricing import prices
+from marless.pricing.ledger import Ledger
 from marless.rpc.v1 import actor_pool_pb2
+from marless.rpc.v1.actor_pool_pb2 import ListWorkersRequest
+from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 from services.actor_pool.actor import actor_seed
+from services.coordinator.pools import Pools
 from services.coordinator.run_folder import RunFolder
-from tests.integration.running import ENVS, STEPS, Cluster, KilledError, created, go_on, outcome, restarted, running
+from tests.integration.running import (
+    ENVS,
+    STEPS,
+    Cluster,
+    KilledError,
+    created,
+    go_on,
+    outcome,
+    ready,
+    restarted,
+    running,
+)
 from tests.integration.running import spec as spec_of
+from tests.unit.test_record import RETURNS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 SCRIPTED = Path(__file__).parents[1] / "faults" / "witness"
@@ -275,3 +294,89 @@ async def test_a_job_starts_from_what_its_agents_shared(cluster, folder, tmp_pat
     saved = folder.checkpoints.load(ROUNDS)
     [shared] = saved.progress.groups
     assert [dict(each.blobs) for each in begun.values()] == [dict(saved.policies[shared].blobs)] * 3
+
+
+# Budgets and pre-warming
+
+
+def spent_usd(folder, *, first: int = 0) -> float:
+    """Of the rounds from number `first` on."""
+    given, _ = folder.load()
+    ledger = Ledger(given, prices.load(None))
+    for record in folder.records(first):
+        ledger.add(record)
+    return ledger.total_usd(given.bill.accounting)
+
+
+async def test_a_job_ends_where_its_budget_is_spent(cluster, tmp_path):
+    paper = {"bill": {"accounting": "paper"}, "evaluation": {"every": 0, "episodes": 1, "random_episodes": 4}}
+    two_rounds = new(tmp_path, **paper, stop={"rounds": 2})
+    await succeeded(cluster, two_rounds)
+    budget_usd = 5 * spent_usd(two_rounds, first=1)  # the first may have had workers to start
+    folder = new(tmp_path, **paper, stop={"rounds": 500, "cost_usd": budget_usd})
+    run = await go_on(folder, cluster.pools)
+    spent = spent_usd(folder)
+    assert (run.status.state, run.status.reason) == (
+        "SUCCEEDED",
+        f"{spent:.6f} USD spent by paper accounting, of a budget of {budget_usd:g} USD",
+    )
+    records = list(folder.records())
+    assert spent >= budget_usd
+    assert 2 < len(records) < 100
+    assert [bool(record.evaluation) for record in records] == [False] * (len(records) - 1) + [True]
+    summary = json.loads(run.status.summary_json)
+    assert (summary["cost_usd"], summary["accounting"]) == (spent, "paper")
+
+
+async def test_no_round_starts_that_the_budget_has_been_spent_for(cluster, tmp_path, kill_at, sampled):
+    """A coordinator that comes back adds up what is recorded, before anything else."""
+    folder = new(tmp_path)
+    kill_at("coordinator.record.after", 3)
+    with pytest.raises(KilledError):
+        await go_on(folder, cluster.pools)
+    spent = spent_usd(folder)
+    assert folder.own()
+    folder.write_spec(spec(stop={"rounds": ROUNDS, "cost_usd": spent}))
+    run = await go_on(folder, cluster.pools)
+    assert run.status.state == "SUCCEEDED"
+    assert run.status.reason.startswith(f"{spent:.6f} USD spent by billed accounting, of a budget of")
+    assert sampled == [0, 1, 2]
+
+
+@pytest.mark.parametrize("prewarm", [True, False])
+async def test_actors_are_warmed_while_learners_work(cluster, tmp_path, monkeypatch, prewarm):
+    """Between an update and the rollout after it, only a hint starts actors that are not there."""
+    folder = new(tmp_path, functions={"prewarm": prewarm}, scaling="fixed", sharing="fixed", stop={"rounds": 2})
+    real, workers = Pools.update, []
+
+    async def update(pools, *args, **kwargs):
+        await restarted(cluster, "actor_pool")()  # nobody is warm now
+        run._warming.expect(2)  # the one that was sent went to the pool that is gone
+        answer = await real(pools, *args, **kwargs)
+        stub = ActorPoolServiceStub(cluster.peers["actor_pool"].channel)
+        async with asyncio.timeout(20):
+            while prewarm and len(workers) < 2:
+                reply = await cluster.peers["actor_pool"].call(stub.ListWorkers, ListWorkersRequest())
+                workers[:] = reply.workers
+        return answer
+
+    monkeypatch.setattr(Pools, "update", update)
+    run = ready(folder, cluster.pools)
+    await run.run()
+    assert run.status.reason == "2 rounds done"
+    assert len(workers) == (2 if prewarm else 0)
+
+
+async def test_invocations_say_how_long_cold_workers_took_to_start(cluster, tmp_path):
+    await restarted(cluster, "actor_pool")()
+    folder = new(tmp_path, scaling="fixed", sharing="fixed", stop={"rounds": 1})
+    folder.write_status(replace(folder.read_status(), random=RETURNS))  # no baseline: the first round's are cold
+    await succeeded(cluster, folder)
+    [record] = folder.records()
+    actors = [each for each in record.invocations if each.function == "actor"]
+    assert any(each.cold for each in actors)
+    for each in actors:
+        assert (each.init_s > 0) == each.cold
+        assert each.start_s <= each.end_s
+        assert each.memory_bytes > 2**20
+        assert each.vcpu_s > 0
