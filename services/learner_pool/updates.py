@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -34,6 +34,8 @@ class _OpenJob:
     """The newest round that was updated while the job was open here."""
     last: learner_pool_pb2.UpdateResponse | None = None
     running: _Running | None = None
+    starts: dict[int, float] = field(default_factory=dict)
+    """By agent class, seconds that a learner took to start for the job to be opened: its first update was cold."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class Updates:
         if known is None or known.spec_json != request.spec_json:
             self.close(request.job)
             self._jobs[request.job] = _OpenJob(request.spec_json, request.spaces_json, spaces)
+        opened = self._jobs[request.job]
         self._intake.open(request.job, schema_of(spec, spaces))
         tasks = _by_class(
             spaces,
@@ -74,6 +77,9 @@ class Updates:
             ),
         )
         results = await self._run(tasks, "open")
+        for each in (result.functions[0] for result in results):
+            if each.cold:
+                opened.starts[each.index] = each.init_s
         device = results[0].device
         _log.info("job.opened", job=request.job, device=device, policies=sum(len(r.versions) for r in results))
         return learner_pool_pb2.OpenJobResponse(versions=[v for r in results for v in r.versions], device=device)
@@ -151,7 +157,11 @@ class Updates:
             measure=request.measure,
             trajectories=self._intake.trajectories(request.job, request.round, request.actors),
         )
-        return _joined(await self._run(_by_class(known.spaces, task), "update"))
+        results = await self._run(_by_class(known.spaces, task), "update")
+        for each in (result.functions[0] for result in results):
+            if each.index in known.starts:  # the bill knows updates only: who started for the job's sake is paid there
+                each.cold, each.init_s = True, each.init_s + known.starts.pop(each.index)
+        return _joined(results)
 
     async def _run(self, tasks: list[learner_pool_pb2.LearnTask], verb: str) -> list[learner_pool_pb2.LearnResult]:
         await self._fleet.ensure(len(tasks))

@@ -1,0 +1,53 @@
+"""A learner that had to be started for a job is billed with the job's first update, whatever it was started for."""
+
+import asyncio
+from types import SimpleNamespace
+
+from marless.envs import registry as environments
+from marless.rpc.v1 import common_pb2, learner_pool_pb2
+from marless.spec import parse, spaces_to_json
+from services.learner_pool.updates import Updates
+
+SPEC = parse({"env": {"name": "mpe/simple_spread"}, "algorithm": "ippo", "stop": {"rounds": 1}}, "job")
+
+
+class Dispatcher:
+    """One worker, whose first task is cold."""
+
+    def __init__(self) -> None:
+        self.tasks = 0
+
+    async def run(self, task, payload, *, timeout_s, affinity):
+        self.tasks += 1
+        cold = self.tasks == 1
+        return common_pb2.TaskResult(
+            payload=learner_pool_pb2.LearnResult(device="cpu").SerializeToString(),
+            invocation=common_pb2.Invocation(id=task, cold=cold, init_s=2.5 if cold else 0.0),
+        )
+
+
+async def nothing(*_, **__):
+    return None
+
+
+def test_the_start_of_a_learner_is_on_the_first_update():
+    dispatcher = Dispatcher()
+    intake = SimpleNamespace(open=lambda *_: None, advance=lambda *_: None, close=lambda *_: None)
+    intake.trajectories = lambda *_: [learner_pool_pb2.TrajectoryFile()]
+    store = SimpleNamespace(list=lambda _: asyncio.sleep(0, SimpleNamespace(policies={})))
+    updates = Updates(intake, dispatcher, SimpleNamespace(ensure=nothing), store)
+    spaces = spaces_to_json(environments.spaces(SPEC.env.name, SPEC.env.options))
+    groups = [common_pb2.Group(policy="agent_0", agents=["agent_0"])]
+    opening = learner_pool_pb2.OpenJobRequest(job="j", spec_json=SPEC.to_json(), spaces_json=spaces, groups=groups)
+
+    async def job() -> list[tuple[bool, float]]:
+        await updates.open(opening)
+        versions = [common_pb2.PolicyVersion(policy="agent_0", version=1)]
+        found = []
+        for round_ in range(2):
+            asked = learner_pool_pb2.UpdateRequest(job="j", round=round_, actors=1, groups=groups, versions=versions)
+            [learner] = (await updates.update(asked)).invocations
+            found.append((learner.cold, learner.init_s))
+        return found
+
+    assert asyncio.run(job()) == [(True, 2.5), (False, 0.0)]
