@@ -56,9 +56,9 @@ def work_of(found: Calibration, spec: JobSpec, groups: Mapping[str, int]) -> lis
 def rounds(
     spec: JobSpec, work: Sequence[FunctionSeconds], actor_s: float, pace: Pace, count: int, episode_steps: int
 ) -> list[RoundRecord]:
-    """`count` rounds; the first starts all functions. Phases take as long as is modelled for `pace.slots` vCPUs.
+    """`count` rounds; phases take as long as is modelled for `pace.slots` vCPUs.
 
-    An update's time is taken to grow in proportion to the actors; an episode lasts `episode_steps`.
+    The first starts the learners, and an actor worker on each slot: as few as `marless train` has. An update's time is taken to grow in proportion to the actors; an episode lasts `episode_steps`.
     """
     share = pace.factor * pace.actors / spec.actors.count
     functions = [replace(each, seconds=each.seconds * share) for each in (_shared(work, spec) if pace.shared else work)]
@@ -99,7 +99,9 @@ def _round(
     names = dict.fromkeys(each.name for each in functions if each.function == "policy")
     every, cold = spec.evaluation.every, number == 0
     acting = _side_by_side("actor", [actor_s] * pace.actors, at, spec.functions.actor, pace.slots)
-    acting = [replace(each, cold=cold, init_s=ACTOR_START_S if cold else 0.0) for each in acting]
+    acting = [
+        replace(each, cold=True, init_s=ACTOR_START_S) if cold and each.index < pace.slots else each for each in acting
+    ]
     rolled_s = _end(acting, at)
     learning = _learning(spec.functions, functions, rolled_s, pace.slots, cold)
     updated_s = _end(learning, rolled_s)
