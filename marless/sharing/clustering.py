@@ -14,6 +14,8 @@ from threadpoolctl import threadpool_limits
 STARTS = 10
 SEED = 0
 """Of K-Means' starting points: a constant, so that a decision follows from its distances alone."""
+DIGITS = 9
+"""Of distances over the largest one: what differs less is equal, and not more clusters are asked for than there are."""
 MOST_CHOICES = 20_000
 """Sets of medoids that are all tried; beyond, they are improved one by one."""
 Matrix = Sequence[Sequence[float]]
@@ -25,7 +27,8 @@ def kmeans(distances: Matrix, groups: int) -> tuple[int, ...]:
     Inferred, for K-Means needs vectors: two agents are alike if they are equally far from all agents. Deterministic:
     `STARTS` seeded starts, and Lloyd's algorithm on one thread, for which more would only wait.
     """
-    rows_NN = np.asarray(distances, np.float64)
+    far_NN = np.asarray(distances, np.float64)
+    rows_NN = (far_NN / (far_NN.max() or 1.0)).round(DIGITS)
     distinct = len(np.unique(rows_NN, axis=0))
     model = KMeans(n_clusters=min(groups, distinct), n_init=STARTS, random_state=SEED, algorithm="lloyd")
     with threadpool_limits(1):

@@ -39,7 +39,7 @@ def sample_behaviour(
     rng = np.random.default_rng(seed)
     weight_N4A = np.repeat(rng.normal(size=(1, 4, 3)), agents, axis=0).astype(np.float32) * 2
     weight_N4A[agents - 1] *= -1 if agents > 1 else 1
-    obs_NSO = rng.normal(size=(agents, samples, 4)).astype(np.float32)
+    obs_NSO = rng.normal(1.0, 1.0, (agents, samples, 4)).astype(np.float32)
     if stuck:
         obs_NSO[:] = 1
 

@@ -78,7 +78,9 @@ def test_one_group_or_one_each_needs_no_distances(method):
 @pytest.mark.filterwarnings("error")
 def test_agents_that_do_not_differ_share_however_many_groups_are_wanted(method):
     assert labels(between([1.0] * 4), 2, method)[0] == 0
-    assert len(set(labels(between([0.0, 0.0, 0.0, 5.0]), 3, "kmeans"))) == 2
+    assert len(set(labels(between([0.0, 0.0, 0.0, 5.0]), 3, method))) == 2
+    assert labels(between([0.0, 1e-200, 0.0, 5.0]), 3, "kmeans") == (0, 0, 0, 1)
+    assert labels(between([1e-200, 0.0, 0.0]), 2, "kmeans") == (0, 1, 1), "distances have no unit"
 
 
 @METHODS
