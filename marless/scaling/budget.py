@@ -10,9 +10,9 @@ from marless.record import RoundRecord
 from marless.scaling.base import ScalingDecision
 from marless.scaling.bounds import TOLERANCE
 
-GROWING = frozenset({"actor", "learner", "post_process", "critic", "policy"})
-"""Functions whose work grows with the actors: actors themselves, and what goes over their samples. All else (an
-evaluation's episodes, measurements on a subset, the store) costs a round the same however many actors it has.
+GROWING = frozenset({"actor", "learner", "post_process", "critic", "policy", "machine"})
+"""What grows with the actors: actors themselves, what goes over their samples, and machines that hold both. All else
+(an evaluation's episodes, measurements on a subset, the store) costs a round the same however many actors it has.
 """
 SHARE_OF_REST = 0.1
 """Of what is left, the most that one round may take where nobody knows how many rounds there will be."""

@@ -33,6 +33,7 @@ def check_scaling(kind: ScalingKind, config: ScalingConfig, *, max_actors: int =
     context = ScalingContext(max_actors=max_actors, agents=len(AGENTS), groups=APART, rounds=rounds)
     policy, least = kind.make(config, context), config.least(context)
     history: deque[RoundRecord] = deque(maxlen=_HISTORY)
+    written: list[RoundRecord] = []
     chance = random.Random(20)
     for number in range(rounds):
         where, shown = f"round {number}", tuple(history)
@@ -41,12 +42,13 @@ def check_scaling(kind: ScalingKind, config: ScalingConfig, *, max_actors: int =
         _require(tuple(history) == shown, f"{where}: changed the history that it was given")
         _check(decision, least, max_actors, where)
         _require(policy.decide(history, groups) == decision, f"{where}: asked again, it decides otherwise")
-        restarted = kind.make(config, context).decide([from_json(record.to_json()) for record in history], groups)
+        restarted = kind.make(config, context).decide(written, groups)
         _require(
             _read_back(restarted) == _read_back(decision),
             f"{where}: decides otherwise after a restart; what it must remember belongs into ScalingDecision.inputs",
         )
         history.append(sample_round(history, groups, decision, config.name, chance))
+        written = [*written, from_json(history[-1].to_json())][-_HISTORY:]
 
 
 def sample_round(

@@ -133,7 +133,7 @@ class MarlessScaling:
 
 def score(values: Series, newest: int) -> float | None:
     """S in [0, 1] of the value of round `newest` within a window, 1 for the lowest; None if it cannot be compared."""
-    if newest not in values or len(values) < 2:
+    if newest not in values:
         return None
     low, high = min(values.values()), max(values.values())
     spread = high - low

@@ -326,6 +326,7 @@ def test_whatever_an_environment_is_told_is_an_environment_or_a_spec_error(optio
             "scaling: with 3 policies one that asks for 50 actors gets them though all ",
         ),
         ("{name: marless, min_actors: 1, beta: 0.6}", ""),
+        ("{name: marless}\nsharing: {groups: shared}", ""),
         ("{name: nitro}", ""),
     ],
 )

@@ -41,6 +41,13 @@ def test_a_tenth_of_what_is_left_where_the_rounds_are_not_known():
     assert (decision.actors, "a tenth of it for one round" in decision.reason) == (30, True)
 
 
+@pytest.mark.parametrize("function", ["actor", "learner", "post_process", "critic", "policy", "machine"])
+def test_what_works_on_samples_grows_with_the_actors(function):
+    cost = {function: 0.01, "evaluation": 0.002}
+    found = within_budget(WANTED, last=LAST, last_usd=cost, remaining_usd=0.08, rounds_left=10).inputs["budget"]
+    assert (found["actor_usd"], found["fixed_usd"]) == pytest.approx((0.0002, 0.002))
+
+
 def test_what_the_budget_pays_stands():
     decision = within_budget(WANTED, last=LAST, last_usd=COST, remaining_usd=0.12, rounds_left=10)
     assert (decision.actors, decision.reason) == (50, WANTED.reason)
@@ -49,6 +56,8 @@ def test_what_the_budget_pays_stands():
 
 def test_without_a_round_to_judge_by_the_decision_stands():
     assert within_budget(WANTED, last=None, last_usd={}, remaining_usd=0.01, rounds_left=10) is WANTED
+    next_to_nothing = within_budget(WANTED, last=LAST, last_usd={"actor": 1e-320}, remaining_usd=1.0, rounds_left=1)
+    assert next_to_nothing.actors == 50
     free = {"evaluation": 0.3}
     assert within_budget(WANTED, last=LAST, last_usd=free, remaining_usd=0.01, rounds_left=10) is WANTED
 

@@ -27,7 +27,7 @@ def test_the_newest_value_weighs_most():
         ([100, 110, 90, 100, 95], (95 - 295 / 3) / math.sqrt(50 / 9)),  # 110 and 90 are: half of all lie within 5
         ([100, 100, 100, 130], 22.5 / math.sqrt(168.75)),  # no median deviation: nothing is an outlier
         ([100, 100], 0.0),
-        *(([value] * 10, 0.0) for value in (0.1, 0.7, 1e-9, 3e17)),
+        ([0.7, 0.7, 0.7], 0.0),  # whose mean, in floating point, is another number
         ([7], 0.0),
     ],
 )
@@ -53,7 +53,7 @@ def test_in_proportion_to_its_growth_and_never_down():
     assert policy.decide(grown, groups("a", "b")).actors == 13
     assert policy.decide(noise({"a": [100, 50], "b": [10, 9]}, actors=10), groups("a", "b")).actors == 10
     assert policy.decide(noise({"a": [1, 90], "b": [1, 90]}, actors=10), groups("a", "b")).actors == 48
-    assert policy.decide(noise({"a": [0, 90], "b": [-1, 90]}, actors=10), groups("a", "b")).actors == 10
+    assert policy.decide(noise({"a": [0, 90], "b": [-1, -90]}, actors=10), groups("a", "b")).actors == 10
 
 
 def test_as_many_samples_as_the_noise_scale():
@@ -65,7 +65,7 @@ def test_as_many_samples_as_the_noise_scale():
 
 
 @pytest.mark.parametrize("rule", ["threshold", "proportional", "samples"])
-@pytest.mark.parametrize("values", [[], [None], [100, None], [100, math.nan], [100, 1e300], [-5.0, -5.0]])
+@pytest.mark.parametrize("values", [[], [None], [1e6, None], [1e6, math.nan], [1e6, 1e300], [-5.0, -5.0]])
 def test_noise_that_is_not_known_asks_for_the_fewest(rule, values):
     decision = make("a", rule=rule).decide(noise({"a": values}, actors=1), groups("a"))
     assert decision.actors == 6

@@ -36,6 +36,13 @@ def test_as_coded_round_by_round():
     assert score == {"a": pytest.approx(0.42521, abs=1e-5)}
 
 
+def test_the_code_s_window_holds_values_not_rounds():
+    # n = 3 holds R = 1/4, its copy and 1/2; the 1 of the first round is out of it though it is three rounds ago
+    history = measured("curvature", {"a": [1, 4, 2]}, first=40)
+    found = make("a", window=3, decay=1, variant="coded").decide(history, groups("a"))
+    assert found.inputs["score"] == {"a": 1.0}
+
+
 def test_the_code_forces_boosts_in_the_first_rounds():
     history = measured("curvature", {"a": [2.0**power for power in range(8)]})  # 1/C is always the lowest
     found = [make("a", variant="coded").decide(history[:k], groups("a")).inputs["min"] for k in range(1, 9)]
