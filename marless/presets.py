@@ -89,9 +89,16 @@ PRESETS: Mapping[str, Preset] = {
             accounting="paper",
             sections=_SCALING | _SHARING,
         ),
+        Preset(
+            name="marless-drawn",
+            about="as marless, but a shared policy trains on as many samples as one agent has, drawn from its members'",
+            accounting="paper",
+            sections=_SCALING | {"sharing": {"name": "marless", "samples": "drawn"}},
+        ),
     )
 }
-"""By name. A variant is one entry more."""
+"""By name: the five of the paper, then variants, which are never meant by the name of another. A variant is one entry
+more."""
 
 
 def preset(name: str) -> Preset:

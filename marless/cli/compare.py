@@ -15,7 +15,7 @@ import typer
 from marless.cli import exits
 from marless.cli.options import Connection, JobFileArgument, Output, OutputOption, OverrideOption
 from marless.cli.output import console, data, say, show_object
-from marless.errors import CorruptError, JobStateError, MarlessError, SpecError, UnavailableError
+from marless.errors import JobStateError, MarlessError, SpecError, UnavailableError
 
 if TYPE_CHECKING:
     from marless.comparison.plan import Run
@@ -121,7 +121,7 @@ def _make(asked: _Asked, runs: Sequence[Run], at: Connection) -> None:
     from marless.cli.comparing import InterruptedRunError, Place
 
     place = Place((asked.folder / "runs").resolve())
-    missing = [run for run in runs if place.finished(run) is None]
+    missing = [run for run in runs if not place.finished(run)]
     if len(missing) < len(runs):
         say(f"{len(runs) - len(missing)} of {len(runs)} runs are there already")
     try:
@@ -161,9 +161,7 @@ def _compared(asked: _Asked, runs: Sequence[Run]) -> Comparison:
     place, specs = Place((asked.folder / "runs").resolve()), plan.jobs(asked.job, asked.presets)
     found = []
     for run in runs:
-        recorded = place.finished(run)
-        if recorded is None:
-            raise CorruptError(f"run {run.id} is not there any more; {_how_to_go_on(asked)}")
+        recorded = place.read(run)
         for name in run.presets:
             spec = specs[name].model_copy(update={"seed": run.seed})
             found.append(figures(recorded.records, spec, recorded.random, preset=name, slots=asked.slots))

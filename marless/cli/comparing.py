@@ -36,14 +36,25 @@ class Place:
 
     runs: Path
 
-    def finished(self, run: Run) -> Recorded | None:
-        """The run, if it was made to its end; raises SpecError if another job was run under its id."""
+    def finished(self, run: Run) -> bool:
+        """Whether the run was made to its end; raises SpecError if another job was run under its id."""
+        found = self._found(run, records=False)
+        return found is not None and found.state == "SUCCEEDED"
+
+    def read(self, run: Run) -> Recorded:
+        """A finished run with its records; raises NotFoundError if it has gone."""
+        found = self._found(run, records=True)
+        if found is None:
+            raise NotFoundError(f"{self.runs / run.id} is not there any more; --resume makes that run again")
+        return found
+
+    def _found(self, run: Run, *, records: bool) -> Recorded | None:
         folder = self.runs / run.id
         if not (folder / "job.json").exists():
             return None
-        found = from_folder(folder)
+        found = from_folder(folder, records=records)
         check_same(run, found.spec, str(folder))
-        return found if found.state == "SUCCEEDED" else None
+        return found
 
     def make_here(self, run: Run, number: str) -> None:
         """Run it on this machine, on a stack of its own, so that every run starts as cold as the others."""

@@ -23,6 +23,7 @@ app = typer.Typer(
 HERE, JOBS, POLICIES = "On this machine", "Jobs of a coordinator", "Policies"
 
 app.command(rich_help_panel=HERE)(local.train)
+app.command(rich_help_panel=HERE)(connected(compare.compare))
 app.command(rich_help_panel=HERE)(up.up)
 app.command(rich_help_panel=HERE)(up.down)
 app.command(rich_help_panel=HERE)(verb.doctor)
@@ -38,7 +39,6 @@ app.command(rich_help_panel=JOBS)(connected(jobs.delete))
 app.command(rich_help_panel=JOBS)(connected(jobs.download))
 app.command(rich_help_panel=JOBS)(connected(costs.cost))
 app.command(rich_help_panel=JOBS)(connected(explain.explain))
-app.command(rich_help_panel=JOBS)(connected(compare.compare))
 app.command(rich_help_panel=JOBS)(connected(simulate.simulate))
 app.add_typer(scheduler.app, name="scheduler", rich_help_panel=POLICIES)
 app.command(rich_help_panel=POLICIES)(policies.evaluate)

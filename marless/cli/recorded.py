@@ -56,14 +56,16 @@ def find(source: str, at: Connection) -> Recorded:
         ) from None
 
 
-def from_folder(folder: Path) -> Recorded:
-    """The job of one run folder; raises CorruptError or UnavailableError if it cannot be read."""
-    records = tuple(read(folder / "rounds.jsonl"))
+def from_folder(folder: Path, *, records: bool = True) -> Recorded:
+    """The job of one run folder, with its `records` or without; raises CorruptError or UnavailableError if it cannot
+    be read.
+    """
+    known = tuple(read(folder / "rounds.jsonl")) if records else ()
     try:
         spec, status = ((folder / name).read_text(encoding="utf-8") for name in ("spec.yaml", "job.json"))
     except OSError as error:
         raise UnavailableError(f"{error.filename}: {error.strerror}; this is no whole run folder") from None
-    return _recorded(str(folder), spec, status, records)
+    return _recorded(str(folder), spec, status, known)
 
 
 def _asked(job: str, at: Connection) -> Recorded:

@@ -38,6 +38,12 @@ def test_settings_of_the_same_policy_are_the_jobs_own_and_are_told():
     assert presets.own_settings(presets.preset("vanilla").applied(job)) == ()
 
 
+def test_a_variant_differs_from_the_preset_it_varies_and_says_how():
+    one, other = (presets.preset(name).applied(spec()) for name in ("marless", "marless-drawn"))
+    assert presets.training_key(one) != presets.training_key(other)
+    assert presets.own_settings(other) == ("sharing.samples drawn (default pooled)",)
+
+
 def test_the_rest_of_the_job_stays():
     job = spec(seed=5)
     changed = presets.preset("marless").applied(job)
