@@ -127,6 +127,8 @@ def _make(asked: _Asked, runs: Sequence[Run], at: Connection) -> None:
     try:
         with ExitStack() as held:
             client = held.enter_context(at.client()) if at.coordinator and missing else None
+            if client:
+                say("note: runs share that coordinator's workers: who comes first finds them cold, and pays for it")
             for run in missing:
                 number = f"{runs.index(run) + 1} of {len(runs)}"
                 if client:

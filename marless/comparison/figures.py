@@ -11,6 +11,7 @@ from marless.errors import CorruptError
 from marless.pricing import prices as price_tables
 from marless.pricing.charges import ACCOUNTINGS, Accounting
 from marless.pricing.ledger import Ledger
+from marless.pricing.usage import HOST, WHOLE
 from marless.record import Returns, RoundRecord
 from marless.replay.cluster import modelled_run
 
@@ -60,6 +61,7 @@ class Figures:
     actors: float
     """Mean per round."""
     cold_starts: int
+    """Worker executions that had to wait for their worker's start."""
     curves: Curves
 
 
@@ -109,6 +111,8 @@ def figures(
         measured_s=sum(record.ended_s - record.started_s for record in records),
         learners=fmean(line.learners),
         actors=fmean(line.actors),
-        cold_starts=sum(invocation.cold for record in records for invocation in record.invocations),
+        cold_starts=sum(
+            each.cold for record in records for each in record.invocations if each.function in (HOST, *WHOLE)
+        ),
         curves=line,
     )

@@ -74,7 +74,7 @@ def _returns(column: Column, reference: Column) -> str:
     begin = f"{column.preset} − {reference.preset}: greedy return {_signed(found)}"
     if found.low is None or found.high is None:
         return f"{begin}: one seed gives no interval."
-    if found.low == found.high == 0.0 and column.figures[0].run == reference.figures[0].run:
+    if column.figures[0].run == reference.figures[0].run:
         return f"{begin}: the same runs."
     if not found.holds(0.0):
         return f"{begin}: {'better' if found.mean > 0 else 'worse'}, NOT equal within the 95 % interval."

@@ -124,6 +124,7 @@ def rows(comparison: Comparison) -> list[tuple[str, ...]]:
     mean("wall-clock measured, s", "measured_s", 4)
     mean("learners invoked per round", "learners", 3)
     mean("actors per round", "actors", 3)
+    mean("cold starts per run", "cold_starts", 3)
     return table
 
 

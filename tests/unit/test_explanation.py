@@ -1,5 +1,7 @@
 """Changes of a job's groups and actors, and how a hundred rounds of them become a page."""
 
+import dataclasses
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -67,7 +69,7 @@ def test_restless_actors_become_one_line():
 
 
 def test_records_without_decisions_say_what_came_of_them():
-    bare = [record(number).__class__(**vars(record(number)) | {"decisions": ()}) for number in range(2)]
+    bare = [dataclasses.replace(record(number), decisions=()) for number in range(2)]
     assert [(each.decision.outcome, each.decision.reason) for each in changes(bare)] == [
         ("agent_0 agent_1", ""),
         ("4 actors", ""),

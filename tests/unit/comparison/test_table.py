@@ -1,5 +1,6 @@
 """The table and its sentences, from runs of which every figure is known."""
 
+import dataclasses
 import json
 
 import pytest
@@ -62,6 +63,7 @@ def test_every_quantity_has_its_row():
     assert shown["wall-clock modelled on 64 slots, s"] == ["5.000 ± 0.000"] * 2
     assert shown["wall-clock measured, s"] == ["50.00 ± 0.00"] * 2
     assert shown["learners invoked per round"] == ["4.00 ± 0.00"] * 2
+    assert shown["cold starts per run"] == ["0.00 ± 0.00"] * 2
     assert "that / marless-minus's" not in shown
 
 
@@ -164,9 +166,16 @@ def test_the_figures_of_a_run():
     assert found.curves.cost_usd["paper"][0] == pytest.approx((8 + 8) * 1.66667e-5, rel=1e-6)
 
 
+def test_cold_starts_are_those_of_workers():
+    cold = dataclasses.replace(record(0).invocations[0], cold=True, init_s=1.0)
+    inside = dataclasses.replace(record(0).invocations[-1], cold=True)
+    one = dataclasses.replace(record(0, greedy=-12.0), invocations=(cold, inside))
+    assert figures([one], spec(), returns(-30.0), preset="marless", slots=64).cold_starts == 1
+
+
 def test_a_function_that_was_tried_again_is_one_learner():
     one = record(0)
-    assert learners_of(one) == learners_of(record(0).__class__(**vars(one) | {"invocations": one.invocations * 2})) == 4
+    assert learners_of(one) == learners_of(dataclasses.replace(one, invocations=one.invocations * 2)) == 4
 
 
 @pytest.mark.parametrize(("records", "random"), [([], -30.0), ([record(0)], -30.0), ([record(0, greedy=-1.0)], None)])
