@@ -58,7 +58,8 @@ def rounds(
 ) -> list[RoundRecord]:
     """`count` rounds; phases take as long as is modelled for `pace.slots` vCPUs.
 
-    The first starts the learners, and an actor worker on each slot: as few as `marless train` has. An update's time is taken to grow in proportion to the actors; an episode lasts `episode_steps`.
+    The first starts the learners, and an actor worker on each slot: as few as `marless train` has. An update's time is
+    taken to grow in proportion to the actors; an episode lasts `episode_steps`.
     """
     share = pace.factor * pace.actors / spec.actors.count
     functions = [replace(each, seconds=each.seconds * share) for each in (_shared(work, spec) if pace.shared else work)]

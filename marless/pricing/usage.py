@@ -20,6 +20,8 @@ HOST = "learner"
 """A whole execution of a learner worker, in which other functions ran."""
 WHOLE = ("actor", "evaluation")
 """Functions that have a worker to themselves."""
+SIDE_BY_SIDE = ("critic", "policy")
+"""Functions inside a learner that run at once: as functions of their own, each would have a container to itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +50,9 @@ class Use:
 def usage(record: RoundRecord, functions: FunctionsSpec) -> tuple[Use, ...]:
     """All functions of a round, in the order of its record.
 
-    A function inside a cold learner is cold itself, with the learner's start: as a function of its own it would have
-    needed one. An attempt that failed is used as any other, if the record has it. A clock that was set back makes no
+    A critic or policy inside a cold learner is cold itself, with the whole of the learner's start: as a function of its
+    own it would have needed one. Post-processing and measurements run before or after them, where they are, and start
+    nothing. An attempt that failed is used as any other, if the record has it. A clock that was set back makes no
     time negative: such a span counts as 0.
     """
     policies = {group.policy for group in record.groups}
@@ -66,7 +69,8 @@ def usage(record: RoundRecord, functions: FunctionsSpec) -> tuple[Use, ...]:
             uses.append(_use(each, _wall(each), size, each, policies))
         elif each.function != HOST:
             seconds = max(each.vcpu_s, 0.0) / functions.learner.vcpus + next(overheads[each.index])
-            host = max(hosts[each.index], key=attrgetter("cold", "init_s"), default=each)
+            starting = hosts[each.index] if each.function in SIDE_BY_SIDE else ()
+            host = max(starting, key=attrgetter("cold", "init_s"), default=each)
             uses.append(_use(each, seconds, functions.learner, host, policies))
     return tuple(uses)
 

@@ -93,18 +93,25 @@ def test_a_learner_that_nothing_ran_in_counts_itself():
     assert (use.function, use.seconds, use.memory_mb) == ("learner", 3.0, 2048)
 
 
-def test_a_cold_learner_makes_its_functions_cold():
+def test_a_cold_learner_starts_a_container_per_critic_and_policy():
     found = usage(
         round_of(
             invocation("actor", 0.0, 1.0, cold=True, init_s=0.25),
             invocation("actor", 0.0, 1.0, cold=False, init_s=0.25),
             invocation("learner", 0.0, 1.0, cold=True, init_s=2.0),
-            invocation("policy", 0.0, 1.0, name="p"),
+            *(invocation(each, 0.0, 1.0, name="p") for each in ("post_process", "policy", "critic", "curvature")),
             policies=("p",),
         ),
         SMALL,
     )
-    assert [(use.cold, use.init_s) for use in found] == [(True, 0.25), (False, 0.0), (True, 2.0)]
+    assert [(use.function, use.cold, use.init_s) for use in found] == [
+        ("actor", True, 0.25),
+        ("actor", False, 0.0),
+        ("post_process", False, 0.0),
+        ("policy", True, 2.0),
+        ("critic", True, 2.0),
+        ("curvature", False, 0.0),
+    ]
 
 
 def test_a_clock_that_was_set_back_makes_nothing_negative():
