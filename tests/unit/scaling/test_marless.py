@@ -1,6 +1,7 @@
 """MARLess's actor scaling against numbers worked out by hand, and when a single policy can force the maximum."""
 
 import math
+import random
 
 import pytest
 from hypothesis import assume, given
@@ -160,3 +161,19 @@ def test_only_the_order_and_spacing_of_ratios_count(ratios, factor, window):
         extreme = [[*ratios[:-1], bound] for bound in (min(seen) - 1, max(seen) + 1)]
         found = [policy.decide(measured("curvature", {"a": each}), groups("a")).actors for each in extreme]
         assert found == [50, 5]
+
+
+def test_what_noise_alone_makes_of_it_is_as_the_page_says():
+    chance, six = random.Random(1), tuple("abcdef")
+    history = measured("curvature", {each: [chance.lognormvariate(0, 0.3) for _ in range(300)] for each in six})
+    mean = []
+    for settings in (
+        {},
+        {"threshold": "figure"},
+        {"threshold": "figure", "compare": "logarithm"},
+        {"threshold": "figure", "compare": "logarithm", "beta": 0.7},
+    ):
+        policy = make(*six, **settings)
+        decided = [policy.decide(history[end - 10 : end], groups(*six)).actors for end in range(10, 300)]
+        mean.append(sum(decided) / len(decided))
+    assert mean == pytest.approx([45, 42, 37, 27], abs=1)
