@@ -117,7 +117,13 @@ class MarlessSharing:
             _Memory(True, memory.enablings + 1, memory.seen.cleared()),
             tuple(chosen),
             f"begins to share: {self._fall(memory)}; {len(newest.groups)} policies become {len(chosen)}",
-            self._facts(memory) | {"clusters": counts, "distances": measured, "labels": found, "curvature": curvature},
+            self._facts(memory)
+            | {
+                "clusters": counts,
+                "distances": measured,
+                "labels": {name: list(each) for name, each in found.items()},
+                "curvature": curvature,
+            },
         )
 
     def _split(self, memory: _Memory, groups: tuple[Group, ...]) -> SharingDecision:

@@ -97,11 +97,12 @@ def test_a_decision_says_what_it_was_made_from(trace):
     assert inputs["slope"] == pytest.approx(6 * 4.5 / 742.5)
     assert inputs["trend"] == pytest.approx([6 * min(8 + i, 9) / 9 for i in range(10)])
     assert inputs["clusters"] == {"agent": 2}
-    assert inputs["labels"] == {"agent": (0, 1, 0, 1, 0, 1)}
+    assert inputs["labels"] == {"agent": [0, 1, 0, 1, 0, 1]}
     assert inputs["curvature"] == {agent: CONVEX.get(agent, 1.0) for agent in runs.AGENTS}
     assert inputs["distances"]["agent"] == [list(row) for row in apart().values]
     assert decisions[28].inputs["sources"] == {"a": "c", "c": "c", "e": "c", "b": "d", "d": "d", "f": "d"}
-    json.dumps([each.inputs for each in decisions], allow_nan=False)
+    kept = [each.inputs for each in decisions]
+    assert json.loads(json.dumps(kept, allow_nan=False)) == kept, "a decision is the same from memory and from its file"
 
 
 def test_what_was_asked_for_and_not_measured_is_asked_for_again():
