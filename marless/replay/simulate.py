@@ -113,12 +113,14 @@ def simulate(
     """Replay `records` of the job `recorded` under the policies of `spec`, on `slots` vCPUs.
 
     Without `slots`, on as many as the recording used at once; policies then see rounds that nothing changed in as they
-    were measured. With `slots`, they see all times as modelled there. `seed` (default: the job's) draws durations.
+    were measured. With `slots`, they see the phases as modelled there. `seed` (default: the job's) draws durations.
 
     Raises SpecError if there is nothing to replay, or if a policy needs what was not recorded.
     """
     if not records:
         raise SpecError("there is nothing to replay: no round has been recorded yet")
+    if [record.round for record in records] != list(range(len(records))):
+        raise SpecError(f"the records of {records[0].job} are not those of its rounds from the first on, each once")
     job = prepare(spec)
     _check_signals(records, job)
     walk = _Walk(records, recorded, job, slots, spec.seed if seed is None else seed)

@@ -134,7 +134,7 @@ def test_functions_take_as_many_slots_as_they_have_vcpus():
     size = FunctionSize(vcpus=2.0)
     recorded = round_of(*actors(1.0, 1.0, 1.0), phases=phases(rollout=3.0))
     assert modelled(recorded, FunctionsSpec(actor=size), 5).rollout == 2.0
-    assert lanes(1, FunctionSize(vcpus=0.1)) == 10
+    assert lanes(7, FunctionSize(vcpus=0.07)) == 100  # 7 / 0.07 is 99.99999999999999
     with pytest.raises(SpecError, match=r"1 vCPUs hold no actor of 2 vCPUs; give at least 2"):
         modelled(recorded, FunctionsSpec(actor=size), 1)
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,7 +10,10 @@ from hypothesis import strategies as st
 from marless.errors import SpecError
 from marless.replay.cluster import modelled, total
 from marless.replay.simulate import replayed_spec, simulate, slots_of
+from marless.scaling.base import ScalingDecision
+from marless.scaling.fixed import FixedScaling
 from tests.unit.replay.runs import run_of, spec_of
+from tests.unit.scaling.minions import saved, scheduler, task
 
 SCALING = [
     {"name": "fixed"},
@@ -242,6 +246,8 @@ def test_distances_of_another_similarity_are_refused():
 def test_nothing_to_replay_is_said():
     with pytest.raises(SpecError, match="no round has been recorded yet"):
         simulate([], spec_of(), spec_of())
+    with pytest.raises(SpecError, match="not those of its rounds from the first on"):
+        simulate(run_of(spec_of(), 3)[1:], spec_of(), spec_of())
 
 
 @pytest.mark.parametrize("override", ["env.name=mpe/simple_tag", "actors.envs=9", "seed=3", "algorithm.lr=0.1"])
@@ -278,3 +284,36 @@ def test_costs_of_steps_add_up_to_the_totals():
         steps = sum(step.replayed_usd[accounting] for step in replay.steps)
         assert replay.replayed_usd[accounting] == pytest.approx(steps, abs=1e-9)
         assert replay.replayed_usd[accounting] < replay.recorded_usd[accounting]
+
+
+def test_a_scheduler_that_looks_at_durations_decides_as_it_did(tmp_path):
+    rng = np.random.default_rng(0)
+    plain = scheduler(of=task(rounds=12, max_actors=6))
+    weights = {name: rng.normal(0.0, 0.5, value.shape) for name, value in plain.weights.items()}
+    usual = {
+        "center": [0.5, 5.0, -20.0, 5.0, 0.13, 0.02, 0.15, 1.0],
+        "scale": [0.3, 3.0, 2.0, 3.0, 0.02, 0.005, 0.02, 1.0],
+    }
+    saved(tmp_path, replace(plain, weights=weights, **{name: np.array(values) for name, values in usual.items()}))
+    spec = spec_of(scaling={"name": "minions", "scheduler": str(tmp_path)}, stop={"rounds": 12})
+    records = run_of(spec, 12)
+    assert len({record.actors for record in records}) > 1
+    assert [step.replayed for step in simulate(records, spec, spec).steps] == list(records)
+
+
+def test_policies_see_phases_as_measured_or_as_on_the_slots_that_were_asked_for(monkeypatch):
+    seen = []
+    spec = spec_of()
+    records = run_of(spec, 3)
+    monkeypatch.setattr(
+        FixedScaling, "decide", lambda _, history, groups: seen.append(history) or ScalingDecision(6, "")
+    )
+    simulate(records, spec, spec)
+    assert [record.phases for record in seen[-1]] == [record.phases for record in records[:2]]
+    simulate(records, spec, spec, slots=64)
+    expected = [modelled(record, spec.functions, 64) for record in records[:2]]
+    assert [record.phases for record in seen[-1]] == expected
+    for record, phases in zip(seen[-1], expected, strict=True):
+        assert record.ended_s - record.started_s == pytest.approx(
+            total(phases) + 0.002
+        )  # made up: 3 ms, 1 of them evaluating
