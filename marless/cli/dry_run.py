@@ -159,7 +159,8 @@ def _calibrated(spec: JobSpec) -> Calibration:
         env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
     )
     if done.returncode:
-        raise InternalError(f"the calibration failed: {done.stderr.strip().splitlines()[-1:] or 'without a word'}")
+        said = done.stderr.strip().splitlines() or ["without a word"]
+        raise InternalError(f"the calibration failed: {said[-1]}")
     return from_text(done.stdout)
 
 
