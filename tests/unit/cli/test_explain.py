@@ -122,6 +122,16 @@ def test_a_coordinator_is_asked_for_what_is_not_here(folder, marless, tmp_path, 
         assert (code, err) == (1, "marless: rounds.jsonl of job far: a line is no round record\n")
 
 
+def test_a_coordinator_that_is_named_is_asked_first(folder, marless, tmp_path):
+    with ScriptedCoordinator(tmp_path) as coordinator:
+        coordinator.add("tiny")
+        files = {name: (folder / name).read_bytes() for name in ("spec.yaml", "job.json")}
+        coordinator.servicer.jobs["tiny"].files = files
+        there = ("--coordinator", coordinator.address)
+        assert marless("explain", "tiny", *there)[2] == "marless: job tiny has no round yet: nothing has been decided\n"
+        assert "they need 50" in marless("explain", folder, *there)[1]
+
+
 def test_a_job_that_nobody_knows(folder, marless):
     code, _, err = marless("explain", "nothing")
     assert code == 102
