@@ -7,7 +7,7 @@ import pytest
 
 from marless.algos.base import Group
 from marless.pricing.usage import usage
-from marless.record import GroupRecord, PhaseSeconds
+from marless.record import Distances, GroupRecord, PhaseSeconds
 from marless.replay.durations import Durations
 from marless.replay.rounds import Machine, Plan, Source, rebuild, stand_in
 from marless.spec import FunctionsSpec
@@ -139,6 +139,21 @@ def test_curvature_that_nobody_needs_is_not_measured():
     without = rebuilt(one, plan()).record
     assert not of(without, "curvature")
     assert without.phases.update < one.phases.update
+
+
+def test_similarity_that_was_not_measured_here_takes_what_it_took_nearby_and_counts():
+    one, distances = recorded(), (Distances(agents=("a", "b"), values=((0.0, 1.0), (1.0, 0.0))),)
+    near = recorded(round_=1, distances=distances)
+    near = replace(near, invocations=(*near.invocations, invocation("similarity", 110.0, 111.5, name="class")))
+    borrowing = replace(source(one), durations=Durations([one, near], "pooled"), distances=distances, distances_round=1)
+    found = rebuild(borrowing, plan(similarity=True), MACHINE, before=None, delay_s=0.0)
+    assert of(found.record, "similarity")["class"].vcpu_s == 1.5
+    assert found.record.distances == distances
+    assert found.assumed == ("distances are those recorded 1 round(s) later",)
+    assert found.longer_s == pytest.approx(1.5)  # passes of 9 vCPU s in 9 s become 10.5
+    asked_for_nothing = rebuild(source(near), plan(), MACHINE, before=None, delay_s=0.0)
+    assert not of(asked_for_nothing.record, "similarity")
+    assert asked_for_nothing.record.distances == ()
 
 
 def test_a_joint_critic_serves_whoever_there_is():
