@@ -23,9 +23,11 @@ def noise_scale(
     """
     if not 0 < small < big:
         raise ValueError(f"needs two batch sizes 0 < small < big, got {small} and {big}")
+    finite_P = np.isfinite(small_square_P) & np.isfinite(big_square_P)
+    small_square_P, big_square_P = np.where(finite_P, (small_square_P, big_square_P), 0.0)
     noise_P = np.maximum((small_square_P - big_square_P) / (1 / small - 1 / big), 0.0)
     signal_P = np.maximum((big * big_square_P - small * small_square_P) / (big - small), 0.0)
     most = LIMIT * big
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        scale_P = np.where(noise_P > most * signal_P, most, noise_P / signal_P)
-    return np.where(np.isfinite(scale_P), scale_P, 0.0)
+    drowned_P = noise_P > most * signal_P
+    quotient_P: NDArray[np.float64] = noise_P / np.where(drowned_P | (signal_P == 0), 1.0, signal_P)
+    return np.where(drowned_P, most, quotient_P)
