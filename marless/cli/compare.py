@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -181,7 +182,7 @@ def _report(asked: _Asked, comparison: Comparison, output: Output) -> None:
     _draw(comparison, asked.folder / _PICTURE)
     if asked.document:
         picture = Path("images", f"compare-{asked.job.name}.png")
-        _draw(comparison, asked.document.parent / picture)
+        _copy(asked.folder / _PICTURE, asked.document.parent / picture)
         block = document.block(comparison, said, command=asked.command, picture=picture.as_posix())
         document.write(asked.document, asked.job.name, block)
         say(f"written: {asked.document}")
@@ -200,6 +201,16 @@ def _draw(comparison: Comparison, target: Path) -> None:
         draw_comparison(comparison, target)
     except MarlessError as error:
         say(f"not drawn: {error}")
+
+
+def _copy(picture: Path, target: Path) -> None:
+    if not picture.exists():
+        return  # it was not drawn, which has been said
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(picture, target)
+    except OSError as error:
+        raise UnavailableError(f"{target}: cannot be written ({error.strerror})") from None
 
 
 def _show(comparison: Comparison, statements: Sequence[str]) -> None:

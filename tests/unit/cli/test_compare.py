@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from marless.cli import train
+from marless.cli import picture, train
 from marless.cli.main import main
 from marless.cli.train import Outcome
 from marless.client import Job, JobState
@@ -92,7 +92,13 @@ def machine(monkeypatch):
     return stand_in
 
 
-def test_every_run_is_made_once_and_set_side_by_side(place, machine, marless):
+@pytest.fixture
+def unseen(monkeypatch):
+    """Leave the picture out, which takes longer than all else."""
+    monkeypatch.setattr(picture, "draw_comparison", lambda *_: None)
+
+
+def test_every_run_is_made_once_and_set_side_by_side(place, machine, unseen, marless):
     code, out, err = marless("compare", "job.yaml", *THREE)
     assert code == 0
     assert machine.begun == [
@@ -112,7 +118,7 @@ def test_every_run_is_made_once_and_set_side_by_side(place, machine, marless):
     assert "- no-sharing − vanilla: greedy return +0.01 [+0.01, +0.01]: better, NOT equal" in out
 
 
-def test_what_is_finished_is_not_run_again(place, machine, marless):
+def test_what_is_finished_is_not_run_again(place, machine, unseen, marless):
     table = marless("compare", "job.yaml", *THREE)[1]
     machine.begun.clear()
     code, again, err = marless("compare", "job.yaml", *THREE, "--resume")
@@ -122,7 +128,7 @@ def test_what_is_finished_is_not_run_again(place, machine, marless):
     assert machine.begun == ["tiny-vanilla-seed2", "tiny-no-sharing-seed2"]
 
 
-def test_an_interrupt_says_how_it_goes_on_and_it_does(place, machine, marless):
+def test_an_interrupt_says_how_it_goes_on_and_it_does(place, machine, unseen, marless):
     undisturbed = marless("compare", "job.yaml", *THREE, "--out", "calm")[1]
     machine.begun.clear()
     machine.interrupt = {"tiny-no-sharing-seed0"}
@@ -140,7 +146,7 @@ def test_an_interrupt_says_how_it_goes_on_and_it_does(place, machine, marless):
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, asyncio.CancelledError])
-def test_an_interrupt_at_any_moment_is_a_sentence(place, machine, marless, monkeypatch, kind):
+def test_an_interrupt_at_any_moment_is_a_sentence(place, machine, unseen, marless, monkeypatch, kind):
     def interrupted(*_, **__):
         raise kind
 
@@ -150,20 +156,20 @@ def test_an_interrupt_at_any_moment_is_a_sentence(place, machine, marless, monke
     assert err.endswith("marless: interrupted; the same command with --resume --out runs/compare-tiny goes on\n")
 
 
-def test_a_run_that_never_became_a_job_is_begun_again(place, machine, marless):
+def test_a_run_that_never_became_a_job_is_begun_again(place, machine, unseen, marless):
     (place / "runs/compare-tiny/runs/tiny-vanilla-seed0/logs").mkdir(parents=True)
     assert marless("compare", "job.yaml", *THREE, "--resume")[0] == 0
     assert machine.begun[0] == "tiny-vanilla-seed0"
 
 
-def test_a_run_that_fails_ends_the_comparison(place, machine, marless):
+def test_a_run_that_fails_ends_the_comparison(place, machine, unseen, marless):
     machine.fail = {"tiny-vanilla-seed0"}
     code, _, err = marless("compare", "job.yaml", *THREE)
     assert code == 1
     assert "marless: run tiny-vanilla-seed0 ended FAILED: out of luck; the same command with --resume" in err
 
 
-def test_a_folder_that_holds_something_is_left_alone(place, machine, marless):
+def test_a_folder_that_holds_something_is_left_alone(place, machine, unseen, marless):
     marless("compare", "job.yaml", *THREE)
     machine.begun.clear()
     code, _, err = marless("compare", "job.yaml", *THREE)
@@ -203,11 +209,11 @@ def test_a_document_gets_table_and_picture(place, machine, marless):
     assert "--seeds 2 --slots 64 --set stop.rounds=4\n```" in text
     assert "](images/compare-tiny.png)" in text
     assert str(place) not in text
-    for picture in (place / "docs/images/compare-tiny.png", place / "runs/compare-tiny/comparison.png"):
-        assert image.imread(picture)[..., :3].std() > 0.05
+    for drawn in (place / "docs/images/compare-tiny.png", place / "runs/compare-tiny/comparison.png"):
+        assert image.imread(drawn)[..., :3].std() > 0.05
 
 
-def test_programs_get_everything(place, machine, marless):
+def test_programs_get_everything(place, machine, unseen, marless):
     found = json.loads(marless("compare", "job.yaml", *THREE, "-o", "json")[1])
     assert list(found["presets"]) == ["vanilla", "marless-minus", "no-sharing"]
     assert found["presets"]["vanilla"]["runs"] != found["presets"]["no-sharing"]["runs"]
@@ -222,7 +228,7 @@ def test_without_matplotlib_there_is_a_table_still(place, machine, marless, monk
     assert "not drawn: pictures need matplotlib; install it with: pip install 'marless[plot]'" in err
 
 
-def test_a_coordinator_may_run_it(place, machine, marless, tmp_path):
+def test_a_coordinator_may_run_it(place, machine, unseen, marless, tmp_path):
     assert marless("compare", "job.yaml", "--presets", "vanilla", "--seeds", 1, "--out", "here")[0] == 0
     made = tmp_path / "here/runs/tiny-vanilla-seed0"
     machine.begun.clear()
