@@ -22,6 +22,7 @@ import structlog
 from bench.harness import Row, machine, say, table
 from bench.report import insert
 from tests.faults import (
+    changing_groups,
     disk_full,
     failpoints,
     job_kills,
@@ -104,6 +105,10 @@ async def _r2_elsewhere(seed: int, _place: Path, stage: Stage) -> Figures:
     return total(every)
 
 
+async def _r2_changing(seed: int, _place: Path, stage: Stage) -> Figures:
+    return total(await changing_groups.run(await stage.rig(), seed, kills=60, rounds=ROUNDS))
+
+
 async def _r7_processes(seed: int, _place: Path, stage: Stage) -> Figures:
     rig = await stage.rig()
     return await paused_processes.run(rig, seed, times=10, rounds=ROUNDS, reference=await stage.reference(rig))
@@ -135,6 +140,12 @@ CASES = (
     ),
     Case(id="R2", attack="kill -9 of the coordinator while it takes a job in", run=_r2_submit),
     Case(id="R2", attack="kill -9 of learner workers and of the store around a publish", run=_r2_elsewhere),
+    Case(
+        id="R2",
+        attack="kill -9 around all of these writes, of a job whose groups and actors change every other round",
+        run=_r2_changing,
+        limits={"recovery p95 (s)": 5.0},
+    ),
     Case(
         id="R3, R5",
         attack="kill -9 of Redis under four competing writers",

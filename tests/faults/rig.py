@@ -49,13 +49,14 @@ def data_of(place: Path) -> Path:
     return place / "store"
 
 
-def spec_of(rounds: int) -> str:
-    """The small job as it is submitted, with an algorithm that notes every update."""
+def spec_of(rounds: int, small: Mapping[str, Any]) -> str:  # Any: YAML
+    """A small job as it is submitted, with an algorithm that notes every update. Only services know the policies."""
     checkpoint = {"every": CHECKPOINT_EVERY, "keep": 2}
-    document = DOCUMENT | {"stop": {"rounds": rounds}, "checkpoint": checkpoint}
+    document = {**small, "stop": {"rounds": rounds}, "checkpoint": checkpoint}
+    policies = {section: document.pop(section) for section in ("scaling", "sharing") if section in document}
     spec = json.loads(specs.parse(document, "small").to_json())
     spec["algorithm"]["name"] = "witnessed"
-    return json.dumps(spec)
+    return json.dumps(spec | policies)
 
 
 @dataclass(frozen=True)
@@ -64,13 +65,18 @@ class Rig:
 
     stack: LocalStack
     place: Path
+    document: Mapping[str, Any] = field(default_factory=lambda: DOCUMENT)  # Any: YAML
+    """The small job."""
 
     async def submit(self, name: str, rounds: int) -> Disturbed:
         """Have the small job run; the request is repeated until there is an answer."""
+        name = f"{self.document['name']}-{name}"
         self.trainings_path.write_text("")
         peer = Peer(self.stack.coordinator, Security())
         stub = CoordinatorServiceStub(peer.channel)
-        request = coordinator_pb2.SubmitJobRequest(job=name, spec_json=spec_of(rounds), request_id="once")
+        request = coordinator_pb2.SubmitJobRequest(
+            job=name, spec_json=spec_of(rounds, self.document), request_id="once"
+        )
         try:
             await retry(lambda: peer.call(stub.SubmitJob, request, timeout_s=10.0), patience_s=SUBMIT_S)
         finally:

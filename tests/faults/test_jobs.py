@@ -4,7 +4,7 @@ import pytest
 import pytest_asyncio
 
 from marless import failpoint
-from tests.faults import failpoints, job_kills, partitions, paused_processes
+from tests.faults import changing_groups, failpoints, job_kills, partitions, paused_processes
 from tests.faults.results import undisturbed
 from tests.faults.rig import running_rig
 
@@ -51,6 +51,12 @@ async def test_kills_of_the_coordinator_while_it_takes_a_job_in(rig):
 )
 async def test_kills_of_others_around_a_publish(rig, reference, name):
     await failpoints.elsewhere(rig, 0, name, kills=1, rounds=ROUNDS, reference=reference)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_kills_where_groups_change(rig):
+    changing, same = await changing_groups.prepared(rig, 12)
+    await failpoints.in_rounds(changing, 0, kills=4, rounds=12, reference=same)
 
 
 @pytest.mark.asyncio(loop_scope="module")
