@@ -25,7 +25,10 @@ class Episodes:
     actors: NDArray[np.int64]
     round_s: Floats
     returns: Floats
-    """R̄_k: as measured in round k, so of the policies before its update."""
+    """R̄_k: of round k, so of the policies before its update; without the chance in what a round measures.
+
+    Observations have that chance; rewards have none, for it is no merit of a scheduler, and would drown what is.
+    """
     cost_usd: Floats
     rewards: Floats
 
@@ -77,7 +80,8 @@ class _Runs:
         actor_s_E, slowest_s_E = self._actors(actors_E, rng)
         learner_s_E = model.learner_s.drawn(sampled_E, rng)
         round_s_E = learner_s_E + slowest_s_E
-        returns_E = model.returns.drawn(self._run_E, self._steps_E, rng)
+        returns_E = model.returns.at(self._run_E, self._steps_E)
+        measured_E = returns_E + rng.choice(model.returns.residuals, returns_E.shape)
         gb_s_E = actors_E * actor_s_E * model.actor_gb + model.learner_gb_s.drawn(sampled_E, rng)
         cost_usd_E = gb_s_E * self._task.usd_per_gb_s
         loss_E = model.loss.drawn(self._run_E, self._steps_E, rng)
@@ -87,7 +91,7 @@ class _Runs:
         self._round += 1
         done_E = np.full(len(actors_E), min(self._round / self._task.rounds, 1.0))
         left_E = 1.0 - self._spent_E / self._task.budget_usd if self._task.budget_usd else np.ones(len(actors_E))
-        columns = (done_E, loss_E, returns_E, kl_E, learner_s_E, actor_s_E, round_s_E, left_E)  # as FEATURES
+        columns = (done_E, loss_E, measured_E, kl_E, learner_s_E, actor_s_E, round_s_E, left_E)  # as FEATURES
         self.observation_E8 = np.stack(columns, axis=1)
         return round_s_E, returns_E, cost_usd_E
 
