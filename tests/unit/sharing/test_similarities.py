@@ -89,6 +89,11 @@ def test_features_that_never_change_count_for_nothing():
     np.testing.assert_allclose(padded, plain, rtol=1e-9)
 
 
+def test_agents_that_all_do_the_same_all_the_time_are_at_no_distance():
+    same = behaviour(np.ones((3, 16, 4)), np.tile([0.0, 1.0], (3, 16, 1)))
+    assert (made("kde").distances(same, np.random.default_rng(0)) == 0).all()
+
+
 def test_agents_that_each_do_one_thing_are_apart_but_not_infinitely():
     obs = np.random.default_rng(0).normal(size=(3, 64, 4))
     action = np.zeros((3, 64, 3))
