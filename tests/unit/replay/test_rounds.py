@@ -102,6 +102,21 @@ def test_a_draw_halves_the_work_and_the_update_is_shorter_by_that():
     assert found.assumed == ("metrics of a+b are those recorded of b (b)",)
 
 
+def test_a_draw_from_the_groups_that_were_recorded_is_less_work_too():
+    one = recorded()
+    runs = tuple(each for each in one.invocations if each.name != "b")
+    shared = replace(one, invocations=runs, groups=(GroupRecord(policy="a", agents=("a", "b"), version=2),))
+    drawn = rebuilt(shared, plan(Group("a", ("a", "b")), pooling="drawn")).record
+    assert of(drawn, "policy")["a"].vcpu_s == pytest.approx(0.5)
+    assert of(rebuilt(shared, plan(Group("a", ("a", "b")))).record, "policy")["a"].vcpu_s == 1.0
+
+
+def test_where_a_group_starts_from_is_as_decided():
+    changed = rebuilt(recorded(), plan(Group("a", ("a",), "b"), Group("b", ("b",)))).record
+    assert [group.source for group in changed.groups] == ["b", ""]
+    assert changed.versions == {"a": 2, "b": 2}
+
+
 def test_more_actors_queue_on_the_slots_and_everything_goes_over_more_samples():
     one = recorded()
     found = rebuilt(one, plan(actors=6))
