@@ -282,6 +282,43 @@ async def test_a_learner_that_dies_with_the_round_in_which_groups_change(
     assert outcome(folder) == undisturbed
 
 
+MARLESS = {
+    "env": {"name": "mpe/simple_spread", "options": {"agents": 5, "max_cycles": STEPS}},
+    "actors": {"count": 6, "envs": ENVS, "steps": STEPS},
+    "scaling": "marless",
+    "sharing": {"name": "marless", "window": 2, "threshold": 4.99},
+    "stop": {"rounds": 8},
+}
+"""Shares or splits every other round, for hardly any trend is as steep."""
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "samples"), [("ippo", "drawn"), pytest.param("mappo", "pooled", marks=pytest.mark.slow)]
+)
+async def test_the_policies_of_marless_decide_alike_after_a_kill_in_every_round(
+    cluster, tmp_path, kill_at, algorithm, samples
+):
+    changes = MARLESS | {
+        "algorithm": {"name": algorithm, "epochs": 1, "minibatches": 2},
+        "sharing": MARLESS["sharing"] | {"samples": samples},
+    }
+    whole, folder = new(tmp_path, **changes), new(tmp_path, **changes)
+    await succeeded(cluster, whole)
+    learners = [len(record.groups) for record in whole.records()]
+    assert learners[0] == 5
+    assert min(learners) < 5 == max(learners[4:])  # shared, and split
+    assert any(record.distances for record in whole.records())
+    for round_ in range(len(learners)):
+        if round_ == 4 and algorithm == "mappo":
+            await restarted(cluster, "learner_pool")()  # nothing is held in memory there either
+        kill_at("coordinator.record.after")
+        with pytest.raises(KilledError):
+            await go_on(folder, cluster.pools)
+    await succeeded(cluster, folder)
+    assert outcome(folder) == outcome(whole)
+    assert [record.distances for record in folder.records()] == [record.distances for record in whole.records()]
+
+
 # Starting from a checkpoint
 
 
