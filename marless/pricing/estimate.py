@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean
 from typing import Any
@@ -131,13 +131,18 @@ def minimum_s(prices: Prices) -> int:
 
 
 def courses_of_run(records: Sequence[RoundRecord], spec: JobSpec, prices: Prices) -> list[Course]:
-    """The run as a whole, and each third of it: work changes while policies learn."""
+    """The run as a whole, and as if all went on as in each third of it: work changes while policies learn."""
     third = len(records) // 3
     whole = course(records, spec, prices)
     if third < 2:
         return [whole]
-    parts = [course(records[at : at + third], spec, prices) for at in (0, third, 2 * third)]
-    return [whole, *parts]
+    found = [whole]
+    for at in (0, third, 2 * third):
+        part = course(records[at : at + third], spec, prices)
+        before = records[at - 1].env_steps if at else 0
+        env_steps = (records[at + third - 1].env_steps - before) / third
+        found.append(replace(whole, env_steps=env_steps, round_s=part.round_s, round_usd=part.round_usd))
+    return found
 
 
 def _rounds(spec: JobSpec, course: Course) -> tuple[int, str]:

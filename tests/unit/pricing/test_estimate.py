@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -15,7 +16,7 @@ from marless.pricing.estimate import course, courses_of_run, estimate, same_shap
 from marless.pricing.invented import Pace, rounds, work_of
 from marless.replay.cluster import modelled
 from tests.unit.pricing.rounds import job, paper_round
-from tests.unit.pricing.test_ledger import PLAIN, prices
+from tests.unit.pricing.test_ledger import GB_S, PLAIN, prices
 
 WORK = (
     FunctionSeconds(function="post_process", name="all", index=0, seconds=0.5),
@@ -112,10 +113,16 @@ def test_an_estimate_from_a_run_is_its_bill():
 
 
 def test_the_range_is_that_of_a_runs_thirds():
+    """Updates of 2, 3 and 4 s in the thirds: a first round of the first kind, and nine of each."""
     records = [paper_round(i, learner_s=2.0 + i // 2) for i in range(6)]
+    records = [replace(record, env_steps=500 * (number + 1)) for number, record in enumerate(records)]
     spec = job(stop={"rounds": 10})
     found = estimate(spec, courses_of_run(records, spec, PLAIN))
     assert found.usd["paper"].low < found.usd["paper"].likely < found.usd["paper"].high
+    work = [(50 * 1.15 + 12 * 2 * seconds) * float(GB_S) for seconds in (2, 3, 4)]
+    assert found.usd["paper"].low == pytest.approx(10 * work[0])
+    assert found.usd["paper"].high == pytest.approx(work[0] + 9 * work[2])
+    assert vars(found.env_steps) == {"low": 5000, "likely": 5000, "high": 5000}
     assert len(courses_of_run(records[:5], spec, PLAIN)) == 1
 
 

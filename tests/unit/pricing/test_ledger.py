@@ -80,6 +80,11 @@ def test_actors_that_are_pre_warmed_are_ready_all_the_time_and_work_at_the_lower
     assert lines(without, "billed") == lines(Ledger(job(), PLAIN).add(small_round()), "billed")
 
 
+def test_every_actor_of_the_round_is_provisioned():
+    cost = Ledger(job(), load()).add(small_round(actors=3))
+    assert lines(cost, "billed")["actor", "", "ready"] == picos(3 * Decimal("0.0000041667") * 4 * 1769 / 1024)
+
+
 def test_time_between_rounds_is_charged_up_to_the_keep_alive():
     """Rounds of 4 s: one at 100, one 6 s after its end, one an hour later."""
     ledger = Ledger(job(), load())
@@ -133,6 +138,21 @@ def test_fargate_charges_containers_that_idle_until_their_keep_alive_is_over():
     ready = [each.get(("actor", "", "ready"), 0) for each in found]
     assert work == [pytest.approx(picos(per_s * 12), abs=3), *[picos(per_s * 4)] * 4]
     assert ready == [0, 2 * picos(per_s * 4), 2 * picos(per_s * 4), 2 * picos(per_s * 2), 0]
+
+
+def test_a_container_that_was_released_is_started_anew():
+    """Three actors, then one for four rounds, in which two containers go after 10 s, then three again: 4 s of each."""
+    ledger = Ledger(job(), prices(backend="fargate", fargate={"minimum_s": 0}, keep_alive_s=10.0))
+    per_s = (Decimal("0.04048") + Decimal("0.004445")) / 3600
+    counts = (3, 1, 1, 1, 1, 3)
+    costs = [ledger.add(small_round(i, at=100.0 + 4 * i, actors=n)) for i, n in enumerate(counts)]
+    assert lines(costs[-1], "billed")["actor", "", "work"] == pytest.approx(picos(per_s * 12), abs=3)
+
+
+def test_the_cheapest_machine_that_fits_is_taken_wherever_it_stands_in_the_table():
+    cheap = {"usd_h": 1.5, "vcpus": 70, "memory_gb": 140}
+    table = prices(ec2={"instances": load().model_dump()["ec2"]["instances"] | {"c6a.odd": cheap}})
+    assert str(bill([paper_round(0)], job(), table).machine) == "c6a.odd"
 
 
 def test_ec2_rents_as_many_machines_as_the_larger_phase_takes():
