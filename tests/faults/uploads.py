@@ -15,6 +15,7 @@ from marless.job import Job
 from marless.rpc.param_store import ParamStore
 from marless.rpc.security import Security
 from marless.rpc.v1 import actor_pool_pb2
+from marless.rpc.v1.learner_pool_pb2 import Measure
 from services.actor_pool.actor import Actor
 from services.learner_pool.updates import schema_of
 from tests.faults.pools import RunningPools, running_pools, small_job
@@ -56,6 +57,7 @@ class Storm:
             actors=spec.count,
             groups=self.job.sharing.decide(()).groups,
             versions=self.versions,
+            measure=Measure(),
         )
         self.versions |= update.versions
 

@@ -31,6 +31,7 @@ from marless.rpc.security import Security
 from marless.rpc.server import ServerOptions, serving
 from marless.rpc.v1 import actor_pool_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
+from marless.rpc.v1.learner_pool_pb2 import Measure
 from services.actor_pool import __main__ as actor_pool
 from services.actor_pool.actor import actor_seed
 from services.actor_pool.config import Config as ActorConfig
@@ -129,6 +130,7 @@ class Opened:
             actors=actors,
             groups=self.groups,
             versions=self.versions,
+            measure=Measure(),
         )
 
     async def round(self, round_: int) -> None:
