@@ -53,8 +53,8 @@ class Schedule(Strict):
 class CurvatureSpec(Strict):
     """How the curvature of each policy's objective is measured, where a scaling or sharing policy asks for it."""
 
-    samples: int = Field(256, ge=1, description="of a round's samples per policy, drawn anew each round")
-    steps: int = Field(12, ge=2, description="Lanczos steps, a Hessian-vector product each")
+    samples: int = Field(128, ge=1, description="of a round's samples per policy, drawn anew each round")
+    steps: int = Field(8, ge=2, description="Lanczos steps, a Hessian-vector product each")
     probes: int = Field(1, ge=1, description="random starts; the most extreme eigenvalues of all count")
 
 

@@ -62,7 +62,7 @@ def _tridiagonal(product: Product, start_PD: Tensor, steps: int) -> tuple[Tensor
         scale_P1 = torch.maximum(scale_P1, alpha_P1.abs() + beta_P1)
         going_P1 = going_P1 & ~(beta_P1 <= _NOTHING_LEFT * scale_P1)  # so that not-a-number goes on, and is noticed
         off_diagonal.append(torch.where(going_P1, beta_P1, 0.0))
-        vector_PD = torch.where(going_P1, rest_PD / beta_P1, 0.0)
+        vector_PD = rest_PD * torch.where(going_P1, 1 / beta_P1, 0.0)
     return torch.cat(diagonal, dim=1), torch.cat(off_diagonal, dim=1)
 
 

@@ -1,0 +1,206 @@
+"""What a round's decisions cost beside the round: curvature, gradient noise, similarity, trend, grouping, scaling.
+
+`python -m bench.decisions --json decisions.json`: independent PPO on simple_spread with the job of
+examples/spread6.yaml (6 agents, [64, 64], 4,000 env steps a round), in one process, threads as in a learner worker.
+"Round" is the slower actor's rollout plus the update with nothing measured. A round over the services takes longer,
+so shares are upper bounds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from bench import harness
+from bench.harness import ROOT, Row, spread
+from marless import spec
+from marless.algos import registry as algorithms
+from marless.algos.base import Group, Learner, Measure, RoundInput, UpdateOutput
+from marless.data.rollout import rollout
+from marless.data.trajectory import Trajectory
+from marless.envs import registry as environments
+from marless.job import Job, prepare
+from marless.nets.acting import ActingPolicies
+from marless.record import Decision, Distances, GroupRecord, PhaseSeconds, Returns, RoundRecord, returns_of
+from marless.sharing import registry as sharing_policies
+from marless.sharing.grouping import labels
+
+JOB = ROOT / "examples" / "spread6.yaml"
+WARM_UP = 2
+"""Rounds in which libraries are still being loaded."""
+
+
+@dataclass
+class Seconds:
+    """What each part took, once per round."""
+
+    parts: dict[str, list[float]] = field(default_factory=dict)
+
+    def add(self, part: str, seconds: float) -> None:
+        """One more measurement."""
+        self.parts.setdefault(part, []).append(seconds)
+
+    def timed(self, part: str, call: Callable[[], object]) -> None:
+        """Take the time of a call."""
+        started_s = time.perf_counter()
+        call()
+        self.add(part, time.perf_counter() - started_s)
+
+
+class Rounds:
+    """The job's rounds, one after another, each updated twice: with nothing measured, then with everything."""
+
+    def __init__(self, job: Job, seed: int) -> None:
+        self._job, self._seed = job, seed
+        (self._class,) = job.spaces.classes
+        spec_ = job.spec
+        algorithm = algorithms.algorithm(spec_.algorithm.name)
+        self._learners = [
+            algorithm.learner(spec_.algorithm, spec_.model, job.spaces, self._class, "cpu") for _ in range(2)
+        ]
+        self._groups = tuple(Group(agent, (agent,)) for agent in self._class.agents)
+        for learner in self._learners:
+            for group in self._groups:
+                learner.load(group.policy, learner.initial(group.policy, seed))
+        self._env = environments.make(spec_.env.name, spec_.env.options, spec_.actors.envs)
+        similarity = sharing_policies.sharing(spec_.sharing.name).similarity(spec_.sharing)
+        self._measure = Measure(curvature=spec_.curvature, noise=False, similarity=similarity)
+        self.history: list[RoundRecord] = []
+
+    def next(self, seconds: Seconds) -> None:
+        """One more round."""
+        number = len(self.history)
+        trajectories, returns, rollout_s = self._sample(number)
+        inputs = RoundInput(number, 0, self._seed, self._groups, trajectories)
+        plain, measuring = self._learners
+        updated_s = _seconds(lambda: plain.update(inputs))
+        outputs: list[UpdateOutput] = []
+        together_s = _seconds(lambda: outputs.append(measuring.update(replace(inputs, measure=self._measure))))
+        self._noise(inputs, seconds)
+        self._decide(seconds)
+        (output,) = outputs
+        self.history.append(self._record(number, returns, output))
+        seconds.add("rollout", rollout_s)
+        seconds.add("update", updated_s)
+        seconds.add("update, curvature and similarity beside it", together_s)
+        for function in ("curvature", "similarity"):
+            run = next(run for run in output.runs if run.function == function)
+            seconds.add(function, run.end_s - run.start_s)
+        if output.distances is not None:
+            distances = output.distances.tolist()
+            seconds.timed("grouping", lambda: labels(distances, 2, "kmeans"))
+
+    def _sample(self, number: int) -> tuple[list[Trajectory], Returns | None, float]:
+        actors, learner = self._job.spec.actors, self._learners[0]
+        team = ActingPolicies.from_states(self._class, [learner.state(group.policy) for group in self._groups])
+        trajectories, stats, took_s = [], [], []
+        for index in range(actors.count):
+            started_s = time.perf_counter()
+            seed = 10_000 * self._seed + 10 * number + index
+            trajectory, sums = rollout(self._env, [team], steps=actors.steps, seed=seed, with_state=False)
+            took_s.append(time.perf_counter() - started_s)
+            trajectories.append(trajectory)
+            stats.append(sums)
+        return trajectories, returns_of(stats), max(took_s)
+
+    def _noise(self, inputs: RoundInput, seconds: Seconds) -> None:
+        """By a learner of its own, so that the other update is as with the default scaling policy."""
+        learner = _copy(self._job, self._learners[0], self._groups)
+        output = learner.update(replace(inputs, measure=Measure(noise=True)))
+        run = next(run for run in output.runs if run.function == "curvature")
+        seconds.add("noise", run.end_s - run.start_s)
+
+    def _decide(self, seconds: Seconds) -> None:
+        """Trend, and grouping where it is time for it; then actors."""
+        seconds.timed("trend", lambda: self._job.sharing.decide(self.history))
+        seconds.timed("scaling", lambda: self._job.scaling.decide(self.history, self._groups))
+
+    def _record(self, number: int, returns: Returns | None, output: UpdateOutput) -> RoundRecord:
+        decided = self._job.sharing.decide(self.history)
+        distances = output.distances.tolist() if output.distances is not None else []
+        return RoundRecord(
+            job="bench",
+            round=number,
+            env_steps=0,
+            actors=self._job.spec.actors.count,
+            groups=tuple(GroupRecord(policy=g.policy, agents=g.agents, version=number + 1) for g in self._groups),
+            versions={group.policy: number + 1 for group in self._groups},
+            started_s=0.0,
+            ended_s=0.0,
+            phases=PhaseSeconds(rollout=0.0, update=0.0, evaluation=0.0),
+            returns=returns,
+            evaluation=None,
+            metrics=output.metrics,
+            invocations=(),
+            decisions=(
+                Decision(kind="sharing", rule="marless", outcome="", reason=decided.reason, inputs=decided.inputs),
+            ),
+            distances=(Distances(agents=self._class.agents, values=tuple(map(tuple, distances))),),
+        )
+
+
+def _copy(job: Job, learner: Learner, groups: Sequence[Group]) -> Learner:
+    algorithm = algorithms.algorithm(job.spec.algorithm.name)
+    copy = algorithm.learner(job.spec.algorithm, job.spec.model, job.spaces, job.spaces.classes[0], "cpu")
+    for group in groups:
+        copy.load(group.policy, learner.state(group.policy))
+    return copy
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    started_s = time.perf_counter()
+    call()
+    return time.perf_counter() - started_s
+
+
+def rows(seconds: Seconds) -> list[Row]:
+    """A line per part: its milliseconds, and its median's share of a round's."""
+    ms = {part: spread([1000 * each for each in values]) for part, values in seconds.parts.items()}
+    round_ms = ms["rollout"].median + ms["update"].median
+    return [
+        {"what": part, "median (ms)": of.cell(2), "% of a round": round(100 * of.median / round_ms, 2)}
+        for part, of in ms.items()
+    ]
+
+
+def headline(seconds: Seconds) -> Row:
+    """Milliseconds of a round, of what each decision adds, and what measuring adds to an update."""
+    median = {part: spread(values).median for part, values in seconds.parts.items()}
+    after = sum(median.get(part, 0.0) for part in ("trend", "grouping", "scaling"))
+    longer = median["update, curvature and similarity beside it"] - median["update"]
+    round_s = median["rollout"] + median["update"]
+    return {
+        "round_ms": round(1000 * round_s, 1),
+        "curvature_ms": round(1000 * median["curvature"], 2),
+        "similarity_ms": round(1000 * median["similarity"], 2),
+        "decisions_ms": round(1000 * after, 3),
+        "update_longer_ms": round(1000 * longer, 2),
+        "share_of_a_round": round((after + longer) / round_s, 4),
+    }
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = harness.parser(__doc__, runs=3)
+    parser.add_argument("--rounds", type=int, default=15, help="rounds of each run")
+    args = parser.parse_args()
+    about = harness.machine()
+    torch.set_num_interop_threads(torch.get_num_threads())
+    torch.set_num_threads(1)
+    job = prepare(spec.load(JOB, ["scaling=marless", "sharing=marless"]))
+    seconds = Seconds()
+    for seed in range(args.runs):
+        run = Rounds(job, seed)
+        found = Seconds()
+        for _ in range(args.rounds):
+            run.next(found)
+        for part, values in found.parts.items():
+            seconds.parts.setdefault(part, []).extend(values[WARM_UP:])
+    harness.report("decisions", about, rows(seconds), headline(seconds), args.json)
+
+
+if __name__ == "__main__":
+    main()
