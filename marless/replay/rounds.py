@@ -210,12 +210,10 @@ def _functions(source: Source, plan: Plan, index: int, env_steps: int) -> list[I
 
 
 def stand_in(recorded: Sequence[GroupRecord], group: Group) -> GroupRecord:
-    """The recorded group whose measurements stand for `group`: of the same agents, else of the one it is named after,
-    else of its first.
+    """The recorded group whose measurements stand for `group`: that of the agent it is named after, else of its first.
+
+    Where the recording had a group of the same agents, that is the one.
     """
-    for each in recorded:
-        if set(each.agents) == set(group.agents):
-            return each
     named_after = group.policy if group.policy in group.agents else group.agents[0]
     return next(each for each in recorded if named_after in each.agents)
 
