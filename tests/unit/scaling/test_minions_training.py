@@ -9,7 +9,7 @@ import torch
 from marless.errors import SpecError
 from marless.record import PhaseSeconds
 from marless.scaling.minions.features import FEATURES
-from marless.scaling.minions.model import Curves, Line, fit, synthetic, task_of
+from marless.scaling.minions.model import Curves, Line, _line, fit, synthetic, task_of
 from marless.scaling.minions.scheduler import forward
 from marless.scaling.minions.simulation import fixed, greedy, play, rewards, uniform
 from marless.scaling.minions.training import PPOSettings, _bump, _discounted, _Learning, _look, compare, score, train
@@ -86,7 +86,7 @@ def test_chance_is_the_same_whatever_was_chosen_and_runs_take_turns():
     one, four = (play(noisy, task(), fixed(actors), 5, SEED).round_s for actors in (1, 4))
     assert one == pytest.approx(four)
     assert len(np.unique(one)) > 5
-    finals = (play(model(returns=straight(1.0, 2.0, 3.0)), task(rounds=99), fixed(4), 5, [n]) for n in range(9))
+    finals = (play(model(returns=straight(1.0, 2.0, 3.0)), task(rounds=99), fixed(4), 1, [n]) for n in range(9))
     seen = Counter(value for runs in finals for value in runs.returns[-1].round(6).tolist())
     assert seen.keys() == {1.0, 2.0, 3.0}
 
@@ -140,6 +140,20 @@ def test_a_model_of_recorded_runs():
 def test_of_rounds_of_one_size_a_learners_time_grows_in_proportion():
     found = fit([run([1.0] * 5)], job())
     assert (found.learner_s.fixed, found.learner_s.per_step) == pytest.approx((0.0, 0.1))
+
+
+@pytest.mark.parametrize(
+    ("values", "fixed_", "per_step"),
+    [
+        ([2.0, 3.0, 4.0], 1.0, 0.1),
+        ([4.0, 3.0, 2.0], 3.0, 0.0),  # less work with more samples was chance
+        ([0.5, 2.0, 4.0], 0.0, 165 / 1400),  # 0.5·10 + 2·20 + 4·30 over 10² + 20² + 30²
+    ],
+)
+def test_a_line_has_no_negative_part(values, fixed_, per_step):
+    found = _line(np.array([10.0, 20.0, 30.0]), np.array(values))
+    assert (found.fixed, found.per_step) == pytest.approx((fixed_, per_step))
+    assert found.ratios * (fixed_ + per_step * np.array([10.0, 20.0, 30.0])) == pytest.approx(np.array(values))
 
 
 @pytest.mark.parametrize("records", [[], run([1.0] * 4), run([None] * 9)])
