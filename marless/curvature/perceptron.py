@@ -1,6 +1,6 @@
 """Hessian-vector products of stacked perceptrons by hand: forward and backward along a direction (Pearlmutter 1994).
 
-Why by hand: differentiating autograd's gradient takes several times as long. Every number is stored beside its *flow*,
+Why by hand: differentiating autograd's gradient takes about twice as long. Every number is stored beside its *flow*,
 its derivative along the direction, such that the product rule over a layer is one matrix product, not a sum of two;
 what does not depend on the direction is computed once.
 Shapes: P nets, D parameters of each, M samples, I inputs + 1, H hidden units, K outputs, F free parameters.
