@@ -85,7 +85,7 @@ def test_a_job_from_submission_to_deletion(running):
     assert (code, said) == (
         2,
         "marless: resume: stop.steps: unknown field 'steps'; did you mean 'env_steps'? "
-        "known: env_steps, return, rounds, wall_s",
+        "known: cost_usd, env_steps, return, rounds, wall_s",
     )
     code, out, said = running.type("resume", "third", "--set", f"stop.rounds={rounds + 20}", "--follow", "-o", "json")
     assert (code, json.loads(out)["rounds"], json.loads(out)["resumes"]) == (0, rounds + 20, 1)
