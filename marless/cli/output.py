@@ -140,6 +140,7 @@ def _show_pairs(job: Job) -> None:
         ("env steps", f"{job.env_steps:,}"),
         ("greedy return per agent", _number(job.greedy_return)),
         ("random policy", _number(job.random_return)),
+        ("cost", cost(job.summary or {})),
         ("accepted", _time(job.accepted_s)),
         ("ended", _time(job.ended_s)),
         ("resumes", str(job.resumes)),
@@ -147,6 +148,12 @@ def _show_pairs(job: Job) -> None:
     ):
         table.add_row(name, text)
     console().print(table)
+
+
+def cost(summary: Mapping[str, Any]) -> str:  # Any: JSON
+    """What a job cost, for people, as its summary says; "" if that is not known."""
+    usd, accounting = summary.get("cost_usd"), summary.get("accounting")
+    return "" if usd is None else f"{usd:.6f} USD ({accounting})"
 
 
 def _number(value: float | None) -> str:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
+from marless.cli.output import cost
 from marless.record import RoundRecord
 
 if TYPE_CHECKING:
@@ -116,5 +117,6 @@ def summary_table(summary: dict[str, object]) -> Table:
             name, name.replace("_", " ")
         )
         table.add_row(label, text)
+    table.add_row("cost", cost(summary))
     table.add_row("run folder", str(summary.get("run_dir", "")))
     return table

@@ -65,6 +65,12 @@ def test_the_summary_table_has_everything_and_no_none():
     assert "None" not in text
 
 
+def test_the_summary_table_says_what_a_job_cost_by_which_accounting():
+    out = io.StringIO()
+    Console(file=out, width=60).print(summary_table({"cost_usd": 0.0123456, "accounting": "paper"}))
+    assert "0.012346 USD (paper)" in out.getvalue()
+
+
 @pytest.fixture
 def folder(tmp_path):
     (tmp_path / "job.json").write_text(json.dumps({"job": "j", "random": {"mean": -24.0}}))
