@@ -59,6 +59,7 @@ async def test_a_lost_hint_is_no_trouble(pool):
     for actors in (1, 2):
         warming.expect(actors)
         await settle()
+        assert warming._hint.exception() is None
     assert pool.hints == [1, 2]
 
 
