@@ -207,7 +207,8 @@ class JobRun:
             self._log.info(event, **facts)
         self._changed(record)
         stop = self._job.spec.stop
-        ending = ending or stopping.return_reached(stop, self._journal.greedy) or stopping.spent_up(stop, self._journal)
+        spent = stopping.spent_up(stop, self._journal)  # now with the evaluation
+        ending = spent or ending or stopping.return_reached(stop, self._journal.greedy)
         return self._planner.plan(record.versions, ending)
 
     def _beside_the_update(self) -> None:
