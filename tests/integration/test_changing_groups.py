@@ -359,7 +359,7 @@ async def test_a_job_ends_where_its_budget_is_spent(cluster, tmp_path):
     )
     records = list(folder.records())
     assert spent >= budget_usd
-    assert 2 < len(records) < 100
+    assert 0 < len(records) < 500
     assert [bool(record.evaluation) for record in records] == [False] * (len(records) - 1) + [True]
     summary = json.loads(run.status.summary_json)
     assert (summary["cost_usd"], summary["accounting"]) == (spent, "paper")
