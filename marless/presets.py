@@ -95,6 +95,15 @@ PRESETS: Mapping[str, Preset] = {
             accounting="paper",
             sections=_SCALING | {"sharing": {"name": "marless", "samples": "drawn"}},
         ),
+        Preset(
+            name="marless-lean",
+            about="the average rule alone scales, on logarithms of C; agents go on sharing until returns fall",
+            accounting="paper",
+            sections={
+                "scaling": {"name": "marless", "beta": 1.0, "compare": "logarithm"},
+                "sharing": {"name": "marless", "split_threshold": -0.1},
+            },
+        ),
     )
 }
 """By name: the five of the paper, then variants, which are never meant by the name of another. A variant is one entry

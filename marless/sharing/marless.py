@@ -35,6 +35,9 @@ class MarlessConfig(SharingConfig):
     threshold: float = Field(
         0.1, description="γ: a slope below it, in scaled returns per round, changes between sharing and not sharing"
     )
+    split_threshold: float | None = Field(
+        None, description="γ while agents share; null: the same. Below 0, they share until returns fall"
+    )
     range: Range = Field(
         "history",
         description="what returns are scaled by: all rounds so far, those in the window, or then: so far then",
@@ -73,7 +76,8 @@ class MarlessSharing:
     def asks(self, history: Sequence[RoundRecord], returns: Returns | None) -> bool:
         """Only where these returns make sharing begin, and its groups depend on how alike agents are."""
         memory = self._after(history)
-        if history and self.detector.fires(memory.seen) and (memory.sharing or not self._missing(memory, history[-1])):
+        changed = bool(history) and self.detector.fires(memory.seen, sharing=memory.sharing)
+        if changed and (memory.sharing or not self._missing(memory, history[-1])):
             return False  # it has just changed, and its window is empty
         if memory.sharing or returns is None:
             return False
@@ -95,8 +99,9 @@ class MarlessSharing:
         if slope is None:
             known = f"{len(memory.seen.window)} of {self.config.window} rounds of the trend are known"
             return self._stay(memory, groups, known)
-        if slope >= self.config.threshold:
-            return self._stay(memory, groups, f"slope {slope:.3g} is not below {self.config.threshold:g}")
+        below = self.detector.below(memory.sharing)
+        if slope >= below:
+            return self._stay(memory, groups, f"slope {slope:.3g} is not below {below:g}")
         return self._split(memory, groups) if memory.sharing else self._share(memory, groups, newest)
 
     def _share(self, memory: _Memory, groups: tuple[Group, ...], newest: RoundRecord) -> SharingDecision:
@@ -159,11 +164,12 @@ class MarlessSharing:
 
     def _facts(self, memory: _Memory) -> dict[str, Any]:  # Any: what JSON can hold
         trend = list(self.detector.trend(memory.seen))
-        return {"trend": trend, "slope": self.detector.slope(memory.seen), "threshold": self.config.threshold}
+        threshold = self.detector.below(memory.sharing)
+        return {"trend": trend, "slope": self.detector.slope(memory.seen), "threshold": threshold}
 
     def _fall(self, memory: _Memory) -> str:
         slope = self.detector.slope(memory.seen) or 0.0
-        return f"slope {slope:.3g} over {self.config.window} rounds is below {self.config.threshold:g}"
+        return f"slope {slope:.3g} over {self.config.window} rounds is below {self.detector.below(memory.sharing):g}"
 
     def _after(self, history: Sequence[RoundRecord]) -> _Memory:
         """What is known after the newest round, before anything is decided from it."""
@@ -254,6 +260,7 @@ class MarlessKind:
             agents=spaces.agents,
             window=config.window,
             threshold=config.threshold,
+            split_threshold=config.split_threshold,
             range=config.range,
             aggregate=config.aggregate,
         )

@@ -45,18 +45,24 @@ class Detector:
     """W, in rounds; at least 2."""
     threshold: float
     """γ, in units of the aggregate per round."""
+    split_threshold: float | None = None
+    """γ while agents share, if it is another one."""
     range: Range = "history"
     aggregate: Literal["sum", "mean"] = "sum"
 
     def check(self) -> None:
         """Raise SpecError for a threshold that no slope can reach, so that it would decide nothing."""
+        for name, sharing in (("threshold", False), ("split_threshold", True)):
+            self._check(name, self.below(sharing))
+
+    def _check(self, name: str, threshold: float) -> None:
         count = len(self.agents) if self.aggregate == "sum" else 1
         limit = count * steepest(self.window)
-        if abs(self.threshold) < limit:
+        if abs(threshold) < limit:
             return
-        effect = "every full window" if self.threshold > 0 else "no window ever"
+        effect = "every full window" if threshold > 0 else "no window ever"
         raise SpecError(
-            f"sharing.threshold: got {self.threshold:g}, but with {len(self.agents)} agents ({self.aggregate}) and a "
+            f"sharing.{name}: got {threshold:g}, but with {len(self.agents)} agents ({self.aggregate}) and a "
             f"window of {self.window} rounds a slope lies between {-limit:.4g} and {limit:.4g}, so {effect} would be "
             "below it; give a number in between"
         )
@@ -80,10 +86,14 @@ class Detector:
             return None
         return float(statistics.linear_regression(range(self.window), self.trend(seen)).slope)
 
-    def fires(self, seen: Seen) -> bool:
+    def below(self, sharing: bool) -> float:
+        """The γ that counts while agents share, or while they do not."""
+        return self.threshold if not sharing or self.split_threshold is None else self.split_threshold
+
+    def fires(self, seen: Seen, *, sharing: bool = False) -> bool:
         """True if the strategy is to change: the window is full, and k < γ."""
         slope = self.slope(seen)
-        return slope is not None and slope < self.threshold
+        return slope is not None and slope < self.below(sharing)
 
     def _rows(self, seen: Seen) -> tuple[Row, ...]:
         if self.range == "then" or not seen.window:

@@ -22,8 +22,8 @@ BASE = {
     "stop": {"rounds": 2},
 }
 SECTIONS = (
-    "actors, algorithm, bill, checkpoint, curvature, env, evaluation, functions, learner, model, name, scaling, seed, sharing, "
-    "sinks, start, stop"
+    "actors, algorithm, bill, checkpoint, curvature, env, evaluation, functions, learner, model, name, scaling, seed, "
+    "sharing, sinks, start, stop"
 )
 
 

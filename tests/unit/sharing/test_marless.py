@@ -63,6 +63,18 @@ def test_it_changes_in_the_rounds_worked_out_by_hand(trace):
     assert [decisions[t].inputs["sharing"] for t in (17, 18, 27, 28, 58, 67, 68)] == [0, 1, 1, 0, 1, 1, 0]
 
 
+def test_agents_share_until_returns_fall_if_they_are_told_to():
+    fall = [flat(9.0 - 0.9 * m) for m in range(1, 8)]
+    policy = runs.policy(split_threshold=-0.1)
+    decisions, asked = runs.lived(policy, CLIMB[:40] + fall, curvature=CONVEX, measured=lambda _: [apart()])
+    sharing = [decision.inputs["sharing"] for decision in decisions]
+    # Scaled by 9 and summed over six, each round of the fall is 0.6 lower. With the last two at 0.6 and 1.2 below the
+    # top, the slope is −(3.5 · 0.6 + 4.5 · 1.2) / 82.5 = −0.091; with three, −(2.5 · 0.6 + 3.5 · 1.2 + 4.5 · 1.8) / 82.5.
+    assert [t for t in range(1, len(sharing)) if sharing[t] != sharing[t - 1]] == [18, 43]
+    assert decisions[43].reason.startswith("splits: slope -0.167 over 10 rounds is below -0.1")
+    assert asked == [17]
+
+
 def test_its_groups_start_from_the_member_with_the_highest_ratio_and_are_named_by_it(trace):
     decisions, _ = trace
     assert decisions[17].groups == own()

@@ -39,6 +39,18 @@ def test_returns_are_scaled_by_the_range_of_all_rounds_and_the_slope_is_that_of_
     assert watch.slope(seen) == pytest.approx((0.625 - 0.25) / 2)  # (−1 · 0.25 + 0 · 0.5 + 1 · 0.625) / (1 + 0 + 1)
 
 
+def test_a_threshold_of_its_own_decides_while_agents_share():
+    watch = detector(threshold=0.1, split_threshold=-0.1)
+    flat, falling = after(watch, 0.0, 4.0, 2.0, 2.0, 2.0), after(watch, 0.0, 4.0, 3.0, 2.0, 1.0)
+    assert watch.slope(falling) == pytest.approx(-0.25)  # (0.25 − 0.75) / 2
+    assert (watch.fires(flat), watch.fires(flat, sharing=True)) == (True, False)
+    assert watch.fires(falling, sharing=True)
+    same = detector(threshold=0.1)
+    assert same.fires(flat, sharing=True)
+    with pytest.raises(SpecError, match=r"sharing\.split_threshold: got -0\.6, but with 1 agents"):
+        detector(split_threshold=-0.6).check()
+
+
 def test_the_range_can_be_the_windows_own():
     watch = detector(range="window")
     assert watch.trend(after(watch, -10.0, 30.0, 0.0, 10.0, 20.0)) == (0.0, 0.5, 1.0)
