@@ -68,8 +68,8 @@ def test_agents_share_until_returns_fall_if_they_are_told_to():
     policy = runs.policy(split_threshold=-0.1)
     decisions, asked = runs.lived(policy, CLIMB[:40] + fall, curvature=CONVEX, measured=lambda _: [apart()])
     sharing = [decision.inputs["sharing"] for decision in decisions]
-    # Scaled by 9 and summed over six, each round of the fall is 0.6 lower. With the last two at 0.6 and 1.2 below the
-    # top, the slope is −(3.5 · 0.6 + 4.5 · 1.2) / 82.5 = −0.091, with three −(2.5 · 0.6 + 3.5 · 1.2 + 4.5 · 1.8) / 82.5.
+    # Scaled by 9 and summed over six, each round of the fall is 0.6 lower. With the last two 0.6 and 1.2 below the top,
+    # the slope is −(3.5 · 0.6 + 4.5 · 1.2) / 82.5 = −0.091; with three −(2.5 · 0.6 + 3.5 · 1.2 + 4.5 · 1.8) / 82.5.
     assert [t for t in range(1, len(sharing)) if sharing[t] != sharing[t - 1]] == [18, 43]
     assert decisions[43].reason.startswith("splits: slope -0.167 over 10 rounds is below -0.1")
     assert asked == [17]
