@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 LIMIT = 1000.0
 """C lies in [1 / LIMIT, LIMIT]. Far outside what sampling noise leaves of a ratio, and near enough to leave the other
 values of a window apart when they are normalised with it."""
+_FLAT = LIMIT * float(np.finfo(np.float64).tiny)
+"""Curvature below this is none: a LIMIT-th of it could not be told from 0."""
 
 
 def convexity_ratio(highest_P: NDArray[np.float64], lowest_P: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -21,7 +23,7 @@ def convexity_ratio(highest_P: NDArray[np.float64], lowest_P: NDArray[np.float64
     """
     up_P, down_P = np.maximum(highest_P, 0.0), np.maximum(-lowest_P, 0.0)
     largest_P = np.maximum(up_P, down_P)
-    known_P = np.isfinite(highest_P) & np.isfinite(lowest_P) & (largest_P > 0)
+    known_P = np.isfinite(highest_P) & np.isfinite(lowest_P) & (largest_P > _FLAT)
     floor_P = np.where(known_P, largest_P, 1.0) / LIMIT
     up_P, down_P = (np.maximum(np.where(known_P, each_P, 0.0), floor_P) for each_P in (up_P, down_P))
     ratio_P: NDArray[np.float64] = np.clip(up_P / down_P, 1 / LIMIT, LIMIT)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from marless.curvature.ratio import LIMIT, convexity_ratio
@@ -39,6 +39,8 @@ def test_by_hand(highest: float, lowest: float, expected: float) -> None:
 
 
 @given(EIGENVALUES, EIGENVALUES)
+@example(5e-324, 5e-324)
+@example(1e-310, -1e-309)
 def test_always_finite_and_negating_the_objective_inverts_it(one: float, other: float) -> None:
     highest, lowest = max(one, other), min(one, other)
     ratio = _ratio(highest, lowest)

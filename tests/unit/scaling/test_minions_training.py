@@ -260,16 +260,13 @@ def test_where_more_is_worth_nothing_it_asks_for_one_and_where_all_counts_for_al
 def test_equal_seeds_give_equal_schedulers():
     noisy = synthetic(job())
     goal = task_of(job(), noisy, 0.5, target=None, beta=0.1)
-    settings = PPOSettings(epochs=2)
+    settings, threads = PPOSettings(epochs=2), torch.get_num_threads()
     first, again, other = (train(noisy, goal, episodes=12, seed=seed, settings=settings) for seed in (3, 3, 4))
     assert first.curve == again.curve != other.curve
     assert len(first.curve) == 3  # 5 + 5 + 2 runs
     for one, two in ((first.best, again.best), (first.cheapest, again.cheapest)):
         assert all((one.weights[name] == two.weights[name]).all() for name in one.weights)
-    assert torch.get_num_threads() == THREADS
-
-
-THREADS = torch.get_num_threads()
+    assert torch.get_num_threads() == threads
 
 
 def test_a_comparison_names_its_rivals():
