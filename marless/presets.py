@@ -104,6 +104,15 @@ PRESETS: Mapping[str, Preset] = {
                 "sharing": {"name": "marless", "split_threshold": -0.1},
             },
         ),
+        Preset(
+            name="marless-least",
+            about="as marless-lean, but a shared policy trains on as many samples as one agent has",
+            accounting="paper",
+            sections={
+                "scaling": {"name": "marless", "beta": 1.0, "compare": "logarithm"},
+                "sharing": {"name": "marless", "split_threshold": -0.1, "samples": "drawn"},
+            },
+        ),
     )
 }
 """By name: the five of the paper, then variants, which are never meant by the name of another. A variant is one entry
