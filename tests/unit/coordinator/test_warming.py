@@ -63,6 +63,25 @@ async def test_a_lost_hint_is_no_trouble(pool):
     assert pool.hints == [1, 2]
 
 
+async def test_only_more_than_the_pool_has_heard_of_is_worth_a_hint(pool):
+    pool.answer.set()
+    warming = Warming(pool, wanted=True)
+    for actors in (3, 3, 2, 4):
+        warming.expect(actors)
+        await settle()
+    assert pool.hints == [3, 4]
+
+
+async def test_a_hint_that_was_lost_is_sent_again(pool):
+    pool.error = UnreachableError("actor_pool: away")
+    pool.answer.set()
+    warming = Warming(pool, wanted=True)
+    for _ in range(2):
+        warming.expect(3)
+        await settle()
+    assert pool.hints == [3, 3]
+
+
 async def test_a_job_that_wants_none_sends_none(pool):
     Warming(pool, wanted=False).expect(3)
     await settle()
