@@ -358,6 +358,8 @@ async def test_draining_a_worker_that_dies_ends(pool):
     worker.cancel()
     async with asyncio.timeout(PATIENCE_S):
         await draining
+    assert list(pool.dispatcher.workers()) == []
+    assert not slow.done()  # it waits for another worker
     slow.cancel()
 
 
@@ -659,6 +661,8 @@ async def test_workers_asked_for_while_the_last_ones_are_released_come_up(pool, 
     pool.bench.go.set()
     async with asyncio.timeout(PATIENCE_S):
         await asyncio.gather(running, waiting, scaling)
+    assert waiting.result().payload.startswith(b"fast by actor-")
+    assert len(pool.dispatcher.workers()) == 1
 
 
 async def test_stopping_fails_what_runs_and_starts_nothing_again(pool, make, launcher):

@@ -111,7 +111,9 @@ def test_a_folder_in_which_a_job_is_or_has_run_is_taken(folder):
 def test_a_job_whose_acceptance_was_interrupted_can_be_accepted_again(folder):
     (folder.path / "job.json").unlink()
     folder.release()
-    RunFolder(folder.path).create(SPEC, STATUS)
+    again = RunFolder(folder.path)
+    again.create(SPEC, STATUS)
+    assert again.load() == (SPEC, STATUS)
 
 
 def test_a_job_starts_from_a_copy(folder, tmp_path):

@@ -161,7 +161,7 @@ def test_weights_that_do_not_make_a_net(tmp_path, lost):
     broken = pair()
     del broken["x"].acting[lost]
     save(tmp_path / "job", broken, PAIR)
-    refusal(CorruptError, tmp_path / "job")
+    assert "x" in refusal(CorruptError, tmp_path / "job")
 
 
 @pytest.mark.parametrize("said", ["", "box:[1]", "box:3", "box:[[1.0],[0.0]]", "discrete:", "discrete:-1", "walk:3"])
