@@ -18,7 +18,7 @@ from bench import harness
 from bench.harness import ROOT, Row, spread
 from marless import spec
 from marless.algos import registry as algorithms
-from marless.algos.base import Group, Learner, Measure, RoundInput, UpdateOutput
+from marless.algos.base import Group, Learner, LearnerContext, Measure, RoundInput, UpdateOutput, scopes
 from marless.data.rollout import rollout
 from marless.data.trajectory import Trajectory
 from marless.envs import registry as environments
@@ -58,8 +58,9 @@ class Rounds:
         (self._class,) = job.spaces.classes
         spec_ = job.spec
         algorithm = algorithms.algorithm(spec_.algorithm.name)
+        (scope,) = scopes(algorithm, spec_.algorithm, job.spaces)
         self._learners = [
-            algorithm.learner(spec_.algorithm, spec_.model, job.spaces, self._class, "cpu") for _ in range(2)
+            algorithm.learner(spec_.algorithm, LearnerContext(spec_.model, job.spaces, scope, "cpu")) for _ in range(2)
         ]
         self._groups = tuple(Group(agent, (agent,)) for agent in self._class.agents)
         for learner in self._learners:
@@ -89,8 +90,8 @@ class Rounds:
         for function in ("curvature", "similarity"):
             run = next(run for run in output.runs if run.function == function)
             seconds.add(function, run.end_s - run.start_s)
-        if output.distances is not None:
-            distances = output.distances.tolist()
+        if self._class.name in output.distances:
+            distances = output.distances[self._class.name].tolist()
             seconds.timed("grouping", lambda: labels(distances, 2, "kmeans"))
 
     def _sample(self, number: int) -> tuple[list[Trajectory], Returns | None, float]:
@@ -120,7 +121,8 @@ class Rounds:
 
     def _record(self, number: int, returns: Returns | None, output: UpdateOutput) -> RoundRecord:
         decided = self._job.sharing.decide(self.history)
-        distances = output.distances.tolist() if output.distances is not None else []
+        measured = output.distances.get(self._class.name)
+        distances = [] if measured is None else measured.tolist()
         return RoundRecord(
             job="bench",
             round=number,
@@ -144,7 +146,8 @@ class Rounds:
 
 def _copy(job: Job, learner: Learner, groups: Sequence[Group]) -> Learner:
     algorithm = algorithms.algorithm(job.spec.algorithm.name)
-    copy = algorithm.learner(job.spec.algorithm, job.spec.model, job.spaces, job.spaces.classes[0], "cpu")
+    (scope,) = scopes(algorithm, job.spec.algorithm, job.spaces)
+    copy = algorithm.learner(job.spec.algorithm, LearnerContext(job.spec.model, job.spaces, scope, "cpu"))
     for group in groups:
         copy.load(group.policy, learner.state(group.policy))
     return copy

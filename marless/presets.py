@@ -56,6 +56,17 @@ _INDEPENDENT = {"sharing": {"name": "fixed", "groups": "independent"}}
 _SCALING = {"scaling": {"name": "marless"}}
 _SHARING = {"sharing": {"name": "marless"}}
 
+
+def _lean(
+    scaling: Mapping[str, str] | None = None, sharing: Mapping[str, str] | None = None
+) -> Mapping[str, Mapping[str, str | float]]:
+    """Only the average rule scales, on logarithms of C, and agents share until returns fall; and what is given."""
+    return {
+        "scaling": {"name": "marless", "beta": 1.0, "compare": "logarithm", **(scaling or {})},
+        "sharing": {"name": "marless", "split_threshold": -0.1, **(sharing or {})},
+    }
+
+
 PRESETS: Mapping[str, Preset] = {
     preset.name: preset
     for preset in (
@@ -99,19 +110,19 @@ PRESETS: Mapping[str, Preset] = {
             name="marless-lean",
             about="the average rule alone scales, on logarithms of C; agents go on sharing until returns fall",
             accounting="paper",
-            sections={
-                "scaling": {"name": "marless", "beta": 1.0, "compare": "logarithm"},
-                "sharing": {"name": "marless", "split_threshold": -0.1},
-            },
+            sections=_lean(),
+        ),
+        Preset(
+            name="marless-frugal",
+            about="as marless-lean, but a policy that learns from several agents asks for so many fewer actors",
+            accounting="paper",
+            sections=_lean({"count": "samples"}),
         ),
         Preset(
             name="marless-least",
             about="as marless-lean, but a shared policy trains on as many samples as one agent has",
             accounting="paper",
-            sections={
-                "scaling": {"name": "marless", "beta": 1.0, "compare": "logarithm"},
-                "sharing": {"name": "marless", "split_threshold": -0.1, "samples": "drawn"},
-            },
+            sections=_lean(sharing={"samples": "drawn"}),
         ),
     )
 }

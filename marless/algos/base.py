@@ -1,9 +1,10 @@
 """What an algorithm is to the rest of marless. Importing this module, or any algorithm's config, imports no torch.
 
-An algorithm has a config (what a user may set), says which nets it needs, and makes learners. A *learner* lives in
-a learner worker, owns the stacked parameters of every policy of one agent class, and turns the trajectories of a
-round into updates of all of them in as few stacked passes as their shapes allow. Weights and everything else that
-a learner must remember travel as `PolicyState`: named arrays, published as one immutable version.
+An algorithm has a config (what a user may set), says which functions an update consists of, and makes learners. A
+*learner* lives in a learner worker, owns the stacked parameters of every policy of its scope (one agent class, or all),
+and turns the trajectories of a round into updates of all of them in as few stacked passes as their shapes allow.
+Weights and everything else that a learner must remember travel as `PolicyState`: named arrays, published as one
+immutable version.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveInt
 
 if TYPE_CHECKING:  # so that a job file can be checked without loading NumPy: `marless submit` is to answer at once
+    from pathlib import Path
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -31,10 +34,13 @@ class Strict(BaseModel):
 
 
 class ModelSpec(Strict):
-    """The nets of every policy and critic: multi-layer perceptrons."""
+    """The nets of every policy and critic: perceptrons, or with memory."""
 
     hidden: tuple[PositiveInt, ...] = Field((64, 64), description="units of each hidden layer", min_length=1)
     activation: Literal["tanh", "relu"] = Field("tanh", description="non-linearity after each hidden layer")
+    recurrent: Literal["none", "gru"] = Field(
+        "none", description="gru: the last hidden layer is one of gated recurrent units, which remember an episode"
+    )
 
 
 class Schedule(Strict):
@@ -122,7 +128,7 @@ class RoundInput:
     seed: int
     """Seeds the minibatch order of this round."""
     groups: tuple[Group, ...]
-    """The groups of this learner's agent class."""
+    """The groups of this learner's scope."""
     trajectories: Sequence[Trajectory]
     """One per actor, ordered by actor index (never by arrival)."""
     pooling: Literal["pooled", "drawn"] = "pooled"
@@ -131,12 +137,29 @@ class RoundInput:
 
 
 @dataclass(frozen=True)
+class FunctionNode:
+    """One function that an algorithm decomposes an update into (Wei et al. 2025, §4)."""
+
+    function: Literal["post_process", "critic", "mixer", "policy"]
+    name: str
+    """The policy, critic or mixer that it serves; of post-processing, what its learner serves: `Scope.name`."""
+    after: tuple[str, ...] = ()
+    """Ids of the functions that it waits for in each pass; nodes that wait for nothing of one another run side by
+    side, or stacked."""
+
+    @property
+    def id(self) -> str:
+        """Unique within an update."""
+        return f"{self.function}/{self.name}"
+
+
+@dataclass(frozen=True)
 class FunctionRun:
     """One function of the algorithm as it ran inside an update: what is billed."""
 
-    function: Literal["post_process", "critic", "policy", "curvature", "similarity"]
+    function: Literal["post_process", "critic", "mixer", "policy", "curvature", "similarity"]
     name: str
-    """The policy or critic it served; of post-processing and similarity, the agent class."""
+    """The policy, critic or mixer it served; of post-processing, the scope; of similarity, the agent class."""
     start_s: float
     """Unix seconds: when the pass that it ran in began."""
     end_s: float
@@ -151,12 +174,41 @@ class UpdateOutput:
     metrics: Mapping[str, Mapping[str, float]]
     """Per policy or joint critic: losses, approx_kl, entropy, explained_variance, grad_norm, clip_fraction …"""
     runs: tuple[FunctionRun, ...]
-    distances: NDArray[np.float64] | None = None
-    """[N, N], symmetric, in the order of the class's agents, if they were asked for."""
+    distances: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    """By agent class [N, N], symmetric, in the order of the class's agents, where they were asked for."""
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What one learner serves: an agent class, or, for algorithms that learn jointly, several."""
+
+    index: int
+    """Among the job's scopes."""
+    classes: tuple[int, ...]
+    """Indices of its agent classes, ascending."""
+    name: str
+    """Of its only class; "team" if it serves all of several."""
+
+    def agent_classes(self, spaces: EnvSpaces) -> tuple[AgentClass, ...]:
+        """Its agent classes."""
+        return tuple(spaces.classes[index] for index in self.classes)
+
+
+@dataclass(frozen=True)
+class LearnerContext:
+    """All that a learner is made from, beside its algorithm's config."""
+
+    model: ModelSpec
+    spaces: EnvSpaces
+    scope: Scope
+    device: str
+    """"cpu" or "cuda[:i]"."""
+    replay: Path | None = None
+    """File that holds what off-policy algorithms remember of past rounds; it outlives the process. None: memory."""
 
 
 class Learner(Protocol):
-    """The torch side of an algorithm for one agent class of one job."""
+    """The torch side of an algorithm for one scope of one job."""
 
     def names(self, groups: Sequence[Group]) -> tuple[str, ...]:
         """Names of all states this learner publishes: one per group, plus joint critics (which no actor needs)."""
@@ -198,8 +250,23 @@ class Algorithm(Protocol):
         """
         ...
 
-    def learner(
-        self, config: AlgorithmConfig, model: ModelSpec, spaces: EnvSpaces, agent_class: AgentClass, device: str
-    ) -> Learner:
-        """Make the learner of one agent class (imports torch). `device` is "cpu" or "cuda[:i]"."""
+    def joint(self, config: AlgorithmConfig) -> bool:
+        """True if one learner serves all agent classes together; False if each class has one."""
         ...
+
+    def functions(
+        self, config: AlgorithmConfig, scope: Scope, groups: Sequence[Group], spaces: EnvSpaces
+    ) -> tuple[FunctionNode, ...]:
+        """The functions that an update of a scope with these groups consists of, each after those it waits for."""
+        ...
+
+    def learner(self, config: AlgorithmConfig, context: LearnerContext) -> Learner:
+        """Make the learner of one scope (imports torch)."""
+        ...
+
+
+def scopes(algorithm: Algorithm, config: AlgorithmConfig, spaces: EnvSpaces) -> tuple[Scope, ...]:
+    """What each learner of a job serves."""
+    if not algorithm.joint(config) or len(spaces.classes) == 1:
+        return tuple(Scope(index, (index,), each.name) for index, each in enumerate(spaces.classes))
+    return (Scope(0, tuple(range(len(spaces.classes))), "team"),)

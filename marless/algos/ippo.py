@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from marless.algos.base import AlgorithmConfig, Learner, ModelSpec
-from marless.algos.ppo import PPOConfig
+from marless.algos.base import AlgorithmConfig, FunctionNode, Group, Learner, LearnerContext, Scope
+from marless.algos.ppo import PPOConfig, ppo_functions
 
 if TYPE_CHECKING:
-    from marless.envs.base import AgentClass, EnvSpaces
+    from marless.envs.base import EnvSpaces
 
 
 class IPPOConfig(PPOConfig):
@@ -32,14 +33,22 @@ class IPPO:
         """Any spaces will do; raises SpecError for more minibatches than samples."""
         IPPOConfig.model_validate(config).check_samples(samples)
 
-    def learner(
-        self, config: AlgorithmConfig, model: ModelSpec, spaces: EnvSpaces, agent_class: AgentClass, device: str
-    ) -> Learner:
+    def joint(self, config: AlgorithmConfig) -> bool:
         """See `Algorithm`."""
-        from marless.algos.ppo_learner import PPOLearner
+        return False
+
+    def functions(
+        self, config: AlgorithmConfig, scope: Scope, groups: Sequence[Group], spaces: EnvSpaces
+    ) -> tuple[FunctionNode, ...]:
+        """Post-processing, then critics and policies side by side."""
+        return ppo_functions(scope, groups, critics=[group.policy for group in groups])
+
+    def learner(self, config: AlgorithmConfig, context: LearnerContext) -> Learner:
+        """See `Algorithm`."""
+        from marless.learners.ppo.learner import PPOLearner
 
         config = IPPOConfig.model_validate(config)
-        return PPOLearner(config, model, spaces, agent_class, critic="own", device=device)
+        return PPOLearner(config, context, critic="own")
 
 
 ALGORITHM = IPPO()

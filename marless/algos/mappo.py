@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from marless.algos.base import AlgorithmConfig, Learner, ModelSpec
-from marless.algos.ppo import PPOConfig
+from marless.algos.base import AlgorithmConfig, FunctionNode, Group, Learner, LearnerContext, Scope
+from marless.algos.ppo import PPOConfig, ppo_functions
 from marless.errors import SpecError
 
 if TYPE_CHECKING:
-    from marless.envs.base import AgentClass, EnvSpaces
+    from marless.envs.base import EnvSpaces
 
 
 class MAPPOConfig(PPOConfig):
@@ -40,15 +41,25 @@ class MAPPO:
                 "algorithm.name mappo needs a global state, and env.name gives none (state_size is 0); use ippo instead"
             )
 
-    def learner(
-        self, config: AlgorithmConfig, model: ModelSpec, spaces: EnvSpaces, agent_class: AgentClass, device: str
-    ) -> Learner:
+    def joint(self, config: AlgorithmConfig) -> bool:
         """See `Algorithm`."""
-        from marless.algos.ppo_learner import PPOLearner
+        return False
+
+    def functions(
+        self, config: AlgorithmConfig, scope: Scope, groups: Sequence[Group], spaces: EnvSpaces
+    ) -> tuple[FunctionNode, ...]:
+        """Post-processing, then critics and policies side by side."""
+        central = MAPPOConfig.model_validate(config).critic == "central"
+        critics = [f"critic.{scope.name}"] if central else [group.policy for group in groups]
+        return ppo_functions(scope, groups, critics)
+
+    def learner(self, config: AlgorithmConfig, context: LearnerContext) -> Learner:
+        """See `Algorithm`."""
+        from marless.learners.ppo.learner import PPOLearner
 
         config = MAPPOConfig.model_validate(config)
         critic: Literal["joint", "state"] = "joint" if config.critic == "central" else "state"
-        return PPOLearner(config, model, spaces, agent_class, critic=critic, device=device)
+        return PPOLearner(config, context, critic=critic)
 
 
 ALGORITHM = MAPPO()

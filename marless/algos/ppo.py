@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pydantic import Field, NonNegativeFloat
 
-from marless.algos.base import AlgorithmConfig, Schedule
+from marless.algos.base import AlgorithmConfig, FunctionNode, Group, Schedule, Scope
 from marless.errors import SpecError
 
 Rate = NonNegativeFloat | Schedule
@@ -45,3 +47,13 @@ class PPOConfig(AlgorithmConfig):
                 f"algorithm.minibatches is {self.minibatches}, but a policy gets only {samples} samples a round "
                 "(actors.count · actors.envs · actors.steps · agents of the group)"
             )
+
+
+def ppo_functions(scope: Scope, groups: Sequence[Group], critics: Sequence[str]) -> tuple[FunctionNode, ...]:
+    """Post-processing, then critics and policies, which share nothing by then."""
+    first = FunctionNode("post_process", scope.name)
+    return (
+        first,
+        *(FunctionNode("critic", name, after=(first.id,)) for name in critics),
+        *(FunctionNode("policy", group.policy, after=(first.id,)) for group in groups),
+    )

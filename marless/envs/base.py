@@ -9,7 +9,7 @@ state size.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,6 +69,10 @@ class EnvSpaces:
     """True if some action may be illegal: frames then carry masks."""
     deaths: bool = False
     """True if an agent may leave in mid-episode: frames then carry alive flags that are not all true."""
+    rewards: Literal["cooperative", "competitive", "unknown"] = "unknown"
+    """Whether what one agent gains may cost another: then no sum of rewards is worth maximising."""
+    wins: bool = False
+    """True if episodes are won or lost: transitions then say which were won."""
 
     @property
     def agents(self) -> tuple[str, ...]:
@@ -116,6 +120,8 @@ class Transition:
     """bool [B]: the episode was cut by its time limit; values bootstrap from `final`."""
     ended: BoolArray
     """bool [B]: the copy was reset in this step: truncated, or every agent had terminated."""
+    won: BoolArray | None = None
+    """bool [B]: the episode that ended in this step was won; None if the environment knows no wins."""
 
 
 class BatchedEnv(Protocol):

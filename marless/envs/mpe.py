@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -96,12 +96,15 @@ class ParticleEnv(ABC):
 
     spaces: EnvSpaces
     batch: int
+    rewards: ClassVar[Literal["cooperative", "competitive"]]
+    """See `EnvSpaces`."""
 
     def __init__(self, classes: tuple[AgentClass, ...], options: ParticleOptions, batch: int, dtype: DTypeLike) -> None:
         self.spaces = EnvSpaces(
             classes=classes,
             state_size=sum(len(c.agents) * c.obs_size for c in classes),
             max_steps=options.max_cycles,
+            rewards=self.rewards,
         )
         self.batch = batch
         movers, marks = len(self.spaces.agents), options.marks
@@ -218,6 +221,8 @@ class SimpleSpread(ParticleEnv):
     here.
     """
 
+    rewards = "cooperative"
+
     def __init__(self, options: SpreadOptions, batch: int, dtype: DTypeLike = np.float32) -> None:
         n, marks = options.agents, options.marks
         agents = tuple(f"agent_{i}" for i in range(n))
@@ -266,6 +271,8 @@ class SimpleAdversary(ParticleEnv):
     d(adversary, goal) − the nearest good agent's distance. Observation: the goal (good agents only), then
     landmarks, then other agents in order, all relative to the observer.
     """
+
+    rewards = "competitive"
 
     def __init__(self, options: AdversaryOptions, batch: int, dtype: DTypeLike = np.float32) -> None:
         n, seen = options.agents, 2 * (options.marks + options.agents)

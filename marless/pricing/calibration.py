@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from marless.algos import registry as algorithms
+from marless.algos.base import LearnerContext, scopes
 from marless.errors import CorruptError, MarlessError
 from marless.job import Job, prepare
 from marless.sharing.groups import initial_groups
@@ -38,7 +39,7 @@ class FunctionSeconds:
     function: str
     name: str
     index: int
-    """Of its agent class."""
+    """Of its scope."""
     seconds: float
 
 
@@ -79,30 +80,31 @@ def calibrate(spec: JobSpec) -> Calibration:
     envs = min(actors.envs, max(MOST_SAMPLES // (agents * steps), 1))
     count = min(actors.count, max(MOST_SAMPLES // (agents * steps * envs), 1))
     try:
-        classes = _classes(job)
+        parts = _scopes(job)
     except ImportError:
-        classes = []
-    trajectories, rollout_s = _roll_out(job, classes, envs, steps, count)
+        parts = []
+    trajectories, rollout_s = _roll_out(job, parts, envs, steps, count)
     scale = actors.envs * actors.steps / (envs * steps)
     share = count / (actors.count * scale)
-    updates = [_update(job, classes, trajectories, number, 1 / share) for number in range(UPDATES + 1) if classes][1:]
+    updates = [_update(job, parts, trajectories, number, 1 / share) for number in range(UPDATES + 1) if parts][1:]
     return Calibration(
         actor_s=tuple(each * scale for each in rollout_s),
-        updates=tuple(updates) if classes else (),
+        updates=tuple(updates) if parts else (),
         samples_share=share,
     )
 
 
 @dataclass(frozen=True)
-class _Class:
-    """An agent class with its learner, holding first states."""
+class _Scope:
+    """A learner holding first states, and what it serves."""
 
     groups: tuple[Group, ...]
     learner: Learner
-    acting: ActingPolicies
+    acting: Sequence[ActingPolicies]
+    """By agent class."""
 
 
-def _classes(job: Job) -> list[_Class]:
+def _scopes(job: Job) -> list[_Scope]:
     """Raises ImportError without torch."""
     import torch
 
@@ -112,20 +114,22 @@ def _classes(job: Job) -> list[_Class]:
     torch.set_num_threads(1)
     spec, all_groups = job.spec, initial_groups(job.spec.sharing.groups, job.spaces)
     algorithm, made = algorithms.algorithm(spec.algorithm.name), []
-    for agent_class in job.spaces.classes:
-        learner = algorithm.learner(spec.algorithm, spec.model, job.spaces, agent_class, "cpu")
-        groups = tuple(group for group in all_groups if group.agents[0] in agent_class.agents)
+    for scope in scopes(algorithm, spec.algorithm, job.spaces):
+        learner = algorithm.learner(spec.algorithm, LearnerContext(spec.model, job.spaces, scope, "cpu"))
+        served = scope.agent_classes(job.spaces)
+        members = {agent for each in served for agent in each.agents}
+        groups = tuple(group for group in all_groups if group.agents[0] in members)
         states = {name: learner.initial(name, spec.seed) for name in learner.names(groups)}
         for name, state in states.items():
             learner.load(name, state)
         owner = {agent: states[group.policy] for group in groups for agent in group.agents}
-        acting = ActingPolicies.from_states(agent_class, [owner[agent] for agent in agent_class.agents])
-        made.append(_Class(groups, learner, acting))
+        acting = [ActingPolicies.from_states(each, [owner[agent] for agent in each.agents]) for each in served]
+        made.append(_Scope(groups, learner, acting))
     return made
 
 
 def _roll_out(
-    job: Job, classes: Sequence[_Class], envs: int, steps: int, count: int
+    job: Job, parts: Sequence[_Scope], envs: int, steps: int, count: int
 ) -> tuple[list[Trajectory], list[float]]:
     """What `count` actors sampled, and the seconds of some; without policies chance plays, and nothing is sampled."""
     from marless.data.rollout import play, rollout
@@ -133,10 +137,10 @@ def _roll_out(
 
     env = environments.make(job.spec.env.name, job.spec.env.options, envs)
     sampled, seconds = [], []
-    for index in range(max(count, ROLLOUTS + 1) if classes else ROLLOUTS + 1):
+    for index in range(max(count, ROLLOUTS + 1) if parts else ROLLOUTS + 1):
         started_s = time.perf_counter()
-        if classes:
-            acting = [each.acting for each in classes]
+        if parts:
+            acting = [acting for part in parts for acting in part.acting]
             sampled.append(rollout(env, acting, steps=steps, seed=index, with_state=job.with_state)[0])
             seconds.append(time.perf_counter() - started_s)
         else:
@@ -147,14 +151,14 @@ def _roll_out(
 
 
 def _update(
-    job: Job, classes: Sequence[_Class], trajectories: Sequence[Trajectory], number: int, scale: float
+    job: Job, parts: Sequence[_Scope], trajectories: Sequence[Trajectory], number: int, scale: float
 ) -> tuple[FunctionSeconds, ...]:
-    """The functions of one update of every class, on a thread each, in proportion to `scale` times the samples."""
+    """The functions of one update of every scope, on a thread each, in proportion to `scale` times the samples."""
     from marless.algos.base import Measure, RoundInput
 
     measure = Measure(curvature=job.spec.curvature if job.curvature else None, noise=job.noise)
     found = []
-    for index, each in enumerate(classes):
+    for index, each in enumerate(parts):
         inputs = RoundInput(
             round=number,
             env_steps=0,

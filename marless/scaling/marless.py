@@ -37,6 +37,11 @@ class MarlessConfig(BoundedConfig):
     compare: Literal["ratio", "logarithm"] = Field(
         "ratio", description="ratio: C itself, as printed; logarithm: log C, so that one huge C does not dwarf the rest"
     )
+    count: Literal["actors", "samples"] = Field(
+        "actors",
+        description="actors: all policies ask for as many, as printed; samples: one that learns from m agents' samples "
+        "asks for the m-th part",
+    )
 
     def usual_min(self, context: ScalingContext) -> float:
         """I_max/N, as in the paper's evaluation."""
@@ -88,6 +93,8 @@ class MarlessScaling:
     """I_thr, in actors."""
     logarithm: bool = False
     """Compare log C."""
+    per_member: bool = False
+    """A policy of m agents gets m samples of each env step, and asks for the m-th part of the actors."""
 
     def decide(self, history: Sequence[RoundRecord], groups: Sequence[Group]) -> ScalingDecision:
         """I_max where nothing can be compared yet: a policy with no C of the newest round, or none that differs."""
@@ -96,7 +103,8 @@ class MarlessScaling:
         windows = series(history, groups, "curvature", self.window)
         compared = {policy: _logarithms(values) for policy, values in windows.items()} if self.logarithm else windows
         scores = {policy: score(values, history[-1].round) for policy, values in compared.items()}
-        needs = {policy: self._need(value) for policy, value in scores.items()}
+        members = {group.policy: len(group.agents) if self.per_member else 1 for group in groups}
+        needs = {policy: self._need(value, members[policy]) for policy, value in scores.items()}
         average = math.fsum(needs.values()) / len(needs)
         at_threshold = average >= self.threshold - TOLERANCE
         actors = self.bounds.whole(max(needs.values()) if at_threshold else average)
@@ -114,9 +122,9 @@ class MarlessScaling:
             },
         )
 
-    def _need(self, score: float | None) -> float:
-        """I^j."""
-        return float(self.bounds.high) if score is None else self.bounds.clip(score * self.bounds.high)
+    def _need(self, score: float | None, members: int) -> float:
+        """I^j: I_max where nothing is known."""
+        return self.bounds.clip((1.0 if score is None else score) * self.bounds.high / members)
 
     def _reason(self, scores: dict[str, float | None], needs: dict[str, float], average: float, actors: int) -> str:
         unknown = sum(value is None for value in scores.values())
@@ -157,7 +165,7 @@ class MarlessKind:
         """See `ScalingKind`."""
         own = MarlessConfig.model_validate(config)
         bounds = own.bounds(context)
-        return MarlessScaling(bounds, own.window, own.limit(bounds), own.compare == "logarithm")
+        return MarlessScaling(bounds, own.window, own.limit(bounds), own.compare == "logarithm", own.count == "samples")
 
 
 SCALING = MarlessKind()

@@ -6,14 +6,25 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import structlog
 import torch
 
 from marless.algos import registry
-from marless.algos.base import FunctionRun, Group, Learner, Measure, RoundInput, SimilarityConfig, UpdateOutput
+from marless.algos.base import (
+    FunctionRun,
+    Group,
+    Learner,
+    LearnerContext,
+    Measure,
+    RoundInput,
+    SimilarityConfig,
+    UpdateOutput,
+    scopes,
+)
 from marless.checkpoint import PARTS
-from marless.envs.base import AgentClass
+from marless.envs.base import EnvSpaces
 from marless.errors import CorruptError, SpecError
 from marless.failpoint import reach
 from marless.nets import serial
@@ -35,7 +46,7 @@ class _Held:
 
     learner: Learner
     spec: JobSpec
-    agent_class: AgentClass
+    spaces: EnvSpaces
     device: str
     versions: dict[str, int] = field(default_factory=dict)
 
@@ -57,17 +68,19 @@ class Learning:
         return result.SerializeToString()
 
     def _learner(self, task: learner_pool_pb2.LearnTask) -> _Held:
-        key = (task.job, task.epoch, task.spec_json, task.agent_class)
+        key = (task.job, task.epoch, task.spec_json, task.scope)
         if key not in self._held:
             spec, spaces = from_json(task.spec_json), spaces_from_json(task.spaces_json)
             algorithm = registry.algorithm(spec.algorithm.name)
-            agent_class = spaces.classes[task.agent_class]
+            scope = scopes(algorithm, spec.algorithm, spaces)[task.scope]
             device, why = choose_device(spec.learner.device)
-            _log.info("job.device", job=task.job, agent_class=agent_class.name, device=device, why=why)
-            learner = algorithm.learner(spec.algorithm, spec.model, spaces, agent_class, device)
+            _log.info("job.device", job=task.job, scope=scope.name, device=device, why=why)
+            replay = Path(task.replay) if task.replay else None
+            context = LearnerContext(spec.model, spaces, scope, device, replay)
+            learner = algorithm.learner(spec.algorithm, context)
             if similarity := _similarity(spec):
                 make_similarity(similarity)  # which imports what it needs, so that no round waits for it
-            self._held[key] = _Held(learner, spec, agent_class, device)
+            self._held[key] = _Held(learner, spec, spaces, device)
             while len(self._held) > _HELD_LEARNERS:
                 self._held.popitem(last=False)
         self._held.move_to_end(key)
@@ -116,7 +129,7 @@ class Learning:
         )
         held.versions.clear()  # what is held is of no version until it has been published
         output = await asyncio.to_thread(held.learner.update, inputs)
-        functions, distances = _functions(task, output.runs), _distances(held.agent_class, output)
+        functions, distances = _functions(task, output.runs), _distances(held.spaces, output)
         heads = {version.policy: version.version for version in task.versions}
         expected = {name: heads.get(name, 0) for name in names}
         reports = outcomes.encode(names, output.metrics, functions, distances)
@@ -124,8 +137,7 @@ class Learning:
         for name, metrics in output.metrics.items():
             result.metrics[name].values.update(metrics)
         result.functions.extend(functions)
-        if distances:
-            result.distances.CopyFrom(distances)
+        result.distances.extend(distances)
         return result
 
     async def _hold(self, job: str, held: _Held, wanted: Mapping[str, int]) -> None:
@@ -192,10 +204,12 @@ def _starts(task: learner_pool_pb2.LearnTask, names: Sequence[str]) -> dict[str,
     return sources | {name: heads[name] for name in names if name not in policies}
 
 
-def _distances(agent_class: AgentClass, output: UpdateOutput) -> common_pb2.Distances | None:
-    if output.distances is None:
-        return None
-    return common_pb2.Distances(agents=agent_class.agents, values=output.distances.ravel().tolist())
+def _distances(spaces: EnvSpaces, output: UpdateOutput) -> list[common_pb2.Distances]:
+    agents = {each.name: each.agents for each in spaces.classes}
+    return [
+        common_pb2.Distances(agents=agents[name], values=values.ravel().tolist())
+        for name, values in output.distances.items()
+    ]
 
 
 def _functions(task: learner_pool_pb2.LearnTask, runs: Iterable[FunctionRun]) -> list[common_pb2.Invocation]:
@@ -204,7 +218,7 @@ def _functions(task: learner_pool_pb2.LearnTask, runs: Iterable[FunctionRun]) ->
             id=f"{task.job}/{task.round}/{run.function}/{run.name}",
             function=run.function,
             name=run.name,
-            index=task.agent_class,
+            index=task.scope,
             start_s=run.start_s,
             end_s=run.end_s,
             vcpu_s=run.vcpu_s,

@@ -30,7 +30,7 @@ def encode(
     names: Collection[str],
     metrics: Mapping[str, Mapping[str, float]],
     functions: Iterable[common_pb2.Invocation],
-    distances: common_pb2.Distances | None = None,
+    distances: Iterable[common_pb2.Distances] = (),
 ) -> dict[str, bytes]:
     """The part of each policy and joint critic; what served none of them goes with the first.
 
@@ -45,15 +45,15 @@ def encode(
     parts: dict[str, dict[str, object]] = {
         name: {"metrics": dict(metrics.get(name, {})), "functions": runs[name], "with": list(names)} for name in names
     }
-    if distances is not None:
-        parts[first]["distances"] = [list(distances.agents), list(distances.values)]
+    if measured := [[list(each.agents), list(each.values)] for each in distances]:
+        parts[first]["distances"] = measured
     return {name: json.dumps(part).encode() for name, part in parts.items()}
 
 
 async def published(
     store: ParamStore, job: str, round_: int, names: Collection[str]
 ) -> learner_pool_pb2.LearnResult | None:
-    """The result of a round's update of all of `names`, policies of one agent class, if that has been published.
+    """The result of a round's update of all of `names`, policies of one scope, if that has been published.
 
     Joint critics that were published with them are in it, whether they are named or not.
     """
@@ -87,6 +87,5 @@ def _take(part: Mapping[str, Any], found: learner_pool_pb2.LearnResult, name: st
         found.functions.add(
             id=id_, function=function, name=served, index=index, start_s=start_s, end_s=end_s, vcpu_s=vcpu_s
         )
-    if "distances" in part:
-        agents, values = part["distances"]
-        found.distances.CopyFrom(common_pb2.Distances(agents=agents, values=values))
+    for agents, values in part.get("distances", ()):
+        found.distances.add(agents=agents, values=values)

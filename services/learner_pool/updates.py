@@ -1,4 +1,4 @@
-"""Updates: every agent class of a job is one task for a learner worker; the answers are joined."""
+"""Updates: every scope of a job, a class or all of them, is one task for a learner worker; the answers are joined."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 import structlog
 
 from marless.algos import registry
+from marless.algos.base import Scope
+from marless.algos.base import scopes as scopes_of
 from marless.data.trajectory import TrajectorySchema
 from marless.envs.base import EnvSpaces
 from marless.errors import NotFoundError, SpecError, StaleError
@@ -30,12 +32,13 @@ class _OpenJob:
     spec_json: str
     spaces_json: str
     spaces: EnvSpaces
+    scopes: tuple[Scope, ...]
     last_round: int | None = None
     """The newest round that was updated while the job was open here."""
     last: learner_pool_pb2.UpdateResponse | None = None
     running: _Running | None = None
     starts: dict[int, float] = field(default_factory=dict)
-    """By agent class, seconds that a learner took to start for the job to be opened: its first update was cold."""
+    """By scope, seconds that a learner took to start for the job to be opened: its first update was cold."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +66,12 @@ class Updates:
         known = self._jobs.get(request.job)
         if known is None or known.spec_json != request.spec_json:
             self.close(request.job)
-            self._jobs[request.job] = _OpenJob(request.spec_json, request.spaces_json, spaces)
+            scopes = scopes_of(registry.algorithm(spec.algorithm.name), spec.algorithm, spaces)
+            self._jobs[request.job] = _OpenJob(request.spec_json, request.spaces_json, spaces, scopes)
         opened = self._jobs[request.job]
         self._intake.open(request.job, schema_of(spec, spaces))
-        tasks = _by_class(
+        tasks = _by_scope(
+            opened.scopes,
             spaces,
             learner_pool_pb2.LearnTask(
                 job=request.job,
@@ -120,7 +125,7 @@ class Updates:
             return None
         task = learner_pool_pb2.LearnTask(groups=request.groups)
         done = []
-        for of_class in _by_class(known.spaces, task):
+        for of_class in _by_scope(known.scopes, known.spaces, task):
             policies = [group.policy for group in of_class.groups]  # not the heads of policies that nobody uses now
             result = await outcomes.published(self._store, request.job, request.round, policies)
             if result is None:
@@ -157,7 +162,7 @@ class Updates:
             measure=request.measure,
             trajectories=self._intake.trajectories(request.job, request.round, request.actors),
         )
-        results = await self._run(_by_class(known.spaces, task), "update")
+        results = await self._run(_by_scope(known.scopes, known.spaces, task), "update")
         for each in (result.functions[0] for result in results):
             if each.index in known.starts:  # the bill knows updates only: who started for the job's sake is paid there
                 each.cold, each.init_s = True, each.init_s + known.starts.pop(each.index)
@@ -169,14 +174,14 @@ class Updates:
 
     async def _run_one(self, task: learner_pool_pb2.LearnTask, verb: str) -> learner_pool_pb2.LearnResult:
         outcome = await self._dispatcher.run(
-            f"{task.job}/{task.round}/{verb}/{task.agent_class}",
+            f"{task.job}/{task.round}/{verb}/{task.scope}",
             task.SerializeToString(),
             timeout_s=UPDATE_TIMEOUT_S,
-            affinity=f"{task.job}/{task.agent_class}",
+            affinity=f"{task.job}/{task.scope}",
         )
         result = learner_pool_pb2.LearnResult.FromString(outcome.payload)
         outcome.invocation.function = "learner"
-        outcome.invocation.index = task.agent_class
+        outcome.invocation.index = task.scope
         result.functions.insert(0, outcome.invocation)
         return result
 
@@ -194,8 +199,7 @@ def _joined(results: Sequence[learner_pool_pb2.LearnResult]) -> learner_pool_pb2
         response.invocations.extend(result.functions)
         for name, metrics in result.metrics.items():
             response.metrics[name].CopyFrom(metrics)
-        if result.HasField("distances"):
-            response.distances.append(result.distances)
+        response.distances.extend(result.distances)
     return response
 
 
@@ -205,19 +209,22 @@ def _heard(task: asyncio.Task[learner_pool_pb2.UpdateResponse]) -> None:
         task.exception()
 
 
-def _by_class(spaces: EnvSpaces, job: learner_pool_pb2.LearnTask) -> list[learner_pool_pb2.LearnTask]:
-    """One task per agent class, with the groups of that class; joint critics' versions go to every task."""
+def _by_scope(
+    scopes: Sequence[Scope], spaces: EnvSpaces, job: learner_pool_pb2.LearnTask
+) -> list[learner_pool_pb2.LearnTask]:
+    """One task per scope, with the groups of its classes; joint critics' versions go to every task."""
     if strangers := [agent for group in job.groups for agent in group.agents or [""] if agent not in spaces.agents]:
         raise SpecError(f"groups hold {strangers}, which are no agents of the job's environment")
+    for group in job.groups:
+        if any(spaces.class_of(agent) != spaces.class_of(group.agents[0]) for agent in group.agents):
+            raise SpecError(f"the group of policy {group.policy!r} holds agents of several classes")
     tasks = []
-    for index, agent_class in enumerate(spaces.classes):
-        groups = [group for group in job.groups if group.agents[0] in agent_class.agents]
-        if any(agent not in agent_class.agents for group in groups for agent in group.agents):
-            raise SpecError(f"a group of class {agent_class.name!r} holds agents of another class")
+    for scope in scopes:
+        agents = {agent for each in scope.agent_classes(spaces) for agent in each.agents}
         task = learner_pool_pb2.LearnTask()
         task.CopyFrom(job)
-        task.agent_class = index
+        task.scope = scope.index
         del task.groups[:]
-        task.groups.extend(groups)
+        task.groups.extend(group for group in job.groups if group.agents[0] in agents)
         tasks.append(task)
     return tasks

@@ -14,7 +14,7 @@ import pytest_asyncio
 
 import marless
 from marless.algos import registry as algorithms
-from marless.algos.base import Group, RoundInput
+from marless.algos.base import Group, LearnerContext, RoundInput, Scope
 from marless.checkpoint import PARTS
 from marless.data.rollout import rollout
 from marless.envs import registry
@@ -163,7 +163,9 @@ async def test_services_compute_what_one_process_computes(folder):
     spaces = prepare(given).spaces
     [agents] = spaces.classes
     env = registry.make(given.env.name, given.env.options, ENVS)
-    learner = algorithms.algorithm("ippo").learner(given.algorithm, given.model, spaces, agents, "cpu")
+    learner = algorithms.algorithm("ippo").learner(
+        given.algorithm, LearnerContext(given.model, spaces, Scope(0, (0,), agents.name), "cpu")
+    )
     for agent in AGENTS:
         learner.load(agent, learner.initial(agent, given.seed))
     env_steps = 0

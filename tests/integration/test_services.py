@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from marless import spec as specs
 from marless.algos import registry as algorithms
-from marless.algos.base import RoundInput
+from marless.algos.base import LearnerContext, RoundInput, Scope
 from marless.data.rollout import play, rollout
 from marless.envs import registry
 from marless.errors import (
@@ -185,7 +185,9 @@ async def test_services_compute_what_one_process_computes(cluster):
     policies = [ActingPolicies.from_states(agents, [states[agent] for agent in agents.agents])]
     seeds = [actor_seed(given.seed, actor_pool_pb2.ROLLOUT_MODE_TRAIN, 0, index) for index in range(ACTORS)]
     played = [rollout(env, policies, steps=STEPS, seed=seed, with_state=False)[0] for seed in seeds]
-    learner = algorithms.algorithm("ippo").learner(given.algorithm, given.model, spaces, agents, "cpu")
+    learner = algorithms.algorithm("ippo").learner(
+        given.algorithm, LearnerContext(given.model, spaces, Scope(0, (0,), agents.name), "cpu")
+    )
     for each, state in states.items():
         learner.load(each, state)
     learner.update(RoundInput(0, 0, given.seed, job.groups, played))

@@ -323,7 +323,7 @@ Global___CloseJobResponse: _TypeAlias = CloseJobResponse  # noqa: Y015
 
 @_typing.final
 class LearnTask(_message.Message):
-    """Task sent to a learner worker: the update of one agent class."""
+    """Task sent to a learner worker: the update of one scope, which is an agent class or all of them together."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -332,19 +332,23 @@ class LearnTask(_message.Message):
     ROUND_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     ENV_STEPS_FIELD_NUMBER: _builtins.int
-    AGENT_CLASS_FIELD_NUMBER: _builtins.int
+    SCOPE_FIELD_NUMBER: _builtins.int
     GROUPS_FIELD_NUMBER: _builtins.int
     VERSIONS_FIELD_NUMBER: _builtins.int
     TRAJECTORIES_FIELD_NUMBER: _builtins.int
     SPACES_JSON_FIELD_NUMBER: _builtins.int
     MEASURE_FIELD_NUMBER: _builtins.int
+    REPLAY_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     spec_json: _builtins.str
     round: _builtins.int
     epoch: _builtins.int
     env_steps: _builtins.int
-    agent_class: _builtins.int
+    scope: _builtins.int
+    """among the job's scopes"""
     spaces_json: _builtins.str
+    replay: _builtins.str
+    """file of what the scope remembers of past rounds; "": nothing"""
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Group]: ...
     @_builtins.property
@@ -363,16 +367,17 @@ class LearnTask(_message.Message):
         round: _builtins.int = ...,
         epoch: _builtins.int = ...,
         env_steps: _builtins.int = ...,
-        agent_class: _builtins.int = ...,
+        scope: _builtins.int = ...,
         groups: _abc.Iterable[_common_pb2.Group] | None = ...,
         versions: _abc.Iterable[_common_pb2.PolicyVersion] | None = ...,
         trajectories: _abc.Iterable[Global___TrajectoryFile] | None = ...,
         spaces_json: _builtins.str = ...,
         measure: Global___Measure | None = ...,
+        replay: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["measure", b"measure"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_class", b"agent_class", "env_steps", b"env_steps", "epoch", b"epoch", "groups", b"groups", "job", b"job", "measure", b"measure", "round", b"round", "spaces_json", b"spaces_json", "spec_json", b"spec_json", "trajectories", b"trajectories", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["env_steps", b"env_steps", "epoch", b"epoch", "groups", b"groups", "job", b"job", "measure", b"measure", "replay", b"replay", "round", b"round", "scope", b"scope", "spaces_json", b"spaces_json", "spec_json", b"spec_json", "trajectories", b"trajectories", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -443,7 +448,9 @@ class LearnResult(_message.Message):
         """each policy's and critic's share"""
 
     @_builtins.property
-    def distances(self) -> _common_pb2.Distances: ...
+    def distances(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Distances]:
+        """per agent class, if asked for"""
+
     def __init__(
         self,
         *,
@@ -451,9 +458,9 @@ class LearnResult(_message.Message):
         metrics: _abc.Mapping[_builtins.str, _common_pb2.Metrics] | None = ...,
         functions: _abc.Iterable[_common_pb2.Invocation] | None = ...,
         device: _builtins.str = ...,
-        distances: _common_pb2.Distances | None = ...,
+        distances: _abc.Iterable[_common_pb2.Distances] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["distances", b"distances"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "distances", b"distances", "functions", b"functions", "metrics", b"metrics", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...

@@ -37,7 +37,7 @@ class Witnessed(IPPO):
     def learner(
         self, config: AlgorithmConfig, model: ModelSpec, spaces: EnvSpaces, agent_class: AgentClass, device: str
     ) -> Learner:
-        from marless.algos.ppo_learner import PPOLearner
+        from marless.learners.ppo.learner import PPOLearner
 
         class WitnessedLearner(PPOLearner):
             def update(self, inputs):

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from marless.algos import registry
-from marless.algos.base import ModelSpec, PolicyState
+from marless.algos.base import LearnerContext, ModelSpec, PolicyState, Scope
 from marless.envs.base import AgentClass, Box, Discrete, EnvSpaces
 from marless.errors import CorruptError
 from marless.nets.acting import ActingPolicies
@@ -24,7 +24,8 @@ def _states(agent_class: AgentClass, activation: str = "tanh") -> list[PolicySta
     ippo = registry.algorithm("ippo")
     model = ModelSpec.model_validate({"hidden": (32, 16), "activation": activation})
     spaces = EnvSpaces((agent_class,), state_size=0, max_steps=None)
-    learner = ippo.learner(ippo.config_type.model_validate({"name": "ippo"}), model, spaces, agent_class, "cpu")
+    context = LearnerContext(model, spaces, Scope(0, (0,), agent_class.name), "cpu")
+    learner = ippo.learner(ippo.config_type.model_validate({"name": "ippo"}), context)
     states = [learner.initial(agent, 3) for agent in agent_class.agents]
     return [dataclasses.replace(s, acting={k: _scaled(k, v) for k, v in s.acting.items()}) for s in states]
 

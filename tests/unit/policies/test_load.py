@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import marless
 from marless.algos import registry as algorithms
-from marless.algos.base import Group, ModelSpec
+from marless.algos.base import Group, LearnerContext, ModelSpec, scopes
 from marless.checkpoint import PARTS, Checkpoint, DiskCheckpoints, Progress, SavedPolicy
 from marless.envs import registry
 from marless.envs.base import Box, Discrete
@@ -85,8 +85,10 @@ def test_what_a_learner_publishes(tmp_path, algorithm):
     spaces = registry.spaces("mpe/simple_adversary", {"continuous_actions": algorithm == "mappo"})
     found, groups, expected = algorithms.algorithm(algorithm), {}, []
     policies: dict[str, SavedPolicy] = {}
-    for agents in spaces.classes:
-        learner = found.learner(found.config_type(name=algorithm), ModelSpec(), spaces, agents, "cpu")
+    config = found.config_type(name=algorithm)
+    for scope in scopes(found, config, spaces):
+        [agents] = scope.agent_classes(spaces)
+        learner = found.learner(config, LearnerContext(ModelSpec(), spaces, scope, "cpu"))
         chosen = [Group(f"{agents.name}-{i}", (agent,)) for i, agent in enumerate(agents.agents)]
         for name in learner.names(chosen):
             blobs = dict(zip(PARTS, serial.encode(learner.initial(name, 1)), strict=True))

@@ -63,6 +63,19 @@ def test_logarithms_keep_one_huge_ratio_from_dwarfing_the_rest():
     assert found == {"a": None, "b": 1.0}
 
 
+def test_a_policy_that_learns_from_several_agents_asks_for_the_part_of_one():
+    # S = 3/4 and 1/2 of 48: 36 and 24; "a" has three members: 12; its window is that of the new groups alone.
+    history = measured("curvature", {"a+b+c": [5, 1, 2], "d": [5, 1, 3]})
+    now = groups("a+b+c", "d")
+    found = make("a+b+c", "d", most=48, agents=4, min_actors=1, beta=1.0, count="samples").decide(history, now)
+    assert found.inputs["actors"] == {"a": 12.0, "d": 24.0}
+    assert found.actors == 18
+    whole = make("a+b+c", "d", most=48, agents=4, min_actors=1, beta=1.0).decide(history, now)
+    assert whole.inputs["actors"] == {"a": 36.0, "d": 24.0}
+    unknown = make("a+b+c", "d", most=48, agents=4, min_actors=1, beta=1.0, count="samples").decide(history[:1], now)
+    assert unknown.inputs["actors"] == {"a": 16.0, "d": 48.0}, "I_max is what one agent's policy may ask for"
+
+
 def test_the_maximum_is_that_of_the_neediest_policy_not_of_the_job():
     # S = 3/4 and 1/2: 37.5 and 25, 31.25 on average.
     history = measured("curvature", {"a": [5, 1, 2], "b": [5, 1, 3]})

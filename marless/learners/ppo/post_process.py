@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from marless.algos.ppo import PPOConfig
-from marless.algos.ppo_functions import CriticFunction, Metrics, Samples, weights
-from marless.algos.stacks import Stack
-from marless.algos.table import Table
+from marless.learners.ppo.functions import CriticFunction, Metrics, Samples, weights
+from marless.learners.stacks import Stack
+from marless.learners.table import Table
 from marless.losses import gae, normalise, value
 
 Tensors = Mapping[str, Tensor]

@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from marless.algos import measuring
 from marless.algos.base import CurvatureSpec, Measure, PolicyState, RoundInput, UpdateOutput
-from marless.algos.ppo_functions import PolicyFunction, Samples
 from marless.curvature.noise import noise_scale
 from marless.curvature.ratio import convexity_ratio
 from marless.envs.base import Box, Discrete
+from marless.learners import measuring
+from marless.learners.ppo.functions import PolicyFunction, Samples
 from marless.nets import actions
 from marless.nets.layout import Layout, generator
-from tests.unit.algos import rounds
+from tests.unit.learners import rounds
 
 STACK, SAMPLES = 3, 60
 ACTIONS = pytest.mark.parametrize("action", [Discrete(4), Box((-1.0, 0.0), (1.0, 2.0))])

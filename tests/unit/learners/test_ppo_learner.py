@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from marless.algos import ppo_learner, registry
-from marless.algos.base import Group, Learner, PolicyState
+from marless.algos import registry
+from marless.algos.base import Group, Learner, LearnerContext, PolicyState, Scope
 from marless.data.trajectory import Trajectory
 from marless.envs.base import AgentClass, Discrete, EnvSpaces
 from marless.errors import CorruptError, NotFoundError, SpecError
+from marless.learners.ppo import learner as ppo_learner
 from marless.nets import kernels, serial
-from tests.unit.algos import rounds
+from tests.unit.learners import rounds
 
 WALKERS = EnvSpaces((AgentClass("walker", rounds.AGENTS, 5, Discrete(4)),), state_size=6, max_steps=None)
 SHARED = (Group("all", rounds.AGENTS),)
@@ -39,7 +40,7 @@ CONTINUE = """
 import sys
 from pathlib import Path
 from marless.nets import kernels, serial
-from tests.unit.algos import rounds
+from tests.unit.learners import rounds
 folder, name = Path(sys.argv[1]), sys.argv[2]
 learner = rounds.learner(name, rounds.DISCRETE, rounds.INDEPENDENT, seed=99)
 for state in learner.names(rounds.INDEPENDENT):
@@ -103,7 +104,9 @@ def test_stacked_policies_learn_what_they_learn_alone() -> None:
     for i, agent in enumerate(rounds.AGENTS):
         spaces = EnvSpaces((AgentClass("walker", (agent,), 5, Discrete(4)),), state_size=6, max_steps=None)
         config = registry.algorithm("ippo").config_type.model_validate({"name": "ippo"})
-        alone = registry.algorithm("ippo").learner(config, rounds.MODEL, spaces, spaces.classes[0], "cpu")
+        alone = registry.algorithm("ippo").learner(
+            config, LearnerContext(rounds.MODEL, spaces, Scope(0, (0,), "walker"), "cpu")
+        )
         alone.load(agent, alone.initial(agent, 0))
         groups = (Group(agent, (agent,)),)
         for number in range(2):

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from marless.algos.base import CurvatureSpec, Measure, RoundInput
-from marless.algos.ppo_functions import Metrics, PolicyFunction, Samples, weights
 from marless.curvature import lanczos
 from marless.curvature.noise import noise_scale
 from marless.curvature.outputs import CategoricalScore, GaussianScore, OutputObjective
 from marless.curvature.perceptron import HessianProduct
 from marless.curvature.ratio import convexity_ratio
+from marless.learners.ppo.functions import Metrics, PolicyFunction, Samples, weights
 
 _STREAM = 1
 """Keeps what is drawn here apart from the order of the minibatches, which has the same seed."""

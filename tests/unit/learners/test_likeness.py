@@ -5,13 +5,13 @@ import dataclasses
 import numpy as np
 import pytest
 
-from marless.algos import likeness
 from marless.algos.base import Group, Measure
-from marless.algos.table import tabulate
+from marless.learners import likeness
+from marless.learners.table import tabulate
 from marless.nets.acting import ActingPolicies, ActingState
 from marless.sharing.contract import check_similarity  # noqa: F401  # imports what a measurement needs, once
 from marless.sharing.similarity import Choices, Normals, similarity
-from tests.unit.algos import rounds
+from tests.unit.learners import rounds
 
 KDE, POLICIES = (similarity(name).config_type(samples=16) for name in ("kde", "policy_distance"))
 PAIRS = (Group("a", ("a", "b")), Group("c", ("c", "d")))
@@ -100,7 +100,7 @@ def inputs(config, groups=rounds.INDEPENDENT, number=3):
 
 def test_nothing_is_measured_that_was_not_asked_for():
     pending = likeness.begin(inputs(None), rounds.DISCRETE.class_of("a"), table(), pytest.fail)
-    assert pending.result() == (None, ())
+    assert pending.result() == ({}, ())
 
 
 @pytest.mark.parametrize("config", [KDE, POLICIES])
@@ -108,13 +108,13 @@ def test_a_measurement_gives_distances_and_what_it_took(config):
     learner, agents = rounds.learner("ippo", rounds.DISCRETE, rounds.INDEPENDENT), rounds.DISCRETE.class_of("a")
     results = [likeness.begin(inputs(config), agents, table(), learner.state).result() for _ in range(2)]
     distances, (run,) = results[0]
-    assert distances.shape == (4, 4)
-    assert distances.tobytes() == results[1][0].tobytes()
+    assert distances["walker"].shape == (4, 4)
+    assert distances["walker"].tobytes() == results[1][0]["walker"].tobytes()
     assert (run.function, run.name) == ("similarity", "walker")
     assert run.vcpu_s >= 0
     assert run.start_s <= run.end_s
     other = likeness.begin(inputs(config, number=4), agents, table(), learner.state).result()[0]
-    assert other.tobytes() != distances.tobytes(), "every round draws anew"
+    assert other["walker"].tobytes() != distances["walker"].tobytes(), "every round draws anew"
 
 
 @pytest.mark.parametrize("algorithm", ["ippo", "mappo"])
@@ -125,9 +125,9 @@ def test_an_update_trains_as_it_would_have_and_measures_the_policies_that_acted(
     with_, without = measured.update(inputs(config)), plain.update(inputs(None))
     for name in plain.names(rounds.INDEPENDENT):
         assert rounds.flat(plain.state(name)) == rounds.flat(measured.state(name))
-    assert without.distances is None
+    assert without.distances == {}
     assert not [run for run in without.runs if run.function == "similarity"]
     assert [run.name for run in with_.runs if run.function == "similarity"] == ["walker"]
     agents = rounds.DISCRETE.class_of("a")
     expected, _ = likeness.begin(inputs(config), agents, table(), acted.__getitem__).result()
-    np.testing.assert_array_equal(with_.distances, expected)
+    np.testing.assert_array_equal(with_.distances["walker"], expected["walker"])

@@ -1,7 +1,7 @@
 """How alike the agents of a class behave, measured beside an update, in a thread of its own.
 
 It begins as soon as the round's samples are there, and its result is taken when training is done. Shapes as in
-`marless.algos.table` and `marless.sharing.similarity`.
+`marless.learners.table` and `marless.sharing.similarity`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marless.algos.base import FunctionRun, RoundInput, SimilarityConfig
-from marless.algos.table import Table
 from marless.envs.base import AgentClass, Discrete
+from marless.learners.table import Table
 from marless.nets.acting import Acting, ActingPolicies
 from marless.sharing.similarity import (
     LEAST_SAMPLES,
@@ -39,15 +39,16 @@ class Pending:
     _future: Future[tuple[NDArray[np.float64] | None, float, float, float]] | None
     _class: str
 
-    def result(self) -> tuple[NDArray[np.float64] | None, tuple[FunctionRun, ...]]:
-        """The distances [N, N], and the function that took them; waits for it. None, and none, if not asked for.
+    def result(self) -> tuple[Mapping[str, NDArray[np.float64]], tuple[FunctionRun, ...]]:
+        """The distances [N, N] by class, and the function that took them; waits for it. Nothing if not asked for.
 
-        Also None where an agent has too few samples. Its vCPU-seconds are its thread's own: it waits for others.
+        Also none where an agent has too few samples. Its vCPU-seconds are its thread's own: it waits for others.
         """
         if self._future is None:
-            return None, ()
+            return {}, ()
         distances, start_s, end_s, vcpu_s = self._future.result()
-        return distances, (FunctionRun("similarity", self._class, start_s, end_s, vcpu_s),)
+        found = {} if distances is None else {self._class: distances}
+        return found, (FunctionRun("similarity", self._class, start_s, end_s, vcpu_s),)
 
 
 def begin(inputs: RoundInput, agent_class: AgentClass, table: Table, state: Callable[[str], Acting]) -> Pending:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from marless.algos import registry
-from marless.algos.base import Group, Learner, ModelSpec, PolicyState, RoundInput
+from marless.algos.base import Group, Learner, LearnerContext, ModelSpec, PolicyState, RoundInput, scopes
 from marless.data.trajectory import Trajectory, TrajectorySchema
 from marless.envs.base import AgentClass, Box, Discrete, EnvSpaces
 
@@ -60,7 +60,10 @@ def learner(
     """A learner of the class "walker" that holds fresh states for `groups`."""
     algorithm = registry.algorithm(name)
     config = algorithm.config_type.model_validate({"name": name, **settings})
-    made = algorithm.learner(config, model, spaces, spaces.class_of("a"), "cpu")
+    scope = next(
+        each for each in scopes(algorithm, config, spaces) if spaces.class_of("a") in each.agent_classes(spaces)
+    )
+    made = algorithm.learner(config, LearnerContext(model, spaces, scope, "cpu"))
     for state in made.names(groups):
         made.load(state, made.initial(state, seed))
     return made

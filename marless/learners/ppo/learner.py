@@ -15,15 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from marless.algos import likeness, measuring
-from marless.algos.base import Arrays, FunctionRun, Group, ModelSpec, PolicyState, RoundInput, UpdateOutput
+from marless.algos.base import Arrays, FunctionRun, Group, LearnerContext, PolicyState, RoundInput, UpdateOutput
 from marless.algos.ppo import PPOConfig, value_at
-from marless.algos.ppo_functions import CriticFunction, Metrics, PolicyFunction, Samples, Settings
-from marless.algos.ppo_post_process import CriticPass, Tensors, critic_samples, estimate, policy_samples, upload
-from marless.algos.stacks import Stack, drawn_stacks, stacks
-from marless.algos.table import tabulate
-from marless.envs.base import AgentClass, EnvSpaces
 from marless.errors import CorruptError
+from marless.learners import likeness, measuring
+from marless.learners.ppo.functions import CriticFunction, Metrics, PolicyFunction, Samples, Settings
+from marless.learners.ppo.post_process import CriticPass, Tensors, critic_samples, estimate, policy_samples, upload
+from marless.learners.stacks import Stack, drawn_stacks, stacks
+from marless.learners.table import tabulate
 from marless.nets import actions
 from marless.nets.bank import Bank
 from marless.nets.codec import Codec
@@ -65,21 +64,14 @@ class PPOLearner:
     OPENBLAS_NUM_THREADS=1. Results do not depend on the number of threads.
     """
 
-    def __init__(
-        self,
-        config: PPOConfig,
-        model: ModelSpec,
-        spaces: EnvSpaces,
-        agent_class: AgentClass,
-        *,
-        critic: Critic,
-        device: str,
-    ) -> None:
+    def __init__(self, config: PPOConfig, context: LearnerContext, *, critic: Critic) -> None:
+        (agent_class,) = context.scope.agent_classes(context.spaces)
+        model, spaces = context.model, context.spaces
         self._config = config
         self._class = agent_class
-        self._class_index = spaces.classes.index(agent_class)
+        (self._class_index,) = context.scope.classes
         self._critic = critic
-        self._device = torch.device(device)
+        self._device = torch.device(context.device)
         self._joint = f"critic.{agent_class.name}"
         action, activation = agent_class.action, model.activation
         acting = Layout(agent_class.obs_size, model.hidden, action.n, actions.free_parameters(action))

@@ -15,7 +15,7 @@ from marless.algos.base import Group, PolicyState
 from marless.algos.ppo import PPOConfig
 from marless.data.trajectory import Trajectory
 from marless.envs.base import AgentClass, Discrete, EnvSpaces
-from tests.unit.algos import rounds
+from tests.unit.learners import rounds
 
 SETTINGS = {
     "epochs": 2,

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from marless.algos.base import Group, Learner
-from marless.algos.stacks import DrawnStack, drawn_stacks
 from marless.data.trajectory import Trajectory
 from marless.envs.base import AgentClass, Discrete, EnvSpaces
 from marless.errors import SpecError
-from tests.unit.algos import rounds
+from marless.learners.stacks import DrawnStack, drawn_stacks
+from tests.unit.learners import rounds
 
 WALKERS = EnvSpaces((AgentClass("walker", rounds.AGENTS, 5, Discrete(4)),), state_size=6, max_steps=None)
 MIXED = (Group("c", ("b", "c", "d")), Group("a", ("a",)))

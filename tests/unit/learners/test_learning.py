@@ -14,7 +14,7 @@ from marless.algos.base import Group, Learner, ModelSpec, RoundInput
 from marless.data.rollout import play, rollout
 from marless.envs.base import ActionArray, AgentClass, BatchedEnv, Box, Discrete, EnvSpaces, Frame, Transition
 from marless.nets.acting import ActingPolicies
-from tests.unit.algos import rounds
+from tests.unit.learners import rounds
 
 AGENTS = ("a", "b")
 MODEL = ModelSpec.model_validate({"hidden": (32,)})
