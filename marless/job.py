@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from marless.algos import registry as algorithms
-from marless.algos.base import Group
+from marless.algos.base import Group, Setting
 from marless.envs import registry as environments
 from marless.envs.base import EnvSpaces
 from marless.errors import SpecError
@@ -67,7 +67,14 @@ def prepare(spec: JobSpec) -> Job:
     policy = scaling_policies.scaling(spec.scaling.name).make(spec.scaling, context)
     env_steps = spec.scaling.least(context) * spec.actors.envs * spec.actors.steps
     members = 1 if spec.sharing.samples == "drawn" else min(len(group.agents) for group in groups)
-    algorithm.check(spec.algorithm, spaces, samples=env_steps * members)
+    setting = Setting(
+        spaces=spaces,
+        model=spec.model,
+        samples=env_steps * members,
+        steps=spec.actors.steps,
+        memory_bytes=spec.functions.learner.memory_mb * 2**20,
+    )
+    algorithm.check(spec.algorithm, setting)
     signals = scaling_policies.scaling(spec.scaling.name).signals(spec.scaling)
     curvature = "curvature" in signals or sharing_policies.sharing(spec.sharing.name).curvature(spec.sharing)
     return Job(

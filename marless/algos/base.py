@@ -56,6 +56,15 @@ class Schedule(Strict):
         return self.start + (self.end - self.start) * done
 
 
+Rate: TypeAlias = NonNegativeFloat | Schedule
+"""A setting that may follow a schedule."""
+
+
+def value_at(rate: Rate, env_steps: int) -> float:
+    """A rate as it stands after `env_steps` env steps."""
+    return rate.at(env_steps) if isinstance(rate, Schedule) else rate
+
+
 class CurvatureSpec(Strict):
     """How the curvature of each policy's objective is measured, where a scaling or sharing policy asks for it."""
 
@@ -234,6 +243,20 @@ class Learner(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What of a job an algorithm's settings must fit."""
+
+    spaces: EnvSpaces
+    model: ModelSpec
+    samples: int
+    """The least that a policy of the job's first groups gets in a round: env steps times members."""
+    steps: int
+    """`actors.steps`: time steps of a segment, which begins with a fresh episode."""
+    memory_bytes: int
+    """`functions.learner.memory_mb`: what one learner function may hold."""
+
+
 class Algorithm(Protocol):
     """One entry of the registry."""
 
@@ -243,11 +266,8 @@ class Algorithm(Protocol):
         """True if trajectories must carry the global state."""
         ...
 
-    def check(self, config: AlgorithmConfig, spaces: EnvSpaces, samples: int) -> None:
-        """Refuse settings that cannot work on these spaces; raises SpecError before anything starts.
-
-        `samples` is the least that a policy of the job's first groups gets in a round: env steps times members.
-        """
+    def check(self, config: AlgorithmConfig, setting: Setting) -> None:
+        """Refuse settings that cannot work in this job; raises SpecError before anything starts."""
         ...
 
     def joint(self, config: AlgorithmConfig) -> bool:

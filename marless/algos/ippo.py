@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from marless.algos.base import AlgorithmConfig, FunctionNode, Group, Learner, LearnerContext, Scope
+from marless.algos.base import AlgorithmConfig, FunctionNode, Group, Learner, LearnerContext, Scope, Setting
 from marless.algos.ppo import PPOConfig, ppo_functions
 
 if TYPE_CHECKING:
@@ -29,9 +29,9 @@ class IPPO:
         """Never: critics see observations."""
         return False
 
-    def check(self, config: AlgorithmConfig, spaces: EnvSpaces, samples: int) -> None:
+    def check(self, config: AlgorithmConfig, setting: Setting) -> None:
         """Any spaces will do; raises SpecError for more minibatches than samples."""
-        IPPOConfig.model_validate(config).check_samples(samples)
+        IPPOConfig.model_validate(config).check_samples(setting.samples)
 
     def joint(self, config: AlgorithmConfig) -> bool:
         """See `Algorithm`."""

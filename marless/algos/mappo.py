@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from marless.algos.base import AlgorithmConfig, FunctionNode, Group, Learner, LearnerContext, Scope
+from marless.algos.base import AlgorithmConfig, FunctionNode, Group, Learner, LearnerContext, Scope, Setting
 from marless.algos.ppo import PPOConfig, ppo_functions
 from marless.errors import SpecError
 
@@ -33,10 +33,10 @@ class MAPPO:
         """Always: critics see the global state."""
         return True
 
-    def check(self, config: AlgorithmConfig, spaces: EnvSpaces, samples: int) -> None:
+    def check(self, config: AlgorithmConfig, setting: Setting) -> None:
         """Raises SpecError for an environment without a global state, and for more minibatches than samples."""
-        MAPPOConfig.model_validate(config).check_samples(samples)
-        if spaces.state_size == 0:
+        MAPPOConfig.model_validate(config).check_samples(setting.samples)
+        if setting.spaces.state_size == 0:
             raise SpecError(
                 "algorithm.name mappo needs a global state, and env.name gives none (state_size is 0); use ippo instead"
             )

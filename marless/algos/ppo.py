@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pydantic import Field, NonNegativeFloat
+from pydantic import Field
 
-from marless.algos.base import AlgorithmConfig, FunctionNode, Group, Schedule, Scope
+from marless.algos.base import AlgorithmConfig, FunctionNode, Group, Rate, Scope
 from marless.errors import SpecError
-
-Rate = NonNegativeFloat | Schedule
-
-
-def value_at(rate: Rate, env_steps: int) -> float:
-    """A setting that may follow a schedule, as it stands after `env_steps` env steps."""
-    return rate.at(env_steps) if isinstance(rate, Schedule) else rate
 
 
 class PPOConfig(AlgorithmConfig):

@@ -15,8 +15,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from marless.algos.base import Arrays, FunctionRun, Group, LearnerContext, PolicyState, RoundInput, UpdateOutput
-from marless.algos.ppo import PPOConfig, value_at
+from marless.algos.base import (
+    Arrays,
+    FunctionRun,
+    Group,
+    LearnerContext,
+    PolicyState,
+    RoundInput,
+    UpdateOutput,
+    value_at,
+)
+from marless.algos.ppo import PPOConfig
 from marless.errors import CorruptError
 from marless.learners import likeness, measuring
 from marless.learners.ppo.functions import CriticFunction, Metrics, PolicyFunction, Samples, Settings

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from marless.algos import registry
-from marless.algos.base import Group, Learner, LearnerContext, PolicyState, Scope
+from marless.algos.base import Group, Learner, LearnerContext, PolicyState, Scope, Setting
 from marless.data.trajectory import Trajectory
 from marless.envs.base import AgentClass, Discrete, EnvSpaces
 from marless.errors import CorruptError, NotFoundError, SpecError
@@ -297,10 +297,11 @@ def test_registry() -> None:
         registry.algorithm("mapo")
     mappo = registry.algorithm("mappo")
     stateless = EnvSpaces(WALKERS.classes, state_size=0, max_steps=None)
+    setting = Setting(spaces=stateless, model=rounds.MODEL, samples=100, steps=25, memory_bytes=2**30)
     with pytest.raises(SpecError, match=r"mappo.*state_size is 0"):
-        mappo.check(mappo.config_type.model_validate({"name": "mappo"}), stateless, samples=100)
+        mappo.check(mappo.config_type.model_validate({"name": "mappo"}), setting)
     ippo = registry.algorithm("ippo")
-    ippo.check(ippo.config_type.model_validate({"name": "ippo"}), stateless, samples=100)
+    ippo.check(ippo.config_type.model_validate({"name": "ippo"}), setting)
 
 
 def test_the_operations_for_other_devices_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

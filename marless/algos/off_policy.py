@@ -1,0 +1,50 @@
+"""What algorithms that learn from remembered rounds let a user set. No torch in here."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from marless.algos.base import AlgorithmConfig, Rate, Strict
+
+
+class ReplaySpec(Strict):
+    """What is remembered of past rounds, and how it is drawn from. Kept per agent, so that groups may change."""
+
+    capacity: int = Field(100_000, ge=1, description="env steps kept; whole rounds are dropped, the oldest first")
+    unit: Literal["transitions", "episodes"] = Field(
+        "transitions", description="what is drawn: single env steps, or whole episodes, which memory nets need"
+    )
+    draw: Literal["uniform", "prioritised"] = Field(
+        "uniform", description="prioritised: surprising samples more often (Schaul et al. 2016)"
+    )
+    alpha: float = Field(0.6, ge=0, le=1, description="of prioritised draws: 0 draws uniformly")
+    beta: Rate = Field(0.4, description="of prioritised draws: how far importance weights correct the bias")
+
+
+class OffPolicyConfig(AlgorithmConfig):
+    """Settings common to the Q-learning and the deterministic policy gradient families."""
+
+    lr: Rate = Field(5e-4, description="learning rate of policies")
+    optimizer: Literal["adam", "rmsprop"] = Field("adam", description="what takes gradient steps")
+    optimizer_eps: float = Field(1e-5, gt=0, description="ε in the optimizer's denominator")
+    gamma: float = Field(0.95, ge=0, le=1, description="discount per env step")
+    batch: int = Field(256, ge=1, description="drawn for each gradient step: env steps, or episodes")
+    updates: int = Field(20, ge=1, description="gradient steps per round")
+    warmup: int = Field(1000, ge=0, description="env steps remembered before the first gradient step")
+    n_step: int = Field(1, ge=1, description="rewards summed before a target net is asked")
+    target_every: int | None = Field(None, ge=1, description="gradient steps between copies to target nets")
+    target_tau: float = Field(0.01, gt=0, le=1, description="share of a target net that each gradient step replaces")
+    max_grad_norm: float = Field(10.0, gt=0, description="limit of each net's gradient norm")
+    reward_normalisation: bool = Field(True, description="rewards of mean 0 and deviation 1 over what was remembered")
+    replay: ReplaySpec = ReplaySpec()  # type: ignore[call-arg]  # pydantic's plugin-free view of Field defaults
+
+    @model_validator(mode="after")
+    def _capacity_covers_warmup(self) -> OffPolicyConfig:
+        if self.replay.capacity < max(self.warmup, self.batch if self.replay.unit == "transitions" else 1):
+            raise ValueError(
+                f"replay.capacity {self.replay.capacity} is less than warmup {self.warmup} or batch {self.batch}: "
+                "nothing would ever be learned; raise replay.capacity"
+            )
+        return self
