@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from importlib.metadata import entry_points
-
 from marless.algos.base import Algorithm
-from marless.errors import SpecError, unknown_name
+from marless.registry import Registry
 
-_MODULES = {"ippo": "marless.algos.ippo", "mappo": "marless.algos.mappo"}
-"""Name → module with an `ALGORITHM`."""
+ALGORITHMS: Registry[Algorithm] = Registry(
+    "algorithm",
+    "marless.algos",
+    "ALGORITHM",
+    {name: f"marless.algos.{name}" for name in ("ippo", "mappo")},
+)
 
-
-def algorithm(name: str) -> Algorithm:
-    """Look an algorithm up; raises SpecError with the nearest match for a name that is not registered."""
-    if name in _MODULES:
-        ours: Algorithm = import_module(_MODULES[name]).ALGORITHM
-        return ours
-    others = entry_points(group="marless.algos")
-    if name in others.names:
-        theirs: Algorithm = others[name].load()
-        return theirs
-    raise SpecError(unknown_name("algorithm", name, _MODULES.keys() | others.names))
+algorithm = ALGORITHMS.find
+"""Look an algorithm up; raises SpecError with the nearest match for a name that is not registered."""

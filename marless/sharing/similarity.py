@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from marless.algos.base import SimilarityConfig
-from marless.errors import SpecError, unknown_name
+from marless.errors import SpecError
 from marless.named import named
+from marless.registry import Registry
 
 if TYPE_CHECKING:
     import numpy as np
@@ -84,20 +83,15 @@ class SimilarityKind:
     """What to install to have that, as pip takes it."""
 
 
-_MODULES = {name: f"marless.sharing.{name}" for name in ("kde", "policy_distance")}
-"""Name → module with a `SIMILARITY`."""
+SIMILARITIES: Registry[SimilarityKind] = Registry(
+    "similarity",
+    "marless.similarity",
+    "SIMILARITY",
+    {name: f"marless.sharing.{name}" for name in ("kde", "policy_distance")},
+)
 
-
-def similarity(name: str) -> SimilarityKind:
-    """Look a similarity up; raises SpecError with the nearest match for a name that is not registered."""
-    if name in _MODULES:
-        ours: SimilarityKind = import_module(_MODULES[name]).SIMILARITY
-        return ours
-    others = entry_points(group="marless.similarity")
-    if name in others.names:
-        theirs: SimilarityKind = others[name].load()
-        return theirs
-    raise SpecError(unknown_name("similarity", name, _MODULES.keys() | others.names))
+similarity = SIMILARITIES.find
+"""Look a similarity up; raises SpecError with the nearest match for a name that is not registered."""
 
 
 def similarity_type(name: str) -> type[SimilarityConfig]:

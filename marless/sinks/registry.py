@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 
-from marless.errors import SpecError, unknown_name
+from marless.errors import SpecError
+from marless.registry import Registry
 from marless.sinks.base import Sink, SinkConfig, SinkKind
 
-_MODULES = {name: f"marless.sinks.{name}" for name in ("tensorboard", "wandb", "mlflow")}
-"""Name → module with a `SINK`."""
+SINKS: Registry[SinkKind] = Registry(
+    "sink",
+    "marless.sinks",
+    "SINK",
+    {name: f"marless.sinks.{name}" for name in ("tensorboard", "wandb", "mlflow")},
+)
 
-
-def sink(name: str) -> SinkKind:
-    """Look a sink up; raises SpecError with the nearest match for a name that is not registered."""
-    if name in _MODULES:
-        ours: SinkKind = import_module(_MODULES[name]).SINK
-        return ours
-    others = entry_points(group="marless.sinks")
-    if name in others.names:
-        theirs: SinkKind = others[name].load()
-        return theirs
-    raise SpecError(unknown_name("sink", name, _MODULES.keys() | others.names))
+sink = SINKS.find
+"""Look a sink up; raises SpecError with the nearest match for a name that is not registered."""
 
 
 def check(config: SinkConfig) -> None:

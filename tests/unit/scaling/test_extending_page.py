@@ -8,7 +8,6 @@ import pytest
 
 from marless import spec
 from marless.job import prepare
-from marless.scaling import registry
 from tests.unit.scaling.rounds import actors, groups, record
 
 PAGE = Path(__file__).parents[3] / "docs/extending/scaling.md"
@@ -26,7 +25,7 @@ def test_a_job_finds_it_by_its_entry_point(page, monkeypatch):
     group, name, where = re.findall(r'entry-points."([\w.]+)"\]\n(\w+) = "([\w.:]+)"', PAGE.read_text("utf-8"))[0]
     entry = EntryPoint(name, where, group)
     monkeypatch.setattr(EntryPoint, "load", lambda self: page["SCALING"])
-    monkeypatch.setattr(registry, "entry_points", lambda group: EntryPoints([entry]).select(group=group))
+    monkeypatch.setattr("marless.registry.entry_points", lambda group: EntryPoints([entry]).select(group=group))
     section = re.search(r"`scaling: (\{name: plateau.*\})`", PAGE.read_text("utf-8"))[1]
     job = spec.load(written(section), ["actors.count=40"])
     history = [record(number, "a", mean=mean, actors=10) for number, mean in enumerate([-3, -3, -3, -3, -2, -3, -4])]

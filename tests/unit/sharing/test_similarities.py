@@ -10,7 +10,6 @@ import pytest
 from scipy.stats import gaussian_kde
 
 from marless.errors import SpecError
-from marless.sharing import similarity as registry
 from marless.sharing.contract import check_similarity, sample_behaviour
 from marless.sharing.densities import Densities, divergences
 from marless.sharing.distributions import PolicyDistances
@@ -169,7 +168,9 @@ def test_entry_points_add_similarities_with_fields_of_their_own(monkeypatch):
     kde = similarity("kde")
     entry = metadata.EntryPoint("theirs", "their_package:SIMILARITY", "marless.similarity")
     monkeypatch.setitem(sys.modules, "their_package", SimpleNamespace(SIMILARITY=kde))
-    monkeypatch.setattr(registry, "entry_points", lambda group: metadata.EntryPoints([entry]).select(group=group))
+    monkeypatch.setattr(
+        "marless.registry.entry_points", lambda group: metadata.EntryPoints([entry]).select(group=group)
+    )
     assert similarity("theirs") is kde
     with pytest.raises(SpecError, match="unknown similarity 'their'; did you mean 'theirs'"):
         similarity("their")

@@ -28,7 +28,9 @@ def installed(monkeypatch):
     kind = SinkKind(config_type=LinesConfig, make=lambda _: Lines())
     entry = metadata.EntryPoint("lines", "their_package:SINK", "marless.sinks")
     monkeypatch.setitem(sys.modules, "their_package", SimpleNamespace(SINK=kind))
-    monkeypatch.setattr(registry, "entry_points", lambda group: metadata.EntryPoints([entry]).select(group=group))
+    monkeypatch.setattr(
+        "marless.registry.entry_points", lambda group: metadata.EntryPoints([entry]).select(group=group)
+    )
 
 
 def test_entry_points_add_sinks_with_fields_of_their_own(installed):
