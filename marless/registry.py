@@ -36,8 +36,3 @@ class Registry(Generic[Entry]):
             theirs: Entry = others[name].load()
             return theirs
         raise SpecError(unknown_name(self.kind, name, self.modules.keys() | others.names))
-
-    def names(self) -> tuple[str, ...]:
-        """Of all entries: ours, then others."""
-        theirs = entry_points(group=self.group).names
-        return (*self.modules, *sorted(theirs - self.modules.keys()))
