@@ -9,7 +9,6 @@ import pytest
 import yaml
 
 from marless.cli import picture, train
-from marless.cli.main import main
 from marless.cli.train import Outcome
 from marless.client import Job, JobState
 from tests.scripted_coordinator import ScriptedCoordinator
@@ -24,19 +23,6 @@ def place(tmp_path, monkeypatch):
     monkeypatch.delenv("MARLESS_COORDINATOR", raising=False)
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(JOB))
     return tmp_path
-
-
-@pytest.fixture
-def marless(monkeypatch, capsys):
-    def run(*argv: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["marless", *map(str, argv)])
-        with pytest.raises(SystemExit) as end:
-            main()
-        out, err = capsys.readouterr()
-        assert "Traceback" not in out + err
-        return int(end.value.code or 0), out, err
-
-    return run
 
 
 class Machine:

@@ -2,12 +2,10 @@
 
 import json
 import subprocess
-import sys
 
 import pytest
 import yaml
 
-from marless.cli.main import main
 from marless.pricing import prices
 from marless.pricing.bill import bill
 from marless.pricing.calibration import Calibration, FunctionSeconds
@@ -23,20 +21,9 @@ BILL = bill(RECORDS, SPEC, prices.load())
 STATUS = json.dumps({"job": "six", "state": "RUNNING", "random": None})
 
 
-@pytest.fixture
-def marless(monkeypatch, capsys, tmp_path):
-    """Runs the command in this process; answers its exit code, its data, and what it said."""
+@pytest.fixture(autouse=True)
+def _here(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-
-    def run(*argv: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["marless", *map(str, argv)])
-        with pytest.raises(SystemExit) as end:
-            main()
-        out, err = capsys.readouterr()
-        assert "Traceback (most" not in out + err
-        return int(end.value.code or 0), out, err
-
-    return run
 
 
 @pytest.fixture

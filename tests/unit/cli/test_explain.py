@@ -1,12 +1,10 @@
 """`marless explain`: from a run folder and from a coordinator, for people and for programs, and its picture."""
 
 import json
-import sys
 
 import pytest
 import yaml
 
-from marless.cli.main import main
 from tests.scripted_coordinator import ScriptedCoordinator
 from tests.unit.comparison.synthetic import record, spec, write
 
@@ -36,19 +34,6 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MARLESS_COORDINATOR", raising=False)
     return write(tmp_path / "runs" / "tiny", spec(), records())
-
-
-@pytest.fixture
-def marless(monkeypatch, capsys):
-    def run(*argv: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["marless", *map(str, argv)])
-        with pytest.raises(SystemExit) as end:
-            main()
-        out, err = capsys.readouterr()
-        assert "Traceback" not in out + err
-        return int(end.value.code or 0), out, err
-
-    return run
 
 
 def lines(text: str) -> list[list[str]]:

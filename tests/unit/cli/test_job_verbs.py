@@ -10,7 +10,6 @@ import threading
 import pytest
 import yaml
 
-from marless.cli.main import main
 from marless.errors import OverloadedError, SpecError
 from marless.rpc.security import Security
 from marless.rpc.v1 import coordinator_pb2 as pb
@@ -40,21 +39,6 @@ def job_file(tmp_path):
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump(JOB))
     return path
-
-
-@pytest.fixture
-def marless(monkeypatch, capsys):
-    """Runs the command in this process; answers its exit code, its data, and what it said."""
-
-    def run(*argv: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["marless", *map(str, argv)])
-        with pytest.raises(SystemExit) as end:
-            main()
-        out, err = capsys.readouterr()
-        assert "Traceback (most" not in out + err
-        return int(end.value.code or 0), out, err
-
-    return run
 
 
 def test_submit_prints_the_id_and_how_to_go_on(coordinator, marless, job_file):

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 import yaml
 
-import marless
-from marless.cli.main import main
+from marless import load_policy
 from marless.envs.base import Discrete
 from marless.policies.evaluation import evaluate
 from tests.unit.policies.saved import save, state
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def runs(tmp_path, monkeypatch):
     states = {f"agent_{i}": state(12, Discrete(5), seed=i) for i in range(2)}
     save(tmp_path / "runs" / "job-1", states, {name: (name,) for name in states}, round_=4)
@@ -24,35 +22,19 @@ def runs(tmp_path, monkeypatch):
     return tmp_path / "runs"
 
 
-@pytest.fixture
-def marless_(runs, monkeypatch, capsys):
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["marless", *arguments])
-        try:
-            main()
-            code = 0
-        except SystemExit as end:
-            code = end.code
-        out, said = capsys.readouterr()
-        assert "Traceback" not in out + said
-        return code, out, said
-
-    return run
-
-
-def test_evaluate_prints_a_score_beside_chance(marless_):
-    code, out, said = marless_("evaluate", "job-1", "--episodes", "30", "--seed", "3", "-o", "json")
+def test_evaluate_prints_a_score_beside_chance(marless):
+    code, out, said = marless("evaluate", "job-1", "--episodes", "30", "--seed", "3", "-o", "json")
     assert (code, said) == (0, "")
     found = json.loads(out)
-    expected = evaluate(marless.load_policy("job-1"), episodes=30, seed=3)
+    expected = evaluate(load_policy("job-1"), episodes=30, seed=3)
     assert found["return"] == expected.team.returns.mean
     assert found["return_per_agent"] == expected.team.returns.per_agent
     assert found["standard_error_per_agent"] == expected.team.standard_errors
     assert found["random_return"] == expected.chance.returns.mean
     assert (found["job"], found["round"], found["env"]) == ("job-1", 4, "mpe/simple_spread")
     assert found["reported_return"] is None
-    assert yaml.safe_load(marless_("evaluate", "job-1", "--episodes", "30", "--seed", "3", "-o", "yaml")[1]) == found
-    _, table, _ = marless_("evaluate", "job-1", "--episodes", "30", "--seed", "3", "--runs", "runs")
+    assert yaml.safe_load(marless("evaluate", "job-1", "--episodes", "30", "--seed", "3", "-o", "yaml")[1]) == found
+    _, table, _ = marless("evaluate", "job-1", "--episodes", "30", "--seed", "3", "--runs", "runs")
     head, *agents, mean = (line.split() for line in table.splitlines())
     assert head == ["agent", "return", "random", "reported"]
     assert [row[0] for row in agents] == ["agent_0", "agent_1"]
@@ -60,23 +42,23 @@ def test_evaluate_prints_a_score_beside_chance(marless_):
     assert mean[3] == f"{found['standard_error']:.2f}"
 
 
-def test_evaluate_elsewhere_exploring_filmed(marless_, tmp_path):
-    plain = json.loads(marless_("evaluate", "shared", "-o", "jsonl")[1])
-    explored = json.loads(marless_("evaluate", "shared", "--explore", "-o", "jsonl")[1])
-    shorter = json.loads(marless_("evaluate", "shared", "--env-option", "max_cycles=2", "-o", "jsonl")[1])
+def test_evaluate_elsewhere_exploring_filmed(marless, tmp_path):
+    plain = json.loads(marless("evaluate", "shared", "-o", "jsonl")[1])
+    explored = json.loads(marless("evaluate", "shared", "--explore", "-o", "jsonl")[1])
+    shorter = json.loads(marless("evaluate", "shared", "--env-option", "max_cycles=2", "-o", "jsonl")[1])
     assert plain["return"] != explored["return"]
     assert plain["return"] < 5 * shorter["return"] < 0
-    code, out, said = marless_("evaluate", "shared", "--render", "film.gif", "-o", "name")
+    code, out, said = marless("evaluate", "shared", "--render", "film.gif", "-o", "name")
     assert (code, out, said) == (0, "shared\n", "marless: filmed one episode: film.gif, 26 pictures\n")
     assert (tmp_path / "film.gif").read_bytes().startswith(b"GIF89a")
 
 
-def test_export_and_evaluate_what_was_exported(marless_):
-    assert marless_("export", "job-1", "--policy", "agent_1", "--to", "one") == (0, "one\n", "")
-    assert marless.load_policy("one").agents == ("agent_1",)
-    assert marless_("export", "shared", "--to", "all")[0] == 0
-    found = json.loads(marless_("evaluate", "all", "-o", "json")[1])
-    assert found["return"] == json.loads(marless_("evaluate", "shared", "-o", "json")[1])["return"]
+def test_export_and_evaluate_what_was_exported(marless):
+    assert marless("export", "job-1", "--policy", "agent_1", "--to", "one") == (0, "one\n", "")
+    assert load_policy("one").agents == ("agent_1",)
+    assert marless("export", "shared", "--to", "all")[0] == 0
+    found = json.loads(marless("evaluate", "all", "-o", "json")[1])
+    assert found["return"] == json.loads(marless("evaluate", "shared", "-o", "json")[1])["return"]
 
 
 MISTAKES = {
@@ -99,8 +81,8 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("arguments", MISTAKES)
-def test_a_mistake_is_one_sentence_and_an_exit_code(marless_, arguments):
+def test_a_mistake_is_one_sentence_and_an_exit_code(marless, arguments):
     expected, sentence = MISTAKES[arguments]
-    code, out, said = marless_(*arguments)
+    code, out, said = marless(*arguments)
     assert (code, out, len(said.splitlines())) == (expected, "", 1)
     assert said.startswith(f"marless: {sentence}")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
+from functools import partial
 
 import pytest
 import yaml
 
-from marless.cli.main import main
 from marless.job import prepare
 from marless.spec import load
 from tests.unit.pricing.rounds import paper_round
@@ -23,22 +22,11 @@ JOB = {
 
 
 @pytest.fixture
-def marless_(tmp_path, monkeypatch, capsys):
+def train(tmp_path, monkeypatch, marless):
+    """Runs `marless scheduler train` on the job, in a folder of its own."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(JOB))
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["marless", "scheduler", "train", "--spec", "job.yaml", *arguments])
-        try:
-            main()
-            code = 0
-        except SystemExit as end:
-            code = end.code
-        out, said = capsys.readouterr()
-        assert "Traceback" not in out + said
-        return code, out, said
-
-    return run
+    return partial(marless, "scheduler", "train", "--spec", "job.yaml")
 
 
 def recorded(runs, name: str, rounds: int = 6, **changes):
@@ -55,8 +43,8 @@ def recorded(runs, name: str, rounds: int = 6, **changes):
     (folder / "rounds.jsonl").write_text("".join(line + "\n" for line in lines))
 
 
-def test_without_a_record_it_learns_from_a_synthetic_model(marless_, tmp_path):
-    code, out, said = marless_("--episodes", "10")
+def test_without_a_record_it_learns_from_a_synthetic_model(train, tmp_path):
+    code, out, said = train("--episodes", "10")
     assert code == 0
     title, head, *rows = out.splitlines()
     assert title.startswith("modelled")
@@ -82,11 +70,11 @@ def test_without_a_record_it_learns_from_a_synthetic_model(marless_, tmp_path):
     assert prepare(load(tmp_path / "job.yaml")).scaling.decide([], ()).actors in (1, 2, 3)
 
 
-def test_it_says_what_it_learned_from_and_what_that_cost(marless_, tmp_path):
+def test_it_says_what_it_learned_from_and_what_that_cost(train, tmp_path):
     recorded(tmp_path / "runs", "one")
     recorded(tmp_path / "runs", "two")
     asked = ("one", "runs/two", "--episodes", "6", "--seed", "5", "--target", "-16", "--out", "s", "-o", "json")
-    code, out, said = marless_(*asked)
+    code, out, said = train(*asked)
     assert code == 0
     found = json.loads(out)
     assert (found["scheduler"], found["seed"], found["episodes"]) == ("s", 5, 6)
@@ -104,7 +92,7 @@ def test_it_says_what_it_learned_from_and_what_that_cost(marless_, tmp_path):
     manifest = json.loads((tmp_path / "s" / "scheduler.json").read_text())
     assert manifest["report"] == {name: found[name] for name in manifest["report"]}
     weights = (tmp_path / "s" / "best.safetensors").read_bytes()
-    assert marless_(*asked)[0] == 0  # again, in its place
+    assert train(*asked)[0] == 0  # again, in its place
     assert (tmp_path / "s" / "best.safetensors").read_bytes() == weights
     assert {path.name for path in (tmp_path / "s").iterdir()} == {
         "scheduler.json",
@@ -125,10 +113,10 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("arguments", MISTAKES)
-def test_a_mistake_is_one_sentence(marless_, tmp_path, arguments):
+def test_a_mistake_is_one_sentence(train, tmp_path, arguments):
     recorded(tmp_path / "runs", "other", actors={"count": 2, "envs": 5, "steps": 25})
     recorded(tmp_path / "runs", "short", rounds=4)
-    code, out, said = marless_("--episodes", "1", *arguments)
+    code, out, said = train("--episodes", "1", *arguments)
     assert code
     assert out == ""
     assert MISTAKES[arguments] in said

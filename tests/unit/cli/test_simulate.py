@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
+from functools import partial
 
 import pytest
 import yaml
 
-from marless.cli.main import main
 from marless.replay.cluster import modelled, total
 from tests.unit.replay.runs import run_of, spec_of
 
@@ -21,7 +20,8 @@ def records():
 
 
 @pytest.fixture
-def marless_(records, tmp_path, monkeypatch, capsys):
+def simulate(records, tmp_path, monkeypatch, marless):
+    """Runs `marless simulate`, where there are runs of five rounds and of none."""
     for name, rounds in (("job-1", records), ("empty", ())):
         folder = tmp_path / "runs" / name
         folder.mkdir(parents=True)
@@ -30,23 +30,11 @@ def marless_(records, tmp_path, monkeypatch, capsys):
         (folder / "rounds.jsonl").write_text("".join(record.to_json() + "\n" for record in rounds))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["marless", "simulate", *arguments])
-        try:
-            main()
-            code = 0
-        except SystemExit as end:
-            code = end.code
-        out, said = capsys.readouterr()
-        assert "Traceback" not in out + said
-        return code, out, said
-
-    return run
+    return partial(marless, "simulate")
 
 
-def test_another_cluster_says_what_the_recorded_rounds_would_take_there(marless_, records):
-    code, out, _ = marless_("job-1", "--slots", "64", "-o", "json")
+def test_another_cluster_says_what_the_recorded_rounds_would_take_there(simulate, records):
+    code, out, _ = simulate("job-1", "--slots", "64", "-o", "json")
     found = json.loads(out)
     assert code == 0
     assert found["slots"] == 64
@@ -59,8 +47,8 @@ def test_another_cluster_says_what_the_recorded_rounds_would_take_there(marless_
     assert found["rounds"][2]["modelled_s"]["rollout"] == modelled(records[2], SPEC.functions, 64).rollout
 
 
-def test_measured_and_modelled_never_share_a_column(marless_):
-    _, out, said = marless_("job-1", "--scaling", "max", "--slots", "8")
+def test_measured_and_modelled_never_share_a_column(simulate):
+    _, out, said = simulate("job-1", "--scaling", "max", "--slots", "8")
     assert "returns are as recorded" in said
     head, *_ = out.splitlines()
     assert "seconds and USD modelled, 8 slots; return as recorded" in head
@@ -75,10 +63,10 @@ def test_measured_and_modelled_never_share_a_column(marless_):
     assert len(paper.split()) == 2 + 2  # measured, and modelled of the replay
 
 
-def test_other_policies_are_shown_beside_what_was_decided(marless_, records):
-    _, out, _ = marless_("job-1", "--scaling", "fixed", "--set", "actors.count=3")
+def test_other_policies_are_shown_beside_what_was_decided(simulate, records):
+    _, out, _ = simulate("job-1", "--scaling", "fixed", "--set", "actors.count=3")
     assert f"3 (was {records[0].actors})" in out
-    found = json.loads(marless_("job-1", "--scaling", "fixed", "--set", "actors.count=3", "-o", "json")[1])
+    found = json.loads(simulate("job-1", "--scaling", "fixed", "--set", "actors.count=3", "-o", "json")[1])
     assert {each["actors"] for each in found["rounds"]} == {3}
     assert found["rounds"][0]["recorded"]["actors"] == records[0].actors
     assert found["scaling"]["name"] == "fixed"
@@ -87,14 +75,14 @@ def test_other_policies_are_shown_beside_what_was_decided(marless_, records):
     assert usd["paper"] == pytest.approx(sum(each["modelled_usd"]["paper"] for each in found["rounds"]), abs=1e-9)
 
 
-def test_all_forms_say_the_same_and_a_seed_the_same_again(marless_):
+def test_all_forms_say_the_same_and_a_seed_the_same_again(simulate):
     asked = ("job-1", "--scaling", "max", "--set", "actors.count=9", "--seed", "4")
-    found = json.loads(marless_(*asked, "-o", "json")[1])
-    assert json.loads(marless_(*asked, "-o", "json")[1]) == found
-    assert yaml.safe_load(marless_(*asked, "-o", "yaml")[1]) == found
-    *rounds, about = map(json.loads, marless_(*asked, "-o", "jsonl")[1].splitlines())
+    found = json.loads(simulate(*asked, "-o", "json")[1])
+    assert json.loads(simulate(*asked, "-o", "json")[1]) == found
+    assert yaml.safe_load(simulate(*asked, "-o", "yaml")[1]) == found
+    *rounds, about = map(json.loads, simulate(*asked, "-o", "jsonl")[1].splitlines())
     assert about | {"rounds": rounds} == found
-    assert json.loads(marless_(*asked[:-1], "5", "-o", "json")[1])["rounds"] != found["rounds"]
+    assert json.loads(simulate(*asked[:-1], "5", "-o", "json")[1])["rounds"] != found["rounds"]
 
 
 @pytest.mark.parametrize(
@@ -109,15 +97,15 @@ def test_all_forms_say_the_same_and_a_seed_the_same_again(marless_):
         (("job-1", "--slots", "2", "--set", "functions.actor.vcpus=4"), 2, "hold no actor of 4 vCPUs; give at least 4"),
     ],
 )
-def test_a_mistake_is_a_sentence(marless_, arguments, code, sentence):
+def test_a_mistake_is_a_sentence(simulate, arguments, code, sentence):
     if arguments[1:] == ("--sharing", "marless"):
         arguments = (*arguments, "--set", "sharing.window=2", "--set", "sharing.threshold=0.9")
-    found, out, said = marless_(*arguments)
+    found, out, said = simulate(*arguments)
     assert (found, out) == (code, "")
     assert sentence in said
     assert said.startswith("marless: ")
 
 
-def test_a_shorter_replay_says_why_it_ended(marless_):
-    _, _, said = marless_("job-1", "--set", "stop.rounds=2")
+def test_a_shorter_replay_says_why_it_ended(simulate):
+    _, _, said = simulate("job-1", "--set", "stop.rounds=2")
     assert "ended before the recording: 2 rounds done" in said
