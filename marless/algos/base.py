@@ -162,11 +162,15 @@ class FunctionNode:
         return f"{self.function}/{self.name}"
 
 
+FunctionKind: TypeAlias = Literal["post_process", "critic", "mixer", "policy", "curvature", "similarity"]
+"""What a function computes; the last two are no part of an algorithm, but of the decisions on the next round."""
+
+
 @dataclass(frozen=True)
 class FunctionRun:
     """One function of the algorithm as it ran inside an update: what is billed."""
 
-    function: Literal["post_process", "critic", "mixer", "policy", "curvature", "similarity"]
+    function: FunctionKind
     name: str
     """The policy, critic or mixer it served; of post-processing, the scope; of similarity, the agent class."""
     start_s: float
@@ -185,6 +189,20 @@ class UpdateOutput:
     runs: tuple[FunctionRun, ...]
     distances: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
     """By agent class [N, N], symmetric, in the order of the class's agents, where they were asked for."""
+
+
+@dataclass(frozen=True)
+class GradientOutput:
+    """Gradients of a version instead of an update of it, for asynchronous learning."""
+
+    gradients: Mapping[str, Arrays]
+    """Per published name that trains, by the prefix of its nets ("policy", "critic", "mixer"): float32 [D], of the loss
+    to be minimised, before any limit of its norm. `prefix.<what>` is what else the step depends on, e.g.
+    "critic.returns", the sums of the batch's returns that normalise values. Gradients of several batches may be
+    averaged array by array."""
+    metrics: Mapping[str, Mapping[str, float]]
+    """As of `UpdateOutput`."""
+    runs: tuple[FunctionRun, ...]
 
 
 @dataclass(frozen=True)
@@ -235,6 +253,21 @@ class Learner(Protocol):
         """Train every group on the round's trajectories; the states of `names(groups)` are then the new ones.
 
         Starts from the held state of each group's `start`.
+        """
+        ...
+
+    def gradients(self, inputs: RoundInput) -> GradientOutput:
+        """The loss's gradients over one batch: a round's samples or, of algorithms with a replay, one draw from it.
+
+        At the held state of each group's `start`, under the names of `names(groups)`. Held weights stay as they are.
+        """
+        ...
+
+    def apply(self, name: str, gradients: Arrays, env_steps: int) -> None:
+        """Take one optimizer step from the state held under `name`; schedules are read at `env_steps`.
+
+        `gradients` is what `gradients` gave under the name, or an average of such. An update of one gradient step
+        equals `gradients`, then `apply` for every name, bit for bit. Raises CorruptError for arrays that do not fit.
         """
         ...
 
