@@ -15,6 +15,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from marless.curvature.lanczos import Product
+from marless.curvature.outputs import CategoricalScore, GaussianScore, OutputObjective
+from marless.curvature.perceptron import HessianProduct
 from marless.envs.base import Box, Discrete
 from marless.losses import normalise, ppo, value
 from marless.nets import adam, heads, kernels
@@ -53,6 +56,11 @@ class Samples:
     def count(self) -> int:
         """S, samples per net."""
         return self._table_PRS.shape[2]
+
+    @property
+    def unit(self) -> int:
+        """See `marless.learners.measuring.Measured`: samples are drawn one by one."""
+        return 1
 
     def shuffle(self, order_S: Tensor) -> None:
         """Let minibatches follow this order of the samples."""
@@ -131,6 +139,20 @@ class PolicyFunction(_Trained):
         d_log_prob_PM = batch["advantage"].squeeze(1) * weights(batch, log_prob_PM)
         self.net.backward(self._head.gradient(d_log_prob_PM, torch.zeros_like(d_log_prob_PM)))
         return self.net.gradient_PD
+
+    def hessian(self, batch: Mapping[str, Tensor]) -> Product:
+        """See `Measurable`: the Hessian of E[log π(a|s)·A] over a batch."""
+        net, flat_PD = self.net, self.tensors["flat"]
+        advantage_PM = batch["advantage"].squeeze(1)
+        weight_PM = advantage_PM * weights(batch, advantage_PM)
+
+        def objective(output_PAM: Tensor) -> OutputObjective:
+            if not self.discrete:
+                return GaussianScore(output_PAM, batch["action"], flat_PD[:, -net.layout.free :], weight_PM)
+            legal_PAM = batch["legal"] > 0 if "legal" in batch else None
+            return CategoricalScore(output_PAM, batch["action"].long(), legal_PAM, weight_PM)
+
+        return HessianProduct(net.layout, flat_PD, net.activation, batch["features"], objective)
 
     def _evaluate(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Log-probabilities of a batch's actions and entropies, each [P, M]."""
