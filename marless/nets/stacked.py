@@ -74,15 +74,35 @@ class StackedMLP:
         for i in range(len(self._layers) - 1, -1, -1):
             kernels.matmul(gradient, inputs[i].transpose(1, 2), out=self._d_layers[i])
             if i:
-                below = work.d_hidden[i - 1]
-                kernels.matmul(self._layers[i][:, :, :-1].transpose(1, 2), gradient, out=below)
-                self._through_activation(below, work.hidden[i - 1][:, :-1])
-                gradient = below
+                gradient = self._below(i, gradient, work)
+
+    def input_gradient(self, d_output_PKM: Tensor, rows_PR: Tensor) -> Tensor:
+        """The loss's gradient at some of the last inputs, [P, R, M], given the one at the outputs.
+
+        `rows_PR` int64 says which inputs of each net. `gradient_PD` stays as it is: who asks what a net makes of its
+        inputs does not train it.
+        """
+        work = self._workspace(d_output_PKM.shape[2])
+        gradient = d_output_PKM
+        for i in range(len(self._layers) - 1, 0, -1):
+            gradient = self._below(i, gradient, work)
+        first_PHI = self._layers[0]
+        columns_PHR = first_PHI.gather(2, rows_PR.unsqueeze(1).expand(-1, first_PHI.shape[1], -1))
+        result_PRM = gradient.new_empty(gradient.shape[0], rows_PR.shape[1], gradient.shape[2])
+        kernels.matmul(columns_PHR.transpose(1, 2), gradient, out=result_PRM)
+        return result_PRM
 
     def evaluate(self, input_PIS: Tensor) -> Tensor:
         """Outputs [P, K, S] of any number of samples, as a tensor of their own; nothing is kept for `backward`."""
         chunks = [self.forward(chunk).clone() for chunk in torch.split(input_PIS, _CHUNK, dim=2)]
         return torch.cat(chunks, dim=2)
+
+    def _below(self, i: int, gradient: Tensor, work: _Workspace) -> Tensor:
+        """The gradient at what went into the activation below layer i, given the one at the layer's outputs."""
+        below = work.d_hidden[i - 1]
+        kernels.matmul(self._layers[i][:, :, :-1].transpose(1, 2), gradient, out=below)
+        self._through_activation(below, work.hidden[i - 1][:, :-1])
+        return below
 
     def _through_activation(self, gradient: Tensor, hidden: Tensor) -> None:
         if self.activation == "tanh":

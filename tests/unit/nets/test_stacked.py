@@ -53,6 +53,33 @@ def test_outputs_and_gradients_are_autograds(layout: Layout, stack: int, activat
         torch.testing.assert_close(net.gradient_PD[i], gradient, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+def test_gradients_at_inputs_are_autograds_and_train_nothing(activation: Literal["tanh", "relu"]) -> None:
+    flat_PD, x = _parameters(LAYOUT, 3), _inputs(LAYOUT, 3, 50)
+    net = StackedMLP(LAYOUT, flat_PD, activation)
+    output = net.forward(x)
+    d_output = torch.randn(output.shape, generator=torch.Generator().manual_seed(2))
+    rows = torch.tensor([[0, 1], [6, 2], [3, 4]])
+    found = net.input_gradient(d_output, rows)
+    for i in range(3):
+        inputs = x[i].clone().requires_grad_()
+        expected = torch.autograd.grad(_oracle(LAYOUT, flat_PD[i], inputs, activation), inputs, d_output[i])[0]
+        torch.testing.assert_close(found[i], expected[rows[i]], rtol=1e-5, atol=1e-5)
+    assert not net.gradient_PD.any()
+
+
+def test_nets_may_share_their_inputs() -> None:
+    flat_PD, x = _parameters(LAYOUT, 3), _inputs(LAYOUT, 1, 50)
+    d_output = torch.randn(3, 3, 50, generator=torch.Generator().manual_seed(2))
+    outcomes = []
+    for inputs in (x, x.expand(3, -1, -1).contiguous()):
+        net = StackedMLP(LAYOUT, flat_PD, "tanh")
+        outcomes.append([net.forward(inputs)])
+        net.backward(d_output)
+        outcomes[-1].append(net.gradient_PD)
+    torch.testing.assert_close(outcomes[0], outcomes[1])
+
+
 def test_evaluate_agrees_with_forward_beyond_one_chunk() -> None:
     flat_PD, x = _parameters(LAYOUT, 2), _inputs(LAYOUT, 2, 2500)
     net = StackedMLP(LAYOUT, flat_PD, "tanh")
