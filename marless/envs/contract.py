@@ -49,7 +49,7 @@ def _play(env: BatchedEnv, steps: int, seed: int) -> list[Array]:
         _check_length(env.spaces, length_B, step, f"step {t}")
         length_B[step.ended] = 0
         seen += _copies([*_by_copy(step.frame), *_by_copy(step.final)])
-        seen += _copies([*step.rewards, *step.terminated, step.truncated])
+        seen += _copies([*step.rewards, *step.terminated, step.truncated, *([] if step.won is None else [step.won])])
         frame = step.frame
     return seen
 
@@ -85,6 +85,10 @@ def _check_transition(env: BatchedEnv, alive: Alive, step: Transition, where: st
     _check_frame(env, step.final, f"{where}, final")
     _check(step.truncated, "bool", (env.batch,), f"{where}: truncated")
     _check(step.ended, "bool", (env.batch,), f"{where}: ended")
+    _require((step.won is None) != env.spaces.wins, f"{where}: won and spaces.wins disagree")
+    if step.won is not None:
+        _check(step.won, "bool", (env.batch,), f"{where}: won")
+        _require(not step.won[~step.ended].any(), f"{where}: an episode was won that has not ended")
     for k, c in enumerate(env.spaces.classes):
         shape = (len(c.agents), env.batch)
         dtype = str(step.rewards[k].dtype)

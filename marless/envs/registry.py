@@ -1,4 +1,4 @@
-"""Environments by name: `mpe/<game>` is ours, `pettingzoo/<module>` adapts any PettingZoo environment.
+"""Environments by name: `mpe/<game>` and `game/<game>` are ours, `pettingzoo/<module>` adapts any of PettingZoo.
 
 Others join through the entry-point group `marless.envs`: the entry's name is the environment's, its object a
 callable `(options, batch) -> BatchedEnv` that raises SpecError for options it cannot use.
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar
 
-from marless.envs import mpe
+from marless.envs import games, mpe
 from marless.envs.base import BatchedEnv, EnvSpaces
 from marless.errors import SpecError, unknown_name
 
@@ -60,10 +61,32 @@ def _adversary(options: Options, batch: int) -> BatchedEnv:
     return mpe.SimpleAdversary(read_options(mpe.AdversaryOptions, options), batch)
 
 
+def _matrix(options: Options, batch: int) -> BatchedEnv:
+    return games.Matrix(read_options(games.MatrixOptions, options), batch)
+
+
+def _two_step(options: Options, batch: int) -> BatchedEnv:
+    return games.TwoStep(read_options(games.NoOptions, options), batch)
+
+
+def _target(options: Options, batch: int) -> BatchedEnv:
+    return games.Target(read_options(games.TargetOptions, options), batch)
+
+
+_OURS: Mapping[str, Factory] = MappingProxyType(
+    {
+        "mpe/simple_spread": _spread,
+        "mpe/simple_adversary": _adversary,
+        "game/matrix": _matrix,
+        "game/two_step": _two_step,
+        "game/target": _target,
+    }
+)
+
+
 def _factory(name: str) -> Factory:
-    ours: dict[str, Factory] = {"mpe/simple_spread": _spread, "mpe/simple_adversary": _adversary}
-    if name in ours:
-        return ours[name]
+    if name in _OURS:
+        return _OURS[name]
     if name.startswith(PETTINGZOO):
         from marless.envs import pettingzoo
 
@@ -74,4 +97,4 @@ def _factory(name: str) -> Factory:
     if name in theirs.names:
         factory: Factory = theirs[name].load()
         return factory
-    raise SpecError(unknown_name("environment", name, [*ours, *theirs.names, f"{PETTINGZOO}<module>"]))
+    raise SpecError(unknown_name("environment", name, [*_OURS, *theirs.names, f"{PETTINGZOO}<module>"]))

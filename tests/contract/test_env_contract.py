@@ -20,6 +20,10 @@ from tests.scripted_env import ScriptedEnv
         ("mpe/simple_spread", {"agents": 1}),
         ("mpe/simple_spread", {"continuous_actions": True, "max_cycles": 7}),
         ("mpe/simple_adversary", {"agents": 4, "landmarks": 2}),
+        ("game/matrix", {}),
+        ("game/matrix", {"payoff": [[1, 0], [0, 2]]}),
+        ("game/two_step", {}),
+        ("game/target", {"targets": [0.1, 0.2, -0.3]}),
         ("pettingzoo/mpe2.simple_spread_v3", {"max_cycles": 9}),
         ("pettingzoo/mpe2.simple_spread_v3", {"terminate_on_success": True, "N": 1}),
         ("pettingzoo/mpe2.simple_speaker_listener_v4", {"continuous_actions": True}),
@@ -57,6 +61,15 @@ def spaces_with(**changes):
             self.spaces = replace(self.spaces, **changes)
 
     return Broken
+
+
+def winning(**changes):
+    class Won(step_with(**changes)):
+        def __init__(self, batch):
+            super().__init__(batch)
+            self.spaces = replace(self.spaces, wins=True)
+
+    return Won
 
 
 class Unseeded(ScriptedEnv):
@@ -111,6 +124,10 @@ def both(**changes):
         (spaces_with(state_size=2), "must be float32.1, 2"),
         (spaces_with(masks=False), "masks and spaces.masks disagree"),
         (spaces_with(deaths=False), "alive and spaces.deaths disagree"),
+        (spaces_with(wins=True), "won and spaces.wins disagree"),
+        (step_with(won=lambda s: s.ended), "won and spaces.wins disagree"),
+        (winning(won=lambda s: s.ended[:0]), "won is bool.0., must be bool"),
+        (winning(won=lambda s: ~s.ended), "an episode was won that has not ended"),
         (spaces_with(max_steps=2), "longer than max_steps=2"),
         (spaces_with(max_steps=4), "truncated before max_steps=4"),
         (spaces_with(classes=ScriptedEnv().spaces.classes * 2), "distinct names"),
