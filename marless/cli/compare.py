@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from marless.errors import JobStateError, MarlessError, SpecError, UnavailableEr
 if TYPE_CHECKING:
     from marless.comparison.plan import Run
     from marless.comparison.table import Comparison
+    from marless.policies.sides import Side
     from marless.presets import Preset
     from marless.spec import JobSpec
 
@@ -165,11 +166,23 @@ def _compared(asked: _Asked, runs: Sequence[Run]) -> Comparison:
     found = []
     for run in runs:
         recorded = place.read(run)
+        sides = _sides(asked.job, place.runs / run.id, run.seed)
         for name in run.presets:
             spec = specs[name].model_copy(update={"seed": run.seed})
-            found.append(figures(recorded.records, spec, recorded.random, preset=name, slots=asked.slots))
+            found.append(figures(recorded.records, spec, recorded.random, preset=name, slots=asked.slots, sides=sides))
     settings = {name: ways.own_settings(spec) for name, spec in specs.items()}
     return table.compared(asked.job.name, asked.slots, asked.presets, settings, found)
+
+
+def _sides(job: JobSpec, folder: Path, seed: int) -> Mapping[str, Side]:
+    """What each side of a competitive job learned; none of any other."""
+    from marless.envs import registry
+    from marless.policies.load import load_policy
+    from marless.policies.sides import against_chance, competitive
+
+    if not competitive(registry.spaces(job.env.name, job.env.options)):
+        return {}
+    return against_chance(load_policy(folder), episodes=job.evaluation.episodes, seed=seed)
 
 
 def _report(asked: _Asked, comparison: Comparison, output: Output) -> None:

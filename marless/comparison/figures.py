@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ from marless.record import Returns, RoundRecord
 from marless.replay.cluster import modelled_run
 
 if TYPE_CHECKING:
+    from marless.policies.sides import Side
     from marless.spec import JobSpec
 
 LEARNERS = ("policy", "critic")
@@ -51,6 +52,8 @@ class Figures:
     """Final greedy evaluation: mean return per agent."""
     random: float
     """What chance scores there."""
+    sides: dict[str, float]
+    """Of a competitive environment, by agent class: its greedy return against chance, above that of chance there."""
     cost_usd: dict[Accounting, float]
     modelled_s: float
     """Modelled wall-clock on the slots asked for."""
@@ -88,7 +91,13 @@ def learners_of(record: RoundRecord) -> int:
 
 
 def figures(
-    records: Sequence[RoundRecord], spec: JobSpec, random: Returns | None, *, preset: str, slots: int
+    records: Sequence[RoundRecord],
+    spec: JobSpec,
+    random: Returns | None,
+    *,
+    preset: str,
+    slots: int,
+    sides: Mapping[str, Side] | None = None,
 ) -> Figures:
     """What a finished run came to, as a preset's `spec` bills it.
 
@@ -106,6 +115,7 @@ def figures(
         env_steps=last.env_steps,
         greedy=last.evaluation.mean,
         random=random.mean,
+        sides={name: side.greedy - side.chance for name, side in (sides or {}).items()},
         cost_usd={accounting: costs[-1] for accounting, costs in line.cost_usd.items()},
         modelled_s=modelled_run(records, spec.functions, slots),
         measured_s=sum(record.ended_s - record.started_s for record in records),

@@ -21,9 +21,10 @@ def statements(comparison: Comparison) -> list[str]:
         *(_above_random(column) for column in comparison.columns),
         EQUAL,
         *(
-            _returns(column, comparison.reference)
+            sentence
             for column in comparison.columns
             if column is not comparison.reference
+            for sentence in _returns(column, comparison.reference)
         ),
         *_costs(comparison),
         *_settings(comparison),
@@ -33,14 +34,18 @@ def statements(comparison: Comparison) -> list[str]:
 
 
 def equal(column: Column, reference: Column) -> bool | None:
-    """Equal returns as `EQUAL` has it; None with one seed."""
-    return _difference(column, reference).holds(0.0)
+    """Equal returns as `EQUAL` has it, of each side where sides compete; None with one seed."""
+    found = [difference.holds(0.0) for _, difference, _ in _differences(column, reference)]
+    return None if None in found else all(found)
 
 
 def above_random(column: Column) -> bool | None:
-    """The whole interval of greedy − random lies above 0; None with one seed."""
-    low = _gain(column).low
-    return None if low is None else low > 0.0
+    """The whole interval of greedy − random lies above 0; None with one seed.
+
+    Where sides compete, each side's does, against chance: their mean says nothing.
+    """
+    lows = [gain.low for gain in _gains(column).values()]
+    return None if None in lows else all(low > 0.0 for low in lows if low is not None)
 
 
 def _once(comparison: Comparison) -> Iterator[str]:
@@ -60,27 +65,28 @@ def _times(count: int) -> str:
 
 
 def _above_random(column: Column) -> str:
-    gain = _gain(column)
     verdict = {
         None: "one seed gives no interval",
         True: "clearly above random",
         False: "NOT clearly above random: its costs compare nothing",
     }[above_random(column)]
-    return f"{column.preset}: greedy return minus random policy {_signed(gain)}: {verdict}."
+    gains = ", ".join(f"{what} {_signed(gain)}" for what, gain in _gains(column).items())
+    return f"{column.preset}: {gains}: {verdict}."
 
 
-def _returns(column: Column, reference: Column) -> str:
-    found = _difference(column, reference)
-    begin = f"{column.preset} − {reference.preset}: greedy return {_signed(found)}"
-    if found.low is None or found.high is None:
-        return f"{begin}: one seed gives no interval."
-    if column.figures[0].run == reference.figures[0].run:
-        return f"{begin}: the same runs."
-    if not found.holds(0.0):
-        return f"{begin}: {'better' if found.mean > 0 else 'worse'}, NOT equal within the 95 % interval."
-    learned = _gain(reference).mean
-    share = f", {max(-found.low, 0.0) / learned * 100:.0f} % of what {reference.preset} learned" if learned > 0 else ""
-    return f"{begin}: equal within the 95 % interval; it could hide a loss of {max(-found.low, 0.0):.2f}{share}."
+def _returns(column: Column, reference: Column) -> Iterator[str]:
+    for what, found, learned in _differences(column, reference):
+        begin = f"{column.preset} − {reference.preset}: {what} {_signed(found)}"
+        if found.low is None or found.high is None:
+            yield f"{begin}: one seed gives no interval."
+        elif column.figures[0].run == reference.figures[0].run:
+            yield f"{begin}: the same runs."
+        elif not found.holds(0.0):
+            yield f"{begin}: {'better' if found.mean > 0 else 'worse'}, NOT equal within the 95 % interval."
+        else:
+            loss = max(-found.low, 0.0)
+            share = f", {loss / learned * 100:.0f} % of what {reference.preset} learned" if learned > 0 else ""
+            yield f"{begin}: equal within the 95 % interval; it could hide a loss of {loss:.2f}{share}."
 
 
 def _costs(comparison: Comparison) -> Iterator[str]:
@@ -134,13 +140,27 @@ def _labels(comparison: Comparison) -> str:
     )
 
 
+def _gains(column: Column) -> dict[str, Estimate]:
+    """What must lie above 0 for a preset to have learned."""
+    sides = column.figures[0].sides
+    if not sides:
+        return {"greedy return minus random policy": _gain(column)}
+    return {f"{side} against chance, minus chance there": column.side(side) for side in sides}
+
+
 def _gain(column: Column) -> Estimate:
     greedy, random = (column.values(lambda each: each.greedy), column.values(lambda each: each.random))
     return statistics.difference(greedy, random)
 
 
-def _difference(column: Column, reference: Column) -> Estimate:
-    return statistics.difference(column.values(lambda each: each.greedy), reference.values(lambda each: each.greedy))
+def _differences(column: Column, reference: Column) -> Iterator[tuple[str, Estimate, float]]:
+    """What is compared, how far the preset is above the reference, and what the reference learned of it."""
+    for side in column.figures[0].sides:
+        gains = [[each.sides[side] for each in of.figures] for of in (column, reference)]
+        yield f"{side} against chance", statistics.difference(*gains), reference.side(side).mean
+    if not column.figures[0].sides:
+        greedy = [column.values(lambda each: each.greedy), reference.values(lambda each: each.greedy)]
+        yield "greedy return", statistics.difference(*greedy), _gain(reference).mean
 
 
 def _signed(estimate: Estimate) -> str:

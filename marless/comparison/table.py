@@ -45,6 +45,10 @@ class Column:
         """US dollars of every seed."""
         return self.values(lambda each: each.cost_usd[accounting])
 
+    def side(self, name: str) -> Estimate:
+        """How far an agent class of a competitive environment is above chance, against chance."""
+        return self.estimate(lambda each: each.sides[name])
+
     @property
     def honest(self) -> Accounting:
         """What a provider would charge for it: the machine, or the bill of its functions."""
@@ -112,6 +116,10 @@ def rows(comparison: Comparison) -> list[tuple[str, ...]]:
 
     mean("greedy return per agent, at the end", "greedy", 4)
     mean("random policy", "random", 4)
+    for side in columns[0].figures[0].sides:
+        table.append(
+            (f"{side} against chance, above chance", *(plus_minus(column.side(side), 4) for column in columns))
+        )
     for name, accounting in zip(_COSTS, ACCOUNTINGS, strict=True):
         table.append((name, *(plus_minus(statistics.interval(column.costs(accounting)), 4) for column in columns)))
     table.append(("cost that counts", *(column.counts for column in columns)))
@@ -171,6 +179,7 @@ def _column(comparison: Comparison, column: Column) -> dict[str, Any]:  # Any: J
         "cost_usd": {accounting: _plain(statistics.interval(column.costs(accounting))) for accounting in ACCOUNTINGS},
         "cost_ratio": {other.preset: _plain(cost_ratio(column, other)) for other in comparison.cost_references},
         "charged_ratio": {other.preset: _plain(honest_ratio(column, other)) for other in comparison.cost_references},
+        "sides_above_chance": {name: _plain(column.side(name)) for name in column.figures[0].sides},
         "greedy_above_random": _plain(statistics.difference(greedy, random)),
         f"greedy_above_{comparison.reference.preset}": _plain(statistics.difference(greedy, reference)),
         "runs": [dataclasses.asdict(each) for each in column.figures],

@@ -170,14 +170,19 @@ class Pictured(Protocol):
 
 def random_actions(spaces: EnvSpaces, frame: Frame, rng: np.random.Generator) -> tuple[ActionArray, ...]:
     """Uniformly random legal actions for every agent, one array per class: what chance would do."""
-    actions: list[ActionArray] = []
-    for k, agents in enumerate(spaces.classes):
-        shape, space = frame.obs[k].shape[:2], agents.action
-        if isinstance(space, Box):
-            actions.append(rng.uniform(space.low, space.high, (*shape, space.n)).astype(np.float32))
-        elif frame.masks is None:
-            actions.append(rng.integers(space.n, size=shape, dtype=np.int32))
-        else:
-            lots_NBA = np.where(frame.masks[k], rng.random((*shape, space.n)), -1.0)
-            actions.append(lots_NBA.argmax(axis=-1).astype(np.int32))
-    return tuple(actions)
+    masks = frame.masks or (None,) * len(spaces.classes)
+    each = zip(spaces.classes, frame.obs, masks, strict=True)
+    return tuple(chance_acts(agents, obs_NBO, mask_NBA, rng) for agents, obs_NBO, mask_NBA in each)
+
+
+def chance_acts(
+    agents: AgentClass, obs_NBO: FloatArray, mask_NBA: BoolArray | None, rng: np.random.Generator
+) -> ActionArray:
+    """Uniformly random legal actions for the agents of one class."""
+    shape, space = obs_NBO.shape[:2], agents.action
+    if isinstance(space, Box):
+        return rng.uniform(space.low, space.high, (*shape, space.n)).astype(np.float32)
+    if mask_NBA is None:
+        return rng.integers(space.n, size=shape, dtype=np.int32)
+    lots_NBA = np.where(mask_NBA, rng.random((*shape, space.n)), -1.0)
+    return lots_NBA.argmax(axis=-1).astype(np.int32)

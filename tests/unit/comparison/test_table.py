@@ -16,7 +16,15 @@ PAIRED = (("agent_0", "agent_1"),)
 
 
 def run(
-    preset: str, seed: int, *, greedy: float, random: float = -30.0, rounds: int = 2, id_: str = "", **usd: float
+    preset: str,
+    seed: int,
+    *,
+    greedy: float,
+    random: float = -30.0,
+    rounds: int = 2,
+    id_: str = "",
+    sides=None,
+    **usd: float,
 ) -> Figures:
     line = Curves(
         learners=(4,) * rounds, actors=(8,) * rounds, exploring=(-20.0,) * rounds, greedy=(None,) * rounds, cost_usd={}
@@ -29,6 +37,7 @@ def run(
         env_steps=100,
         greedy=greedy,
         random=random,
+        sides=sides or {},
         cost_usd={"paper": 1.0, "billed": 2.0, "serverful": 4.0} | usd,
         modelled_s=5.0,
         measured_s=50.0,
@@ -105,6 +114,26 @@ def test_a_team_that_did_not_learn_compares_nothing():
     assert any(each.startswith("vanilla: greedy") and each.endswith(": clearly above random.") for each in said)
     assert any(each.startswith("marless: greedy") and "NOT clearly above random" in each for each in said)
     assert [above_random(column) for column in comparison.columns] == [True, False]
+
+
+def test_sides_that_compete_are_set_against_chance_one_by_one():
+    """The mean of both ends below random play, though both have learned: it is not asked."""
+    gains = {"vanilla": (1.0, 1.1, 1.2), "marless": (1.0, 1.2, 1.1)}
+    runs = [
+        run(preset, seed, greedy=-35.0, sides={"hunter": gain, "prey": 0.5 if preset == "vanilla" else 0.1 * seed})
+        for preset, values in gains.items()
+        for seed, gain in enumerate(values)
+    ]
+    comparison = table.compared("tiny", 64, presets("vanilla,marless"), {}, runs)
+    assert cells(comparison)["hunter against chance, above chance"] == ["1.100 ± 0.248"] * 2
+    assert [above_random(column) for column in comparison.columns] == [True, False]  # prey: 0, 0.1 and 0.2
+    said = statements(comparison)
+    assert any(each.startswith("vanilla: hunter against chance, minus chance there +1.10 [") for each in said)
+    assert any(
+        each.startswith("marless − vanilla: prey against chance -0.40 [-0.65") and "worse" in each for each in said
+    )
+    assert any(each.startswith("marless − vanilla: hunter against chance +0.00") and "equal" in each for each in said)
+    assert equal(comparison.columns[1], comparison.columns[0]) is False
 
 
 def test_costs_are_said_as_savings():
