@@ -27,6 +27,13 @@ class Returns:
     """Averaged over episodes."""
     standard_error: float
     """Of `mean`, treating the agents of an episode as fully correlated (an upper bound)."""
+    wins: int | None = None
+    """Episodes that were won; None if the environment knows no wins."""
+
+    @property
+    def win_rate(self) -> float | None:
+        """Share of the episodes that were won; None if the environment knows no wins."""
+        return None if self.wins is None else self.wins / self.episodes
 
 
 class EpisodeSums(Protocol):
@@ -47,14 +54,26 @@ class EpisodeSums(Protocol):
         """Per agent: sum of squares."""
         ...
 
+    @property
+    def judged(self) -> int:
+        """How many of them were won or not; 0 if the environment knows no wins."""
+        ...
+
+    @property
+    def wins(self) -> int:
+        """How many were won."""
+        ...
+
 
 def returns_of(actors: Iterable[EpisodeSums]) -> Returns | None:
     """The returns of all actors' episodes together; None if no episode ended."""
-    episodes = 0
+    episodes = judged = wins = 0
     sums: dict[str, float] = {}
     squares: dict[str, float] = {}
     for each in actors:
         episodes += each.episodes
+        judged += each.judged
+        wins += each.wins
         for agent, value in each.return_sum.items():
             sums[agent] = sums.get(agent, 0.0) + value
             squares[agent] = squares.get(agent, 0.0) + each.return_square_sum[agent]
@@ -67,6 +86,7 @@ def returns_of(actors: Iterable[EpisodeSums]) -> Returns | None:
         mean=sum(means.values()) / len(means),
         per_agent=means,
         standard_error=sum(errors) / len(errors),
+        wins=wins if judged == episodes else None,
     )
 
 
@@ -79,7 +99,7 @@ def standard_error(total: float, squares: float, episodes: int) -> float:
 class InvocationRecord:
     """One execution of a function: what is billed. Times are Unix seconds.
 
-    Actors, evaluations and learners are whole executions of a worker. Post-processing, critics, policies and
+    Actors, evaluations and learners are whole executions of a worker. Post-processing, critics, mixers, policies and
     measurements ran inside a learner, several of them in one stacked pass: their start and end are the pass's, and
     `vcpu_s` is their share of it.
     """
@@ -88,7 +108,8 @@ class InvocationRecord:
     function: str
     name: str
     index: int
-    """Number of the actor in its round; of a learner and of the functions that ran in it, of the agent class."""
+    """Number of the actor in its round; of a learner and of the functions that ran in it, of its scope among the job's:
+    an agent class, or, of algorithms that learn jointly, the whole team."""
     attempt: int
     worker: str
     queued_s: float
@@ -100,6 +121,13 @@ class InvocationRecord:
     """The first invocation of its worker."""
     init_s: float = 0.0
     """Seconds that its worker took from launch to ready, if cold."""
+    after: tuple[str, ...] = ()
+    """Of a function inside a learner: "<function>/<name>" of those in it that this one waits for."""
+
+    @property
+    def node(self) -> str:
+        """Which function of its learner it is, as `after` names it."""
+        return f"{self.function}/{self.name}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +207,8 @@ class RoundRecord:
         """One line of `rounds.jsonl`."""
         data = dataclasses.asdict(self)
         if self.evaluation:
-            data["evaluation"]["return"] = self.evaluation.mean  # the figure that readers of the raw file look for
+            data["evaluation"]["return"] = self.evaluation.mean  # the figures that readers of the raw file look for
+            data["evaluation"]["win_rate"] = self.evaluation.win_rate
         return json.dumps(data, separators=(",", ":"))
 
 
@@ -193,7 +222,7 @@ def from_json(line: str) -> RoundRecord:
             "phases": PhaseSeconds(**data["phases"]),
             "returns": _returns(data["returns"]),
             "evaluation": _returns(data["evaluation"]),
-            "invocations": tuple(InvocationRecord(**invocation) for invocation in data["invocations"]),
+            "invocations": tuple(_invocation(each) for each in data["invocations"]),
             "decisions": tuple(Decision(**decision) for decision in data["decisions"]),
             "distances": tuple(
                 Distances(agents=tuple(each["agents"]), values=tuple(map(tuple, each["values"])))
@@ -255,10 +284,15 @@ def _lines_backwards(path: Path) -> Iterator[bytes]:
             yield rest
 
 
+def _invocation(data: dict[str, Any]) -> InvocationRecord:  # Any: JSON
+    return InvocationRecord(**data | {"after": tuple(data.get("after", ()))})
+
+
 def _returns(data: dict[str, Any] | None) -> Returns | None:  # Any: JSON
     if data is None:
         return None
-    return Returns(**{name: data[name] for name in ("episodes", "mean", "per_agent", "standard_error")})
+    kept = {name: data[name] for name in ("episodes", "mean", "per_agent", "standard_error")}
+    return Returns(**kept, wins=data.get("wins"))  # not in records of before wins were counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,7 +317,9 @@ class Summary:
     """`bill.accounting`: billed, paper or serverful."""
 
     def to_json(self) -> str:
-        """One JSON object; `return` and `random_return` are means per agent of greedy and random play."""
+        """One JSON object; `return` and `random_return` are means per agent of greedy and random play, `win_rate` and
+        `random_win_rate` shares of episodes, null where the environment knows no wins.
+        """
         data = dataclasses.asdict(self)
         greedy, random = data.pop("greedy"), data.pop("random")
         headline = {
@@ -291,5 +327,7 @@ class Summary:
             "random_return": random and random["mean"],
             "return_per_agent": greedy and greedy["per_agent"],
             "random_return_per_agent": random and random["per_agent"],
+            "win_rate": self.greedy and self.greedy.win_rate,
+            "random_win_rate": self.random and self.random.win_rate,
         }
         return json.dumps(data | headline)

@@ -117,6 +117,9 @@ def _fields(played: Evaluation, before: Returns | None) -> dict[str, object]:
         "reported_return": before and before.mean,
         "reported_standard_error": before and before.standard_error,
         "reported_return_per_agent": before and dict(before.per_agent),
+        "win_rate": team.win_rate,
+        "random_win_rate": chance.win_rate,
+        "reported_win_rate": before and before.win_rate,
     }
 
 
@@ -130,16 +133,20 @@ def _show(played: Evaluation, before: Returns | None) -> None:
     for agent in played.team.returns.per_agent:
         scores = (_of(score, agent) for score in (played.team, played.chance))
         table.add_row(agent, *scores, f"{before.per_agent[agent]:,.2f}" if before else "")
-    means = [
-        _measured(returns.mean, returns.standard_error) if returns else ""
-        for returns in (played.team.returns, played.chance.returns, before)
-    ]
+    columns = (played.team.returns, played.chance.returns, before)
+    means = [_measured(returns.mean, returns.standard_error) if returns else "" for returns in columns]
     table.add_row("mean", *means, style="bold")
+    if played.team.returns.win_rate is not None:
+        table.add_row("won", *(_won(returns) for returns in columns), style="bold")
     console().print(table)
 
 
 def _of(score: Score, agent: str) -> str:
     return _measured(score.returns.per_agent[agent], score.standard_errors[agent])
+
+
+def _won(returns: Returns | None) -> str:
+    return "" if returns is None or returns.win_rate is None else f"{returns.win_rate:.0%}"
 
 
 def _measured(mean: float, standard_error: float) -> str:

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Column, Table
 
 from marless.cli.output import cost
-from marless.record import RoundRecord
+from marless.record import Returns, RoundRecord
 
 if TYPE_CHECKING:
     from marless.spec import StopSpec
@@ -30,7 +30,7 @@ class TrainingProgress:
         self._stop = stop
         self._recent: deque[RoundRecord] = deque(maxlen=_RATE_ROUNDS)
         self._started_s = 0.0
-        self._greedy: float | None = None
+        self._greedy: Returns | None = None
         self._bar = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=24),
@@ -58,7 +58,7 @@ class TrainingProgress:
         self._started_s = self._started_s or record.started_s
         self._recent.append(record)
         if record.evaluation:
-            self._greedy = record.evaluation.mean
+            self._greedy = record.evaluation
         status = self._line(record)
         self._bar.update(self._task, completed=fraction_done(self._stop, record, self._started_s), status=status)
         if record.evaluation and not self._console.is_terminal:
@@ -75,7 +75,9 @@ class TrainingProgress:
         learners = sum(invocation.function == "learner" for invocation in record.invocations)
         parts = [f"round {record.round + 1}", f"{record.env_steps:,} env steps", f"{rate:,.0f}/s"]
         if self._greedy is not None:
-            parts.append(f"greedy return {self._greedy:.2f}")
+            parts.append(f"greedy return {self._greedy.mean:.2f}")
+            if self._greedy.win_rate is not None:
+                parts.append(f"won {self._greedy.win_rate:.0%}")
         if record.returns:
             parts.append(f"exploring {record.returns.mean:.2f}")
         return " · ".join([*parts, f"{record.actors} actors, {learners} learners"])
@@ -117,6 +119,9 @@ def summary_table(summary: dict[str, object]) -> Table:
             name, name.replace("_", " ")
         )
         table.add_row(label, text)
+    for name, label in (("win_rate", "greedy episodes won"), ("random_win_rate", "random policy won")):
+        if (rate := summary.get(name)) is not None:
+            table.add_row(label, f"{rate:.0%}")
     table.add_row("cost", cost(summary))
     table.add_row("run folder", str(summary.get("run_dir", "")))
     return table

@@ -57,6 +57,10 @@ class EpisodeStats:
     """Per agent, undiscounted."""
     return_square_sum: Mapping[str, float]
     """Per agent: sum of squared undiscounted returns."""
+    judged: int = 0
+    """Of the counted episodes, those that were won or not: all, or none if the environment knows no wins."""
+    wins: int = 0
+    """Of these, those that were won."""
 
 
 def rollout(
@@ -192,7 +196,7 @@ class _EpisodeMeter:
         self._steps_B = np.zeros(len(quota_B), np.int64)
         self._sum_N = np.zeros(len(self._agents))
         self._square_sum_N = np.zeros(len(self._agents))
-        self._env_steps = self._episodes = self._episode_steps = 0
+        self._env_steps = self._episodes = self._episode_steps = self._judged = self._wins = 0
 
     @property
     def full(self) -> bool:
@@ -205,15 +209,18 @@ class _EpisodeMeter:
         self._steps_B += 1
         self._env_steps += len(self._steps_B)
         if transition.ended.any():
-            self._close(transition.ended)
+            self._close(transition.ended, transition.won)
 
-    def _close(self, ended_B: BoolArray) -> None:
+    def _close(self, ended_B: BoolArray, won_B: BoolArray | None) -> None:
         counted_B = ended_B & (self._missing_B > 0)
         self._missing_B -= counted_B
         self._episodes += int(counted_B.sum())
         self._episode_steps += int(self._steps_B[counted_B].sum())
         self._sum_N += self._return_NB[:, counted_B].sum(axis=1)
         self._square_sum_N += np.square(self._return_NB[:, counted_B]).sum(axis=1)
+        if won_B is not None:
+            self._judged += int(counted_B.sum())
+            self._wins += int((counted_B & won_B).sum())
         self._return_NB[:, ended_B] = 0.0
         self._steps_B[ended_B] = 0
 
@@ -225,4 +232,6 @@ class _EpisodeMeter:
             episode_steps=self._episode_steps,
             return_sum=dict(zip(self._agents, self._sum_N.tolist(), strict=True)),
             return_square_sum=dict(zip(self._agents, self._square_sum_N.tolist(), strict=True)),
+            judged=self._judged,
+            wins=self._wins,
         )

@@ -1,6 +1,7 @@
 """A round as named numbers, the same for every sink. Names are paths: what comes before the first "/" is a group.
 
 returns/{exploring,greedy,random}         undiscounted episode return, per agent, averaged over episodes
+wins/{exploring,greedy,random}            share of episodes that were won, where the environment knows wins
 agents/<agent>/{exploring,greedy,random}  the same of one agent
 policies/<policy>/<metric>                losses, KL, entropy, gradient norms of a policy or joint critic
 round/{number,actors,learners,episodes}   what the round consisted of
@@ -44,7 +45,10 @@ def scalars(record: RoundRecord, before: RoundRecord | None, random: Returns | N
 def _returns(kind: str, returns: Returns | None) -> dict[str, float]:
     if returns is None:
         return {}
-    return {f"returns/{kind}": returns.mean} | {f"agents/{a}/{kind}": value for a, value in returns.per_agent.items()}
+    numbers = {f"agents/{agent}/{kind}": value for agent, value in returns.per_agent.items()}
+    if returns.win_rate is not None:
+        numbers[f"wins/{kind}"] = returns.win_rate
+    return numbers | {f"returns/{kind}": returns.mean}
 
 
 def _functions(record: RoundRecord) -> dict[str, float]:

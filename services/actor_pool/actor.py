@@ -146,4 +146,6 @@ def _receipt(task: actor_pool_pb2.RolloutTask, stats: EpisodeStats, uploaded: in
         return_sum=stats.return_sum,
         return_square_sum=stats.return_square_sum,
         trajectory_bytes=uploaded,
+        judged=stats.judged,
+        wins=stats.wins,
     )

@@ -141,4 +141,5 @@ class LiveJob:
                 env_steps=record.env_steps,
                 episodes=record.evaluation.episodes,
                 greedy_return=record.evaluation.mean,
+                **({} if record.evaluation.win_rate is None else {"win_rate": record.evaluation.win_rate}),
             )

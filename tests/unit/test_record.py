@@ -22,8 +22,10 @@ from marless.record import (
     from_json,
     read,
     read_backwards,
+    returns_of,
 )
 
+WON = Returns(episodes=4, mean=7.0, per_agent={"a": 7.0}, standard_error=0.0, wins=3)
 RETURNS = Returns(episodes=4, mean=-20.5, per_agent={"a": -20.0, "b": -21.0}, standard_error=0.25)
 
 
@@ -120,9 +122,36 @@ def test_a_summary_says_what_was_reached_and_what_chance_scores():
     assert summary(random=Returns(episodes=9, mean=-30.0, per_agent={"a": -29.0, "b": -31.0}, standard_error=1.0)) == {
         "job": "j", "state": "SUCCEEDED", "reason": "2 rounds done", "rounds": 2, "env_steps": 200, "wall_s": 1.5,
         "env_steps_per_s": 133.3, "run_dir": "/runs/j", "cost_usd": 0.25, "accounting": "paper",
-        "return": -20.5, "random_return": -30.0,
+        "return": -20.5, "random_return": -30.0, "win_rate": None, "random_win_rate": None,
         "return_per_agent": {"a": -20.0, "b": -21.0}, "random_return_per_agent": {"a": -29.0, "b": -31.0},
     }  # fmt: skip
+
+
+def test_wins_are_shares_of_the_episodes():
+    assert (WON.win_rate, RETURNS.win_rate) == (0.75, None)
+    assert (summary(greedy=WON)["win_rate"], summary(greedy=WON, random=WON)["random_win_rate"]) == (0.75, 0.75)
+    line = record(evaluation=WON).to_json()
+    assert from_json(line) == record(evaluation=WON)
+    assert json.loads(line)["evaluation"]["win_rate"] == 0.75
+
+
+def test_records_of_before_wins_were_counted_are_read():
+    data = json.loads(record(evaluation=RETURNS).to_json())
+    for name in ("returns", "evaluation"):
+        del data[name]["wins"]
+    assert from_json(json.dumps(data)) == record(evaluation=RETURNS)
+
+
+def sums(episodes: int, **counted: int) -> SimpleNamespace:
+    fields = {"judged": 0, "wins": 0} | counted
+    return SimpleNamespace(episodes=episodes, return_sum={"a": 2.0}, return_square_sum={"a": 2.0}, **fields)
+
+
+def test_wins_of_actors_add_up_and_are_unknown_unless_all_episodes_were_judged():
+    assert returns_of([sums(2, judged=2, wins=1), sums(3, judged=3, wins=3)]).wins == 4
+    assert returns_of([sums(2, judged=2), sums(0)]).wins == 0
+    assert returns_of([sums(2, judged=2, wins=1), sums(3)]).wins is None
+    assert returns_of([sums(2)]).wins is None
 
 
 def test_a_summary_of_a_job_that_never_played_has_no_returns():

@@ -232,11 +232,16 @@ class RolloutReceipt(_message.Message):
     RETURN_SUM_FIELD_NUMBER: _builtins.int
     RETURN_SQUARE_SUM_FIELD_NUMBER: _builtins.int
     TRAJECTORY_BYTES_FIELD_NUMBER: _builtins.int
+    JUDGED_FIELD_NUMBER: _builtins.int
+    WINS_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     env_steps: _builtins.int
     episodes: _builtins.int
     episode_steps: _builtins.int
     trajectory_bytes: _builtins.int
+    judged: _builtins.int
+    """episodes that were won or not: all, or none if the environment knows no wins"""
+    wins: _builtins.int
     @_builtins.property
     def return_sum(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """per agent, undiscounted"""
@@ -253,10 +258,12 @@ class RolloutReceipt(_message.Message):
         return_sum: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         return_square_sum: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         trajectory_bytes: _builtins.int = ...,
+        judged: _builtins.int = ...,
+        wins: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["env_steps", b"env_steps", "episode_steps", b"episode_steps", "episodes", b"episodes", "index", b"index", "return_square_sum", b"return_square_sum", "return_sum", b"return_sum", "trajectory_bytes", b"trajectory_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["env_steps", b"env_steps", "episode_steps", b"episode_steps", "episodes", b"episodes", "index", b"index", "judged", b"judged", "return_square_sum", b"return_square_sum", "return_sum", b"return_sum", "trajectory_bytes", b"trajectory_bytes", "wins", b"wins"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import yaml
@@ -51,6 +52,19 @@ def test_evaluate_elsewhere_exploring_filmed(marless, tmp_path):
     code, out, said = marless("evaluate", "shared", "--render", "film.gif", "-o", "name")
     assert (code, out, said) == (0, "shared\n", "marless: filmed one episode: film.gif, 26 pictures\n")
     assert (tmp_path / "film.gif").read_bytes().startswith(b"GIF89a")
+
+
+def test_evaluate_says_how_many_episodes_were_won(marless):
+    words = ("--env", "game/matrix", "--env-option", "payoff=coordination", "--episodes", "40")
+    save(Path("runs/game"), {"agent": state(3, Discrete(2), seed=0)}, {"agent": ("agent_0", "agent_1")})
+    found = json.loads(marless("evaluate", "game", *words, "-o", "json")[1])
+    assert found["win_rate"] == found["return"] / 10  # what is won pays 10, all else nothing
+    assert 0.2 < found["random_win_rate"] < 0.8
+    assert found["reported_win_rate"] is None
+    *_, won = marless("evaluate", "game", *words)[1].splitlines()
+    assert won.split() == ["won", f"{found['win_rate']:.0%}", f"{found['random_win_rate']:.0%}"]
+    plain = json.loads(marless("evaluate", "job-1", "-o", "json")[1])
+    assert (plain["win_rate"], plain["random_win_rate"]) == (None, None)
 
 
 def test_export_and_evaluate_what_was_exported(marless):

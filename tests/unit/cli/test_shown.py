@@ -11,7 +11,7 @@ from marless.cli.curve import draw
 from marless.cli.progress import TrainingProgress, fraction_done, summary_table
 from marless.errors import CorruptError
 from marless.spec import StopSpec
-from tests.unit.test_record import RETURNS, record
+from tests.unit.test_record import RETURNS, WON, record
 
 SPEC = spec.parse({"env": {"name": "mpe/simple_spread"}, "algorithm": "ippo", "stop": {"rounds": 10}}, "spec")
 
@@ -44,6 +44,16 @@ def test_a_log_gets_one_whole_line_for_each_evaluation():
     assert lines == ["round 2 · 200 env steps · 100/s · greedy return -20.50 · exploring -20.50 · 2 actors, 0 learners"]
 
 
+def test_wins_are_shown_where_there_are_any():
+    [line] = shown([record(0, evaluation=WON)], terminal=False).splitlines()
+    assert "greedy return 7.00 · won 75% · exploring -20.50" in line
+    out = io.StringIO()
+    Console(file=out, width=60).print(summary_table({"win_rate": 0.75, "random_win_rate": 0.0}))
+    rows = [line.split() for line in out.getvalue().splitlines()]
+    assert ["greedy", "episodes", "won", "75%"] in rows
+    assert ["random", "policy", "won", "0%"] in rows
+
+
 def test_a_terminal_gets_a_bar():
     assert "round 2" in shown([record(0), record(1)], terminal=True)
 
@@ -63,6 +73,7 @@ def test_the_summary_table_has_everything_and_no_none():
     for part in ("job", "FAILED", "random policy", "-24.25", "run folder", "/r/j", "greedy return per agent"):
         assert part in text
     assert "None" not in text
+    assert "won" not in text
 
 
 def test_the_summary_table_says_what_a_job_cost_by_which_accounting():

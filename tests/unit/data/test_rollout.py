@@ -1,5 +1,7 @@
 """Rollouts of the scripted environment against numbers worked out by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -83,6 +85,35 @@ def test_stats_sum_over_ended_episodes_only(rolled):
     assert (stats.env_steps, stats.episodes, stats.episode_steps) == (10, 3, 3 + 2 + 2)
     assert stats.return_sum == {"a": 33 + 2 * 21, "b": 63 + 2 * 20}
     assert stats.return_square_sum == {"a": 33**2 + 2 * 21**2, "b": 63**2 + 2 * 20**2}
+
+
+class Scripted:
+    """Copies that win every so many episodes: copy 0 its second, copy 1 its first; episodes of copy 0 take longer."""
+
+    def __init__(self):
+        self.inner = ScriptedEnv()
+        self.batch, self.spaces = self.inner.batch, self.inner.spaces
+
+    def reset(self, seed):
+        self.ended_B = np.zeros(2, np.int64)
+        return self.inner.reset(seed)
+
+    def step(self, actions):
+        step = self.inner.step(actions)
+        self.ended_B += step.ended
+        return replace(step, won=step.ended & (self.ended_B == [2, 1]))
+
+
+def test_wins_are_counted_of_the_episodes_that_count():
+    # Of 3 episodes copy 0 plays two and wins its second, copy 1 plays one and wins it.
+    three, two = (play(Scripted(), None, episodes=n, seed=0) for n in (3, 2))
+    assert (three.judged, three.wins) == (3, 2)
+    assert (two.judged, two.wins) == (2, 1)  # copy 0 plays one, and does not win it
+
+
+def test_episodes_of_an_environment_without_wins_are_not_judged(rolled):
+    *_, stats = rolled
+    assert (stats.judged, stats.wins) == (0, 0)
 
 
 @pytest.mark.parametrize("policies", [[Highest()], None])

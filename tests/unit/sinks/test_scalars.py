@@ -13,6 +13,14 @@ RANDOM = Returns(episodes=9, mean=-3.0, per_agent={"agent_0": -2.0, "agent_1": -
 SPEC = {"env": {"name": "mpe/simple_spread"}, "algorithm": "ippo", "stop": {"rounds": 3}, "sinks": ["tensorboard"]}
 
 
+def test_wins_where_there_are_any():
+    record = dataclasses.replace(contract.sample_round(0, 1.0), evaluation=dataclasses.replace(RANDOM, wins=3))
+    found = scalars(record, None, dataclasses.replace(RANDOM, wins=0))
+    assert found["wins/greedy"] == pytest.approx(1 / 3)
+    assert found["wins/random"] == 0.0
+    assert "wins/exploring" not in found
+
+
 def test_a_round_in_full():
     record = contract.sample_round(0, 1.0)
     share = dataclasses.replace(record.invocations[0], function="policy", worker="", vcpu_s=0.2)
