@@ -1,0 +1,92 @@
+"""What the algorithms of the deterministic policy gradient family let a user set. No torch in here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from pydantic import Field, PositiveInt, model_validator
+
+from marless.algos.base import FunctionNode, Group, Rate, Schedule, Scope, Setting
+from marless.algos.off_policy import OffPolicyConfig
+from marless.errors import SpecError
+
+if TYPE_CHECKING:
+    from marless.envs.base import EnvSpaces
+
+
+class DDPGConfig(OffPolicyConfig):
+    """Settings common to MADDPG and IDDPG. Policies and critics are separate nets with separate optimizers."""
+
+    critic_lr: Rate = Field(1e-3, description="learning rate of critics")
+    critic_hidden: tuple[PositiveInt, ...] | None = Field(
+        None, min_length=1, description="units of each hidden layer of critics; null: those of policies"
+    )
+    noise: Rate = Field(
+        Schedule(start=0.5, end=0.1, env_steps=100_000),
+        description="continuous actions: deviation of the Gaussian noise that explores, the box being [−1, 1]",
+    )
+    temperature: float = Field(
+        1.0, gt=0, description="discrete actions: of the Gumbel-softmax that gradients pass through"
+    )
+    straight_through: bool = Field(
+        True, description="discrete actions: critics see one action, not the relaxed mixture, where policies learn"
+    )
+    regularisation: float = Field(1e-3, ge=0, description="weight of the policies' mean squared outputs in their loss")
+    policy_every: int = Field(1, ge=1, description="gradient steps of critics per gradient step of policies")
+    twin: bool = Field(False, description="TD3: two critics, of which targets take the lower value, and smoothing")
+    smoothing: float = Field(
+        0.2, ge=0, description="with twin, continuous actions: deviation of the noise on actions of target policies"
+    )
+    smoothing_clip: float = Field(0.5, ge=0, description="with twin: limit of that noise")
+
+    @model_validator(mode="after")
+    def _policies_learn_each_round(self) -> DDPGConfig:
+        if self.policy_every > self.updates:
+            raise ValueError(
+                f"policy_every {self.policy_every} is more than the {self.updates} updates of a round: "
+                "policies would not learn in every round; lower policy_every or raise updates"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _env_steps_are_drawn(self) -> DDPGConfig:
+        if self.replay.unit == "episodes":
+            raise ValueError(
+                f"replay.unit is episodes, but {self.name} learns from single env steps; set replay.unit: transitions"
+            )
+        return self
+
+
+def check(config: DDPGConfig, setting: Setting) -> None:
+    """Refuse what no algorithm of the family can do; raises SpecError."""
+    if setting.model.recurrent != "none":
+        raise SpecError(
+            f"model.recurrent {setting.model.recurrent}: {config.name} has no nets with memory; set model.recurrent: "
+            "none, or use an algorithm that has (ippo, mappo, iql, vdn, qmix)"
+        )
+    for each in setting.spaces.classes:
+        bounds = [*getattr(each.action, "low", ()), *getattr(each.action, "high", ())]
+        if any(abs(bound) == float("inf") for bound in bounds):
+            raise SpecError(
+                f"algorithm.name {config.name} needs actions within bounds, and those of class {each.name} have none; "
+                "bound them in the environment, or use ippo or mappo"
+            )
+
+
+def ddpg_functions(scope: Scope, groups: Sequence[Group], critics: Mapping[str, str]) -> tuple[FunctionNode, ...]:
+    """Post-processing, then critics and policies side by side: both gradients are of one version of the other.
+
+    `critics` names the critic of each agent.
+    """
+    first = FunctionNode("post_process", scope.name)
+    return (
+        first,
+        *(FunctionNode("critic", name, after=(first.id,)) for name in dict.fromkeys(critics.values())),
+        *(FunctionNode("policy", group.policy, after=(first.id,)) for group in groups),
+    )
+
+
+def agents_of(scope: Scope, spaces: EnvSpaces) -> tuple[str, ...]:
+    """All agents of a scope, class by class."""
+    return tuple(agent for each in scope.agent_classes(spaces) for agent in each.agents)

@@ -1,0 +1,124 @@
+"""What a policy net's outputs are to a critic: actions that gradients pass through, for each kind of action space.
+
+Shapes: R rows (agents), A actions or action components, M samples. Critics see continuous actions in the nets' own
+units, where the box is [−1, 1], and discrete ones as one-hot vectors.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from marless.algos.ddpg import DDPGConfig
+from marless.envs.base import Box, Discrete
+from marless.losses import ddpg
+
+
+class Head(Protocol):
+    """Actions of policies and of target policies."""
+
+    def noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float32]:
+        """What `act` and `target` turn into randomness, float32."""
+        ...
+
+    def smooth(self, output_RAM: Tensor, noise_RAM: Tensor, legal_RAM: Tensor | None) -> Tensor:
+        """Actions as differentiable functions of the outputs."""
+        ...
+
+    def act(self, output_RAM: Tensor, noise_RAM: Tensor, legal_RAM: Tensor | None) -> Tensor:
+        """Actions as critics see them where policies learn; keeps what `gradient` needs."""
+        ...
+
+    def gradient(self, d_action_RAM: Tensor) -> Tensor:
+        """The gradient at the outputs, given the one at what `act` returned last."""
+        ...
+
+    def target(self, output_RAM: Tensor, noise_RAM: Tensor, legal_RAM: Tensor | None) -> Tensor:
+        """Actions of target policies, given their outputs."""
+        ...
+
+    def encode(self, taken_RxM: Tensor) -> Tensor:
+        """Actions that were taken, [R, 1, M] (numbers) or [R, A, M], as critics see them, float32 [R, A, M]."""
+        ...
+
+
+class Bounded:
+    """Continuous actions: a = tanh z. Target actions are smoothed by clipped noise in TD3, else exact."""
+
+    def __init__(self, deviation: float, limit: float) -> None:
+        self._deviation = deviation
+        self._limit = limit
+
+    def noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float32]:
+        """Standard normal; nothing is drawn where nothing is smoothed."""
+        return rng.standard_normal(shape, np.float32) if self._deviation else np.zeros(shape, np.float32)
+
+    def smooth(self, output_RAM: Tensor, noise_RAM: Tensor, legal_RAM: Tensor | None) -> Tensor:
+        """See `Head`."""
+        return torch.tanh(output_RAM)
+
+    def act(self, output_RAM: Tensor, noise_RAM: Tensor, legal_RAM: Tensor | None) -> Tensor:
+        """See `Head`; without noise: critics say what they make of the action itself."""
+        self._action_RAM = torch.tanh(output_RAM)
+        return self._action_RAM
+
+    def gradient(self, d_action_RAM: Tensor) -> Tensor:
+        """See `Head`."""
+        return ddpg.bounded_gradient(self._action_RAM, d_action_RAM)
+
+    def target(self, output_RAM: Tensor, noise_RAM: Tensor, legal_RAM: Tensor | None) -> Tensor:
+        """See `Head`."""
+        action_RAM = torch.tanh(output_RAM)
+        return ddpg.smoothed(action_RAM, noise_RAM, self._deviation, self._limit) if self._deviation else action_RAM
+
+    def encode(self, taken_RxM: Tensor) -> Tensor:
+        """See `Head`."""
+        return taken_RxM
+
+
+class Relaxed:
+    """Discrete actions: samples of a Gumbel-softmax, exact in forward passes if `straight_through`, and in targets."""
+
+    def __init__(self, actions: int, temperature: float, straight_through: bool) -> None:
+        self._actions = actions
+        self._temperature = temperature
+        self._straight_through = straight_through
+
+    def noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float32]:
+        """Gumbel noise, −log of a standard exponential variable."""
+        # float32 exponentials may be 0: the smallest normal number stands for what is below it
+        return -np.log(np.maximum(rng.standard_exponential(shape, np.float32), np.finfo(np.float32).tiny))
+
+    def smooth(self, output_RAM: Tensor, noise_RAM: Tensor, legal_RAM: Tensor | None) -> Tensor:
+        """See `Head`."""
+        return ddpg.relaxed(output_RAM, noise_RAM, legal_RAM, self._temperature)
+
+    def act(self, output_RAM: Tensor, noise_RAM: Tensor, legal_RAM: Tensor | None) -> Tensor:
+        """See `Head`."""
+        self._relaxed_RAM = self.smooth(output_RAM, noise_RAM, legal_RAM)
+        return ddpg.hardest(self._relaxed_RAM) if self._straight_through else self._relaxed_RAM
+
+    def gradient(self, d_action_RAM: Tensor) -> Tensor:
+        """See `Head`; straight-through: as if the relaxed action had been seen (Jang et al. 2017, §2.2)."""
+        return ddpg.relaxed_gradient(self._relaxed_RAM, d_action_RAM, self._temperature)
+
+    def target(self, output_RAM: Tensor, noise_RAM: Tensor, legal_RAM: Tensor | None) -> Tensor:
+        """See `Head`: exact samples of the target policy."""
+        return ddpg.hardest(self.smooth(output_RAM, noise_RAM, legal_RAM))
+
+    def encode(self, taken_RxM: Tensor) -> Tensor:
+        """See `Head`."""
+        rows, _, samples = taken_RxM.shape
+        zeros_RAM = torch.zeros(rows, self._actions, samples, device=taken_RxM.device)
+        return zeros_RAM.scatter_(1, taken_RxM.long(), 1.0)
+
+
+def head(action: Discrete | Box, config: DDPGConfig) -> Head:
+    """The head for an action space."""
+    if isinstance(action, Discrete):
+        return Relaxed(action.n, config.temperature, config.straight_through)
+    return Bounded(config.smoothing if config.twin else 0.0, config.smoothing_clip)
