@@ -6,7 +6,8 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from marless.algos.base import AlgorithmConfig, Rate, Strict
+from marless.algos.base import AlgorithmConfig, Rate, Setting, Strict
+from marless.errors import SpecError
 
 
 class ReplaySpec(Strict):
@@ -48,3 +49,12 @@ class OffPolicyConfig(AlgorithmConfig):
                 "nothing would ever be learned; raise replay.capacity"
             )
         return self
+
+
+def check(config: OffPolicyConfig, setting: Setting) -> None:
+    """Refuse what no replay can do; raises SpecError."""
+    if setting.model.recurrent != "none" and config.replay.unit != "episodes":
+        raise SpecError(
+            f"model.recurrent {setting.model.recurrent} learns from whole episodes, and algorithm.replay.unit is "
+            f"{config.replay.unit}; set algorithm.replay.unit: episodes, or model.recurrent: none"
+        )

@@ -1,0 +1,88 @@
+"""Targets of temporal-difference learning, and the loss of what is to meet them.
+
+Shapes: N agents (or 1, a team), T time, E episodes side by side, M samples, P nets. A *successor's value* is what the
+state after a step is worth; it counts for nothing where the agent terminated (discount 0), and in full where an
+episode was merely cut.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def lambda_returns(
+    reward_NTE: Tensor, discount_NTE: Tensor, after_NTE: Tensor, follows_TE: Tensor, td_lambda: float
+) -> Tensor:
+    """λ-returns [N, T, E]: G_t = r_t + γ_t ((1 − λ) V_t + λ G_{t+1}), V_t being the successor's value `after`.
+
+    `discount` is γ, or 0 where the agent terminated; `follows` is true where step t + 1 goes on with the same episode:
+    elsewhere G_t = r_t + γ_t V_t. λ = 0 gives targets of one step. Where V maximises over actions this is Peng's Q(λ)
+    (Peng & Williams 1996), which is not corrected for actions that were not greedy; EPyMARL's learners do the same.
+    """
+    _one_shape(reward_NTE, discount_NTE, after_NTE, follows_TE)
+    result_NTE = reward_NTE + discount_NTE * after_NTE
+    for t in range(reward_NTE.shape[1] - 2, -1, -1):
+        better_NE = td_lambda * discount_NTE[:, t] * (result_NTE[:, t + 1] - after_NTE[:, t])
+        result_NTE[:, t] += torch.where(follows_TE[t], better_NE, 0.0)
+    return result_NTE
+
+
+def n_step_returns(
+    reward_NTE: Tensor, discount_NTE: Tensor, after_NTE: Tensor, follows_TE: Tensor, n_step: int
+) -> Tensor:
+    """Returns of n steps [N, T, E]: r_t + γ r_{t+1} + … + γⁿ V, of fewer where the episode ends before (Sutton 1988).
+
+    Arguments as of `lambda_returns`: G¹_t = r_t + γ_t V_t, and Gⁿ_t = r_t + γ_t Gⁿ⁻¹_{t+1} while the episode goes on.
+    """
+    _one_shape(reward_NTE, discount_NTE, after_NTE, follows_TE)
+    result_NTE = reward_NTE + discount_NTE * after_NTE
+    for _ in range(n_step - 1):
+        longer_NTE = reward_NTE[:, :-1] + discount_NTE[:, :-1] * result_NTE[:, 1:]
+        result_NTE = torch.cat(
+            [torch.where(follows_TE[:-1], longer_NTE, result_NTE[:, :-1]), result_NTE[:, -1:]], dim=1
+        )
+    return result_NTE
+
+
+def td_loss(error_PM: Tensor, weight_PM: Tensor, huber: float | None) -> Tensor:
+    """Loss per net, [P]: Σ w · ℓ(δ), ℓ(δ) = δ²/2, or Huber's loss, linear beyond `huber`.
+
+    `weight` sums to 1 over the samples of a net that count, times their importance: 0 for padded steps and dead agents.
+    Source: Mnih et al. 2015 (squared TD errors; their clipping of δ in the gradient is Huber's loss with huber = 1).
+    """
+    _same(error_PM, weight_PM)
+    if huber is None:
+        return (0.5 * error_PM.square() * weight_PM).sum(dim=1)
+    small_PM = error_PM.abs().clamp_max(huber)
+    return (small_PM * (error_PM.abs() - 0.5 * small_PM) * weight_PM).sum(dim=1)
+
+
+def td_gradient(error_PM: Tensor, weight_PM: Tensor, huber: float | None) -> Tensor:
+    """The gradient of `td_loss` at the predictions, [P, M], with δ = prediction − target."""
+    _same(error_PM, weight_PM)
+    return (error_PM if huber is None else error_PM.clamp(-huber, huber)) * weight_PM
+
+
+def sample_weights(counts_PM: Tensor, importance_M: Tensor | None) -> Tensor:
+    """Weights [P, M] of samples: `counts` (1, or 0 for padding and the dead) over their sum, times importance.
+
+    A net without a single sample that counts has weights 0. Importance weights (Schaul et al. 2016, §3.4) come
+    normalised by their largest: they only ever scale a step down.
+    """
+    weight_PM = counts_PM / counts_PM.sum(dim=1, keepdim=True).clamp_min(1.0)
+    return weight_PM if importance_M is None else weight_PM * importance_M
+
+
+def _one_shape(reward_NTE: Tensor, discount_NTE: Tensor, after_NTE: Tensor, follows_TE: Tensor) -> None:
+    shape = reward_NTE.shape
+    if len(shape) != 3 or not shape == discount_NTE.shape == after_NTE.shape or follows_TE.shape != shape[1:]:
+        raise ValueError(
+            f"rewards {tuple(shape)}, discounts {tuple(discount_NTE.shape)} and values {tuple(after_NTE.shape)} must "
+            f"have one shape [N, T, E], and follows {tuple(follows_TE.shape)} must be [T, E]"
+        )
+
+
+def _same(error_PM: Tensor, weight_PM: Tensor) -> None:
+    if error_PM.dim() != 2 or error_PM.shape != weight_PM.shape:
+        raise ValueError(f"shapes must both be [P, M], got {tuple(error_PM.shape)} and {tuple(weight_PM.shape)}")
