@@ -16,7 +16,7 @@ from typing import Protocol
 from marless.pricing.charges import Charge
 from marless.pricing.money import GB_MB, Rate, milliseconds, per_gb_s, per_h
 from marless.pricing.prices import InstancePrice, Prices, check_sizes, lambda_memory_mb
-from marless.pricing.usage import SIDE_BY_SIDE, WHOLE, Use
+from marless.pricing.usage import STARTED, WHOLE, Use
 from marless.record import RoundRecord
 from marless.spec import FunctionSize, FunctionsSpec
 
@@ -209,8 +209,11 @@ def actors_at_once(record: RoundRecord, uses: Sequence[Use]) -> int:
 
 
 def learners_at_once(uses: Sequence[Use]) -> list[Use]:
-    """The critics and policies of a round: they run side by side, other functions before or after, in their place."""
-    return [use for use in uses if use.function in SIDE_BY_SIDE]
+    """What trains in a round, each in a container of its own until all have; other functions run in their place.
+
+    Critics, mixers and policies that wait for one another do so in each gradient step, so no container is free sooner.
+    """
+    return [use for use in uses if use.function in STARTED]
 
 
 def machines(need: Need, machine: InstancePrice) -> int:

@@ -1,9 +1,10 @@
 """Which functions a round used, for how long, and of what size: what is priced, from nothing but its record.
 
 The learners of this system train all policies of a shape in one stacked pass of one process. What MARLess bills is a
-function per policy and per critic (Wei et al. 2025, §5). So every function inside a learner counts as a function of its
-own: the vCPU seconds that it took of its passes, at the vCPUs of a learner function, plus its part of what its learner
-did in no pass at all (reading trajectories, publishing). The learner that hosted them is not counted again.
+function per policy, per critic and per mixer (Wei et al. 2025, §5). So every function inside a learner counts as a
+function of its own: the vCPU seconds that it took of its passes, at the vCPUs of a learner function, plus its part of
+what its learner did in no pass at all (reading trajectories, publishing). The learner that hosted them is not counted
+again.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ HOST = "learner"
 """A whole execution of a learner worker, in which other functions ran."""
 WHOLE = ("actor", "evaluation")
 """Functions that have a worker to themselves."""
-SIDE_BY_SIDE = ("critic", "policy")
-"""Functions inside a learner that run at once: as functions of their own, each would have a container to itself."""
+STARTED = ("critic", "mixer", "policy")
+"""Functions inside a learner that train: as functions of their own, each would have a container to itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,11 +30,11 @@ class Use:
     """One function as it was used in a round. Times are Unix seconds, spans are seconds."""
 
     function: str
-    """actor, evaluation, post_process, critic, policy, curvature, similarity; learner: one that nothing ran in."""
+    """actor, evaluation, what ran in a learner (see `marless.algos.base.FunctionRun`); learner: one nothing ran in."""
     name: str
-    """The policy, critic or agent class that it served; "" for actors."""
+    """The policy, critic, mixer, scope or agent class that it served; "" for actors."""
     group: str
-    """The policy of the round that it served; "" for what served all of them: actors, joint critics, …"""
+    """The policy of the round that it served; "" for what served all of them: actors, joint critics, mixers, …"""
     seconds: float
     """How long it worked, at its size; without queueing and without its start."""
     vcpus: float
@@ -50,9 +51,9 @@ class Use:
 def usage(record: RoundRecord, functions: FunctionsSpec) -> tuple[Use, ...]:
     """All functions of a round, in the order of its record.
 
-    A critic or policy inside a cold learner is cold itself, with the whole of the learner's start: as a function of its
-    own it would have needed one. Post-processing and measurements run before or after them, where they are, and start
-    nothing. An attempt that failed is used as any other, if the record has it. A clock that was set back makes no
+    A critic, mixer or policy inside a cold learner is cold itself, with the whole of the learner's start: as a function
+    of its own it would have needed one. Post-processing and measurements run before or after them, where they are, and
+    start nothing. An attempt that failed is used as any other, if the record has it. A clock that was set back makes no
     time negative: such a span counts as 0.
     """
     policies = {group.policy for group in record.groups}
@@ -69,7 +70,7 @@ def usage(record: RoundRecord, functions: FunctionsSpec) -> tuple[Use, ...]:
             uses.append(_use(each, _wall(each), size, each, policies))
         elif each.function != HOST:
             seconds = max(each.vcpu_s, 0.0) / functions.learner.vcpus + next(overheads[each.index])
-            starting = hosts[each.index] if each.function in SIDE_BY_SIDE else ()
+            starting = hosts[each.index] if each.function in STARTED else ()
             host = max(starting, key=attrgetter("cold", "init_s"), default=each)
             uses.append(_use(each, seconds, functions.learner, host, policies))
     return tuple(uses)

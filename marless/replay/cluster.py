@@ -8,9 +8,11 @@ A round is modelled phase by phase, as it runs:
 
 - rollout: all actors are ready at once;
 - update: every function inside a learner is a function with a slot of its own, as the bill has it
-  (`marless.pricing.usage`, its part of reading and publishing included). Post-processing of an agent class comes first;
-  then its critics, its policies and its similarity are ready at once, for PPO's policies need the advantages that
-  post-processing made and nothing of the critics' training; a policy's curvature follows its training;
+  (`marless.pricing.usage`, its part of reading and publishing included), and begins when those that it waits for have
+  ended, by the graph that the algorithm declared and the record kept. Gradient steps of functions that wait for one
+  another in each of them are taken as if all of one came before all of the other: a slot more would not have made any
+  of them wait less. Records without a graph are of PPO: post-processing first, then critics and policies at once. A
+  policy's curvature follows its training, the similarity of its agents post-processing;
 - evaluation: all evaluations are ready at once;
 - to each phase is added what the coordinator saw of it before its first function was queued and after its last one
   ended, and, in front of a function, what of its worker's start it had to wait for.
@@ -31,6 +33,8 @@ from marless.pricing.usage import HOST, WHOLE, usage
 from marless.record import InvocationRecord, PhaseSeconds, RoundRecord
 from marless.spec import FunctionSize, FunctionsSpec
 
+MEASUREMENTS = ("curvature", "similarity")
+"""Functions inside a learner that no algorithm declares."""
 _ROUNDING = 1e-9
 """Slots are cut into lanes of floating-point width: 0.1 goes into 1 ten times."""
 
@@ -177,17 +181,20 @@ def _timed(record: RoundRecord, functions: FunctionsSpec) -> list[tuple[Invocati
 
 def _before(one: InvocationRecord, graph: Sequence[InvocationRecord]) -> tuple[int, ...]:
     """What must have ended before a function inside a learner begins."""
-    if one.function in ("post_process", HOST):
+    if one.function == HOST:
         return ()
-    return tuple(
-        number
-        for number, other in enumerate(graph)
-        if other.index == one.index
-        and (
-            other.function == "post_process"
-            or (one.function == "curvature" and other.function == "policy" and other.name == one.name)
-        )
-    )
+    beside = [(number, other) for number, other in enumerate(graph) if other.index == one.index]
+    declared = any(other.after for _, other in beside)
+    if one.function not in MEASUREMENTS and declared:
+        return tuple(number for number, other in beside if other.node in one.after)
+    return tuple(number for number, other in beside if _comes_first(other, one))
+
+
+def _comes_first(other: InvocationRecord, one: InvocationRecord) -> bool:
+    """The order of measurements, and of PPO's functions, where none was declared."""
+    if one.function == "curvature" and other.function == "policy":
+        return other.name == one.name
+    return other.function == "post_process" != one.function
 
 
 def awaited(invocation: InvocationRecord) -> float:

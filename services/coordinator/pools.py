@@ -184,5 +184,8 @@ def _distances(measured: common_pb2.Distances) -> Distances:
 
 
 def _invocations(invocations: Iterable[common_pb2.Invocation]) -> tuple[InvocationRecord, ...]:
-    names = [field.name for field in common_pb2.Invocation.DESCRIPTOR.fields]
-    return tuple(InvocationRecord(**{name: getattr(each, name) for name in names}) for each in invocations)
+    names = [field.name for field in common_pb2.Invocation.DESCRIPTOR.fields if field.name != "after"]
+    return tuple(
+        InvocationRecord(**{name: getattr(each, name) for name in names}, after=tuple(each.after))
+        for each in invocations
+    )

@@ -1,4 +1,4 @@
-"""A learner: one function that turns the trajectories of a round into new versions of an agent class's policies."""
+"""A learner: one function that turns the trajectories of a round into new versions of its scope's policies."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from marless.algos.base import (
     LearnerContext,
     Measure,
     RoundInput,
+    Scope,
     SimilarityConfig,
     UpdateOutput,
     scopes,
@@ -47,8 +48,15 @@ class _Held:
     learner: Learner
     spec: JobSpec
     spaces: EnvSpaces
+    scope: Scope
     device: str
     versions: dict[str, int] = field(default_factory=dict)
+
+    def after(self, groups: Sequence[Group]) -> dict[str, tuple[str, ...]]:
+        """What each function of an update of these groups waits for, by the ids of the algorithm's graph."""
+        config = self.spec.algorithm
+        graph = registry.algorithm(config.name).functions(config, self.scope, groups, self.spaces)
+        return {node.id: node.after for node in graph}
 
 
 class Learning:
@@ -80,7 +88,7 @@ class Learning:
             learner = algorithm.learner(spec.algorithm, context)
             if similarity := _similarity(spec):
                 make_similarity(similarity)  # which imports what it needs, so that no round waits for it
-            self._held[key] = _Held(learner, spec, spaces, device)
+            self._held[key] = _Held(learner, spec, spaces, scope, device)
             while len(self._held) > _HELD_LEARNERS:
                 self._held.popitem(last=False)
         self._held.move_to_end(key)
@@ -129,7 +137,7 @@ class Learning:
         )
         held.versions.clear()  # what is held is of no version until it has been published
         output = await asyncio.to_thread(held.learner.update, inputs)
-        functions, distances = _functions(task, output.runs), _distances(held.spaces, output)
+        functions, distances = _functions(task, output.runs, held.after(groups)), _distances(held.spaces, output)
         heads = {version.policy: version.version for version in task.versions}
         expected = {name: heads.get(name, 0) for name in names}
         reports = outcomes.encode(names, output.metrics, functions, distances)
@@ -212,7 +220,9 @@ def _distances(spaces: EnvSpaces, output: UpdateOutput) -> list[common_pb2.Dista
     ]
 
 
-def _functions(task: learner_pool_pb2.LearnTask, runs: Iterable[FunctionRun]) -> list[common_pb2.Invocation]:
+def _functions(
+    task: learner_pool_pb2.LearnTask, runs: Iterable[FunctionRun], after: Mapping[str, tuple[str, ...]]
+) -> list[common_pb2.Invocation]:
     return [
         common_pb2.Invocation(
             id=f"{task.job}/{task.round}/{run.function}/{run.name}",
@@ -222,6 +232,7 @@ def _functions(task: learner_pool_pb2.LearnTask, runs: Iterable[FunctionRun]) ->
             start_s=run.start_s,
             end_s=run.end_s,
             vcpu_s=run.vcpu_s,
+            after=after.get(f"{run.function}/{run.name}", ()),
         )
         for run in runs
     ]

@@ -37,10 +37,10 @@ def encode(
     Each part names all of them, so that whoever knows the policies only finds the joint critics too.
     """
     first = next(iter(names))
-    runs: dict[str, list[list[str | float]]] = {name: [] for name in names}
+    runs: dict[str, list[list[str | float | list[str]]]] = {name: [] for name in names}
     for run in functions:
         runs[run.name if run.name in runs else first].append(
-            [run.id, run.function, run.name, run.index, run.start_s, run.end_s, run.vcpu_s]
+            [run.id, run.function, run.name, run.index, run.start_s, run.end_s, run.vcpu_s, list(run.after)]
         )
     parts: dict[str, dict[str, object]] = {
         name: {"metrics": dict(metrics.get(name, {})), "functions": runs[name], "with": list(names)} for name in names
@@ -83,9 +83,16 @@ async def _parts(store: ParamStore, job: str, versions: Mapping[str, int]) -> di
 def _take(part: Mapping[str, Any], found: learner_pool_pb2.LearnResult, name: str) -> None:  # Any: JSON
     """Add what one policy's part says to a result."""
     found.metrics[name].values.update(part["metrics"])
-    for id_, function, served, index, start_s, end_s, vcpu_s in part["functions"]:
+    for id_, function, served, index, start_s, end_s, vcpu_s, after in part["functions"]:
         found.functions.add(
-            id=id_, function=function, name=served, index=index, start_s=start_s, end_s=end_s, vcpu_s=vcpu_s
+            id=id_,
+            function=function,
+            name=served,
+            index=index,
+            start_s=start_s,
+            end_s=end_s,
+            vcpu_s=vcpu_s,
+            after=after,
         )
     for agents, values in part.get("distances", ()):
         found.distances.add(agents=agents, values=values)

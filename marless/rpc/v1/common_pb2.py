@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bmarless/rpc/v1/common.proto\x12\x0emarless.rpc.v1\"0\n\rPolicyVersion\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\"\xde\x01\n\nInvocation\x12\n\n\x02id\x18\x01 \x01(\t\x12\x10\n\x08\x66unction\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\r\n\x05index\x18\x04 \x01(\x05\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\x05\x12\x0e\n\x06worker\x18\x06 \x01(\t\x12\x10\n\x08queued_s\x18\x07 \x01(\x01\x12\x0f\n\x07start_s\x18\x08 \x01(\x01\x12\r\n\x05\x65nd_s\x18\t \x01(\x01\x12\x0e\n\x06vcpu_s\x18\n \x01(\x01\x12\x14\n\x0cmemory_bytes\x18\x0b \x01(\x03\x12\x0c\n\x04\x63old\x18\x0c \x01(\x08\x12\x0e\n\x06init_s\x18\r \x01(\x01\"V\n\x05Group\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x0e\n\x06\x61gents\x18\x02 \x03(\t\x12-\n\x06source\x18\x03 \x01(\x0b\x32\x1d.marless.rpc.v1.PolicyVersion\"+\n\tDistances\x12\x0e\n\x06\x61gents\x18\x01 \x03(\t\x12\x0e\n\x06values\x18\x02 \x03(\x01\"m\n\x07Metrics\x12\x33\n\x06values\x18\x01 \x03(\x0b\x32#.marless.rpc.v1.Metrics.ValuesEntry\x1a-\n\x0bValuesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"1\n\x05\x43hunk\x12\x10\n\x06header\x18\x01 \x01(\x0cH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"v\n\rWorkerMessage\x12,\n\x05hello\x18\x01 \x01(\x0b\x32\x1b.marless.rpc.v1.WorkerHelloH\x00\x12,\n\x06result\x18\x02 \x01(\x0b\x32\x1a.marless.rpc.v1.TaskResultH\x00\x42\t\n\x07message\"W\n\x0bWorkerHello\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\x03\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\r\n\x05vcpus\x18\x04 \x01(\x01\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\"f\n\x0bPoolMessage\x12$\n\x04task\x18\x01 \x01(\x0b\x32\x14.marless.rpc.v1.TaskH\x00\x12&\n\x05\x64rain\x18\x02 \x01(\x0b\x32\x15.marless.rpc.v1.DrainH\x00\x42\t\n\x07message\"4\n\x04Task\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\"\x9d\x01\n\nTaskResult\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\x12\x12\n\nerror_code\x18\x04 \x01(\t\x12\r\n\x05\x65rror\x18\x05 \x01(\t\x12.\n\ninvocation\x18\x06 \x01(\x0b\x32\x1a.marless.rpc.v1.Invocation\x12\x0e\n\x06\x64\x65tail\x18\x07 \x01(\t\"\x07\n\x05\x44rain\"Z\n\nWorkerInfo\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\x03\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0c\n\x04\x62usy\x18\x04 \x01(\x08\x12\x13\n\x0binvocations\x18\x05 \x01(\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bmarless/rpc/v1/common.proto\x12\x0emarless.rpc.v1\"0\n\rPolicyVersion\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\"\xed\x01\n\nInvocation\x12\n\n\x02id\x18\x01 \x01(\t\x12\x10\n\x08\x66unction\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\r\n\x05index\x18\x04 \x01(\x05\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\x05\x12\x0e\n\x06worker\x18\x06 \x01(\t\x12\x10\n\x08queued_s\x18\x07 \x01(\x01\x12\x0f\n\x07start_s\x18\x08 \x01(\x01\x12\r\n\x05\x65nd_s\x18\t \x01(\x01\x12\x0e\n\x06vcpu_s\x18\n \x01(\x01\x12\x14\n\x0cmemory_bytes\x18\x0b \x01(\x03\x12\x0c\n\x04\x63old\x18\x0c \x01(\x08\x12\x0e\n\x06init_s\x18\r \x01(\x01\x12\r\n\x05\x61\x66ter\x18\x0e \x03(\t\"V\n\x05Group\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x0e\n\x06\x61gents\x18\x02 \x03(\t\x12-\n\x06source\x18\x03 \x01(\x0b\x32\x1d.marless.rpc.v1.PolicyVersion\"+\n\tDistances\x12\x0e\n\x06\x61gents\x18\x01 \x03(\t\x12\x0e\n\x06values\x18\x02 \x03(\x01\"m\n\x07Metrics\x12\x33\n\x06values\x18\x01 \x03(\x0b\x32#.marless.rpc.v1.Metrics.ValuesEntry\x1a-\n\x0bValuesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"1\n\x05\x43hunk\x12\x10\n\x06header\x18\x01 \x01(\x0cH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"v\n\rWorkerMessage\x12,\n\x05hello\x18\x01 \x01(\x0b\x32\x1b.marless.rpc.v1.WorkerHelloH\x00\x12,\n\x06result\x18\x02 \x01(\x0b\x32\x1a.marless.rpc.v1.TaskResultH\x00\x42\t\n\x07message\"W\n\x0bWorkerHello\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\x03\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\r\n\x05vcpus\x18\x04 \x01(\x01\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\"f\n\x0bPoolMessage\x12$\n\x04task\x18\x01 \x01(\x0b\x32\x14.marless.rpc.v1.TaskH\x00\x12&\n\x05\x64rain\x18\x02 \x01(\x0b\x32\x15.marless.rpc.v1.DrainH\x00\x42\t\n\x07message\"4\n\x04Task\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\"\x9d\x01\n\nTaskResult\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x05\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\x12\x12\n\nerror_code\x18\x04 \x01(\t\x12\r\n\x05\x65rror\x18\x05 \x01(\t\x12.\n\ninvocation\x18\x06 \x01(\x0b\x32\x1a.marless.rpc.v1.Invocation\x12\x0e\n\x06\x64\x65tail\x18\x07 \x01(\t\"\x07\n\x05\x44rain\"Z\n\nWorkerInfo\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\x03\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0c\n\x04\x62usy\x18\x04 \x01(\x08\x12\x13\n\x0binvocations\x18\x05 \x01(\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,29 +36,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_POLICYVERSION']._serialized_start=47
   _globals['_POLICYVERSION']._serialized_end=95
   _globals['_INVOCATION']._serialized_start=98
-  _globals['_INVOCATION']._serialized_end=320
-  _globals['_GROUP']._serialized_start=322
-  _globals['_GROUP']._serialized_end=408
-  _globals['_DISTANCES']._serialized_start=410
-  _globals['_DISTANCES']._serialized_end=453
-  _globals['_METRICS']._serialized_start=455
-  _globals['_METRICS']._serialized_end=564
-  _globals['_METRICS_VALUESENTRY']._serialized_start=519
-  _globals['_METRICS_VALUESENTRY']._serialized_end=564
-  _globals['_CHUNK']._serialized_start=566
-  _globals['_CHUNK']._serialized_end=615
-  _globals['_WORKERMESSAGE']._serialized_start=617
-  _globals['_WORKERMESSAGE']._serialized_end=735
-  _globals['_WORKERHELLO']._serialized_start=737
-  _globals['_WORKERHELLO']._serialized_end=824
-  _globals['_POOLMESSAGE']._serialized_start=826
-  _globals['_POOLMESSAGE']._serialized_end=928
-  _globals['_TASK']._serialized_start=930
-  _globals['_TASK']._serialized_end=982
-  _globals['_TASKRESULT']._serialized_start=985
-  _globals['_TASKRESULT']._serialized_end=1142
-  _globals['_DRAIN']._serialized_start=1144
-  _globals['_DRAIN']._serialized_end=1151
-  _globals['_WORKERINFO']._serialized_start=1153
-  _globals['_WORKERINFO']._serialized_end=1243
+  _globals['_INVOCATION']._serialized_end=335
+  _globals['_GROUP']._serialized_start=337
+  _globals['_GROUP']._serialized_end=423
+  _globals['_DISTANCES']._serialized_start=425
+  _globals['_DISTANCES']._serialized_end=468
+  _globals['_METRICS']._serialized_start=470
+  _globals['_METRICS']._serialized_end=579
+  _globals['_METRICS_VALUESENTRY']._serialized_start=534
+  _globals['_METRICS_VALUESENTRY']._serialized_end=579
+  _globals['_CHUNK']._serialized_start=581
+  _globals['_CHUNK']._serialized_end=630
+  _globals['_WORKERMESSAGE']._serialized_start=632
+  _globals['_WORKERMESSAGE']._serialized_end=750
+  _globals['_WORKERHELLO']._serialized_start=752
+  _globals['_WORKERHELLO']._serialized_end=839
+  _globals['_POOLMESSAGE']._serialized_start=841
+  _globals['_POOLMESSAGE']._serialized_end=943
+  _globals['_TASK']._serialized_start=945
+  _globals['_TASK']._serialized_end=997
+  _globals['_TASKRESULT']._serialized_start=1000
+  _globals['_TASKRESULT']._serialized_end=1157
+  _globals['_DRAIN']._serialized_start=1159
+  _globals['_DRAIN']._serialized_end=1166
+  _globals['_WORKERINFO']._serialized_start=1168
+  _globals['_WORKERINFO']._serialized_end=1258
 # @@protoc_insertion_point(module_scope)

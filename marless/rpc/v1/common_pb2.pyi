@@ -61,12 +61,13 @@ class Invocation(_message.Message):
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     COLD_FIELD_NUMBER: _builtins.int
     INIT_S_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """"<job>/<round>/<function>/<index>", equal for every attempt"""
     function: _builtins.str
-    """"actor", "evaluation", "learner", "post_process", "critic", "policy", "curvature", "similarity" """
+    """"actor", "evaluation", "learner", "post_process", "critic", "mixer", "policy", "curvature", "similarity" """
     name: _builtins.str
-    """policy, critic or agent class served; "" for actors"""
+    """policy, critic, mixer, scope or agent class served; "" for actors"""
     index: _builtins.int
     attempt: _builtins.int
     """1 for the first; a killed worker's invocation is tried again"""
@@ -83,6 +84,10 @@ class Invocation(_message.Message):
     """the first invocation of its worker"""
     init_s: _builtins.float
     """seconds that the worker took from launch to ready, if cold"""
+    @_builtins.property
+    def after(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Of a function inside a learner: "<function>/<name>" of those that it waits for, by the algorithm's graph."""
+
     def __init__(
         self,
         *,
@@ -99,10 +104,11 @@ class Invocation(_message.Message):
         memory_bytes: _builtins.int = ...,
         cold: _builtins.bool = ...,
         init_s: _builtins.float = ...,
+        after: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cold", b"cold", "end_s", b"end_s", "function", b"function", "id", b"id", "index", b"index", "init_s", b"init_s", "memory_bytes", b"memory_bytes", "name", b"name", "queued_s", b"queued_s", "start_s", b"start_s", "vcpu_s", b"vcpu_s", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "attempt", b"attempt", "cold", b"cold", "end_s", b"end_s", "function", b"function", "id", b"id", "index", b"index", "init_s", b"init_s", "memory_bytes", b"memory_bytes", "name", b"name", "queued_s", b"queued_s", "start_s", b"start_s", "vcpu_s", b"vcpu_s", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -93,13 +93,13 @@ def test_a_learner_that_nothing_ran_in_counts_itself():
     assert (use.function, use.seconds, use.memory_mb) == ("learner", 3.0, 2048)
 
 
-def test_a_cold_learner_starts_a_container_per_critic_and_policy():
+def test_a_cold_learner_starts_a_container_per_critic_mixer_and_policy():
     found = usage(
         round_of(
             invocation("actor", 0.0, 1.0, cold=True, init_s=0.25),
             invocation("actor", 0.0, 1.0, cold=False, init_s=0.25),
             invocation("learner", 0.0, 1.0, cold=True, init_s=2.0),
-            *(invocation(each, 0.0, 1.0, name="p") for each in ("post_process", "policy", "critic", "curvature")),
+            *(invocation(each, 0.0, 1.0, name="p") for each in ("post_process", "policy", "critic", "mixer", "curvature")),
             policies=("p",),
         ),
         SMALL,
@@ -110,6 +110,7 @@ def test_a_cold_learner_starts_a_container_per_critic_and_policy():
         ("post_process", False, 0.0),
         ("policy", True, 2.0),
         ("critic", True, 2.0),
+        ("mixer", True, 2.0),
         ("curvature", False, 0.0),
     ]
 

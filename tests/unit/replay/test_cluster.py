@@ -1,6 +1,7 @@
 """The cluster model: small schedules computed by hand, and bounds that no schedule may break."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -82,6 +83,37 @@ def test_critics_and_policies_train_side_by_side_after_post_processing(slots, ni
     recorded = round_of(*update(), policies=("a", "b"), phases=phases(update=11.0))
     assert overheads(recorded).update == 0.5
     assert modelled(recorded, FUNCTIONS, slots).update == pytest.approx(ninths / 9 + 0.5)
+
+
+@pytest.mark.parametrize(
+    # As above, but policies wait for their critics: 3, then 2 + 2, then 1 + 1.
+    ("slots", "ninths"),
+    [(1, 90), (2, 60), (64, 60)],
+)
+def test_functions_wait_for_those_that_the_algorithm_declared(slots, ninths):
+    learner, first, critic_a, critic_b, policy_a, policy_b = update()
+    recorded = round_of(
+        *(learner, first),
+        *(replace(each, after=("post_process/class",)) for each in (critic_a, critic_b)),
+        *(replace(each, after=(f"critic/{each.name}",)) for each in (policy_a, policy_b)),
+        policies=("a", "b"),
+        phases=phases(update=11.0),
+    )
+    assert modelled(recorded, FUNCTIONS, slots).update == pytest.approx(ninths / 9 + 0.5)
+
+
+def test_a_declared_function_waits_for_nothing_else_and_a_mixer_for_what_it_says():
+    """A critic beside post-processing, 4 s; policies of 2 s, then the mixer of 1 s; curvature of 1 s beside it."""
+    recorded = round_of(
+        invocation("post_process", 0.0, 1.0, name="team", queued_s=0.0),
+        invocation("critic", 0.0, 4.0, name="a", queued_s=0.0),
+        invocation("policy", 1.0, 3.0, name="a", queued_s=0.0, after=("post_process/team",)),
+        invocation("mixer", 3.0, 4.0, name="mixer", queued_s=0.0, after=("policy/a",)),
+        invocation("curvature", 3.0, 4.0, name="a", queued_s=0.0),
+        policies=("a",),
+        phases=phases(update=4.0),
+    )
+    assert [modelled(recorded, FUNCTIONS, slots).update for slots in (1, 2, 3)] == [9.0, 5.0, 4.0]
 
 
 def test_agent_classes_wait_for_their_own_post_processing_only():
