@@ -1,0 +1,123 @@
+"""An environment without sense for any spaces, in which everything that can happen to a learner does, soon.
+
+For checks, ours and third parties': agents die, actions are illegal, episodes end and are cut off. Suffixes as in
+`marless.envs.base`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from marless.envs.base import (
+    ActionArray,
+    AgentClass,
+    BoolArray,
+    Box,
+    EnvSpaces,
+    FloatArray,
+    Frame,
+    RewardArray,
+    Transition,
+)
+
+_END = 0.1
+"""Probability that an agent terminates in a step; that the whole team does, where agents never leave by themselves."""
+_LEGAL = 0.6
+"""Probability that an action is legal, where some are not; the first always is."""
+
+
+class MadeUp:
+    """Agents see noise and are paid for repeating it: a discrete action earns what the agent saw at its place
+    (counted round), a component of a continuous one costs its distance from that.
+    """
+
+    def __init__(self, spaces: EnvSpaces, batch: int) -> None:
+        self.spaces = spaces
+        self.batch = batch
+        self._alive: tuple[BoolArray, ...] = ()
+
+    def reset(self, seed: int) -> Frame:
+        """See `BatchedEnv`."""
+        self._rng = np.random.default_rng(seed)
+        self._steps_B = np.zeros(self.batch, np.int64)
+        self._frame = self._view(tuple(np.ones((len(c.agents), self.batch), np.bool_) for c in self.spaces.classes))
+        return self._frame
+
+    def step(self, actions: tuple[ActionArray, ...]) -> Transition:
+        """See `BatchedEnv`; raises ValueError for an action that is not there, or is illegal for a living agent."""
+        rewards = tuple(self._paid(k, action) for k, action in enumerate(actions))
+        terminated = self._terminations()
+        left = tuple(alive & ~over for alive, over in zip(self._alive, terminated, strict=True))
+        self._steps_B += 1
+        gone_B = ~np.concatenate(left).any(axis=0)
+        truncated_B = ~gone_B & (self._steps_B == (self.spaces.max_steps or np.iinfo(np.int64).max))
+        ended_B = gone_B | truncated_B
+        final = self._view(left)
+        self._steps_B[ended_B] = 0
+        self._frame = _joined(final, self._view(tuple(alive | ended_B for alive in left)), ended_B)
+        self._alive = tuple(alive | ended_B for alive in left)
+        return Transition(self._frame, final, rewards, terminated, truncated_B, ended_B)
+
+    def close(self) -> None:
+        """See `BatchedEnv`."""
+
+    def _view(self, alive: tuple[BoolArray, ...]) -> Frame:
+        """What living agents see next."""
+        self._alive = alive
+        spaces, rng = self.spaces, self._rng
+        obs = tuple(
+            rng.standard_normal((*alive_NB.shape, c.obs_size), np.float32) * alive_NB[..., None]
+            for c, alive_NB in zip(spaces.classes, alive, strict=True)
+        )
+        state = rng.standard_normal((self.batch, spaces.state_size), np.float32) if spaces.state_size else None
+        masks = tuple(self._mask(c) for c in spaces.classes) if spaces.masks else None
+        return Frame(obs, state, masks, alive if spaces.deaths else None)
+
+    def _mask(self, agents: AgentClass) -> BoolArray:
+        mask_NBA = self._rng.random((len(agents.agents), self.batch, agents.action.n)) < _LEGAL
+        mask_NBA[..., 0] = True
+        return mask_NBA
+
+    def _terminations(self) -> tuple[BoolArray, ...]:
+        if self.spaces.deaths:
+            return tuple(alive & (self._rng.random(alive.shape) < _END) for alive in self._alive)
+        over_B = self._rng.random(self.batch) < _END
+        return tuple(alive & over_B for alive in self._alive)
+
+    def _paid(self, k: int, action: ActionArray) -> RewardArray:
+        space, obs_NBO, alive_NB = self.spaces.classes[k].action, self._frame.obs[k], self._alive[k]
+        if isinstance(space, Box):
+            low_A, high_A = np.asarray(space.low, np.float32), np.asarray(space.high, np.float32)
+            if not ((action >= low_A) & (action <= high_A)).all():
+                raise ValueError(f"class {self.spaces.classes[k].name}: an action is outside of its box")
+            seen_NBA = obs_NBO[..., np.arange(space.n) % obs_NBO.shape[2]]
+            cost_NB: FloatArray = np.abs(action - seen_NBA).sum(axis=-1, dtype=np.float32)
+            return np.where(alive_NB, -cost_NB, np.float32(0))
+        self._check_choice(k, space.n, action)
+        place = (action % obs_NBO.shape[2])[..., None].astype(np.intp)
+        earned_NB: FloatArray = np.take_along_axis(obs_NBO, place, axis=2)[..., 0]
+        return np.where(alive_NB, earned_NB, np.float32(0))
+
+    def _check_choice(self, k: int, choices: int, action: ActionArray) -> None:
+        legal_NB = (action >= 0) & (action < choices)
+        if legal_NB.all() and self._frame.masks is not None:
+            taken = action[..., None].astype(np.intp)
+            legal_NB = np.take_along_axis(self._frame.masks[k], taken, axis=2)[..., 0] | ~self._alive[k]
+        if not legal_NB.all():
+            raise ValueError(f"class {self.spaces.classes[k].name}: an action is illegal")
+
+
+def _joined(going_on: Frame, fresh: Frame, ended_B: BoolArray) -> Frame:
+    """`fresh` in copies that ended, `going_on` in the others."""
+
+    def pick(old: tuple[BoolArray, ...] | None, new: tuple[BoolArray, ...] | None) -> tuple[BoolArray, ...] | None:
+        if old is None or new is None:
+            return None
+        wide = [ended_B.reshape(1, -1, *[1] * (each.ndim - 2)) for each in old]
+        return tuple(np.where(w, n, o) for w, n, o in zip(wide, new, old, strict=True))
+
+    obs = tuple(np.where(ended_B[None, :, None], n, o) for n, o in zip(fresh.obs, going_on.obs, strict=True))
+    state = None
+    if fresh.state is not None and going_on.state is not None:
+        state = np.where(ended_B[:, None], fresh.state, going_on.state)
+    return Frame(obs, state, pick(going_on.masks, fresh.masks), pick(going_on.alive, fresh.alive))
