@@ -145,11 +145,15 @@ class RoundInput:
     measure: Measure = field(default_factory=Measure)
 
 
+FunctionKind: TypeAlias = Literal["post_process", "critic", "mixer", "policy", "curvature", "similarity"]
+"""What a function computes. The last two no algorithm declares: they serve the decisions on the next round."""
+
+
 @dataclass(frozen=True)
 class FunctionNode:
     """One function that an algorithm decomposes an update into (Wei et al. 2025, §4)."""
 
-    function: Literal["post_process", "critic", "mixer", "policy"]
+    function: FunctionKind
     name: str
     """The policy, critic or mixer that it serves; of post-processing, what its learner serves: `Scope.name`."""
     after: tuple[str, ...] = ()
@@ -160,10 +164,6 @@ class FunctionNode:
     def id(self) -> str:
         """Unique within an update."""
         return f"{self.function}/{self.name}"
-
-
-FunctionKind: TypeAlias = Literal["post_process", "critic", "mixer", "policy", "curvature", "similarity"]
-"""What a function computes; the last two are no part of an algorithm, but of the decisions on the next round."""
 
 
 @dataclass(frozen=True)

@@ -26,11 +26,11 @@ class _Passes:
 class Meter:
     """Adds up passes by function and name; passes of several threads may be measured at the same time.
 
-    `seconds` is what is billed: wall-clock time of the thread that computes, as a GPU or a vCPU is held that long;
-    `time.thread_time` leaves out what a thread waits for others.
+    `seconds` tells what is billed; none is wall-clock time, as a vCPU or a GPU is held that long. `time.thread_time`
+    leaves out what a thread waits for others.
     """
 
-    def __init__(self, seconds: Clock = time.perf_counter, now: Clock = time.time) -> None:
+    def __init__(self, seconds: Clock | None = None, now: Clock = time.time) -> None:
         self._seconds = seconds
         self._now = now
         self._passes: dict[tuple[FunctionKind, str], _Passes] = {}
@@ -42,9 +42,11 @@ class Meter:
 
         A pass that raises is not counted. Passes must not be nested: each would count the seconds of the inner one.
         """
-        start_s, before_s = self._now(), self._seconds()
+        start_s = self._now()
+        before_s = self._seconds() if self._seconds else start_s
         yield
-        share_s, end_s = (self._seconds() - before_s) / len(names), self._now()
+        end_s = self._now()
+        share_s = ((self._seconds() if self._seconds else end_s) - before_s) / len(names)
         with self._lock:
             for name in names:
                 passes = self._passes.setdefault((function, name), _Passes(start_s, end_s))

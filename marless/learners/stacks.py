@@ -1,6 +1,9 @@
 """Which groups train in one stacked pass, and how their samples follow from those of the agents.
 
-Shapes: N agents of the class, P policies of a stack, m members of each, R rows, S samples per agent.
+Nets with memory learn from *segments*, what an agent did in one environment copy during the round: they are pooled and
+drawn whole, as columns of samples in time-major order.
+Shapes: N agents of the class, P policies of a stack, m members of each, R rows, T time steps, B copies, S = T · B
+samples per agent.
 """
 
 from __future__ import annotations
@@ -31,6 +34,8 @@ class Stack(ABC):
     """Their policies."""
     starts: tuple[str, ...]
     """The policies whose state the update starts from."""
+    copies: int | None
+    """B where segments stay whole, and what is pooled is time-major again; None: each sample stands by itself."""
 
     @abstractmethod
     def pool(self, x_NRS: Tensor) -> Tensor:
@@ -49,6 +54,10 @@ class Stack(ABC):
     def spread(self, x: Tensor, out_NS: Tensor) -> None:
         """Write a number for each sample that was `seen`, [rows, 1, samples], to the rows of its agent."""
 
+    def _units(self, x_NRS: Tensor) -> Tensor:
+        """What stays whole along the last axis: [N, R, S], or [N, R · T, B]."""
+        return x_NRS if self.copies is None else x_NRS.unflatten(2, (-1, self.copies)).flatten(1, 2)
+
 
 @dataclass(frozen=True)
 class PooledStack(Stack):
@@ -60,12 +69,11 @@ class PooledStack(Stack):
     """True if policy i serves agent i alone, for all agents of the class: pooling then moves nothing."""
 
     def pool(self, x_NRS: Tensor) -> Tensor:
-        """Members' samples one after another: [N, R, S] → [P, R, m · S]."""
+        """Members' samples, or segments, one after another: [N, R, S] → [P, R, m · S]."""
         if self.whole:
             return x_NRS
-        x_PmRS = x_NRS[self.members]
-        policies, count, rows, samples = x_PmRS.shape
-        return x_PmRS.transpose(1, 2).reshape(policies, rows, count * samples)
+        x_PRmU = self._units(x_NRS)[self.members].transpose(1, 2)
+        return x_PRmU.reshape(len(self.names), x_NRS.shape[1], -1)
 
     def seen(self, x_NRS: Tensor) -> Tensor:
         """See `pool`."""
@@ -78,7 +86,9 @@ class PooledStack(Stack):
 
     def spread(self, x: Tensor, out_NS: Tensor) -> None:
         """[P, 1, m · S] → [N, S]."""
-        out_NS[self.members] = x.reshape(*self.members.shape, -1)
+        policies, count = self.members.shape
+        x_PTmU = x.reshape(policies, -1, count, self.copies or out_NS.shape[1])
+        out_NS[self.members] = x_PTmU.transpose(1, 2).reshape(policies, count, -1)
 
 
 @dataclass(frozen=True)
@@ -90,20 +100,20 @@ class DrawnStack(Stack):
     owners: Tensor
     """int64 [n]: each member's policy."""
     columns: tuple[Tensor, ...]
-    """Per member, int64: which of its samples were drawn, ascending."""
+    """Per member, int64: which of its samples, or segments, were drawn, ascending."""
 
     def pool(self, x_NRS: Tensor) -> Tensor:
-        """Samples drawn of the members, one member after another: [N, R, S] → [P, R, S]."""
-        _, rows, samples = x_NRS.shape
-        pooled_PRS = x_NRS.new_empty(len(self.names), rows, samples)
+        """What was drawn of the members, one member after another: [N, R, S] → [P, R, S]."""
+        x_NRU = self._units(x_NRS)
+        pooled_PRU = x_NRU.new_empty(len(self.names), *x_NRU.shape[1:])
         policy, end = -1, 0
         for agent, owner, column in zip(self.agents.tolist(), self.owners.tolist(), self.columns, strict=True):
             start = end if owner == policy else 0
             policy, end = owner, start + len(column)
-            taken_1RM = x_NRS.new_empty(1, rows, len(column))
-            kernels.take_columns(x_NRS[agent : agent + 1], column, out=taken_1RM)
-            pooled_PRS[policy, :, start:end] = taken_1RM[0]
-        return pooled_PRS
+            taken_1RM = x_NRU.new_empty(1, x_NRU.shape[1], len(column))
+            kernels.take_columns(x_NRU[agent : agent + 1], column, out=taken_1RM)
+            pooled_PRU[policy, :, start:end] = taken_1RM[0]
+        return pooled_PRU.reshape(len(self.names), *x_NRS.shape[1:])
 
     def seen(self, x_NRS: Tensor) -> Tensor:
         """[n, R, S]."""
@@ -119,10 +129,12 @@ class DrawnStack(Stack):
         out_NS[self.agents] = x.squeeze(1)
 
 
-def stacks(groups: Sequence[Group], agent_class: AgentClass, *, parts: int, device: torch.device) -> list[PooledStack]:
+def stacks(
+    groups: Sequence[Group], agent_class: AgentClass, *, parts: int, device: torch.device, copies: int | None = None
+) -> list[PooledStack]:
     """Sort groups into stacks by member count, each cut into at most `parts` stacks; in order of first appearance.
 
-    Raises SpecError unless every agent of the class is in exactly one group.
+    For `copies` see `Stack`. Raises SpecError unless every agent of the class is in exactly one group.
     """
     _check(groups, agent_class)
     by_count: dict[int, list[Group]] = {}
@@ -130,7 +142,7 @@ def stacks(groups: Sequence[Group], agent_class: AgentClass, *, parts: int, devi
         by_count.setdefault(len(group.agents), []).append(group)
     result = []
     for alike in by_count.values():
-        result += [_pooled(part, agent_class, device) for part in _cut(alike, parts)]
+        result += [_pooled(part, agent_class, device, copies) for part in _cut(alike, parts)]
     return result
 
 
@@ -142,14 +154,16 @@ def drawn_stacks(
     seed: tuple[int, int],
     parts: int,
     device: torch.device,
+    copies: int | None = None,
 ) -> list[DrawnStack]:
     """At most `parts` stacks of groups of any size, in order; each group draws `samples`, S, of its members' m · S.
 
-    Drawn without replacement, from the job's seed, the round and the policy's name alone (`seed` is the first two). An
-    agent by itself keeps its samples and their order. Raises SpecError as `stacks` does.
+    Where segments stay whole, it draws `copies`, B, of its members' m · B segments. Drawn without replacement, from the
+    job's seed, the round and the policy's name alone (`seed` is the first two). An agent by itself keeps its samples
+    and their order. Raises SpecError as `stacks` does.
     """
     _check(groups, agent_class)
-    return [_drawn(part, agent_class, samples, seed, device) for part in _cut(groups, parts)]
+    return [_drawn(part, agent_class, copies or samples, seed, device, copies) for part in _cut(groups, parts)]
 
 
 def _check(groups: Sequence[Group], agent_class: AgentClass) -> None:
@@ -163,35 +177,42 @@ def _cut(groups: Sequence[Group], parts: int) -> list[Sequence[Group]]:
     return [groups[i : i + size] for i in range(0, len(groups), size)]
 
 
-def _pooled(groups: Sequence[Group], agent_class: AgentClass, device: torch.device) -> PooledStack:
+def _pooled(groups: Sequence[Group], agent_class: AgentClass, device: torch.device, copies: int | None) -> PooledStack:
     members = [[agent_class.agents.index(agent) for agent in group.agents] for group in groups]
     return PooledStack(
         names=tuple(group.policy for group in groups),
         starts=tuple(group.start for group in groups),
+        copies=copies,
         whole=members == [[i] for i in range(len(agent_class.agents))],
         members=torch.tensor(members, device=device),
     )
 
 
 def _drawn(
-    groups: Sequence[Group], agent_class: AgentClass, samples: int, seed: tuple[int, int], device: torch.device
+    groups: Sequence[Group],
+    agent_class: AgentClass,
+    units: int,
+    seed: tuple[int, int],
+    device: torch.device,
+    copies: int | None,
 ) -> DrawnStack:
-    columns = [column for group in groups for column in _draw(group, samples, seed)]
+    columns = [column for group in groups for column in _draw(group, units, seed)]
     agents = [agent_class.agents.index(agent) for group in groups for agent in group.agents]
     owners = [policy for policy, group in enumerate(groups) for _ in group.agents]
     return DrawnStack(
         names=tuple(group.policy for group in groups),
         starts=tuple(group.start for group in groups),
+        copies=copies,
         agents=torch.tensor(agents, device=device),
         owners=torch.tensor(owners, device=device),
         columns=tuple(column.to(device) for column in columns),
     )
 
 
-def _draw(group: Group, samples: int, seed: tuple[int, int]) -> list[Tensor]:
-    """The samples of each member that its group trains on."""
+def _draw(group: Group, units: int, seed: tuple[int, int]) -> list[Tensor]:
+    """The samples, or segments, of each member that its group trains on."""
     rng = np.random.default_rng([*seed, _STREAM, *group.policy.encode()])
-    drawn_S = np.sort(rng.choice(len(group.agents) * samples, samples, replace=False))
-    bounds = np.searchsorted(drawn_S, samples * np.arange(len(group.agents) + 1))
+    drawn_S = np.sort(rng.choice(len(group.agents) * units, units, replace=False))
+    bounds = np.searchsorted(drawn_S, units * np.arange(len(group.agents) + 1))
     parts = enumerate(pairwise(bounds))
-    return [torch.from_numpy(drawn_S[start:end] - samples * member) for member, (start, end) in parts]
+    return [torch.from_numpy(drawn_S[start:end] - units * member) for member, (start, end) in parts]
