@@ -12,24 +12,26 @@ from torch import Tensor
 
 from marless.errors import CorruptError
 from marless.nets.bank import Row
-from marless.nets.layout import FloatArray, Layout, checked
+from marless.nets.layout import FloatArray, GRULayout, Layout, checked
 
 Arrays = Mapping[str, NDArray[np.generic]]
 
 
 @dataclass(frozen=True)
 class Codec:
-    """Rows hold `flat` (parameters), `first`, `second` (Adam's moments), each float32 [D], `count` (steps taken,
-    float64) and, with `moments`, the running (Σw, Σwx, Σwx²) of each output's targets, float64 [K, 3].
+    """Rows hold `flat` (parameters), `first`, `second` (the optimizer's moments), each float32 [D], and `count` (steps
+    taken, float64). With `moments` also the running (Σw, Σwx, Σwx²) of each output's targets, float64 [K, 3]; with
+    `target` the target net's parameters, float32 [D], which begin as the net's own.
     """
 
     prefix: str
-    layout: Layout
+    layout: Layout | GRULayout
     output_gain: float
     """Of the initial output layer."""
     acts: bool
     """True if actors need the weights: they are then part of `acting`, otherwise of `learning`."""
     moments: bool = False
+    target: bool = False
 
     def fresh(self, rng: np.random.Generator) -> Row:
         """Initial weights and an optimizer that has not moved, on the CPU."""
@@ -48,7 +50,7 @@ class Codec:
         flat_D = self.layout.from_arrays(self.prefix, acting if self.acts else learning)
         start = len(self.prefix) + 1
         memory = {key[start:]: array for key, array in learning.items() if key.startswith(f"{self.prefix}.")}
-        for key in ("first", "second"):
+        for key in ("first", "second", "target") if self.target else ("first", "second"):
             checked(memory, key, (self.layout.size,))
         shapes = {"count": (), "moments": (self.layout.outputs, 3)}
         for key in ("count", "moments") if self.moments else ("count",):
@@ -67,4 +69,6 @@ class Codec:
         if self.moments:
             nothing = np.zeros((self.layout.outputs, 3))
             row["moments"] = torch.tensor(memory.get("moments", nothing), dtype=torch.float64)
+        if self.target:
+            row["target"] = torch.tensor(memory.get("target", flat_D))
         return row

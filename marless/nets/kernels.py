@@ -34,6 +34,18 @@ def tanh_(x: Tensor) -> None:
         x.tanh_()
 
 
+def sigmoid_(x: Tensor) -> None:
+    """x ← σ(x) = 1 / (1 + exp −x)."""
+    if _on_host(x):  # by way of the tanh, which is NumPy's quickest of this kind: σ(x) = (1 + tanh(x/2)) / 2
+        array = x.numpy()
+        array *= 0.5
+        np.tanh(array, out=array)
+        array += 1
+        array *= 0.5
+    else:
+        x.sigmoid_()
+
+
 def take_columns(x: Tensor, index_S: Tensor, out: Tensor) -> None:
     """out[..., s] = x[..., index[s]]; x [P, R, S]."""
     if _on_host(x):

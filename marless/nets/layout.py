@@ -1,4 +1,4 @@
-"""Where the parameters of a multi-layer perceptron stand in one flat vector, how they start, and what they are called.
+"""Where the parameters of a net stand in one flat vector, how they start, and what they are called.
 
 A layer is one matrix [outputs, inputs + 1] whose last column is the bias: nets take their input *feature-major*,
 [features + 1, samples], with a last row of ones, so that a layer is one matrix product and so is its gradient.
@@ -8,17 +8,26 @@ NumPy only: actors and learners read the same vector through the same layout.
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from marless.errors import CorruptError
 
+if TYPE_CHECKING:  # it would bring pydantic into actors
+    from marless.algos.base import ModelSpec
+
 FloatArray = NDArray[np.float32]
+GATES = 3
+"""r, z and n of a gated recurrent unit."""
+MEMORY = ".memory"
+"""Of the matrix from memory to gates, in the name of its arrays."""
 
 
 def generator(seed: int, name: str) -> np.random.Generator:
@@ -27,9 +36,50 @@ def generator(seed: int, name: str) -> np.random.Generator:
     return np.random.default_rng([seed, *np.frombuffer(digest, dtype="<u4").tolist()])
 
 
+class NetLayout(Protocol):
+    """Where the parameters of one net stand in its flat vector, whatever kind of net it is."""
+
+    @property
+    def inputs(self) -> int:
+        """I, without the row of ones."""
+        ...
+
+    @property
+    def hidden(self) -> tuple[int, ...]:
+        """Units of each hidden layer; of a net with memory the last one remembers."""
+        ...
+
+    @property
+    def outputs(self) -> int:
+        """K."""
+        ...
+
+    @property
+    def free(self) -> int:
+        """Parameters that no input touches: the log standard deviations of a Gaussian policy."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """D, the length of the flat vector."""
+        ...
+
+    def initial(self, rng: np.random.Generator, output_gain: float) -> FloatArray:
+        """Orthogonal weights (Saxe et al. 2014), all else 0; float32 [D]."""
+        ...
+
+    def to_arrays(self, prefix: str, flat_D: FloatArray) -> dict[str, FloatArray]:
+        """Named copies: `prefix.i.weight` [out, in] and `prefix.i.bias` [out] of layer i, and `prefix.free`."""
+        ...
+
+    def from_arrays(self, prefix: str, arrays: Mapping[str, NDArray[np.generic]]) -> FloatArray:
+        """The flat vector of named arrays; raises CorruptError, naming the array that is missing or does not fit."""
+        ...
+
+
 @dataclass(frozen=True)
-class Layout:
-    """One perceptron as a flat float32 vector: its layers one after another, then `free` further parameters."""
+class _Matrices(ABC):
+    """A flat float32 vector of matrices [outputs, inputs + 1], one after another, then `free` further parameters."""
 
     inputs: int
     hidden: tuple[int, ...]
@@ -37,15 +87,23 @@ class Layout:
     free: int = 0
     """Parameters that no input touches: the log standard deviations of a Gaussian policy."""
 
-    @cached_property
+    @property
+    @abstractmethod
     def shapes(self) -> tuple[tuple[int, int], ...]:
-        """(outputs, inputs + 1) of each layer."""
-        sizes = (self.inputs, *self.hidden, self.outputs)
-        return tuple((o, i + 1) for i, o in pairwise(sizes))
+        """(outputs, inputs + 1) of each matrix."""
+
+    @property
+    @abstractmethod
+    def names(self) -> tuple[str, ...]:
+        """Of each matrix, among named arrays."""
+
+    @abstractmethod
+    def _weights(self, matrix: int, rng: np.random.Generator, output_gain: float) -> NDArray[np.float64]:
+        """What a matrix starts with, [outputs, inputs]."""
 
     @cached_property
     def spans(self) -> tuple[slice, ...]:
-        """Where each layer's matrix stands in the flat vector."""
+        """Where each matrix stands in the flat vector."""
         ends = np.cumsum([0, *(o * i for o, i in self.shapes)]).tolist()
         return tuple(slice(a, b) for a, b in pairwise(ends))
 
@@ -55,34 +113,98 @@ class Layout:
         return int(self.spans[-1].stop) + self.free
 
     def initial(self, rng: np.random.Generator, output_gain: float) -> FloatArray:
-        """Orthogonal weights (Saxe et al. 2014), gain √2 in hidden layers, all else 0; float32 [D]."""
+        """See `NetLayout`."""
         flat_D = np.zeros(self.size, np.float32)
-        for layer, (span, (outputs, inputs)) in enumerate(zip(self.spans, self.shapes, strict=True)):
-            gain = output_gain if layer == len(self.shapes) - 1 else np.sqrt(2.0)
-            flat_D[span].reshape(outputs, inputs)[:, :-1] = gain * _orthogonal(rng, outputs, inputs - 1)
+        for i, (span, shape) in enumerate(zip(self.spans, self.shapes, strict=True)):
+            flat_D[span].reshape(shape)[:, :-1] = self._weights(i, rng, output_gain)
         return flat_D
 
     def to_arrays(self, prefix: str, flat_D: FloatArray) -> dict[str, FloatArray]:
-        """Named copies: `prefix.i.weight` [out, in], `prefix.i.bias` [out] of layer i, and `prefix.free`."""
+        """See `NetLayout`."""
         arrays = {}
-        for i, (span, shape) in enumerate(zip(self.spans, self.shapes, strict=True)):
+        for name, span, shape in zip(self.names, self.spans, self.shapes, strict=True):
             matrix = flat_D[span].reshape(shape)
-            arrays[f"{prefix}.{i}.weight"] = np.ascontiguousarray(matrix[:, :-1])
-            arrays[f"{prefix}.{i}.bias"] = matrix[:, -1].copy()
+            arrays[f"{prefix}.{name}.weight"] = np.ascontiguousarray(matrix[:, :-1])
+            arrays[f"{prefix}.{name}.bias"] = matrix[:, -1].copy()
         if self.free:
             arrays[f"{prefix}.free"] = flat_D[-self.free :].copy()
         return arrays
 
     def from_arrays(self, prefix: str, arrays: Mapping[str, NDArray[np.generic]]) -> FloatArray:
-        """The flat vector of named arrays; raises CorruptError, naming the array that is missing or does not fit."""
+        """See `NetLayout`."""
         flat_D = np.empty(self.size, np.float32)
-        for i, (span, shape) in enumerate(zip(self.spans, self.shapes, strict=True)):
+        for name, span, shape in zip(self.names, self.spans, self.shapes, strict=True):
             matrix = flat_D[span].reshape(shape)
-            matrix[:, :-1] = checked(arrays, f"{prefix}.{i}.weight", (shape[0], shape[1] - 1))
-            matrix[:, -1] = checked(arrays, f"{prefix}.{i}.bias", (shape[0],))
+            matrix[:, :-1] = checked(arrays, f"{prefix}.{name}.weight", (shape[0], shape[1] - 1))
+            matrix[:, -1] = checked(arrays, f"{prefix}.{name}.bias", (shape[0],))
         if self.free:
             flat_D[-self.free :] = checked(arrays, f"{prefix}.free", (self.free,))
         return flat_D
+
+
+@dataclass(frozen=True)
+class Layout(_Matrices):
+    """A perceptron: a matrix for each layer."""
+
+    @cached_property
+    def shapes(self) -> tuple[tuple[int, int], ...]:
+        """(outputs, inputs + 1) of each layer."""
+        sizes = (self.inputs, *self.hidden, self.outputs)
+        return tuple((o, i + 1) for i, o in pairwise(sizes))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Layers are numbered from 0."""
+        return tuple(map(str, range(len(self.shapes))))
+
+    def _weights(self, matrix: int, rng: np.random.Generator, output_gain: float) -> NDArray[np.float64]:
+        outputs, inputs = self.shapes[matrix]
+        return (output_gain if matrix == len(self.shapes) - 1 else np.sqrt(2.0)) * _orthogonal(rng, outputs, inputs - 1)
+
+
+@dataclass(frozen=True)
+class GRULayout(_Matrices):
+    """Dense layers, then gated recurrent units (Cho et al. 2014), then the output layer.
+
+    The last hidden layer i of H units has two matrices: `i`, from the layer below to the gates r, z, n, 3·H rows in
+    this order, and `i.memory`, from what it remembers to the same gates: torch.nn.GRU's weights and biases, row by row.
+    As there, and unlike in Cho et al., r forgets after the product with the memory's matrix, not before.
+    """
+
+    @property
+    def units(self) -> int:
+        """H, how many numbers are remembered."""
+        return self.hidden[-1]
+
+    @cached_property
+    def body(self) -> Layout:
+        """All below the memory, which is a perceptron whose outputs are the gates: the first parameters."""
+        return Layout(self.inputs, self.hidden[:-1], GATES * self.units)
+
+    @cached_property
+    def shapes(self) -> tuple[tuple[int, int], ...]:
+        """(outputs, inputs + 1) of each matrix: the layers below, the memory, the output layer."""
+        return (*self.body.shapes, (GATES * self.units, self.units + 1), (self.outputs, self.units + 1))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Layers are numbered from 0."""
+        last = len(self.hidden) - 1
+        return (*self.body.names, f"{last}{MEMORY}", str(last + 1))
+
+    def _weights(self, matrix: int, rng: np.random.Generator, output_gain: float) -> NDArray[np.float64]:
+        outputs, inputs = self.shapes[matrix]
+        if matrix == len(self.shapes) - 1:
+            return output_gain * _orthogonal(rng, outputs, inputs - 1)
+        if matrix < len(self.hidden) - 1:
+            return np.sqrt(2.0) * _orthogonal(rng, outputs, inputs - 1)
+        return np.concatenate([_orthogonal(rng, self.units, inputs - 1) for _ in range(GATES)])
+
+
+def layout(inputs: int, model: ModelSpec, outputs: int, free: int = 0) -> Layout | GRULayout:
+    """The layout of a net of the kind and the hidden layers that a job's model names."""
+    kind = GRULayout if model.recurrent == "gru" else Layout
+    return kind(inputs, tuple(model.hidden), outputs, free)
 
 
 def checked(arrays: Mapping[str, NDArray[np.generic]], name: str, shape: tuple[int, ...]) -> FloatArray:

@@ -1,4 +1,4 @@
-"""P perceptrons of one layout, trained together: one batched product per layer, forward and backward by hand.
+"""P nets of one layout, trained together: one batched product per layer, forward and backward by hand.
 
 Why by hand: gradients land in preallocated buffers, no graph is built, and the same lines run on CPU and GPU. A loss
 may be anything: give `backward` its gradient at the outputs, in closed form or from autograd on the output tensor.
@@ -7,16 +7,66 @@ may be anything: give `backward` its gradient at the outputs, in closed form or 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from marless.nets import kernels
-from marless.nets.layout import Layout
+from marless.nets.layout import GRULayout, Layout
 
 Activation = Literal["tanh", "relu"]
 _CHUNK = 1024  # samples per pass of `evaluate`: activations of a few policies then stay in the core's cache
+WORKSPACES = 8
+"""Numbers of samples that a net keeps buffers for: with episodes of any length they would fill the memory."""
+
+
+class Net(Protocol):
+    """P nets over a flat parameter tensor [P, D] that they read but do not own.
+
+    Inputs are feature-major, [P, inputs + 1, M] float32, last row ones. A net with memory needs to know which samples
+    follow one another: M = T·B columns, time-major (column t·B + b), and `resets` bool [T, B], which says where copy b
+    forgets before step t; before step 0 it always does. A perceptron ignores it. Not safe to share between threads.
+    """
+
+    gradient_PD: Tensor  # noqa: N815  # the shape is no word
+    """What `backward` writes; columns of free parameters are the caller's."""
+
+    @property
+    def layout(self) -> Layout | GRULayout:
+        """Where parameters stand."""
+        ...
+
+    @property
+    def activation(self) -> Activation:
+        """After each dense hidden layer."""
+        ...
+
+    @property
+    def output_layer(self) -> Tensor:
+        """The last layer's matrix, a view [P, K, H + 1] of the parameters."""
+        ...
+
+    def forward(self, input_PIM: Tensor, resets: Tensor | None = None) -> Tensor:
+        """Outputs [P, K, M]; valid until the next call with as many samples."""
+        ...
+
+    def backward(self, d_output_PKM: Tensor) -> None:
+        """Write the gradient of the layers into `gradient_PD`, given the loss's gradient at the last outputs."""
+        ...
+
+    def evaluate(self, input_PIS: Tensor, resets: Tensor | None = None) -> Tensor:
+        """Outputs [P, K, S] of any number of samples, as a tensor of their own; nothing is kept for `backward`."""
+        ...
+
+
+def net(layout: Layout | GRULayout, flat_PD: Tensor, activation: Activation) -> Net:
+    """The nets that a layout describes."""
+    if isinstance(layout, Layout):
+        return StackedMLP(layout, flat_PD, activation)
+    from marless.nets.gru import StackedGRU  # here, because a net with memory is built on perceptrons
+
+    return StackedGRU(layout, flat_PD, activation)
 
 
 @dataclass(frozen=True)
@@ -32,27 +82,27 @@ class _Workspace:
 
 
 class StackedMLP:
-    """P nets over a flat parameter tensor [P, D] that it reads but does not own.
+    """P perceptrons; see `Net`."""
 
-    Inputs are feature-major, [P, inputs + 1, M] float32, last row ones. Not safe to share between threads.
-    """
-
-    def __init__(self, layout: Layout, flat_PD: Tensor, activation: Activation) -> None:
+    def __init__(
+        self, layout: Layout, flat_PD: Tensor, activation: Activation, gradient_PD: Tensor | None = None
+    ) -> None:
+        """`gradient_PD` is where gradients are written, if they are part of a larger net's."""
         self.layout = layout
-        self.gradient_PD = torch.zeros_like(flat_PD)
-        self.activation = activation
-        self._layers = _matrices(layout, flat_PD)
-        self._d_layers = _matrices(layout, self.gradient_PD)
+        self.gradient_PD = torch.zeros_like(flat_PD) if gradient_PD is None else gradient_PD
+        self.activation: Activation = activation
+        self._layers = matrices(layout, flat_PD)
+        self._d_layers = matrices(layout, self.gradient_PD)
         self._workspaces: dict[int, _Workspace] = {}
         self._input_PIM = flat_PD.new_empty(0)
 
     @property
     def output_layer(self) -> Tensor:
-        """The last layer's matrix, a view [P, K, H + 1] of the parameters."""
+        """See `Net`."""
         return self._layers[-1]
 
-    def forward(self, input_PIM: Tensor) -> Tensor:
-        """Outputs [P, K, M]; valid until the next call with as many samples."""
+    def forward(self, input_PIM: Tensor, resets: Tensor | None = None) -> Tensor:
+        """See `Net`."""
         work = self._workspace(input_PIM.shape[2])
         self._input_PIM = x = input_PIM
         for layer, buffer in zip(self._layers[:-1], work.hidden, strict=True):
@@ -67,7 +117,7 @@ class StackedMLP:
         return work.output
 
     def backward(self, d_output_PKM: Tensor) -> None:
-        """Write the gradient of the layers into `gradient_PD`, given the loss's gradient at the last outputs."""
+        """See `Net`."""
         work = self._workspace(d_output_PKM.shape[2])
         inputs = (self._input_PIM, *work.hidden)
         gradient = d_output_PKM
@@ -92,8 +142,8 @@ class StackedMLP:
         kernels.matmul(columns_PHR.transpose(1, 2), gradient, out=result_PRM)
         return result_PRM
 
-    def evaluate(self, input_PIS: Tensor) -> Tensor:
-        """Outputs [P, K, S] of any number of samples, as a tensor of their own; nothing is kept for `backward`."""
+    def evaluate(self, input_PIS: Tensor, resets: Tensor | None = None) -> Tensor:
+        """See `Net`."""
         chunks = [self.forward(chunk).clone() for chunk in torch.split(input_PIS, _CHUNK, dim=2)]
         return torch.cat(chunks, dim=2)
 
@@ -112,6 +162,8 @@ class StackedMLP:
 
     def _workspace(self, samples: int) -> _Workspace:
         if samples not in self._workspaces:
+            if len(self._workspaces) == WORKSPACES:
+                del self._workspaces[next(iter(self._workspaces))]
             stack = self._layers[0].shape[0]
             new = self.gradient_PD.new_ones
             self._workspaces[samples] = _Workspace(
@@ -122,5 +174,6 @@ class StackedMLP:
         return self._workspaces[samples]
 
 
-def _matrices(layout: Layout, flat_PD: Tensor) -> tuple[Tensor, ...]:
+def matrices(layout: Layout | GRULayout, flat_PD: Tensor) -> tuple[Tensor, ...]:
+    """Views [P, outputs, inputs + 1] of each matrix."""
     return tuple(flat_PD[:, span].view(-1, *shape) for span, shape in zip(layout.spans, layout.shapes, strict=True))
