@@ -52,6 +52,10 @@ class Figures:
     """Final greedy evaluation: mean return per agent."""
     random: float
     """What chance scores there."""
+    wins: float | None = None
+    """Share of the final greedy episodes that were won; None if the environment knows no wins."""
+    random_wins: float | None = None
+    """The same of chance."""
     sides: dict[str, float]
     """Of a competitive environment, by agent class: its greedy return against chance, above that of chance there."""
     cost_usd: dict[Accounting, float]
@@ -115,6 +119,8 @@ def figures(
         env_steps=last.env_steps,
         greedy=last.evaluation.mean,
         random=random.mean,
+        wins=last.evaluation.win_rate,
+        random_wins=random.win_rate,
         sides={name: side.greedy - side.chance for name, side in (sides or {}).items()},
         cost_usd={accounting: costs[-1] for accounting, costs in line.cost_usd.items()},
         modelled_s=modelled_run(records, spec.functions, slots),

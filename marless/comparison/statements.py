@@ -134,9 +134,10 @@ def _labels(comparison: Comparison) -> str:
     seeds = len(comparison.columns[0].figures)
     spread = f"± and [ ]: 95 % Student t intervals over {seeds} seeds" if seeds > 1 else "One seed: no intervals"
     return (
-        f"{spread}; ratios are paired by seed (geometric mean). Modelled: the recorded functions' durations scheduled "
-        f"on {comparison.slots} vCPUs; the serverful figure is for a modelled run too. Measured: the sum of the "
-        "rounds' times on the machine that ran them."
+        f"{spread}; ratios are paired by seed (geometric mean). Interquartile means (the mean, with fewer than four "
+        "seeds) have 95 % percentile intervals of a bootstrap over seeds (Agarwal et al. 2021). Modelled: the recorded "
+        f"functions' durations scheduled on {comparison.slots} vCPUs; the serverful figure is for a modelled run too. "
+        "Measured: the sum of the rounds' times on the machine that ran them."
     )
 
 

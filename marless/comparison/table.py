@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -17,6 +17,7 @@ from marless.pricing.charges import ACCOUNTINGS, Accounting
 REFERENCES = ("vanilla", "marless-minus")
 """Costs are set against theirs (Wei et al. 2025, figs. 9 and 12), where they are compared too."""
 _COSTS = ("paper cost, $", "billed cost, $", "serverful cost, $, modelled")
+_IQM = "interquartile mean"
 _MEANS = ("greedy", "random", "modelled_s", "measured_s", "learners", "actors", "cold_starts")
 
 
@@ -44,6 +45,25 @@ class Column:
     def costs(self, accounting: Accounting) -> list[float]:
         """US dollars of every seed."""
         return self.values(lambda each: each.cost_usd[accounting])
+
+    @property
+    def middle(self) -> Estimate:
+        """Interquartile mean of the final greedy return over seeds."""
+        return statistics.interquartile_mean([self.values(attrgetter("greedy"))])
+
+    @property
+    def won(self) -> Estimate | None:
+        """Interquartile mean of the share of final greedy episodes that were won; None without wins."""
+        return self._share(each.wins for each in self.figures)
+
+    @property
+    def random_won(self) -> Estimate | None:
+        """The same of chance."""
+        return self._share(each.random_wins for each in self.figures)
+
+    def _share(self, values: Iterable[float | None]) -> Estimate | None:
+        known = [value for value in values if value is not None]
+        return statistics.interquartile_mean([known]) if known else None
 
     def side(self, name: str) -> Estimate:
         """How far an agent class of a competitive environment is above chance, against chance."""
@@ -115,7 +135,11 @@ def rows(comparison: Comparison) -> list[tuple[str, ...]]:
         table.append((name, *(plus_minus(column.estimate(attrgetter(figure)), digits) for column in columns)))
 
     mean("greedy return per agent, at the end", "greedy", 4)
+    table.append((f"the same, {_IQM}", *(spanned(column.middle) for column in columns)))
     mean("random policy", "random", 4)
+    if any(column.won for column in columns):
+        table.append((f"greedy episodes won, {_IQM}", *(_percent(column.won) for column in columns)))
+        table.append(("random policy won", *(_percent(column.random_won) for column in columns)))
     for side in columns[0].figures[0].sides:
         table.append(
             (f"{side} against chance, above chance", *(plus_minus(column.side(side), 4) for column in columns))
@@ -141,6 +165,23 @@ def plus_minus(estimate: Estimate, digits: int = 3) -> str:
     places = _places(estimate.mean, digits)
     reach = estimate.half_width
     return f"{estimate.mean:,.{places}f}" + ("" if reach is None else f" ± {reach:,.{places}f}")
+
+
+def spanned(estimate: Estimate, digits: int = 4) -> str:
+    """Mean and 95 % interval, to so many significant digits of the mean."""
+    places = _places(estimate.mean, digits)
+    mean = f"{estimate.mean:,.{places}f}"
+    if estimate.low is None or estimate.high is None:
+        return mean
+    return f"{mean} [{estimate.low:,.{places}f}, {estimate.high:,.{places}f}]"
+
+
+def _percent(estimate: Estimate | None) -> str:
+    if estimate is None:
+        return ""
+    if estimate.low is None or estimate.high is None:
+        return f"{estimate.mean:.0%}"
+    return f"{estimate.mean:.0%} [{estimate.low:.0%}, {estimate.high:.0%}]"
 
 
 def bracketed(estimate: Estimate) -> str:
@@ -180,6 +221,9 @@ def _column(comparison: Comparison, column: Column) -> dict[str, Any]:  # Any: J
         "cost_ratio": {other.preset: _plain(cost_ratio(column, other)) for other in comparison.cost_references},
         "charged_ratio": {other.preset: _plain(honest_ratio(column, other)) for other in comparison.cost_references},
         "sides_above_chance": {name: _plain(column.side(name)) for name in column.figures[0].sides},
+        "greedy_interquartile_mean": _plain(column.middle),
+        "win_rate": column.won and _plain(column.won),
+        "random_win_rate": column.random_won and _plain(column.random_won),
         "greedy_above_random": _plain(statistics.difference(greedy, random)),
         f"greedy_above_{comparison.reference.preset}": _plain(statistics.difference(greedy, reference)),
         "runs": [dataclasses.asdict(each) for each in column.figures],

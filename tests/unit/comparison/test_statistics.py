@@ -3,11 +3,13 @@
 import math
 import sys
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import trim_mean
 
-from marless.comparison.statistics import difference, interval, ratio
+from marless.comparison.statistics import difference, interquartile_mean, interval, ratio
 from marless.errors import UnavailableError
 
 
@@ -74,3 +76,53 @@ def test_without_scipy_a_sentence_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy.special", None)
     with pytest.raises(UnavailableError, match="pip install"):
         interval([1.0, 2.0])
+
+
+def test_an_interquartile_mean_leaves_a_quarter_out_at_either_end():
+    assert interquartile_mean([[100.0, 1.0, 3.0, -50.0]]).mean == 2.0
+    assert interquartile_mean([[9.0, 1.0, 2.0, 3.0, -9.0]]).mean == 2.0  # five: one at either end
+    assert interquartile_mean([[1.0, 2.0, 6.0]]).mean == 3.0  # three: nobody
+    # Eight of two tasks are one sample: 0 1 | 2 3 4 5 | 6 7
+    assert interquartile_mean([[7.0, 0.0, 6.0, 1.0], [2.0, 5.0, 4.0, 3.0]]).mean == 3.5
+
+
+@given(st.lists(st.lists(st.floats(-100, 100), min_size=1, max_size=6), min_size=1, max_size=3))
+def test_an_interquartile_mean_is_scipys_trimmed_mean_within_its_interval(tasks):
+    found = interquartile_mean(tasks)
+    assert found.mean == pytest.approx(trim_mean(np.concatenate(tasks), 0.25), abs=1e-9)
+    if found.low is not None:
+        assert min(map(min, tasks)) - 1e-9 <= found.low <= found.high <= max(map(max, tasks)) + 1e-9
+        assert found == interquartile_mean(tasks)
+
+
+def test_a_bootstrap_interval_of_two_seeds():
+    # Resamples of (0, 1): means 0, 1/2, 1 with chances 1/4, 1/2, 1/4. Each end holds more than 2.5 %.
+    found = interquartile_mean([[0.0, 1.0]])
+    assert (found.mean, found.low, found.high, found.n) == (0.5, 0.0, 1.0, 2)
+
+
+def test_a_bootstrap_draws_seeds_within_each_task():
+    # Tasks at 0 and 100 always give two values each: (0, 0, 100, 100), whose middle half is (0, 100).
+    found = interquartile_mean([[0.0, 0.0], [100.0, 100.0]])
+    assert (found.mean, found.low, found.high) == (50.0, 50.0, 50.0)
+
+
+def test_a_bootstrap_interval_is_that_of_all_resamples():
+    # All 4^4 resamples of four seeds; their middle two.
+    values = [0.0, 1.0, 4.0, 9.0]
+    resampled = np.sort(np.stack(np.meshgrid(*[values] * 4), axis=-1).reshape(-1, 4), axis=-1)[:, 1:3].mean(axis=-1)
+    found = interquartile_mean([values])
+    assert found.low == pytest.approx(np.quantile(resampled, 0.025), abs=0.3)
+    assert found.high == pytest.approx(np.quantile(resampled, 0.975), abs=0.3)
+
+
+def test_one_seed_has_no_bootstrap_interval_and_equal_seeds_one_of_no_width():
+    assert interquartile_mean([[7.0]]).low is interquartile_mean([[7.0], [9.0]]).low is None
+    equal = interquartile_mean([[0.1, 0.1, 0.1]])
+    assert equal.low == equal.high == equal.mean == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("tasks", [[], [[]], [[1.0], []]])
+def test_a_task_without_values_has_no_interquartile_mean(tasks):
+    with pytest.raises(ValueError, match="no value"):
+        interquartile_mean(tasks)

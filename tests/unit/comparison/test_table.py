@@ -76,6 +76,28 @@ def test_every_quantity_has_its_row():
     assert "that / marless-minus's" not in shown
 
 
+def test_interquartile_means_stand_beside_means():
+    shown = cells(two([-20.0, -22.0], [-20.0, -20.0]))
+    assert shown["the same, interquartile mean"] == ["-21.00 [-22.00, -20.00]", "-20.00 [-20.00, -20.00]"]
+    assert cells(two([-20.0], [-21.5]))["the same, interquartile mean"] == ["-20.00", "-21.50"]
+
+
+def test_wins_have_rows_where_there_are_any():
+    assert "random policy won" not in cells(two([-20.0], [-20.0]))
+    runs = [
+        dataclasses.replace(run(preset, seed, greedy=1.0), wins=wins, random_wins=0.25)
+        for preset, rates in (("vanilla", (0.5, 1.0)), ("marless", (1.0, 1.0)))
+        for seed, wins in enumerate(rates)
+    ]
+    comparison = table.compared("tiny", 64, presets("vanilla,marless"), {}, runs)
+    shown = cells(comparison)
+    assert shown["greedy episodes won, interquartile mean"] == ["75% [50%, 100%]", "100% [100%, 100%]"]
+    assert shown["random policy won"] == ["25% [25%, 25%]"] * 2
+    found = table.to_json(comparison, [])["presets"]["vanilla"]
+    assert (found["win_rate"]["mean"], found["random_win_rate"]["low"]) == (0.75, 0.25)
+    assert table.to_json(two([-20.0], [-20.0]), [])["presets"]["vanilla"]["win_rate"] is None
+
+
 def test_small_money_keeps_its_digits():
     assert table.plus_minus(table.statistics.interval([0.000012346]), 4) == "0.00001235"
     assert table.plus_minus(table.statistics.interval([1234.5]), 3) == "1,234"
@@ -178,6 +200,7 @@ def test_programs_get_everything():
     assert marless["cost_ratio"]["vanilla"]["mean"] == 0.25
     assert marless["greedy_above_vanilla"]["mean"] == -0.5
     assert marless["greedy_above_random"]["mean"] == 8.5
+    assert marless["greedy_interquartile_mean"]["mean"] == -21.5
     assert [each["greedy"] for each in marless["runs"]] == [-21.0, -22.0]
 
 
@@ -185,6 +208,7 @@ def test_the_figures_of_a_run():
     records = [record(0, actors=4), record(1, actors=2, groups=PAIRED, greedy=-12.0)]
     found = figures(records, spec(), returns(-30.0), preset="marless", slots=64)
     assert (found.rounds, found.greedy, found.random, found.env_steps) == (2, -12.0, -30.0, 200)
+    assert (found.wins, found.random_wins) == (None, None)
     assert (found.actors, found.learners) == (3.0, 3.0)  # 4 and 2; 2 · 2 and 2 · 1
     assert found.curves.learners == (4, 2)
     assert found.measured_s == 2 * ROUND_S
@@ -193,6 +217,13 @@ def test_the_figures_of_a_run():
     assert found.cost_usd["paper"] == pytest.approx((12 + 12) * 1.66667e-5, rel=1e-6)
     assert found.curves.cost_usd["paper"][-1] == found.cost_usd["paper"]
     assert found.curves.cost_usd["paper"][0] == pytest.approx((8 + 8) * 1.66667e-5, rel=1e-6)
+
+
+def test_the_wins_of_a_run():
+    won = dataclasses.replace(returns(-12.0), wins=3)
+    one = dataclasses.replace(record(0), evaluation=won)
+    found = figures([one], spec(), dataclasses.replace(returns(-30.0), wins=1), preset="marless", slots=64)
+    assert (found.wins, found.random_wins) == (0.75, 0.25)
 
 
 def test_cold_starts_are_those_of_workers():
