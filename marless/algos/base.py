@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveInt
 
@@ -83,7 +83,20 @@ class SimilarityConfig(Strict):
 class AlgorithmConfig(Strict):
     """Base of every algorithm's config; `name` selects the algorithm in the registry."""
 
+    family: ClassVar[str] = ""
+    """Algorithms of one family have policies of one kind: a job may start from what another of its family trained. ""
+    means that the algorithm is a family of its own."""
     name: str
+
+    def drawn(self, steps: int) -> int | None:
+        """Samples of an agent that an update goes over however many its round has, in segments of `steps` time steps;
+        None: it goes over those of its round.
+        """
+        return None
+
+    def warm(self) -> Self:
+        """These settings as they are once training is under way, for who measures what an update takes."""
+        return self
 
 
 @dataclass(frozen=True)

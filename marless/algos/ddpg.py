@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 class DDPGConfig(OffPolicyConfig):
     """Settings common to MADDPG and IDDPG. Policies and critics are separate nets with separate optimizers."""
 
+    family: ClassVar[str] = "ddpg"
     critic_lr: Rate = Field(1e-3, description="learning rate of critics")
     critic_hidden: tuple[PositiveInt, ...] | None = Field(
         None, min_length=1, description="units of each hidden layer of critics; null: those of policies"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -40,6 +40,14 @@ class OffPolicyConfig(AlgorithmConfig):
     max_grad_norm: float = Field(10.0, gt=0, description="limit of each net's gradient norm")
     reward_normalisation: bool = Field(True, description="rewards of mean 0 and deviation 1 over what was remembered")
     replay: ReplaySpec = ReplaySpec()  # type: ignore[call-arg]  # pydantic's plugin-free view of Field defaults
+
+    def drawn(self, steps: int) -> int:
+        """See `AlgorithmConfig`: a batch for each gradient step."""
+        return self.updates * self.batch * (steps if self.replay.unit == "episodes" else 1)
+
+    def warm(self) -> Self:
+        """See `AlgorithmConfig`: without a warm-up."""
+        return self.model_copy(update={"warmup": 0})
 
     @model_validator(mode="after")
     def _capacity_covers_warmup(self) -> OffPolicyConfig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -13,6 +14,7 @@ from marless.errors import SpecError
 class PPOConfig(AlgorithmConfig):
     """Settings common to IPPO and MAPPO. Policies and critics are separate nets with separate optimizers."""
 
+    family: ClassVar[str] = "ppo"
     lr: Rate = Field(2e-3, description="Adam's learning rate of policies and critics")
     gamma: float = Field(0.95, ge=0, le=1, description="discount per env step")
     gae_lambda: float = Field(0.95, ge=0, le=1, description="λ of generalised advantage estimation")

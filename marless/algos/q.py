@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from pydantic import Field, model_validator
 
@@ -15,6 +16,7 @@ from marless.errors import SpecError
 class QConfig(OffPolicyConfig):
     """Settings common to IQL, VDN and QMIX."""
 
+    family: ClassVar[str] = "q"
     double: bool = Field(True, description="the net in training chooses the next action, its target net values it")
     dueling: bool = Field(False, description="nets output a value of the state and an advantage of each action")
     td_lambda: float | None = Field(
