@@ -166,6 +166,19 @@ def drawn_stacks(
     return [_drawn(part, agent_class, copies or samples, seed, device, copies) for part in _cut(groups, parts)]
 
 
+def cut_stacks(
+    groups: Sequence[Group], agent_class: AgentClass, *, copies: int, parts: int, device: torch.device
+) -> list[DrawnStack]:
+    """At most `parts` stacks of groups of any size, each of which takes `copies` columns of each time step from its
+    members' m · copies.
+
+    For samples that are a random draw already: the i-th of m members gives the i-th part, and nothing is drawn again.
+    Raises SpecError as `stacks` does.
+    """
+    _check(groups, agent_class)
+    return [_cut_stack(part, agent_class, copies, device) for part in _cut(groups, parts)]
+
+
 def _check(groups: Sequence[Group], agent_class: AgentClass) -> None:
     grouped = [agent for group in groups for agent in group.agents]
     if sorted(grouped) != sorted(agent_class.agents):
@@ -196,7 +209,24 @@ def _drawn(
     device: torch.device,
     copies: int | None,
 ) -> DrawnStack:
-    columns = [column for group in groups for column in _draw(group, units, seed)]
+    columns = [column.to(device) for group in groups for column in _draw(group, units, seed)]
+    return _drawn_stack(groups, agent_class, columns, device, copies)
+
+
+def _cut_stack(groups: Sequence[Group], agent_class: AgentClass, copies: int, device: torch.device) -> DrawnStack:
+    columns = [
+        part for group in groups for part in torch.tensor_split(torch.arange(copies, device=device), len(group.agents))
+    ]
+    return _drawn_stack(groups, agent_class, columns, device, copies)
+
+
+def _drawn_stack(
+    groups: Sequence[Group],
+    agent_class: AgentClass,
+    columns: Sequence[Tensor],
+    device: torch.device,
+    copies: int | None,
+) -> DrawnStack:
     agents = [agent_class.agents.index(agent) for group in groups for agent in group.agents]
     owners = [policy for policy, group in enumerate(groups) for _ in group.agents]
     return DrawnStack(
@@ -205,7 +235,7 @@ def _drawn(
         copies=copies,
         agents=torch.tensor(agents, device=device),
         owners=torch.tensor(owners, device=device),
-        columns=tuple(column.to(device) for column in columns),
+        columns=tuple(columns),
     )
 
 
