@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from marless.algos import registry as algorithms
-from marless.algos.base import Group, Setting
+from marless.algos.base import FunctionNode, Group, Setting, scopes
 from marless.envs import registry as environments
 from marless.envs.base import EnvSpaces
 from marless.errors import SpecError
@@ -18,6 +19,15 @@ from marless.sharing.groups import initial_groups
 from marless.spec import JobSpec
 
 _JOB_ID = re.compile(r"[a-z0-9]([a-z0-9-]{0,98}[a-z0-9])?")
+
+
+@dataclass(frozen=True)
+class Function:
+    """One function of an update."""
+
+    index: int
+    """Of the scope whose learner it runs in."""
+    node: FunctionNode
 
 
 @dataclass(frozen=True)
@@ -34,6 +44,16 @@ class Job:
     """Learners measure the curvature of each policy's objective in every round."""
     noise: bool
     """Learners measure each policy's gradient noise scale in every round."""
+
+    def functions(self, groups: Sequence[Group]) -> tuple[Function, ...]:
+        """All functions that an update of these groups consists of, as the algorithm declares them."""
+        config, spaces = self.spec.algorithm, self.spaces
+        algorithm, found = algorithms.algorithm(config.name), []
+        for scope in scopes(algorithm, config, spaces):
+            agents = {agent for each in scope.agent_classes(spaces) for agent in each.agents}
+            served = tuple(group for group in groups if group.agents[0] in agents)
+            found += [Function(scope.index, node) for node in algorithm.functions(config, scope, served, spaces)]
+        return tuple(found)
 
 
 def advice(job: Job) -> str:

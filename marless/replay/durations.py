@@ -3,7 +3,9 @@
 Actors are drawn from those that were recorded, in this round or the nearest ones. A learner's function takes what it
 took in the recorded round, times the ratio of what a line through all recorded executions of its kind says of its new
 and its old number of samples. The line is fitted by least squares, with neither end below zero; a run that recorded
-one number of samples only says nothing of the slope, and then time is taken as proportional to samples.
+one number of samples only says nothing of the slope, and then time is taken as proportional to samples. Algorithms
+that draw their batches from a replay go over as many samples in each round, whatever it sampled; only their
+post-processing, which takes in the round, is fitted to it, and where one size was recorded taken as constant.
 """
 
 from __future__ import annotations
@@ -21,8 +23,10 @@ if TYPE_CHECKING:
 Pooling = Literal["pooled", "drawn"]
 ENOUGH = 16
 """Recorded actors to draw from; a round that has fewer borrows from the nearest ones."""
-PER_SAMPLE = ("post_process", "critic", "policy")
+PER_SAMPLE = ("post_process", "critic", "mixer", "policy")
 """Functions whose work grows with their samples; measurements work on a subset of fixed size."""
+OF_SCOPE = ("post_process", "mixer")
+"""Functions that serve all policies of a scope, whatever they are named after; a joint critic has no policy's name."""
 
 
 @dataclass(frozen=True)
@@ -39,14 +43,19 @@ class Line:
         return self.base_s + self.per_sample_s * samples
 
 
-def fit(points: Sequence[tuple[float, float]]) -> Line:
-    """The line with the least squared error that starts at or above 0 and does not fall; points are (samples, s)."""
+def fit(points: Sequence[tuple[float, float]], *, one_size: Literal["proportional", "constant"]) -> Line:
+    """The line with the least squared error that starts at or above 0 and does not fall; points are (samples, s).
+
+    `one_size` says what time is taken to be where all points have the same number of samples.
+    """
     sizes = len({samples for samples, _ in points})
     squares = sum(samples * samples for samples, _ in points)
     proportional = Line(0.0, sum(x * y for x, y in points) / squares if squares else 0.0, sizes)
-    if sizes < 2:
+    if sizes < 2 and one_size == "proportional":
         return proportional
     mean_x, mean_y = fmean(x for x, _ in points), fmean(y for _, y in points)
+    if sizes < 2:
+        return Line(mean_y, 0.0, sizes)
     slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x, _ in points)
     if slope < 0:
         return Line(mean_y, 0.0, sizes)
@@ -57,14 +66,30 @@ def fit(points: Sequence[tuple[float, float]]) -> Line:
 class Durations:
     """What a recorded run says about durations."""
 
-    def __init__(self, records: Sequence[RoundRecord], pooling: Pooling) -> None:
+    def __init__(self, records: Sequence[RoundRecord], pooling: Pooling, drawn: int | None = None) -> None:
+        """`drawn`: see `AlgorithmConfig.drawn`."""
         self._records = records
+        self._drawn = drawn
         points: dict[str, list[tuple[float, float]]] = {function: [] for function in PER_SAMPLE}
         for record, env_steps in zip(records, sampled(records), strict=True):
             for each in record.invocations:
                 if each.function in points:
-                    points[each.function].append((_samples(each, record.groups, env_steps, pooling), each.vcpu_s))
-        self.lines: Mapping[str, Line] = {function: fit(found) for function, found in points.items() if found}
+                    points[each.function].append((self._samples(each, record.groups, env_steps, pooling), each.vcpu_s))
+        one_size: Literal["proportional", "constant"] = "proportional" if drawn is None else "constant"
+        self.lines: Mapping[str, Line] = {
+            function: fit(found, one_size=one_size if function == "post_process" else "proportional")
+            for function, found in points.items()
+            if found
+        }
+
+    def samples(self, function: str, members: int, env_steps: int, pooling: Pooling) -> float:
+        """Agent samples that a function of a group of so many members goes over in a round of so many env steps.
+
+        Of what serves the whole scope (post-processing, joint critics, mixers), pass one member.
+        """
+        if self._drawn is not None and function != "post_process":
+            env_steps = self._drawn
+        return float(env_steps * (members if pooling == "pooled" else 1))
 
     def ratio(self, function: str, before: float, after: float) -> float:
         """By which factor a function's time changes with its number of samples."""
@@ -89,21 +114,17 @@ class Durations:
                 return found
         return []
 
+    def _samples(
+        self, each: InvocationRecord, groups: Sequence[GroupRecord], env_steps: int, pooling: Pooling
+    ) -> float:
+        members = 1
+        if each.function not in OF_SCOPE:
+            members = next((len(group.agents) for group in groups if group.policy == each.name), 1)
+        return self.samples(each.function, members, env_steps, pooling)
+
     def _nearest(self, number: int) -> Iterator[int]:
         """All rounds, from this one outwards; the earlier of two as far away first."""
         return iter(sorted(range(len(self._records)), key=lambda other: (abs(other - number), other)))
-
-
-def samples(members: int, env_steps: int, pooling: Pooling) -> float:
-    """Agent samples that the learner of a group goes over in a round of so many env steps."""
-    return float(env_steps * (members if pooling == "pooled" else 1))
-
-
-def _samples(each: InvocationRecord, groups: Sequence[GroupRecord], env_steps: int, pooling: Pooling) -> float:
-    """Of post-processing and joint critics: the env steps, over which they go for the whole agent class."""
-    of_class = each.function == "post_process"
-    members = next((len(group.agents) for group in groups if group.policy == each.name and not of_class), 1)
-    return samples(members, env_steps, pooling)
 
 
 def sampled(records: Sequence[RoundRecord]) -> list[int]:

@@ -12,11 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from marless.algos.base import Group
+from marless.algos.base import FunctionNode, Group
+from marless.job import Function
 from marless.pricing.usage import HOST, WHOLE, outside_of_passes
 from marless.record import Decision, Distances, GroupRecord, InvocationRecord, PhaseSeconds, RoundRecord
 from marless.replay import cluster
-from marless.replay.durations import Durations, Pooling, samples
+from marless.replay.durations import OF_SCOPE, Durations, Pooling
 from marless.spec import FunctionsSpec
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ class Plan:
 
     actors: int
     groups: tuple[Group, ...]
+    functions: tuple[Function, ...]
+    """That an update of these groups consists of."""
     decisions: tuple[Decision, ...]
     curvature: bool
     similarity: bool
@@ -158,7 +161,7 @@ def _ran(record: RoundRecord, function: str) -> bool:
 
 
 def _learners(source: Source, plan: Plan, env_steps: int) -> list[InvocationRecord]:
-    """The learners of all agent classes, with the functions in them.
+    """The learners of all scopes, with the functions in them.
 
     A learner does in no pass (reading trajectories, publishing) what it did, in proportion to the env steps; its passes
     overlap as much as the recorded ones did. All functions in it get the span of all its passes.
@@ -183,30 +186,35 @@ def _learners(source: Source, plan: Plan, env_steps: int) -> list[InvocationReco
 
 
 def _functions(source: Source, plan: Plan, index: int, env_steps: int) -> list[InvocationRecord]:
-    """The functions in the learner of one agent class, each with its vCPU seconds."""
-    recorded, durations = source.record, source.durations
-    mine = [each for each in recorded.invocations if each.index == index and each.function not in (*WHOLE, HOST)]
-    policies = {group.policy for group in recorded.groups}
-    wanted = ("critic", "policy", "curvature") if plan.curvature else ("critic", "policy")
-    found = []
-    for each in mine:
-        for_class = each.function == "post_process" or each.name not in policies
-        if for_class and each.function != "similarity":
-            ratio = durations.ratio(each.function, source.env_steps, env_steps)
-            found.append(replace(each, vcpu_s=each.vcpu_s * ratio))
-    for group in plan.groups:
-        stands = stand_in(recorded.groups, group)
-        of_group = {each.function: each for each in mine if each.name == stands.policy}
-        before = samples(len(stands.agents), source.env_steps, source.pooling)
-        after = samples(len(group.agents), env_steps, plan.pooling)
-        for function in wanted:
-            if one := of_group.get(function):
-                ratio = durations.ratio(function, before, after)
-                id_ = f"{recorded.job}/{recorded.round}/{function}/{group.policy}"
-                found.append(replace(one, id=id_, name=group.policy, vcpu_s=one.vcpu_s * ratio))
+    """The functions in the learner of one scope, each with its vCPU seconds: those declared, then measurements."""
+    nodes = [each.node for each in plan.functions if each.index == index]
+    if plan.curvature:
+        nodes += [FunctionNode("curvature", node.name) for node in nodes if node.function == "policy"]
+    found = [_function(source, plan, index, env_steps, node) for node in nodes]
     if plan.similarity:
-        found += [each for each in durations.similarity(recorded.round) if each.index == index]
-    return found
+        found += [each for each in source.durations.similarity(source.record.round) if each.index == index]
+    return [each for each in found if each]
+
+
+def _function(source: Source, plan: Plan, index: int, env_steps: int, node: FunctionNode) -> InvocationRecord | None:
+    """One function as the recorded one that stands for it would have been; None if the record has none."""
+    recorded, durations = source.record, source.durations
+    group = next((each for each in plan.groups if each.policy == node.name and node.function not in OF_SCOPE), None)
+    stands = stand_in(recorded.groups, group) if group else None
+    name = stands.policy if stands else node.name
+    ran = (each for each in recorded.invocations if (each.function, each.name) == (node.function, name))
+    one = next((each for each in ran if each.index == index), None)
+    if one is None:
+        return None
+    before = durations.samples(node.function, len(stands.agents) if stands else 1, source.env_steps, source.pooling)
+    after = durations.samples(node.function, len(group.agents) if group else 1, env_steps, plan.pooling)
+    return replace(
+        one,
+        id=f"{recorded.job}/{recorded.round}/{node.id}",
+        name=node.name,
+        vcpu_s=one.vcpu_s * durations.ratio(node.function, before, after),
+        after=node.after,
+    )
 
 
 def stand_in(recorded: Sequence[GroupRecord], group: Group) -> GroupRecord:

@@ -168,7 +168,8 @@ class _Walk:
         self, records: Sequence[RoundRecord], recorded: JobSpec, job: Job, slots: int | None, seed: int
     ) -> None:
         self.seed = seed
-        self.durations = Durations(records, recorded.sharing.samples)
+        drawn = recorded.algorithm.drawn(recorded.actors.steps)
+        self.durations = Durations(records, recorded.sharing.samples, drawn)
         self.machine = Machine(functions=job.spec.functions, slots=slots or slots_of(records, job.spec.functions))
         prices = price_tables.load(job.spec.bill.prices)
         self.ledger, self.recorded_ledger = Ledger(job.spec, prices), Ledger(job.spec, prices)
@@ -218,6 +219,7 @@ class _Walk:
         return Plan(
             actors=decided.actors,
             groups=decided.groups,
+            functions=job.functions(decided.groups),
             decisions=decided.decisions,
             curvature=job.curvature,
             similarity=job.sharing.asks(history, recorded.returns),

@@ -5,7 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from marless.algos.base import Group
+from marless.algos import registry as algorithms
+from marless.algos.base import FunctionNode, Group, Scope
+from marless.job import Function
 from marless.pricing.usage import usage
 from marless.record import Distances, GroupRecord, PhaseSeconds
 from marless.replay.durations import Durations
@@ -13,6 +15,10 @@ from marless.replay.rounds import Machine, Plan, Source, rebuild, stand_in
 from marless.spec import FunctionsSpec
 from tests.unit.pricing.rounds import invocation, round_of
 
+ippo = algorithms.algorithm("ippo")
+IPPO = ippo.config_type(name="ippo")
+mappo = algorithms.algorithm("mappo")
+MAPPO = mappo.config_type(name="mappo")
 FUNCTIONS = FunctionsSpec()
 MACHINE = Machine(functions=FUNCTIONS, slots=2)
 PHASES = PhaseSeconds(rollout=2.5, update=11.0, evaluation=0.5)
@@ -50,9 +56,15 @@ def source(record) -> Source:
     )
 
 
+def declared(groups, index=0) -> tuple[Function, ...]:
+    """As PPO declares them for one class."""
+    return tuple(Function(index, node) for node in ippo.functions(IPPO, Scope(index, (index,), "class"), groups, None))
+
+
 def plan(*groups: Group, **changes) -> Plan:
+    groups = groups or (Group("a", ("a",)), Group("b", ("b",)))
     fields = {
-        "actors": 2, "groups": groups or (Group("a", ("a",)), Group("b", ("b",))), "decisions": (),
+        "actors": 2, "groups": groups, "functions": declared(groups), "decisions": (),
         "curvature": False, "similarity": False, "pooling": "pooled",
     }  # fmt: skip
     return Plan(**fields | changes)
@@ -180,10 +192,37 @@ def test_a_joint_critic_serves_whoever_there_is():
         metrics={**one.metrics, "critic.class": {"value_loss": 3.0}},
         versions={**one.versions, "critic.class": 2},
     )
-    shared = rebuilt(one, plan(Group("a", ("a", "b")))).record
+    groups = (Group("a", ("a", "b")),)
+    nodes = mappo.functions(MAPPO, Scope(0, (0,), "class"), groups, None)
+    shared = rebuilt(one, plan(*groups, functions=tuple(Function(0, node) for node in nodes))).record
     assert of(shared, "critic")["critic.class"].vcpu_s == 2.0
     assert shared.metrics == {"a": {"curvature": 1.0}, "critic.class": {"value_loss": 3.0}}
     assert shared.versions == {"a": 1, "critic.class": 2}
+
+
+def test_a_teams_functions_are_those_that_its_algorithm_declares_for_other_groups():
+    """One learner of two classes: a mixer that has the name of a policy, and batches that no round makes larger."""
+    runs = (
+        invocation("learner", 103.0, 113.0, queued_s=102.8, vcpu_s=8.0),
+        invocation("post_process", 104.0, 106.0, name="team", queued_s=0.0),
+        invocation("mixer", 106.0, 108.0, name="a", queued_s=0.0, after=("post_process/team",)),
+        *(invocation("policy", 108.0, 113.0, name=name, queued_s=0.0, vcpu_s=1.0) for name in "abcd"),
+    )
+    one = recorded(policies=tuple("abcd"), versions=dict.fromkeys("abcd", 2))
+    one = replace(one, invocations=(*one.invocations[:2], *runs))
+    groups = (Group("b", ("a", "b")), Group("c", ("c",)), Group("d", ("d",)))
+    nodes = [
+        FunctionNode("post_process", "team"),
+        FunctionNode("mixer", "a", after=("post_process/team",)),
+        *(FunctionNode("policy", group.policy, after=("mixer/a",)) for group in groups),
+    ]
+    durations = Durations([one], "pooled", drawn=50)
+    asked = plan(*groups, actors=4, functions=tuple(Function(0, node) for node in nodes))
+    found = rebuild(replace(source(one), durations=durations), asked, MACHINE, before=None, delay_s=0.0).record
+    assert {name: each.vcpu_s for name, each in of(found, "policy").items()} == {"b": 2.0, "c": 1.0, "d": 1.0}
+    assert of(found, "policy")["b"].after == ("mixer/a",)
+    assert [of(found, "mixer")["a"].vcpu_s, of(found, "post_process")["team"].vcpu_s] == [2.0, 2.0]
+    assert sum(each.function == "actor" for each in found.invocations) == 4
 
 
 def test_heads_are_counted_on_from_the_round_before():
