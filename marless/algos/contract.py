@@ -10,7 +10,7 @@ import math
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -20,83 +20,22 @@ from marless.algos.base import (
     Algorithm,
     AlgorithmConfig,
     Arrays,
-    CurvatureSpec,
     FunctionNode,
     Group,
     Learner,
     LearnerContext,
     Measure,
-    ModelSpec,
     PolicyState,
     RoundInput,
     Scope,
-    Setting,
     UpdateOutput,
     scopes,
 )
-from marless.data.rollout import play, rollout
-from marless.data.trajectory import Trajectory, TrajectorySchema
-from marless.envs.base import AgentClass, Box, Discrete, EnvSpaces
-from marless.envs.made_up import MadeUp
-from marless.errors import SpecError
+from marless.algos.made_up import CASES, ROUNDS, SEED, MadeUpJob, Round
+from marless.data.trajectory import Trajectory
+from marless.envs.base import AgentClass
+from marless.errors import CorruptError, SpecError
 from marless.nets import serial
-from marless.nets.acting import ActingPolicies
-from marless.sharing.policy_distance import PolicyDistanceConfig
-
-SEED = 3
-ACTORS, COPIES, STEPS = 2, 4, 10
-"""A round: 80 env steps. Episodes end after at most 4 steps, and the last ones are cut off."""
-_WALKERS = ("walker_0", "walker_1", "walker_2")
-_TEAM = EnvSpaces(
-    (AgentClass("scout", ("scout_0",), 3, Discrete(2)), AgentClass("walker", _WALKERS, 4, Discrete(3))),
-    state_size=5,
-    max_steps=4,
-    masks=True,
-    deaths=True,
-    rewards="cooperative",
-)
-_SMOOTH = EnvSpaces(
-    (AgentClass("walker", _WALKERS, 4, Box((-1.0, 0.0), (1.0, 2.0))),), state_size=5, max_steps=4, rewards="cooperative"
-)
-_PLAIN = ModelSpec.model_validate({"hidden": (8, 6), "activation": "relu"})
-_MEMORY = ModelSpec.model_validate({"hidden": (8, 6), "recurrent": "gru"})
-CASES: Mapping[str, tuple[EnvSpaces, ModelSpec]] = {
-    "discrete": (_TEAM, _PLAIN),
-    "discrete with memory": (_TEAM, _MEMORY),
-    "continuous": (_SMOOTH, _PLAIN),
-    "continuous with memory": (_SMOOTH, _MEMORY),
-}
-"""Made-up jobs by name: a team of two classes whose agents die and whose actions may be illegal; or continuous ones."""
-
-_APART = tuple(Group(agent, (agent,)) for agent in _WALKERS)
-_TOGETHER = (Group("walker_1", _WALKERS),)
-_SPLIT = tuple(Group(agent, (agent,), "" if agent == "walker_1" else "walker_1") for agent in _WALKERS)
-_MEASURED = Measure(
-    curvature=CurvatureSpec.model_validate({"samples": 32, "steps": 3}),
-    noise=True,
-    similarity=PolicyDistanceConfig.model_validate({"samples": 8}),
-)
-
-
-@dataclass(frozen=True)
-class _Round:
-    """How a round of the made-up job differs from others."""
-
-    walkers: tuple[Group, ...]
-    """The groups of the class that merges and splits."""
-    drawn: bool = False
-    """Groups train on as many samples as one agent has."""
-    measure: Measure = field(default_factory=Measure)
-
-
-_ROUNDS: tuple[_Round, ...] = (
-    _Round(_APART),
-    _Round(_APART, measure=_MEASURED),
-    _Round(_TOGETHER),
-    _Round(_TOGETHER, drawn=True),
-    _Round(_SPLIT),
-    _Round(_APART),
-)
 
 
 def check_algorithm(
@@ -104,46 +43,45 @@ def check_algorithm(
 ) -> tuple[str, ...]:
     """Have learners of the algorithm train made-up jobs; raises AssertionError, saying which promise was broken.
 
-    Returns the names of the `CASES` that it was tried on: those that `Algorithm.check` does not refuse. Choose a config
-    with which it learns from 80 env steps a round. `one_step` holds the settings with which an update is a single
-    gradient step, such as `{"epochs": 1}`; with it, gradients are compared with updates too.
+    Returns the names of the made-up jobs that it was tried on, `marless.algos.made_up.CASES`: those that
+    `Algorithm.check` does not refuse. Choose a config with which it learns from 80 env steps a round. `one_step` holds
+    the settings with which an update is a single gradient step, such as `{"epochs": 1}`; with it, gradients are
+    compared with updates too.
     """
     _check_config(algorithm, config)
     accepted = dict(_accepted(algorithm, config))
-    for case, (spaces, model) in accepted.items():
+    for case, job in accepted.items():
         with tempfile.TemporaryDirectory() as folder:
-            job = _Job(algorithm, config, spaces, model, Path(folder))
-            for number, made_up in enumerate(_ROUNDS):
-                job.train(number, made_up, f"{case}, round {number}")
-            _require(job.moved, f"{case}: no policy has moved; choose settings that learn from 80 env steps a round")
+            trial = _Trial(algorithm, config, job, Path(folder))
+            for number, made_up in enumerate(ROUNDS):
+                trial.train(number, made_up, f"{case}, round {number}")
+            _require(trial.moved, f"{case}: no policy has moved; choose settings that learn from 80 env steps a round")
             if one_step is not None:
-                given = config.model_dump() | dict(one_step)
-                once = algorithm.config_type.model_validate(given)
-                _Job(algorithm, once, spaces, model, Path(folder) / "once").compare_gradients(case)
+                once = algorithm.config_type.model_validate({**config.model_dump(), **one_step})
+                _Trial(algorithm, once, job, Path(folder) / "once").compare_gradients(case)
     return tuple(accepted)
 
 
 def fingerprint(algorithm: Algorithm, config: AlgorithmConfig) -> str:
     """What comes of the made-up jobs, in hexadecimal digits: equal in every process, with any number of threads."""
     digest = hashlib.sha256()
-    for spaces, model in dict(_accepted(algorithm, config)).values():
+    for case, job in _accepted(algorithm, config):
         with tempfile.TemporaryDirectory() as folder:
-            job = _Job(algorithm, config, spaces, model, Path(folder))
-            for number, made_up in enumerate(_ROUNDS):
-                job.train(number, made_up, f"round {number}", again=False)
-            for name in sorted(job.states):
-                digest.update(b"".join(serial.encode(job.states[name])))
+            trial = _Trial(algorithm, config, job, Path(folder))
+            for number, made_up in enumerate(ROUNDS):
+                trial.train(number, made_up, f"{case}, round {number}", again=False)
+            for name in sorted(trial.states):
+                digest.update(b"".join(serial.encode(trial.states[name])))
     return digest.hexdigest()
 
 
 @dataclass
-class _Job:
-    """A made-up job: what the store would hold, and a learner for each scope."""
+class _Trial:
+    """A made-up job under training: what a store would hold, and a learner for each scope."""
 
     algorithm: Algorithm
     config: AlgorithmConfig
-    spaces: EnvSpaces
-    model: ModelSpec
+    job: MadeUpJob
     folder: Path
     """Where learners keep their replays."""
     states: dict[str, PolicyState] = field(default_factory=dict)
@@ -153,104 +91,60 @@ class _Job:
 
     def __post_init__(self) -> None:
         self.folder.mkdir(exist_ok=True)
-        self.scopes = scopes(self.algorithm, self.config, self.spaces)
+        self.scopes = scopes(self.algorithm, self.config, self.job.spaces)
         self._learners = {scope.index: self._learner(scope, self._replay(scope)) for scope in self.scopes}
 
-    def train(self, number: int, made_up: _Round, where: str, *, again: bool = True) -> None:
+    def train(self, number: int, made_up: Round, where: str, *, again: bool = True) -> None:
         """One round of all learners; with `again`, each update is done again as after a crash."""
-        groups = self._groups(made_up)
-        self._open(groups, where)
-        trajectories = self._sample(groups, number, where)
+        trajectories = self._sampled(number, made_up, where)
         for scope in self.scopes:
-            inputs = self._inputs(number, scope, groups, trajectories, made_up)
-            self._update(scope, inputs, f"{where}, {scope.name}", again)
-        self._play(groups, where)
+            self._update(scope, self.job.inputs(number, scope, made_up, trajectories), f"{where}, {scope.name}", again)
+        try:
+            self.job.play(made_up, self.states)
+        except (CorruptError, ValueError) as error:
+            raise AssertionError(f"{where}: evaluating its policies: {error}") from error
 
     def compare_gradients(self, where: str) -> None:
         """An update of one gradient step equals gradients and their application."""
-        groups = self._groups(_ROUNDS[0])
-        self._open(groups, where)
-        trajectories = self._sample(groups, 0, where)
+        trajectories = self._sampled(0, ROUNDS[0], where)
         for scope in self.scopes:
-            inputs = self._inputs(0, scope, groups, trajectories, _ROUNDS[0])
-            other = self._started(scope, inputs.groups, self.folder / f"{scope.index}.gradients")
+            inputs = self.job.inputs(0, scope, ROUNDS[0], trajectories)
             learner = self._learners[scope.index]
-            before = {name: other.state(name) for name in other.names(inputs.groups)}
             learner.update(inputs)
+            other = self._started(scope, inputs.groups, self.folder / f"{scope.index}.gradients")
             given = other.gradients(inputs).gradients
-            _require(bool(given), f"{where}, {scope.name}: no gradients")
+            missing = [group.policy for group in inputs.groups if group.policy not in given]
+            _require(not missing, f"{where}, {scope.name}: no gradients of {missing}")
             for name in given:
-                held = _same(other.state(name).acting, before[name].acting)
+                held = _same(other.state(name).acting, self.states[name].acting)
                 _require(held, f"{where}: `gradients` has moved the weights of {name}")
             for name, gradients in given.items():
                 other.apply(name, gradients, inputs.env_steps)
             for name in given:
-                difference = _difference(learner.state(name), other.state(name))
-                _require(
-                    not difference,
-                    f"{where}: an update of one gradient step is not `gradients`, then `apply`: of {name}, {difference} differ",
+                _require_equal(
+                    other, name, learner.state(name), f"{where}: by `gradients` and `apply`, not by `update`,"
                 )
 
-    def _groups(self, made_up: _Round) -> tuple[Group, ...]:
-        others = (agent for c in self.spaces.classes for agent in c.agents if agent not in _WALKERS)
-        return (*(Group(agent, (agent,)) for agent in others), *made_up.walkers)
-
-    def _of(self, scope: Scope, groups: Iterable[Group]) -> tuple[Group, ...]:
-        agents = {agent for c in scope.agent_classes(self.spaces) for agent in c.agents}
-        return tuple(group for group in groups if group.agents[0] in agents)
-
-    def _open(self, groups: Sequence[Group], where: str) -> None:
-        """Have a state of all that an update starts from, as a coordinator sees to before the first round."""
+    def _sampled(self, number: int, made_up: Round, where: str) -> list[Trajectory]:
+        """A round's trajectories, once there is a state of all that its update starts from."""
         for scope in self.scopes:
             learner = self._learners[scope.index]
-            for name in _starts(learner, self._of(scope, groups)):
-                if name in self.states:
-                    continue
-                fresh, twin = learner.initial(name, SEED), self._learner(scope, None).initial(name, SEED)
-                difference = _difference(fresh, twin)
-                _require(not difference, f"{where}: two initial states of {name} differ in {difference}")
-                self._publish(learner, name, fresh, where)
-
-    def _publish(self, learner: Learner, name: str, state: PolicyState, where: str) -> None:
-        """Send a state through the wire and hold it: it must come back as it was."""
-        self.states[name] = serial.decode(*serial.encode(state))
-        learner.load(name, self.states[name])
-        difference = _difference(learner.state(name), self.states[name])
-        _require(not difference, f"{where}: the state of {name} is not what was loaded: {difference} differ")
-
-    def _sample(self, groups: Sequence[Group], number: int, where: str) -> list[Trajectory]:
-        with_state = self.algorithm.needs_state(self.config)
-        schema = TrajectorySchema(self.spaces, STEPS, COPIES, with_state)
-        sampled = []
-        for actor in range(ACTORS):
-            env, policies = MadeUp(self.spaces, COPIES), self._policies(groups)
-            trajectory, _ = rollout(env, policies, steps=STEPS, seed=100 * number + actor, with_state=with_state)
-            schema.check(trajectory)
-            sampled.append(trajectory)
-        return sampled
-
-    def _play(self, groups: Sequence[Group], where: str) -> None:
+            for name in _starts(learner, self.job.served(scope, self.job.groups(made_up))):
+                if name not in self.states:
+                    self._create(scope, name, where)
         try:
-            play(MadeUp(self.spaces, COPIES), self._policies(groups), episodes=COPIES, seed=SEED)
-        except ValueError as error:
-            raise AssertionError(f"{where}: greedy policies: {error}") from error
+            return self.job.sample(made_up, number, self.states, self.algorithm.needs_state(self.config))
+        except (CorruptError, ValueError) as error:
+            raise AssertionError(f"{where}: sampling with its policies: {error}") from error
 
-    def _policies(self, groups: Sequence[Group]) -> list[ActingPolicies]:
-        owners = {agent: self.states[group.start] for group in groups for agent in group.agents}
-        return [ActingPolicies.from_states(c, [owners[agent] for agent in c.agents]) for c in self.spaces.classes]
-
-    def _inputs(
-        self, number: int, scope: Scope, groups: Sequence[Group], trajectories: Sequence[Trajectory], made_up: _Round
-    ) -> RoundInput:
-        return RoundInput(
-            round=number,
-            env_steps=number * ACTORS * COPIES * STEPS,
-            seed=SEED,
-            groups=self._of(scope, groups),
-            trajectories=trajectories,
-            pooling="drawn" if made_up.drawn else "pooled",
-            measure=made_up.measure,
-        )
+    def _create(self, scope: Scope, name: str, where: str) -> None:
+        """Make a state and hold it: it must be the same wherever it is made, and come back from the wire as it was."""
+        self.states[name] = _sent(self._learner(scope, None).initial(name, SEED))
+        learner = self._learners[scope.index]
+        learner.load(name, learner.initial(name, SEED))
+        _require_equal(learner, name, self.states[name], f"{where}: made twice, or loaded and read,")
+        learner.load(name, self.states[name])
+        _require_equal(learner, name, self.states[name], f"{where}: loaded and read,")
 
     def _update(self, scope: Scope, inputs: RoundInput, where: str, again: bool) -> None:
         learner, replay = self._learners[scope.index], self._replay(scope)
@@ -258,27 +152,25 @@ class _Job:
         if again and replay.exists():
             shutil.copyfile(replay, before)
         output = learner.update(inputs)
-        names = learner.names(inputs.groups)
-        updated = {name: serial.decode(*serial.encode(learner.state(name))) for name in names}
-        trained = any(not _same(updated[g.policy].acting, self.states[g.start].acting) for g in inputs.groups)
+        updated = {name: _sent(learner.state(name)) for name in learner.names(inputs.groups)}
+        trained = any(_moved(self.states[group.start], updated[group.policy]) for group in inputs.groups)
         self.moved |= trained
         self._check_output(scope, inputs, output, where, trained)
         if again:
-            self._check_again(scope, inputs, before, updated, f"{where}: done again by a learner that was restarted")
-            self._check_again(scope, inputs, replay, updated, f"{where}: done again after a crash before publishing")
+            self._redo(scope, inputs, before, updated, f"{where}: by a learner that was started again,")
+            self._redo(scope, inputs, replay, updated, f"{where}: after a crash between update and publishing,")
             unmeasured = replace(inputs, measure=Measure())
-            self._check_again(scope, unmeasured, before, updated, f"{where}: done again without measurements")
+            self._redo(scope, unmeasured, before, updated, f"{where}: without measurements,")
         self.states |= updated
 
-    def _check_again(
+    def _redo(
         self, scope: Scope, inputs: RoundInput, replay: Path, expected: Mapping[str, PolicyState], where: str
     ) -> None:
         """A fresh learner that holds what the update started from, and nothing else, comes to the same states."""
         learner = self._started(scope, inputs.groups, replay)
         learner.update(inputs)
         for name, state in expected.items():
-            difference = _difference(learner.state(name), state)
-            _require(not difference, f"{where}, the update gives another state of {name}: {difference} differ")
+            _require_equal(learner, name, state, where)
 
     def _started(self, scope: Scope, groups: Sequence[Group], replay: Path) -> Learner:
         learner = self._learner(scope, replay)
@@ -287,36 +179,34 @@ class _Job:
         return learner
 
     def _check_output(self, scope: Scope, inputs: RoundInput, output: UpdateOutput, where: str, trained: bool) -> None:
-        nodes = self.algorithm.functions(self.config, scope, inputs.groups, self.spaces)
+        nodes = self.algorithm.functions(self.config, scope, inputs.groups, self.job.spaces)
         names = self._learners[scope.index].names(inputs.groups)
         _check_names(names, inputs.groups, where)
         _check_nodes(nodes, scope, inputs.groups, names, where)
         _check_runs(nodes, output, where, trained)
         _check_metrics(output, names, where)
         if inputs.measure.curvature and trained:
-            _check_measured(output, inputs.groups, scope.agent_classes(self.spaces), where)
+            _check_measured(output, inputs.groups, scope.agent_classes(self.job.spaces), where)
 
     def _learner(self, scope: Scope, replay: Path | None) -> Learner:
-        context = LearnerContext(self.model, self.spaces, scope, "cpu", replay)
+        context = LearnerContext(self.job.model, self.job.spaces, scope, "cpu", replay)
         return self.algorithm.learner(self.config, context)
 
     def _replay(self, scope: Scope) -> Path:
         return self.folder / f"{scope.index}.replay"
 
 
-def _accepted(algorithm: Algorithm, config: AlgorithmConfig) -> Iterator[tuple[str, tuple[EnvSpaces, ModelSpec]]]:
+def _accepted(algorithm: Algorithm, config: AlgorithmConfig) -> Iterator[tuple[str, MadeUpJob]]:
     """The cases that the algorithm is meant for."""
     refusals = []
-    for case, (spaces, model) in CASES.items():
-        samples = ACTORS * COPIES * STEPS
-        setting = Setting(spaces=spaces, model=model, samples=samples, steps=STEPS, memory_bytes=2**30)
+    for case, job in CASES.items():
         try:
-            algorithm.check(config, setting)
+            algorithm.check(config, job.setting)
         except SpecError as refusal:
             _require(str(refusal).isprintable(), f"{case}: it is refused in more than one line: {refusal}")
             refusals.append(f"{case}: {refusal}")
         else:
-            yield case, (spaces, model)
+            yield case, job
     _require(len(refusals) < len(CASES), f"the algorithm refuses everything it could be tried on: {refusals}")
 
 
@@ -394,12 +284,24 @@ def _check_measured(output: UpdateOutput, groups: Sequence[Group], classes: Sequ
             _require(found_NN is not None and found_NN.shape == size, f"{where}: no distances {size} of {agents.name}")
 
 
-def _difference(one: PolicyState, other: PolicyState) -> list[str]:
-    """Names of the arrays, or of the metadata, in which two states differ by a bit."""
-    found = [] if dict(one.metadata) == dict(other.metadata) else ["metadata"]
-    for part, theirs in ((one.acting, other.acting), (one.learning, other.learning)):
-        found += sorted(name for name in part.keys() | theirs.keys() if not _equal(part, theirs, name))
-    return found
+def _sent(state: PolicyState) -> PolicyState:
+    """As it arrives elsewhere."""
+    return serial.decode(*serial.encode(state))
+
+
+def _require_equal(learner: Learner, name: str, expected: PolicyState, where: str) -> None:
+    """The learner holds this state, bit for bit."""
+    held = learner.state(name)
+    odd = [] if dict(held.metadata) == dict(expected.metadata) else ["metadata"]
+    for mine, theirs in ((held.acting, expected.acting), (held.learning, expected.learning)):
+        odd += sorted(array for array in mine.keys() | theirs.keys() if not _equal(mine, theirs, array))
+    _require(not odd, f"{where} {name} has another state: {', '.join(odd)} differ")
+
+
+def _moved(before: PolicyState, after: PolicyState) -> bool:
+    """True if a policy's weights have changed."""
+    names = [name for name in after.acting if name.startswith("policy.")]
+    return not all(_equal(before.acting, after.acting, name) for name in names)
 
 
 def _same(one: Arrays, other: Arrays) -> bool:

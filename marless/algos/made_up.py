@@ -1,0 +1,132 @@
+"""Made-up jobs for checks of algorithms: a few rounds in which groups merge and split, of teams without sense."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from marless.algos.base import CurvatureSpec, Group, Measure, ModelSpec, PolicyState, RoundInput, Scope, Setting
+from marless.data.rollout import play, rollout
+from marless.data.trajectory import Trajectory, TrajectorySchema
+from marless.envs.base import AgentClass, Box, Discrete, EnvSpaces
+from marless.envs.made_up import MadeUp
+from marless.nets.acting import ActingPolicies
+from marless.sharing.policy_distance import PolicyDistanceConfig
+
+SEED = 3
+ACTORS, COPIES, STEPS = 2, 4, 10
+"""A round: 80 env steps. Episodes end after at most 4 steps, and the last ones are cut off."""
+_WALKERS = ("walker_0", "walker_1", "walker_2")
+_TEAM = EnvSpaces(
+    (AgentClass("scout", ("scout_0",), 3, Discrete(2)), AgentClass("walker", _WALKERS, 4, Discrete(3))),
+    state_size=5,
+    max_steps=4,
+    masks=True,
+    deaths=True,
+    rewards="cooperative",
+)
+_SMOOTH = EnvSpaces(
+    (AgentClass("walker", _WALKERS, 4, Box((-1.0, 0.0), (1.0, 2.0))),), state_size=5, max_steps=4, rewards="cooperative"
+)
+_PLAIN = ModelSpec.model_validate({"hidden": (8, 6), "activation": "relu"})
+_MEMORY = ModelSpec.model_validate({"hidden": (8, 6), "recurrent": "gru"})
+
+_APART = tuple(Group(agent, (agent,)) for agent in _WALKERS)
+_TOGETHER = (Group("walker_1", _WALKERS),)
+_SPLIT = tuple(Group(agent, (agent,), "" if agent == "walker_1" else "walker_1") for agent in _WALKERS)
+_MEASURED = Measure(
+    curvature=CurvatureSpec.model_validate({"samples": 32, "steps": 3}),
+    noise=True,
+    similarity=PolicyDistanceConfig.model_validate({"samples": 8}),
+)
+
+
+@dataclass(frozen=True)
+class Round:
+    """How a round differs from others."""
+
+    walkers: tuple[Group, ...]
+    """The groups of the class that merges and splits."""
+    drawn: bool = False
+    """Groups train on as many samples as one agent has."""
+    measure: Measure = field(default_factory=Measure)
+
+
+ROUNDS: tuple[Round, ...] = (
+    Round(_APART),
+    Round(_APART, measure=_MEASURED),
+    Round(_TOGETHER),
+    Round(_TOGETHER, drawn=True),
+    Round(_SPLIT),
+    Round(_APART),
+)
+"""Agents train apart, share a policy, and part again from copies of it."""
+
+
+@dataclass(frozen=True)
+class MadeUpJob:
+    """What of a made-up job does not depend on who learns."""
+
+    spaces: EnvSpaces
+    model: ModelSpec
+
+    @property
+    def setting(self) -> Setting:
+        """What an algorithm's settings must fit."""
+        samples = ACTORS * COPIES * STEPS
+        return Setting(spaces=self.spaces, model=self.model, samples=samples, steps=STEPS, memory_bytes=2**30)
+
+    def groups(self, made_up: Round) -> tuple[Group, ...]:
+        """Of all classes."""
+        others = (agent for c in self.spaces.classes for agent in c.agents if agent not in _WALKERS)
+        return (*(Group(agent, (agent,)) for agent in others), *made_up.walkers)
+
+    def served(self, scope: Scope, groups: Iterable[Group]) -> tuple[Group, ...]:
+        """Those of a scope."""
+        agents = {agent for c in scope.agent_classes(self.spaces) for agent in c.agents}
+        return tuple(group for group in groups if group.agents[0] in agents)
+
+    def inputs(self, number: int, scope: Scope, made_up: Round, trajectories: Sequence[Trajectory]) -> RoundInput:
+        """Of the update of a scope."""
+        return RoundInput(
+            round=number,
+            env_steps=number * ACTORS * COPIES * STEPS,
+            seed=SEED,
+            groups=self.served(scope, self.groups(made_up)),
+            trajectories=trajectories,
+            pooling="drawn" if made_up.drawn else "pooled",
+            measure=made_up.measure,
+        )
+
+    def sample(self, made_up: Round, number: int, states: Mapping[str, PolicyState], state: bool) -> list[Trajectory]:
+        """What actors bring of a round; raises CorruptError or ValueError if policies do what they may not."""
+        schema = TrajectorySchema(self.spaces, STEPS, COPIES, state)
+        sampled = []
+        for actor in range(ACTORS):
+            env, policies = MadeUp(self.spaces, COPIES), self._policies(made_up, states, trained=False)
+            trajectory, _ = rollout(env, policies, steps=STEPS, seed=100 * number + actor, with_state=state)
+            schema.check(trajectory)
+            sampled.append(trajectory)
+        return sampled
+
+    def play(self, made_up: Round, states: Mapping[str, PolicyState]) -> None:
+        """Evaluate the policies that a round made; raises as `sample` does."""
+        play(MadeUp(self.spaces, COPIES), self._policies(made_up, states, trained=True), episodes=COPIES, seed=SEED)
+
+    def _policies(self, made_up: Round, states: Mapping[str, PolicyState], *, trained: bool) -> list[ActingPolicies]:
+        """Those that the round's update starts from, or those that it made."""
+        owners = {
+            agent: states[group.policy if trained else group.start]
+            for group in self.groups(made_up)
+            for agent in group.agents
+        }
+        return [ActingPolicies.from_states(c, [owners[agent] for agent in c.agents]) for c in self.spaces.classes]
+
+
+CASES: Mapping[str, MadeUpJob] = {
+    "discrete": MadeUpJob(_TEAM, _PLAIN),
+    "discrete with memory": MadeUpJob(_TEAM, _MEMORY),
+    "continuous": MadeUpJob(_SMOOTH, _PLAIN),
+    "continuous with memory": MadeUpJob(_SMOOTH, _MEMORY),
+}
+"""By name: a team of two classes whose agents die and whose actions may be illegal; or continuous actions."""
