@@ -87,8 +87,10 @@ class PooledStack(Stack):
     def spread(self, x: Tensor, out_NS: Tensor) -> None:
         """[P, 1, m · S] → [N, S]."""
         policies, count = self.members.shape
-        x_PTmU = x.reshape(policies, -1, count, self.copies or out_NS.shape[1])
-        out_NS[self.members] = x_PTmU.transpose(1, 2).reshape(policies, count, -1)
+        samples = out_NS.shape[1]  # may be none: where every episode ended by itself, nothing bootstraps
+        copies = self.copies or samples
+        x_PTmU = x.reshape(policies, samples // copies if copies else 0, count, copies)
+        out_NS[self.members] = x_PTmU.transpose(1, 2).reshape(policies, count, samples)
 
 
 @dataclass(frozen=True)
