@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from marless.envs.base import ActionArray, AgentClass, BoolArray, Discrete, FloatArray
-from marless.errors import CorruptError
-from marless.nets import actions
-from marless.nets.layout import checked
+from marless.envs.base import ActionArray, AgentClass, BoolArray, FloatArray
+from marless.errors import CorruptError, SpecError
+from marless.nets import acting_heads, acting_nets, actions
+from marless.nets.acting_heads import ActingHead
+from marless.nets.acting_nets import ActingNet
+from marless.nets.inputs import Inputs, write_action
+
+if TYPE_CHECKING:  # it would bring pydantic into actors
+    from marless.algos.base import ModelSpec
 
 Arrays = Mapping[str, NDArray[np.generic]]
-HALF_LOG_2PI = np.float32(0.9189385332046727)
+_WAY = ("kind", "activation", "action", "acts", "inputs", "agents")
+"""What policies of one class must have in common, of their metadata."""
+_NOT_BEGUN = -1
 
 
 class Acting(Protocol):
@@ -44,18 +51,19 @@ class ActingPolicies:
     """The policies of one agent class, one per agent, acting together.
 
     Shapes: N agents of the class, B environment copies, O observation size, A actions or action components.
-    Not safe to share between threads: buffers are reused from call to call. What is returned is the caller's own.
+    They may remember their episodes: each call of `sample`, `greedy` or `outputs` is then one step, and who calls says
+    where episodes begin and end. Not safe to share between threads: buffers are reused from call to call. What is
+    returned is the caller's own.
     """
 
-    def __init__(
-        self, agent_class: AgentClass, layers: Sequence[FloatArray], log_std_NA: FloatArray | None, activation: str
-    ) -> None:
+    def __init__(self, agent_class: AgentClass, net: ActingNet, head: ActingHead, inputs: Inputs) -> None:
         self.agent_class = agent_class
-        self._layers = layers
-        self._log_std_NA = log_std_NA
-        self._activate = np.tanh if activation == "tanh" else _relu
-        self._buffers: list[FloatArray] = []
-        self._offset_NB = np.empty((0, 0), np.intp)
+        self.remembers = net.remembers or inputs.last_action
+        """True if what they do depends on the steps before."""
+        self._net, self._head, self._inputs = net, head, inputs
+        self._batch = _NOT_BEGUN
+        nothing = np.empty((0, 0, 0), np.float32)
+        self._obs_NOB, self._last_NAB = nothing, nothing
 
     @classmethod
     def from_states(cls, agent_class: AgentClass, states: Sequence[Acting]) -> ActingPolicies:
@@ -65,107 +73,107 @@ class ActingPolicies:
         """
         if len(states) != len(agent_class.agents):
             raise CorruptError(f"class {agent_class.name}: {len(states)} policies for {len(agent_class.agents)} agents")
-        kinds = {(s.metadata.get("activation"), s.metadata.get("action")) for s in states}
-        expected = actions.describe(agent_class.action)
-        if len(kinds) != 1 or (kind := kinds.pop())[0] not in ("tanh", "relu") or kind[1] != expected:
-            raise CorruptError(f"class {agent_class.name}: policies do not act in one way, with actions {expected}")
-        owners = states[:1] if all(s is states[0] for s in states) else states
-        layers = _stack_layers(agent_class, [s.acting for s in owners])
-        log_std = None
-        if not isinstance(agent_class.action, Discrete):
-            log_std = np.stack([checked(s.acting, "policy.free", (agent_class.action.n,)) for s in owners])
-        return cls(agent_class, layers, log_std, str(kind[0]))
+        metadata, action = _agreed(agent_class, states), agent_class.action
+        try:
+            inputs = Inputs.parse(metadata)
+            inputs.ids(agent_class.agents if inputs.known else ())
+            acts = metadata.get("acts", acting_heads.STOCHASTIC)
+            owners = [s.acting for s in (states[:1] if all(s is states[0] for s in states) else states)]
+            net, free_NF = acting_nets.stacked(
+                owners,
+                kind=metadata.get("kind", "mlp"),
+                activation=metadata["activation"],
+                inputs=inputs.size(agent_class),
+                outputs=action.n,
+                free=acting_heads.free_parameters(acts, action),
+            )
+            return cls(agent_class, net, acting_heads.head(acts, action, free_NF, owners), inputs)
+        except CorruptError as error:
+            raise CorruptError(f"class {agent_class.name}: {error}") from None
+
+    def begin(self, batch: int) -> None:
+        """Forget everything: an episode starts in each of `batch` copies."""
+        agents, seen = len(self.agent_class.agents), self.agent_class.obs_size
+        input_NIB = self._net.allocate(agents, batch)
+        self._batch = batch
+        self._obs_NOB = input_NIB[:, :seen]
+        if self._inputs.last_action:
+            self._last_NAB = input_NIB[:, seen : seen + self.agent_class.action.n]
+            self._last_NAB[:] = 0
+        if known := len(self._inputs.known):
+            input_NIB[:, -1 - known : -1] = self._inputs.ids(self.agent_class.agents)[:, :, None]
+
+    def ended(self, ended_B: BoolArray) -> None:
+        """Forget what happened in copies whose episode has ended: another starts there."""
+        if self.remembers:
+            self._net.forget(ended_B)
+            if self._inputs.last_action:
+                self._last_NAB[:, :, ended_B] = 0
 
     def sample(
         self, obs_NBO: FloatArray, mask_NBA: BoolArray | None, rng: np.random.Generator
     ) -> tuple[ActionArray, FloatArray]:
-        """Draw actions, int32 [N, B] or (normalised, unclipped) float32 [N, B, A], and log-probabilities [N, B]."""
-        output_NAB = self._output(obs_NBO, mask_NBA)
-        if self._log_std_NA is not None:
-            return _sample_gaussian(output_NAB, self._log_std_NA[:, :, None], rng)
-        return self._sample_categorical(output_NAB, rng)
+        """Explore: actions, int32 [N, B] or (normalised) float32 [N, B, A], and their log-probabilities [N, B].
+
+        Stochastic policies draw from their distribution, unclipped. Others do what they do greedily, but for a chance
+        of ε or noise of deviation σ; their log-probabilities are 0.
+        """
+        action, log_prob_NB = self._head.sample(self._output(obs_NBO), mask_NBA, rng)
+        if self._inputs.last_action:
+            write_action(self._last_NAB, action)
+        return action, log_prob_NB
 
     def greedy(self, obs_NBO: FloatArray, mask_NBA: BoolArray | None) -> ActionArray:
-        """The most probable actions, int32 [N, B] or (normalised) float32 [N, B, A]."""
-        output_NAB = self._output(obs_NBO, mask_NBA)
-        if self._log_std_NA is not None:
-            return np.ascontiguousarray(output_NAB.transpose(0, 2, 1))
-        best_NB: NDArray[np.int32] = output_NAB.argmax(axis=1).astype(np.int32)
-        return best_NB
+        """The most probable actions, or the best, int32 [N, B] or (normalised) float32 [N, B, A]."""
+        action = self._head.greedy(self._output(obs_NBO), mask_NBA)
+        if self._inputs.last_action:
+            write_action(self._last_NAB, action)
+        return action
 
     def outputs(
         self, obs_NBO: FloatArray, mask_NBA: BoolArray | None
     ) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:
-        """Logits [N, B, A]; or the (normalised) means, and the log standard deviations [N or 1, A]."""
-        return self._output(obs_NBO, mask_NBA).transpose(0, 2, 1), self._log_std_NA
+        """Logits or Q values [N, B, A]; or the (normalised) means, with the log standard deviations [N or 1, A] if
+        actions are drawn around them. Nothing is done: the last action stays as it was.
+        """
+        return self._head.outputs(self._output(obs_NBO), mask_NBA)
 
     def to_env(self, action: ActionArray) -> ActionArray:
         """What the environment is given for actions of `sample` or `greedy`."""
         return actions.to_env(self.agent_class.action, action)
 
-    def _output(self, obs_NBO: FloatArray, mask_NBA: BoolArray | None) -> FloatArray:
-        if not self._buffers or self._buffers[0].shape[2] != obs_NBO.shape[1]:
-            self._allocate(*obs_NBO.shape)
-        self._buffers[0][:, :-1] = obs_NBO.transpose(0, 2, 1)
-        for layer, source, target in zip(self._layers[:-1], self._buffers, self._buffers[1:], strict=False):
-            hidden = target[:, :-1]
-            np.matmul(layer, source, out=hidden)
-            self._activate(hidden, out=hidden)
-        output_NAB: FloatArray = np.matmul(self._layers[-1], self._buffers[-1])
-        if mask_NBA is not None:
-            output_NAB[~mask_NBA.transpose(0, 2, 1)] = actions.ILLEGAL_LOGIT
-        return output_NAB
-
-    def _allocate(self, agents: int, batch: int, _: int) -> None:
-        # The last row of each buffer stays 1: it carries the bias (see `Layout`).
-        self._buffers = [np.ones((agents, layer.shape[2], batch), np.float32) for layer in self._layers]
-        outputs = self._layers[-1].shape[1]
-        self._offset_NB = np.arange(agents)[:, None] * (outputs * batch) + np.arange(batch)
-
-    def _sample_categorical(self, logits_NAB: FloatArray, rng: np.random.Generator) -> tuple[ActionArray, FloatArray]:
-        logits_NAB -= logits_NAB.max(axis=1, keepdims=True)
-        cumulative_NAB = np.exp(logits_NAB).cumsum(axis=1)
-        total_NB = cumulative_NAB[:, -1]
-        # Inverse transform with a threshold in (0, total]: an action of probability 0 cannot be drawn.
-        threshold_NB = rng.random(total_NB.shape, np.float32)
-        np.subtract(1, threshold_NB, out=threshold_NB)
-        threshold_NB *= total_NB
-        action_NB = (cumulative_NAB < threshold_NB[:, None]).sum(axis=1, dtype=np.int32)
-        index_NB = action_NB * np.intp(total_NB.shape[1]) + self._offset_NB
-        log_prob_NB = logits_NAB.take(index_NB)
-        log_prob_NB -= np.log(total_NB)
-        return action_NB, log_prob_NB
+    def _output(self, obs_NBO: FloatArray) -> FloatArray:
+        batch = obs_NBO.shape[1]
+        if batch != self._batch:
+            if self.remembers and self._batch != _NOT_BEGUN:
+                raise SpecError(
+                    f"{self.agent_class.name} remembers {self._batch} episodes and got observations of {batch}; "
+                    "begin new ones to act in as many"
+                )
+            self.begin(batch)
+        self._obs_NOB[:] = obs_NBO.transpose(0, 2, 1)
+        return self._net.output()
 
 
-def _sample_gaussian(
-    mean_NAB: FloatArray, log_std_NA1: FloatArray, rng: np.random.Generator
-) -> tuple[ActionArray, FloatArray]:
-    noise_NAB = rng.standard_normal(mean_NAB.shape, dtype=np.float32)
-    log_prob_NB: FloatArray = np.square(noise_NAB).sum(axis=1)
-    log_prob_NB *= -0.5
-    log_prob_NB -= (log_std_NA1 + HALF_LOG_2PI).sum(axis=1)
-    noise_NAB *= np.exp(log_std_NA1)
-    action_NAB = np.add(mean_NAB, noise_NAB, out=noise_NAB)
-    return np.ascontiguousarray(action_NAB.transpose(0, 2, 1)), log_prob_NB
+def description(
+    agent_class: AgentClass, model: ModelSpec, *, acts: str = acting_heads.STOCHASTIC, inputs: Inputs | None = None
+) -> dict[str, str]:
+    """The metadata of a policy state: all that `ActingPolicies.from_states` must know of it.
+
+    `acts` is one of `acting_heads`' ways to act; those that are not stochastic have an array "exploration" among their
+    acting ones.
+    """
+    kind = "gru" if model.recurrent == "gru" else "mlp"
+    found = {"kind": kind, "activation": model.activation, "action": actions.describe(agent_class.action)}
+    way = {} if acts == acting_heads.STOCHASTIC else {"acts": acts}
+    return found | way | (inputs or Inputs()).metadata()
 
 
-def _stack_layers(agent_class: AgentClass, owners: Sequence[Arrays]) -> list[FloatArray]:
-    depth = sum(name.endswith(".weight") for name in owners[0])
-    layers, inputs = [], agent_class.obs_size
-    for i in range(depth):
-        name = f"policy.{i}.weight"
-        last = i == depth - 1
-        outputs = agent_class.action.n if last else owners[0][name].shape[0] if name in owners[0] else 0
-        stacked = np.empty((len(owners), outputs, inputs + 1), np.float32)
-        for row, arrays in zip(stacked, owners, strict=True):
-            row[:, :-1] = checked(arrays, name, (outputs, inputs))
-            row[:, -1] = checked(arrays, f"policy.{i}.bias", (outputs,))
-        layers.append(stacked)
-        inputs = outputs
-    if not layers:
-        raise CorruptError(f"class {agent_class.name}: the policy state holds no weights to act with")
-    return layers
-
-
-def _relu(x: FloatArray, out: FloatArray) -> FloatArray:
-    return np.maximum(x, 0, out=out)
+def _agreed(agent_class: AgentClass, states: Sequence[Acting]) -> Mapping[str, str]:
+    """How all of them act; raises CorruptError unless they do in one way, which fits the class."""
+    ways = {tuple(s.metadata.get(key) for key in _WAY) for s in states}
+    metadata, expected = states[0].metadata, actions.describe(agent_class.action)
+    known = metadata.get("activation") in ("tanh", "relu") and metadata.get("kind", "mlp") in ("mlp", "gru")
+    if len(ways) != 1 or not known or metadata.get("action") != expected:
+        raise CorruptError(f"class {agent_class.name}: policies do not act in one way, with actions {expected}")
+    return metadata

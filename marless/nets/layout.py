@@ -159,7 +159,8 @@ class Layout(_Matrices):
 
     def _weights(self, matrix: int, rng: np.random.Generator, output_gain: float) -> NDArray[np.float64]:
         outputs, inputs = self.shapes[matrix]
-        return (output_gain if matrix == len(self.shapes) - 1 else np.sqrt(2.0)) * _orthogonal(rng, outputs, inputs - 1)
+        gain = output_gain if matrix == len(self.shapes) - 1 else float(np.sqrt(2.0))
+        return gain * _orthogonal(rng, outputs, inputs - 1)
 
 
 @dataclass(frozen=True)
@@ -197,7 +198,7 @@ class GRULayout(_Matrices):
         if matrix == len(self.shapes) - 1:
             return output_gain * _orthogonal(rng, outputs, inputs - 1)
         if matrix < len(self.hidden) - 1:
-            return np.sqrt(2.0) * _orthogonal(rng, outputs, inputs - 1)
+            return float(np.sqrt(2.0)) * _orthogonal(rng, outputs, inputs - 1)
         return np.concatenate([_orthogonal(rng, self.units, inputs - 1) for _ in range(GATES)])
 
 

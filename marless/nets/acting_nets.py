@@ -1,0 +1,150 @@
+"""The nets that policies act with, in NumPy, stacked over the agents of a class: one batched product per layer.
+
+Shapes: N agents (or 1, if all share their weights), B environment copies, I inputs, H units, K outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marless.envs.base import BoolArray, FloatArray
+from marless.errors import CorruptError
+from marless.nets.layout import GATES, MEMORY, GRULayout, Layout
+
+_PREFIX = "policy"
+
+
+class ActingNet(Protocol):
+    """Nets that act together in as many copies as they were allocated for."""
+
+    remembers: bool
+
+    def allocate(self, agents: int, batch: int) -> FloatArray:
+        """Make room for so many agents and copies, and forget; returns where inputs are to be written.
+
+        That is float32 [N, I + 1, B], whose last row of ones is not to be touched.
+        """
+        ...
+
+    def forget(self, copies_B: BoolArray) -> None:
+        """Remember nothing in these copies."""
+        ...
+
+    def output(self) -> FloatArray:
+        """What comes of the inputs written, an array [N, K, B] of its own; nets with memory move one step on."""
+        ...
+
+
+class Perceptrons:
+    """Layers [N, outputs, inputs + 1] with an activation between them."""
+
+    remembers = False
+
+    def __init__(self, layers: Sequence[FloatArray], activation: str) -> None:
+        self._layers = layers
+        self._activate = np.tanh if activation == "tanh" else _relu
+        self._buffers: list[FloatArray] = []
+
+    def allocate(self, agents: int, batch: int) -> FloatArray:
+        """See `ActingNet`."""
+        # The last row of each buffer stays 1: it carries the bias (see `Layout`).
+        self._buffers = [np.ones((agents, layer.shape[2], batch), np.float32) for layer in self._layers]
+        return self._buffers[0]
+
+    def forget(self, copies_B: BoolArray) -> None:
+        """See `ActingNet`; there is nothing to forget."""
+
+    def output(self) -> FloatArray:
+        """See `ActingNet`."""
+        for layer, source, target in zip(self._layers[:-1], self._buffers, self._buffers[1:], strict=False):
+            hidden = target[:, :-1]
+            np.matmul(layer, source, out=hidden)
+            self._activate(hidden, out=hidden)
+        result: FloatArray = np.matmul(self._layers[-1], self._buffers[-1])
+        return result
+
+
+class GatedUnits:
+    """A perceptron whose outputs are gates, what these make of the memory, and an output layer; see `nets.gru`."""
+
+    remembers = True
+
+    def __init__(self, body: Perceptrons, memory: FloatArray, output: FloatArray) -> None:
+        self._body = body
+        self._memory, self._output = memory, output
+        self._hidden_NHB = np.empty((0, 0, 0), np.float32)
+
+    def allocate(self, agents: int, batch: int) -> FloatArray:
+        """See `ActingNet`."""
+        self._hidden_NHB = np.zeros((agents, self._memory.shape[2], batch), np.float32)
+        self._hidden_NHB[:, -1] = 1
+        return self._body.allocate(agents, batch)
+
+    def forget(self, copies_B: BoolArray) -> None:
+        """See `ActingNet`."""
+        self._hidden_NHB[:, :-1, copies_B] = 0
+
+    def output(self) -> FloatArray:
+        """See `ActingNet`."""
+        gates, recurrent = self._body.output(), np.matmul(self._memory, self._hidden_NHB)
+        units, hidden = gates.shape[1] // GATES, self._hidden_NHB[:, :-1]
+        switches, new = gates[:, : 2 * units], gates[:, 2 * units :]
+        switches += recurrent[:, : 2 * units]
+        _sigmoid(switches)
+        new += np.multiply(switches[:, :units], recurrent[:, 2 * units :], out=recurrent[:, 2 * units :])
+        np.tanh(new, out=new)
+        hidden -= new
+        hidden *= switches[:, units:]
+        hidden += new
+        result: FloatArray = np.matmul(self._output, self._hidden_NHB)
+        return result
+
+
+def stacked(
+    owners: Sequence[Mapping[str, NDArray[np.generic]]],
+    *,
+    kind: str,
+    activation: str,
+    inputs: int,
+    outputs: int,
+    free: int,
+) -> tuple[ActingNet, FloatArray]:
+    """The nets of policy states' weights, and their free parameters [N, free]; raises CorruptError if one does not fit.
+
+    `kind` is "mlp" or "gru". How many units each layer has is what the first owner's weights say.
+    """
+    layout = (GRULayout if kind == "gru" else Layout)(inputs, _hidden(owners[0], kind), outputs, free)
+    flat_ND = np.stack([layout.from_arrays(_PREFIX, arrays) for arrays in owners])
+    parts = zip(layout.spans, layout.shapes, strict=True)
+    matrices = [flat_ND[:, span].reshape(len(owners), *shape) for span, shape in parts]
+    free_NF = flat_ND[:, layout.size - free :]
+    if kind == "gru":
+        *body, memory, output = matrices
+        return GatedUnits(Perceptrons(body, activation), memory, output), free_NF
+    return Perceptrons(matrices, activation), free_NF
+
+
+def _hidden(arrays: Mapping[str, NDArray[np.generic]], kind: str) -> tuple[int, ...]:
+    """Units of each hidden layer, as far as the weights say; `Layout.from_arrays` finds what does not fit."""
+    depth = sum(name.endswith(".weight") and not name.endswith(f"{MEMORY}.weight") for name in arrays)
+    weights = [arrays.get(f"{_PREFIX}.{i}.weight") for i in range(depth - 1)]
+    rows = [0 if weight is None or weight.ndim != 2 else int(weight.shape[0]) for weight in weights]
+    if depth < (2 if kind == "gru" else 1):
+        raise CorruptError("the policy state holds no weights to act with")
+    return (*rows[:-1], rows[-1] // GATES) if kind == "gru" else tuple(rows)
+
+
+def _sigmoid(x: FloatArray) -> None:
+    """As in `marless.nets.kernels`."""
+    x *= 0.5
+    np.tanh(x, out=x)
+    x += 1
+    x *= 0.5
+
+
+def _relu(x: FloatArray, out: FloatArray) -> FloatArray:
+    return np.maximum(x, 0, out=out)

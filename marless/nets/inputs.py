@@ -1,0 +1,98 @@
+"""What a net sees beside its agent's observation: the last action, and which agent it is. NumPy only, shared by actors
+and learners.
+
+Rows of an input, one after another: the observation [O]; the last action [A], one-hot or its components as they were
+chosen, 0 where an episode starts; the agent's id, one-hot. Shapes: N agents of a class, B copies or M samples.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from marless.envs.base import ActionArray, AgentClass, BoolArray, Box, Discrete, FloatArray
+from marless.errors import CorruptError
+
+_OBS, _LAST_ACTION, _ID = "obs", "last_action", "id"
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Which inputs the nets of an agent class have."""
+
+    last_action: bool = False
+    known: tuple[str, ...] = ()
+    """The agents that an id tells apart, all of the class; none if nets see no id."""
+
+    @classmethod
+    def parse(cls, metadata: Mapping[str, str]) -> Inputs:
+        """Read what `metadata` wrote; raises CorruptError for anything else."""
+        first, *more = metadata.get("inputs", _OBS).split("+")
+        try:
+            known = json.loads(metadata["agents"]) if _ID in more else []
+        except (KeyError, ValueError):
+            known = None
+        found = cls(_LAST_ACTION in more, tuple(known) if isinstance(known, list) else ())
+        if known is None or first != _OBS or more != found._names():
+            raise CorruptError(f"policy state: inputs {metadata.get('inputs')!r} of agents {metadata.get('agents')!r}")
+        return found
+
+    def metadata(self) -> dict[str, str]:
+        """What of a state's metadata says this; nothing if nets see observations alone."""
+        names = self._names()
+        ids = {"agents": json.dumps(self.known)} if self.known else {}
+        return {"inputs": "+".join([_OBS, *names]), **ids} if names else {}
+
+    def extra(self, action: Discrete | Box) -> int:
+        """How many rows there are beside the observation."""
+        return (action.n if self.last_action else 0) + len(self.known)
+
+    def size(self, agent_class: AgentClass) -> int:
+        """How many rows there are, without the row of ones."""
+        return agent_class.obs_size + self.extra(agent_class.action)
+
+    def ids(self, agents: Sequence[str]) -> FloatArray:
+        """The id rows of agents, float32 [N, known]; raises CorruptError for an agent that is not known."""
+        for agent in agents:
+            if agent not in self.known:
+                raise CorruptError(f"the policy tells {', '.join(self.known)} apart by their ids; it knows no {agent}")
+        index_N = [self.known.index(agent) for agent in agents]
+        return np.eye(len(self.known), dtype=np.float32)[index_N]
+
+    def build(
+        self,
+        agent_class: AgentClass,
+        obs_NMO: FloatArray,
+        last_action: ActionArray | None = None,
+        first_M: BoolArray | None = None,
+    ) -> FloatArray:
+        """Inputs of a class's nets, feature-major with a last row of ones, float32 [N, size + 1, M].
+
+        `last_action`, int32 [N, M] or float32 [N, M, A], is what each agent did in the step before; whatever it says
+        where `first_M` is true, an episode starts there.
+        """
+        agents, samples, seen = obs_NMO.shape
+        input_NIM = np.empty((agents, self.size(agent_class) + 1, samples), np.float32)
+        input_NIM[:, :seen] = obs_NMO.transpose(0, 2, 1)
+        if self.last_action and last_action is not None and first_M is not None:
+            rows_NAM = input_NIM[:, seen : seen + agent_class.action.n]
+            write_action(rows_NAM, last_action)
+            rows_NAM[:, :, first_M] = 0
+        if self.known:
+            input_NIM[:, -1 - len(self.known) : -1] = self.ids(agent_class.agents)[:, :, None]
+        input_NIM[:, -1] = 1
+        return input_NIM
+
+    def _names(self) -> list[str]:
+        return [_LAST_ACTION] * self.last_action + [_ID] * bool(self.known)
+
+
+def write_action(rows_NAB: FloatArray, action: ActionArray) -> None:
+    """Write actions, int32 [N, B] or float32 [N, B, A], as rows of an input."""
+    if action.ndim == 3:
+        rows_NAB[:] = action.transpose(0, 2, 1)
+    else:
+        np.equal(action[:, None], np.arange(rows_NAB.shape[1], dtype=np.int32)[:, None], out=rows_NAB)
