@@ -12,9 +12,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from marless.algos.base import AlgorithmConfig, Learner, ModelSpec
+from marless.algos.base import AlgorithmConfig, Learner, LearnerContext
 from marless.algos.ippo import IPPO, IPPOConfig
-from marless.envs.base import AgentClass, EnvSpaces
 
 UPDATE_S = 0.02
 """An update takes at least so long, that there is time to kill it in."""
@@ -31,12 +30,7 @@ class Witnessed(IPPO):
 
     config_type: type[AlgorithmConfig] = WitnessedConfig
 
-    def check(self, config: AlgorithmConfig, spaces: EnvSpaces, samples: int) -> None:
-        WitnessedConfig.model_validate(config).check_samples(samples)
-
-    def learner(
-        self, config: AlgorithmConfig, model: ModelSpec, spaces: EnvSpaces, agent_class: AgentClass, device: str
-    ) -> Learner:
+    def learner(self, config: AlgorithmConfig, context: LearnerContext) -> Learner:
         from marless.learners.ppo.learner import PPOLearner
 
         class WitnessedLearner(PPOLearner):
@@ -46,9 +40,7 @@ class Witnessed(IPPO):
                 time.sleep(UPDATE_S)
                 return super().update(inputs)
 
-        return WitnessedLearner(
-            WitnessedConfig.model_validate(config), model, spaces, agent_class, critic="own", device=device
-        )
+        return WitnessedLearner(WitnessedConfig.model_validate(config), context, critic="own")
 
 
 ALGORITHM = Witnessed()
