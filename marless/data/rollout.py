@@ -27,7 +27,17 @@ from marless.errors import SpecError
 
 
 class ActingPolicy(Protocol):
-    """How the agents of one class act, each under its own policy. Actions of a dead agent are ignored."""
+    """How the agents of one class act, each under its own policy, one env step a call. Actions of a dead agent are
+    ignored. Policies may remember their episodes.
+    """
+
+    def begin(self, batch: int) -> None:
+        """Forget everything: an episode starts in each of `batch` copies."""
+        ...
+
+    def ended(self, ended_B: BoolArray) -> None:
+        """Forget what happened in copies whose episode has ended: another starts there."""
+        ...
 
     def sample(
         self, obs_NBO: FloatArray, mask_NBA: BoolArray | None, rng: np.random.Generator
@@ -76,7 +86,7 @@ def rollout(
     env_seed, rng = _streams(seed)
     recorder = _Recorder(TrajectorySchema(env.spaces, steps, env.batch, with_state))
     meter = _EpisodeMeter(env.spaces, np.full(env.batch, steps))
-    frame = env.reset(env_seed)
+    frame = begin(env, policies, env_seed)
     for t in range(steps):
         recorder.saw(t, frame)
         actions = []
@@ -84,11 +94,27 @@ def rollout(
             action, log_prob_NB = policy.sample(frame.obs[k], frame.masks[k] if frame.masks else None, rng)
             recorder.did(t, k, action, log_prob_NB)
             actions.append(policy.to_env(action))
-        transition = env.step(tuple(actions))
+        transition = step(env, policies, tuple(actions))
         recorder.got(t, transition)
         meter.add(transition)
         frame = transition.frame
     return recorder.trajectory(), meter.stats()
+
+
+def begin(env: BatchedEnv, policies: Sequence[ActingPolicy], seed: int) -> Frame:
+    """Start a new episode in every copy, which policies remember nothing of."""
+    for policy in policies:
+        policy.begin(env.batch)
+    return env.reset(seed)
+
+
+def step(env: BatchedEnv, policies: Sequence[ActingPolicy], actions: tuple[ActionArray, ...]) -> Transition:
+    """Let all agents act once in every copy; policies forget the episodes that this ends."""
+    transition = env.step(actions)
+    if transition.ended.any():
+        for policy in policies:
+            policy.ended(transition.ended)
+    return transition
 
 
 def act(policies: Sequence[ActingPolicy], frame: Frame, rng: np.random.Generator | None) -> tuple[ActionArray, ...]:
@@ -110,13 +136,13 @@ def play(
     env_seed, rng = _streams(seed)
     copies = np.arange(env.batch)
     meter = _EpisodeMeter(env.spaces, episodes // env.batch + (copies < episodes % env.batch))
-    frame = env.reset(env_seed)
+    frame = begin(env, policies or (), env_seed)
     while not meter.full:
         if policies is None:
             actions = random_actions(env.spaces, frame, rng)
         else:
             actions = act(policies, frame, rng if explore else None)
-        transition = env.step(actions)
+        transition = step(env, policies or (), actions)
         meter.add(transition)
         frame = transition.frame
     return meter.stats()
@@ -174,15 +200,14 @@ class _Recorder:
         self._boots["boot_index"].append((t * self._schema.batch + copies).astype(np.int32))
         for k, obs_NBO in enumerate(final.obs):
             self._boots[f"boot_obs/{k}"].append(obs_NBO[:, copies])
+            if final.masks is not None and f"boot_mask/{k}" in self._boots:
+                self._boots[f"boot_mask/{k}"].append(final.masks[k][:, copies])
         if self._schema.with_state and final.state is not None:
             self._boots["boot_state"].append(final.state[copies])
 
     def trajectory(self) -> Trajectory:
         """Everything recorded; the recorder must not be used afterwards."""
-        boots = {
-            name: np.concatenate(rows, axis=1 if name.startswith("boot_obs/") else 0)
-            for name, rows in self._boots.items()
-        }
+        boots = {name: np.concatenate(rows, axis=1 if "/" in name else 0) for name, rows in self._boots.items()}
         return Trajectory(self._arrays | boots)
 
 

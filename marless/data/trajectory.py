@@ -13,6 +13,7 @@ as in `marless.envs.base`, K bootstrap rows:
 | `alive/k`       | bool [T, N, B]          | only if the environment has deaths |
 | `mask/k`        | bool [T, N, B, A]       | only if the environment has masks |
 | `boot_obs/k`    | float32 [N, K, O]       | last observations of the segments that were cut |
+| `boot_mask/k`   | bool [N, K, A]          | what would have been legal then; only if the environment has masks |
 | `cut`           | bool [T, B]             | the segment ends after this step (episode ended, or rollout did) |
 | `boot_index`    | int32 [K]               | flat index t·B + b of each cut that must bootstrap, ascending |
 | `state`         | float32 [T, B, S]       | only if the algorithm asked for it |
@@ -94,6 +95,7 @@ class TrajectorySchema:
                 expected[f"alive/{i}"] = ("bool", tnb)
             if self.spaces.masks and discrete:
                 expected[f"mask/{i}"] = ("bool", (*tnb, agents.action.n))
+                expected[f"boot_mask/{i}"] = ("bool", (tnb[1], k, agents.action.n))
         return expected
 
     def check(self, trajectory: Trajectory) -> None:

@@ -1,0 +1,176 @@
+"""Trajectories as frames: rows that a replay keeps, gathers and forgets.
+
+A frame is one time step of one environment copy: what all agents saw, did and got. The frames of a segment (an
+episode, or its first part if the rollout cut it) are consecutive, and one more follows them, which holds the last
+observation: so the successor of frame r is frame r + 1. Names as in `marless.data.trajectory`, without time and copies:
+
+| name           | dtype, shape of a frame           | in a segment's last frame |
+|----------------|-----------------------------------|---------------------------|
+| `obs/k`        | float32 [N, O]                    | what was seen last; zeros if all agents had terminated |
+| `action/k`     | int32 [N] or float32 [N, A]       | zeros |
+| `reward/k`     | float32 [N]                       | zeros |
+| `terminated/k` | bool [N]                          | false |
+| `alive/k`      | bool [N], only with deaths        | alive before the last step, and not terminated in it |
+| `mask/k`       | bool [N, A], only with masks      | what would have been legal |
+| `state`        | float32 [S], only if asked for    | like `obs/k` |
+| `first`        | bool                              | false; true in the first frame of a segment |
+| `last`         | bool                              | true: no action was taken in it |
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marless.data.trajectory import Trajectory
+from marless.envs.base import BoolArray, Discrete, EnvSpaces
+
+ALIGNMENT = 64
+"""Bytes: each array begins at a cache line."""
+FrameArrays = Mapping[str, NDArray[np.generic]]
+"""By name, [frames, …]."""
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class ReplaySchema:
+    """What a frame holds: of these agent classes, with or without the global state."""
+
+    spaces: EnvSpaces
+    classes: tuple[int, ...]
+    with_state: bool
+
+    def fields(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Name → (NumPy dtype name, shape) of one frame, in the order in which arrays lie in a file."""
+        found: dict[str, tuple[str, tuple[int, ...]]] = {}
+        for k in self.classes:
+            agents = self.spaces.classes[k]
+            n, discrete = len(agents.agents), isinstance(agents.action, Discrete)
+            found[f"obs/{k}"] = ("float32", (n, agents.obs_size))
+            found[f"action/{k}"] = ("int32", (n,)) if discrete else ("float32", (n, agents.action.n))
+            found[f"reward/{k}"] = ("float32", (n,))
+            found[f"terminated/{k}"] = ("bool", (n,))
+            if self.spaces.deaths:
+                found[f"alive/{k}"] = ("bool", (n,))
+            if self.spaces.masks and discrete:
+                found[f"mask/{k}"] = ("bool", (n, agents.action.n))
+        if self.with_state:
+            found["state"] = ("float32", (self.spaces.state_size,))
+        return found | {"first": ("bool", ()), "last": ("bool", ())}
+
+    @property
+    def frame_bytes(self) -> int:
+        """What one frame takes."""
+        return sum(np.dtype(dtype).itemsize * math.prod(shape) for dtype, shape in self.fields().values())
+
+    def file_bytes(self, capacity: int) -> int:
+        """What a file of `capacity` frames takes: a little more than the frames, for alignment and a header."""
+        return ALIGNMENT + sum(size for _, _, size in self._places(capacity))
+
+    def arrays(self, buffer: memoryview, capacity: int) -> dict[str, NDArray[np.generic]]:
+        """All arrays, [capacity, …], as views of a file's bytes; the header is the first `ALIGNMENT` of them."""
+        found: dict[str, NDArray[np.generic]] = {}
+        offset = ALIGNMENT
+        for name, shape, size in self._places(capacity):
+            dtype = np.dtype(self.fields()[name][0])
+            found[name] = np.frombuffer(buffer, dtype, math.prod(shape), offset).reshape(shape)
+            offset += size
+        return found
+
+    def fingerprint(self, capacity: int) -> int:
+        """Equal for files that are laid out alike."""
+        return zlib.crc32(f"{capacity} {sorted(self.fields().items())}".encode())
+
+    def _places(self, capacity: int) -> list[tuple[str, tuple[int, ...], int]]:
+        found = []
+        for name, (dtype, shape) in self.fields().items():
+            size = np.dtype(dtype).itemsize * math.prod(shape) * capacity
+            found.append((name, (capacity, *shape), -(-size // ALIGNMENT) * ALIGNMENT))
+        return found
+
+
+@dataclass(frozen=True)
+class Placing:
+    """Where the steps of one trajectory go: copy by copy, each in time order, a last frame after each segment."""
+
+    row: Rows
+    """int64 [B, T]: of each step, counted from the trajectory's first frame."""
+    kept: BoolArray | None
+    """bool [B, T]: the steps that are kept; None: all."""
+    last: Rows
+    """The last frame of each kept segment."""
+    ends: tuple[Rows, Rows]
+    """Copy and time step in which each of them ended."""
+    seen: Rows
+    """Last frames whose observation the trajectory has (its bootstrap rows)."""
+    boots: Rows
+    """Which of its bootstrap rows those are."""
+    frames: int
+
+    @property
+    def first(self) -> Rows:
+        """The first frame of each kept segment."""
+        return np.concatenate([np.zeros(1, np.int64), self.last + 1])[: len(self.last)]
+
+    @property
+    def transitions(self) -> int:
+        """Env steps among the frames."""
+        return self.frames - len(self.last)
+
+
+def place(trajectory: Trajectory, room: int) -> Placing:
+    """Lay a trajectory out in at most `room` frames: all of it, or its first segments."""
+    steps, batch = trajectory.steps, trajectory.batch
+    cut = np.asarray(trajectory["cut"], np.bool_).T.ravel()
+    row = np.arange(cut.size) + np.cumsum(cut) - cut
+    where = np.flatnonzero(cut)
+    last = row[where] + 1
+    index = trajectory["boot_index"].astype(np.int64)
+    seen, boots = row[index % batch * steps + index // batch] + 1, np.arange(len(index))
+    fits = last < room
+    frames, kept = int(last[-1]) + 1, None
+    if not fits.all():
+        frames = int(last[fits].max(initial=-1)) + 1
+        kept = (row < frames).reshape(batch, steps)
+        last, where = last[fits], where[fits]
+        seen, boots = seen[seen < frames], boots[seen < frames]
+    return Placing(row.reshape(batch, steps), kept, last, (where // steps, where % steps), seen, boots, frames)
+
+
+def write(arrays: FrameArrays, start: int, trajectory: Trajectory, placing: Placing) -> None:
+    """Write a trajectory's frames from frame `start` on."""
+    for name, array in arrays.items():
+        out = array[start : start + placing.frames]
+        if name in ("first", "last"):
+            out[...] = False
+            out[placing.last if name == "last" else placing.first] = True
+        else:
+            x_BT = _by_copy(name, trajectory[name])
+            if placing.kept is None:
+                out[placing.row] = x_BT
+            else:
+                out[placing.row[placing.kept]] = x_BT[placing.kept]
+            _write_last(out, name, trajectory, placing)
+
+
+def _write_last(out: NDArray[np.generic], name: str, trajectory: Trajectory, placing: Placing) -> None:
+    kind, _, k = name.partition("/")
+    if kind == "alive":
+        ends = (_by_copy(each, trajectory[each])[placing.ends] for each in (name, f"terminated/{k}"))
+        out[placing.last] = np.greater(*ends)  # alive, and not terminated
+        return
+    out[placing.last] = kind == "mask"  # of agents that have gone, or of nobody: as good as any, and never none
+    if kind in ("obs", "mask"):
+        out[placing.seen] = trajectory[f"boot_{name}"][:, placing.boots].swapaxes(0, 1)
+    elif kind == "state":
+        out[placing.seen] = trajectory["boot_state"][placing.boots]
+
+
+def _by_copy(name: str, array: NDArray[np.generic]) -> NDArray[np.generic]:
+    """[T, N, B, …], or of the state [T, B, S], as a view [B, T, …]."""
+    return array.swapaxes(0, 1) if name == "state" else np.moveaxis(array, 2, 0)
