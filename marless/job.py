@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from marless.algos import registry as algorithms
-from marless.algos.base import FunctionNode, Group, Setting, scopes
+from marless.algos.base import FunctionNode, Group, Scope, Setting, scopes
 from marless.envs import registry as environments
 from marless.envs.base import EnvSpaces
 from marless.errors import SpecError
@@ -25,9 +25,14 @@ _JOB_ID = re.compile(r"[a-z0-9]([a-z0-9-]{0,98}[a-z0-9])?")
 class Function:
     """One function of an update."""
 
-    index: int
-    """Of the scope whose learner it runs in."""
+    scope: Scope
+    """Whose learner it runs in."""
     node: FunctionNode
+
+    @property
+    def index(self) -> int:
+        """Of the scope, as in records."""
+        return self.scope.index
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,7 @@ class Job:
         for scope in scopes(algorithm, config, spaces):
             agents = {agent for each in scope.agent_classes(spaces) for agent in each.agents}
             served = tuple(group for group in groups if group.agents[0] in agents)
-            found += [Function(scope.index, node) for node in algorithm.functions(config, scope, served, spaces)]
+            found += [Function(scope, node) for node in algorithm.functions(config, scope, served, spaces)]
         return tuple(found)
 
 

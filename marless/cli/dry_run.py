@@ -111,7 +111,7 @@ def _from_calibration(job: Job, table: Prices) -> _Basis:
     spec = job.spec
     say("no recorded run is alike: measuring one actor and two updates of this job here …")
     found = _calibrated(spec)
-    work = invented.work_of(found, spec, _agents_of_policies(job))
+    work = invented.work_of(found, job)
     slots = max(
         len(os.sched_getaffinity(0)), *(int(-(-s.vcpus // 1)) for s in (spec.functions.actor, spec.functions.learner))
     )
@@ -120,7 +120,7 @@ def _from_calibration(job: Job, table: Prices) -> _Basis:
     for pace in _paces(job, slots):
 
         def some(count: int, pace: invented.Pace = pace) -> Course:
-            made = invented.rounds(spec, work, min(found.actor_s), pace, count, episode)
+            made = invented.rounds(job, work, min(found.actor_s), pace, count, episode)
             return course(made, spec, table)
 
         count = 1 + max(min(spec.evaluation.every, 5 * _SAMPLED_ROUNDS), _SAMPLED_ROUNDS)
@@ -162,12 +162,6 @@ def _calibrated(spec: JobSpec) -> Calibration:
         said = done.stderr.strip().splitlines() or ["without a word"]
         raise InternalError(f"the calibration failed: {said[-1]}")
     return from_text(done.stdout)
-
-
-def _agents_of_policies(job: Job) -> dict[str, int]:
-    from marless.sharing.groups import initial_groups
-
-    return {group.policy: len(group.agents) for group in initial_groups(job.spec.sharing.groups, job.spaces)}
 
 
 def _assumptions(found: Calibration, job: Job, slots: int) -> list[str]:

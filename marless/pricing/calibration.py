@@ -32,7 +32,7 @@ ROLLOUTS, UPDATES = 3, 2
 """Measured, after one each that warms up."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class FunctionSeconds:
     """One function of an update."""
 
@@ -41,6 +41,8 @@ class FunctionSeconds:
     index: int
     """Of its scope."""
     seconds: float
+    after: tuple[str, ...] = ()
+    """"<function>/<name>" of those in its scope that it waits for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +54,7 @@ class Calibration:
     updates: tuple[tuple[FunctionSeconds, ...], ...]
     """Every function of an update, each time; empty if there is no torch here."""
     samples_share: float
-    """Part of a round's samples that the updates were measured on."""
+    """Part of a round's samples that the updates were measured on; 1 where updates do not depend on it."""
 
     def to_json(self) -> str:
         """For another process."""
@@ -65,7 +67,10 @@ def from_text(text: str) -> Calibration:
         known = json.loads(text)
         return Calibration(
             actor_s=tuple(known["actor_s"]),
-            updates=tuple(tuple(FunctionSeconds(**each) for each in update) for update in known["updates"]),
+            updates=tuple(
+                tuple(FunctionSeconds(**each | {"after": tuple(each["after"])}) for each in update)
+                for update in known["updates"]
+            ),
             samples_share=known["samples_share"],
         )
     except (ValueError, KeyError, TypeError):
@@ -85,7 +90,7 @@ def calibrate(spec: JobSpec) -> Calibration:
         parts = []
     trajectories, rollout_s = _roll_out(job, parts, envs, steps, count)
     scale = actors.envs * actors.steps / (envs * steps)
-    share = count / (actors.count * scale)
+    share = count / (actors.count * scale) if spec.algorithm.drawn(actors.steps) is None else 1.0
     updates = [_update(job, parts, trajectories, number, 1 / share) for number in range(UPDATES + 1) if parts][1:]
     return Calibration(
         actor_s=tuple(each * scale for each in rollout_s),
@@ -115,7 +120,7 @@ def _scopes(job: Job) -> list[_Scope]:
     spec, all_groups = job.spec, initial_groups(job.spec.sharing.groups, job.spaces)
     algorithm, made = algorithms.algorithm(spec.algorithm.name), []
     for scope in scopes(algorithm, spec.algorithm, job.spaces):
-        learner = algorithm.learner(spec.algorithm, LearnerContext(spec.model, job.spaces, scope, "cpu"))
+        learner = algorithm.learner(spec.algorithm.warm(), LearnerContext(spec.model, job.spaces, scope, "cpu"))
         served = scope.agent_classes(job.spaces)
         members = {agent for each in served for agent in each.agents}
         groups = tuple(group for group in all_groups if group.agents[0] in members)
@@ -153,10 +158,12 @@ def _roll_out(
 def _update(
     job: Job, parts: Sequence[_Scope], trajectories: Sequence[Trajectory], number: int, scale: float
 ) -> tuple[FunctionSeconds, ...]:
-    """The functions of one update of every scope, on a thread each, in proportion to `scale` times the samples."""
+    """The functions of one update of every scope, on one thread, extrapolated to `scale` times the samples."""
     from marless.algos.base import Measure, RoundInput
 
     measure = Measure(curvature=job.spec.curvature if job.curvature else None, noise=job.noise)
+    groups = tuple(group for each in parts for group in each.groups)
+    after = {(each.index, each.node.id): each.node.after for each in job.functions(groups)}
     found = []
     for index, each in enumerate(parts):
         inputs = RoundInput(
@@ -171,7 +178,8 @@ def _update(
         for run in each.learner.update(inputs).runs:
             grows = run.function not in ("curvature", "similarity")
             seconds = run.vcpu_s * (scale if grows else 1.0)
-            found.append(FunctionSeconds(function=run.function, name=run.name, index=index, seconds=seconds))
+            waits = after.get((index, f"{run.function}/{run.name}"), ())
+            found.append(FunctionSeconds(run.function, run.name, index, seconds, waits))
     return tuple(found)
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
+from marless.algos.base import Group
+from marless.job import Job
 from marless.pricing.calibration import Calibration, FunctionSeconds
 from marless.pricing.usage import HOST
 from marless.record import GroupRecord, InvocationRecord, PhaseSeconds, RoundRecord
-from marless.replay.cluster import Task, lanes, makespan, schedule
+from marless.replay.cluster import MEASUREMENTS, Task, lanes, makespan, schedule, waits
+from marless.replay.durations import OF_SCOPE
+from marless.sharing.groups import initial_groups
 from marless.spec import FunctionSize, FunctionsSpec, JobSpec
 
 ACTOR_START_S, LEARNER_START_S = 0.2, 2.0
@@ -19,8 +23,9 @@ COORDINATOR_S = 0.005
 """Of each phase, in which no function runs; likewise."""
 AROUND_S = 0.015
 """What a learner does in no pass, reading trajectories and publishing; likewise."""
-SECONDS_PER_SAMPLE = {"post_process": 1.0e-6, "critic": 5.0e-6, "policy": 5.7e-6}
-"""Per agent sample: a [64, 64] net of PPO on that machine. Used only where there is no torch to measure with."""
+SECONDS_PER_SAMPLE = {"post_process": 1.0e-6, "critic": 5.0e-6, "mixer": 5.0e-6, "policy": 5.7e-6}
+"""Per agent sample: a [64, 64] net of PPO on that machine, or a mixer taken to be as large. Used only where there is no
+torch to measure with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,33 +41,36 @@ class Pace:
     """vCPUs that functions run on side by side."""
 
 
-def work_of(found: Calibration, spec: JobSpec, groups: Mapping[str, int]) -> list[FunctionSeconds]:
-    """What each function of an update takes, the quickest time of each; guessed from samples where none was measured.
-
-    `groups` has the number of agents of each policy.
-    """
+def work_of(found: Calibration, job: Job) -> list[FunctionSeconds]:
+    """What each function of an update takes, the quickest time of each; guessed from samples if none was measured."""
     if found.updates:
         best = [min(each, key=attrgetter("seconds")) for each in zip(*found.updates, strict=True)]
         return list(best)
-    per_agent = spec.actors.count * spec.actors.envs * spec.actors.steps
-    guessed = [_guess("post_process", "all", per_agent * sum(groups.values()))]
-    for function in ("critic", "policy"):
-        for name, agents in groups.items():
-            members = agents if spec.sharing.samples == "pooled" else 1
-            guessed.append(_guess(function, name, per_agent * members))
+    spec, groups = job.spec, _groups(job)
+    members = {group.policy: len(group.agents) if spec.sharing.samples == "pooled" else 1 for group in groups}
+    guessed = []
+    for each in job.functions(groups):
+        node, agents = each.node, members.get(each.node.name, 1)
+        if node.function in OF_SCOPE:
+            agents = sum(len(served.agents) for served in each.scope.agent_classes(job.spaces))
+        seconds = _samples(spec) * agents * SECONDS_PER_SAMPLE[node.function]
+        guessed.append(FunctionSeconds(node.function, node.name, each.index, seconds, node.after))
     return guessed
 
 
 def rounds(
-    spec: JobSpec, work: Sequence[FunctionSeconds], actor_s: float, pace: Pace, count: int, episode_steps: int
+    job: Job, work: Sequence[FunctionSeconds], actor_s: float, pace: Pace, count: int, episode_steps: int
 ) -> list[RoundRecord]:
     """`count` rounds; phases take as long as is modelled for `pace.slots` vCPUs.
 
     The first starts the learners, and an actor worker on each slot: as few as `marless train` has. An update's time is
-    taken to grow in proportion to the actors; an episode lasts `episode_steps`.
+    taken to grow in proportion to the actors, unless it draws its batches from a replay; an episode lasts
+    `episode_steps`.
     """
-    share = pace.factor * pace.actors / spec.actors.count
-    functions = [replace(each, seconds=each.seconds * share) for each in (_shared(work, spec) if pace.shared else work)]
+    spec = job.spec
+    grows = spec.algorithm.drawn(spec.actors.steps) is None
+    share = pace.factor * (pace.actors / spec.actors.count if grows else 1.0)
+    functions = [replace(each, seconds=each.seconds * share) for each in (_shared(work, job) if pace.shared else work)]
     records: list[RoundRecord] = []
     at = 0.0
     for number in range(count):
@@ -71,20 +79,43 @@ def rounds(
     return records
 
 
-def _guess(function: str, name: str, samples: int) -> FunctionSeconds:
-    return FunctionSeconds(function=function, name=name, index=0, seconds=samples * SECONDS_PER_SAMPLE[function])
+def _groups(job: Job) -> tuple[Group, ...]:
+    """Of the first round."""
+    return initial_groups(job.spec.sharing.groups, job.spaces)
 
 
-def _shared(work: Sequence[FunctionSeconds], spec: JobSpec) -> list[FunctionSeconds]:
-    """One function of each kind and agent class: it does the work of all that it stands for, or of one, if it draws."""
-    merged: dict[tuple[str, int], FunctionSeconds] = {}
+def _samples(spec: JobSpec) -> int:
+    """Of each agent, in an update."""
+    actors = spec.actors
+    return spec.algorithm.drawn(actors.steps) or actors.count * actors.envs * actors.steps
+
+
+def _shared(work: Sequence[FunctionSeconds], job: Job) -> list[FunctionSeconds]:
+    """One policy for each agent class, and one of each function that serves a policy.
+
+    It does the work of all that it stands for; or of one, if it draws, or measures a fixed number of samples. What
+    serves a whole scope, as mixers and joint critics do, stays as it is.
+    """
+    shared: dict[str, str] = {}
+    first: dict[str, str] = {}
+    for group in _groups(job):
+        agents = job.spaces.class_of(group.agents[0]).name
+        shared[group.policy] = first.setdefault(agents, group.policy)
+    merged: dict[tuple[int, str, str], FunctionSeconds] = {}
     for each in work:
-        key = each.function, each.index
+        name = each.name if each.function in OF_SCOPE else shared.get(each.name, each.name)
+        key = each.index, each.function, name
         if key not in merged:
-            merged[key] = each
-        elif spec.sharing.samples == "pooled" or each.function == "post_process":
+            merged[key] = replace(each, name=name, after=tuple(dict.fromkeys(_renamed(each.after, shared))))
+        elif job.spec.sharing.samples == "pooled" and each.function not in MEASUREMENTS:
             merged[key] = replace(merged[key], seconds=merged[key].seconds + each.seconds)
     return list(merged.values())
+
+
+def _renamed(after: Iterable[str], shared: Mapping[str, str]) -> Iterator[str]:
+    for each in after:
+        function, _, name = each.partition("/")
+        yield each if function in OF_SCOPE else f"{function}/{shared.get(name, name)}"
 
 
 def _round(
@@ -143,20 +174,19 @@ def _side_by_side(
 def _learning(
     sizes: FunctionsSpec, functions: Sequence[FunctionSeconds], at: float, slots: int, cold: bool
 ) -> list[InvocationRecord]:
-    """A learner per agent class, side by side, with its functions: post-processing first, all others after it."""
-    first = [number for number, each in enumerate(functions) if each.function == "post_process"]
-    tasks = [
-        Task(each.seconds, tuple(other for other in first if other != number and functions[other].index == each.index))
-        for number, each in enumerate(functions)
+    """A learner per scope, side by side, with its functions: each after those that it waits for."""
+    start_s = at + AROUND_S
+    inner = [
+        replace(_invocation(each.function, each.name, each.index, start_s, start_s, each.seconds), after=each.after)
+        for each in functions
     ]
-    end_s = at + AROUND_S + makespan(schedule(tasks, lanes(slots, sizes.learner, "learner")))
+    tasks = [Task(each.seconds, waits(one, inner)) for each, one in zip(functions, inner, strict=True)]
+    end_s = start_s + makespan(schedule(tasks, lanes(slots, sizes.learner, "learner")))
     made = []
     for index in sorted({each.index for each in functions}):
         host = _invocation(HOST, "", index, at, end_s, end_s - at)
         made.append(replace(host, cold=cold, init_s=LEARNER_START_S if cold else 0.0))
-    for each in functions:
-        made.append(_invocation(each.function, each.name, each.index, at + AROUND_S, end_s, each.seconds))
-    return made
+    return made + [replace(each, end_s=end_s) for each in inner]
 
 
 def _end(invocations: Sequence[InvocationRecord], at: float) -> float:

@@ -164,7 +164,7 @@ def _tasks(record: RoundRecord, functions: FunctionsSpec) -> tuple[list[Task], l
     actors = [Task(seconds) for each, seconds in timed if each.function == "actor"]
     evaluations = [Task(seconds) for each, seconds in timed if each.function == "evaluation"]
     inner = [(each, seconds) for each, seconds in timed if each.function not in WHOLE]
-    updates = [Task(seconds, _before(each, [other for other, _ in inner])) for each, seconds in inner]
+    updates = [Task(seconds, waits(each, [other for other, _ in inner])) for each, seconds in inner]
     return actors, updates, evaluations
 
 
@@ -179,8 +179,8 @@ def _timed(record: RoundRecord, functions: FunctionsSpec) -> list[tuple[Invocati
     ]
 
 
-def _before(one: InvocationRecord, graph: Sequence[InvocationRecord]) -> tuple[int, ...]:
-    """What must have ended before a function inside a learner begins."""
+def waits(one: InvocationRecord, graph: Sequence[InvocationRecord]) -> tuple[int, ...]:
+    """What must have ended before a function inside a learner begins, as numbers of `graph`, which holds it too."""
     if one.function == HOST:
         return ()
     beside = [(number, other) for number, other in enumerate(graph) if other.index == one.index]

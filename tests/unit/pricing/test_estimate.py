@@ -3,18 +3,24 @@
 import json
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import pytest
 
+from marless.algos.base import FunctionNode, Scope
+from marless.algos.ippo import IPPOConfig
+from marless.envs import registry as environments
+from marless.envs.base import EnvSpaces
 from marless.errors import CorruptError, SpecError
+from marless.job import Function, prepare
 from marless.pricing import calibration, invented
 from marless.pricing.bill import bill
 from marless.pricing.calibration import Calibration, FunctionSeconds
 from marless.pricing.estimate import course, courses_of_run, estimate, same_shape
 from marless.pricing.invented import Pace, rounds, work_of
 from marless.replay.cluster import modelled
+from marless.spec import JobSpec
 from tests.unit.pricing.rounds import job, paper_round
 from tests.unit.pricing.test_ledger import GB_S, PLAIN, prices
 
@@ -25,12 +31,17 @@ WORK = (
     FunctionSeconds(function="policy", name="p", index=0, seconds=2.0),
     FunctionSeconds(function="policy", name="q", index=0, seconds=2.0),
 )
-EIGHT = job(actors={"count": 8, "envs": 10, "steps": 25}, evaluation={"every": 3, "episodes": 100})
+GROUPS = {"p": ["agent_0", "agent_1"], "q": ["agent_2"]}
+EIGHT = job(
+    actors={"count": 8, "envs": 10, "steps": 25},
+    evaluation={"every": 3, "episodes": 100},
+    sharing={"name": "fixed", "groups": GROUPS},
+)
 LIKELY = Pace(actors=8, factor=1.0, shared=False, slots=2)
 
 
 def invent(pace: Pace = LIKELY, count: int = 4, spec=EIGHT):
-    return rounds(spec, WORK, 0.1, pace, count, episode_steps=50)
+    return rounds(prepare(spec), WORK, 0.1, pace, count, episode_steps=50)
 
 
 def test_a_made_up_round_takes_what_its_functions_take_on_the_slots_there_are():
@@ -67,7 +78,7 @@ def test_rounds_follow_each_other():
 
 @pytest.mark.parametrize(("samples", "seconds"), [("pooled", (0.5, 2.0, 4.0)), ("drawn", (0.5, 1.0, 2.0))])
 def test_a_shared_learner_does_the_work_of_all_or_of_one(samples, seconds):
-    spec = job(actors={"count": 8}, sharing={"name": "fixed", "samples": samples})
+    spec = job(actors={"count": 8}, sharing={"name": "fixed", "samples": samples, "groups": GROUPS})
     [record] = invent(Pace(actors=8, factor=1.0, shared=True, slots=2), count=1, spec=spec)
     inner = [each for each in record.invocations if each.function not in ("actor", "learner")]
     assert tuple(each.vcpu_s for each in inner) == seconds
@@ -84,16 +95,16 @@ def test_the_quickest_of_several_measurements_counts():
         return tuple(FunctionSeconds(**vars(each) | {"seconds": factor * each.seconds}) for each in WORK)
 
     found = Calibration(actor_s=(0.1,), updates=(update(2.0), update(1.0)), samples_share=1.0)
-    assert work_of(found, EIGHT, {"p": 1, "q": 1}) == list(WORK)
+    assert work_of(found, prepare(EIGHT)) == list(WORK)
 
 
 def test_without_torch_updates_are_guessed_from_their_samples():
     """8 · 10 · 25 samples an agent."""
     found = Calibration(actor_s=(0.1,), updates=(), samples_share=1.0)
-    work = {(each.function, each.name): each.seconds for each in work_of(found, EIGHT, {"p": 2, "q": 1})}
+    work = {(each.function, each.name): each.seconds for each in work_of(found, prepare(EIGHT))}
     pace = invented.SECONDS_PER_SAMPLE
     assert work == {
-        ("post_process", "all"): pytest.approx(6000 * pace["post_process"]),
+        ("post_process", "agent"): pytest.approx(6000 * pace["post_process"]),
         ("critic", "p"): pytest.approx(4000 * pace["critic"]),
         ("critic", "q"): pytest.approx(2000 * pace["critic"]),
         ("policy", "p"): pytest.approx(4000 * pace["policy"]),
@@ -210,3 +221,71 @@ def test_a_calibration_of_what_cannot_be_is_one_sentence():
     assert done.stderr.count("\n") == 1
     with pytest.raises(SpecError):
         calibration.calibrate(spec)
+
+
+@dataclass(frozen=True)
+class Team:
+    """A job of six agents of two classes whose algorithm trains them jointly, with batches from a replay."""
+
+    spec: JobSpec
+    spaces: EnvSpaces
+
+    def functions(self, groups) -> tuple[Function, ...]:
+        """Post-processing, a mixer, and policies after it."""
+        scope = Scope(0, (0, 1), "team")
+        nodes = (
+            FunctionNode("post_process", "team"),
+            FunctionNode("mixer", "mixer", after=("post_process/team",)),
+            *(FunctionNode("policy", group.policy, after=("mixer/mixer",)) for group in groups),
+        )
+        return tuple(Function(scope, node) for node in nodes)
+
+
+class Drawing(IPPOConfig):
+    """Goes over as many samples in every round."""
+
+    def drawn(self, steps: int) -> int:
+        return 1000
+
+
+@pytest.fixture
+def team() -> Team:
+    given = job(actors={"count": 8, "envs": 10, "steps": 25}, env={"name": "mpe/simple_adversary"})
+    given = given.model_copy(update={"algorithm": Drawing(name="ippo")})
+    return Team(given, environments.spaces("mpe/simple_adversary", {}))
+
+
+UNMEASURED = Calibration(actor_s=(0.1,), updates=(), samples_share=1.0)
+
+
+def test_guesses_follow_the_functions_that_an_algorithm_declares_and_the_batches_it_draws(team):
+    """1,000 samples of each of the 3 agents for what serves the team, of one for each policy."""
+    pace = invented.SECONDS_PER_SAMPLE
+    work = {(each.function, each.name): (each.seconds, each.after) for each in work_of(UNMEASURED, team)}
+    policies = dict.fromkeys((("policy", agent) for agent in team.spaces.agents), (1000 * pace["policy"],))
+    assert {key: seconds for key, (seconds, _) in work.items()} == {
+        ("post_process", "team"): pytest.approx(3000 * pace["post_process"]),
+        ("mixer", "mixer"): pytest.approx(3000 * pace["mixer"]),
+        **{key: pytest.approx(seconds) for key, (seconds,) in policies.items()},
+    }
+    assert work["policy", team.spaces.agents[0]][1] == ("mixer/mixer",)
+
+
+def test_batches_from_a_replay_take_as_long_with_fewer_actors_and_functions_follow_their_graph(team):
+    """Post-processing 1 s, the mixer 2 s, then policies of 3 s, two at a time: 1 + 2 + 3 + 3."""
+    agents = team.spaces.agents
+    work = [
+        FunctionSeconds("post_process", "team", 0, 1.0),
+        FunctionSeconds("mixer", "mixer", 0, 2.0, ("post_process/team",)),
+    ]
+    work += [FunctionSeconds("policy", agent, 0, 3.0, ("mixer/mixer",)) for agent in agents]
+    for actors in (8, 2):
+        [record] = rounds(team, work, 0.1, Pace(actors=actors, factor=1.0, shared=False, slots=2), 1, 25)
+        assert record.phases.update == pytest.approx(9.0 + invented.AROUND_S + invented.COORDINATOR_S)
+        assert len([each for each in record.invocations if each.function == "learner"]) == 1
+    shared = Pace(actors=8, factor=1.0, shared=True, slots=2)
+    [record] = rounds(team, work, 0.1, shared, 1, 25)
+    found = {each.name: each.vcpu_s for each in record.invocations if each.function == "policy"}
+    first, second = (each.agents for each in team.spaces.classes)
+    assert found == {first[0]: 3.0 * len(first), second[0]: 3.0 * len(second)}, "agents of two classes never share"
+    assert [each.vcpu_s for each in record.invocations if each.function == "mixer"] == [2.0]

@@ -56,9 +56,12 @@ def source(record) -> Source:
     )
 
 
-def declared(groups, index=0) -> tuple[Function, ...]:
+SCOPE = Scope(0, (0,), "class")
+
+
+def declared(groups) -> tuple[Function, ...]:
     """As PPO declares them for one class."""
-    return tuple(Function(index, node) for node in ippo.functions(IPPO, Scope(index, (index,), "class"), groups, None))
+    return tuple(Function(SCOPE, node) for node in ippo.functions(IPPO, SCOPE, groups, None))
 
 
 def plan(*groups: Group, **changes) -> Plan:
@@ -193,8 +196,8 @@ def test_a_joint_critic_serves_whoever_there_is():
         versions={**one.versions, "critic.class": 2},
     )
     groups = (Group("a", ("a", "b")),)
-    nodes = mappo.functions(MAPPO, Scope(0, (0,), "class"), groups, None)
-    shared = rebuilt(one, plan(*groups, functions=tuple(Function(0, node) for node in nodes))).record
+    nodes = mappo.functions(MAPPO, SCOPE, groups, None)
+    shared = rebuilt(one, plan(*groups, functions=tuple(Function(SCOPE, node) for node in nodes))).record
     assert of(shared, "critic")["critic.class"].vcpu_s == 2.0
     assert shared.metrics == {"a": {"curvature": 1.0}, "critic.class": {"value_loss": 3.0}}
     assert shared.versions == {"a": 1, "critic.class": 2}
@@ -216,8 +219,8 @@ def test_a_teams_functions_are_those_that_its_algorithm_declares_for_other_group
         FunctionNode("mixer", "a", after=("post_process/team",)),
         *(FunctionNode("policy", group.policy, after=("mixer/a",)) for group in groups),
     ]
-    durations = Durations([one], "pooled", drawn=50)
-    asked = plan(*groups, actors=4, functions=tuple(Function(0, node) for node in nodes))
+    durations, TEAM = Durations([one], "pooled", drawn=50), Scope(0, (0, 1), "team")
+    asked = plan(*groups, actors=4, functions=tuple(Function(TEAM, node) for node in nodes))
     found = rebuild(replace(source(one), durations=durations), asked, MACHINE, before=None, delay_s=0.0).record
     assert {name: each.vcpu_s for name, each in of(found, "policy").items()} == {"b": 2.0, "c": 1.0, "d": 1.0}
     assert of(found, "policy")["b"].after == ("mixer/a",)
