@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from marless.data.rollout import act
+from marless.data.rollout import act, begin, step
 from marless.envs.base import BatchedEnv, EnvSpaces, Picture, Pictured, RewardArray
 from marless.envs.registry import PETTINGZOO
 from marless.errors import SpecError
@@ -59,10 +59,10 @@ def shoot(team: Team, stage: BatchedEnv, *, seed: int, explore: bool) -> list[Sh
         raise SpecError("cannot be filmed: it shows no pictures")
     policies, rng = team.acting(stage.spaces), np.random.default_rng(seed)
     returns = [np.zeros(len(agents.agents)) for agents in stage.spaces.classes]
-    frame, ended = stage.reset(seed), False
+    frame, ended = begin(stage, policies, seed), False
     shots = [Shot(stage.picture(), _caption(0, stage.spaces, returns))]
     while not ended:
-        transition = stage.step(act(policies, frame, rng if explore else None))
+        transition = step(stage, policies, act(policies, frame, rng if explore else None))
         frame, ended = transition.frame, bool(transition.ended[0])
         for k, reward_NB in enumerate(transition.rewards):
             returns[k] += reward_NB[:, 0]

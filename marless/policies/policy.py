@@ -19,6 +19,7 @@ from marless.envs.base import Box, Discrete
 from marless.errors import CorruptError, SpecError
 from marless.nets import actions, serial
 from marless.nets.acting import Acting, ActingState, Arrays
+from marless.nets.inputs import Inputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +51,7 @@ class Policy:
         weight = self.state.acting.get("policy.0.weight")
         if weight is None or weight.ndim != 2:
             raise CorruptError(f"policy {self.name}: its state holds no weights to act with")
-        return int(weight.shape[1])
+        return int(weight.shape[1]) - Inputs.parse(self.state.metadata).extra(self.action)
 
     @property
     def action(self) -> Discrete | Box:

@@ -15,27 +15,50 @@ from marless.policies.policy import Origin, Policy, write
 
 
 class Team:
-    """Trained policies by agent. Not safe to share between threads: buffers are reused from call to call."""
+    """Trained policies by agent. Not safe to share between threads: buffers are reused from call to call.
+
+    Policies with memory remember what they saw and did since `begin`, or since the team was loaded.
+    """
 
     def __init__(self, policies: Sequence[Policy], players: Mapping[str, ActingPolicies], origin: Origin) -> None:
         self.policies = {policy.name: policy for policy in policies}
         self.origin = origin
         self._players = players
         self._rng = np.random.default_rng()
+        self._begun: dict[str, int] = {}
+        """In how many copies those are in mid-episode who remember it."""
 
     @classmethod
     def of(cls, policies: Sequence[Policy], origin: Origin) -> Team:
         """Make the policies ready to act; raises CorruptError if the weights of one do not fit together."""
         players: dict[str, ActingPolicies] = {}
         for policy in policies:
-            alone = AgentClass(policy.name, policy.agents[:1], policy.obs_size, policy.action)
-            players |= dict.fromkeys(policy.agents, ActingPolicies.from_states(alone, [policy.state]))
+            for agent in policy.agents:  # each by itself: it may have a memory and an id of its own
+                alone = AgentClass(policy.name, (agent,), policy.obs_size, policy.action)
+                players[agent] = ActingPolicies.from_states(alone, [policy.state])
         return cls(policies, players, origin)
 
     @property
     def agents(self) -> tuple[str, ...]:
         """Everyone who has a policy."""
         return tuple(self._players)
+
+    def begin(self, copies: ArrayLike | None = None) -> None:
+        """Start new episodes: what policies with memory remember is forgotten; others have nothing to forget.
+
+        Where several copies are acted in at once, `copies` [B] may say in which of them an episode starts; by default
+        in all, and the next observations may be of any number of copies. Raises SpecError for another number in
+        mid-episode.
+        """
+        if copies is None:
+            self._begun.clear()
+            return
+        anew_B = np.asarray(copies, np.bool_)
+        for agent, batch in self._begun.items():
+            if anew_B.shape != (batch,):
+                raise SpecError(f"{agent} acts in {batch} copies; copies that begin anew are of shape {anew_B.shape}")
+        for agent in self._begun:
+            self._players[agent].ended(anew_B)
 
     def act(
         self,
@@ -51,7 +74,10 @@ class Team:
         discrete action is an int, or int32 [B]; a continuous one float32 [A] or [B, A], within its box. Where a mask
         allows nothing, the action is 0. `seed` restarts the team's stream of randomness, which begins anywhere.
 
-        Raises SpecError for an agent that has no policy, and for an observation or a mask that does not fit.
+        With memory, a call is the next step of each agent's episode: call `begin` where new ones start.
+
+        Raises SpecError for an agent that has no policy, for an observation or a mask that does not fit, and for
+        another number of copies in mid-episode.
         """
         if seed is not None:
             self._rng = np.random.default_rng(seed)
@@ -93,6 +119,8 @@ class Team:
         player = self._players[agent]
         obs = _observation(agent, observation, player.agent_class.obs_size)
         obs_1BO = obs.reshape(1, -1, player.agent_class.obs_size)
+        if player.remembers:
+            self._continue(agent, player, obs_1BO.shape[1])
         mask_1BA = None if mask is None else _mask(agent, mask, obs.shape[:-1], player.agent_class.action)
         if explore:
             chosen, _ = player.sample(obs_1BO, mask_1BA, self._rng)
@@ -102,6 +130,16 @@ class Team:
         if obs.ndim == 2:
             return action
         return int(action[0]) if action.ndim == 1 else action[0]
+
+    def _continue(self, agent: str, player: ActingPolicies, batch: int) -> None:
+        begun = self._begun.get(agent)
+        if begun is None:
+            player.begin(batch)
+            self._begun[agent] = batch
+        elif begun != batch:
+            raise SpecError(
+                f"{agent} remembers {begun} episodes and observes {batch} copies; call begin() to start new episodes"
+            )
 
 
 def _observation(agent: str, observation: ArrayLike, size: int) -> FloatArray:

@@ -22,6 +22,7 @@ from marless.errors import CorruptError, NotFoundError, OverloadedError, StaleEr
 from marless.rpc import chunks
 from marless.rpc.v1 import learner_pool_pb2
 from services.learner_pool.intake import Intake, IntakeCounts, declared_bytes, load
+from tests.memoryless import Memoryless
 from tests.scripted_env import ScriptedEnv
 
 STEPS, BATCH = 4, 2
@@ -32,7 +33,7 @@ CONTINUOUS = TrajectorySchema(
 )
 
 
-class Uniform:
+class Uniform(Memoryless):
     """Draws any action, so that a trajectory has something to say."""
 
     def sample(self, obs_NBO, mask_NBA, rng):

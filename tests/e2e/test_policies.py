@@ -55,11 +55,17 @@ def records(run) -> list[RoundRecord]:
 
 
 class Played:
-    """A team behind the protocol of rollouts, acting through nothing but `Team.act`."""
+    """A team behind the protocol of rollouts, acting through nothing but `Team.begin` and `Team.act`."""
 
     def __init__(self, team: marless.Team, agents: AgentClass) -> None:
         self._team = team
         self._agents = agents.agents
+
+    def begin(self, batch: int) -> None:
+        self._team.begin()
+
+    def ended(self, ended_B: BoolArray) -> None:
+        self._team.begin(ended_B)
 
     def greedy(self, obs_NBO: FloatArray, mask_NBA: BoolArray | None) -> ActionArray:
         did = self._team.act(dict(zip(self._agents, obs_NBO, strict=True)))

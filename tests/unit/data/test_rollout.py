@@ -9,12 +9,13 @@ from marless.data.rollout import play, rollout
 from marless.data.trajectory import TrajectorySchema
 from marless.envs.mpe import SimpleSpread, SpreadOptions
 from marless.errors import SpecError
+from tests.memoryless import Memoryless
 from tests.scripted_env import ScriptedEnv
 
 STEPS = 5
 
 
-class Highest:
+class Highest(Memoryless):
     """Takes the highest legal action; tells the environment something else, to see which is stored."""
 
     def sample(self, obs_NBO, mask_NBA, rng):
@@ -137,7 +138,7 @@ def test_random_play_takes_every_legal_action_and_no_other():
     assert np.bincount(second.ravel(), minlength=3)[2] == 0  # step 1: 2 is illegal
 
 
-class Uniform:
+class Uniform(Memoryless):
     def sample(self, obs_NBO, mask_NBA, rng):
         shape = obs_NBO.shape[:2]
         return rng.integers(5, size=shape, dtype=np.int32), np.full(shape, -np.log(5), np.float32)

@@ -1,0 +1,13 @@
+"""The part of a policy behind the protocol of rollouts that those need who remember nothing."""
+
+from __future__ import annotations
+
+
+class Memoryless:
+    """Nothing to forget."""
+
+    def begin(self, batch: int) -> None:
+        """Where an episode starts in each copy."""
+
+    def ended(self, ended_B: object) -> None:
+        """Where episodes ended in some."""
