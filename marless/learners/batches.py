@@ -1,0 +1,295 @@
+"""What a gradient step of an off-policy algorithm reads: draws from a replay, as tensors for all agents at once.
+
+A draw is T time steps of E columns side by side, time-major: column t · E + e. Single env steps are episodes of T = 1.
+Features have one time step more, the last of which is only ever looked ahead to: *now* is the first T · E columns, and
+what comes *after* them begins E columns later. Shapes: N agents of a class, I inputs + 1 (a last row of ones, see
+`marless.nets.layout`), A actions or action components, S state, M = T · E, F = (T + 1) · E.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from marless.algos.off_policy import OffPolicyConfig
+from marless.data.frames import ReplaySchema
+from marless.data.replay import Replay
+from marless.data.trajectory import Trajectory
+from marless.envs.base import AgentClass, Discrete
+from marless.nets.inputs import Inputs
+
+
+@dataclass(frozen=True)
+class Gains:
+    """What was got until a target net is asked, and what its answer counts."""
+
+    reward: Tensor
+    """float32 [N, M], normalised; with single env steps, summed over the n steps of a target."""
+    discount: Tensor
+    """float32 [N, M]: of what comes after; 0 where there is nothing more to get."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassBatch:
+    """What the agents of one class saw, did and got."""
+
+    features: Tensor
+    """float32 [N, I, F]: what their nets read."""
+    action: Tensor
+    """int64 [N, 1, M], or float32 [N, A, M]."""
+    gains: Gains
+    legal: Tensor | None
+    """bool [N, A, F]; None if every action always is."""
+    alive: Tensor | None
+    """float32 [N, F], 1 or 0; None if agents never leave."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """One draw; valid until the next one."""
+
+    classes: tuple[ClassBatch, ...]
+    """Of the scope."""
+    team: Gains | None
+    """Of all agents of the scope together: the sum of their rewards, normalised as a sum, until the last of them has
+    gone; N = 1. None if the algorithm has no use for it."""
+    steps: int
+    """T."""
+    width: int
+    """E."""
+    importance: Tensor | None
+    """float32 [M]: weights of prioritised draws; None if all samples count alike."""
+    valid: Tensor | None
+    """float32 [M], 1 or 0: steps that pad a short episode; None if there are none."""
+    follows: Tensor
+    """bool [T, E]: the next time step belongs to the same episode, and an action was taken in it."""
+    resets: Tensor
+    """bool [T + 1, E]: memory is cleared before the step."""
+    state: Tensor | None
+    """float32 [1, S + 1, F]: the global state, last row ones; None if it is not kept."""
+    row: NDArray[np.int64]
+    """[E]: what was drawn, as `Replay.reprioritise` wants it."""
+
+
+class RewardMoments:
+    """Running (Σw, Σwx, Σwx²) of the rewards of each class of a scope, and of the team's sum; float64 [classes + 1, 3].
+
+    Over all that was ever remembered: rewards that are normalised by moments which hardly move any more are targets
+    that hold still. Samples of dead agents do not count.
+    """
+
+    def __init__(self, classes: Sequence[int]) -> None:
+        self._classes = tuple(classes)
+        self.sums = np.zeros((len(self._classes) + 1, 3))
+
+    def add(self, trajectories: Sequence[Trajectory]) -> None:
+        """Take a round in."""
+        for trajectory in trajectories:
+            team_TB = np.zeros((trajectory.steps, trajectory.batch))
+            anyone_TB = np.zeros(team_TB.shape, bool)
+            for row, k in enumerate(self._classes):
+                reward_TNB = trajectory[f"reward/{k}"].astype(np.float64)
+                alive_TNB = trajectory.arrays.get(f"alive/{k}")
+                self._count(row, reward_TNB if alive_TNB is None else reward_TNB[alive_TNB])
+                team_TB += reward_TNB.sum(axis=1)
+                anyone_TB |= True if alive_TNB is None else alive_TNB.any(axis=1)
+            self._count(-1, team_TB[anyone_TB])
+
+    def shift_and_scale(self, row: int) -> tuple[np.float32, np.float32]:
+        """(mean, 1 / deviation) of a class, or of the team (-1); 0 and 1 before the first reward."""
+        total, first, second = self.sums[row]
+        if not total:
+            return np.float32(0), np.float32(1)
+        mean = first / total
+        deviation = np.sqrt(max(second / total - mean * mean, 0.0))
+        return np.float32(mean), np.float32(1 / max(deviation, 1e-4))
+
+    def _count(self, row: int, reward: NDArray[np.generic]) -> None:
+        self.sums[row] += (reward.size, reward.sum(), np.square(reward).sum())
+
+
+@dataclass(frozen=True)
+class _Frames:
+    """Which frames a draw holds, and how they hang together."""
+
+    frame: NDArray[np.int64]
+    """[F]: T + 1 time steps of E columns."""
+    then: NDArray[np.int64]
+    """[n, M]: the frames whose rewards a sample sums: its own and, of n-step targets from single env steps, those after
+    it. A segment's last frame stands for all that would follow it."""
+    steps: int
+    """T."""
+    follows: NDArray[np.bool_]
+    """[T, E]; see `Batch`."""
+    valid: NDArray[np.float32] | None
+    """[M]; see `Batch`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchSource:
+    """Draws batches from a replay."""
+
+    replay: Replay
+    schema: ReplaySchema
+    """Of the replay."""
+    classes: tuple[tuple[int, AgentClass, Inputs], ...]
+    """Of the scope: index, class, and what its nets see."""
+    config: OffPolicyConfig
+    longest: int | None
+    """Steps of the longest episode there may be, if that is known."""
+    team: bool
+    """True if batches hold what the team gets."""
+    device: torch.device
+
+    def draw(self, rng: np.random.Generator, count: int, moments: RewardMoments, beta: float) -> Batch:
+        """`count` env steps or episodes, by the config's unit; `beta` is of prioritised draws."""
+        if self.config.replay.unit == "episodes":
+            episodes = self.replay.draw_episodes(rng, count, beta)
+            row, weight, frames = episodes.first, episodes.weight, self._whole(episodes.first, episodes.length)
+        else:
+            draw = self.replay.draw(rng, count, beta)
+            row, weight, frames = draw.row, draw.weight, self._single(draw.row)
+        importance = None if self.config.replay.draw == "uniform" else np.tile(weight, frames.steps)
+        return self._batch(row, frames, moments, importance)
+
+    def _single(self, row_M: NDArray[np.int64]) -> _Frames:
+        """Each env step by itself, and what came n steps later, or where its segment ended before."""
+        then, after_M = [row_M], row_M + 1
+        for _ in range(self.config.n_step - 1):
+            then.append(after_M)
+            after_M = after_M + ~self._is("last", after_M)
+        follows = np.zeros((1, len(row_M)), np.bool_)
+        return _Frames(np.concatenate([row_M, after_M]), np.stack(then), 1, follows, None)
+
+    def _whole(self, first_E: NDArray[np.int64], length_E: NDArray[np.int64]) -> _Frames:
+        """Episodes from their first step, padded with their last frame."""
+        steps = _padded(int(length_E.max()), self.longest)
+        time_T1 = np.arange(steps + 1)[:, None]
+        frame_TE = first_E + np.minimum(time_T1, length_E)
+        valid_TE = time_T1[:-1] < length_E
+        valid = None if valid_TE.all() else valid_TE.astype(np.float32).ravel()
+        return _Frames(frame_TE.ravel(), frame_TE[:-1].reshape(1, -1), steps, time_T1[1:] < length_E, valid)
+
+    def _batch(
+        self,
+        row: NDArray[np.int64],
+        frames: _Frames,
+        moments: RewardMoments,
+        importance_M: NDArray[np.float32] | None,
+    ) -> Batch:
+        resets = np.zeros((frames.steps + 1, len(row)), np.bool_)
+        resets[0] = True
+        got = [self._got(k, frames) for k, _, _ in self.classes]
+        taken_nM = None if len(frames.then) == 1 else ~self._is("last", frames.then)
+        return Batch(
+            classes=tuple(
+                self._class_batch(index, frames, self._gains(reward, over, taken_nM, moments.shift_and_scale(index)))
+                for index, (reward, over) in enumerate(got)
+            ),
+            team=self._team(frames, got, taken_nM, moments) if self.team else None,
+            steps=frames.steps,
+            width=len(row),
+            importance=None if importance_M is None else self._to(importance_M),
+            valid=None if frames.valid is None else self._to(frames.valid),
+            follows=self._to(frames.follows),
+            resets=self._to(resets),
+            state=self._state(frames) if self.schema.with_state else None,
+            row=row,
+        )
+
+    def _class_batch(self, index: int, frames: _Frames, gains: Gains) -> ClassBatch:
+        k, agents, inputs = self.classes[index]
+        take, fields = self.replay.take, self.schema.fields()
+        action = take(f"action/{k}", frames.frame[: frames.then.shape[1]])
+        columns = (
+            action.T[:, None].astype(np.int64) if isinstance(agents.action, Discrete) else action.transpose(1, 2, 0)
+        )
+        legal_FNA = take(f"mask/{k}", frames.frame) if f"mask/{k}" in fields else None
+        alive_FN = take(f"alive/{k}", frames.frame) if f"alive/{k}" in fields else None
+        return ClassBatch(
+            features=self._to(self._features(k, agents, inputs, frames.frame)),
+            action=self._to(columns),
+            gains=gains,
+            legal=None if legal_FNA is None else self._to(legal_FNA.transpose(1, 2, 0)),
+            alive=None if alive_FN is None else self._to(alive_FN.T.astype(np.float32)),
+        )
+
+    def _features(self, k: int, agents: AgentClass, inputs: Inputs, frame: NDArray[np.int64]) -> NDArray[np.float32]:
+        obs_NFO = self._numbers(f"obs/{k}", frame).transpose(1, 0, 2)
+        if not inputs.last_action:
+            return inputs.build(agents, obs_NFO)
+        first_F = self._is("first", frame)
+        before_FN = self.replay.take(f"action/{k}", frame - ~first_F)
+        dtype = np.int32 if isinstance(agents.action, Discrete) else np.float32
+        return inputs.build(agents, obs_NFO, before_FN.swapaxes(0, 1).astype(dtype, copy=False), first_F)
+
+    def _state(self, frames: _Frames) -> Tensor:
+        state_FS = self.replay.take("state", frames.frame)
+        state_1SF = np.ones((1, state_FS.shape[1] + 1, len(state_FS)), np.float32)
+        state_1SF[0, :-1] = state_FS.T
+        return self._to(state_1SF)
+
+    def _got(self, k: int, frames: _Frames) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        """Rewards of the agents of a class, and which of them have terminated, each [n, M, N]."""
+        return self._numbers(f"reward/{k}", frames.then), self._is(f"terminated/{k}", frames.then)
+
+    def _team(
+        self,
+        frames: _Frames,
+        got: Sequence[tuple[NDArray[np.float32], NDArray[np.bool_]]],
+        taken_nM: NDArray[np.bool_] | None,
+        moments: RewardMoments,
+    ) -> Gains:
+        reward_nM1 = np.add.reduce([reward.sum(axis=2, keepdims=True) for reward, _ in got])
+        over_nM1 = np.ones(reward_nM1.shape, np.bool_)
+        for (k, _, _), (_, over_nMN) in zip(self.classes, got, strict=True):
+            gone_nMN = over_nMN
+            if f"alive/{k}" in self.schema.fields():
+                gone_nMN = over_nMN | ~self._is(f"alive/{k}", frames.then)
+            over_nM1 &= gone_nMN.all(axis=2, keepdims=True)
+        return self._gains(reward_nM1, over_nM1, taken_nM, moments.shift_and_scale(-1))
+
+    def _gains(
+        self,
+        reward_nMN: NDArray[np.float32],
+        over_nMN: NDArray[np.bool_],
+        taken_nM: NDArray[np.bool_] | None,
+        normal: tuple[np.float32, np.float32],
+    ) -> Gains:
+        """Discounted sums of normalised rewards until it was over, or the segment was."""
+        mean, scale = normal if self.config.reward_normalisation else (np.float32(0), np.float32(1))
+        gamma = np.float32(self.config.gamma)
+        gained_nNM = np.subtract(reward_nMN.swapaxes(1, 2), mean, order="C")
+        gained_nNM *= scale
+        over_nNM = over_nMN.swapaxes(1, 2)
+        reward_NM, discount_NM = gained_nNM[0], np.where(over_nNM[0], np.float32(0), gamma)
+        for gained, over, taken in zip(
+            gained_nNM[1:], over_nNM[1:], () if taken_nM is None else taken_nM[1:], strict=True
+        ):
+            reward_NM += np.where(taken, discount_NM * gained, np.float32(0))
+            discount_NM *= np.where(taken, np.where(over, np.float32(0), gamma), np.float32(1))
+        return Gains(self._to(reward_NM), self._to(discount_NM))
+
+    def _numbers(self, name: str, row: NDArray[np.int64]) -> NDArray[np.float32]:
+        return self.replay.take(name, row).astype(np.float32, copy=False)
+
+    def _is(self, name: str, row: NDArray[np.int64]) -> NDArray[np.bool_]:
+        return self.replay.take(name, row).astype(np.bool_, copy=False)
+
+    def _to(self, array: NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+
+
+def _padded(length: int, longest: int | None) -> int:
+    """The least of 1, 2, 3, 4, 6, 8, 12, 16, 24, 32 … that holds `length`, at most `longest`.
+
+    A few lengths only: each has buffers of its own in every net.
+    """
+    power = 1 << (length - 1).bit_length()
+    rounded = power * 3 // 4 if power >= 4 and length <= power * 3 // 4 else power
+    return min(rounded, longest) if longest is not None and longest >= length else rounded
