@@ -30,8 +30,8 @@ class IPPO:
         return False
 
     def check(self, config: AlgorithmConfig, setting: Setting) -> None:
-        """Any spaces will do; raises SpecError for more minibatches than samples."""
-        IPPOConfig.model_validate(config).check_samples(setting.samples)
+        """Any spaces will do; raises SpecError for more minibatches than samples or, with memory, segments."""
+        IPPOConfig.model_validate(config).check_setting(setting)
 
     def joint(self, config: AlgorithmConfig) -> bool:
         """See `Algorithm`."""
@@ -48,7 +48,7 @@ class IPPO:
         from marless.learners.ppo.learner import PPOLearner
 
         config = IPPOConfig.model_validate(config)
-        return PPOLearner(config, context, critic="own")
+        return PPOLearner(self, config, context, critic="own")
 
 
 ALGORITHM = IPPO()

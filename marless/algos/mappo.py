@@ -34,8 +34,10 @@ class MAPPO:
         return True
 
     def check(self, config: AlgorithmConfig, setting: Setting) -> None:
-        """Raises SpecError for an environment without a global state, and for more minibatches than samples."""
-        MAPPOConfig.model_validate(config).check_samples(setting.samples)
+        """Raises SpecError for an environment without a global state, and for more minibatches than
+        samples or, with memory, segments.
+        """
+        MAPPOConfig.model_validate(config).check_setting(setting)
         if setting.spaces.state_size == 0:
             raise SpecError(
                 "algorithm.name mappo needs a global state, and env.name gives none (state_size is 0); use ippo instead"
@@ -59,7 +61,7 @@ class MAPPO:
 
         config = MAPPOConfig.model_validate(config)
         critic: Literal["joint", "state"] = "joint" if config.critic == "central" else "state"
-        return PPOLearner(config, context, critic=critic)
+        return PPOLearner(self, config, context, critic=critic)
 
 
 ALGORITHM = MAPPO()

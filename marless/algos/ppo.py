@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from marless.algos.base import AlgorithmConfig, FunctionNode, Group, Rate, Scope
+from marless.algos.base import AlgorithmConfig, FunctionNode, Group, Rate, Scope, Setting
 from marless.errors import SpecError
 
 
@@ -35,13 +35,25 @@ class PPOConfig(AlgorithmConfig):
     )
     adam_eps: float = Field(1e-5, gt=0, description="Adam's ε")
 
-    def check_samples(self, samples: int) -> None:
-        """Raises SpecError if a round has fewer samples of a policy than minibatches."""
-        if samples < self.minibatches:
+    def check_minibatches(self, count: int, remembers: bool) -> None:
+        """Raises SpecError for more minibatches than a policy has samples in a round, or segments if nets remember."""
+        if count >= self.minibatches:
+            return
+        if remembers:
             raise SpecError(
-                f"algorithm.minibatches is {self.minibatches}, but a policy gets only {samples} samples a round "
-                "(actors.count · actors.envs · actors.steps · agents of the group)"
+                f"algorithm.minibatches is {self.minibatches}, but a policy with memory gets only {count} segments a "
+                "round (actors.count · actors.envs · agents of the group), which are not cut in time: set at most "
+                f"{count}, or raise actors.envs"
             )
+        raise SpecError(
+            f"algorithm.minibatches is {self.minibatches}, but a policy gets only {count} samples a round "
+            "(actors.count · actors.envs · actors.steps · agents of the group)"
+        )
+
+    def check_setting(self, setting: Setting) -> None:
+        """Raises SpecError if a job's rounds cannot be cut into as many minibatches."""
+        remembers = setting.model.recurrent != "none"
+        self.check_minibatches(setting.samples // setting.steps if remembers else setting.samples, remembers)
 
 
 def ppo_functions(scope: Scope, groups: Sequence[Group], critics: Sequence[str]) -> tuple[FunctionNode, ...]:

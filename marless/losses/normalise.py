@@ -18,16 +18,20 @@ def standardise(x_PM: Tensor, weight_PM: Tensor) -> Tensor:
     return centred_PM / (variance_P1.sqrt() + 1e-8)
 
 
-def update_moments(moments_PK3: Tensor, x_PKM: Tensor, weight_PKM: Tensor) -> Tensor:
-    """Exponentially weighted (Σw, Σw·x, Σw·x²) per critic output after one more batch; float64 [P, K, 3].
+def batch_moments(x_PKM: Tensor, weight_PKM: Tensor) -> Tensor:
+    """(Σw, Σw·x, Σw·x²) per critic output, weights scaled to sum to 1; float64 [P, K, 3].
 
-    A batch without weight (all of an agent's samples dead) changes nothing but the age of the others.
+    All 0 for a batch without weight (all of an agent's samples dead).
     """
     x, weight = x_PKM.double(), weight_PKM.double()
     total = weight.sum(dim=2, keepdim=True).clamp_min(1e-300)
     share = weight / total
-    batch = torch.stack([share.sum(dim=2), (share * x).sum(dim=2), (share * x * x).sum(dim=2)], dim=2)
-    return MOMENT_DECAY * moments_PK3 + (1 - MOMENT_DECAY) * batch
+    return torch.stack([share.sum(dim=2), (share * x).sum(dim=2), (share * x * x).sum(dim=2)], dim=2)
+
+
+def update_moments(moments_PK3: Tensor, batch_PK3: Tensor) -> Tensor:
+    """Exponentially weighted moments after one more batch's; one without weight changes but the age of the others."""
+    return MOMENT_DECAY * moments_PK3 + (1 - MOMENT_DECAY) * batch_PK3
 
 
 def mean_and_std(moments_PK3: Tensor) -> tuple[Tensor, Tensor]:

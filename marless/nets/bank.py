@@ -51,6 +51,16 @@ class Bank(Generic[FunctionT]):
         self._stacks = kept
         return [kept[names].function for names, _ in stacks]
 
+    def copies(self, stacks: Sequence[tuple[tuple[str, ...], tuple[str, ...]]]) -> list[FunctionT]:
+        """As `arrange`, but over copies: what is held stays as it is."""
+        return [self._stack(starts).function for _, starts in stacks]
+
+    def change(self, name: str, change: Callable[[FunctionT], None]) -> None:
+        """Hold under a name what `change` makes, in place, of a stack of its row alone."""
+        stack = self._stack((name,))
+        change(stack.function)
+        self._rows[name] = stack.rows[0]
+
     def _unchanged(self, names: tuple[str, ...], starts: tuple[str, ...]) -> _Stack[FunctionT] | None:
         stack = self._stacks.get(names)
         if stack is None or names != starts:

@@ -5,21 +5,24 @@ What differs between IPPO and MAPPO is what a critic sees and whom it serves, `C
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from marless.algos.base import (
+    Algorithm,
     Arrays,
-    FunctionRun,
+    FunctionNode,
+    GradientOutput,
     Group,
     LearnerContext,
+    Measure,
     PolicyState,
     RoundInput,
     UpdateOutput,
@@ -28,14 +31,24 @@ from marless.algos.base import (
 from marless.algos.ppo import PPOConfig
 from marless.errors import CorruptError
 from marless.learners import likeness, measuring
+from marless.learners.graph import Graph, Pass
 from marless.learners.ppo.functions import CriticFunction, Metrics, PolicyFunction, Samples, Settings
-from marless.learners.ppo.post_process import CriticPass, Tensors, critic_samples, estimate, policy_samples, upload
+from marless.learners.ppo.post_process import (
+    Judge,
+    Tensors,
+    critic_passes,
+    critic_samples,
+    estimate,
+    policy_samples,
+    upload,
+)
+from marless.learners.ppo.segments import Segments
 from marless.learners.stacks import Stack, drawn_stacks, stacks
 from marless.learners.table import tabulate
 from marless.nets import actions
 from marless.nets.bank import Bank
 from marless.nets.codec import Codec
-from marless.nets.layout import Layout, generator
+from marless.nets.layout import generator, layout
 
 Critic = Literal["own", "state", "joint"]
 """own: each policy has a critic of what its agents see; state: each has one of the global state; joint: one critic of
@@ -46,23 +59,33 @@ the global state serves the whole class, with one output per agent."""
 class _Job:
     """The training of one stack."""
 
-    function: Literal["critic", "policy"]
-    names: tuple[str, ...]
     trained: PolicyFunction | CriticFunction
     samples: Samples
-
-
-@dataclass(frozen=True)
-class _Trained:
-    """What came of a job."""
-
-    job: _Job
+    orders: Sequence[Tensor]
+    """Of the samples, in each epoch."""
     metrics: Metrics
-    start_s: float
-    end_s: float
-    measured: Metrics
-    """Of the policies, beside their training; that took from `end_s` to `measured_s`."""
-    measured_s: float
+    """What post-processing already knows."""
+    returns: Tensor | None = None
+    """Of critics: see `post_process.CriticSamples`."""
+
+
+@dataclass
+class _Work:
+    """What post-processing hands to the functions after it."""
+
+    jobs: dict[_Key, _Job] = field(default_factory=dict)
+    similarity: likeness.Pending = field(default_factory=lambda: likeness.Pending(None, ""))
+
+
+_Key = tuple[Literal["critic", "policy"], tuple[str, ...]]
+"""A function, and the names of a stack."""
+_Compute = Callable[[_Key, _Job], Metrics]
+_FunctionT = TypeVar("_FunctionT")
+_Arrange = Callable[[Sequence[tuple[tuple[str, ...], tuple[str, ...]]]], list[_FunctionT]]
+"""See `Bank.arrange`."""
+Reports = dict[str, dict[str, float]]
+"""Metrics by name."""
+_RETURNS = "critic.returns"
 
 
 class PPOLearner:
@@ -73,24 +96,27 @@ class PPOLearner:
     OPENBLAS_NUM_THREADS=1. Results do not depend on the number of threads.
     """
 
-    def __init__(self, config: PPOConfig, context: LearnerContext, *, critic: Critic) -> None:
+    def __init__(self, algorithm: Algorithm, config: PPOConfig, context: LearnerContext, *, critic: Critic) -> None:
+        """`algorithm` declares the functions of an update."""
         (agent_class,) = context.scope.agent_classes(context.spaces)
         model, spaces = context.model, context.spaces
-        self._config = config
+        self._algorithm, self._config, self._context = algorithm, config, context
         self._class = agent_class
         (self._class_index,) = context.scope.classes
         self._critic = critic
         self._device = torch.device(context.device)
         self._joint = f"critic.{agent_class.name}"
+        self._remembers = model.recurrent != "none"
         action, activation = agent_class.action, model.activation
-        acting = Layout(agent_class.obs_size, model.hidden, action.n, actions.free_parameters(action))
+        acting = layout(agent_class.obs_size, model, action.n, actions.free_parameters(action))
         seen = agent_class.obs_size if critic == "own" else spaces.state_size
-        judging = Layout(seen, model.hidden, len(agent_class.agents) if critic == "joint" else 1)
+        judging = layout(seen, model, len(agent_class.agents) if critic == "joint" else 1)
         self._policy_codec = Codec("policy", acting, output_gain=0.01, acts=True)
         self._critic_codec = Codec("critic", judging, output_gain=1.0, acts=False, moments=True)
         self._policies = Bank(lambda row: PolicyFunction(row, acting, activation, action))
         self._critics = Bank(lambda row: CriticFunction(row, judging, activation))
-        self._metadata = {"kind": "mlp", "activation": activation, "action": actions.describe(action)}
+        kind = "gru" if self._remembers else "mlp"
+        self._metadata = {"kind": kind, "activation": activation, "action": actions.describe(action)}
 
     def names(self, groups: Sequence[Group]) -> tuple[str, ...]:
         """See `Learner`."""
@@ -115,34 +141,52 @@ class PPOLearner:
 
     def update(self, inputs: RoundInput) -> UpdateOutput:
         """See `Learner`."""
-        started_s = time.time()
-        threads = torch.get_num_interop_threads() if self._device.type == "cpu" else 1
-        table = tabulate(inputs.trajectories, self._class_index, self._critic != "own")
-        chosen = self._stacks(inputs, table.obs.shape[2], parts=max(1, threads // 2))
-        similarity = likeness.begin(inputs, self._class, table, self.state)
-        policies = self._policies.arrange([(stack.names, stack.starts) for stack in chosen])
-        tensors = upload(table, self._device)
-        passes = self._critic_passes(chosen, tensors)
-        value_N1S, advantage_N1S = estimate(passes, tensors, self._config)
-        jobs: list[_Job] = []
-        metrics: dict[str, dict[str, float]] = {name: {} for name in self.names(inputs.groups)}
-        for critics in passes:
-            samples, measured = critic_samples(critics, value_N1S, advantage_N1S, tensors, self._config)
-            _report(metrics, critics.names, measured)
-            jobs.append(_Job("critic", critics.names, critics.function, samples))
-        for stack, function in zip(chosen, policies, strict=True):
-            samples = policy_samples(stack, advantage_N1S, tensors, self._config)
-            jobs.append(_Job("policy", stack.names, function, samples))
-        done_s = time.time()
-        runs = [FunctionRun("post_process", self._class.name, started_s, done_s, done_s - started_s)]
-        for trained in self._train(jobs, inputs, threads):
-            job = trained.job
-            _report(metrics, job.names, trained.metrics)
-            share_s = (trained.end_s - trained.start_s) / len(job.names)
-            runs += [FunctionRun(job.function, name, trained.start_s, trained.end_s, share_s) for name in job.names]
-            runs += self._measured(trained, metrics)
-        distances, compared = similarity.result()
-        return UpdateOutput(metrics=metrics, runs=(*runs, *compared), distances=distances)
+        settings, minibatches = self._settings(inputs.env_steps), self._config.minibatches
+
+        def train(key: _Key, job: _Job) -> Metrics:
+            return job.trained.train(job.samples, job.orders, minibatches, settings)
+
+        return self._run(inputs, train, self._policies.arrange, self._critics.arrange)
+
+    def gradients(self, inputs: RoundInput) -> GradientOutput:
+        """See `Learner`: over all samples of the round at once, whatever epochs and minibatches an update has."""
+        settings = self._settings(inputs.env_steps)
+        found: dict[str, dict[str, NDArray[np.generic]]] = {name: {} for name in self.names(inputs.groups)}
+
+        def differentiate(key: _Key, job: _Job) -> Metrics:
+            function, names = key
+            gradient_PD, metrics = job.trained.gradient(job.samples, job.orders[0], settings)
+            for row, name in enumerate(names):
+                found[name][function] = gradient_PD[row].cpu().numpy().copy()
+                if job.returns is not None:
+                    found[name][_RETURNS] = job.returns[row].cpu().numpy().copy()
+            return metrics
+
+        asked = replace(inputs, measure=Measure())
+        output = self._run(asked, differentiate, self._policies.copies, self._critics.copies)
+        return GradientOutput(found, output.metrics, output.runs)
+
+    def apply(self, name: str, gradients: Arrays, env_steps: int) -> None:
+        """See `Learner`. "critic.returns" float64 [K, 3] are moments that values are scaled by before the step."""
+        settings, parts = self._settings(env_steps), self._parts(name)
+        expected: dict[str, tuple[tuple[int, ...], str]]
+        expected = {codec.prefix: ((codec.layout.size,), "float32") for codec, _ in parts}
+        if "critic" in expected and self._config.value_normalisation:
+            expected[_RETURNS] = (self._critic_codec.layout.outputs, 3), "float64"
+        given = {key: tensor.to(self._device) for key, tensor in _checked(name, gradients, expected).items()}
+
+        def step_policy(function: PolicyFunction) -> None:
+            function.step(given["policy"].unsqueeze(0), settings)
+
+        def step_critic(function: CriticFunction) -> None:
+            if _RETURNS in given:
+                function.rescale(given[_RETURNS].unsqueeze(0))
+            function.step(given["critic"].unsqueeze(0), settings)
+
+        if "policy" in expected:
+            self._policies.change(name, step_policy)
+        if "critic" in expected:
+            self._critics.change(name, step_critic)
 
     def _parts(self, name: str) -> list[tuple[Codec, Bank[PolicyFunction] | Bank[CriticFunction]]]:
         policy, critic = (self._policy_codec, self._policies), (self._critic_codec, self._critics)
@@ -155,56 +199,102 @@ class PPOLearner:
         learning = {name: array for _, part in parts for name, array in part.items()}
         return PolicyState(acting, learning, self._metadata)
 
-    def _stacks(self, inputs: RoundInput, samples: int, parts: int) -> Sequence[Stack]:
+    def _run(
+        self,
+        inputs: RoundInput,
+        compute: _Compute,
+        policies: _Arrange[PolicyFunction],
+        critics: _Arrange[CriticFunction],
+    ) -> UpdateOutput:
+        """Run the functions of an update, `compute` being what critics and policies do with their samples."""
+        threads = torch.get_num_interop_threads() if self._device.type == "cpu" else 1
+        chosen = self._stacks(inputs, parts=max(1, threads // 2))
+        work = _Work()
+
+        def prepare() -> Metrics:
+            self._prepare(work, inputs, chosen, policies, critics)
+            return {}
+
+        def train(key: _Key) -> Metrics:
+            return work.jobs[key].metrics | compute(key, work.jobs[key])
+
+        def measure(key: _Key) -> Metrics:
+            job = work.jobs[key]
+            assert isinstance(job.trained, PolicyFunction)
+            return measuring.measured(job.trained, job.samples, inputs, self._config.minibatches)
+
+        names = tuple(stack.names for stack in chosen)
+        keys: list[_Key] = [("critic", each) for each in (((self._joint,),) if self._critic == "joint" else names)]
+        keys += [("policy", each) for each in names]
+        passes = [Pass("post_process", (self._context.scope.name,), prepare)]
+        passes += [Pass(*key, partial(train, key)) for key in keys]
+        if measuring.asked(inputs.measure):
+            passes += [Pass("curvature", each, partial(measure, ("policy", each))) for each in names]
+        graph = Graph(self._functions(inputs), threads=threads)
+        metrics: Reports = {name: {} for name in self.names(inputs.groups)}
+        for each, found in zip(passes, graph.run(passes), strict=True):
+            _report(metrics, each.names, found)
+        distances, compared = work.similarity.result()
+        return UpdateOutput(metrics=metrics, runs=(*graph.runs(), *compared), distances=distances)
+
+    def _functions(self, inputs: RoundInput) -> tuple[FunctionNode, ...]:
+        """What the algorithm declares, and what the round wants to be measured of each policy after its training."""
+        context, groups = self._context, inputs.groups
+        declared = self._algorithm.functions(self._config, context.scope, groups, context.spaces)
+        if not measuring.asked(inputs.measure):
+            return declared
+        return (*declared, *(FunctionNode("curvature", g.policy, after=(f"policy/{g.policy}",)) for g in groups))
+
+    def _prepare(
+        self,
+        work: _Work,
+        inputs: RoundInput,
+        chosen: Sequence[Stack],
+        policies: _Arrange[PolicyFunction],
+        critics: _Arrange[CriticFunction],
+    ) -> None:
+        """Post-processing: fill in the jobs of all stacks."""
+        table = tabulate(inputs.trajectories, self._class_index, self._critic != "own")
+        work.similarity = likeness.begin(inputs, self._class, lambda: table, self.state)
+        arranged = [(stack.names, stack.starts) for stack in chosen]
+        trained = policies(arranged)
+        tensors = upload(table, self._device)
+        segments = Segments.of(tensors["cut"], tensors["boot_index"]) if self._remembers else None
+        passes = critic_passes(self._judges(chosen, critics), self._seen(tensors), segments)
+        estimates = estimate(passes, tensors, segments, self._config)
+        orders = _Orders(self._config, inputs, self._device)
+        for each in passes:
+            found = critic_samples(each, estimates, tensors, segments, self._config)
+            job = _Job(each.function, found.samples, orders.of(found.samples), found.metrics, found.returns)
+            work.jobs["critic", each.names] = job
+        for stack, function in zip(chosen, trained, strict=True):
+            samples = policy_samples(stack, estimates[1], tensors, segments, self._config)
+            work.jobs["policy", stack.names] = _Job(function, samples, orders.of(samples), {})
+
+    def _stacks(self, inputs: RoundInput, parts: int) -> Sequence[Stack]:
         """What trains together; without a shared policy there is nothing to draw."""
         groups, agents, device = inputs.groups, self._class, self._device
+        copies = sum(each.batch for each in inputs.trajectories) if self._remembers else None
         if inputs.pooling == "pooled" or all(len(group.agents) == 1 for group in groups):
-            return stacks(groups, agents, parts=parts, device=device)
+            return stacks(groups, agents, parts=parts, device=device, copies=copies)
+        samples = sum(each.env_steps for each in inputs.trajectories)
         seed = (inputs.seed, inputs.round)
-        return drawn_stacks(groups, agents, samples=samples, seed=seed, parts=parts, device=device)
+        return drawn_stacks(groups, agents, samples=samples, seed=seed, parts=parts, device=device, copies=copies)
 
-    def _critic_passes(self, chosen: Sequence[Stack], tensors: Tensors) -> list[CriticPass]:
+    def _judges(self, chosen: Sequence[Stack], arrange: _Arrange[CriticFunction]) -> list[Judge]:
+        """The critics, and whom they serve."""
         if self._critic == "joint":
             names = (self._joint,)
-            (function,) = self._critics.arrange([(names, names)])
-            # It serves all agents, grouped or not, and learns from each env step once: nothing to pool or to draw.
-            return [CriticPass(names, function, None, tensors["state"], tensors["state"], tensors["boot_state"])]
-        features, boot_features = tensors["obs"], tensors["boot_obs"]
-        if self._critic == "state":
-            agents = len(self._class.agents)
-            features, boot_features = (tensors[key].expand(agents, -1, -1) for key in ("state", "boot_state"))
-        functions = self._critics.arrange([(stack.names, stack.starts) for stack in chosen])
-        passes = []
-        for stack, function in zip(chosen, functions, strict=True):
-            seen, boot_seen = stack.seen(features), stack.seen(boot_features)
-            trained = seen if stack.owner is None else stack.pool(features)
-            passes.append(CriticPass(stack.names, function, stack, trained, seen, boot_seen))
-        return passes
+            return [(names, arrange([(names, names)])[0], None)]
+        functions = arrange([(stack.names, stack.starts) for stack in chosen])
+        return [(stack.names, function, stack) for stack, function in zip(chosen, functions, strict=True)]
 
-    def _train(self, jobs: Sequence[_Job], inputs: RoundInput, threads: int) -> list[_Trained]:
-        config, settings = self._config, self._settings(inputs.env_steps)
-        orders = {size: self._orders(size, inputs) for size in {job.samples.count for job in jobs}}
-
-        def train(job: _Job) -> _Trained:
-            start_s = time.time()
-            metrics = job.trained.train(job.samples, orders[job.samples.count], config.minibatches, settings)
-            end_s, found = time.time(), {}
-            if isinstance(job.trained, PolicyFunction) and measuring.asked(inputs.measure):
-                found = measuring.measured(job.trained, job.samples, inputs, config.minibatches)
-            return _Trained(job, metrics, start_s, end_s, found, time.time())
-
-        if threads == 1:
-            return [train(job) for job in jobs]
-        with ThreadPoolExecutor(threads) as pool:
-            return list(pool.map(train, jobs))
-
-    def _measured(self, trained: _Trained, metrics: dict[str, dict[str, float]]) -> list[FunctionRun]:
-        """Report what was measured of a stack, a function per policy; none if nothing was."""
-        if not trained.measured:
-            return []
-        names, start_s, end_s = trained.job.names, trained.end_s, trained.measured_s
-        _report(metrics, names, trained.measured)
-        return [FunctionRun("curvature", name, start_s, end_s, (end_s - start_s) / len(names)) for name in names]
+    def _seen(self, tensors: Tensors) -> tuple[Tensor, Tensor]:
+        """What critics see at samples and at bootstrap rows."""
+        if self._critic == "own":
+            return tensors["obs"], tensors["boot_obs"]
+        agents = 1 if self._critic == "joint" else len(self._class.agents)
+        return tensors["state"].expand(agents, -1, -1), tensors["boot_state"].expand(agents, -1, -1)
 
     def _settings(self, env_steps: int) -> Settings:
         config = self._config
@@ -218,15 +308,34 @@ class PPOLearner:
             huber=config.huber,
         )
 
-    def _orders(self, samples: int, inputs: RoundInput) -> list[Tensor]:
-        """The order of the samples in each epoch; equal for all nets with as many samples."""
-        self._config.check_samples(samples)
-        rng = np.random.default_rng([inputs.seed, inputs.round])
-        orders = [torch.from_numpy(rng.permutation(samples)) for _ in range(self._config.epochs)]
-        return [order.to(self._device) for order in orders]
+
+class _Orders:
+    """The order of the samples, or segments, in each epoch; equal for all nets with as many."""
+
+    def __init__(self, config: PPOConfig, inputs: RoundInput, device: torch.device) -> None:
+        self._config, self._inputs, self._device = config, inputs, device
+        self._known: dict[int, list[Tensor]] = {}
+
+    def of(self, samples: Samples) -> list[Tensor]:
+        """One per epoch; raises SpecError for fewer of them than minibatches."""
+        count = samples.count
+        if count not in self._known:
+            self._config.check_minibatches(count, samples.remembers)
+            rng = np.random.default_rng([self._inputs.seed, self._inputs.round])
+            orders = [torch.from_numpy(rng.permutation(count)) for _ in range(self._config.epochs)]
+            self._known[count] = [order.to(self._device) for order in orders]
+        return self._known[count]
 
 
-def _report(metrics: dict[str, dict[str, float]], names: tuple[str, ...], measured: Metrics) -> None:
+def _report(metrics: Reports, names: tuple[str, ...], measured: Metrics) -> None:
     for metric, values_P in measured.items():
         for name, number in zip(names, values_P.tolist(), strict=True):
             metrics[name][metric] = number
+
+
+def _checked(name: str, given: Arrays, expected: Mapping[str, tuple[tuple[int, ...], str]]) -> dict[str, Tensor]:
+    """Copies of gradients; raises CorruptError unless they have these shapes and dtypes."""
+    found = {key: (array.shape, array.dtype.name) for key, array in given.items()}
+    if found != expected:
+        raise CorruptError(f"gradients of {name!r} are {found}, expected {dict(expected)}")
+    return {key: torch.tensor(array) for key, array in given.items()}

@@ -5,7 +5,7 @@ Shapes: N agents of the class, T time, B copies, S = T · B, K bootstrap rows, R
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from marless.algos.ppo import PPOConfig
 from marless.learners.ppo.functions import CriticFunction, Metrics, Samples, weights
+from marless.learners.ppo.segments import Segments
 from marless.learners.stacks import Stack
 from marless.learners.table import Table
 from marless.losses import gae, normalise, value
@@ -38,31 +39,60 @@ class CriticPass:
     features: Tensor
     """[P, I, samples]: what they train on."""
     seen: Tensor
-    """[rows, I, samples]: what they judge, see `Stack.seen`."""
+    """[rows, I, samples]: what they judge, see `Stack.seen`; for critics with memory the frames of `Segments`."""
     boot_seen: Tensor
-    """[rows, I, bootstrap rows]."""
+    """[rows, I, bootstrap rows]; nothing for critics with memory, whose frames hold them."""
+    resets: Tensor | None
+    """bool [rows, T', copies]: where critics with memory forget while they judge."""
 
     def pool(self, x_N1S: Tensor) -> Tensor:
         """Samples of the agents as samples of the critics, [P, outputs, samples]."""
         return self.stack.pool(x_N1S) if self.stack else x_N1S.transpose(0, 1)
 
-    def judge(self, value_NS: Tensor, boot_value_NK: Tensor) -> None:
+    def judge(self, seen: Tensor, out_NS: Tensor) -> None:
         """Fill in the values of the agents that the critics serve."""
-        for seen, out_NS in ((self.seen, value_NS), (self.boot_seen, boot_value_NK)):
-            if self.stack:
-                self.stack.spread(self.function.values(seen, self.stack.owner), out_NS)
-            else:
-                out_NS.copy_(self.function.values(seen)[0])
+        if self.stack:
+            self.stack.spread(self.function.values(seen, self.stack.owner, self.resets), out_NS)
+        else:
+            out_NS.copy_(self.function.values(seen, resets=self.resets)[0])
 
 
-def estimate(passes: list[CriticPass], tensors: Tensors, config: PPOConfig) -> tuple[Tensor, Tensor]:
+Judge = tuple[tuple[str, ...], CriticFunction, Stack | None]
+"""Names of a stack of critics, what trains it, and whom it serves, as of `CriticPass`."""
+
+
+def critic_passes(
+    judges: Sequence[Judge], sources: tuple[Tensor, Tensor], segments: Segments | None
+) -> list[CriticPass]:
+    """Stacks of critics on what they see: samples [N, I, S] and bootstrap rows [N, I, K], or [1, ...] of the state for
+    a joint critic, whose stack is None.
+
+    It serves all agents, grouped or not, and learns from each env step once: nothing to pool or to draw.
+    """
+    features, boots = sources
+    frames = features
+    if segments is not None:
+        frames, boots = segments.frames(features, boots), boots[:, :, :0]
+    passes = []
+    for names, function, stack in judges:
+        resets = None if segments is None else segments.resets(stack, agents=len(features))
+        if stack is None:
+            passes.append(CriticPass(names, function, None, features, frames, boots, resets))
+            continue
+        seen = stack.seen(frames)
+        trained = seen if segments is None and stack.owner is None else stack.pool(features)
+        boot_seen = stack.seen(boots) if segments is None else boots
+        passes.append(CriticPass(names, function, stack, trained, seen, boot_seen, resets))
+    return passes
+
+
+def estimate(
+    passes: Sequence[CriticPass], tensors: Tensors, segments: Segments | None, config: PPOConfig
+) -> tuple[Tensor, Tensor]:
     """Values and advantages of all samples, each [N, 1, S]."""
     reward_NTB, terminated_NTB = tensors["reward"], tensors["terminated"]
-    agents = reward_NTB.shape[0]
-    value_NTB = torch.empty_like(reward_NTB)
-    boot_value_NK = reward_NTB.new_empty(agents, tensors["boot_index"].shape[0])
-    for critics in passes:
-        critics.judge(value_NTB.view(agents, -1), boot_value_NK)
+    value_NS, boot_value_NK = _values(passes, tensors, segments)
+    value_NTB = value_NS.view_as(reward_NTB)
     after_NTB = gae.successor_values(value_NTB, boot_value_NK, tensors["boot_index"], tensors["cut"], terminated_NTB)
     advantage_NTB = gae.advantages(
         reward_NTB,
@@ -72,25 +102,61 @@ def estimate(passes: list[CriticPass], tensors: Tensors, config: PPOConfig) -> t
         gamma=config.gamma,
         gae_lambda=config.gae_lambda,
     )
-    return value_NTB.view(agents, 1, -1), advantage_NTB.view(agents, 1, -1)
+    return value_NS.unsqueeze(1), advantage_NTB.flatten(1).unsqueeze(1)
+
+
+def _values(passes: Sequence[CriticPass], tensors: Tensors, segments: Segments | None) -> tuple[Tensor, Tensor]:
+    """Of all samples, [N, S], and at the bootstrap rows, [N, K]."""
+    agents, new = tensors["reward"].shape[0], tensors["reward"].new_empty
+    if segments is not None:
+        frame_NJ = new(agents, len(segments.source))
+        for critics in passes:
+            critics.judge(critics.seen, frame_NJ)
+        return frame_NJ[:, segments.at_sample], frame_NJ[:, segments.at_boot]
+    value_NS = new(agents, tensors["cut"].numel())
+    boot_value_NK = new(agents, tensors["boot_index"].shape[0])
+    for critics in passes:
+        critics.judge(critics.seen, value_NS)
+        critics.judge(critics.boot_seen, boot_value_NK)
+    return value_NS, boot_value_NK
+
+
+@dataclass(frozen=True)
+class CriticSamples:
+    """What a stack of critics trains on."""
+
+    samples: Samples
+    returns: Tensor | None
+    """float64 [P, K, 3]: their moments, which the critics have taken in; None if they learn returns as they are."""
+    metrics: Metrics
+    """How good the values were."""
 
 
 def critic_samples(
-    critics: CriticPass, value_N1S: Tensor, advantage_N1S: Tensor, tensors: Tensors, config: PPOConfig
-) -> tuple[Samples, Metrics]:
-    """What the critics train on, returns being advantages plus values; and how good the values were."""
+    critics: CriticPass,
+    estimates: tuple[Tensor, Tensor],
+    tensors: Tensors,
+    segments: Segments | None,
+    config: PPOConfig,
+) -> CriticSamples:
+    """From the values and advantages of `estimate`; returns are their sums."""
+    value_N1S, advantage_N1S = estimates
     parts = {"alive": critics.pool(tensors["alive"])} if "alive" in tensors else {}
     value_PKS, return_PKS = critics.pool(value_N1S), critics.pool(value_N1S + advantage_N1S)
     weight_PKS = weights(parts, return_PKS)
     metrics = {"explained_variance": value.explained_variance(value_PKS, return_PKS, weight_PKS)}
-    if config.value_normalisation:
-        critics.function.rescale(return_PKS, weight_PKS)
+    moments_PK3 = normalise.batch_moments(return_PKS, weight_PKS) if config.value_normalisation else None
+    if moments_PK3 is not None:
+        critics.function.rescale(moments_PK3)
     parts["target"] = critics.function.normalised(return_PKS)
     parts["old"] = critics.function.normalised(value_PKS)
-    return Samples({"features": critics.features, **parts}), metrics
+    samples = _samples({"features": critics.features, **parts}, critics.stack, len(tensors["reward"]), segments)
+    return CriticSamples(samples, moments_PK3, metrics)
 
 
-def policy_samples(stack: Stack, advantage_N1S: Tensor, tensors: Tensors, config: PPOConfig) -> Samples:
+def policy_samples(
+    stack: Stack, advantage_N1S: Tensor, tensors: Tensors, segments: Segments | None, config: PPOConfig
+) -> Samples:
     """What a stack of policies trains on."""
     names = [name for name in ("action", "log_prob", "alive", "legal") if name in tensors]
     parts = {"features": stack.pool(tensors["obs"])} | {name: stack.pool(tensors[name]) for name in names}
@@ -98,4 +164,11 @@ def policy_samples(stack: Stack, advantage_N1S: Tensor, tensors: Tensors, config
     if config.advantage_normalisation:
         advantage_PS = parts["advantage"].squeeze(1)
         parts["advantage"] = normalise.standardise(advantage_PS, weights(parts, advantage_PS)).unsqueeze(1)
-    return Samples(parts)
+    return _samples(parts, stack, len(tensors["reward"]), segments)
+
+
+def _samples(parts: Mapping[str, Tensor], stack: Stack | None, agents: int, segments: Segments | None) -> Samples:
+    if segments is None:
+        return Samples(parts)
+    first = stack.pool(segments.first.expand(agents, -1, -1)) if stack else segments.first
+    return Samples({**parts, "first": first}, segments.steps)

@@ -40,7 +40,7 @@ class Witnessed(IPPO):
                 time.sleep(UPDATE_S)
                 return super().update(inputs)
 
-        return WitnessedLearner(WitnessedConfig.model_validate(config), context, critic="own")
+        return WitnessedLearner(self, WitnessedConfig.model_validate(config), context, critic="own")
 
 
 ALGORITHM = Witnessed()

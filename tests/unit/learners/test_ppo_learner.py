@@ -17,6 +17,7 @@ from marless.data.trajectory import Trajectory
 from marless.envs.base import AgentClass, Discrete, EnvSpaces
 from marless.errors import CorruptError, NotFoundError, SpecError
 from marless.learners.ppo import learner as ppo_learner
+from marless.losses import normalise
 from marless.nets import kernels, serial
 from tests.unit.learners import rounds
 
@@ -243,7 +244,7 @@ def test_rescaling_a_critic_leaves_its_values_as_they_were() -> None:
     features_PIS = torch.randn(2, 6, 40, generator=torch.Generator().manual_seed(1))
     before = critics.values(features_PIS)
     returns = 50 + 10 * torch.randn(2, 1, 40, generator=torch.Generator().manual_seed(2))
-    critics.rescale(returns, torch.full_like(returns, 1 / 40))
+    critics.rescale(normalise.batch_moments(returns, torch.full_like(returns, 1 / 40)))
     torch.testing.assert_close(critics.values(features_PIS), before, rtol=1e-4, atol=1e-4)
     normalised = critics.normalised(returns)
     assert normalised.mean().item() == pytest.approx(0.0, abs=1e-4)

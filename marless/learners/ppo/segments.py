@@ -1,0 +1,74 @@
+"""How nets with memory read a round: segment by segment in time, forgetting where an episode ended.
+
+Shapes: N rows (agents, or one for the state), T time steps, B copies of all actors, S = T · B samples, K bootstrap
+rows, I features + 1, J = T' · B frames.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from marless.learners.stacks import Stack
+from marless.nets import kernels
+
+
+@dataclass(frozen=True)
+class Segments:
+    """The segments of a round, and its *frames*: samples in time-major order, each bootstrap row right after the
+    sample at which its episode was cut, so that a critic with memory gets there by one more step.
+
+    Copies with fewer bootstrap rows than others have empty frames at their end.
+    """
+
+    steps: int
+    """T."""
+    copies: int
+    """B."""
+    first: Tensor
+    """float32 [1, 1, S], 1 where memory is empty before a step: at the start of a segment, and after an episode."""
+    first_frames: Tensor
+    """The same of the frames, [1, 1, J]."""
+    source: Tensor
+    """int64 [J]: which sample, or S + k of bootstrap row k, stands in a frame; S + K for none."""
+    at_sample: Tensor
+    """int64 [S]: where the samples stand."""
+    at_boot: Tensor
+    """int64 [K]: where the bootstrap rows stand."""
+
+    @classmethod
+    def of(cls, cut_TB: Tensor, boot_index_K: Tensor) -> Segments:
+        """Of a round, see `marless.learners.table`."""
+        steps, copies = cut_TB.shape
+        first_TB = torch.ones_like(cut_TB)
+        first_TB[1:] = cut_TB[:-1]
+        boots_TB = torch.zeros_like(cut_TB, dtype=torch.int64)
+        boots_TB.view(-1)[boot_index_K] = 1
+        until_TB = boots_TB.cumsum(dim=0)
+        number_S = torch.arange(steps * copies, device=cut_TB.device)
+        at_sample_S = number_S + copies * (until_TB - boots_TB).flatten()
+        at_boot_K = at_sample_S[boot_index_K] + copies
+        frames = copies * (steps + int(until_TB[-1].max()))
+        samples, boots = len(at_sample_S), len(at_boot_K)
+        source_J = torch.full((frames,), samples + boots, device=cut_TB.device)
+        source_J[at_sample_S] = number_S
+        source_J[at_boot_K] = samples + torch.arange(boots, device=cut_TB.device)
+        first_J = torch.zeros(frames, device=cut_TB.device)
+        first_J[at_sample_S] = first_TB.flatten().float()
+        first = first_TB.float().view(1, 1, -1)
+        return cls(steps, copies, first, first_J.view(1, 1, -1), source_J, at_sample_S, at_boot_K)
+
+    def frames(self, features_NIS: Tensor, boot_NIK: Tensor) -> Tensor:
+        """[N, I, J]."""
+        nothing_NI1 = features_NIS.new_zeros(*features_NIS.shape[:2], 1)
+        all_NIF = torch.cat([features_NIS, boot_NIK, nothing_NI1], dim=2)
+        frames_NIJ = features_NIS.new_empty(*features_NIS.shape[:2], len(self.source))
+        kernels.take_columns(all_NIF, self.source, out=frames_NIJ)
+        return frames_NIJ
+
+    def resets(self, stack: Stack | None, agents: int) -> Tensor:
+        """bool [rows, T', copies]: where nets forget that judge what the members of a stack saw, see `Stack.seen`."""
+        first = stack.seen(self.first_frames.expand(agents, -1, -1)) if stack else self.first_frames
+        return first.reshape(len(first), len(self.source) // self.copies, -1) > 0
