@@ -1,7 +1,17 @@
 """How alike the agents of a class behave, measured beside an update, in a thread of its own.
 
-It begins as soon as the round's samples are there, and its result is taken when training is done. Shapes as in
-`marless.learners.table` and `marless.sharing.similarity`.
+It begins as soon as the round's samples are there, and its result is taken when training is done. What it shows to a
+similarity are the round's own samples, of off-policy algorithms too: what agents do now, not what a replay remembers.
+How policies of each kind are shown:
+
+- stochastic ones by their distributions;
+- ε-greedy ones by their greedy actions, deterministic ones by theirs, without deviation: how much they explore is the
+  same for all of a class and says nothing of what they learned;
+- the last action, where nets see it, is a part of what an agent saw; its id is not, or no two would ever be alike:
+  each policy is asked with the id of its own agent;
+- policies with memory are asked as at the start of an episode, for nobody remembers what another agent saw.
+
+Shapes as in `marless.learners.table` and `marless.sharing.similarity`.
 """
 
 from __future__ import annotations
@@ -9,7 +19,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +27,9 @@ from numpy.typing import NDArray
 from marless.algos.base import FunctionRun, RoundInput, SimilarityConfig
 from marless.envs.base import AgentClass, Discrete
 from marless.learners.table import Table
-from marless.nets.acting import Acting, ActingPolicies
+from marless.nets.acting import Acting, ActingPolicies, ActingState
+from marless.nets.acting_heads import EPSILON_GREEDY
+from marless.nets.inputs import Inputs
 from marless.sharing.similarity import (
     LEAST_SAMPLES,
     Behaviour,
@@ -51,16 +63,18 @@ class Pending:
         return found, (FunctionRun("similarity", self._class, start_s, end_s, vcpu_s),)
 
 
-def begin(inputs: RoundInput, agent_class: AgentClass, table: Table, state: Callable[[str], Acting]) -> Pending:
+def begin(
+    inputs: RoundInput, agent_class: AgentClass, table: Callable[[], Table], state: Callable[[str], Acting]
+) -> Pending:
     """Start to measure, if the round asks for it, before any policy is trained: `state` gives copies of those that
-    groups start from.
+    groups of the class start from, `table` the round's samples of the class; it is called beside the training.
     """
     config = inputs.measure.similarity
     if config is None:
         return Pending(None, agent_class.name)
-    owners = {agent: group.start for group in inputs.groups for agent in group.agents}
+    owners = {agent: group.start for group in inputs.groups for agent in group.agents if agent in agent_class.agents}
     states = {policy: state(policy) for policy in owners.values()}
-    acting = {agent: states[policy] for agent, policy in owners.items()}
+    acting: dict[str, Acting] = {agent: states[policy] for agent, policy in owners.items()}
     pool = ThreadPoolExecutor(1, "similarity")
     future = pool.submit(_measure, inputs, config, agent_class, table, acting)
     pool.shutdown(wait=False)
@@ -71,12 +85,12 @@ def _measure(
     inputs: RoundInput,
     config: SimilarityConfig,
     agent_class: AgentClass,
-    table: Table,
+    table: Callable[[], Table],
     acting: Mapping[str, Acting],
 ) -> tuple[NDArray[np.float64] | None, float, float, float]:
     start_s, before_s = time.time(), time.thread_time()
     rng = np.random.default_rng([inputs.seed, inputs.round, _STREAM])
-    seen = behaviour(table, agent_class, acting, config.samples, rng)
+    seen = behaviour(table(), agent_class, acting, config.samples, rng)
     distances = make_similarity(config).distances(seen, rng) if seen else None
     return distances, start_s, time.time(), time.thread_time() - before_s
 
@@ -91,16 +105,15 @@ def behaviour(
     if drawn < LEAST_SAMPLES:
         return None
     index_NS = np.stack([rng.choice(each, drawn, replace=False) for each in living])
-    action_NSA = _columns(table.action, index_NS)
-    if isinstance(agent_class.action, Discrete):
-        action_NSA = np.eye(agent_class.action.n, dtype=np.float32)[action_NSA[..., 0].astype(np.intp)]
     legal = None if table.legal is None else _columns(table.legal, index_NS) > 0
-    policies = ActingPolicies.from_states(agent_class, [acting[agent] for agent in agent_class.agents])
-
-    def act(obs_MO: FloatArray, legal_MA: BoolArray | None) -> Choices | Normals:
-        return _distributions(policies, agents, obs_MO, legal_MA)
-
-    return Behaviour(_columns(table.obs, index_NS)[..., :-1], action_NSA, legal, act)
+    obs_NSO = _columns(table.obs, index_NS)[..., :-1]
+    states = [acting[agent] for agent in agent_class.agents]
+    if Inputs.parse(states[0].metadata).last_action:
+        obs_NSO = np.concatenate([obs_NSO, _actions_before(table, index_NS, agent_class)], axis=2)
+        agent_class = replace(agent_class, obs_size=obs_NSO.shape[2])
+        states = [_seeing_last_action(state) for state in states]
+    asked = _Asked(agent_class, ActingPolicies.from_states(agent_class, states), states[0].metadata.get("acts", ""))
+    return Behaviour(obs_NSO, _actions(table, index_NS, agent_class), legal, asked.distributions)
 
 
 def _columns(rows_NRS: FloatArray, index_NS: NDArray[np.intp]) -> FloatArray:
@@ -109,13 +122,50 @@ def _columns(rows_NRS: FloatArray, index_NS: NDArray[np.intp]) -> FloatArray:
     return np.ascontiguousarray(taken_NRS.transpose(0, 2, 1))
 
 
-def _distributions(
-    policies: ActingPolicies, agents: int, obs_MO: FloatArray, legal_MA: BoolArray | None
-) -> Choices | Normals:
-    obs_NMO = np.broadcast_to(obs_MO, (agents, *obs_MO.shape))
-    legal_NMA = None if legal_MA is None else np.broadcast_to(legal_MA, (agents, *legal_MA.shape))
-    output_NMA, log_std_NA = policies.outputs(obs_NMO, legal_NMA)
-    if log_std_NA is not None:
-        return Normals(output_NMA, np.exp(np.broadcast_to(log_std_NA, (agents, log_std_NA.shape[1]))))
-    weight_NMA = np.exp(output_NMA - output_NMA.max(axis=2, keepdims=True))
-    return Choices(weight_NMA / weight_NMA.sum(axis=2, keepdims=True))
+def _actions(table: Table, index_NS: NDArray[np.intp], agent_class: AgentClass) -> FloatArray:
+    """[N, S, A]: discrete ones one-hot."""
+    action_NSR = _columns(table.action, index_NS)
+    if isinstance(agent_class.action, Discrete):
+        return np.eye(agent_class.action.n, dtype=np.float32)[action_NSR[..., 0].astype(np.intp)]
+    return action_NSR
+
+
+def _actions_before(table: Table, index_NS: NDArray[np.intp], agent_class: AgentClass) -> FloatArray:
+    """[N, S, A]: what agents did in the step before; 0 where an episode starts, as in `marless.nets.inputs`."""
+    before_NS = index_NS - table.cut.shape[1]
+    starts_NS = (before_NS < 0) | table.cut.ravel()[np.maximum(before_NS, 0)]
+    before_NSA = _actions(table, np.maximum(before_NS, 0), agent_class)
+    before_NSA[starts_NS] = 0
+    return before_NSA
+
+
+def _seeing_last_action(state: Acting) -> Acting:
+    """The same policy, to whom the last action is a part of the observation: its rows follow those at once."""
+    inputs = replace(Inputs.parse(state.metadata), last_action=False)
+    kept = {key: text for key, text in state.metadata.items() if key not in ("inputs", "agents")}
+    return ActingState(state.acting, kept | inputs.metadata())
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """The policies of a class, to be asked what they do on any observation."""
+
+    agent_class: AgentClass
+    policies: ActingPolicies
+    acts: str
+
+    def distributions(self, obs_MO: FloatArray, legal_MA: BoolArray | None) -> Choices | Normals:
+        """Of every agent's policy; see `Behaviour.policies`."""
+        agents = len(self.agent_class.agents)
+        obs_NMO = np.broadcast_to(obs_MO, (agents, *obs_MO.shape))
+        legal_NMA = None if legal_MA is None else np.broadcast_to(legal_MA, (agents, *legal_MA.shape))
+        self.policies.begin(len(obs_MO))
+        output_NMA, log_std_NA = self.policies.outputs(obs_NMO, legal_NMA)
+        if not isinstance(self.agent_class.action, Discrete):
+            if log_std_NA is None:
+                return Normals(output_NMA, np.zeros((agents, output_NMA.shape[2]), np.float32))
+            return Normals(output_NMA, np.exp(np.broadcast_to(log_std_NA, (agents, log_std_NA.shape[1]))))
+        if self.acts == EPSILON_GREEDY:
+            return Choices(np.eye(output_NMA.shape[2], dtype=np.float32)[output_NMA.argmax(axis=2)])
+        weight_NMA = np.exp(output_NMA - output_NMA.max(axis=2, keepdims=True))
+        return Choices(weight_NMA / weight_NMA.sum(axis=2, keepdims=True))

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -290,10 +291,8 @@ class OffPolicyLearner(ABC):
             return []
         pending = []
         for k in self._scope.classes:
-            agents = self._spaces.classes[k]
-            groups = tuple(group for group in inputs.groups if group.agents[0] in agents.agents)
-            table = tabulate(inputs.trajectories, k, False)
-            pending.append(likeness.begin(replace(inputs, groups=groups), agents, table, self.state))
+            table = partial(tabulate, inputs.trajectories, k, False)
+            pending.append(likeness.begin(inputs, self._spaces.classes[k], table, self.state))
         return pending
 
 
