@@ -30,7 +30,7 @@ class Rollouts:
         results = await gather(self._run_one(task) for task in tasks)
         return actor_pool_pb2.RolloutResponse(
             receipts=[actor_pool_pb2.RolloutReceipt.FromString(result.payload) for result in results],
-            invocations=[result.invocation for result in results],
+            invocations=[each for result in results for each in (result.invocation, *result.lost)],
         )
 
     async def _run_one(self, task: actor_pool_pb2.RolloutTask) -> common_pb2.TaskResult:
@@ -41,8 +41,8 @@ class Rollouts:
             task.SerializeToString(),
             timeout_s=task.settings.timeout_s,
         )
-        result.invocation.function = function
-        result.invocation.index = task.index
+        for each in (result.invocation, *result.lost):
+            each.function, each.index = function, task.index
         return result
 
 

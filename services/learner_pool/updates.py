@@ -180,9 +180,10 @@ class Updates:
             affinity=f"{task.job}/{task.scope}",
         )
         result = learner_pool_pb2.LearnResult.FromString(outcome.payload)
-        outcome.invocation.function = "learner"
-        outcome.invocation.index = task.scope
+        for each in (outcome.invocation, *outcome.lost):
+            each.function, each.index = "learner", task.scope
         result.functions.insert(0, outcome.invocation)
+        result.functions.extend(outcome.lost)
         return result
 
 

@@ -255,6 +255,9 @@ async def test_a_task_whose_worker_dies_runs_elsewhere_with_the_next_attempt(poo
     result = await running
     assert (result.invocation.worker, result.invocation.attempt) == ("b", 2)
     assert result.invocation.id == "job/slow"
+    [lost] = result.lost  # it ran, and is paid for, until its worker died
+    assert (lost.id, lost.worker, lost.attempt, lost.cold) == ("job/slow", "a", 1, True)
+    assert lost.queued_s <= lost.start_s <= lost.end_s <= result.invocation.end_s
 
 
 async def test_a_task_that_loses_three_workers_is_given_up(pool):

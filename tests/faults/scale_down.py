@@ -7,6 +7,7 @@ import os
 import random
 import signal
 from contextlib import suppress
+from operator import attrgetter
 from pathlib import Path
 
 from marless.rpc.v1 import actor_pool_pb2
@@ -31,9 +32,10 @@ async def run(seed: int, place: Path, *, times: int) -> dict[str, int]:
             sampling = asyncio.create_task(running.pools.train(JOB, job, round_, ACTORS, groups, versions, epoch=1))
             await (_terminate if round_ % 2 else _scale)(running, rng)
             rollout = await sampling
-            attempts = [invocation.attempt for invocation in rollout.invocations]
-            assert len(attempts) == ACTORS
-            again += sum(attempt > 1 for attempt in attempts)
+            last = {each.index: each.attempt for each in sorted(rollout.invocations, key=attrgetter("attempt"))}
+            assert sorted(last) == list(range(ACTORS))
+            assert len(rollout.invocations) == sum(last.values()), "every attempt is recorded, lost or not"
+            again += sum(attempt > 1 for attempt in last.values())
             for file in running.intake.trajectories(JOB, round_, ACTORS):  # raises StaleError if one is missing
                 load(file)
             running.intake.advance(JOB, round_ + 1)

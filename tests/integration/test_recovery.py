@@ -293,7 +293,7 @@ async def test_an_update_of_which_half_was_published(cluster, tmp_path, monkeypa
     first, reports = [], []
 
     async def run_one(updates, task, verb):
-        if verb == "update" and task.agent_class == 1 and task.round == 1 and next(once) == 0:
+        if verb == "update" and task.scope == 1 and task.round == 1 and next(once) == 0:
             async with asyncio.timeout(20), aclosing(cluster.store.watch(folder.path.name)) as changes:
                 async for change in changes:
                     if change.head.round == task.round:
@@ -312,7 +312,7 @@ async def test_an_update_of_which_half_was_published(cluster, tmp_path, monkeypa
     assert outcome(folder) == outcome(whole)
     taken_s = {each.id: each.vcpu_s for each in list(folder.records())[1].invocations}
     assert first
-    assert all(taken_s[id_] == seconds for report in reports for id_, *_, seconds in report["functions"])  # once
+    assert all(taken_s[id_] == seconds for report in reports for id_, *_, seconds, _ in report["functions"])  # once
 
 
 @pytest.mark.slow

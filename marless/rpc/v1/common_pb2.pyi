@@ -370,6 +370,7 @@ class TaskResult(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     INVOCATION_FIELD_NUMBER: _builtins.int
     DETAIL_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     attempt: _builtins.int
     payload: _builtins.bytes
@@ -381,6 +382,10 @@ class TaskResult(_message.Message):
     """the end of the traceback, if it failed by a defect"""
     @_builtins.property
     def invocation(self) -> Global___Invocation: ...
+    @_builtins.property
+    def lost(self) -> _containers.RepeatedCompositeFieldContainer[Global___Invocation]:
+        """earlier attempts, which ended with their worker; added by the pool"""
+
     def __init__(
         self,
         *,
@@ -391,10 +396,11 @@ class TaskResult(_message.Message):
         error: _builtins.str = ...,
         invocation: Global___Invocation | None = ...,
         detail: _builtins.str = ...,
+        lost: _abc.Iterable[Global___Invocation] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["invocation", b"invocation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "detail", b"detail", "error", b"error", "error_code", b"error_code", "id", b"id", "invocation", b"invocation", "payload", b"payload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "detail", b"detail", "error", b"error", "error_code", b"error_code", "id", b"id", "invocation", b"invocation", "lost", b"lost", "payload", b"payload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

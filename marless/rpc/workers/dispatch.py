@@ -106,9 +106,10 @@ class Dispatcher:
         Raises OverloadedError if the queue is full, UnavailableError if no worker can be had or workers die or hang
         `max_attempts` times, and whatever domain error the task itself ended with.
         """
-        queued_s = time.time()
+        queued_s, lost = time.time(), []
         for attempt in range(1, self._max_attempts + 1):
             worker = await self._acquire(task.partition("/")[0], affinity, again=attempt > 1)
+            started_s = time.time()
             try:
                 result = await self._run_on(
                     worker, common_pb2.Task(id=task, attempt=attempt, payload=payload), timeout_s
@@ -116,12 +117,14 @@ class Dispatcher:
             except WorkerLostError:
                 self.attempts["lost"] += 1
                 _log.warning("task.worker_lost", task=task, worker=worker.hello.worker, attempt=attempt)
+                lost.append(_lost(task, attempt, worker, queued_s, started_s))
                 continue
             self.attempts["failed" if result.error_code else "done"] += 1
             if result.error_code:
                 raise by_name(result.error_code, result.error, result.detail)
             result.invocation.queued_s = queued_s
             result.invocation.init_s = worker.init_s if result.invocation.cold else 0.0
+            result.lost.extend(lost)
             return result
         raise UnavailableError(f"task {task}: its worker died or hung {self._max_attempts} times; see the pool's log")
 
@@ -263,6 +266,21 @@ class Dispatcher:
     async def _notify(self) -> None:
         async with self._changed:
             self._changed.notify_all()
+
+
+def _lost(task: str, attempt: int, worker: _Worker, queued_s: float, started_s: float) -> common_pb2.Invocation:
+    """An attempt that ended with its worker: it was run, and is paid for, until now. What it used of a CPU is unknown."""
+    cold = worker.invocations <= 1
+    return common_pb2.Invocation(
+        id=task,
+        attempt=attempt,
+        worker=worker.hello.worker,
+        queued_s=queued_s,
+        start_s=started_s,
+        end_s=time.time(),
+        cold=cold,
+        init_s=worker.init_s if cold else 0.0,
+    )
 
 
 async def _either(*futures: asyncio.Future[Any]) -> None:  # Any: results of several kinds
