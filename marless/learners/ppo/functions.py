@@ -18,8 +18,9 @@ from marless.curvature.lanczos import Product
 from marless.curvature.memory import hessian_product
 from marless.curvature.outputs import CategoricalScore, GaussianScore, OutputObjective
 from marless.envs.base import Box, Discrete
+from marless.learners.samples import Samples, weights
 from marless.losses import normalise, ppo, value
-from marless.nets import adam, heads, kernels, stacked
+from marless.nets import adam, heads, stacked
 from marless.nets.bank import Row
 from marless.nets.layout import GRULayout, Layout
 from marless.nets.stacked import Activation
@@ -39,80 +40,6 @@ class Settings:
     entropy: float
     value_clip: float | None
     huber: float | None
-
-
-class Samples:
-    """Per-sample rows of P nets as one tensor [P, R, S], so that one gather per epoch shuffles all of them.
-
-    For nets with memory the columns are time-major, [T, segments], and segments stay whole: a minibatch holds some of
-    them, time-major again, and a row "first" (1 where memory is empty before a step) becomes "resets" bool [P, T, B].
-    """
-
-    def __init__(self, parts: Mapping[str, Tensor], steps: int | None = None) -> None:
-        """`steps` is T for nets with memory."""
-        self._table_PRS = torch.cat(list(parts.values()), dim=1)
-        self._shuffled_PRS = torch.empty_like(self._table_PRS)
-        ends = torch.tensor([part.shape[1] for part in parts.values()]).cumsum(0).tolist()
-        starts = [0, *ends[:-1]]
-        self._rows = {name: slice(a, b) for name, a, b in zip(parts, starts, ends, strict=True)}
-        self._steps = steps
-        self._order_U = torch.empty(0)
-
-    @property
-    def count(self) -> int:
-        """How many units per net an order permutes: samples, or segments."""
-        return self._table_PRS.shape[2] // self.unit
-
-    @property
-    def remembers(self) -> bool:
-        """True if units are segments, for nets with memory."""
-        return self._steps is not None
-
-    @property
-    def unit(self) -> int:
-        """See `marless.learners.measuring.Measured`."""
-        return self._steps or 1
-
-    def shuffle(self, order_U: Tensor) -> None:
-        """Let minibatches follow this order of the units."""
-        self._order_U = order_U
-
-    def subset(self, index_U: Tensor) -> dict[str, Tensor]:
-        """Copies [P, rows, M] of these units, by name."""
-        policies, rows, _ = self._table_PRS.shape
-        part_PRM = self._table_PRS.new_empty(policies, rows, len(index_U) * self.unit)
-        kernels.take_columns(self._table_PRS, self._columns(index_U), out=part_PRM)
-        return self._batch(part_PRM)
-
-    def minibatches(self, count: int) -> list[dict[str, Tensor]]:
-        """Views [P, rows, M] of `count` nearly equal parts of the shuffled units, by name."""
-        units = len(self._order_U)
-        bounds = [(units * i // count, units * (i + 1) // count) for i in range(count)]
-        columns_S = torch.cat([self._columns(self._order_U[a:b]) for a, b in bounds])
-        kernels.take_columns(self._table_PRS, columns_S, out=self._shuffled_PRS)
-        return [self._batch(self._shuffled_PRS[:, :, a * self.unit : b * self.unit]) for a, b in bounds]
-
-    def _columns(self, units_M: Tensor) -> Tensor:
-        """The columns of these units, time-major."""
-        if self._steps is None:
-            return units_M
-        starts_T1 = self.count * torch.arange(self._steps, device=units_M.device).unsqueeze(1)
-        return (starts_T1 + units_M).flatten()
-
-    def _batch(self, part_PRM: Tensor) -> dict[str, Tensor]:
-        batch = {name: part_PRM[:, rows] for name, rows in self._rows.items()}
-        if self._steps is not None:
-            batch["resets"] = batch.pop("first").reshape(len(part_PRM), self._steps, -1) > 0
-        return batch
-
-
-def weights(batch: Mapping[str, Tensor], like: Tensor) -> Tensor:
-    """Each sample's weight, shaped as `like`, summing to 1 per net; samples of dead agents have none."""
-    if "alive" not in batch:
-        return torch.full_like(like, like.shape[0] / like.numel())
-    alive = batch["alive"].reshape(like.shape)
-    dims = tuple(range(1, like.dim()))
-    return alive / alive.sum(dim=dims, keepdim=True).clamp_min(1.0)
 
 
 class _Trained(ABC):

@@ -32,7 +32,7 @@ from marless.algos.ppo import PPOConfig
 from marless.errors import CorruptError
 from marless.learners import likeness, measuring
 from marless.learners.graph import Graph, Pass
-from marless.learners.ppo.functions import CriticFunction, Metrics, PolicyFunction, Samples, Settings
+from marless.learners.ppo.functions import CriticFunction, Metrics, PolicyFunction, Settings
 from marless.learners.ppo.post_process import (
     Judge,
     Tensors,
@@ -43,6 +43,7 @@ from marless.learners.ppo.post_process import (
     upload,
 )
 from marless.learners.ppo.segments import Segments
+from marless.learners.samples import Samples
 from marless.learners.stacks import Stack, drawn_stacks, stacks
 from marless.learners.table import tabulate
 from marless.nets import actions

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from marless.algos.ppo import PPOConfig
-from marless.learners.ppo.functions import CriticFunction, Metrics, Samples, weights
+from marless.learners.ppo.functions import CriticFunction, Metrics
 from marless.learners.ppo.segments import Segments
+from marless.learners.samples import Samples, weights
 from marless.learners.stacks import Stack
 from marless.learners.table import Table
 from marless.losses import gae, normalise, value

@@ -15,7 +15,8 @@ from marless.curvature.noise import noise_scale
 from marless.curvature.ratio import convexity_ratio
 from marless.envs.base import Box, Discrete
 from marless.learners import measuring
-from marless.learners.ppo.functions import PolicyFunction, Samples
+from marless.learners.ppo.functions import PolicyFunction
+from marless.learners.samples import Samples
 from marless.nets import actions
 from marless.nets.layout import Layout, generator
 from tests.unit.learners import rounds
