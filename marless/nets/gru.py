@@ -21,18 +21,24 @@ from marless.nets.stacked import WORKSPACES, Activation, StackedMLP, matrices
 
 @dataclass(frozen=True)
 class _Workspace:
-    """Buffers for one number of steps and copies."""
+    """Buffers for one number of steps and copies; with the steps first, so that each has its numbers side by side."""
 
     recurrent: Tensor
-    """[P, G, M]: what memory adds to the gates; backward, the loss's gradient there."""
+    """[T, P, G, B]: what memory adds to the gates."""
+    gates: Tensor
+    """[T, P, G, B]: r, z and n."""
     before: Tensor
     """[P, H + 1, M]: what is remembered when a step begins; the last row stays 1."""
     hidden: Tensor
     """[P, H + 1, M]: what is remembered after it; the last row stays 1."""
     d_hidden: Tensor
     """[P, H, M]: the loss's gradient there."""
-    new_slope: Tensor
-    """[P, H, M]: ∂h'/∂(W_n x)."""
+    d_recurrent: Tensor
+    """[P, G, M]: at what memory adds to the gates."""
+    d_new: Tensor
+    """[P, H, M]: at what inputs and memory together make of n, before its tanh."""
+    scratch: Tensor
+    """[P, H, B]."""
     carry: Tensor
     """[P, H, B]: the gradient that a step hands to the one before."""
     output: Tensor
@@ -51,8 +57,7 @@ class StackedGRU:
         *_, self._memory_PGH, self._output_PKH = matrices(layout, flat_PD)
         *_, self._d_memory_PGH, self._d_output_PKH = matrices(layout, self.gradient_PD)
         self._workspaces: dict[tuple[int, int], _Workspace] = {}
-        self._gates_PGM = flat_PD.new_empty(0)
-        self._keep_TB = flat_PD.new_empty(0, 0)
+        self._keep = flat_PD.new_empty(0, 0, 0, 0)
 
     @property
     def output_layer(self) -> Tensor:
@@ -61,91 +66,90 @@ class StackedGRU:
 
     def forward(self, input_PIM: Tensor, resets: Tensor | None = None) -> Tensor:
         """See `Net`."""
-        if resets is None or resets.dim() != 2 or resets.numel() != input_PIM.shape[2]:
+        samples = input_PIM.shape[2]
+        if resets is None or resets.dim() not in (2, 3) or resets.shape[-2:].numel() != samples:
             found = "none" if resets is None else list(resets.shape)
-            raise ValueError(f"nets with memory need resets [T, B] for {input_PIM.shape[2]} samples T·B, got {found}")
-        self._keep_TB = (~resets).to(input_PIM.dtype)
-        self._gates_PGM = self._body.forward(input_PIM)
-        work = self._workspace(*resets.shape)
-        self._remember(work)
+            raise ValueError(f"nets with memory need resets [T, B] for {samples} samples T·B, got {found}")
+        # [T, 1 or P, 1, B]
+        self._keep = (~resets).to(input_PIM.dtype).view(-1, 1, *resets.shape[-2:]).permute(2, 0, 1, 3)
+        work = self._workspace(*resets.shape[-2:])
+        self._remember(self._body.forward(input_PIM), work)
         kernels.matmul(self._output_PKH, work.hidden, out=work.output)
         return work.output
 
     def backward(self, d_output_PKM: Tensor) -> None:
         """See `Net`."""
-        work, units = self._workspace(*self._keep_TB.shape), self.layout.units
+        work, units = self._workspace(len(self._keep), self._keep.shape[3]), self.layout.units
         kernels.matmul(d_output_PKM, work.hidden.transpose(1, 2), out=self._d_output_PKH)
         kernels.matmul(self._output_PKH[:, :, :-1].transpose(1, 2), d_output_PKM, out=work.d_hidden)
-        self._slopes(work)
         self._through_time(work)
-        kernels.matmul(work.recurrent, work.before.transpose(1, 2), out=self._d_memory_PGH)
-        d_gates_PGM = work.recurrent  # equal but for n: r stands between it and what memory adds
-        torch.mul(work.d_hidden, work.new_slope, out=d_gates_PGM[:, 2 * units :])
+        kernels.matmul(work.d_recurrent, work.before.transpose(1, 2), out=self._d_memory_PGH)
+        d_gates_PGM = work.d_recurrent  # equal, but for n: r stands between it and what memory adds
+        d_gates_PGM[:, 2 * units :] = work.d_new
         self._body.backward(d_gates_PGM)
 
     def evaluate(self, input_PIS: Tensor, resets: Tensor | None = None) -> Tensor:
         """See `Net`."""
         return self.forward(input_PIS, resets).clone()
 
-    def _remember(self, work: _Workspace) -> None:
-        """Fill `before` and `hidden` step by step; gates become r, z and n."""
-        units, steps = self.layout.units, self._keep_TB.shape[0]
-        r_z, r, z, n = (
-            _by_step(self._gates_PGM[:, a * units : b * units], steps) for a, b in ((0, 2), (0, 1), (1, 2), (2, 3))
-        )
-        at_gates = _by_step(work.recurrent, steps)
-        at_r_z, at_n = (_by_step(work.recurrent[:, rows], steps) for rows in (slice(2 * units), slice(2 * units, None)))
+    def _remember(self, input_PGM: Tensor, work: _Workspace) -> None:
+        """From what the inputs add to the gates: fill `gates`, `before` and `hidden`, step by step."""
+        units, steps = self.layout.units, len(self._keep)
+        input_r_z, input_n = _by_step(input_PGM[:, : 2 * units], steps), _by_step(input_PGM[:, 2 * units :], steps)
         before, remembered = _by_step(work.before, steps), _by_step(work.before[:, :-1], steps)
         hidden = _by_step(work.hidden[:, :-1], steps)
         for t in range(steps):
+            recurrent, gates = work.recurrent[t], work.gates[t]
+            r_z, n = gates[:, : 2 * units], gates[:, 2 * units :]
             if t:
-                torch.mul(hidden[t - 1], self._keep_TB[t], out=remembered[t])
+                torch.mul(hidden[t - 1], self._keep[t], out=remembered[t])
             else:
                 remembered[t].zero_()
-            kernels.matmul(self._memory_PGH, before[t], out=at_gates[t])
-            kernels.sigmoid_(r_z[t].add_(at_r_z[t]))
-            kernels.tanh_(n[t].addcmul_(r[t], at_n[t]))
-            torch.lerp(n[t], remembered[t], z[t], out=hidden[t])
-
-    def _slopes(self, work: _Workspace) -> None:
-        """∂h'/∂(U h), gate by gate, in place of `recurrent`, and `new_slope`, of all steps at once."""
-        r, z, n = self._gates_PGM.chunk(GATES, dim=1)
-        at_r, at_z, at_n = work.recurrent.chunk(GATES, dim=1)
-        torch.mul(1 - z, 1 - n.square(), out=work.new_slope)
-        torch.mul(work.new_slope * at_n, r * (1 - r), out=at_r)
-        torch.mul(work.before[:, :-1] - n, z * (1 - z), out=at_z)
-        torch.mul(work.new_slope, r, out=at_n)
+            kernels.matmul(self._memory_PGH, before[t], out=recurrent)
+            kernels.sigmoid_(torch.add(input_r_z[t], recurrent[:, : 2 * units], out=r_z))
+            kernels.tanh_(torch.addcmul(input_n[t], r_z[:, :units], recurrent[:, 2 * units :], out=n))
+            torch.lerp(n, remembered[t], r_z[:, units:], out=hidden[t])
 
     def _through_time(self, work: _Workspace) -> None:
-        """Complete `d_hidden` from the last step to the first; the slopes in `recurrent` become gradients."""
-        steps, units = self._keep_TB.shape[0], self.layout.units
+        """Complete `d_hidden`, and fill `d_recurrent` and `d_new`, from the last step to the first."""
+        steps, units = len(self._keep), self.layout.units
         to_memory_PHG = self._memory_PGH[:, :, :-1].transpose(1, 2)
-        d_hidden, d_gates = _by_step(work.d_hidden, steps), _by_step(work.recurrent, steps)
-        by_gate = _by_step(work.recurrent.view(-1, GATES, units, work.recurrent.shape[2]), steps)
-        z = _by_step(self._gates_PGM[:, units : 2 * units], steps)
+        d_hidden, d_new, d_recurrent = (_by_step(x, steps) for x in (work.d_hidden, work.d_new, work.d_recurrent))
+        d_r, d_z, d_n = (_by_step(x, steps) for x in work.d_recurrent.chunk(GATES, dim=1))
+        remembered, scratch = _by_step(work.before[:, :-1], steps), work.scratch
         for t in range(steps - 1, -1, -1):
-            by_gate[t].mul_(d_hidden[t].unsqueeze(1))
+            r, z, n = work.gates[t].chunk(GATES, dim=1)
+            _tanh_slope(d_hidden[t], n, out=d_new[t])
+            d_new[t].addcmul_(d_new[t], z, value=-1)
+            torch.mul(d_new[t], r, out=d_n[t])
+            torch.mul(d_new[t], work.recurrent[t, :, 2 * units :], out=scratch)
+            _sigmoid_slope(scratch, r, out=d_r[t])
+            torch.sub(remembered[t], n, out=scratch).mul_(d_hidden[t])
+            _sigmoid_slope(scratch, z, out=d_z[t])
             if t:
-                kernels.matmul(to_memory_PHG, d_gates[t], out=work.carry)
-                work.carry.addcmul_(d_hidden[t], z[t])
-                d_hidden[t - 1].addcmul_(work.carry, self._keep_TB[t])
+                kernels.matmul(to_memory_PHG, d_recurrent[t], out=work.carry)
+                work.carry.addcmul_(d_hidden[t], z)
+                d_hidden[t - 1].addcmul_(work.carry, self._keep[t])
 
     def _workspace(self, steps: int, copies: int) -> _Workspace:
         if (steps, copies) not in self._workspaces:
             if len(self._workspaces) == WORKSPACES:
                 del self._workspaces[next(iter(self._workspaces))]
-            self._workspaces[steps, copies] = self._buffers(steps * copies, copies)
+            self._workspaces[steps, copies] = self._buffers(steps, copies)
         return self._workspaces[steps, copies]
 
-    def _buffers(self, samples: int, copies: int) -> _Workspace:
+    def _buffers(self, steps: int, copies: int) -> _Workspace:
         stack, gates, _ = self._memory_PGH.shape
-        units, new = self.layout.units, self.gradient_PD.new_empty
+        units, samples, new = self.layout.units, steps * copies, self.gradient_PD.new_empty
         return _Workspace(
-            recurrent=new(stack, gates, samples),
+            recurrent=new(steps, stack, gates, copies),
+            gates=new(steps, stack, gates, copies),
             before=new(stack, units + 1, samples).fill_(1),
             hidden=new(stack, units + 1, samples).fill_(1),
             d_hidden=new(stack, units, samples),
-            new_slope=new(stack, units, samples),
+            d_recurrent=new(stack, gates, samples),
+            d_new=new(stack, units, samples),
+            scratch=new(stack, units, copies),
             carry=new(stack, units, copies),
             output=new(stack, self.layout.outputs, samples),
         )
@@ -154,3 +158,13 @@ class StackedGRU:
 def _by_step(x: Tensor, steps: int) -> tuple[Tensor, ...]:
     """Views [..., B] of the columns of each step."""
     return x.view(*x.shape[:-1], steps, -1).unbind(-2)
+
+
+def _tanh_slope(gradient: Tensor, y: Tensor, out: Tensor) -> None:
+    """out ← gradient · (1 − y²), y being a tanh."""
+    torch.ops.aten.tanh_backward.grad_input(gradient, y, grad_input=out)
+
+
+def _sigmoid_slope(gradient: Tensor, y: Tensor, out: Tensor) -> None:
+    """out ← gradient · y · (1 − y), y being a sigmoid."""
+    torch.ops.aten.sigmoid_backward.grad_input(gradient, y, grad_input=out)
