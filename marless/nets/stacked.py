@@ -26,7 +26,8 @@ class Net(Protocol):
 
     Inputs are feature-major, [P, inputs + 1, M] float32, last row ones. A net with memory needs to know which samples
     follow one another: M = T·B columns, time-major (column t·B + b), and `resets` bool [T, B], which says where copy b
-    forgets before step t; before step 0 it always does. A perceptron ignores it. Not safe to share between threads.
+    forgets before step t, or [P, T, B] if nets see different copies; before step 0 they always do. A perceptron ignores
+    it. Not safe to share between threads.
     """
 
     gradient_PD: Tensor  # noqa: N815  # the shape is no word
