@@ -9,7 +9,7 @@ ALGORITHMS: Registry[Algorithm] = Registry(
     "algorithm",
     "marless.algos",
     "ALGORITHM",
-    {name: f"marless.algos.{name}" for name in ("ippo", "mappo")},
+    {name: f"marless.algos.{name}" for name in ("iddpg", "ippo", "maddpg", "mappo")},
 )
 
 algorithm = ALGORITHMS.find

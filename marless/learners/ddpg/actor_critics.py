@@ -1,0 +1,161 @@
+"""Policies and the critics that judge them: the gradients of one gradient step, all at the parameters held.
+
+Critics regress on r + γ Q′(s′, μ′(s′)); policies climb Q(s, μ(s)), where each agent's own action alone is replaced by
+its policy's, and those of others are what was taken (Lowe et al. 2017, eq. 5 and 6; alone: Lillicrap et al. 2016).
+Both gradients are of one version: Lowe et al. move the critic first, and let the policy follow the moved one.
+Shapes: R rows (agents), of all classes one after another where critics read them; P nets, A actions or action
+components, I inputs + 1, M samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from marless.learners.ddpg.critic_inputs import CriticInputs, replaced
+from marless.learners.ddpg.heads import Head
+from marless.learners.ddpg.nets import RowNets
+from marless.learners.ddpg.rows import Rows
+from marless.learners.ddpg.views import View
+from marless.losses import td
+
+Metrics = dict[str, Tensor]
+"""Name → one number per net, [P]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Critics:
+    """A stack of critics and its targets; a row for each agent of the views."""
+
+    nets: RowNets
+    targets: RowNets
+
+
+@dataclass(frozen=True, kw_only=True)
+class Actors:
+    """A stack of policies of one class."""
+
+    index: int
+    """Of the class among the views."""
+    rows: Rows
+    """Of the class's agents."""
+    head: Head
+    nets: RowNets
+    targets: RowNets
+    judges: RowNets
+    """The critic of each row, to be asked, not trained."""
+    own: Tensor
+    """int64 [R, A]: where each row's action stands in its critic's inputs."""
+
+    def judged(self, input_xIM: Tensor, agents: int) -> Tensor:
+        """What the rows' critics read, of what those of all `agents` of the class do; or of one row for all of them."""
+        return self.rows.take(input_xIM.expand(agents, -1, -1))
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """Of the loss of a stack's nets."""
+
+    gradient: Tensor
+    """[P, D]; valid until the next gradient of the stack."""
+    metrics: Metrics
+
+
+class ActorCritics:
+    """Policies of one or several classes, and the critics of all their agents: one stack of them, or two (twins)."""
+
+    def __init__(
+        self, inputs: CriticInputs, actors: Sequence[Actors], critics: Sequence[Critics], *, regularisation: float
+    ) -> None:
+        self.actors = tuple(actors)
+        self.critics = tuple(critics)
+        self._inputs = inputs
+        self._regularisation = regularisation
+
+    def refresh(self) -> None:
+        """Read all parameters anew, after they have moved."""
+        for actors in self.actors:
+            for nets in (actors.nets, actors.targets, actors.judges):
+                nets.refresh()
+        for critics in self.critics:
+            critics.nets.refresh()
+            critics.targets.refresh()
+
+    def built(self, views: Sequence[View]) -> Tensor:
+        """What critics read of what was done, [R or 1, I, M]."""
+        return self._inputs.build([view.now for view in views], [view.action for view in views])
+
+    def targets(self, views: Sequence[View]) -> Tensor:
+        """What critics are to say, [R, 1, M]: twins' lower value counts (Fujimoto et al. 2018, eq. 10)."""
+        actions = self._actions_after(views)
+        input_xIM = self._inputs.build([view.after for view in views], actions)
+        value_R1M = self.critics[0].targets.net.evaluate(input_xIM)
+        for critics in self.critics[1:]:
+            value_R1M = torch.minimum(value_R1M, critics.targets.net.evaluate(input_xIM))
+        reward_R1M = torch.cat([view.reward for view in views])
+        return reward_R1M + torch.cat([view.discount for view in views]) * value_R1M
+
+    def critic_gradients(self, views: Sequence[View], built: Tensor) -> tuple[list[Gradient], Tensor]:
+        """Of each stack of critics, and the errors of the first, [R, 1, M]."""
+        target_R1M, weight_RM = self.targets(views), torch.cat([view.weight for view in views]).squeeze(1)
+        found, errors = [], []
+        for critics in self.critics:
+            value_R1M = critics.nets.net.forward(built)
+            error_R1M = value_R1M - target_R1M
+            error_RM = error_R1M.squeeze(1)
+            per_row = {
+                "value_loss": td.td_loss(error_RM, weight_RM, None),
+                "value": (value_R1M.squeeze(1) * weight_RM).sum(dim=1),
+            }
+            gradient_PD = critics.nets.backward(td.td_gradient(error_RM, weight_RM, None).unsqueeze(1))
+            found.append(Gradient(gradient_PD, _per_net(critics.nets, per_row)))
+            errors.append(error_R1M)
+        return found, errors[0]
+
+    def policy_gradients(self, views: Sequence[View], built: Tensor) -> list[Gradient]:
+        """Of each stack of policies."""
+        return [self._policy_gradient(actors, views[actors.index], built) for actors in self.actors]
+
+    def _policy_gradient(self, actors: Actors, view: View, built: Tensor) -> Gradient:
+        input_RIM, mine = actors.judged(built, len(view.now)), view.taken(actors.rows)
+        return descent(actors, mine, input_RIM, self._regularisation)
+
+    def _actions_after(self, views: Sequence[View]) -> list[Tensor]:
+        """What target policies do after each step, class by class."""
+        actions = [torch.empty_like(view.action) for view in views]
+        for actors in self.actors:
+            view, rows = views[actors.index], actors.rows
+            output_RAM = actors.targets.net.evaluate(rows.all(view.after))
+            legal = None if view.legal_after is None else rows.all(view.legal_after)
+            rows.put_all(actors.head.target(output_RAM, rows.all(view.noise_after), legal), actions[actors.index])
+        return [
+            action if view.alive_after is None else action * view.alive_after
+            for action, view in zip(actions, views, strict=True)
+        ]
+
+
+def descent(actors: Actors, mine: View, input_RIM: Tensor, regularisation: float) -> Gradient:
+    """Of the loss −Σ w Q(s, μ(s)) + regularisation · Σ w |z|²/A, z being the outputs of policies.
+
+    `mine` is what the rows train on, `input_RIM` what their critics read of it.
+    """
+    output_RAM = actors.nets.net.forward(mine.now)
+    action_RAM = actors.head.act(output_RAM, mine.noise, mine.legal)
+    weight_R1M, judges = mine.weight, actors.judges.net
+    value_R1M = judges.forward(replaced(input_RIM, actors.own, action_RAM))
+    d_action_RAM = judges.input_gradient(-weight_R1M, actors.own)
+    # what is illegal is not played, however large its output: it is left out of the squares
+    squared_RAM = output_RAM if mine.legal is None else output_RAM * mine.legal
+    pull_RAM = squared_RAM * (weight_R1M * (2 * regularisation / output_RAM.shape[1]))
+    penalty_R = 0.5 * (pull_RAM * squared_RAM).sum(dim=(1, 2))
+    loss_R = penalty_R - (value_R1M * weight_R1M).sum(dim=(1, 2))
+    gradient_PD = actors.nets.backward(actors.head.gradient(d_action_RAM).add_(pull_RAM))
+    return Gradient(gradient_PD, _per_net(actors.nets, {"policy_loss": loss_R}))
+
+
+def _per_net(nets: RowNets, per_row: dict[str, Tensor]) -> Metrics:
+    """Means over each net's rows."""
+    return {name: nets.mean(numbers_R.unsqueeze(1)).squeeze(1) for name, numbers_R in per_row.items()}

@@ -1,0 +1,95 @@
+"""What critics see: observations and actions, of all agents of the scope or of one.
+
+Shapes: N agents of one class, O its observations, A its action rows as critics see them, R agents of all classes, class
+after class; M samples. A critic's inputs end with a row of ones, see `marless.nets.layout`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What one agent class contributes."""
+
+    agents: int
+    obs: int
+    action: int
+
+
+class CriticInputs(Protocol):
+    """How inputs are put together. Classes come in the order of the scope."""
+
+    @property
+    def size(self) -> int:
+        """Inputs of a critic, without the row of ones."""
+        ...
+
+    def build(self, features: Sequence[Tensor], actions: Sequence[Tensor]) -> Tensor:
+        """Inputs [R or 1, size + 1, M] of what policies read, [N, O + 1, M], and actions [N, A, M], class by class."""
+        ...
+
+    def own(self, index: int) -> Tensor:
+        """int64 [N, A]: where the actions of each agent of a class stand in the inputs of its critic."""
+        ...
+
+
+class JointInputs:
+    """All observations, then all actions, in class and agent order: one row serves all agents (Lowe et al. 2017)."""
+
+    def __init__(self, sizes: Sequence[Sizes]) -> None:
+        self._sizes = tuple(sizes)
+
+    @property
+    def size(self) -> int:
+        """See `CriticInputs`."""
+        return sum(each.agents * (each.obs + each.action) for each in self._sizes)
+
+    def build(self, features: Sequence[Tensor], actions: Sequence[Tensor]) -> Tensor:
+        """See `CriticInputs`."""
+        samples = features[0].shape[2]
+        parts = [
+            *(each[:, :-1].reshape(-1, samples) for each in features),
+            *(each.reshape(-1, samples) for each in actions),
+            features[0][0, -1:],
+        ]
+        return torch.cat(parts).unsqueeze(0)
+
+    def own(self, index: int) -> Tensor:
+        """See `CriticInputs`."""
+        start = sum(each.agents * each.obs for each in self._sizes)
+        start += sum(each.agents * each.action for each in self._sizes[:index])
+        mine = self._sizes[index]
+        return start + torch.arange(mine.agents * mine.action).view(mine.agents, mine.action)
+
+
+class OwnInputs:
+    """An agent's own observation, then its own action; of one class, as inputs of several would differ in size."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        self._sizes = sizes
+
+    @property
+    def size(self) -> int:
+        """See `CriticInputs`."""
+        return self._sizes.obs + self._sizes.action
+
+    def build(self, features: Sequence[Tensor], actions: Sequence[Tensor]) -> Tensor:
+        """See `CriticInputs`."""
+        (features_NIM,), (action_NAM,) = features, actions
+        return torch.cat([features_NIM[:, :-1], action_NAM, features_NIM[:, -1:]], dim=1)
+
+    def own(self, index: int) -> Tensor:
+        """See `CriticInputs`."""
+        return torch.arange(self._sizes.obs, self.size).expand(self._sizes.agents, -1)
+
+
+def replaced(input_RIM: Tensor, own_RA: Tensor, action_RAM: Tensor) -> Tensor:
+    """Inputs in which each row's own action is another one; a new tensor, through which gradients pass."""
+    return input_RIM.scatter(1, own_RA.unsqueeze(2).expand_as(action_RAM), action_RAM)

@@ -1,0 +1,210 @@
+"""The learner of the deterministic policy gradient family: MADDPG, whose critics see everyone, and IDDPG.
+
+What differs between them is what a critic sees and whom it serves, `Critic`; all else is here once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+
+from marless.algos.base import Arrays, LearnerContext, RoundInput, value_at
+from marless.algos.ddpg import DDPGConfig
+from marless.envs.base import AgentClass, Discrete
+from marless.errors import CorruptError
+from marless.learners.ddpg.actor_critics import ActorCritics, Actors, Critics
+from marless.learners.ddpg.critic_inputs import CriticInputs, JointInputs, OwnInputs, Sizes
+from marless.learners.ddpg.heads import Head, head
+from marless.learners.ddpg.nets import RowNets
+from marless.learners.ddpg.rows import Rows, rows, separate
+from marless.learners.ddpg.training import DDPGTraining, Ensemble, Trained
+from marless.learners.off_policy import Kinds, OffPolicyLearner, Part, Training, follow_, make_optimizer
+from marless.nets import actions
+from marless.nets.acting_heads import DETERMINISTIC, STOCHASTIC
+from marless.nets.adam import clip_norm_
+from marless.nets.bank import Bank, Row
+from marless.nets.codec import Codec
+from marless.nets.inputs import Inputs
+from marless.nets.layout import Layout, checked
+
+Critic = Literal["own", "joint"]
+"""own: each policy has one, of what its agents see and do; joint: each agent has one, of what all agents see and do."""
+_POLICY, _CRITIC, _TWIN = "policy", "critic", "twin"
+"""Prefixes of nets in published states."""
+
+
+@dataclass(frozen=True)
+class _Class:
+    """An agent class of the scope."""
+
+    agents: AgentClass
+    head: Head
+    policies: Bank[Row]
+    layout: Layout
+    codec: Codec
+
+    def chosen(self, inputs: RoundInput, device: torch.device) -> list[Rows]:
+        """The stacks of its groups."""
+        mine = [group for group in inputs.groups if group.agents[0] in self.agents.agents]
+        return rows(mine, self.agents, inputs.pooling, device)
+
+
+class DDPGLearner(OffPolicyLearner):
+    """One scope of one job; see `marless.algos.base.Learner`."""
+
+    def __init__(self, config: DDPGConfig, context: LearnerContext, *, critic: Critic) -> None:
+        classes = context.scope.agent_classes(context.spaces)
+        kinds = Kinds(
+            inputs={k: Inputs() for k in context.scope.classes}, exploration=config.noise, with_state=False, team=False
+        )
+        super().__init__(config, context, kinds)
+        self._config = config
+        self._activation = context.model.activation
+        hidden = tuple(context.model.hidden)
+        self._classes = tuple(_class(each, config, hidden) for each in classes)
+        sizes = [Sizes(len(each.agents), each.obs_size, each.action.n) for each in classes]
+        self._inputs: CriticInputs = JointInputs(sizes) if critic == "joint" else OwnInputs(sizes[0])
+        self._critic_layout = Layout(self._inputs.size, config.critic_hidden or hidden, 1)
+        self._critics = {
+            prefix: Part(Codec(prefix, self._critic_layout, output_gain=1.0, acts=False, target=True), Bank(_itself))
+            for prefix in ((_CRITIC, _TWIN) if config.twin else (_CRITIC,))
+        }
+        agents = tuple(agent for each in classes for agent in each.agents)
+        self._critic_names = tuple(f"critic.{agent}" for agent in agents) if critic == "joint" else ()
+
+    def _joint(self) -> tuple[str, ...]:
+        return self._critic_names
+
+    def _parts(self, name: str) -> Sequence[Part]:
+        critics = tuple(self._critics.values())
+        if name in self._critic_names:
+            return critics
+        mine = self._serves(name)
+        return (Part(mine.codec, mine.policies), *(() if self._critic_names else critics))
+
+    def _metadata(self, name: str) -> Mapping[str, str]:
+        net = {"kind": "mlp", "activation": self._activation}
+        if name in self._critic_names:
+            return net
+        action = self._serves(name).agents.action
+        acts = STOCHASTIC if isinstance(action, Discrete) else DETERMINISTIC
+        return net | {"action": actions.describe(action), "acts": acts}
+
+    def _training(self, inputs: RoundInput, *, copies: bool) -> Training:
+        ensembles = self._together(inputs, copies) if self._critic_names else self._apart(inputs, copies)
+        heads = [each.head for each in self._classes]
+        return DDPGTraining(self._config, self._scope.name, ensembles, heads, (inputs.seed, inputs.round))
+
+    def _apply(self, name: str, gradients: Arrays, env_steps: int) -> None:
+        prefixes = [part.codec.prefix for part in self._parts(name)]
+        if not gradients.keys() & prefixes:
+            raise CorruptError(f"{name}: gradients of {sorted(gradients)}, but its nets are {prefixes}")
+        for part in self._parts(name):
+            prefix = part.codec.prefix
+            if prefix in gradients:  # policies may not be due
+                gradient_D = checked(gradients, prefix, (part.codec.layout.size,))
+                gradient_1D = torch.tensor(gradient_D, device=self._device).unsqueeze(0)
+                lr = self._lr(prefix, env_steps)
+                part.bank.change(name, partial(self._follow, gradient_1D=gradient_1D, lr=lr))
+
+    def _follow(self, row: Row, gradient_1D: torch.Tensor, lr: float) -> None:
+        clip_norm_(gradient_1D, self._config.max_grad_norm)
+        make_optimizer(self._config, row, lr=lr, steps=1).step(gradient_1D)
+        follow_(self._config, row)
+
+    def _serves(self, name: str) -> _Class:
+        """The class of a policy."""
+        return self._classes[self._scope.classes.index(self._class_of(name))]
+
+    def _lr(self, prefix: str, env_steps: int) -> float:
+        return value_at(self._config.lr if prefix == _POLICY else self._config.critic_lr, env_steps)
+
+    def _together(self, inputs: RoundInput, copies: bool) -> list[Ensemble]:
+        """One ensemble of all agents of all classes, each with a critic of its own."""
+        count = len(self._critic_names)
+        seats = separate(self._critic_names, count, self._device)
+        critics = {prefix: _arranged(part.bank, [seats], copies)[0] for prefix, part in self._critics.items()}
+        actors, policies, first = [], [], 0
+        for index, each in enumerate(self._classes):
+            chosen = each.chosen(inputs, self._device)
+            for stack, row in zip(chosen, _arranged(each.policies, chosen, copies), strict=True):
+                judges = [first + agent for agent in stack.agents.tolist()]
+                actors.append(self._actors(index, stack, row, critics[_CRITIC], judges))
+                policies.append(self._trained("policy", _POLICY, stack.names, row, inputs))
+            first += len(each.agents.agents)
+        return [self._ensemble(None, actors, policies, seats, critics, inputs)]
+
+    def _apart(self, inputs: RoundInput, copies: bool) -> list[Ensemble]:
+        """An ensemble for each stack of policies, each with a critic of its own."""
+        (mine,) = self._classes
+        chosen = mine.chosen(inputs, self._device)
+        policies = _arranged(mine.policies, chosen, copies)
+        critics = {prefix: _arranged(part.bank, chosen, copies) for prefix, part in self._critics.items()}
+        ensembles = []
+        for i, stack in enumerate(chosen):
+            seats = stack.seated()
+            judged = {prefix: found[i] for prefix, found in critics.items()}
+            actors = self._actors(0, seats, policies[i], judged[_CRITIC], stack.owners)
+            trained = self._trained("policy", _POLICY, stack.names, policies[i], inputs)
+            ensembles.append(self._ensemble(stack, [actors], [trained], seats, judged, inputs))
+        return ensembles
+
+    def _ensemble(
+        self,
+        stack: Rows | None,
+        actors: Sequence[Actors],
+        policies: Sequence[Trained],
+        seats: Rows,
+        critics: Mapping[str, Row],
+        inputs: RoundInput,
+    ) -> Ensemble:
+        judges = [Critics(**self._nets(self._critic_layout, row, seats)) for row in critics.values()]
+        trained = [self._trained("critic", prefix, seats.names, row, inputs) for prefix, row in critics.items()]
+        nets = ActorCritics(self._inputs, actors, judges, regularisation=self._config.regularisation)
+        return Ensemble(rows=stack, nets=nets, policies=tuple(policies), critics=tuple(trained))
+
+    def _actors(self, index: int, stack: Rows, row: Row, critic: Row, judges: Sequence[int]) -> Actors:
+        """A stack of policies; `judges` are the critics of its rows."""
+        mine = self._classes[index]
+        return Actors(
+            index=index,
+            rows=stack,
+            head=mine.head,
+            judges=RowNets(self._critic_layout, critic["flat"], self._activation, judges),
+            own=self._inputs.own(index).to(self._device)[stack.agents],
+            **self._nets(mine.layout, row, stack),
+        )
+
+    def _nets(self, layout: Layout, row: Row, stack: Rows) -> dict[str, RowNets]:
+        return {
+            key: RowNets(layout, row[tensor], self._activation, stack.owners)
+            for key, tensor in (("nets", "flat"), ("targets", "target"))
+        }
+
+    def _trained(
+        self, function: Literal["critic", "policy"], prefix: str, names: tuple[str, ...], row: Row, inputs: RoundInput
+    ) -> Trained:
+        lr, steps = self._lr(prefix, inputs.env_steps), self._config.updates
+        optimizer = make_optimizer(self._config, row, lr=lr, steps=steps)
+        return Trained(function=function, prefix=prefix, names=names, tensors=row, optimizer=optimizer)
+
+
+def _class(agents: AgentClass, config: DDPGConfig, hidden: tuple[int, ...]) -> _Class:
+    layout = Layout(agents.obs_size, hidden, agents.action.n)
+    codec = Codec(_POLICY, layout, output_gain=0.01, acts=True, target=True)
+    return _Class(agents, head(agents.action, config), Bank(_itself), layout, codec)
+
+
+def _arranged(bank: Bank[Row], chosen: Sequence[Rows], copies: bool) -> list[Row]:
+    """The stacked rows, or copies of them."""
+    wanted = [(stack.names, stack.starts) for stack in chosen]
+    return bank.copies(wanted) if copies else bank.arrange(wanted)
+
+
+def _itself(row: Row) -> Row:
+    """Stacks are trained by what is made for a round; a bank holds no more than their tensors."""
+    return row

@@ -1,0 +1,46 @@
+"""Stacked nets as rows that read and train them: a row for each agent, of which several may have one net.
+
+What rows ask of a net they ask of copies; its gradient is the mean of theirs.
+Shapes: P nets of D parameters, R rows, K outputs, M samples, F numbers of any kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from marless.nets.layout import Layout
+from marless.nets.stacked import Activation, StackedMLP
+
+
+class RowNets:
+    """The nets of rows; `owners` are the indices of each row's net."""
+
+    def __init__(self, layout: Layout, flat_PD: Tensor, activation: Activation, owners: Sequence[int]) -> None:
+        nets = len(flat_PD)
+        self._flat_PD = flat_PD
+        self._alone = tuple(owners) == tuple(range(nets))
+        self.owners_R = torch.tensor(owners, device=flat_PD.device)
+        rows = [[r for r, owner in enumerate(owners) if owner == net] for net in range(nets)]
+        self._rows = [torch.tensor(each, dtype=torch.long, device=flat_PD.device) for each in rows]
+        self.flat_RD = flat_PD if self._alone else flat_PD[self.owners_R]
+        self.net = StackedMLP(layout, self.flat_RD, activation)
+
+    def refresh(self) -> None:
+        """Read the nets' parameters anew, after they have moved."""
+        if not self._alone:
+            torch.index_select(self._flat_PD, 0, self.owners_R, out=self.flat_RD)
+
+    def backward(self, d_output_RKM: Tensor) -> Tensor:
+        """Each net's gradient [P, D], given those at its rows' last outputs; overwritten by the next."""
+        self.net.backward(d_output_RKM)
+        return self.mean(self.net.gradient_PD)
+
+    def mean(self, x_RF: Tensor) -> Tensor:
+        """Of the rows of each net: [R, F] → [P, F]. Nets without a row get 0."""
+        if self._alone:
+            return x_RF
+        rows = [x_RF[index].mean(dim=0) if len(index) else torch.zeros_like(x_RF[0]) for index in self._rows]
+        return torch.stack(rows)

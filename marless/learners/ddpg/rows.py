@@ -1,0 +1,108 @@
+"""Which agents train a stack of policies: a row for each agent, so that groups of any size are one stack.
+
+A policy's gradient is the mean of its rows'. Shapes: N agents of the class, R rows, P policies, F features or actions,
+M columns (env steps drawn), W columns of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from marless.algos.base import Group
+from marless.envs.base import AgentClass
+from marless.errors import SpecError
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of one stack, group after group."""
+
+    names: tuple[str, ...]
+    """The policies, P."""
+    starts: tuple[str, ...]
+    """The policies whose state the update starts from."""
+    agents: Tensor
+    """int64 [R]: each row's agent, as its index within the class."""
+    owners: tuple[int, ...]
+    """Each row's policy."""
+    whole: bool
+    """True if row i is agent i, for all agents of the class: nothing then moves."""
+    parts: int
+    """Rows have all columns if 1; else a group has so many members, and the i-th of them has the i-th part."""
+
+    def all(self, x_NFM: Tensor) -> Tensor:
+        """What each row's agent has, [R, F, M]."""
+        return x_NFM if self.whole else x_NFM[self.agents]
+
+    def put_all(self, x_RFM: Tensor, out_NFM: Tensor) -> None:
+        """Write what each row has to its agent's place."""
+        out_NFM[self.agents] = x_RFM
+
+    def take(self, x_NFM: Tensor) -> Tensor:
+        """What each row trains on, [R, F, W], of what each agent has."""
+        x_RFM = self.all(x_NFM)
+        if self.parts == 1:
+            return x_RFM
+        each_R = torch.arange(len(x_RFM), device=x_NFM.device)
+        return self._parted(x_RFM)[each_R, :, each_R % self.parts]
+
+    def put(self, x_RFW: Tensor, out_NFM: Tensor) -> None:
+        """Write what each row trained on to its place among what its agent has."""
+        if self.parts == 1:
+            self.put_all(x_RFW, out_NFM)
+            return
+        parted, each_R = self._parted(out_NFM), torch.arange(len(x_RFW), device=out_NFM.device)
+        parted[self.agents, :, each_R % self.parts] = x_RFW
+
+    def _parted(self, x_xFM: Tensor) -> Tensor:
+        """A view [., F, parts, W]; columns too few for one more of each part are left out."""
+        width = x_xFM.shape[2] // self.parts
+        return x_xFM[:, :, : self.parts * width].view(*x_xFM.shape[:2], self.parts, width)
+
+    def seated(self) -> Rows:
+        """The same rows, each of which is now an agent of its own."""
+        agents = torch.arange(len(self.owners), device=self.agents.device)
+        return Rows(self.names, self.starts, agents, self.owners, whole=True, parts=1)
+
+
+def rows(
+    groups: Sequence[Group], agent_class: AgentClass, pooling: Literal["pooled", "drawn"], device: torch.device
+) -> list[Rows]:
+    """Sort groups into stacks: one of all groups, or, if each trains on as many samples as one agent has, one for each
+    number of members. In order of first appearance.
+
+    Raises SpecError unless every agent of the class is in exactly one group.
+    """
+    grouped = [agent for group in groups for agent in group.agents]
+    if sorted(grouped) != sorted(agent_class.agents):
+        raise SpecError(f"groups must hold each of {sorted(agent_class.agents)} exactly once, got {sorted(grouped)}")
+    if pooling == "pooled":
+        return [_stack(groups, agent_class, 1, device)]
+    by_count: dict[int, list[Group]] = {}
+    for group in groups:
+        by_count.setdefault(len(group.agents), []).append(group)
+    return [_stack(alike, agent_class, count, device) for count, alike in by_count.items()]
+
+
+def separate(names: Sequence[str], agents: int, device: torch.device) -> Rows:
+    """A row for each of as many agents, all with all columns; `names` are those of the nets that they have."""
+    return Rows(
+        tuple(names), tuple(names), torch.arange(agents, device=device), tuple(range(agents)), whole=True, parts=1
+    )
+
+
+def _stack(groups: Sequence[Group], agent_class: AgentClass, parts: int, device: torch.device) -> Rows:
+    agents = [agent_class.agents.index(agent) for group in groups for agent in group.agents]
+    return Rows(
+        names=tuple(group.policy for group in groups),
+        starts=tuple(group.start for group in groups),
+        agents=torch.tensor(agents, device=device),
+        owners=tuple(i for i, group in enumerate(groups) for _ in group.agents),
+        whole=agents == list(range(len(agent_class.agents))),
+        parts=parts,
+    )

@@ -1,0 +1,211 @@
+"""Gradient steps of deterministic policy gradients over batches of a replay; see `marless.learners.off_policy`.
+
+Shapes: N agents of a class, P nets of a stack, D parameters, E env steps drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from marless.algos.base import RoundInput
+from marless.algos.ddpg import DDPGConfig
+from marless.learners import measuring
+from marless.learners.batches import Batch
+from marless.learners.ddpg.actor_critics import ActorCritics, Gradient
+from marless.learners.ddpg.heads import Head
+from marless.learners.ddpg.objective import PolicyObjective, Sampled
+from marless.learners.ddpg.rows import Rows
+from marless.learners.ddpg.views import View, views
+from marless.learners.meter import Meter
+from marless.learners.off_policy import Metrics, Optimizer, follow_
+from marless.nets.adam import clip_norm_
+from marless.nets.bank import Row
+
+_STREAM = 5
+"""Keeps the noise of gradient steps apart from draws from the replay."""
+_PARTS = 4
+"""Of a batch, whose gradients the noise scale compares with the whole batch's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """A stack of nets in training."""
+
+    function: Literal["critic", "policy"]
+    prefix: str
+    """Of its nets in published states."""
+    names: tuple[str, ...]
+    tensors: Row
+    optimizer: Optimizer
+    seen: list[dict[str, Tensor]] = field(default_factory=list)
+    """Metrics of each step so far."""
+
+    def step(self, gradient: Gradient, config: DDPGConfig) -> None:
+        """Follow a gradient, and let target nets follow."""
+        norm_P = clip_norm_(gradient.gradient, config.max_grad_norm)
+        self.optimizer.step(gradient.gradient)
+        follow_(config, self.tensors)
+        self.seen.append(gradient.metrics | {"grad_norm": norm_P})
+
+    def metrics(self) -> Metrics:
+        """Means over the steps so far; those of twins and critics under names of their own."""
+        if not self.seen:
+            return {}
+        means = {key: torch.stack([each[key] for each in self.seen]).mean(dim=0).tolist() for key in self.seen[0]}
+        label = {key: key if self.function == "policy" else _of_critics(key, self.prefix) for key in means}
+        return {name: {label[key]: means[key][i] for key in means} for i, name in enumerate(self.names)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ensemble:
+    """Policies and critics that train on the same samples."""
+
+    rows: Rows | None
+    """Of the scope's only class: each is an agent to this ensemble. None: all agents are, of all classes."""
+    nets: ActorCritics
+    policies: tuple[Trained, ...]
+    """Of each stack of actors."""
+    critics: tuple[Trained, ...]
+    """Of each stack of critics."""
+
+    def views(self, everyone: Sequence[View]) -> Sequence[View]:
+        """What this ensemble trains on."""
+        return everyone if self.rows is None else [everyone[0].taken(self.rows)]
+
+    def spread(self, error_R1M: Tensor, agents: int, width: int) -> Tensor:
+        """Sizes of errors, where each agent has them, [N, 1, E]; 0 elsewhere."""
+        if self.rows is None:
+            return error_R1M.abs()
+        error_N1E = error_R1M.new_zeros(agents, 1, width)
+        self.rows.put(error_R1M.abs(), error_N1E)
+        return error_N1E
+
+    def due(self, every: int) -> bool:
+        """True if policies learn in the next gradient step: critics count their own."""
+        return (int(self.critics[0].tensors["count"][0]) + 1) % every == 0
+
+
+class DDPGTraining:
+    """All ensembles of a scope; see `marless.learners.off_policy.Training`."""
+
+    def __init__(
+        self,
+        config: DDPGConfig,
+        scope: str,
+        ensembles: Sequence[Ensemble],
+        heads: Sequence[Head],
+        seed: tuple[int, int],
+    ) -> None:
+        """`heads` of each class of the scope; `seed` is the job's and the round."""
+        self._config = config
+        self._scope = scope
+        self._ensembles = tuple(ensembles)
+        self._heads = tuple(heads)
+        self._seed = seed
+        self._steps = 0
+
+    @property
+    def count(self) -> int:
+        """See `Training`."""
+        return self._config.batch
+
+    def step(self, batch: Batch, meter: Meter) -> Tensor:
+        """See `Training`: both gradients are taken before either net moves."""
+        config, everyone = self._config, self._views(batch, meter)
+        errors = []
+        for each in self._ensembles:
+            critics, policies, error_N1E = self._gradients(each, everyone, meter)
+            if policies:
+                with meter.measure("policy", _names(each.policies)):
+                    _step(each.policies, policies, config)
+            with meter.measure("critic", _names(each.critics)):
+                _step(each.critics, critics, config)
+                each.nets.refresh()
+            errors.append(error_N1E)
+        return _priorities(errors)
+
+    def gradients(self, batch: Batch, meter: Meter) -> tuple[dict[str, dict[str, Tensor]], Tensor]:
+        """See `Training`. Policies have none where only critics are due."""
+        everyone, errors = self._views(batch, meter), []
+        found: dict[str, dict[str, Tensor]] = {}
+        for each in self._ensembles:
+            critics, policies, error_N1E = self._gradients(each, everyone, meter)
+            due = (*zip(each.critics, critics, strict=True), *zip(each.policies, policies, strict=bool(policies)))
+            for trained, gradient in due:
+                trained.seen.append(gradient.metrics)
+                for name, gradient_D in zip(trained.names, gradient.gradient, strict=True):
+                    found.setdefault(name, {})[trained.prefix] = gradient_D
+            errors.append(error_N1E)
+        return found, _priorities(errors)
+
+    def metrics(self) -> Metrics:
+        """See `Training`."""
+        found: Metrics = {}
+        for each in self._ensembles:
+            for trained in (*each.critics, *each.policies):
+                for name, numbers in trained.metrics().items():
+                    found.setdefault(name, {}).update(numbers)
+        return found
+
+    def measured(self, inputs: RoundInput, batch: Batch, meter: Meter) -> Metrics:
+        """See `Training`."""
+        found: Metrics = {}
+        everyone = self._views(batch, Meter())
+        for each in self._ensembles:
+            mine = each.views(everyone)
+            built = each.nets.built(mine)
+            for actors, trained in zip(each.nets.actors, each.policies, strict=True):
+                with meter.measure("curvature", trained.names):
+                    objective = PolicyObjective(actors, trained.tensors)
+                    samples = Sampled(actors, mine[actors.index], built)
+                    numbers = measuring.measured(objective, samples, inputs, _PARTS)
+                for i, name in enumerate(trained.names):
+                    found[name] = {metric: float(numbers_P[i]) for metric, numbers_P in numbers.items()}
+        return found
+
+    def _views(self, batch: Batch, meter: Meter) -> tuple[View, ...]:
+        with meter.measure("post_process", (self._scope,)):
+            rng = np.random.default_rng([*self._seed, _STREAM, self._steps])
+            self._steps += 1
+            return views(batch, self._heads, rng)
+
+    def _gradients(
+        self, each: Ensemble, everyone: Sequence[View], meter: Meter
+    ) -> tuple[list[Gradient], list[Gradient], Tensor]:
+        """Of critics, of policies if they are due, and the critics' errors, [N, 1, E]."""
+        with meter.measure("critic", _names(each.critics)):
+            mine = each.views(everyone)
+            built = each.nets.built(mine)
+            critics, error_R1M = each.nets.critic_gradients(mine, built)
+        policies: list[Gradient] = []
+        if each.due(self._config.policy_every):
+            with meter.measure("policy", _names(each.policies)):
+                policies = each.nets.policy_gradients(mine, built)
+        agents, _, width = everyone[0].reward.shape
+        return critics, policies, each.spread(error_R1M, agents, width)
+
+
+def _names(stacks: Sequence[Trained]) -> tuple[str, ...]:
+    """Of all nets in some stacks, each once."""
+    return tuple(dict.fromkeys(name for each in stacks for name in each.names))
+
+
+def _step(stacks: Sequence[Trained], gradients: Sequence[Gradient], config: DDPGConfig) -> None:
+    for trained, gradient in zip(stacks, gradients, strict=True):
+        trained.step(gradient, config)
+
+
+def _priorities(errors: Sequence[Tensor]) -> Tensor:
+    """[E]: the mean size of all agents' errors in each env step."""
+    return torch.stack([error_N1E.sum(dim=(0, 1)) / len(error_N1E) for error_N1E in errors]).sum(dim=0)
+
+
+def _of_critics(metric: str, prefix: str) -> str:
+    plain = "critic_grad_norm" if metric == "grad_norm" else metric
+    return plain if prefix == "critic" else f"{prefix}_{plain}"

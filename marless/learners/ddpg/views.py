@@ -1,0 +1,89 @@
+"""What the agents of one class saw, did and got in what was drawn, as policies and critics read it.
+
+Shapes: N agents, I inputs + 1, A actions or action components as critics see them, M samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from marless.learners.batches import Batch
+from marless.learners.ddpg.heads import Head
+from marless.learners.ddpg.rows import Rows
+from marless.losses import td
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """One class of agents, or those of one stack."""
+
+    now: Tensor
+    """float32 [N, I, M]: what policies read."""
+    after: Tensor
+    """float32 [N, I, M]: likewise, where the reward has been earned."""
+    action: Tensor
+    """float32 [N, A, M]; 0 for agents that were dead."""
+    noise: Tensor
+    """float32 [N, A, M]: what actions of policies in training depend on."""
+    noise_after: Tensor
+    """float32 [N, A, M]: what actions of target policies depend on."""
+    reward: Tensor
+    """float32 [N, 1, M]."""
+    discount: Tensor
+    """float32 [N, 1, M]: of what comes after; 0 where the agent terminated."""
+    legal: Tensor | None
+    """bool [N, A, M]; None if every action always is."""
+    legal_after: Tensor | None
+    alive: Tensor
+    """float32 [N, 1, M]: 1, or 0 for samples of dead agents, which do not count."""
+    alive_after: Tensor | None
+    """None if agents never leave."""
+    importance: Tensor | None
+    """float32 [N, 1, M]; None if all samples count alike."""
+
+    def taken(self, rows: Rows) -> View:
+        """What the rows of a stack train on."""
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        parts: dict[str, Any] = {  # Any: some fields may be None
+            name: None if part is None else rows.take(part) for name, part in given.items()
+        }
+        return View(**parts)
+
+    @property
+    def weight(self) -> Tensor:
+        """[N, 1, M]: sums to 1 per agent but for the samples' importance."""
+        importance_NM = None if self.importance is None else self.importance.squeeze(1)
+        return td.sample_weights(self.alive.squeeze(1), importance_NM).unsqueeze(1)
+
+
+def views(batch: Batch, heads: Sequence[Head], rng: np.random.Generator) -> tuple[View, ...]:
+    """A batch of single env steps, class by class, with the noise of a gradient step drawn from `rng`."""
+    width, found = batch.width, []
+    for each, head in zip(batch.classes, heads, strict=True):
+        action = head.encode(each.action)
+        alive = None if each.alive is None else each.alive.unsqueeze(1)
+        legal = each.legal
+        noise, noise_after = torch.from_numpy(head.noise(rng, (2, *action.shape))).to(action.device)
+        found.append(
+            View(
+                now=each.features[:, :, :width],
+                after=each.features[:, :, width:],
+                action=action if alive is None else action * alive[:, :, :width],
+                noise=noise,
+                noise_after=noise_after,
+                reward=each.gains.reward.unsqueeze(1),
+                discount=each.gains.discount.unsqueeze(1),
+                legal=None if legal is None else legal[:, :, :width],
+                legal_after=None if legal is None else legal[:, :, width:],
+                alive=torch.ones_like(each.gains.reward).unsqueeze(1) if alive is None else alive[:, :, :width],
+                alive_after=None if alive is None else alive[:, :, width:],
+                importance=None if batch.importance is None else batch.importance.expand(len(action), 1, -1),
+            )
+        )
+    return tuple(found)
