@@ -82,6 +82,10 @@ class ReplaySchema:
             offset += size
         return found
 
+    def empty(self, frames: int) -> dict[str, NDArray[np.generic]]:
+        """Arrays of their own for so many frames, with nothing in them yet."""
+        return {name: np.empty((frames, *shape), dtype) for name, (dtype, shape) in self.fields().items()}
+
     def fingerprint(self, capacity: int) -> int:
         """Equal for files that are laid out alike."""
         return zlib.crc32(f"{capacity} {sorted(self.fields().items())}".encode())

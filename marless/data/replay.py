@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from marless.data.frame_file import FrameFile
 from marless.data.frames import Placing, ReplaySchema, Rows, place, write
+from marless.data.ring import NOTHING, Ring, Round
 from marless.data.sum_tree import SumTree
 from marless.data.trajectory import Trajectory
 from marless.errors import CorruptError, SpecError
@@ -27,8 +28,8 @@ __all__ = ["Draw", "EpisodeDraw", "Replay", "ReplayCounts", "ReplaySchema"]
 
 FIRST_PRIORITY = 1.0
 """Of samples, before anything is known of any."""
-LEAST_PRIORITY = 1e-6
-"""ε of Schaul et al. 2016, §3.3: a sample without error may be drawn again, too."""
+PRIORITIES = 1e-6, 1e6
+"""Least and greatest: a sample without error may be drawn again (ε of Schaul et al. 2016, §3.3), and none takes all."""
 Arrays = Mapping[str, NDArray[np.generic]]
 FloatArray = NDArray[np.float32]
 Unit = Literal["transitions", "episodes"]
@@ -69,38 +70,6 @@ class EpisodeDraw:
     """float32 [E], as in `Draw`."""
 
 
-@dataclass(eq=False)
-class _Round:
-    """The frames of one round; those of a restored replay have not been looked at yet."""
-
-    number: int
-    start: int
-    frames: int
-    transitions: int
-    episodes: int
-    checksum: int
-    rows: Rows | None = None
-    """int64 [transitions]: those that can be drawn."""
-    firsts: Rows = field(default_factory=lambda: np.zeros(0, np.int64))
-    """int64 [episodes]."""
-    priorities: FloatArray | None = None
-    """As restored, until the round has been looked at."""
-
-    @classmethod
-    def of(cls, row: Sequence[int]) -> _Round:
-        """As `row` writes it."""
-        number, start, frames, transitions, episodes, checksum = row
-        return cls(number, start, frames, transitions, episodes, checksum)
-
-    def row(self) -> tuple[int, ...]:
-        """What is published."""
-        return self.number, self.start, self.frames, self.transitions, self.episodes, self.checksum
-
-    @property
-    def end(self) -> int:
-        return self.start + self.frames
-
-
 class Replay:
     """At most `capacity` frames of the newest rounds, dropped by whole rounds, the oldest first.
 
@@ -118,14 +87,10 @@ class Replay:
         unit: Unit = "transitions",
     ) -> None:
         self._schema = schema
-        self._capacity = capacity
         self._file = FrameFile(schema, capacity, path)
         self._alpha = alpha
         self._unit: Unit = unit
-        self._rounds: list[_Round] = []
-        """Those that can be drawn from, the oldest first; along the ring they lie in this order, too."""
-        self._head = 0
-        """Where the next round goes, if it fits before the end."""
+        self._ring = Ring(capacity)
         self._counts = ReplayCounts()
         self._highest = FIRST_PRIORITY
         self._tree = SumTree(capacity if alpha is not None else 1)
@@ -137,12 +102,12 @@ class Replay:
     @property
     def size(self) -> int:
         """Env steps that can be drawn."""
-        return sum(each.transitions for each in self._rounds)
+        return sum(each.transitions for each in self._ring.rounds)
 
     @property
     def episodes(self) -> int:
         """Episodes that can be drawn."""
-        return sum(each.episodes for each in self._rounds)
+        return sum(each.episodes for each in self._ring.rounds)
 
     @property
     def counts(self) -> ReplayCounts:
@@ -160,24 +125,18 @@ class Replay:
         Raises SpecError if not even one segment fits, StaleError if another learner went on with the file.
         """
         self._file.own()
-        if self._rounds and number <= max(each.number for each in self._rounds):
+        if self._ring.rounds and number <= max(each.number for each in self._ring.rounds):
             self._settle()
-            if any(each.number == number for each in self._rounds):
+            if any(each.number == number for each in self._ring.rounds):
                 return
-        room, placings = self._capacity, []
-        for trajectory in trajectories:
-            placings.append(place(trajectory, room))
-            room -= placings[-1].frames
+        placings = self._placings(trajectories)
+        new, dropped = self._ring.add(number, *_ends(placings))
+        for each in dropped:
+            self._drop(each)
+        self._write(new, trajectories, placings)
         steps = sum(trajectory.env_steps for trajectory in trajectories)
-        if room == self._capacity and steps:
-            raise SpecError(
-                f"algorithm.replay.capacity {self._capacity} does not hold one episode with its last view; raise it"
-            )
-        start = self._make_room(self._capacity - room)
-        self._rounds.append(self._written(number, start, trajectories, placings))
-        self._head = self._rounds[-1].end
-        kept = self._rounds[-1].transitions
-        self._count(inserted=steps, dropped=steps - kept)
+        self._count(inserted=steps, dropped=steps - new.transitions)
+        self._look_at(new)
         self._settle()
 
     def draw(self, rng: np.random.Generator, count: int, beta: float = 0.0) -> Draw:
@@ -201,7 +160,8 @@ class Replay:
         if self._alpha is None:
             return
         known = self._tree[row] > 0
-        leaf = (np.maximum(priority, LEAST_PRIORITY).astype(np.float64) ** self._alpha).astype(np.float32)
+        bounded = np.fmin(np.fmax(priority, PRIORITIES[0]), PRIORITIES[1]).astype(np.float64)
+        leaf = (bounded**self._alpha).astype(np.float32)
         self._tree.set(row[known], leaf[known])
         self._highest = max(self._highest, float(leaf[known].max(initial=0.0)))
 
@@ -223,14 +183,14 @@ class Replay:
     def arrays(self) -> Arrays:
         """What to publish beside the file. Also lets others write into it: an update ends here."""
         self._file.release()
-        table = [each.row() for each in self._rounds]
+        table = [each.entry() for each in self._ring.rounds]
         arrays: dict[str, NDArray[np.generic]] = {
-            "ring": np.array([self._schema.fingerprint(self._capacity), self._head], np.int64),
-            "rounds": np.array(table, np.int64).reshape(-1, 6),
+            "ring": np.array([self._schema.fingerprint(self._ring.capacity), self._ring.head], np.int64),
+            "rounds": np.array(table, np.int64).reshape(-1, 7),
             "counts": np.array(list(asdict(self._counts).values()), np.int64),
         }
         if self._alpha is not None:
-            known = [self._priorities(each) for each in self._rounds]
+            known = [self._priorities(each) for each in self._ring.rounds]
             arrays["priorities"] = np.concatenate([np.zeros(0, np.float32), *known])
             arrays["highest"] = np.array([self._highest], np.float32)
         return arrays
@@ -243,91 +203,100 @@ class Replay:
         """
         try:
             fingerprint, head = (int(value) for value in arrays["ring"])
-            self._counts = ReplayCounts(*(int(value) for value in arrays["counts"]))
-            self._rounds = [_Round.of(row) for row in arrays["rounds"].tolist()]
+            inserted, dropped, lost, drawn = (int(value) for value in arrays["counts"])
+            rounds = [Round(*entry) for entry in arrays["rounds"].tolist()]
+            alike = fingerprint == self._schema.fingerprint(self._ring.capacity)
+            if alike and not all(each.fits(self._ring.capacity) for each in rounds):
+                raise ValueError("rounds that lie beyond its end")
             if self._alpha is not None:
-                self._tree = SumTree(self._capacity)
                 self._highest = float(arrays["highest"][0])
-                units = [self._units(each) for each in self._rounds]
-                if len(arrays["priorities"]) != sum(units):
-                    raise ValueError(f"{len(arrays['priorities'])} priorities of {sum(units)} samples")
-                for each, part in zip(self._rounds, np.split(arrays["priorities"], np.cumsum(units)), strict=False):
+                units = np.cumsum([self._units(each) for each in rounds], dtype=np.int64)
+                if len(arrays["priorities"]) != units[-1:].sum():
+                    raise ValueError(f"{len(arrays['priorities'])} priorities do not fit the rounds")
+                for each, part in zip(rounds, np.split(arrays["priorities"], units), strict=False):
                     each.priorities = part.astype(np.float32)
         except (KeyError, ValueError, TypeError, IndexError) as error:
             raise CorruptError(f"no state of a replay: {error}") from None
         self._file.look()
-        self._head, self._index = head, None
-        if fingerprint != self._schema.fingerprint(self._capacity):  # of another size, or other spaces
-            self._head = 0
-            self._lose(self._rounds)
+        self._counts, self._index = ReplayCounts(inserted, dropped, lost, drawn), None
+        self._ring = Ring(self._ring.capacity, head, rounds)
+        if self._alpha is not None:
+            self._tree = SumTree(self._ring.capacity)
+        if not alike:  # of another size, or other spaces
+            self._ring = Ring(self._ring.capacity)
+            self._count(lost=sum(each.transitions for each in rounds))
 
-    def _written(
-        self, number: int, start: int, trajectories: Sequence[Trajectory], placings: Sequence[Placing]
-    ) -> _Round:
-        row = start
+    def _placings(self, trajectories: Sequence[Trajectory]) -> list[Placing]:
+        room, placings = self._ring.capacity, []
+        for trajectory in trajectories:
+            placings.append(place(trajectory, room))
+            room = room - placings[-1].frames if placings[-1].kept is None else 0
+        if trajectories and not sum(placing.frames for placing in placings):
+            raise SpecError(
+                f"algorithm.replay.capacity {self._ring.capacity} does not hold one episode of a rollout and its last "
+                "view; raise it"
+            )
+        return placings
+
+    def _write(self, new: Round, trajectories: Sequence[Trajectory], placings: Sequence[Placing]) -> None:
+        arrays, row = self._file.arrays, new.start
+        if new.split < new.frames:  # first in one piece, then cut
+            arrays, row = self._schema.empty(new.frames), 0
         for trajectory, placing in zip(trajectories, placings, strict=True):
-            write(self._file.arrays, row, trajectory, placing)
+            write(arrays, row, trajectory, placing)
             row += placing.frames
-        transitions = sum(placing.transitions for placing in placings)
-        episodes = sum(len(placing.last) for placing in placings)
-        return _Round(number, start, row - start, transitions, episodes, self._checksum(start, row))
+        if new.split < new.frames:
+            head, tail = new.pieces
+            for name, array in arrays.items():
+                self._file.arrays[name][head] = array[: new.split]
+                self._file.arrays[name][tail] = array[new.split :]
+        new.checksum = self._checksum(new)
 
-    def _checksum(self, start: int, end: int) -> int:
+    def _checksum(self, each: Round) -> int:
         found = 0
         for array in self._file.arrays.values():
-            found = zlib.crc32(array[start:end].data, found)
+            for piece in each.pieces:
+                found = zlib.crc32(array[piece].data, found)
         return found
 
-    def _make_room(self, frames: int) -> int:
-        """Where so many frames may go, in one piece; drops what is there."""
-        start = self._head
-        if start + frames > self._capacity:
-            start = 0
-            while self._rounds and self._rounds[0].start >= self._head:
-                self._drop_oldest()
-        while self._rounds and start <= self._rounds[0].start < start + frames:
-            self._drop_oldest()
-        return start
-
-    def _drop_oldest(self) -> None:
-        oldest = self._rounds.pop(0)
-        if oldest.rows is not None and self._alpha is not None:
-            self._tree.set(self._samples(oldest), 0.0)
-        self._count(dropped=oldest.transitions)
+    def _drop(self, each: Round) -> None:
+        if each.rows is not None and self._alpha is not None:
+            self._tree.set(self._samples(each), 0.0)
+        self._count(dropped=each.transitions)
         self._index = None
 
     def _settle(self) -> None:
         """Look at the rounds that were not looked at yet: those that the file does not hold are lost."""
-        new = [each for each in self._rounds if each.rows is None]
-        lost = [each for each in new if self._checksum(each.start, each.end) != each.checksum]
+        new = [each for each in self._ring.rounds if each.rows is None]
+        lost = [each for each in new if self._checksum(each) != each.checksum]
         for each in new:
             if each not in lost:
                 self._look_at(each)
-        self._lose(lost)
+        if lost:
+            self._ring.rounds = [each for each in self._ring.rounds if each not in lost]
+            self._count(lost=sum(each.transitions for each in lost))
+            self._index = None
 
-    def _look_at(self, each: _Round) -> None:
-        last = self._file.arrays["last"][each.start : each.end]
-        first = self._file.arrays["first"][each.start : each.end]
-        each.rows = each.start + np.flatnonzero(np.logical_not(last))
-        each.firsts = each.start + np.flatnonzero(first)
-        self._length[each.firsts] = each.start + np.flatnonzero(last) - each.firsts
+    def _look_at(self, each: Round) -> None:
+        last, first = (
+            np.concatenate([self._file.arrays[name][piece] for piece in each.pieces]) for name in ("last", "first")
+        )
+        each.rows = each.at(np.flatnonzero(np.logical_not(last)))
+        each.firsts = each.at(np.flatnonzero(first))
+        self._length[each.firsts] = np.flatnonzero(last) - np.flatnonzero(first)
         if self._alpha is not None:
             self._tree.set(self._samples(each), self._highest if each.priorities is None else each.priorities)
         self._index = None
 
-    def _lose(self, rounds: Sequence[_Round]) -> None:
-        if rounds:
-            self._rounds = [each for each in self._rounds if each not in rounds]
-            self._count(lost=sum(each.transitions for each in rounds))
-            self._index = None
-
     def _drawn(self, unit: Unit, rng: np.random.Generator, count: int, beta: float) -> tuple[Rows, FloatArray]:
         self._settle()
         if self._index is None:
-            none = np.zeros(0, np.int64)
-            rows = [each.rows for each in self._rounds if each.rows is not None]
-            firsts = [each.firsts for each in self._rounds]
-            self._index = {"transitions": np.concatenate([none, *rows]), "episodes": np.concatenate([none, *firsts])}
+            rows = [each.rows for each in self._ring.rounds if each.rows is not None]
+            firsts = [each.firsts for each in self._ring.rounds]
+            self._index = {
+                "transitions": np.concatenate([NOTHING, *rows]),
+                "episodes": np.concatenate([NOTHING, *firsts]),
+            }
         among = self._index[unit]
         if not len(among):
             raise SpecError("nothing can be drawn from an empty replay")
@@ -347,15 +316,15 @@ class Replay:
         weight = (among * self._tree[row] / total) ** -beta
         return row, (weight / weight.max()).astype(np.float32)
 
-    def _samples(self, each: _Round) -> Rows:
+    def _samples(self, each: Round) -> Rows:
         rows = each.rows if self._unit == "transitions" else each.firsts
         assert rows is not None  # it has been looked at
         return rows
 
-    def _units(self, each: _Round) -> int:
+    def _units(self, each: Round) -> int:
         return each.transitions if self._unit == "transitions" else each.episodes
 
-    def _priorities(self, each: _Round) -> FloatArray:
+    def _priorities(self, each: Round) -> FloatArray:
         if each.rows is None and each.priorities is not None:
             return each.priorities
         return self._tree[self._samples(each)].astype(np.float32)
@@ -363,3 +332,11 @@ class Replay:
     def _count(self, *, inserted: int = 0, dropped: int = 0, lost: int = 0, drawn: int = 0) -> None:
         now = self._counts
         self._counts = ReplayCounts(now.inserted + inserted, now.dropped + dropped, now.lost + lost, now.drawn + drawn)
+
+
+def _ends(placings: Sequence[Placing]) -> tuple[Rows, int]:
+    """Where the segments of a round end, counted from its first frame; and how many there are."""
+    starts = np.cumsum([0, *(placing.frames for placing in placings)])
+    ends = [NOTHING, *(start + placing.last + 1 for start, placing in zip(starts, placings, strict=False))]
+    found = np.concatenate(ends)
+    return found, len(found)

@@ -1,0 +1,88 @@
+"""Which rounds lie where in a ring of frames: arithmetic only, so that the same rounds always lie at the same place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marless.data.frames import Rows
+
+NOTHING = np.zeros(0, np.int64)
+
+
+@dataclass(eq=False)
+class Round:
+    """One round in the ring: in one piece, or in two where the ring's end cuts it between two segments."""
+
+    number: int
+    start: int
+    """Its first frame."""
+    split: int
+    """Frames of its first piece; the second one begins at frame 0."""
+    frames: int
+    transitions: int
+    episodes: int
+    checksum: int = 0
+    """CRC-32 of its bytes, array by array."""
+    rows: Rows | None = None
+    """int64 [transitions]: the frames that can be drawn. None: nobody has looked whether they are there."""
+    firsts: Rows = field(default_factory=lambda: NOTHING)
+    """int64 [episodes]: where they begin."""
+    priorities: NDArray[np.float32] | None = None
+    """As they were restored, for when the round has been looked at."""
+
+    @property
+    def pieces(self) -> tuple[slice, ...]:
+        """Its frames, in order."""
+        first = slice(self.start, self.start + self.split)
+        return (first,) if self.split == self.frames else (first, slice(0, self.frames - self.split))
+
+    def at(self, index: Rows) -> Rows:
+        """The frames that its own frames 0, 1, … are."""
+        return np.where(index < self.split, index + self.start, index - self.split)
+
+    def entry(self) -> tuple[int, ...]:
+        """What is published of it."""
+        return self.number, self.start, self.split, self.frames, self.transitions, self.episodes, self.checksum
+
+    def fits(self, capacity: int) -> bool:
+        """True if it lies within a ring of this capacity."""
+        return 0 <= self.split <= self.frames and all(0 <= each.start <= each.stop <= capacity for each in self.pieces)
+
+    def overlaps(self, places: Sequence[slice]) -> bool:
+        """True if any of its frames is in one of these places."""
+        return any(mine.start < its.stop and its.start < mine.stop for mine in self.pieces for its in places)
+
+
+class Ring:
+    """Rounds, the oldest first, which is also their order along the ring."""
+
+    def __init__(self, capacity: int, head: int = 0, rounds: Sequence[Round] = ()) -> None:
+        self.capacity = capacity
+        self.head = head
+        """Where the next round goes."""
+        self.rounds = list(rounds)
+
+    def add(self, number: int, ends: Rows, episodes: int) -> tuple[Round, list[Round]]:
+        """Place a round whose segments end before its frames `ends`, ascending; returns it and those it replaces.
+
+        It must fit: `ends[-1] <= capacity`.
+        """
+        frames = int(ends[-1]) if len(ends) else 0
+        tail = self.capacity - self.head
+        start, split = self.head, frames
+        if frames > tail:
+            split = int(ends[ends <= tail].max(initial=0))
+            if split == 0 or frames - split > self.head:
+                start, split = 0, frames
+        new = Round(number, start, split, frames, frames - episodes, episodes)
+        skipped = (slice(self.head, self.capacity),) if frames > tail else ()
+        dropped = []
+        while self.rounds and self.rounds[0].overlaps((*new.pieces, *skipped)):
+            dropped.append(self.rounds.pop(0))
+        self.rounds.append(new)
+        self.head = new.pieces[-1].stop
+        return new, dropped
