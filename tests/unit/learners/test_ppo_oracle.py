@@ -1,8 +1,8 @@
-"""A whole update against a second implementation: plain loops, torch's autograd, distributions and Adam."""
+"""A whole update against a second implementation: plain loops, torch's autograd, distributions, GRU cell and Adam."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -17,6 +17,7 @@ from marless.data.trajectory import Trajectory
 from marless.envs.base import AgentClass, Discrete, EnvSpaces
 from tests.unit.learners import rounds
 
+STEPS = 6
 SETTINGS = {
     "epochs": 2,
     "minibatches": 3,
@@ -30,18 +31,26 @@ PAIRS = (Group("x", ("a", "c")), Group("y", ("b",)), Group("z", ("d",)))
 
 
 class _Net:
+    """A perceptron of three layers; `first` is for nets with memory."""
+
+    names: tuple[str, ...] = ("0", "1", "2")
+
     def __init__(self, prefix: str, state: PolicyState) -> None:
         source = state.acting if prefix == "policy" else state.learning
-        names = [f"{prefix}.{i}.{part}" for i in range(3) for part in ("weight", "bias")]
-        names += [f"{prefix}.free"] * (f"{prefix}.free" in source)
-        self.parameters = {name: torch.tensor(source[name]).requires_grad_() for name in names}
+        keys = [f"{prefix}.{name}.{part}" for name in self.names for part in ("weight", "bias")]
+        keys += [f"{prefix}.free"] * (f"{prefix}.free" in source)
+        self.parameters = {key: torch.tensor(source[key]).requires_grad_() for key in keys}
         self.prefix = prefix
         self.adam = torch.optim.Adam(self.parameters.values(), lr=3e-3, eps=1e-5)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def layer(self, name: str) -> tuple[Tensor, Tensor]:
+        weight, bias = (self.parameters[f"{self.prefix}.{name}.{part}"] for part in ("weight", "bias"))
+        return weight, bias
+
+    def __call__(self, x: Tensor, first: Tensor) -> Tensor:
+        """Outputs [samples, K] of inputs [samples, I]."""
         for i in range(3):
-            weight, bias = (self.parameters[f"{self.prefix}.{i}.{part}"] for part in ("weight", "bias"))
-            x = torch.nn.functional.linear(x, weight, bias)
+            x = torch.nn.functional.linear(x, *self.layer(str(i)))
             x = torch.tanh(x) if i < 2 else x
         return x
 
@@ -50,6 +59,41 @@ class _Net:
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.parameters.values(), 0.4)
         self.adam.step()
+
+    def after(self, seen: Tensor, first: Tensor, boots: Mapping[tuple[int, int], int], boot_seen: Tensor) -> Tensor:
+        """Outputs [K, outputs] at the bootstrap rows."""
+        return self(boot_seen, first)
+
+
+class _Memory(_Net):
+    """A dense layer, a GRU and an output layer, one step after another."""
+
+    names = ("0", "1", "1.memory", "2")
+
+    def hidden(self, x_TBI: Tensor, first_TB: Tensor) -> Tensor:
+        """[T, B, H] after each step."""
+        x_TBI = torch.tanh(torch.nn.functional.linear(x_TBI, *self.layer("0")))
+        memory, seen = x_TBI.new_zeros(x_TBI.shape[1], 8), []
+        for x_BI, first_B in zip(x_TBI, first_TB, strict=True):
+            memory = self._cell(x_BI, memory.masked_fill(first_B[:, None], 0.0))
+            seen.append(memory)
+        return torch.stack(seen)
+
+    def _cell(self, x: Tensor, memory: Tensor) -> Tensor:
+        (inputs, bias), (memories, memory_bias) = self.layer("1"), self.layer("1.memory")
+        return torch.gru_cell(x, memory, inputs, memories, bias, memory_bias)
+
+    def __call__(self, x: Tensor, first: Tensor) -> Tensor:
+        """Of samples in time-major order: every copy starts with `first`."""
+        hidden = self.hidden(x.view(STEPS, -1, x.shape[1]), first.view(STEPS, -1))
+        return torch.nn.functional.linear(hidden.flatten(0, 1), *self.layer("2"))
+
+    def after(self, seen: Tensor, first: Tensor, boots: Mapping[tuple[int, int], int], boot_seen: Tensor) -> Tensor:
+        """One more step from what was remembered where an episode was cut."""
+        hidden = self.hidden(seen, first)
+        memory = torch.stack([hidden[at] for at in boots])
+        x = torch.tanh(torch.nn.functional.linear(boot_seen, *self.layer("0")))
+        return torch.nn.functional.linear(self._cell(x, memory), *self.layer("2"))
 
 
 @dataclass(frozen=True)
@@ -85,12 +129,22 @@ class _Oracle:
         """Rows of the members one after another, [m · T · B, ...]."""
         return torch.cat([self.data[name][:, i].flatten(0, 1) for i in members])
 
-    def batches(self, samples: int) -> list[Tensor]:
+    @property
+    def first(self) -> Tensor:
+        """[T, B]: where an episode starts."""
+        return torch.cat([torch.ones_like(self.data["cut"][:1]), self.data["cut"][:-1]])
+
+    def batches(self, samples: int, remembers: bool) -> list[Tensor]:
+        """Rows of `of`; with memory those of whole segments, time-major."""
+        steps, batch = self.data["cut"].shape
+        rows_SU = torch.arange(samples).view(-1, steps, batch).transpose(0, 1).reshape(steps, -1)
+        rows_SU = rows_SU if remembers else torch.arange(samples).view(1, -1)
+        units = rows_SU.shape[1]
         rng = np.random.default_rng([11, 0])
-        orders = [torch.from_numpy(rng.permutation(samples)) for _ in range(self.config.epochs)]
+        orders = [torch.from_numpy(rng.permutation(units)) for _ in range(self.config.epochs)]
         count = self.config.minibatches
-        bounds = [samples * i // count for i in range(count + 1)]
-        return [order[a:b] for order in orders for a, b in pairwise(bounds)]
+        bounds = [units * i // count for i in range(count + 1)]
+        return [rows_SU[:, order[a:b]].flatten() for order in orders for a, b in pairwise(bounds)]
 
     def train_policy(self, net: _Net, members: Sequence[int], advantage: Tensor) -> None:
         alive = self.of("alive", members).float() if self.spaces.deaths else torch.ones_like(advantage)
@@ -98,8 +152,9 @@ class _Oracle:
         std = (((advantage - mean) ** 2 * alive).sum() / alive.sum()).sqrt()
         advantage = (advantage - mean) / (std + 1e-8)
         obs, action, old = (self.of(name, members) for name in ("obs", "action", "log_prob"))
-        for rows in self.batches(len(advantage)):
-            output = net(obs[rows])
+        first = self.first.flatten().repeat(len(members))
+        for rows in self.batches(len(advantage), isinstance(net, _Memory)):
+            output = net(obs[rows], first[rows])
             if isinstance(self.agents.action, Discrete):
                 masked = output.masked_fill(~self.of("mask", members)[rows], -1e9)
                 law: torch.distributions.Distribution = torch.distributions.Categorical(logits=masked)
@@ -113,8 +168,9 @@ class _Oracle:
             net.step(-((gain + 0.02 * entropy) * weight).sum())
 
     def train_critic(self, net: _Net, inputs: Tensor, returns: Tensor, old: Tensor, alive: Tensor) -> None:
-        for rows in self.batches(len(inputs)):
-            value, low = net(inputs[rows]), old[rows]
+        first = self.first.flatten().repeat(len(inputs) // self.first.numel())
+        for rows in self.batches(len(inputs), isinstance(net, _Memory)):
+            value, low = net(inputs[rows], first[rows]), old[rows]
             clipped = low + (value - low).clamp(-0.2, 0.2)
             loss = 0.5 * torch.maximum((value - returns[rows]) ** 2, (clipped - returns[rows]) ** 2)
             net.step((loss * alive[rows]).sum() / alive[rows].sum())
@@ -138,21 +194,27 @@ def _oracle(config: PPOConfig, spaces: EnvSpaces, trajectories: Sequence[Traject
     return _Oracle(config, spaces, agents, data, boots)
 
 
+def _trajectories(spaces: EnvSpaces) -> list[Trajectory]:
+    return [rounds.trajectory(spaces, seed, steps=STEPS, batch=batch) for seed, batch in ((1, 5), (2, 3))]
+
+
 @pytest.mark.parametrize("spaces", [rounds.DISCRETE, rounds.CONTINUOUS], ids=["discrete", "continuous"])
 @pytest.mark.parametrize("critic", ["own", "central", "per_agent"])
-def test_update_is_the_oracles(spaces: EnvSpaces, critic: str) -> None:
+@pytest.mark.parametrize("kind", [_Net, _Memory], ids=["mlp", "gru"])
+def test_update_is_the_oracles(spaces: EnvSpaces, critic: str, kind: type[_Net]) -> None:
     name = "ippo" if critic == "own" else "mappo"
     settings = SETTINGS | ({} if critic == "own" else {"critic": critic})
-    learner = rounds.learner(name, spaces, PAIRS, **settings)
+    model = rounds.MODEL.model_copy(update={"recurrent": "gru" if kind is _Memory else "none"})
+    learner = rounds.learner(name, spaces, PAIRS, model=model, **settings)
     before = {state: learner.state(state) for state in learner.names(PAIRS)}
-    trajectories = [rounds.trajectory(spaces, seed, batch=batch) for seed, batch in ((1, 5), (2, 3))]
+    trajectories = _trajectories(spaces)
     learner.update(rounds.inputs(PAIRS, trajectories))
 
     config = PPOConfig.model_validate({"name": name, **SETTINGS})
     oracle = _oracle(config, spaces, trajectories)
     steps, batch = oracle.data["cut"].shape
     members = {group.policy: [rounds.AGENTS.index(agent) for agent in group.agents] for group in PAIRS}
-    critics = {state: _Net("critic", before[state]) for state in before if critic != "central" or "critic" in state}
+    critics = {state: kind("critic", before[state]) for state in before if critic != "central" or "critic" in state}
     values, advantages = torch.zeros(4, steps, batch), torch.zeros(4, steps, batch)
     for policy, agents in members.items():
         for i in agents:
@@ -161,14 +223,15 @@ def test_update_is_the_oracles(spaces: EnvSpaces, critic: str) -> None:
             with torch.no_grad():
                 seen = oracle.data["obs"][:, i] if critic == "own" else oracle.data["state"]
                 boots = oracle.data["boot_obs"][i] if critic == "own" else oracle.data["boot_state"]
-                values[i], boot_values = net(seen)[..., column], net(boots)[:, column]
+                values[i] = net(seen.flatten(0, 1), oracle.first)[:, column].view(steps, batch)
+                boot_values = net.after(seen, oracle.first, oracle.boots, boots)[:, column]
             advantages[i] = oracle.advantages(i, values[i], boot_values)
     alive = oracle.data["alive"].float() if spaces.deaths else torch.ones(steps, 4, batch)
     if critic == "central":
         table = [x.flatten(1).T for x in (values + advantages, values, alive.transpose(0, 1))]
         oracle.train_critic(critics["critic.walker"], oracle.data["state"].flatten(0, 1), *table)
     for policy, agents in members.items():
-        net = _Net("policy", before[policy])
+        net = kind("policy", before[policy])
         oracle.train_policy(net, agents, torch.cat([advantages[i].flatten() for i in agents]))
         state = learner.state(policy)
         for key, parameter in net.parameters.items():
