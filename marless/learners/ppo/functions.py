@@ -7,7 +7,7 @@ R rows, S samples per net and round, M samples of a minibatch, T time steps of a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -27,6 +27,18 @@ from marless.nets.stacked import Activation
 
 Metrics = dict[str, Tensor]
 """Name → one number per net, [P]."""
+Score = Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
+"""Of (log π, log π_old, advantage, weight), each [P, M], and ε."""
+
+
+@dataclass(frozen=True)
+class Surrogate:
+    """What policies minimise beside the entropy bonus."""
+
+    loss: Score
+    """[P]."""
+    gradient: Score
+    """Of the loss with respect to log π, [P, M]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +110,7 @@ class PolicyFunction(_Trained):
     """Clipped surrogate and entropy bonus. Samples: features, action, log_prob, advantage, [alive], [legal]."""
 
     norm = "grad_norm"
+    surrogate: ClassVar[Surrogate] = Surrogate(ppo.surrogate, ppo.surrogate_gradient)
 
     def __init__(
         self, tensors: Row, layout: Layout | GRULayout, activation: Activation, action: Discrete | Box
@@ -140,12 +153,12 @@ class PolicyFunction(_Trained):
         metrics: Metrics = {}
         if measure:
             metrics = {
-                "policy_loss": ppo.surrogate(log_prob_PM, old_PM, advantage_PM, weight_PM, settings.clip),
+                "policy_loss": self.surrogate.loss(log_prob_PM, old_PM, advantage_PM, weight_PM, settings.clip),
                 "entropy": (entropy_PM * weight_PM).sum(dim=1),
                 "approx_kl": ppo.approximate_kl(log_prob_PM, old_PM, weight_PM),
                 "clip_fraction": ppo.clip_fraction(log_prob_PM, old_PM, weight_PM, settings.clip),
             }
-        d_log_prob_PM = ppo.surrogate_gradient(log_prob_PM, old_PM, advantage_PM, weight_PM, settings.clip)
+        d_log_prob_PM = self.surrogate.gradient(log_prob_PM, old_PM, advantage_PM, weight_PM, settings.clip)
         self.net.backward(self._head.gradient(d_log_prob_PM, weight_PM * -settings.entropy))
         return metrics
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -97,6 +97,9 @@ class PPOLearner:
     OPENBLAS_NUM_THREADS=1. Results do not depend on the number of threads.
     """
 
+    policy_function: ClassVar[type[PolicyFunction]] = PolicyFunction
+    """What trains a stack of policies; a learner with another loss has another."""
+
     def __init__(self, algorithm: Algorithm, config: PPOConfig, context: LearnerContext, *, critic: Critic) -> None:
         """`algorithm` declares the functions of an update."""
         (agent_class,) = context.scope.agent_classes(context.spaces)
@@ -114,7 +117,7 @@ class PPOLearner:
         judging = layout(seen, model, len(agent_class.agents) if critic == "joint" else 1)
         self._policy_codec = Codec("policy", acting, output_gain=0.01, acts=True)
         self._critic_codec = Codec("critic", judging, output_gain=1.0, acts=False, moments=True)
-        self._policies = Bank(lambda row: PolicyFunction(row, acting, activation, action))
+        self._policies = Bank(lambda row: self.policy_function(row, acting, activation, action))
         self._critics = Bank(lambda row: CriticFunction(row, judging, activation))
         kind = "gru" if self._remembers else "mlp"
         self._metadata = {"kind": kind, "activation": activation, "action": actions.describe(action)}
