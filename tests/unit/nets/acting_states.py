@@ -1,0 +1,39 @@
+"""Policy states with random weights, as learners of any family publish them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from marless.algos.base import ModelSpec
+from marless.envs.base import AgentClass
+from marless.nets import acting, acting_heads
+from marless.nets.acting import ActingState
+from marless.nets.inputs import Inputs
+from marless.nets.layout import GRULayout, Layout, layout
+
+PLAIN = Inputs()
+
+
+def shape(agent_class: AgentClass, model: ModelSpec, acts: str, inputs: Inputs) -> Layout | GRULayout:
+    """The layout of the acting net."""
+    free = acting_heads.free_parameters(acts, agent_class.action)
+    return layout(inputs.size(agent_class), model, agent_class.action.n, free)
+
+
+def state(
+    agent_class: AgentClass,
+    seed: int,
+    *,
+    recurrent: str = "none",
+    acts: str = acting_heads.STOCHASTIC,
+    inputs: Inputs = PLAIN,
+    exploration: float | None = None,
+    scale: float = 1.0,
+) -> ActingState:
+    """Far from uniform play, unless scaled down; all biases count."""
+    model = ModelSpec.model_validate({"hidden": (7, 6), "recurrent": recurrent})
+    net = shape(agent_class, model, acts, inputs)
+    flat_D = np.random.default_rng(seed).normal(scale=scale, size=net.size).astype(np.float32)
+    extra = {} if exploration is None else {acting_heads.EXPLORATION: np.array([exploration], np.float32)}
+    metadata = acting.description(agent_class, model, acts=acts, inputs=inputs)
+    return ActingState({**net.to_arrays("policy", flat_D), **extra}, metadata)
