@@ -46,6 +46,8 @@ class Progress:
     """Of the job; with `round` it fixes every random stream from here on."""
     actors: int
     """Of the newest round; the next one's follow from the records."""
+    algorithm: str = ""
+    """Its name; "" in checkpoints of before it was kept."""
     groups: Mapping[str, tuple[str, ...]]
     """Policy to agents: who plays what, as the newest round trained and evaluated them."""
 

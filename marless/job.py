@@ -63,9 +63,10 @@ class Job:
 
 def advice(job: Job) -> str:
     """What works but may not be meant, in a sentence each; "" if there is nothing to say."""
-    groups = initial_groups(job.spec.sharing.groups, job.spaces)
-    scaling = job.spec.scaling.advice(_context(job.spec, job.spaces, groups))
-    return ". ".join(filter(None, (_cut_episodes(job), scaling)))
+    spec, groups = job.spec, initial_groups(job.spec.sharing.groups, job.spaces)
+    context = _context(spec, job.spaces, groups)
+    algorithm = spec.algorithm.advice(_setting(spec, job.spaces, groups, spec.scaling.least(context)))
+    return ". ".join(filter(None, (_cut_episodes(job), algorithm, spec.scaling.advice(context))))
 
 
 def _cut_episodes(job: Job) -> str:
@@ -90,16 +91,7 @@ def prepare(spec: JobSpec) -> Job:
         raise SpecError("scaling.within_budget: there is no budget to stay within; set stop.cost_usd, in US dollars")
     context = _context(spec, spaces, groups)
     policy = scaling_policies.scaling(spec.scaling.name).make(spec.scaling, context)
-    env_steps = spec.scaling.least(context) * spec.actors.envs * spec.actors.steps
-    members = 1 if spec.sharing.samples == "drawn" else min(len(group.agents) for group in groups)
-    setting = Setting(
-        spaces=spaces,
-        model=spec.model,
-        samples=env_steps * members,
-        steps=spec.actors.steps,
-        memory_bytes=spec.functions.learner.memory_mb * 2**20,
-    )
-    algorithm.check(spec.algorithm, setting)
+    algorithm.check(spec.algorithm, _setting(spec, spaces, groups, spec.scaling.least(context)))
     signals = scaling_policies.scaling(spec.scaling.name).signals(spec.scaling)
     curvature = "curvature" in signals or sharing_policies.sharing(spec.sharing.name).curvature(spec.sharing)
     return Job(
@@ -110,6 +102,28 @@ def prepare(spec: JobSpec) -> Job:
         sharing=sharing_policies.sharing(spec.sharing.name).make(spec.sharing, groups, spaces),
         curvature=curvature,
         noise="noise" in signals,
+    )
+
+
+def _setting(spec: JobSpec, spaces: EnvSpaces, groups: tuple[Group, ...], least_actors: int) -> Setting:
+    algorithm, actors, stop = algorithms.algorithm(spec.algorithm.name), spec.actors, spec.stop
+    of_actor = actors.envs * actors.steps
+    members = 1 if spec.sharing.samples == "drawn" else min(len(group.agents) for group in groups)
+    round_steps = actors.count * of_actor
+    bounds = [
+        *([stop.rounds * round_steps] if stop.rounds is not None else []),
+        *([stop.env_steps + round_steps] if stop.env_steps is not None else []),
+    ]
+    return Setting(
+        spaces=spaces,
+        model=spec.model,
+        samples=least_actors * of_actor * members,
+        steps=actors.steps,
+        memory_bytes=spec.functions.learner.memory_mb * 2**20,
+        scopes=scopes(algorithm, spec.algorithm, spaces),
+        with_state=algorithm.needs_state(spec.algorithm),
+        round_steps=round_steps,
+        total_steps=min(bounds, default=None),
     )
 
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:  # so that a job file can be checked without loading NumPy: `m
     from marless.envs.base import AgentClass, EnvSpaces
 
 Arrays: TypeAlias = "Mapping[str, NDArray[np.generic]]"
+REPLAY = "replay"
+"""The "kind" of a state that is no policy: what a learner remembers of its job's rounds."""
 
 
 class Strict(BaseModel):
@@ -93,6 +95,10 @@ class AlgorithmConfig(Strict):
         None: it goes over those of its round.
         """
         return None
+
+    def advice(self, setting: Setting) -> str:
+        """What works but may not be meant, in one sentence; "" if there is nothing to say."""
+        return ""
 
     def warm(self) -> Self:
         """These settings as they are once training is under way, for who measures what an update takes."""
@@ -301,6 +307,14 @@ class Setting:
     """`actors.steps`: time steps of a segment, which begins with a fresh episode."""
     memory_bytes: int
     """`functions.learner.memory_mb`: what one learner function may hold."""
+    scopes: tuple[Scope, ...] = ()
+    """What each learner of the job serves."""
+    with_state: bool = False
+    """Trajectories carry the global state."""
+    round_steps: int | None = None
+    """Env steps of a round with as many actors as there may be."""
+    total_steps: int | None = None
+    """Env steps of the whole job, if its stop rules bound them."""
 
 
 class Algorithm(Protocol):

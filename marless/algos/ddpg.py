@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field, PositiveInt, model_validator
 
+from marless.algos import off_policy
 from marless.algos.base import FunctionNode, Group, Rate, Schedule, Scope, Setting
 from marless.algos.off_policy import OffPolicyConfig
 from marless.errors import SpecError
@@ -73,6 +74,7 @@ def check(config: DDPGConfig, setting: Setting) -> None:
                 f"algorithm.name {config.name} needs actions within bounds, and those of class {each.name} have none; "
                 "bound them in the environment, or use ippo or mappo"
             )
+    off_policy.check(config, setting)
 
 
 def ddpg_functions(scope: Scope, groups: Sequence[Group], critics: Mapping[str, str]) -> tuple[FunctionNode, ...]:

@@ -9,6 +9,9 @@ from pydantic import Field, model_validator
 from marless.algos.base import AlgorithmConfig, Rate, Setting, Strict
 from marless.errors import SpecError
 
+OFTEN = 64
+"""Draws of each sample, on average, beyond which a job is told: several times what is common (1 to 8)."""
+
 
 class ReplaySpec(Strict):
     """What is remembered of past rounds, and how it is drawn from. Kept per agent, so that groups may change."""
@@ -45,6 +48,21 @@ class OffPolicyConfig(AlgorithmConfig):
         """See `AlgorithmConfig`: a batch for each gradient step."""
         return self.updates * self.batch * (steps if self.replay.unit == "episodes" else 1)
 
+    def advice(self, setting: Setting) -> str:
+        """Never learning at all; or learning each sample by heart, if drawn as often as `OFTEN`."""
+        if setting.total_steps is not None and setting.total_steps < self.warmup:
+            return (
+                f"algorithm.warmup is {self.warmup} env steps, and the job samples at most {setting.total_steps}: it "
+                "would end before its first gradient step"
+            )
+        drawn, sampled = self.drawn(setting.steps), setting.round_steps
+        if sampled is not None and drawn > OFTEN * sampled:
+            return (
+                f"algorithm.updates: {self.updates} batches a round draw {drawn:,} samples, {sampled:,} are new, so "
+                f"each is learned from {drawn / sampled:.0f} times; lower algorithm.updates, or raise actors.envs"
+            )
+        return ""
+
     def warm(self) -> Self:
         """See `AlgorithmConfig`: without a warm-up."""
         return self.model_copy(update={"warmup": 0})
@@ -66,3 +84,27 @@ def check(config: OffPolicyConfig, setting: Setting) -> None:
             f"model.recurrent {setting.model.recurrent} learns from whole episodes, and algorithm.replay.unit is "
             f"{config.replay.unit}; set algorithm.replay.unit: episodes, or model.recurrent: none"
         )
+    _check_replay(config, setting)
+
+
+def _check_replay(config: OffPolicyConfig, setting: Setting) -> None:
+    """Raises SpecError for a replay that holds too little, or is too large for a learner function."""
+    from marless.data.frames import ReplaySchema  # here, because it loads NumPy
+
+    capacity, segment = config.replay.capacity, setting.steps + 1
+    kept = capacity // segment * setting.steps
+    if kept < max(config.warmup, 1):
+        raise SpecError(
+            f"algorithm.replay.capacity {capacity} holds {kept} env steps of segments of actors.steps {setting.steps}, "
+            f"each with its last view, and algorithm.warmup asks for {config.warmup}: nothing would ever be learned; "
+            "raise replay.capacity"
+        )
+    for scope in setting.scopes:
+        schema = ReplaySchema(setting.spaces, scope.classes, setting.with_state)
+        if (size := schema.file_bytes(capacity)) > setting.memory_bytes:
+            fits = setting.memory_bytes // schema.frame_bytes
+            raise SpecError(
+                f"algorithm.replay.capacity {capacity:,} takes {size / 2**20:,.0f} MiB in the learner of {scope.name}, "
+                f"and functions.learner.memory_mb gives it {setting.memory_bytes / 2**20:,.0f}; lower replay.capacity "
+                f"to {fits:,} at most, or raise functions.learner.memory_mb"
+            )

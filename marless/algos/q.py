@@ -70,6 +70,16 @@ def check_team(config: QConfig, setting: Setting) -> None:
         )
 
 
+def team_advice(config: QConfig, setting: Setting) -> str:
+    """Whether a sum of rewards is worth maximising, where nobody says."""
+    if setting.spaces.rewards != "unknown":
+        return ""
+    return (
+        f"algorithm.name {config.name} maximises the sum of all agents' rewards, and env.name does not say whether "
+        "they work together; if they compete, use iql"
+    )
+
+
 def q_functions(scope: Scope, groups: Sequence[Group], *, mixer: bool) -> tuple[FunctionNode, ...]:
     """Post-processing draws and assembles batches; a mixer's gradient is what policies then learn from."""
     first = FunctionNode("post_process", scope.name)

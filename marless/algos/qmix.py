@@ -23,6 +23,10 @@ class QMIXConfig(QConfig):
     embed: int = Field(32, ge=1, description="units of the mixer's hidden layer")
     hypernet: int = Field(64, ge=1, description="hidden units of the nets that give the mixer's weights")
 
+    def advice(self, setting: Setting) -> str:
+        """See `AlgorithmConfig`."""
+        return ". ".join(filter(None, (super().advice(setting), q.team_advice(self, setting))))
+
 
 class QMIX:
     """The registry's entry."""

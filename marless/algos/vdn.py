@@ -20,6 +20,10 @@ class VDNConfig(QConfig):
 
     name: Literal["vdn"] = Field("vdn", description="this algorithm")
 
+    def advice(self, setting: Setting) -> str:
+        """See `AlgorithmConfig`."""
+        return ". ".join(filter(None, (super().advice(setting), q.team_advice(self, setting))))
+
 
 class VDN:
     """The registry's entry."""

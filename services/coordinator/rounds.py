@@ -291,6 +291,7 @@ class JobRun:
             env_steps=last.env_steps,
             seed=self._job.spec.seed,
             actors=last.actors,
+            algorithm=self._job.spec.algorithm.name,
             groups={group.policy: group.agents for group in last.groups},
         )
         await self._recovery.snapshots.save(progress, last.versions, spec.keep)

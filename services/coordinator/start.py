@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from marless.algos.base import Group
+from marless.algos import registry as algorithms
+from marless.algos.base import REPLAY, AlgorithmConfig, Group
 from marless.checkpoint import Checkpoint, DiskCheckpoints, SavedPolicy, read
 from marless.errors import CorruptError, NotFoundError, SpecError
 from marless.job import Job
@@ -41,9 +42,11 @@ def load(directory: Path, job: Job) -> Checkpoint:
 
     A policy goes to the group of its name. A group whose name nobody plays under gets what its agents play, if that is
     one policy for all of them: agents that shared one start from it, each from a copy. Policies that nobody plays any
-    more are left out. Raises SpecError if it is not a checkpoint of this job's policies.
+    more are left out, and what an off-policy learner remembers of rounds that are not this job's. Raises SpecError if
+    it is not a checkpoint of this job's policies.
     """
     checkpoint = _read(directory)
+    _check_family(checkpoint.progress.algorithm, job.spec.algorithm)
     played = checkpoint.progress.groups
     sources = {group.policy: _source(group, played) for group in job.sharing.decide(()).groups}
     if missing := [policy for policy, source in sources.items() if source not in checkpoint.policies]:
@@ -54,7 +57,7 @@ def load(directory: Path, job: Job) -> Checkpoint:
     if strangers := sorted(played.keys() - sources.values()):
         raise SpecError(f"start.checkpoint holds {', '.join(strangers)}, which this job has no use for")
     policies = {policy: checkpoint.policies[source] for policy, source in sources.items()}
-    policies |= {name: each for name, each in checkpoint.policies.items() if name not in played and not _acts(each)}
+    policies |= {name: each for name, each in checkpoint.policies.items() if name not in played and _is_joint(each)}
     return replace(checkpoint, policies=policies)
 
 
@@ -67,14 +70,30 @@ def _source(group: Group, played: Mapping[str, Sequence[str]]) -> str:
     return policies.pop() if len(policies) == 1 and known.issuperset(group.agents) else ""
 
 
-def _acts(saved: SavedPolicy) -> bool:
-    """False for a joint critic, which no agent plays."""
+def _check_family(saved: str, wanted: AlgorithmConfig) -> None:
+    """Refuse policies of another kind; raises SpecError. What algorithms of one family differ in learners find."""
+    if saved in ("", wanted.name):
+        return
+    try:
+        theirs, ours = algorithms.algorithm(saved).config_type.family, wanted.family
+    except SpecError:
+        theirs = ours = ""
+    if not ours or theirs != ours:
+        raise SpecError(
+            f"start.checkpoint holds policies that {saved} trained, and {wanted.name} cannot go on with them: their "
+            f"outputs mean other things; set algorithm.name: {saved}, or leave start.checkpoint out"
+        )
+
+
+def _is_joint(saved: SavedPolicy) -> bool:
+    """True for a joint critic or mixer, which no agent plays; False for a replay too, which is of its job's rounds."""
     from marless.nets.serial import decode_acting  # here, so that a coordinator loads NumPy when a job needs it
 
     try:
-        return bool(decode_acting(bytes(saved.blobs["acting"])).acting)
+        state = decode_acting(bytes(saved.blobs["acting"]))
     except CorruptError as error:
         raise SpecError(f"start.checkpoint: {error}") from None
+    return not state.acting and state.metadata.get("kind") != REPLAY
 
 
 def _read(directory: Path) -> Checkpoint:
