@@ -9,7 +9,7 @@ ALGORITHMS: Registry[Algorithm] = Registry(
     "algorithm",
     "marless.algos",
     "ALGORITHM",
-    {name: f"marless.algos.{name}" for name in ("iddpg", "ippo", "maddpg", "mappo")},
+    {name: f"marless.algos.{name}" for name in ("iddpg", "ippo", "iql", "maddpg", "mappo", "qmix", "vdn")},
 )
 
 algorithm = ALGORITHMS.find

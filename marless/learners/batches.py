@@ -224,9 +224,10 @@ class BatchSource:
         if not inputs.last_action:
             return inputs.build(agents, obs_NFO)
         first_F = self._is("first", frame)
-        before_FN = self.replay.take(f"action/{k}", frame - ~first_F)
-        dtype = np.int32 if isinstance(agents.action, Discrete) else np.float32
-        return inputs.build(agents, obs_NFO, before_FN.swapaxes(0, 1).astype(dtype, copy=False), first_F)
+        before = self.replay.take(f"action/{k}", frame - ~first_F).swapaxes(0, 1)
+        if isinstance(agents.action, Discrete):
+            return inputs.build(agents, obs_NFO, before.astype(np.int32, copy=False), first_F)
+        return inputs.build(agents, obs_NFO, before.astype(np.float32, copy=False), first_F)
 
     def _state(self, frames: _Frames) -> Tensor:
         state_FS = self.replay.take("state", frames.frame)

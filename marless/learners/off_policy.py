@@ -1,8 +1,8 @@
 """What learners of all off-policy families share: a round is remembered, then drawn from for some gradient steps.
 
-A round: insert its trajectories into the replay; once that holds enough, `updates` times: draw, assemble a batch, take
-a gradient step, move target nets. What a learner remembers beside its nets is one joint state, `replay.<scope>`: it acts
-for nobody, and with the replay's file it is all that an update depends on.
+A round: insert its trajectories; once the replay holds enough, `updates` times: draw, assemble a batch, take a gradient
+step, move target nets. What a learner remembers beside its nets is one joint state, `replay.<scope>`: it acts for
+nobody, and with the replay's file it is all that an update depends on.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from marless.algos.base import (
+    REPLAY,
     Arrays,
     FunctionRun,
     GradientOutput,
@@ -78,11 +79,12 @@ class Training(Protocol):
         """Env steps or episodes of a batch."""
         ...
 
-    def step(self, batch: Batch, meter: Meter) -> Tensor:
-        """Take a gradient step with all nets; what it takes is measured. Returns priorities, float32 [E]."""
+    def step(self, batch: Batch, meter: Meter) -> Tensor | None:
+        """Take a gradient step with all nets; what it takes is measured. Returns priorities, float32 [E], if draws have
+        any."""
         ...
 
-    def gradients(self, batch: Batch, meter: Meter) -> tuple[dict[str, dict[str, Tensor]], Tensor]:
+    def gradients(self, batch: Batch, meter: Meter) -> tuple[dict[str, dict[str, Tensor]], Tensor | None]:
         """By name and net prefix the gradients, [D], that `step` would limit and follow; and priorities."""
         ...
 
@@ -201,8 +203,7 @@ class OffPolicyLearner(ABC):
         if self._ready():
             for step in range(config.updates):
                 batch = self._draw(inputs, step, training.count, meter)
-                priority_E = training.step(batch, meter)
-                self._replay.reprioritise(batch.row, priority_E.cpu().numpy())
+                self._reprioritise(batch, training.step(batch, meter))
             _merge(metrics, training.metrics())
             if measuring.asked(inputs.measure):
                 batch = self._draw(inputs, config.updates, training.count, Meter())
@@ -222,7 +223,7 @@ class OffPolicyLearner(ABC):
         training = self._training(inputs, copies=True)
         batch = self._draw(inputs, 0, training.count, meter)
         found, priority_E = training.gradients(batch, meter)
-        self._replay.reprioritise(batch.row, priority_E.cpu().numpy())
+        self._reprioritise(batch, priority_E)
         exploration = np.array([self._next_exploration(inputs)], np.float32)
         policies = {group.policy for group in inputs.groups}
         gradients: dict[str, Arrays] = {
@@ -239,7 +240,12 @@ class OffPolicyLearner(ABC):
             self._explores[name] = float(checked(gradients, _EXPLORATION, (1,))[0])
 
     def _class_of(self, name: str) -> int:
-        """The agent class that a policy serves, as an index; raises NotFoundError if no group was of this name."""
+        """The agent class that a policy serves, as an index; raises NotFoundError if no group was of this name.
+
+        Before there are groups, policies are named as their agents.
+        """
+        if name not in self._class_by_name and name in self._spaces.agents:
+            return self._spaces.classes.index(self._spaces.class_of(name))
         if name not in self._class_by_name and len(self._scope.classes) > 1:
             raise NotFoundError(
                 f"no group of this learner has a policy {name!r}; it knows {sorted(self._class_by_name)}"
@@ -276,6 +282,10 @@ class OffPolicyLearner(ABC):
         beta = value_at(self._settings.replay.beta, inputs.env_steps)
         with meter.measure("post_process", (self._scope.name,)):
             return self._batches.draw(rng, count, self._moments, beta)
+
+    def _reprioritise(self, batch: Batch, priority_E: Tensor | None) -> None:
+        if priority_E is not None:
+            self._replay.reprioritise(batch.row, priority_E.cpu().numpy())
 
     def _next_exploration(self, inputs: RoundInput) -> float:
         """What actors explore with in the next round."""
@@ -325,7 +335,7 @@ def _replay(config: OffPolicyConfig, schema: ReplaySchema, path: Path | None) ->
 
 
 def _remembered(replay: Replay, moments: RewardMoments) -> PolicyState:
-    return PolicyState({}, {**replay.arrays(), _REWARDS: moments.sums.copy()}, {"kind": "replay"})
+    return PolicyState({}, {**replay.arrays(), _REWARDS: moments.sums.copy()}, {"kind": REPLAY})
 
 
 def _merge(metrics: Metrics, more: Metrics) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from marless.errors import CorruptError
 from marless.nets.bank import Row
-from marless.nets.layout import FloatArray, GRULayout, Layout, checked
+from marless.nets.layout import FloatArray, NetLayout, checked
 
 Arrays = Mapping[str, NDArray[np.generic]]
 
@@ -25,7 +25,7 @@ class Codec:
     """
 
     prefix: str
-    layout: Layout | GRULayout
+    layout: NetLayout
     output_gain: float
     """Of the initial output layer."""
     acts: bool

@@ -1,0 +1,1 @@
+"""The torch side of IQL, VDN and QMIX."""
