@@ -6,7 +6,7 @@ JOB ?= examples/spread.yaml
 BENCH_PEERS := $(if $(PEERS),--peers $(PEERS))
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: train test test-slow test-gpu faults check format protos bench bench-peers clean
+.PHONY: train test test-slow test-gpu faults check format protos bench bench-algorithms bench-peers clean
 
 train: .venv/.train
 	$(BIN)/marless train $(JOB)
@@ -50,6 +50,11 @@ bench: .venv/.dev
 	$(BIN)/python -m bench.decisions --json bench/results/decisions.json
 	$(BIN)/python -m bench.throughput $(BENCH_PEERS) --json bench/results/throughput.json
 	$(BIN)/python -m bench.time_to_return $(BENCH_PEERS) --json bench/results/time_to_return.json
+
+# Every algorithm in two games over three seeds, and what an off-policy round costs beside torch: an hour or two.
+bench-algorithms: .venv/.dev
+	$(BIN)/python -m bench.algorithms $(BENCH_PEERS) --json bench/results/algorithms.json
+	$(BIN)/python -m bench.off_policy_step --json bench/results/off_policy_step.json
 
 bench-peers: .venv/.dev
 	$(BIN)/python -m bench.peers.install rllib benchmarl jaxmarl

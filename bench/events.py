@@ -1,7 +1,8 @@
 """What a measured program says on stdout: one JSON object per training iteration.
 
 `{"event": "iteration", "env_steps": 4000, "wall_s": 3.1, "return": null}`: env steps sampled so far, seconds since
-the process was started (without evaluations), and the greedy return per agent if this iteration was evaluated.
+the process was started (without evaluations), and the greedy return per agent if this iteration was evaluated. At the
+end, where it was asked for, `{"event": "sides", "above_chance": {"agent": 3.1}}`.
 Standard library only.
 """
 
@@ -11,10 +12,10 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from bench.task import TASK
+from bench.task import ALGORITHMS, GAMES, TASK
 
 Evaluate = Callable[[int], float]
 """Seed of the episodes → undiscounted greedy return per agent."""
@@ -35,6 +36,9 @@ class Options:
     """Unix time at which the process was started."""
     threads: int
     """Threads of the numerical library, per process."""
+    algorithm: str = "ippo"
+    game: str = "spread"
+    """One of `bench.task.GAMES`."""
 
 
 def options(description: str) -> Options:
@@ -46,8 +50,19 @@ def options(description: str) -> Options:
     parser.add_argument("--stop-return", type=float, default=None, help="stop at this greedy return per agent")
     parser.add_argument("--started", type=float, default=time.time(), help="Unix time of the process's start")
     parser.add_argument("--threads", type=int, default=1, help="threads of the numerical library, per process")
+    parser.add_argument("--algorithm", default="ippo", choices=ALGORITHMS, help="where the program offers several")
+    parser.add_argument("--game", default="spread", choices=sorted(GAMES), help="likewise")
     given = parser.parse_args()
-    return Options(given.env_steps, given.seed, given.eval, given.stop_return, given.started, given.threads)
+    return Options(
+        env_steps=given.env_steps,
+        seed=given.seed,
+        eval_every=given.eval,
+        stop_return=given.stop_return,
+        started_s=given.started,
+        threads=given.threads,
+        algorithm=given.algorithm,
+        game=given.game,
+    )
 
 
 class Events:
@@ -81,6 +96,10 @@ class Events:
         self._evaluating_s += time.time() - ended_s
         event = {"event": "iteration", "env_steps": self._env_steps, "wall_s": round(wall_s, 4), "return": reached}
         os.write(self._out, f"{json.dumps(event)}\n".encode())
+
+    def sides(self, above_chance: Mapping[str, float]) -> None:
+        """Report what each agent class has learned: its greedy return against chance, above that of chance."""
+        os.write(self._out, f"{json.dumps({'event': 'sides', 'above_chance': dict(above_chance)})}\n".encode())
 
     @property
     def _is_evaluated(self) -> bool:

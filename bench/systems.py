@@ -97,18 +97,30 @@ class Job:
     """Unix time at which the command was started."""
     records: list[Row]
     """The lines of its `rounds.jsonl`."""
+    summary: Row
+    """What it printed in the end."""
 
 
-def marless_job(settings: Mapping[str, object], timeout_s: float, watch: Watch = lambda _: None) -> Job:
-    """Run `marless train` on the spread example with whole sections replaced; raises BenchError if it fails."""
+def marless_job(
+    settings: Mapping[str, object],
+    timeout_s: float,
+    watch: Watch = lambda _: None,
+    look: Callable[[Path], None] = lambda _: None,
+) -> Job:
+    """Run `marless train` on the spread example with whole sections replaced; raises BenchError if it fails.
+
+    `look` is shown the run folder before it is removed.
+    """
     command = [str(MARLESS), "train", str(ROOT / "examples" / "spread.yaml"), "-o", "json"]
     sets = [part for section, value in settings.items() for part in ("--set", f"{section}={json.dumps(value)}")]
     with tempfile.TemporaryDirectory(prefix="marless-bench-") as folder:
         output = harness.run([*command, *sets], timeout_s=timeout_s, cwd=Path(folder), watch=watch)
         if not output.lines:
             raise harness.BenchError(f"marless train did not end within {timeout_s} s")
-        records = Path(folder, output.lines[-1]["run_dir"], "rounds.jsonl").read_text(encoding="utf-8")
-    return Job(output.started_s, harness.json_lines(records.splitlines()))
+        run_dir = Path(folder, output.lines[-1]["run_dir"])
+        records = (run_dir / "rounds.jsonl").read_text(encoding="utf-8")
+        look(run_dir)
+    return Job(output.started_s, harness.json_lines(records.splitlines()), output.lines[-1])
 
 
 def settings(request: Request) -> dict[str, object]:

@@ -5,6 +5,7 @@ Standard library only: peers' interpreters, which know nothing of marless, impor
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -42,3 +43,46 @@ class Task:
 
 
 TASK = Task()
+
+
+@dataclass(frozen=True)
+class Game:
+    """A game that algorithms are compared in, as mpe2 and marless name it; episodes of `TASK.episode_steps`."""
+
+    peer: str
+    """Module of mpe2."""
+    peer_options: Mapping[str, object]
+    ours: str
+    our_options: Mapping[str, object]
+    groups: Mapping[str, int]
+    """Agent classes and how many agents each has; `agent_0` and so on."""
+
+    def agents(self, group: str) -> tuple[str, ...]:
+        """Names of a class's agents."""
+        return tuple(f"{group}_{i}" for i in range(self.groups[group]))
+
+
+GAMES: Mapping[str, Game] = {
+    "spread": Game(
+        "simple_spread_v3",
+        {"N": TASK.agents, "local_ratio": TASK.local_ratio},
+        "mpe/simple_spread",
+        {"agents": TASK.agents, "local_ratio": TASK.local_ratio},
+        {"agent": TASK.agents},
+    ),
+    "adversary": Game(
+        "simple_adversary_v3", {"N": 2}, "mpe/simple_adversary", {"agents": 2}, {"adversary": 1, "agent": 2}
+    ),
+}
+
+CONTINUOUS = ("maddpg", "iddpg")
+"""Algorithms that get the continuous actions of a game."""
+ON_POLICY = ("ippo", "mappo")
+ALGORITHMS = (*ON_POLICY, "iql", "vdn", "qmix", *CONTINUOUS)
+OFF_POLICY_COPIES = 16
+"""Environment copies of algorithms that learn from a replay: a round is an episode of each."""
+
+
+def iteration_env_steps(algorithm: str) -> int:
+    """Env steps between updates: many for algorithms that throw them away, few for those that remember them."""
+    return TASK.iteration_env_steps if algorithm in ON_POLICY else OFF_POLICY_COPIES * TASK.episode_steps

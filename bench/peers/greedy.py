@@ -2,42 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from importlib import import_module
 
 import numpy as np
-from mpe2 import simple_spread_v3
 from numpy.typing import NDArray
+from pettingzoo import ParallelEnv
 
-from bench.task import TASK
+from bench.task import GAMES, TASK, Game
 
 Act = Callable[[NDArray[np.float32]], NDArray[np.integer]]
 """Observations float32 [N, B, O] → actions int [N, B], greedy."""
+GroupsAct = Callable[[Mapping[str, NDArray[np.float32]]], Mapping[str, NDArray[np.generic]]]
+"""The same of all agent classes, by name; continuous actions are float [N, B, A]."""
 
 
-def make_env() -> simple_spread_v3.parallel_env:
-    """One copy of the task's environment, discrete actions."""
-    return simple_spread_v3.parallel_env(
-        N=TASK.agents, local_ratio=TASK.local_ratio, max_cycles=TASK.episode_steps, continuous_actions=False
-    )
+def make_env(game: Game = GAMES["spread"], *, continuous: bool = False) -> ParallelEnv:
+    """One copy of a game."""
+    module = import_module(f"mpe2.{game.peer}")
+    return module.parallel_env(**game.peer_options, max_cycles=TASK.episode_steps, continuous_actions=continuous)
+
+
+class Evaluation:
+    """Plays whole episodes of a game; holds one environment copy per episode, made when first needed."""
+
+    def __init__(self, game: Game, *, continuous: bool) -> None:
+        self._game = game
+        self._continuous = continuous
+
+    @cached_property
+    def _envs(self) -> list[ParallelEnv]:
+        return [make_env(self._game, continuous=self._continuous) for _ in range(TASK.evaluation_episodes)]
+
+    def __call__(self, act: GroupsAct, seed: int, chance: Sequence[str] = ()) -> dict[str, float]:
+        """Undiscounted return per agent of each class, mean over episodes; classes in `chance` act at random.
+
+        Episodes start alike for equal seeds.
+        """
+        starts = [env.reset(seed=seed * len(self._envs) + i)[0] for i, env in enumerate(self._envs)]
+        rng, seen = np.random.default_rng(seed), starts
+        total = dict.fromkeys(self._game.groups, 0.0)
+        for _ in range(TASK.episode_steps):
+            obs = {group: self._stacked(seen, group) for group in self._game.groups}
+            actions = {**act(obs), **{group: self._random(group, rng) for group in chance}}
+            for i, env in enumerate(self._envs):
+                seen[i], rewards, _, _, _ = env.step(self._of(actions, i))
+                for group in total:
+                    total[group] += sum(rewards[agent] for agent in self._game.agents(group))
+        played = len(self._envs)
+        return {group: float(total[group]) / (self._game.groups[group] * played) for group in total}
+
+    def above_chance(self, act: GroupsAct, seed: int) -> dict[str, float]:
+        """What each class earns against chance, above what chance earns in its place."""
+        groups = tuple(self._game.groups)
+        chance = self(act, seed, chance=groups)
+        return {
+            group: self(act, seed, chance=[each for each in groups if each != group])[group] - chance[group]
+            for group in groups
+        }
+
+    def _stacked(self, seen: Sequence[Mapping[str, NDArray[np.float32]]], group: str) -> NDArray[np.float32]:
+        return np.array([[obs[agent] for obs in seen] for agent in self._game.agents(group)], dtype=np.float32)
+
+    def _random(self, group: str, rng: np.random.Generator) -> NDArray[np.generic]:
+        shape = (self._game.groups[group], len(self._envs))
+        return rng.random((*shape, 5), dtype=np.float32) if self._continuous else rng.integers(5, size=shape)
+
+    def _of(self, actions: Mapping[str, NDArray[np.generic]], copy: int) -> dict[str, object]:
+        found: dict[str, object] = {}
+        for group, action in actions.items():
+            for n, agent in enumerate(self._game.agents(group)):
+                found[agent] = action[n, copy] if self._continuous else int(action[n, copy])
+        return found
 
 
 class GreedyEvaluation:
-    """Holds one environment copy per episode, made when first needed."""
+    """Of the task that systems are compared on."""
 
-    @cached_property
-    def _envs(self) -> list[simple_spread_v3.parallel_env]:
-        return [make_env() for _ in range(TASK.evaluation_episodes)]
+    def __init__(self) -> None:
+        self._evaluation = Evaluation(GAMES["spread"], continuous=False)
 
     def __call__(self, act: Act, seed: int) -> float:
         """Undiscounted return per agent, mean over agents and episodes."""
-        agents = self._envs[0].possible_agents
-        seen = [env.reset(seed=seed * len(self._envs) + i)[0] for i, env in enumerate(self._envs)]
-        total = 0.0
-        for _ in range(TASK.episode_steps):
-            action_NB = act(np.array([[obs[agent] for obs in seen] for agent in agents], dtype=np.float32))
-            for i, env in enumerate(self._envs):
-                chosen = {agent: int(action_NB[n, i]) for n, agent in enumerate(agents)}
-                seen[i], rewards, _, _, _ = env.step(chosen)
-                total += sum(rewards.values())
-        return float(total) / (len(agents) * len(self._envs))
+        return self._evaluation(lambda seen: {"agent": act(seen["agent"])}, seed)["agent"]

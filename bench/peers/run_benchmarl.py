@@ -1,15 +1,16 @@
-"""BenchMARL's IPPO on the task: nets per agent, 16 environment copies stepped serially (in parallel is slower)."""
+"""BenchMARL's algorithms: nets per agent, 16 environment copies stepped serially (in parallel is slower)."""
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 import numpy as np
 import torch
-from benchmarl.algorithms import IppoConfig
+from benchmarl.algorithms import algorithm_config_registry
+from benchmarl.algorithms.common import AlgorithmConfig
 from benchmarl.environments.pettingzoo.common import PettingZooClass
 from benchmarl.experiment import Callback, Experiment, ExperimentConfig
 from benchmarl.models.mlp import MlpConfig
@@ -19,22 +20,45 @@ from torchrl.envs import EnvBase, PettingZooWrapper
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from bench.events import Events, Options, options
-from bench.peers.greedy import GreedyEvaluation, make_env
-from bench.task import TASK
+from bench.peers.greedy import Evaluation, make_env
+from bench.task import CONTINUOUS, GAMES, OFF_POLICY_COPIES, ON_POLICY, TASK, Game, iteration_env_steps
 
-GROUP = "agent"
 COPIES = 16
+OFF_POLICY_BATCH = 800
+"""Env steps drawn for a gradient step; it takes one per `TASK.episode_steps` env steps. What served it best."""
+EXPLORED_ENV_STEPS = 50_000
+"""Env steps over which ε falls from 1 to 0.05."""
 
 
-class Spread(PettingZooClass):
+class Mpe2(PettingZooClass):
     """BenchMARL's own PettingZoo task, with the environment taken from mpe2, where it lives today."""
+
+    def __init__(self, game: Game) -> None:
+        super().__init__(game.peer, {"task": game.peer, "max_cycles": TASK.episode_steps})
+        self._game = game
+
+    def supports_continuous_actions(self) -> bool:
+        """Every game does."""
+        return True
+
+    def supports_discrete_actions(self) -> bool:
+        """Every game does."""
+        return True
+
+    def has_state(self) -> bool:
+        """Every game has one."""
+        return True
 
     def get_env_fun(
         self, num_envs: int, continuous_actions: bool, seed: int | None, device: str
     ) -> Callable[[], EnvBase]:
         """One copy; BenchMARL asks for as many as it wants."""
         return lambda: PettingZooWrapper(
-            make_env(), categorical_actions=True, return_state=True, seed=seed, device=device
+            make_env(self._game, continuous=continuous_actions),
+            categorical_actions=True,
+            return_state=True,
+            seed=seed,
+            device=device,
         )
 
 
@@ -45,29 +69,41 @@ class FinishedError(Exception):
 class Report(Callback):
     """Tells our events of every iteration."""
 
-    def __init__(self, events: Events) -> None:
+    def __init__(self, events: Events, run: Options) -> None:
         super().__init__()
-        self._events = events
-        self._evaluation = GreedyEvaluation()
+        self._events, self._game = events, GAMES[run.game]
+        self._evaluation = Evaluation(self._game, continuous=run.algorithm in CONTINUOUS)
+        self._env_steps = iteration_env_steps(run.algorithm)
 
     def on_train_end(self, training_td: TensorDictBase, group: str) -> None:
-        """The policies of the group (all agents) have been updated."""
-        self._events.iteration(lambda seed: self._evaluation(self._act, seed))
+        """The policies of a group have been updated; those of the last one end the iteration."""
+        if group != list(self.experiment.group_map)[-1]:
+            return
+        self._events.iteration(self._return, self._env_steps)
         if self._events.finished:
+            if len(self._game.groups) > 1:
+                self._events.sides(self._evaluation.above_chance(self._act, seed=0))
             raise FinishedError
 
-    def _act(self, obs_NBO: NDArray[np.float32]) -> NDArray[np.int64]:
-        obs_BNO = torch.from_numpy(obs_NBO.swapaxes(0, 1).copy())
-        seen = TensorDict({GROUP: TensorDict({"observation": obs_BNO}, obs_BNO.shape[:2])}, obs_BNO.shape[:1])
+    def _return(self, seed: int) -> float:
+        found = self._evaluation(self._act, seed)
+        return sum(found[group] * size for group, size in self._game.groups.items()) / sum(self._game.groups.values())
+
+    def _act(self, obs: Mapping[str, NDArray[np.float32]]) -> dict[str, NDArray[np.generic]]:
+        seen, batch = {}, next(iter(obs.values())).shape[1:2]
+        for group, obs_NBO in obs.items():
+            obs_BNO = torch.from_numpy(obs_NBO.swapaxes(0, 1).copy())
+            seen[group] = TensorDict({"observation": obs_BNO}, obs_BNO.shape[:2])
         with torch.no_grad(), set_exploration_type(ExplorationType.DETERMINISTIC):
-            return self.experiment.policy(seen)[GROUP, "action"].numpy().swapaxes(0, 1)
+            done = self.experiment.policy(TensorDict(seen, batch))
+        return {group: done[group, "action"].numpy().swapaxes(0, 1) for group in obs}
 
 
 def experiment_config(run: Options, folder: str) -> ExperimentConfig:
     """The task's hyper-parameters in BenchMARL's words; logging, rendering and its own evaluation are off."""
     config = ExperimentConfig.get_from_yaml()
     config.share_policy_params = False
-    config.prefer_continuous_actions = False
+    config.prefer_continuous_actions = run.algorithm in CONTINUOUS
     config.gamma = TASK.gamma
     config.lr = TASK.learning_rate
     config.clip_grad_val = TASK.max_grad_norm
@@ -76,6 +112,13 @@ def experiment_config(run: Options, folder: str) -> ExperimentConfig:
     config.on_policy_n_envs_per_worker = COPIES
     config.on_policy_n_minibatch_iters = TASK.epochs
     config.on_policy_minibatch_size = TASK.minibatch_env_steps
+    config.off_policy_collected_frames_per_batch = iteration_env_steps(run.algorithm)
+    config.off_policy_n_envs_per_worker = OFF_POLICY_COPIES
+    config.off_policy_n_optimizer_steps = iteration_env_steps(run.algorithm) // TASK.episode_steps
+    config.off_policy_train_batch_size = OFF_POLICY_BATCH
+    config.exploration_eps_init = 1.0
+    config.exploration_eps_end = 0.05
+    config.exploration_anneal_frames = EXPLORED_ENV_STEPS
     config.evaluation = False
     config.render = False
     config.loggers = []
@@ -84,14 +127,16 @@ def experiment_config(run: Options, folder: str) -> ExperimentConfig:
     return config
 
 
-def algorithm_config() -> IppoConfig:
-    """IPPO with a critic per agent."""
-    config = IppoConfig.get_from_yaml()
-    config.share_param_critic = False
-    config.clip_epsilon = TASK.clip
-    config.entropy_coef = TASK.entropy_weight
-    config.critic_coef = TASK.value_weight
-    config.lmbda = TASK.gae_lambda
+def algorithm_config(name: str) -> AlgorithmConfig:
+    """With a critic per agent; PPO with the task's settings, others with BenchMARL's own."""
+    config = algorithm_config_registry[name].get_from_yaml()
+    if hasattr(config, "share_param_critic"):
+        config.share_param_critic = False
+    if name in ON_POLICY:
+        config.clip_epsilon = TASK.clip
+        config.entropy_coef = TASK.entropy_weight
+        config.critic_coef = TASK.value_weight
+        config.lmbda = TASK.gae_lambda
     return config
 
 
@@ -106,16 +151,16 @@ def main() -> None:
     torch.set_num_threads(run.threads)
     os.environ["OMP_NUM_THREADS"] = str(run.threads)
     events = Events(run)
-    task = Spread("SIMPLE_SPREAD", {"task": "simple_spread_v3", "max_cycles": TASK.episode_steps})
+    task = Mpe2(GAMES[run.game])
     with tempfile.TemporaryDirectory() as folder:
         experiment = Experiment(
             task=task,
-            algorithm_config=algorithm_config(),
+            algorithm_config=algorithm_config(run.algorithm),
             model_config=model_config(),
             critic_model_config=model_config(),
             seed=run.seed,
             config=experiment_config(run, folder),
-            callbacks=[Report(events)],
+            callbacks=[Report(events, run)],
         )
         # BenchMARL closes the experiment before it raises again.
         with suppress(FinishedError):

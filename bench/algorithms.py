@@ -1,0 +1,240 @@
+"""Every algorithm in spread and adversary, over seeds: what it learned in equally many env steps, and how soon.
+
+`python -m bench.algorithms --peers benchmarl --json algorithms.json`; `--algorithms iql,vdn --games spread` for some of
+them. marless runs as one gets it, algorithm and model at their defaults. MADDPG and IDDPG get continuous actions, the
+others discrete ones; algorithms that add up all agents' rewards are left out where rewards compete.
+
+Where sides compete, their mean return says nothing: what counts is each side's greedy return against chance, above that
+of chance in its place. Evaluations run on marless's clock, and off BenchMARL's.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from argparse import ArgumentTypeError
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench import harness
+from bench.harness import Row, spread
+from bench.peers import install
+from bench.systems import Curve, crossing, marless_job, points, rounds
+from bench.task import ALGORITHMS, CONTINUOUS, GAMES, OFF_POLICY_COPIES, ON_POLICY, TASK, iteration_env_steps
+from marless.comparison.statistics import Estimate, interquartile_mean
+
+TEAM_ONLY = ("vdn", "qmix")
+"""They maximise the sum of all rewards, which competing sides make meaningless."""
+EVALUATION_ENV_STEPS = 12_000
+"""Env steps between greedy evaluations, for every algorithm and system."""
+PEERS = ("benchmarl",)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One training run."""
+
+    game: str
+    algorithm: str
+    seed: int
+    env_steps: int
+    timeout_s: float
+
+    @property
+    def eval_every(self) -> int:
+        """Rounds between evaluations."""
+        return max(EVALUATION_ENV_STEPS // iteration_env_steps(self.algorithm), 1)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of it."""
+
+    curve: Curve
+    random: float | None = None
+    """What chance scores, where the run measured it."""
+    sides: Mapping[str, float] = field(default_factory=dict)
+    """By agent class, where sides compete: return against chance, above that of chance."""
+
+    @property
+    def final(self) -> float:
+        """The last greedy return per agent; raises ValueError if there was no evaluation."""
+        greedy = [point.greedy_return for point in self.curve if point.greedy_return is not None]
+        if not greedy:
+            raise ValueError("a run without an evaluation has no final return")
+        return greedy[-1]
+
+
+Run = Callable[[Request], Outcome]
+
+
+def settings(request: Request) -> dict[str, object]:
+    """A run in marless's words. A round is as long as its algorithm wants it; all else is left at its default."""
+    game = GAMES[request.game]
+    on_policy = request.algorithm in ON_POLICY
+    copies = TASK.iteration_env_steps // TASK.episode_steps // 2 if on_policy else OFF_POLICY_COPIES
+    return {
+        "seed": request.seed,
+        "env": {
+            "name": game.ours,
+            "options": {**game.our_options, "continuous_actions": request.algorithm in CONTINUOUS},
+        },
+        "algorithm": {"name": request.algorithm},
+        "actors": {"count": 2 if on_policy else 1, "envs": copies, "steps": TASK.episode_steps},
+        "sharing": {"name": "fixed", "groups": "independent"},
+        "evaluation": {"every": request.eval_every, "episodes": TASK.evaluation_episodes},
+        "learner": {"device": "cpu"},
+        "stop": {"env_steps": request.env_steps},
+    }
+
+
+def marless(request: Request) -> Outcome:
+    """Train with the command `marless train`, all services started and within its time."""
+    sides: dict[str, float] = {}
+
+    def look(run_dir: Path) -> None:
+        if len(GAMES[request.game].groups) > 1:
+            sides.update(above_chance(run_dir))
+
+    job = marless_job(settings(request), request.timeout_s, look=look)
+    return Outcome(rounds(job.records, job.started_s), job.summary["random_return"], sides)
+
+
+def above_chance(run_dir: Path) -> dict[str, float]:
+    """What each side of a finished job learned."""
+    from marless import load_policy
+    from marless.policies.sides import against_chance
+
+    found = against_chance(load_policy(run_dir), episodes=TASK.evaluation_episodes, seed=0)
+    return {name: side.greedy - side.chance for name, side in found.items()}
+
+
+def peer(name: str) -> Run:
+    """How to train with a peer's program."""
+
+    def run(request: Request) -> Outcome:
+        options: dict[str, object] = {
+            "--env-steps": request.env_steps,
+            "--seed": request.seed,
+            "--eval": request.eval_every,
+            "--started": time.time(),
+            "--algorithm": request.algorithm,
+            "--game": request.game,
+        }
+        flags = [str(part) for option in options.items() for part in option]
+        command: list[str | Path] = [install.interpreter(name), "-m", f"bench.peers.run_{name}", *flags]
+        lines = harness.run(command, timeout_s=request.timeout_s).lines
+        sides: Mapping[str, float] = next((line["above_chance"] for line in lines if line.get("event") == "sides"), {})
+        return Outcome(points(lines), sides=sides)
+
+    return run
+
+
+def row(game: str, algorithm: str, system: str, outcomes: Sequence[Outcome], target: float) -> Row:
+    """One line of the table."""
+    reached = [crossing(outcome.curve, target) for outcome in outcomes]
+    there = [point.env_steps for point in reached if point.env_steps]
+    ends = [outcome.curve[-1] for outcome in outcomes]
+    random = [outcome.random for outcome in outcomes if outcome.random is not None]
+    found: Row = {
+        "game": game,
+        "algorithm": algorithm,
+        "system": system,
+        "env steps": spread([end.env_steps for end in ends]).median,
+        "greedy return": shown(interquartile_mean([[outcome.final for outcome in outcomes]])),
+        "random": round(spread(random).median, 1) if random else "",
+        "wall-clock (s)": spread([end.wall_s for end in ends]).cell(1),
+    }
+    competing = len(GAMES[game].groups) > 1
+    return found | {
+        f"env steps to {target:g}": "" if competing else round(spread(there).median) if there else None,
+        f"seconds to {target:g}": "" if competing else spread([point.wall_s for point in reached]).cell(1),
+        "seeds there": "" if competing else f"{len(there)} of {len(outcomes)}",
+        "above chance, by side": _sides(outcomes) if competing else "",
+    }
+
+
+def _sides(outcomes: Sequence[Outcome]) -> str:
+    names = outcomes[0].sides
+    each = {name: interquartile_mean([[outcome.sides[name] for outcome in outcomes]]) for name in names}
+    return ", ".join(f"{name} {shown(estimate, signed=True)}" for name, estimate in each.items())
+
+
+def shown(estimate: Estimate, *, signed: bool = False) -> str:
+    """An interquartile mean with its interval."""
+    mean = f"{estimate.mean:+.2f}" if signed else f"{estimate.mean:.2f}"
+    return mean if estimate.low is None else f"{mean} [{estimate.low:.2f}, {estimate.high:.2f}]"
+
+
+def headline(results: Mapping[tuple[str, str, str], Sequence[Outcome]], target: float) -> Row:
+    """By algorithm in spread: marless's interquartile mean, and how many times sooner than each peer it is there."""
+    found: Row = {}
+    for (game, algorithm, system), ours in results.items():
+        if (game, system) == ("spread", "marless"):
+            seconds = {s: _seconds(of, target) for (g, a, s), of in results.items() if (g, a) == (game, algorithm)}
+            mine = seconds.pop("marless")
+            found[algorithm] = {
+                "greedy_return": round(interquartile_mean([[each.final for each in ours]]).mean, 2),
+                "seconds": round(mine, 1) if math.isfinite(mine) else None,
+                "times_sooner_than": {
+                    s: round(other / mine, 1) for s, other in seconds.items() if math.isfinite(other)
+                },
+            }
+    return found
+
+
+def _seconds(outcomes: Sequence[Outcome], target: float) -> float:
+    return spread([crossing(outcome.curve, target).wall_s for outcome in outcomes]).median
+
+
+def names(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+    """Read comma-separated names; refuses unknown ones."""
+
+    def read(text: str) -> tuple[str, ...]:
+        chosen = tuple(part for part in text.split(",") if part)
+        if unknown := [part for part in chosen if part not in known]:
+            raise ArgumentTypeError(f"unknown: {', '.join(unknown)}; known: {', '.join(known)}")
+        return chosen
+
+    return read
+
+
+def plays(game: str, algorithm: str) -> bool:
+    """True if the algorithm can learn the game."""
+    return algorithm not in TEAM_ONLY or len(GAMES[game].groups) == 1
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = harness.parser(__doc__, runs=3)
+    parser.add_argument("--peers", type=names(PEERS), default=(), help="comma-separated: benchmarl")
+    parser.add_argument(
+        "--algorithms", type=names(ALGORITHMS), default=ALGORITHMS, help="comma-separated; default: all"
+    )
+    parser.add_argument("--games", type=names(tuple(GAMES)), default=tuple(GAMES), help="comma-separated; default: all")
+    parser.add_argument("--env-steps", type=int, default=120_000, help="of each run")
+    parser.add_argument("--target", type=float, default=TASK.target_return, help="greedy return per agent in spread")
+    parser.add_argument("--limit-s", type=float, default=1200.0, help="give up a run after this many seconds")
+    args = parser.parse_args()
+    about = harness.machine()
+    systems: dict[str, Run] = {"marless": marless}
+    for name in args.peers:
+        if not install.installed(name):
+            sys.exit(f"{name} is not installed: python -m bench.peers.install {name}")
+        systems[name] = peer(name)
+    results: dict[tuple[str, str, str], list[Outcome]] = {}
+    for game, algorithm in ((g, a) for g in args.games for a in args.algorithms if plays(g, a)):
+        for seed in range(args.runs):
+            request = Request(game, algorithm, seed, args.env_steps, args.limit_s)
+            for name, run in systems.items():
+                outcome = run(request)
+                results.setdefault((game, algorithm, name), []).append(outcome)
+                harness.say(f"{game} {algorithm} seed {seed}: {name}: {outcome.final:.2f} {dict(outcome.sides) or ''}")
+    rows = [row(*key, outcomes, args.target) for key, outcomes in results.items()]
+    harness.report("algorithms", about, rows, headline(results, args.target), args.json)
+
+
+if __name__ == "__main__":
+    main()

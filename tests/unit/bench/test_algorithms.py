@@ -1,0 +1,75 @@
+"""What the comparison of algorithms computes from runs, and the jobs that it asks for."""
+
+from argparse import ArgumentTypeError
+
+import pytest
+
+from bench import algorithms
+from bench.algorithms import Outcome, Request, headline, names, plays, row, settings
+from bench.systems import Point
+from bench.task import ALGORITHMS, GAMES
+from marless import spec
+
+
+def outcome(final: float, *, reached_s: float | None = None, sides=None) -> Outcome:
+    """A run of two evaluations, the first at `reached_s` seconds and already past −21."""
+    first = Point(12_000, reached_s or 5.0, -20.0 if reached_s else -25.0)
+    return Outcome((first, Point(16_000, 6.0, None), Point(24_000, 9.0, final)), -26.0, sides or {})
+
+
+def test_a_row_of_a_cooperative_game():
+    found = row("spread", "vdn", "marless", [outcome(-19.0, reached_s=4.0), outcome(-23.0)], -21.0)
+    assert found["greedy return"] == "-21.00 [-23.00, -19.00]"
+    assert (found["env steps"], found["random"], found["seeds there"]) == (24_000, -26.0, "1 of 2")
+    assert found["env steps to -21"] == 12_000
+    assert found["seconds to -21"] == {"median": None, "min": 4.0, "max": None}  # one never came
+    assert found["wall-clock (s)"]["median"] == 9.0
+    assert found["above chance, by side"] == ""
+
+
+def test_a_row_of_a_game_of_two_sides():
+    sides = [{"adversary": 2.0, "agent": 1.0}, {"adversary": 4.0, "agent": -1.0}]
+    found = row("adversary", "iql", "marless", [outcome(-9.0, sides=each) for each in sides], -21.0)
+    assert found["above chance, by side"] == "adversary +3.00 [2.00, 4.00], agent +0.00 [-1.00, 1.00]"
+    assert (found["env steps to -21"], found["seeds there"]) == ("", "")
+
+
+def test_the_headline_says_how_many_times_sooner():
+    results = {
+        ("spread", "iql", "marless"): [outcome(-20.0, reached_s=4.0)],
+        ("spread", "iql", "benchmarl"): [outcome(-20.0, reached_s=60.0)],
+        ("spread", "vdn", "marless"): [outcome(-24.0)],
+        ("spread", "vdn", "benchmarl"): [outcome(-24.0)],
+        ("adversary", "iql", "marless"): [outcome(0.0)],
+    }
+    assert headline(results, -21.0) == {
+        "iql": {"greedy_return": -20.0, "seconds": 4.0, "times_sooner_than": {"benchmarl": 15.0}},
+        "vdn": {"greedy_return": -24.0, "seconds": None, "times_sooner_than": {}},
+    }
+
+
+def test_a_run_that_was_never_evaluated_has_no_return():
+    with pytest.raises(ValueError, match="no final return"):
+        _ = Outcome((Point(400, 1.0, None),)).final
+
+
+def test_sums_of_rewards_are_left_out_where_rewards_compete():
+    assert [a for a in ALGORITHMS if not plays("adversary", a)] == list(algorithms.TEAM_ONLY)
+    assert all(plays("spread", a) for a in ALGORITHMS)
+
+
+@pytest.mark.parametrize("game", GAMES)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_job_is_one(game, algorithm):
+    request = Request(game, algorithm, 3, 120_000, 60.0)
+    job = spec.parse({"name": "bench", **settings(request)}, "test")
+    assert (job.seed, job.stop.env_steps) == (3, 120_000)
+    per_round = job.actors.count * job.actors.envs * job.actors.steps
+    assert per_round * job.evaluation.every == 12_000
+    assert job.env.options["continuous_actions"] is (algorithm in ("maddpg", "iddpg"))
+
+
+def test_unknown_names_are_refused():
+    assert names(("a", "b"))("b,a") == ("b", "a")
+    with pytest.raises(ArgumentTypeError, match="unknown: c; known: a, b"):
+        names(("a", "b"))("a,c")
