@@ -141,9 +141,9 @@ def _actions_before(table: Table, index_NS: NDArray[np.intp], agent_class: Agent
 
 def _seeing_last_action(state: Acting) -> Acting:
     """The same policy, to whom the last action is a part of the observation: its rows follow those at once."""
-    inputs = replace(Inputs.parse(state.metadata), last_action=False)
-    kept = {key: text for key, text in state.metadata.items() if key not in ("inputs", "agents")}
-    return ActingState(state.acting, kept | inputs.metadata())
+    inputs = Inputs.parse(state.metadata)
+    kept = {key: text for key, text in state.metadata.items() if key not in inputs.metadata()}
+    return ActingState(state.acting, kept | replace(inputs, last_action=False).metadata())
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # it would bring pydantic into actors
     from marless.algos.base import ModelSpec
 
 Arrays = Mapping[str, NDArray[np.generic]]
-_WAY = ("kind", "activation", "action", "acts", "inputs", "agents")
+_WAY = ("kind", "activation", "action", "acts", "inputs", "ids")
 """What policies of one class must have in common, of their metadata."""
 _NOT_BEGUN = -1
 

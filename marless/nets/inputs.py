@@ -32,18 +32,18 @@ class Inputs:
         """Read what `metadata` wrote; raises CorruptError for anything else."""
         first, *more = metadata.get("inputs", _OBS).split("+")
         try:
-            known = json.loads(metadata["agents"]) if _ID in more else []
+            known = json.loads(metadata["ids"]) if _ID in more else []
         except (KeyError, ValueError):
             known = None
         found = cls(_LAST_ACTION in more, tuple(known) if isinstance(known, list) else ())
         if known is None or first != _OBS or more != found._names():
-            raise CorruptError(f"policy state: inputs {metadata.get('inputs')!r} of agents {metadata.get('agents')!r}")
+            raise CorruptError(f"policy state: inputs {metadata.get('inputs')!r} with ids {metadata.get('ids')!r}")
         return found
 
     def metadata(self) -> dict[str, str]:
         """What of a state's metadata says this; nothing if nets see observations alone."""
         names = self._names()
-        ids = {"agents": json.dumps(self.known)} if self.known else {}
+        ids = {"ids": json.dumps(self.known)} if self.known else {}
         return {"inputs": "+".join([_OBS, *names]), **ids} if names else {}
 
     def extra(self, action: Discrete | Box) -> int:

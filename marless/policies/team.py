@@ -56,7 +56,10 @@ class Team:
         anew_B = np.asarray(copies, np.bool_)
         for agent, batch in self._begun.items():
             if anew_B.shape != (batch,):
-                raise SpecError(f"{agent} acts in {batch} copies; copies that begin anew are of shape {anew_B.shape}")
+                raise SpecError(
+                    f"copies that begin anew must be of shape [{batch}], as {agent} acts in so many, "
+                    f"got {list(anew_B.shape)}"
+                )
         for agent in self._begun:
             self._players[agent].ended(anew_B)
 

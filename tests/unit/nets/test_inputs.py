@@ -21,18 +21,18 @@ def test_metadata_round_trips(inputs: Inputs) -> None:
 
 def test_metadata_of_observations_alone_is_none_as_in_old_states() -> None:
     assert Inputs().metadata() == {}
-    assert EVERY[3].metadata() == {"inputs": "obs+last_action+id", "agents": '["b", "a"]'}
+    assert EVERY[3].metadata() == {"inputs": "obs+last_action+id", "ids": '["b", "a"]'}
 
 
 @pytest.mark.parametrize(
     "metadata",
     [
         {"inputs": "obs+id"},
-        {"inputs": "obs+id", "agents": "a, b"},
-        {"inputs": "obs+id", "agents": "[]"},
-        {"inputs": "obs+id", "agents": '"ab"'},
+        {"inputs": "obs+id", "ids": "a, b"},
+        {"inputs": "obs+id", "ids": "[]"},
+        {"inputs": "obs+id", "ids": '"ab"'},
         {"inputs": "last_action"},
-        {"inputs": "obs+id+last_action", "agents": '["a"]'},
+        {"inputs": "obs+id+last_action", "ids": '["a"]'},
         {"inputs": "obs+more"},
     ],
 )
