@@ -147,14 +147,13 @@ class QTraining(ABC):
         return self._policies
 
     def _note(self, each: Policies, value_PM: Tensor, error_PM: Tensor, weight_PM: Tensor) -> None:
-        """Keep the metrics of a gradient step."""
-        each.seen.append(
-            {
-                "td_loss": td.td_loss(error_PM, weight_PM, self._config.huber),
-                "td_error": (error_PM.abs() * weight_PM).sum(dim=1),
-                "value": (value_PM * weight_PM).sum(dim=1),
-            }
-        )
+        """Keep the metrics of a gradient step, each policy's own or the team's."""
+        found = {
+            "td_loss": td.td_loss(error_PM, weight_PM, self._config.huber),
+            "td_error": (error_PM.abs() * weight_PM).sum(dim=1),
+            "value": (value_PM * weight_PM).sum(dim=1),
+        }
+        each.seen.append({name: number.expand(len(each.names)) for name, number in found.items()})
 
 
 class IndependentTraining(QTraining):
