@@ -28,7 +28,7 @@ JOB = {
     "stop": {"rounds": 3},
 }
 NAMED = {
-    "algorithm": algorithms.algorithm("mappo").config_type,
+    "algorithm": algorithms.algorithm(JOB["algorithm"]["name"]).config_type,
     "scaling": scaling_policies.scaling("gns").config_type,
     "sharing": sharing_policies.sharing("fixed").config_type,
 }
@@ -63,6 +63,20 @@ def everything() -> dict[Path, Schema]:
 
 
 FIELDS = everything()
+
+
+def others() -> dict[tuple[str, Path], Schema]:
+    """The fields of every other algorithm that the first one has not: algorithm and path to the field."""
+    found = {}
+    for name in sorted(algorithms.ALGORITHMS.modules):
+        schema = algorithms.algorithm(name).config_type.model_json_schema()
+        places = {("algorithm", *path): inner for path, inner in fields(schema, schema).items()}
+        known = [at for _, at in found] + list(FIELDS)
+        found |= {(name, at): inner for at, inner in places.items() if at not in known}
+    return found
+
+
+OTHERS = others()
 WORDS = st.text(string.ascii_letters, min_size=1, max_size=8)
 
 
@@ -105,8 +119,8 @@ def out_of_range(schema: Schema) -> st.SearchStrategy[Any] | None:
     return st.one_of(candidates) if candidates else None
 
 
-def broken(path: Path, value: object) -> dict:
-    document = copy.deepcopy(JOB)
+def broken(path: Path, value: object, algorithm: str = "mappo") -> dict:
+    document = copy.deepcopy(JOB) | {"algorithm": {"name": algorithm}}
     *sections, field = path
     inner: dict = document
     for section in sections:
@@ -176,6 +190,24 @@ def test_a_broken_field_is_named_in_one_sentence(refused, path, data):
     sentence = refused(broken(path, value))
     section = f"{path[0]}: " if path[0] in NAMED and path[1:] == ("name",) else "\0"
     assert sentence.startswith((f"{'.'.join(path)}: ", section))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "path"), OTHERS, ids=lambda each: each if isinstance(each, str) else ".".join(each)
+)
+@settings(max_examples=4, deadline=None)
+@given(data=st.data())
+def test_a_broken_field_of_any_algorithm_is_named_in_one_sentence(refused, algorithm, path, data):
+    schema = OTHERS[algorithm, path]
+    kinds = [wrong_type(schema), out_of_range(schema)]
+    value = data.draw(st.one_of([kind for kind in kinds if kind is not None]))
+    assert refused(broken(path, value, algorithm)).startswith(f"{'.'.join(path)}: ")
+
+
+@pytest.mark.parametrize("algorithm", sorted(algorithms.ALGORITHMS.modules))
+def test_an_unknown_field_of_any_algorithm_is_named_in_one_sentence(refused, algorithm):
+    sentence = refused(broken(("algorithm", "nonsense"), 1, algorithm))
+    assert sentence.startswith("algorithm.nonsense: unknown field 'nonsense'")
 
 
 @pytest.mark.parametrize("path", [path for path, schema in FIELDS.items() if schema.get("properties")], ids=".".join)

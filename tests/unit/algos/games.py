@@ -1,0 +1,20 @@
+"""Spaces of games that are like spread but for what a test needs."""
+
+from dataclasses import replace
+
+from marless.envs.base import Box, EnvSpaces
+
+
+def space_of(spaces: EnvSpaces, name: str) -> EnvSpaces:
+    """`continuous`: moves of a box; `unknown`: nobody says whether agents compete; `stateless`: no global state."""
+    match name:
+        case "continuous":
+            moves = Box((-1.0, -1.0), (1.0, 1.0))
+            classes = tuple(replace(each, action=moves) for each in spaces.classes)
+            return replace(spaces, classes=classes)
+        case "unknown":
+            return replace(spaces, rewards="unknown")
+        case "stateless":
+            return replace(spaces, state_size=0)
+        case _:
+            return spaces
