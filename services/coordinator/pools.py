@@ -68,9 +68,10 @@ class Pools:
         reply = await self._learner_pool.call(self._learners.OpenJob, request, timeout_s=CALL_TIMEOUT_S)
         return {version.policy: version.version for version in reply.versions}
 
-    async def close_job(self, job_id: str) -> None:
-        """Let the learner pool forget a job."""
-        await self._learner_pool.call(self._learners.CloseJob, learner_pool_pb2.CloseJobRequest(job=job_id))
+    async def close_job(self, job_id: str, *, keep_replay: bool = False) -> None:
+        """Let the learner pool forget a job, all of it or but for what it remembers of past rounds."""
+        request = learner_pool_pb2.CloseJobRequest(job=job_id, keep_replay=keep_replay)
+        await self._learner_pool.call(self._learners.CloseJob, request)
 
     async def prewarm(self, actors: int) -> None:
         """Tell the actor pool to expect so many actors; returns before their workers are there."""

@@ -84,7 +84,7 @@ class Recovery:
         back_to = checkpoint.progress.round if checkpoint else 0
         self._log.warning("job.versions_lost", rounds=rounds, goes_back_to=back_to)
         if back_to < rounds:
-            await self._forget(present)
+            await self._forget(present, keep_replay=bool(checkpoint))
         elif present.policies:
             await self._drop()
             await self._begin_epoch()
@@ -92,9 +92,9 @@ class Recovery:
             await self.snapshots.restore(checkpoint, self.epoch)
         await to_the_end(self._journal.cut, back_to)
 
-    async def _forget(self, present: Listing) -> None:
-        """Have neither the learner pool nor the store know anything of the job."""
-        await self._pools.close_job(self._id)
+    async def _forget(self, present: Listing, *, keep_replay: bool = False) -> None:
+        """Have neither the learner pool nor the store know anything of the job, but for rounds it may need again."""
+        await self._pools.close_job(self._id, keep_replay=keep_replay)
         if present.policies:
             await self._drop()
             await self._begin_epoch()

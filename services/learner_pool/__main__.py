@@ -17,13 +17,14 @@ from marless.rpc.workers.launcher import LocalLauncher
 from services.learner_pool.config import Config, parse
 from services.learner_pool.figures import figures
 from services.learner_pool.intake import Intake
+from services.learner_pool.replays import Replays
 from services.learner_pool.servicer import LearnerPoolServicer
 from services.learner_pool.updates import Updates
 
 
 @asynccontextmanager
 async def build(config: Config, address: str) -> AsyncIterator[Service]:
-    """Wire the pool's parts; workers and spool end with the context."""
+    """Wire the pool's parts; workers and waiting trajectories end with the context, replays stay."""
     launcher = LocalLauncher(
         "services.learner_pool.worker",
         ["--pool", address, "--param-store", config.param_store, *config.server.security.arguments()],
@@ -34,14 +35,14 @@ async def build(config: Config, address: str) -> AsyncIterator[Service]:
         dispatcher, launcher, prefix="learner", limit=config.workers, keep_alive_s=config.keep_alive_s, warm=config.warm
     )
     intake = Intake(config.spool, config.spool_bytes)
+    replays = Replays(config.spool, config.param_store, intake, config.replay_keep_s)
     store = Peer(config.param_store, config.server.security, "param_store")
-    updates = Updates(intake, dispatcher, fleet, ParamStore(store))
+    updates = Updates(intake, replays, dispatcher, fleet, ParamStore(store))
     try:
         async with fleet:
             servicer = LearnerPoolServicer(intake, updates, dispatcher)
-            yield Service(
-                servicer.register, fleet.ready, fleet.stop, "LearnerPoolService", partial(figures, dispatcher, intake)
-            )
+            shown = partial(figures, dispatcher, intake, replays)
+            yield Service(servicer.register, fleet.ready, fleet.stop, "LearnerPoolService", shown)
     finally:
         await updates.stop()
         await store.close()

@@ -29,7 +29,9 @@ class Config:
     spool: Path
     """Where trajectories wait for their update; memory-backed if possible."""
     spool_bytes: int
-    """Trajectories beyond this are refused until some have been used."""
+    """Trajectories beyond this, and what replays hold, are refused until some have been used."""
+    replay_keep_s: float = 86400.0
+    """Replays that nobody has used for so long are removed, unless their job is open."""
 
 
 def parse(argv: Sequence[str] | None = None) -> Config:
@@ -41,8 +43,9 @@ def parse(argv: Sequence[str] | None = None) -> Config:
     add_option(parser, "--learner-threads", "0", "torch threads per worker; 0: the cores, shared evenly", at_least(0))
     add_option(parser, "--warm-workers", "0", "workers started with the pool, before anyone asks", at_least(0))
     add_option(parser, "--keep-alive-s", "600", "seconds after which idle workers are released", seconds)
-    add_option(parser, "--spool", _memory_backed(), "directory where trajectories wait for their update")
-    add_option(parser, "--spool-bytes", str(2 * 2**30), "bytes of waiting trajectories at most", at_least(1))
+    add_option(parser, "--spool", _memory_backed(), "directory of trajectories that wait, and of replays")
+    add_option(parser, "--spool-bytes", str(2 * 2**30), "bytes of waiting trajectories and replays", at_least(1))
+    add_option(parser, "--replay-keep-s", "86400", "seconds after which unused replays are removed", seconds)
     args = parser.parse_args(argv)
     return Config(
         server=server_options(args),
@@ -53,6 +56,7 @@ def parse(argv: Sequence[str] | None = None) -> Config:
         keep_alive_s=args.keep_alive_s,
         spool=Path(args.spool),
         spool_bytes=args.spool_bytes,
+        replay_keep_s=args.replay_keep_s,
     )
 
 

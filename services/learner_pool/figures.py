@@ -10,12 +10,15 @@ from marless.rpc.metrics import counter, gauge
 from marless.rpc.workers import figures as workers
 from marless.rpc.workers.dispatch import Dispatcher
 from services.learner_pool.intake import Intake
+from services.learner_pool.replays import Replays
 
 
-def figures(dispatcher: Dispatcher, intake: Intake) -> list[Metric]:
-    """Workers and intake."""
+def figures(dispatcher: Dispatcher, intake: Intake, replays: Replays) -> list[Metric]:
+    """Workers, intake and replays."""
     return [
         *workers.figures(dispatcher),
         counter("uploads", "Trajectories, by what became of them.", asdict(intake.counts), by="outcome"),
         gauge("intake_bytes", "Bytes of trajectories that wait for their update.", intake.held_bytes),
+        gauge("replay_bytes", "Bytes of files that learners remember past rounds in.", replays.held_bytes),
+        counter("replay_samples", "Env steps of replays, by what became of them.", replays.samples, by="outcome"),
     ]

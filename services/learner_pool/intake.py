@@ -63,6 +63,7 @@ class Intake:
             raise UnavailableError(f"spool directory {parent}: {error.strerror}; choose another with --spool") from None
         self._limit_bytes = limit_bytes
         self._held_bytes = 0
+        self._aside_bytes = 0
         self._jobs: dict[str, _OpenJob] = {}
         self._serial = itertools.count()
         self.counts = IntakeCounts()
@@ -71,6 +72,15 @@ class Intake:
     def held_bytes(self) -> int:
         """Bytes of trajectories that wait, or are being uploaded."""
         return self._held_bytes
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes of the limit that are left."""
+        return max(0, self._limit_bytes - self._held_bytes - self._aside_bytes)
+
+    def set_aside(self, held_bytes: int) -> None:
+        """So many bytes of the limit are held by what is no trajectory."""
+        self._aside_bytes = held_bytes
 
     def open(self, job: str, schema: TrajectorySchema) -> None:
         """Accept uploads of a job from now on; a job that is open already keeps what waits."""
@@ -148,9 +158,10 @@ class Intake:
 
     @contextmanager
     def _reserved(self, size: int) -> Iterator[None]:
-        if self._held_bytes + size > self._limit_bytes:
+        if size > self.free_bytes:
+            replays = f" beside {self._aside_bytes} of replays" if self._aside_bytes else ""
             raise OverloadedError(
-                f"{self._held_bytes} bytes of trajectories wait, {size} more exceed {self._limit_bytes}; "
+                f"{self._held_bytes} bytes of trajectories wait{replays}, {size} more exceed {self._limit_bytes}; "
                 "try again later, sample less a round, or raise --spool-bytes"
             )
         self._held_bytes += size

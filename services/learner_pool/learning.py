@@ -50,6 +50,7 @@ class _Held:
     spaces: EnvSpaces
     scope: Scope
     device: str
+    replay: Path | None
     versions: dict[str, int] = field(default_factory=dict)
 
     def after(self, groups: Sequence[Group]) -> dict[str, tuple[str, ...]]:
@@ -88,11 +89,21 @@ class Learning:
             learner = algorithm.learner(spec.algorithm, context)
             if similarity := _similarity(spec):
                 make_similarity(similarity)  # which imports what it needs, so that no round waits for it
-            self._held[key] = _Held(learner, spec, spaces, scope, device)
+            self._let_go(task)
+            self._held[key] = _Held(learner, spec, spaces, scope, device, replay)
             while len(self._held) > _HELD_LEARNERS:
                 self._held.popitem(last=False)
         self._held.move_to_end(key)
         return self._held[key]
+
+    def _let_go(self, task: learner_pool_pb2.LearnTask) -> None:
+        """Drop learners that nobody will ask again: of an earlier epoch of this job, and of jobs whose replay has gone.
+
+        What they map of a replay would stay in memory for as long as they are held.
+        """
+        for key, held in list(self._held.items()):
+            if (key[0], key[3]) == (task.job, task.scope) or (held.replay and not held.replay.exists()):
+                del self._held[key]
 
     async def _open(
         self, task: learner_pool_pb2.LearnTask, held: _Held, groups: tuple[Group, ...]

@@ -11,6 +11,8 @@ import structlog
 from marless.algos import registry
 from marless.algos.base import Scope
 from marless.algos.base import scopes as scopes_of
+from marless.algos.off_policy import OffPolicyConfig
+from marless.data.frames import ReplaySchema
 from marless.data.trajectory import TrajectorySchema
 from marless.envs.base import EnvSpaces
 from marless.errors import NotFoundError, SpecError, StaleError
@@ -22,6 +24,7 @@ from marless.rpc.workers.fleet import Fleet
 from marless.spec import JobSpec, from_json, spaces_from_json
 from services.learner_pool import outcomes
 from services.learner_pool.intake import Intake
+from services.learner_pool.replays import Replays
 
 UPDATE_TIMEOUT_S = 600.0
 _log = structlog.get_logger("learner_pool")
@@ -53,8 +56,11 @@ class _Running:
 class Updates:
     """The open jobs of a learner pool."""
 
-    def __init__(self, intake: Intake, dispatcher: Dispatcher, fleet: Fleet, store: ParamStore) -> None:
+    def __init__(
+        self, intake: Intake, replays: Replays, dispatcher: Dispatcher, fleet: Fleet, store: ParamStore
+    ) -> None:
         self._intake = intake
+        self._replays = replays
         self._store = store
         self._dispatcher = dispatcher
         self._fleet = fleet
@@ -65,11 +71,12 @@ class Updates:
         spec, spaces = from_json(request.spec_json), spaces_from_json(request.spaces_json)
         known = self._jobs.get(request.job)
         if known is None or known.spec_json != request.spec_json:
-            self.close(request.job)
+            self.forget(request.job)
             scopes = scopes_of(registry.algorithm(spec.algorithm.name), spec.algorithm, spaces)
             self._jobs[request.job] = _OpenJob(request.spec_json, request.spaces_json, spaces, scopes)
         opened = self._jobs[request.job]
         self._intake.open(request.job, schema_of(spec, spaces))
+        self._replays.open(request.job, _replay_sizes(spec, spaces, opened.scopes))
         tasks = _by_scope(
             opened.scopes,
             spaces,
@@ -81,7 +88,7 @@ class Updates:
                 groups=request.groups,
             ),
         )
-        results = await self._run(tasks, "open")
+        results = await self._run(opened, tasks, "open")
         for each in (result.functions[0] for result in results):
             if each.cold:
                 opened.starts[each.index] = each.init_s
@@ -134,11 +141,17 @@ class Updates:
         return _joined(done)
 
     def close(self, job: str) -> None:
-        """Forget a job and what is still computed for it; twice is safe."""
+        """Forget a job for good, with what is still computed for it and what it remembers; twice is safe."""
+        self.forget(job)
+        self._replays.close(job)
+
+    def forget(self, job: str) -> None:
+        """Forget a job that may come back: what it remembers of past rounds stays; twice is safe."""
         known = self._jobs.pop(job, None)
         if known and known.running:
             known.running.task.cancel()
         self._intake.close(job)
+        self._replays.forget(job)
 
     async def stop(self) -> None:
         """End all updates; twice is safe."""
@@ -162,13 +175,19 @@ class Updates:
             measure=request.measure,
             trajectories=self._intake.trajectories(request.job, request.round, request.actors),
         )
-        results = await self._run(_by_scope(known.scopes, known.spaces, task), "update")
+        results = await self._run(known, _by_scope(known.scopes, known.spaces, task), "update")
         for each in (result.functions[0] for result in results):
             if each.index in known.starts:  # the bill knows updates only: who started for the job's sake is paid there
                 each.cold, each.init_s = True, each.init_s + known.starts.pop(each.index)
-        return _joined(results)
+        response = _joined(results)
+        self._replays.used(request.job, {name: each.values for name, each in response.metrics.items()})
+        return response
 
-    async def _run(self, tasks: list[learner_pool_pb2.LearnTask], verb: str) -> list[learner_pool_pb2.LearnResult]:
+    async def _run(
+        self, known: _OpenJob, tasks: list[learner_pool_pb2.LearnTask], verb: str
+    ) -> list[learner_pool_pb2.LearnResult]:
+        for task in tasks:
+            task.replay = str(self._replays.path(task.job, known.scopes[task.scope].name) or "")
         await self._fleet.ensure(len(tasks))
         return await gather(self._run_one(task, verb) for task in tasks)
 
@@ -191,6 +210,18 @@ def schema_of(spec: JobSpec, spaces: EnvSpaces) -> TrajectorySchema:
     """What trajectories of this job look like."""
     with_state = registry.algorithm(spec.algorithm.name).needs_state(spec.algorithm)
     return TrajectorySchema(spaces, spec.actors.steps, spec.actors.envs, with_state)
+
+
+def _replay_sizes(spec: JobSpec, spaces: EnvSpaces, scopes: Sequence[Scope]) -> dict[str, int]:
+    """Bytes of what each scope's learner remembers of past rounds; none for algorithms that forget them."""
+    config = spec.algorithm
+    if not isinstance(config, OffPolicyConfig):
+        return {}
+    with_state = registry.algorithm(config.name).needs_state(config)
+    return {
+        scope.name: ReplaySchema(spaces, scope.classes, with_state).file_bytes(config.replay.capacity)
+        for scope in scopes
+    }
 
 
 def _joined(results: Sequence[learner_pool_pb2.LearnResult]) -> learner_pool_pb2.UpdateResponse:

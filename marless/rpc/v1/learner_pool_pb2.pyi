@@ -292,15 +292,19 @@ class CloseJobRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_FIELD_NUMBER: _builtins.int
+    KEEP_REPLAY_FIELD_NUMBER: _builtins.int
     job: _builtins.str
+    keep_replay: _builtins.bool
+    """the job goes on: what it remembers of past rounds stays"""
     def __init__(
         self,
         *,
         job: _builtins.str = ...,
+        keep_replay: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "keep_replay", b"keep_replay"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

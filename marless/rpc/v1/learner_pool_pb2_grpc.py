@@ -95,7 +95,7 @@ class LearnerPoolServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CloseJob(self, request, context):
-        """Forgets a job and drops its trajectories. Idempotent.
+        """Forgets a job and drops its trajectories, and what it remembers of past rounds. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -50,7 +50,7 @@ class LearnerPoolServiceStub:
     FAILED_PRECONDITION if trajectories are missing; NOT_FOUND if the job is not open; UNAVAILABLE without workers.
     """
     CloseJob: _grpc.UnaryUnaryMultiCallable[_learner_pool_pb2.CloseJobRequest, _learner_pool_pb2.CloseJobResponse]
-    """Forgets a job and drops its trajectories. Idempotent."""
+    """Forgets a job and drops its trajectories, and what it remembers of past rounds. Idempotent."""
     Work: _grpc.StreamStreamMultiCallable[_common_pb2.WorkerMessage, _common_pb2.PoolMessage]
     """Held open by each learner worker, which dialled out."""
 
@@ -75,7 +75,7 @@ class LearnerPoolServiceAsyncStub(LearnerPoolServiceStub):
     FAILED_PRECONDITION if trajectories are missing; NOT_FOUND if the job is not open; UNAVAILABLE without workers.
     """
     CloseJob: _aio.UnaryUnaryMultiCallable[_learner_pool_pb2.CloseJobRequest, _learner_pool_pb2.CloseJobResponse]  # type: ignore[assignment]
-    """Forgets a job and drops its trajectories. Idempotent."""
+    """Forgets a job and drops its trajectories, and what it remembers of past rounds. Idempotent."""
     Work: _aio.StreamStreamMultiCallable[_common_pb2.WorkerMessage, _common_pb2.PoolMessage]  # type: ignore[assignment]
     """Held open by each learner worker, which dialled out."""
 
@@ -121,7 +121,7 @@ class LearnerPoolServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _learner_pool_pb2.CloseJobRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_learner_pool_pb2.CloseJobResponse, _abc.Awaitable[_learner_pool_pb2.CloseJobResponse]]:
-        """Forgets a job and drops its trajectories. Idempotent."""
+        """Forgets a job and drops its trajectories, and what it remembers of past rounds. Idempotent."""
 
     @_abc_1.abstractmethod
     def Work(

@@ -35,7 +35,8 @@ def test_the_start_of_a_learner_is_on_the_first_update():
     intake = SimpleNamespace(open=lambda *_: None, advance=lambda *_: None, close=lambda *_: None)
     intake.trajectories = lambda *_: [learner_pool_pb2.TrajectoryFile()]
     store = SimpleNamespace(list=lambda _: asyncio.sleep(0, SimpleNamespace(policies={})))
-    updates = Updates(intake, dispatcher, SimpleNamespace(ensure=nothing), store)
+    replays = SimpleNamespace(open=lambda *_: None, path=lambda *_: None, used=lambda *_: None, forget=lambda *_: None)
+    updates = Updates(intake, replays, dispatcher, SimpleNamespace(ensure=nothing), store)
     spaces = spaces_to_json(environments.spaces(SPEC.env.name, SPEC.env.options))
     groups = [common_pb2.Group(policy="agent_0", agents=["agent_0"])]
     opening = learner_pool_pb2.OpenJobRequest(job="j", spec_json=SPEC.to_json(), spaces_json=spaces, groups=groups)
