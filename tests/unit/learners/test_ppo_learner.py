@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from marless.algos import registry
-from marless.algos.base import Group, Learner, LearnerContext, PolicyState, Scope, Setting
+from marless.algos.base import Group, Learner, LearnerContext, ModelSpec, PolicyState, Scope, Setting
 from marless.data.trajectory import Trajectory
 from marless.envs.base import AgentClass, Discrete, EnvSpaces
 from marless.errors import CorruptError, NotFoundError, SpecError
@@ -25,6 +25,11 @@ WALKERS = EnvSpaces((AgentClass("walker", rounds.AGENTS, 5, Discrete(4)),), stat
 SHARED = (Group("all", rounds.AGENTS),)
 ALGORITHMS = pytest.mark.parametrize(
     ("name", "settings"), [("ippo", {}), ("mappo", {}), ("mappo", {"critic": "per_agent"})]
+)
+
+
+MODELS = pytest.mark.parametrize(
+    "model", [rounds.MODEL, rounds.MODEL.model_copy(update={"recurrent": "gru"})], ids=["mlp", "gru"]
 )
 
 
@@ -43,7 +48,8 @@ from pathlib import Path
 from marless.nets import kernels, serial
 from tests.unit.learners import rounds
 folder, name = Path(sys.argv[1]), sys.argv[2]
-learner = rounds.learner(name, rounds.DISCRETE, rounds.INDEPENDENT, seed=99)
+model = rounds.MODEL.model_copy(update={"recurrent": sys.argv[3]})
+learner = rounds.learner(name, rounds.DISCRETE, rounds.INDEPENDENT, seed=99, model=model)
 for state in learner.names(rounds.INDEPENDENT):
     learner.load(state, serial.decode(*[(folder / f"{state}.{part}").read_bytes() for part in ("acting", "learning")]))
 learner.update(rounds.inputs(rounds.INDEPENDENT, [rounds.trajectory(rounds.DISCRETE, 8)], 1))
@@ -52,27 +58,29 @@ for state in learner.names(rounds.INDEPENDENT):
 """
 
 
-@pytest.mark.parametrize("name", ["ippo", "mappo"])
-def test_another_process_continues_bit_for_bit(name: str, tmp_path: Path) -> None:
-    learner = rounds.learner(name, rounds.DISCRETE, rounds.INDEPENDENT)
+@pytest.mark.parametrize(("name", "model"), [("ippo", "none"), ("mappo", "gru")])
+def test_another_process_continues_bit_for_bit(name: str, model: str, tmp_path: Path) -> None:
+    spec = rounds.MODEL.model_copy(update={"recurrent": model})
+    learner = rounds.learner(name, rounds.DISCRETE, rounds.INDEPENDENT, model=spec)
     learner.update(rounds.inputs(rounds.INDEPENDENT, [rounds.trajectory(rounds.DISCRETE, 7)], 0))
     for state in learner.names(rounds.INDEPENDENT):
         for part, data in zip(("acting", "learning"), serial.encode(learner.state(state)), strict=True):
             (tmp_path / f"{state}.{part}").write_bytes(data)
-    subprocess.run([sys.executable, "-c", CONTINUE, str(tmp_path), name], check=True)
+    subprocess.run([sys.executable, "-c", CONTINUE, str(tmp_path), name, model], check=True)
     learner.update(rounds.inputs(rounds.INDEPENDENT, [rounds.trajectory(rounds.DISCRETE, 8)], 1))
     for state in learner.names(rounds.INDEPENDENT):
         assert (tmp_path / f"{state}.after").read_bytes() == b"".join(serial.encode(learner.state(state)))
 
 
 @ALGORITHMS
+@MODELS
 def test_the_number_of_threads_changes_nothing(
-    name: str, settings: dict[str, object], monkeypatch: pytest.MonkeyPatch
+    name: str, settings: dict[str, object], model: ModelSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outcomes = []
     for threads in (1, 2, 8):
         monkeypatch.setattr(torch, "get_num_interop_threads", lambda threads=threads: threads)
-        learner = rounds.learner(name, rounds.DISCRETE, rounds.INDEPENDENT, **settings)
+        learner = rounds.learner(name, rounds.DISCRETE, rounds.INDEPENDENT, model=model, **settings)
         _two_rounds(learner, rounds.INDEPENDENT)
         outcomes.append(_states(learner, rounds.INDEPENDENT))
     assert outcomes[0] == outcomes[1] == outcomes[2]
@@ -117,13 +125,14 @@ def test_stacked_policies_learn_what_they_learn_alone() -> None:
 
 
 @ALGORITHMS
-def test_states_round_trip_and_are_copies(name: str, settings: dict[str, object]) -> None:
+@MODELS
+def test_states_round_trip_and_are_copies(name: str, settings: dict[str, object], model: ModelSpec) -> None:
     groups = (Group("x", ("a", "c")), Group("y", ("b", "d")))
-    learner = rounds.learner(name, rounds.DISCRETE, groups, **settings)
+    learner = rounds.learner(name, rounds.DISCRETE, groups, model=model, **settings)
     _two_rounds(learner, groups)
     kept = {state: learner.state(state) for state in learner.names(groups)}
     before = {state: rounds.flat(held) for state, held in kept.items()}
-    other = rounds.learner(name, rounds.DISCRETE, groups, seed=5, **settings)
+    other = rounds.learner(name, rounds.DISCRETE, groups, seed=5, model=model, **settings)
     for state, held in kept.items():
         other.load(state, held)
     assert _states(other, groups) == before
@@ -182,7 +191,8 @@ def test_a_shared_policy_learns_from_all_of_its_members() -> None:
 
 
 @ALGORITHMS
-def test_nothing_is_learned_from_the_dead(name: str, settings: dict[str, object]) -> None:
+@MODELS
+def test_nothing_is_learned_from_the_dead(name: str, settings: dict[str, object], model: ModelSpec) -> None:
     outcomes = []
     for noise in (0.0, 1.0):
         trajectory = rounds.trajectory(rounds.DISCRETE, 1)
@@ -197,7 +207,7 @@ def test_nothing_is_learned_from_the_dead(name: str, settings: dict[str, object]
             trajectory.arrays[array] = rng.normal(size=(4, 5, 5) if rows == 4 else (5, shape[1])).astype(np.float32)
         for array in ("obs/1", "log_prob/1", "reward/1"):
             trajectory.arrays[array][3:, 0, 0] += np.float32(noise)
-        learner = rounds.learner(name, rounds.DISCRETE, rounds.INDEPENDENT, **settings)
+        learner = rounds.learner(name, rounds.DISCRETE, rounds.INDEPENDENT, model=model, **settings)
         learner.update(rounds.inputs(rounds.INDEPENDENT, [trajectory]))
         outcomes.append(_states(learner, rounds.INDEPENDENT))
     assert outcomes[0] == outcomes[1]
@@ -282,6 +292,7 @@ def test_states_that_do_not_fit_are_refused() -> None:
     state = learner.initial("all", 0)
     for damaged, message in (
         (PolicyState(state.acting, state.learning, {"kind": "lstm"}), "this job needs"),
+        (PolicyState(state.acting, state.learning, {**state.metadata, "kind": "gru"}), "'gru'.* this job needs"),
         (PolicyState({}, state.learning, state.metadata), r"policy\.0\.weight is missing"),
         (PolicyState(state.acting, {}, state.metadata), "first is missing"),
         (
