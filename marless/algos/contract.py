@@ -17,6 +17,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from marless.algos.base import (
+    REPLAY,
     Algorithm,
     AlgorithmConfig,
     Arrays,
@@ -44,7 +45,7 @@ def check_algorithm(
     """Have learners of the algorithm train made-up jobs; raises AssertionError, saying which promise was broken.
 
     Returns the names of the made-up jobs that it was tried on, `marless.algos.made_up.CASES`: those that
-    `Algorithm.check` does not refuse. Their rounds have 80 env steps, their nets 14 units: few gradient steps and small
+    `Algorithm.check` does not refuse. Their rounds have 48 env steps, their nets 14 units: few gradient steps and small
     batches are enough. Without warm-up (`AlgorithmConfig.warm`). `one_step` holds the settings with which an update is
     a single gradient step, such as `{"epochs": 1}`; with it, gradients are compared with updates too.
     """
@@ -56,7 +57,7 @@ def check_algorithm(
             trial = _Trial(algorithm, config, job, Path(folder))
             for number, made_up in enumerate(ROUNDS):
                 trial.train(number, made_up, f"{case}, round {number}")
-            _require(trial.moved, f"{case}: no policy has moved; choose settings that learn from 80 env steps a round")
+            _require(trial.moved, f"{case}: no policy has moved; choose settings that learn from 48 env steps a round")
             if one_step is not None:
                 once = algorithm.config_type.model_validate({**config.model_dump(), **one_step})
                 _Trial(algorithm, once, job, Path(folder) / "once").compare_gradients(case)
@@ -148,20 +149,21 @@ class _Trial:
         _require_equal(learner, name, self.states[name], f"{where}: loaded and read,")
 
     def _update(self, scope: Scope, inputs: RoundInput, where: str, again: bool) -> None:
-        learner, replay = self._learners[scope.index], self._replay(scope)
-        before = self.folder / f"{scope.index}.before"
-        if again and replay.exists():
-            shutil.copyfile(replay, before)
+        learner, before = self._learners[scope.index], self._copy(scope, "before")
         output = learner.update(inputs)
         updated = {name: _sent(learner.state(name)) for name in learner.names(inputs.groups)}
         trained = any(_moved(self.states[group.start], updated[group.policy]) for group in inputs.groups)
         self.moved |= trained
         self._check_output(scope, inputs, output, where, trained)
         if again:
+            after = self._copy(scope, "after")
             self._redo(scope, inputs, before, updated, f"{where}: by a learner that was started again,")
-            self._redo(scope, inputs, replay, updated, f"{where}: after a crash between update and publishing,")
-            unmeasured = replace(inputs, measure=Measure())
-            self._redo(scope, unmeasured, before, updated, f"{where}: without measurements,")
+            self._redo(scope, inputs, after, updated, f"{where}: after a crash between update and publishing,")
+            if inputs.measure != Measure():
+                # A replay may count what was drawn from it to be measured.
+                trained_states = {name: each for name, each in updated.items() if each.metadata.get("kind") != REPLAY}
+                unmeasured = replace(inputs, measure=Measure())
+                self._redo(scope, unmeasured, before, trained_states, f"{where}: without measurements,")
         self.states |= updated
 
     def _redo(
@@ -195,6 +197,13 @@ class _Trial:
 
     def _replay(self, scope: Scope) -> Path:
         return self.folder / f"{scope.index}.replay"
+
+    def _copy(self, scope: Scope, when: str) -> Path:
+        """The replay as it is now, if there is one: a learner that takes a replay over takes it from others."""
+        copy = self._replay(scope).with_suffix(f".{when}")
+        if self._replay(scope).exists():
+            shutil.copyfile(self._replay(scope), copy)
+        return copy
 
 
 def _accepted(algorithm: Algorithm, config: AlgorithmConfig) -> Iterator[tuple[str, MadeUpJob]]:

@@ -14,8 +14,8 @@ from marless.nets.acting import ActingPolicies
 from marless.sharing.policy_distance import PolicyDistanceConfig
 
 SEED = 3
-ACTORS, COPIES, STEPS = 2, 4, 10
-"""A round: 80 env steps. Episodes end after at most 4 steps, and the last ones are cut off."""
+ACTORS, COPIES, STEPS = 2, 4, 6
+"""A round: 48 env steps. Episodes end after at most 4 steps, and the last ones are cut off."""
 _WALKERS = ("walker_0", "walker_1", "walker_2")
 _TEAM = EnvSpaces(
     (AgentClass("scout", ("scout_0",), 3, Discrete(2)), AgentClass("walker", _WALKERS, 4, Discrete(3))),

@@ -1,0 +1,275 @@
+"""Every algorithm that we have keeps the contract, and the contract notices what breaks it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pydantic import field_serializer
+
+from marless.algos.base import FunctionNode, PolicyState
+from marless.algos.contract import check_algorithm, fingerprint
+from marless.algos.ippo import IPPO, IPPOConfig
+from marless.algos.made_up import CASES
+from marless.algos.registry import ALGORITHMS, algorithm
+from marless.envs.base import Box
+from marless.envs.contract import check_env
+from marless.envs.made_up import MadeUp
+from marless.errors import SpecError
+from marless.learners.ppo.learner import PPOLearner
+
+EVERYTHING = tuple(CASES)
+DISCRETE = ("discrete", "discrete with memory")
+WITHOUT_MEMORY = ("discrete", "continuous")
+PPO = {"epochs": 1, "minibatches": 2}
+OFF_POLICY = {"updates": 2, "batch": 16, "warmup": 0, "replay": {"capacity": 100}}
+"""Two rounds fill this replay: later ones drop what is older."""
+OTHERWISE = {"n_step": 3, "target_every": 2, "optimizer": "rmsprop", "replay": {"capacity": 200, "draw": "prioritised"}}
+EPISODES = {"updates": 2, "batch": 8, "warmup": 0, "replay": {"capacity": 100, "unit": "episodes"}}
+TRIALS = {
+    "ippo": (PPO, {"minibatches": 1}, EVERYTHING),
+    "mappo": (PPO, {"minibatches": 1}, EVERYTHING),
+    "mappo, per agent": (PPO | {"critic": "per_agent"}, {"minibatches": 1}, EVERYTHING),
+    "iddpg": (OFF_POLICY, {"updates": 1}, WITHOUT_MEMORY),
+    "iddpg, twin": (
+        OFF_POLICY | OTHERWISE | {"twin": True, "policy_every": 2},
+        {"updates": 1, "policy_every": 1},
+        WITHOUT_MEMORY,
+    ),
+    "maddpg": (OFF_POLICY, {"updates": 1}, WITHOUT_MEMORY),
+    "maddpg, twin": (OFF_POLICY | OTHERWISE | {"twin": True}, {"updates": 1}, WITHOUT_MEMORY),
+    "iql": (OFF_POLICY, {"updates": 1}, ("discrete",)),
+    "iql, remembering": (EPISODES | {"last_action": True, "agent_id": True}, {"updates": 1}, DISCRETE),
+    "vdn": (OFF_POLICY | OTHERWISE | {"dueling": True, "double": False}, {"updates": 1}, ("discrete",)),
+    "vdn, remembering": (EPISODES | {"huber": 1.0}, {"updates": 1}, DISCRETE),
+    "qmix": (OFF_POLICY, {"updates": 1}, ("discrete",)),
+    "qmix, remembering": (EPISODES | {"td_lambda": 0.8}, {"updates": 1}, DISCRETE),
+}
+"""Settings, those with which an update is one gradient step, and the made-up jobs that the algorithm is meant for."""
+
+ONE_A_FAMILY = ("ippo", "qmix, remembering", "maddpg, twin")
+
+
+def configured(trial):
+    kind = algorithm(name := trial.partition(",")[0])
+    return kind, kind.config_type.model_validate({"name": name, **TRIALS[trial][0]})
+
+
+@pytest.mark.parametrize("trial", TRIALS)
+def test_algorithm_keeps_the_contract(trial):
+    _, one_step, cases = TRIALS[trial]
+    assert check_algorithm(*configured(trial), one_step=one_step) == cases
+
+
+def test_no_algorithm_is_left_out():
+    assert {trial.partition(",")[0] for trial in TRIALS} == ALGORITHMS.modules.keys()
+
+
+def test_another_process_with_other_threads_comes_to_the_same_bits():
+    program = """
+import json, torch
+torch.set_num_threads(1)
+torch.set_num_interop_threads(3)
+from tests.unit.algos.test_contract import ONE_A_FAMILY, configured, fingerprint
+print(json.dumps({trial: fingerprint(*configured(trial)) for trial in ONE_A_FAMILY}))
+"""
+    root = Path(__file__).parents[3]
+    done = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == {trial: fingerprint(*configured(trial)) for trial in ONE_A_FAMILY}
+
+
+@pytest.mark.parametrize("case", ["discrete", "continuous"])
+def test_made_up_environment_keeps_the_contract_of_environments(case):
+    check_env(lambda batch: MadeUp(CASES[case].spaces, batch))
+
+
+def test_made_up_environment_refuses_illegal_actions():
+    env = MadeUp(CASES["discrete"].spaces, 2)
+    illegal = tuple(mask.argmin(axis=2).astype(np.int32) for mask in env.reset(1).masks)
+    with pytest.raises(ValueError, match="illegal"):
+        env.step(illegal)
+
+
+class Plain(IPPO):
+    """IPPO with a learner that may break a promise, for one of the made-up jobs."""
+
+    def __init__(self, learner=PPOLearner):
+        self._learner = learner
+
+    def check(self, config, setting):
+        if setting.model.recurrent != "none" or isinstance(setting.spaces.classes[0].action, Box):
+            raise SpecError("discrete actions and no memory")
+
+    def learner(self, config, context):
+        return self._learner(IPPO(), config, context, critic="own")
+
+
+class Restless(PPOLearner):
+    """Its initial weights depend on how many were made before."""
+
+    made = 0
+
+    def initial(self, name, seed):
+        Restless.made += 1
+        return super().initial(name, seed + Restless.made)
+
+
+class Forgetful(PPOLearner):
+    """Remembers rounds in itself, not in its states."""
+
+    rounds = 0
+
+    def update(self, inputs):
+        self.rounds += 1
+        return super().update(replace(inputs, env_steps=0, round=self.rounds))
+
+
+class Stubborn(PPOLearner):
+    """Splits from its own old state where it has one, not from the shared one."""
+
+    known: frozenset[str] = frozenset()
+
+    def update(self, inputs):
+        groups = tuple(replace(group, source="") if group.policy in self.known else group for group in inputs.groups)
+        self.known |= {group.policy for group in inputs.groups}
+        return super().update(replace(inputs, groups=groups))
+
+
+class Measuring(PPOLearner):
+    """Trains otherwise where it is asked to measure."""
+
+    def update(self, inputs):
+        return super().update(replace(inputs, seed=inputs.seed + 1) if inputs.measure.noise else inputs)
+
+
+class Blind(PPOLearner):
+    """Measures nothing."""
+
+    def update(self, inputs):
+        return super().update(replace(inputs, measure=type(inputs.measure)()))
+
+
+class Idle(PPOLearner):
+    """Bills for a function that nobody declared."""
+
+    def update(self, inputs):
+        output = super().update(inputs)
+        return replace(output, runs=(*output.runs, replace(output.runs[0], function="mixer")))
+
+
+class Lossy(PPOLearner):
+    """Loses the optimizer's moments on the way."""
+
+    def state(self, name):
+        state = super().state(name)
+        learning = {key: np.zeros_like(each) if key == "policy.first" else each for key, each in state.learning.items()}
+        return PolicyState(state.acting, learning, state.metadata)
+
+
+class Broken(PPOLearner):
+    """Reports what is no number."""
+
+    def update(self, inputs):
+        output = super().update(inputs)
+        return replace(output, metrics={name: {"loss": float("nan")} for name in output.metrics})
+
+
+class Frozen(PPOLearner):
+    """Learns nothing."""
+
+    def update(self, inputs):
+        kept = {group.policy: super(Frozen, self).state(group.start) for group in inputs.groups}
+        output = super().update(inputs)
+        for name, state in kept.items():
+            self.load(name, state)
+        return output
+
+
+@pytest.mark.parametrize(
+    ("learner", "broken"),
+    [
+        (Restless, "made twice, or loaded and read, scout_0 has another state"),
+        (Forgetful, "round 1, scout: by a learner that was started again, scout_0 has another state"),
+        (Stubborn, "round 4, walker: by a learner that was started again, walker_0 has another state"),
+        (Measuring, "round 1, scout: without measurements, scout_0 has another state"),
+        (Blind, "no curvature of scout_0, which was asked for"),
+        (Idle, r"functions .*mixer/scout.* ran, \["),
+        (Lossy, "round 1, scout: by a learner that was started again, scout_0 has another state"),
+        (Broken, "metrics that are no finite numbers"),
+        (Frozen, "no policy has moved"),
+    ],
+)
+def test_contract_notices_a_learner_that(learner, broken):
+    with pytest.raises(AssertionError, match=broken):
+        check_algorithm(Plain(learner), IPPOConfig())
+
+
+class Undeclared(Plain):
+    def functions(self, config, scope, groups, spaces):
+        return tuple(node for node in super().functions(config, scope, groups, spaces) if node.function != "critic")
+
+
+class Doubled(Plain):
+    def functions(self, config, scope, groups, spaces):
+        return super().functions(config, scope, groups, spaces) * 2
+
+
+class Early(Plain):
+    def functions(self, config, scope, groups, spaces):
+        return tuple(reversed(super().functions(config, scope, groups, spaces)))
+
+
+class Nobody(Plain):
+    def functions(self, config, scope, groups, spaces):
+        return (*super().functions(config, scope, groups, spaces), FunctionNode("mixer", "nobody"))
+
+
+class Picky(Plain):
+    def check(self, config, setting):
+        raise SpecError("nothing will do")
+
+
+class Wordy(Plain):
+    def check(self, config, setting):
+        raise SpecError("first\nsecond")
+
+
+@pytest.mark.parametrize(
+    ("kind", "broken"),
+    [
+        (Undeclared, "functions .* ran"),
+        (Doubled, "post_process/scout is declared twice"),
+        (Early, "declared later or never"),
+        (Nobody, "mixer/nobody serves none of"),
+        (Picky, "refuses everything"),
+        (Wordy, "more than one line"),
+    ],
+)
+def test_contract_notices_an_algorithm_that_is(kind, broken):
+    with pytest.raises(AssertionError, match=broken):
+        check_algorithm(kind(), IPPOConfig())
+
+
+class Lax(IPPOConfig):
+    model_config = {"extra": "ignore"}
+
+
+class Rounded(IPPOConfig):
+    @field_serializer("gamma")
+    def short(self, gamma):
+        return round(gamma, 1)
+
+
+@pytest.mark.parametrize(
+    ("config_type", "broken"), [(Lax, "misspelt"), (Rounded, "does not survive"), (int, "the config is no int")]
+)
+def test_contract_notices_a_config_that_is(config_type, broken):
+    kind = Plain()
+    kind.config_type = config_type
+    with pytest.raises(AssertionError, match=broken):
+        check_algorithm(kind, IPPOConfig() if config_type is int else config_type())
