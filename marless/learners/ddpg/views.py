@@ -65,7 +65,7 @@ class View:
 def views(batch: Batch, heads: Sequence[Head], rng: np.random.Generator) -> tuple[View, ...]:
     """A batch of single env steps, class by class, with the noise of a gradient step drawn from `rng`."""
     width, found = batch.width, []
-    for each, head in zip(batch.classes, heads, strict=True):
+    for each, gains, head in zip(batch.classes, batch.gains, heads, strict=True):
         action = head.encode(each.action)
         alive = None if each.alive is None else each.alive.unsqueeze(1)
         legal = each.legal
@@ -77,11 +77,11 @@ def views(batch: Batch, heads: Sequence[Head], rng: np.random.Generator) -> tupl
                 action=action if alive is None else action * alive[:, :, :width],
                 noise=noise,
                 noise_after=noise_after,
-                reward=each.gains.reward.unsqueeze(1),
-                discount=each.gains.discount.unsqueeze(1),
+                reward=gains.reward.unsqueeze(1),
+                discount=gains.discount.unsqueeze(1),
                 legal=None if legal is None else legal[:, :, :width],
                 legal_after=None if legal is None else legal[:, :, width:],
-                alive=torch.ones_like(each.gains.reward).unsqueeze(1) if alive is None else alive[:, :, :width],
+                alive=torch.ones_like(gains.reward).unsqueeze(1) if alive is None else alive[:, :, :width],
                 alive_after=None if alive is None else alive[:, :, width:],
                 importance=None if batch.importance is None else batch.importance.expand(len(action), 1, -1),
             )

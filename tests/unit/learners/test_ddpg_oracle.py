@@ -27,11 +27,11 @@ WALKER = AgentClass("walker", ("a", "b", "c"), 2, Box((-1.0, 0.0), (1.0, 2.0)))
 PAIR = (Group("x", ("c", "a")), Group("b", ("b",)))
 
 
-def _flat(layout: Layout, nets: int, seed: int) -> Tensor:
+def flat_rows(layout: Layout, nets: int, seed: int) -> Tensor:
     return torch.from_numpy(np.stack([layout.initial(generator(seed + i, "net"), 1.0) for i in range(nets)]))
 
 
-def _view(agents: AgentClass, seed: int) -> View:
+def drawn_view(agents: AgentClass, seed: int) -> View:
     n, a, draw = len(agents.agents), agents.action.n, torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -61,7 +61,7 @@ def _view(agents: AgentClass, seed: int) -> View:
     )
 
 
-def _mlp(layout: Layout, flat_D: Tensor, x_IM: Tensor) -> Tensor:
+def mlp(layout: Layout, flat_D: Tensor, x_IM: Tensor) -> Tensor:
     hidden = x_IM
     for i, (span, shape) in enumerate(zip(layout.spans, layout.shapes, strict=True)):
         hidden = flat_D[span].view(shape) @ hidden
@@ -80,16 +80,16 @@ class _Team:
         self.classes, self.chosen, self.joint = classes, chosen, critic == "joint"
         self.heads = [heads.head(each.action, config) for each in classes]
         self.layouts = [Layout(each.obs_size, (5,), each.action.n) for each in classes]
-        self.policies = [_flat(lay, len(r.names), 7) for lay, r in zip(self.layouts, chosen, strict=True)]
-        self.policy_targets = [_flat(lay, len(r.names), 17) for lay, r in zip(self.layouts, chosen, strict=True)]
+        self.policies = [flat_rows(lay, len(r.names), 7) for lay, r in zip(self.layouts, chosen, strict=True)]
+        self.policy_targets = [flat_rows(lay, len(r.names), 17) for lay, r in zip(self.layouts, chosen, strict=True)]
         sizes = [Sizes(len(each.agents), each.obs_size, each.action.n) for each in classes]
         self.inputs: CriticInputs = JointInputs(sizes) if self.joint else OwnInputs(sizes[0])
         agents = sum(len(each.agents) for each in classes)
         self.critic_owners = list(range(agents)) if self.joint else list(chosen[0].owners)
         self.layout = Layout(self.inputs.size, (6, 4), 1)
         nets = max(self.critic_owners) + 1
-        self.critics = [_flat(self.layout, nets, 27 + 50 * i) for i in range(1 + twin)]
-        self.critic_targets = [_flat(self.layout, nets, 37 + 50 * i) for i in range(1 + twin)]
+        self.critics = [flat_rows(self.layout, nets, 27 + 50 * i) for i in range(1 + twin)]
+        self.critic_targets = [flat_rows(self.layout, nets, 37 + 50 * i) for i in range(1 + twin)]
 
     def ours(self) -> ActorCritics:
         actors, first = [], 0
@@ -120,7 +120,7 @@ class _Team:
         return ActorCritics(self.inputs, actors, critics, regularisation=REGULARISATION)
 
 
-def _weights(view: View, row: int) -> Tensor:
+def weights(view: View, row: int) -> Tensor:
     assert view.importance is not None
     alive_M = view.alive[row, 0]
     return alive_M / alive_M.sum().clamp_min(1) * view.importance[row, 0]
@@ -129,7 +129,7 @@ def _weights(view: View, row: int) -> Tensor:
 def _target_action(team: _Team, k: int, view: View, row: int) -> Tensor:
     seats = team.chosen[k]
     owner = seats.owners[seats.agents.tolist().index(row)]
-    output_AM = _mlp(team.layouts[k], team.policy_targets[k][owner], view.after[row])
+    output_AM = mlp(team.layouts[k], team.policy_targets[k][owner], view.after[row])
     if isinstance(team.classes[k].action, Discrete):
         assert view.legal_after is not None
         noisy_AM = (output_AM + view.noise_after[row]).masked_fill(~view.legal_after[row], -torch.inf)
@@ -143,7 +143,7 @@ def _target_action(team: _Team, k: int, view: View, row: int) -> Tensor:
 
 
 def _policy_action(team: _Team, k: int, view: View, row: int, flat_D: Tensor, straight: bool) -> tuple[Tensor, Tensor]:
-    output_AM = _mlp(team.layouts[k], flat_D, view.now[row])
+    output_AM = mlp(team.layouts[k], flat_D, view.now[row])
     if not isinstance(team.classes[k].action, Discrete):
         return torch.tanh(output_AM), output_AM
     assert view.legal is not None
@@ -178,20 +178,18 @@ def _oracle(team: _Team, views: Sequence[View], straight: bool) -> tuple[list[Te
         view = views[k]
         seats = team.chosen[k]
         owner = team.critic_owners[agent] if team.joint else seats.owners[seats.agents.tolist().index(row)]
-        values = [
-            _mlp(team.layout, flat[owner], _seen(team, views, after, then, agent)) for flat in team.critic_targets
-        ]
+        values = [mlp(team.layout, flat[owner], _seen(team, views, after, then, agent)) for flat in team.critic_targets]
         target_M = view.reward[row, 0] + view.discount[row, 0] * torch.stack(values).amin(0)[0]
-        weight_M = _weights(view, row)
+        weight_M = weights(view, row)
         share = 1 if team.joint else seats.owners.count(owner)
         for flat in critics:
-            value_M = _mlp(team.layout, flat[owner], _seen(team, views, now, taken, agent))[0]
+            value_M = mlp(team.layout, flat[owner], _seen(team, views, now, taken, agent))[0]
             critic_loss = critic_loss + 0.5 * ((value_M - target_M) ** 2 * weight_M).sum() / share
         policy = seats.owners[seats.agents.tolist().index(row)]
         action_AM, output_AM = _policy_action(team, k, view, row, policies[k][policy], straight)
         acted = [list(each) for each in taken]
         acted[k][row] = action_AM
-        value_M = _mlp(team.layout, team.critics[0][owner], _seen(team, views, now, acted, agent))[0]
+        value_M = mlp(team.layout, team.critics[0][owner], _seen(team, views, now, acted, agent))[0]
         loss = -(value_M * weight_M).sum() + REGULARISATION * (output_AM.square().mean(0) * weight_M).sum()
         policy_loss = policy_loss + loss / seats.owners.count(policy)
     return list(torch.autograd.grad(critic_loss, critics)), list(torch.autograd.grad(policy_loss, policies))
@@ -214,18 +212,18 @@ def test_maddpg_follows_its_losses(twin: bool, straight: bool) -> None:
     """Two classes, discrete and continuous actions, a policy that two agents share, deaths and masks."""
     chosen = [separate(SCOUT.agents, 2, CPU), *rows(PAIR, WALKER, "pooled", CPU)]
     team = _Team((SCOUT, WALKER), chosen, "joint", twin=twin, straight=straight)
-    _check(team, [_view(SCOUT, 1), _view(WALKER, 2)], straight)
+    _check(team, [drawn_view(SCOUT, 1), drawn_view(WALKER, 2)], straight)
 
 
 @pytest.mark.parametrize("twin", [False, True])
 @pytest.mark.parametrize("agents", [SCOUT, WALKER])
 def test_iddpg_follows_its_losses(agents: AgentClass, twin: bool) -> None:
     team = _Team((agents,), [separate(agents.agents, len(agents.agents), CPU)], "own", twin=twin, straight=True)
-    _check(team, [_view(agents, 1)])
+    _check(team, [drawn_view(agents, 1)])
 
 
 def test_shared_critics_follow_the_mean_of_their_rows() -> None:
     (seats,) = rows(PAIR, WALKER, "pooled", CPU)
     seated = replace(separate(("x", "b"), 3, CPU), owners=seats.owners)
     team = _Team((WALKER,), [seated], "own", twin=True, straight=True)
-    _check(team, [_view(WALKER, 1).taken(seats)])
+    _check(team, [drawn_view(WALKER, 1).taken(seats)])
