@@ -54,6 +54,8 @@ class Source:
     env_steps: int
     """Of this round alone."""
     pooling: Pooling
+    curvature: bool
+    """Its learners were to measure it, and did so unless they did not train yet."""
     durations: Durations
     distances: tuple[Distances, ...]
     """Of this round or, if it measured none, of the nearest that did."""
@@ -151,13 +153,9 @@ def _same_update(source: Source, plan: Plan) -> bool:
         plan.actors == recorded.actors
         and _who(plan.groups) == _who(recorded.groups)
         and (plan.pooling == source.pooling or not shared)
-        and plan.curvature == _ran(recorded, "curvature")
+        and plan.curvature == source.curvature
         and plan.similarity == bool(recorded.distances)
     )
-
-
-def _ran(record: RoundRecord, function: str) -> bool:
-    return any(each.function == function for each in record.invocations)
 
 
 def _learners(source: Source, plan: Plan, env_steps: int) -> list[InvocationRecord]:

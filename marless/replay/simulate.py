@@ -174,6 +174,7 @@ class _Walk:
         prices = price_tables.load(job.spec.bill.prices)
         self.ledger, self.recorded_ledger = Ledger(job.spec, prices), Ledger(job.spec, prices)
         self._records, self._recorded, self._job = records, recorded, job
+        self._curvature = prepare(recorded).curvature
         self._elsewhere = slots is not None
         self._env_steps = sampled(records)
         self._history: deque[RoundRecord] = deque(maxlen=HISTORY_ROUNDS)
@@ -247,6 +248,7 @@ class _Walk:
             record=self._records[number],
             env_steps=self._env_steps[number],
             pooling=self._recorded.sharing.samples,
+            curvature=self._curvature,
             durations=self.durations,
             distances=distances,
             distances_round=self._records[found].round,

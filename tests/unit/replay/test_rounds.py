@@ -49,6 +49,7 @@ def source(record) -> Source:
         record=record,
         env_steps=100,
         pooling="pooled",
+        curvature=any(each.function == "curvature" for each in record.invocations),
         durations=Durations([record], "pooled"),
         distances=record.distances,
         distances_round=record.round,
