@@ -42,7 +42,6 @@ class ClassBatch:
     """float32 [N, I, F]: what their nets read."""
     action: Tensor
     """int64 [N, 1, M], or float32 [N, A, M]."""
-    gains: Gains
     legal: Tensor | None
     """bool [N, A, F]; None if every action always is."""
     alive: Tensor | None
@@ -55,9 +54,9 @@ class Batch:
 
     classes: tuple[ClassBatch, ...]
     """Of the scope."""
-    team: Gains | None
-    """Of all agents of the scope together: the sum of their rewards, normalised as a sum, until the last of them has
-    gone; N = 1. None if the algorithm has no use for it."""
+    gains: tuple[Gains, ...]
+    """Of each class; or of the team alone, N = 1: the sum of all agents' rewards, normalised as a sum, until the last
+    of them has gone."""
     steps: int
     """T."""
     width: int
@@ -143,7 +142,7 @@ class BatchSource:
     longest: int | None
     """Steps of the longest episode there may be, if that is known."""
     team: bool
-    """True if batches hold what the team gets."""
+    """True if batches hold what the team gets, False if what each agent does."""
     device: torch.device
 
     def draw(self, rng: np.random.Generator, count: int, moments: RewardMoments, beta: float) -> Batch:
@@ -184,14 +183,9 @@ class BatchSource:
     ) -> Batch:
         resets = np.zeros((frames.steps + 1, len(row)), np.bool_)
         resets[0] = True
-        got = [self._got(k, frames) for k, _, _ in self.classes]
-        taken_nM = None if len(frames.then) == 1 else ~self._is("last", frames.then)
         return Batch(
-            classes=tuple(
-                self._class_batch(index, frames, self._gains(reward, over, taken_nM, moments.shift_and_scale(index)))
-                for index, (reward, over) in enumerate(got)
-            ),
-            team=self._team(frames, got, taken_nM, moments) if self.team else None,
+            classes=tuple(self._class_batch(k, agents, inputs, frames) for k, agents, inputs in self.classes),
+            gains=self._gains(frames, moments),
             steps=frames.steps,
             width=len(row),
             importance=None if importance_M is None else self._to(importance_M),
@@ -202,8 +196,7 @@ class BatchSource:
             row=row,
         )
 
-    def _class_batch(self, index: int, frames: _Frames, gains: Gains) -> ClassBatch:
-        k, agents, inputs = self.classes[index]
+    def _class_batch(self, k: int, agents: AgentClass, inputs: Inputs, frames: _Frames) -> ClassBatch:
         take, fields = self.replay.take, self.schema.fields()
         action = take(f"action/{k}", frames.frame[: frames.then.shape[1]])
         columns = (
@@ -214,7 +207,6 @@ class BatchSource:
         return ClassBatch(
             features=self._to(self._features(k, agents, inputs, frames.frame)),
             action=self._to(columns),
-            gains=gains,
             legal=None if legal_FNA is None else self._to(legal_FNA.transpose(1, 2, 0)),
             alive=None if alive_FN is None else self._to(alive_FN.T.astype(np.float32)),
         )
@@ -235,45 +227,50 @@ class BatchSource:
         state_1SF[0, :-1] = state_FS.T
         return self._to(state_1SF)
 
-    def _got(self, k: int, frames: _Frames) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """Rewards of the agents of a class, and which of them have terminated, each [n, M, N]."""
-        return self._numbers(f"reward/{k}", frames.then), self._is(f"terminated/{k}", frames.then)
+    def _gains(self, frames: _Frames, moments: RewardMoments) -> tuple[Gains, ...]:
+        taken_nM = None if len(frames.then) == 1 else ~self._is("last", frames.then)
+        got = [
+            (self._numbers(f"reward/{k}", frames.then), self._is(f"terminated/{k}", frames.then))
+            for k, _, _ in self.classes
+        ]
+        if self.team:
+            reward_nM1 = np.add.reduce([reward_nMN.sum(axis=2, keepdims=True) for reward_nMN, _ in got])
+            over_nM1 = self._everyone_gone([over_nMN for _, over_nMN in got], frames)
+            return (self._discounted(reward_nM1, over_nM1, taken_nM, moments.shift_and_scale(-1)),)
+        return tuple(
+            self._discounted(reward_nMN, over_nMN, taken_nM, moments.shift_and_scale(index))
+            for index, (reward_nMN, over_nMN) in enumerate(got)
+        )
 
-    def _team(
-        self,
-        frames: _Frames,
-        got: Sequence[tuple[NDArray[np.float32], NDArray[np.bool_]]],
-        taken_nM: NDArray[np.bool_] | None,
-        moments: RewardMoments,
-    ) -> Gains:
-        reward_nM1 = np.add.reduce([reward.sum(axis=2, keepdims=True) for reward, _ in got])
-        over_nM1 = np.ones(reward_nM1.shape, np.bool_)
-        for (k, _, _), (_, over_nMN) in zip(self.classes, got, strict=True):
-            gone_nMN = over_nMN
-            if f"alive/{k}" in self.schema.fields():
-                gone_nMN = over_nMN | ~self._is(f"alive/{k}", frames.then)
-            over_nM1 &= gone_nMN.all(axis=2, keepdims=True)
-        return self._gains(reward_nM1, over_nM1, taken_nM, moments.shift_and_scale(-1))
+    def _everyone_gone(self, over: Sequence[NDArray[np.bool_]], frames: _Frames) -> NDArray[np.bool_]:
+        """[n, M, 1]: after the step no agent of the scope is left, given who terminated in it, [n, M, N] per class."""
+        gone = []
+        for (k, _, _), over_nMN in zip(self.classes, over, strict=True):
+            deaths = f"alive/{k}" in self.schema.fields()
+            gone_nMN = over_nMN | ~self._is(f"alive/{k}", frames.then) if deaths else over_nMN
+            gone.append(gone_nMN.all(axis=2, keepdims=True))
+        everyone_nM1: NDArray[np.bool_] = np.logical_and.reduce(gone)
+        return everyone_nM1
 
-    def _gains(
+    def _discounted(
         self,
         reward_nMN: NDArray[np.float32],
         over_nMN: NDArray[np.bool_],
         taken_nM: NDArray[np.bool_] | None,
         normal: tuple[np.float32, np.float32],
     ) -> Gains:
-        """Discounted sums of normalised rewards until it was over, or the segment was."""
+        """Discounted sums of normalised rewards until it was over, or the segment was; `taken`: in which frames of n an
+        action was taken."""
         mean, scale = normal if self.config.reward_normalisation else (np.float32(0), np.float32(1))
         gamma = np.float32(self.config.gamma)
         gained_nNM = np.subtract(reward_nMN.swapaxes(1, 2), mean, order="C")
         gained_nNM *= scale
         over_nNM = over_nMN.swapaxes(1, 2)
         reward_NM, discount_NM = gained_nNM[0], np.where(over_nNM[0], np.float32(0), gamma)
-        for gained, over, taken in zip(
-            gained_nNM[1:], over_nNM[1:], () if taken_nM is None else taken_nM[1:], strict=True
-        ):
-            reward_NM += np.where(taken, discount_NM * gained, np.float32(0))
-            discount_NM *= np.where(taken, np.where(over, np.float32(0), gamma), np.float32(1))
+        later = zip(gained_nNM[1:], over_nNM[1:], () if taken_nM is None else taken_nM[1:], strict=True)
+        for gained_NM, over_NM, taken_M in later:
+            reward_NM += np.where(taken_M, discount_NM * gained_NM, np.float32(0))
+            discount_NM *= np.where(taken_M, np.where(over_NM, np.float32(0), gamma), np.float32(1))
         return Gains(self._to(reward_NM), self._to(discount_NM))
 
     def _numbers(self, name: str, row: NDArray[np.int64]) -> NDArray[np.float32]:

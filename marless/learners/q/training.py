@@ -190,7 +190,7 @@ class IndependentTraining(QTraining):
         return error_PM
 
     def _targets(self, each: Policies, batch: Batch, after_PM: Tensor) -> Tensor:
-        gains = batch.classes[each.index].gains
+        gains = batch.gains[each.index]
         return returns(Gains(each.own(gains.reward), each.own(gains.discount)), after_PM, batch, self._config)
 
     def _errors(self, batch: Batch) -> list[tuple[Tensor, Tensor]]:
@@ -208,7 +208,7 @@ class IndependentTraining(QTraining):
         total_M = torch.zeros_like(batch.importance)
         for each, error_PM in zip(self._policies, errors, strict=True):
             if isinstance(each.stack, PooledStack):
-                size_NM = error_PM.new_zeros(batch.classes[each.index].gains.reward.shape)
+                size_NM = error_PM.new_zeros(batch.gains[each.index].reward.shape)
                 each.stack.spread(error_PM.abs().unsqueeze(1), size_NM)
                 total_M += size_NM.sum(dim=0)
             else:
@@ -291,8 +291,7 @@ class JointTraining(QTraining):
         now = after = None
         if batch.state is not None:
             now, after = batch.state[:, :, : -batch.width], batch.state[:, :, batch.width :]
-        assert batch.team is not None  # the learner asked for it
-        target_1M = returns(batch.team, self._mixer.target(after_RM, after), batch, self._config)
+        target_1M = returns(batch.gains[0], self._mixer.target(after_RM, after), batch, self._config)
         team_1M = self._mixer.mix(value_RM, now)
         return team_1M, team_1M - target_1M
 
@@ -339,7 +338,8 @@ def returns(gains: Gains, after_XM: Tensor, batch: Batch, config: QConfig) -> Te
 
 def counted(batch: Batch, mine: ClassBatch) -> Tensor:
     """1 for the samples of each agent that count, [N, M]; 0 for padding, and for agents that were gone."""
-    counts_NM = torch.ones_like(mine.gains.reward) if mine.alive is None else mine.alive[:, : -batch.width]
+    shape = len(mine.features), batch.steps * batch.width
+    counts_NM = mine.features.new_ones(shape) if mine.alive is None else mine.alive[:, : -batch.width]
     return counts_NM if batch.valid is None else counts_NM * batch.valid
 
 
