@@ -90,7 +90,7 @@ def _panels(target: Path, title: str) -> tuple[Any, Sequence[Axes]]:  # Any: mat
     for panel in axes:
         panel.grid(alpha=0.3)
         panel.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes[0].set_ylabel("learners: policy and critic functions")
+    axes[0].set_ylabel("learners: policies, critics, mixers")
     axes[1].set_ylabel("actors")
     axes[2].set_ylabel("return per agent")
     for panel in axes[2:]:

@@ -11,7 +11,7 @@ from marless.errors import CorruptError
 from marless.pricing import prices as price_tables
 from marless.pricing.charges import ACCOUNTINGS, Accounting
 from marless.pricing.ledger import Ledger
-from marless.pricing.usage import HOST, WHOLE
+from marless.pricing.usage import HOST, STARTED, WHOLE
 from marless.record import Returns, RoundRecord
 from marless.replay.cluster import modelled_run
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from marless.policies.sides import Side
     from marless.spec import JobSpec
 
-LEARNERS = ("policy", "critic")
-"""The functions that the papers count as learners."""
+LEARNERS = STARTED
+"""Policies and critics, which the papers count as learners, and mixers, which are trained as those are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class Curves:
     """A run round by round; all of one length."""
 
     learners: tuple[int, ...]
-    """Policy and critic functions that were invoked."""
+    """Policy, critic and mixer functions that were invoked; none while a replay warms up."""
     actors: tuple[int, ...]
     exploring: tuple[float | None, ...]
     """Mean return per agent while exploring; None where no episode ended."""
@@ -90,7 +90,7 @@ def curves(records: Sequence[RoundRecord], spec: JobSpec) -> Curves:
 
 
 def learners_of(record: RoundRecord) -> int:
-    """How many policy and critic functions a round invoked; each counts once, however often it was tried."""
+    """How many policy, critic and mixer functions a round invoked; each counts once, however often it was tried."""
     return len({(each.function, each.name) for each in record.invocations if each.function in LEARNERS})
 
 

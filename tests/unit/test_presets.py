@@ -3,7 +3,12 @@
 import pytest
 
 from marless import presets
+from marless.algos.registry import ALGORITHMS
 from marless.errors import SpecError
+from marless.job import prepare
+from marless.presets import PRESETS
+from marless.sharing.groups import initial_groups
+from marless.spec import parse
 from tests.unit.comparison.synthetic import spec
 
 
@@ -121,3 +126,25 @@ def test_a_preset_that_cannot_run_this_job_names_itself(file):
     file.write_text("tight: {scaling: {name: marless, window: 1}}")
     with pytest.raises(SpecError, match=r"preset tight: scaling\.window"):
         presets.preset(f"{file}:tight").applied(spec())
+
+
+@pytest.mark.parametrize("algorithm", sorted(ALGORITHMS.modules))
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_runs_every_algorithm(preset, algorithm):
+    document = {"env": {"name": "mpe/simple_spread"}, "algorithm": algorithm, "stop": {"rounds": 50}}
+    job = PRESETS[preset].applied(parse(document, "job"))
+    assert job.algorithm.name == algorithm
+    assert prepare(job).spec == job
+
+
+@pytest.mark.parametrize("algorithm", sorted(ALGORITHMS.modules))
+@pytest.mark.parametrize("scaling", ["fixed", "gns", "marless", "nitro"])
+def test_every_scaling_policy_scales_every_algorithm(scaling, algorithm):
+    document = {
+        "env": {"name": "mpe/simple_spread"},
+        "algorithm": algorithm,
+        "scaling": scaling,
+        "stop": {"rounds": 50},
+    }
+    prepared = prepare(parse(document, "job"))
+    assert prepared.scaling.decide((), initial_groups("independent", prepared.spaces)).actors >= 1
