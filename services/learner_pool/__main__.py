@@ -46,6 +46,7 @@ async def build(config: Config, address: str) -> AsyncIterator[Service]:
     finally:
         await updates.stop()
         await store.close()
+        replays.shutdown()
         intake.shutdown()
 
 

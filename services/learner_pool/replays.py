@@ -110,6 +110,11 @@ class Replays:
             path.unlink(missing_ok=True)
         self._account()
 
+    def shutdown(self) -> None:
+        """Leave nothing that is of no use: files stay, a directory without any does not."""
+        with suppress(OSError):
+            self._directory.rmdir()
+
     def _make_room(self, size: int, whose: str) -> None:
         """Remove files that no job has open, the longest unused first, until so many bytes fit."""
         for path in sorted(self._unused(), key=_used_s):

@@ -88,7 +88,7 @@ class Updates:
                 groups=request.groups,
             ),
         )
-        results = await self._run(opened, tasks, "open")
+        results = await self._run(tasks, "open")
         for each in (result.functions[0] for result in results):
             if each.cold:
                 opened.starts[each.index] = each.init_s
@@ -175,7 +175,7 @@ class Updates:
             measure=request.measure,
             trajectories=self._intake.trajectories(request.job, request.round, request.actors),
         )
-        results = await self._run(known, _by_scope(known.scopes, known.spaces, task), "update")
+        results = await self._run(_by_scope(known.scopes, known.spaces, task), "update")
         for each in (result.functions[0] for result in results):
             if each.index in known.starts:  # the bill knows updates only: who started for the job's sake is paid there
                 each.cold, each.init_s = True, each.init_s + known.starts.pop(each.index)
@@ -183,11 +183,10 @@ class Updates:
         self._replays.used(request.job, {name: each.values for name, each in response.metrics.items()})
         return response
 
-    async def _run(
-        self, known: _OpenJob, tasks: list[learner_pool_pb2.LearnTask], verb: str
-    ) -> list[learner_pool_pb2.LearnResult]:
+    async def _run(self, tasks: list[learner_pool_pb2.LearnTask], verb: str) -> list[learner_pool_pb2.LearnResult]:
         for task in tasks:
-            task.replay = str(self._replays.path(task.job, known.scopes[task.scope].name) or "")
+            scope = self._jobs[task.job].scopes[task.scope]
+            task.replay = str(self._replays.path(task.job, scope.name) or "")
         await self._fleet.ensure(len(tasks))
         return await gather(self._run_one(task, verb) for task in tasks)
 

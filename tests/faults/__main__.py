@@ -31,6 +31,7 @@ from tests.faults import (
     paused_processes,
     paused_writer,
     redis_kills,
+    remembering,
     scale_down,
     uploads,
 )
@@ -109,6 +110,10 @@ async def _r2_changing(seed: int, _place: Path, stage: Stage) -> Figures:
     return total(await changing_groups.run(await stage.rig(), seed, kills=60, rounds=ROUNDS))
 
 
+async def _off_policy(seed: int, _place: Path, stage: Stage) -> Figures:
+    return total(await remembering.run(await stage.rig(), seed, kills=60, rounds=ROUNDS))
+
+
 async def _r7_processes(seed: int, _place: Path, stage: Stage) -> Figures:
     rig = await stage.rig()
     return await paused_processes.run(rig, seed, times=10, rounds=ROUNDS, reference=await stage.reference(rig))
@@ -144,6 +149,12 @@ CASES = (
         id="R2",
         attack="kill -9 around all of these writes, of a job whose groups and actors change every other round",
         run=_r2_changing,
+        limits={"recovery p95 (s)": 5.0},
+    ),
+    Case(
+        id="off-policy",
+        attack="kill -9 of learner workers and their pool in mid-update of a job that learns from a replay",
+        run=_off_policy,
         limits={"recovery p95 (s)": 5.0},
     ),
     Case(

@@ -26,10 +26,12 @@ AT_ONCE = 0.15
 Recoveries = dict[str, list[float]]
 
 
-async def run(rig: Rig, seed: int, *, kills: int, rounds: int, reference: Result) -> dict[str, float]:
+async def run(
+    rig: Rig, seed: int, *, kills: int, rounds: int, reference: Result, victims: Sequence[str] = VICTIMS
+) -> dict[str, float]:
     """Raises AssertionError if the job does not come to what it would have; returns counts and recovery times."""
     job = await rig.submit(f"kills-{seed}", rounds)
-    recoveries = await _kill_at_random(job, random.Random(seed), rounds, kills)
+    recoveries = await _kill_at_random(job, random.Random(seed), rounds, kills, victims)
     await job.succeeded()
     same(job, reference)
     every = [seconds for times in recoveries.values() for seconds in times]
@@ -45,10 +47,12 @@ async def run(rig: Rig, seed: int, *, kills: int, rounds: int, reference: Result
     }
 
 
-async def _kill_at_random(job: Disturbed, rng: random.Random, rounds: int, kills: int) -> Recoveries:
+async def _kill_at_random(
+    job: Disturbed, rng: random.Random, rounds: int, kills: int, victims: Sequence[str]
+) -> Recoveries:
     """Kill at random moments; returns the seconds of each recovery by who was killed."""
     recoveries: Recoveries = defaultdict(list)
-    order = [VICTIMS[number % len(VICTIMS)] for number in range(kills)]
+    order = [victims[number % len(victims)] for number in range(kills)]
     rng.shuffle(order)
     for victim, moment in zip(order, sorted(rng.sample(range(1, rounds - 2), kills)), strict=True):
         await job.until(lambda moment=moment: len(job.records()) >= moment)

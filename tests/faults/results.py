@@ -27,8 +27,10 @@ def result_of(job: Disturbed) -> Result:
     records = job.records()
     assert [record.round for record in records] == list(range(len(records))), "a round is lost or doubled"
     heads = {group.policy: 1 for record in records[:1] for group in record.groups}
+    joint = {name: 1 for record in records[:1] for name in record.versions if name not in heads}
     for record in records:
         heads |= {group.policy: heads.get(group.policy, 0) + 1 for group in record.groups}
+        heads |= (joint := {name: version + 1 for name, version in joint.items()})
         assert dict(record.versions) == heads, f"round {record.round} made {record.versions}"
     newest = max((job.folder / "checkpoints").glob("round-*"))
     digest = hashlib.sha256()

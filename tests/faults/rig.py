@@ -27,6 +27,7 @@ from marless.rpc.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from tests.faults.pools import DOCUMENT
 
 WITNESS = Path(__file__).parent / "witness"
+WITNESSES = {"ippo": "witnessed", "vdn": "remembering"}
 CHECKPOINT_EVERY = 5
 POLL_S = 0.005
 SUBMIT_S = 60.0
@@ -55,7 +56,7 @@ def spec_of(rounds: int, small: Mapping[str, Any]) -> str:  # Any: YAML
     document = {**small, "stop": {"rounds": rounds}, "checkpoint": checkpoint}
     policies = {section: document.pop(section) for section in ("scaling", "sharing") if section in document}
     spec = json.loads(specs.parse(document, "small").to_json())
-    spec["algorithm"]["name"] = "witnessed"
+    spec["algorithm"]["name"] = WITNESSES[spec["algorithm"]["name"]]
     return json.dumps(spec | policies)
 
 

@@ -4,7 +4,7 @@ import pytest
 import pytest_asyncio
 
 from marless import failpoint
-from tests.faults import changing_groups, failpoints, job_kills, partitions, paused_processes
+from tests.faults import changing_groups, failpoints, job_kills, partitions, paused_processes, remembering
 from tests.faults.results import undisturbed
 from tests.faults.rig import running_rig
 
@@ -57,6 +57,12 @@ async def test_kills_of_others_around_a_publish(rig, reference, name):
 async def test_kills_where_groups_change(rig):
     changing, same = await changing_groups.prepared(rig, 12)
     await failpoints.in_rounds(changing, 0, kills=4, rounds=12, reference=same)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_kills_of_learners_that_remember_past_rounds(rig):
+    figures = await remembering.run(rig, 0, kills=2, rounds=14, points=["learner.publish.before"])
+    assert [each["kills"] for each in figures] == [2, 1]
 
 
 @pytest.mark.asyncio(loop_scope="module")

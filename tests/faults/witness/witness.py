@@ -1,6 +1,6 @@
-"""IPPO by another name, which notes every update that it really computes: a line "round" in the file $TRAININGS.
+"""IPPO and VDN by other names, which note every update that they really compute: a line "round" in the file $TRAININGS.
 
-It is installed by putting this directory on PYTHONPATH, as any third party's algorithm would be.
+They are installed by putting this directory on PYTHONPATH, as any third party's algorithms would be.
 """
 
 from __future__ import annotations
@@ -14,9 +14,17 @@ from pydantic import Field
 
 from marless.algos.base import AlgorithmConfig, Learner, LearnerContext
 from marless.algos.ippo import IPPO, IPPOConfig
+from marless.algos.vdn import VDN, VDNConfig
 
 UPDATE_S = 0.02
 """An update takes at least so long, that there is time to kill it in."""
+
+
+def note(round_: int) -> None:
+    """This round's update begins."""
+    with Path(os.environ["TRAININGS"]).open("a") as file:
+        file.write(f"{round_}\n")
+    time.sleep(UPDATE_S)
 
 
 class WitnessedConfig(IPPOConfig):
@@ -26,7 +34,7 @@ class WitnessedConfig(IPPOConfig):
 
 
 class Witnessed(IPPO):
-    """The registry's entry."""
+    """An entry of the registry."""
 
     config_type: type[AlgorithmConfig] = WitnessedConfig
 
@@ -35,12 +43,33 @@ class Witnessed(IPPO):
 
         class WitnessedLearner(PPOLearner):
             def update(self, inputs):
-                with Path(os.environ["TRAININGS"]).open("a") as file:
-                    file.write(f"{inputs.round}\n")
-                time.sleep(UPDATE_S)
+                note(inputs.round)
                 return super().update(inputs)
 
         return WitnessedLearner(self, WitnessedConfig.model_validate(config), context, critic="own")
 
 
+class RememberingConfig(VDNConfig):
+    """Settings of VDN."""
+
+    name: Literal["remembering"] = Field("remembering")  # type: ignore[assignment]
+
+
+class Remembering(VDN):
+    """An entry of the registry."""
+
+    config_type: type[AlgorithmConfig] = RememberingConfig
+
+    def learner(self, config: AlgorithmConfig, context: LearnerContext) -> Learner:
+        from marless.learners.q.learner import QLearner
+
+        class RememberingLearner(QLearner):
+            def update(self, inputs):
+                note(inputs.round)
+                return super().update(inputs)
+
+        return RememberingLearner(RememberingConfig.model_validate(config), context, mixer="sum")
+
+
 ALGORITHM = Witnessed()
+REMEMBERING = Remembering()
