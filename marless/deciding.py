@@ -48,6 +48,7 @@ def decide(job: Job, history: Sequence[RoundRecord], budget: Budget | None = Non
             last_usd=budget.last_usd,
             remaining_usd=budget.remaining_usd,
             rounds_left=spec.stop.rounds - done if spec.stop.rounds else None,
+            drawn=spec.algorithm.drawn(spec.actors.steps) is not None,
         )
     groups = " ".join("+".join(group.agents) for group in sharing.groups)
     return Decided(

@@ -10,9 +10,12 @@ from marless.record import RoundRecord
 from marless.scaling.base import ScalingDecision
 from marless.scaling.bounds import TOLERANCE
 
-GROWING = frozenset({"actor", "learner", "post_process", "critic", "policy", "machine"})
-"""What grows with the actors: actors themselves, what goes over their samples, and machines that hold both. All else
-(an evaluation's episodes, measurements on a subset, the store) costs a round the same however many actors it has.
+LEARNING = frozenset({"learner", "post_process", "critic", "mixer", "policy"})
+"""What goes over samples."""
+GROWING = frozenset({"actor", "machine"})
+"""What grows with the actors: actors themselves, and machines that hold them. LEARNING does where learners go over what
+the actors sampled. All else (an evaluation's episodes, measurements on a subset, the store) costs a round the same
+however many actors it has.
 """
 SHARE_OF_REST = 0.1
 """Of what is left, the most that one round may take where nobody knows how many rounds there will be."""
@@ -25,15 +28,18 @@ def within_budget(
     last_usd: Mapping[str, float],
     remaining_usd: float,
     rounds_left: int | None,
+    drawn: bool = False,
 ) -> ScalingDecision:
     """The decision, or as many actors as the budget pays in every round that is left; at least one.
 
     `last_usd` is what `last` cost, by function. The actors' and the learners' part is taken to grow in proportion to
-    the number of actors, since learners go over what actors sample; the rest is taken to stay. What is left is spread
+    the number of actors, since learners go over what actors sample; but not the learners' if their batches are `drawn`
+    from a replay, as large in every round. The rest is taken to stay. What is left is spread
     evenly over the rounds that are left; where their number is unknown (`rounds_left` None) a round may take a tenth
     of it, so that it is never spent at once. Without a last round nothing is known, and the decision stands.
     """
-    growing = math.fsum(usd for function, usd in last_usd.items() if function in GROWING)
+    functions = GROWING if drawn else GROWING | LEARNING
+    growing = math.fsum(usd for function, usd in last_usd.items() if function in functions)
     if last is None or growing <= 0:
         return decision
     per_actor = growing / max(last.actors, 1)

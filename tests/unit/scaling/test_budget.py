@@ -41,11 +41,21 @@ def test_a_tenth_of_what_is_left_where_the_rounds_are_not_known():
     assert (decision.actors, "a tenth of it for one round" in decision.reason) == (30, True)
 
 
-@pytest.mark.parametrize("function", ["actor", "learner", "post_process", "critic", "policy", "machine"])
+@pytest.mark.parametrize("function", ["actor", "learner", "post_process", "critic", "mixer", "policy", "machine"])
 def test_what_works_on_samples_grows_with_the_actors(function):
     cost = {function: 0.01, "evaluation": 0.002}
     found = within_budget(WANTED, last=LAST, last_usd=cost, remaining_usd=0.08, rounds_left=10).inputs["budget"]
     assert (found["actor_usd"], found["fixed_usd"]) == pytest.approx((0.0002, 0.002))
+
+
+@pytest.mark.parametrize("function", ["learner", "post_process", "critic", "mixer", "policy"])
+def test_batches_from_a_replay_do_not_grow_with_the_actors(function):
+    """0.008 a round, 0.007 of it for what stays: 0.001 / 0.0002 an actor."""
+    cost = {"actor": 0.01, function: 0.005, "evaluation": 0.002}
+    found = within_budget(WANTED, last=LAST, last_usd=cost, remaining_usd=0.08, rounds_left=10, drawn=True)
+    assert found.actors == 5
+    budget = found.inputs["budget"]
+    assert (budget["actor_usd"], budget["fixed_usd"]) == pytest.approx((0.0002, 0.007))
 
 
 def test_what_the_budget_pays_stands():
