@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from marless.algos.base import CurvatureSpec, Measure, PolicyState, RoundInput, UpdateOutput
+from marless.curvature.lanczos import Product
 from marless.curvature.noise import noise_scale
 from marless.curvature.ratio import convexity_ratio
 from marless.envs.base import Box, Discrete
@@ -163,6 +164,35 @@ def test_samples_are_drawn_anew_each_round() -> None:
     )
     assert first["lambda_max"].tolist() == again["lambda_max"].tolist()
     assert first["lambda_max"].tolist() != later["lambda_max"].tolist()
+
+
+@dataclass(frozen=True)
+class Bowl:
+    """−xᵀAx/2 in three parameters, for each of two nets: its gradient is −Ax, its Hessian −A, whatever the samples."""
+
+    matrix: Tensor
+    tensors: Mapping[str, Tensor]
+    asked: list[int]
+
+    def score_gradient(self, batch: measuring.Batch) -> Tensor:
+        return -(self.matrix @ self.tensors["flat"].unsqueeze(2)).squeeze(2)
+
+    def hessian(self, batch: measuring.Batch) -> Product:
+        self.asked.append(batch["features"].shape[2])
+        return lambda direction_PD: -(self.matrix @ direction_PD.unsqueeze(2)).squeeze(2)
+
+
+def test_whatever_offers_gradients_and_products_is_measured_and_segments_stay_whole() -> None:
+    """Eigenvalues of ± those of A; 40 samples are six segments of seven steps. Parts without noise have none."""
+    matrix = torch.diag_embed(torch.tensor([[1.0, -2.0, 0.5], [4.0, -1.0, 3.0]]))
+    bowl = Bowl(matrix, {"flat": torch.ones(2, 3)}, [])
+    parts = {"features": torch.ones(2, 1, 84), "first": torch.zeros(2, 1, 84)}
+    found = measuring.measured(bowl, Samples(parts, 7), _asking(), minibatches=3)
+    assert bowl.asked == [42]
+    assert found["lambda_max"].tolist() == pytest.approx([2.0, 1.0], rel=1e-5)
+    assert found["lambda_min"].tolist() == pytest.approx([-1.0, -4.0], rel=1e-5)
+    assert found["curvature"].tolist() == pytest.approx([2.0, 0.25], rel=1e-5)
+    assert found["noise_scale"].tolist() == pytest.approx([0.0, 0.0], abs=1e-4)
 
 
 def _update(name: str, measure: Measure, state: PolicyState | None = None, **settings: object) -> UpdateOutput:

@@ -20,6 +20,7 @@ from marless.pricing.calibration import Calibration, FunctionSeconds
 from marless.pricing.estimate import course, courses_of_run, estimate, same_shape
 from marless.pricing.invented import Pace, rounds, work_of
 from marless.replay.cluster import modelled
+from marless.sharing.groups import initial_groups
 from marless.spec import JobSpec
 from tests.unit.pricing.rounds import job, paper_round
 from tests.unit.pricing.test_ledger import GB_S, PLAIN, prices
@@ -209,6 +210,26 @@ def test_a_calibration_measures_every_function_of_the_job():
         assert named[0][0] == "post_process"
         assert sorted(named[1:]) == sorted((function, name) for function in ("critic", "policy") for name in agents)
         assert all(each.seconds > 0 for each in update)
+
+
+def test_a_calibration_of_a_replay_is_of_updates_past_their_warmup():
+    """Of two classes and one learner; each agent has a critic of its own. Nothing is extrapolated."""
+    learns = {"name": "maddpg", "updates": 2, "batch": 8, "warmup": 10_000}
+    actors = {"count": 50, "envs": 10, "steps": 10}
+    spec = job(env={"name": "mpe/simple_adversary"}, algorithm=learns, actors=actors, model={"hidden": [8]})
+    program = "from marless.pricing import calibration as c; c.MOST_SAMPLES = 300; c.main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program], input=spec.to_json(), capture_output=True, text=True, check=True
+    )
+    found, prepared = calibration.from_text(done.stdout), prepare(spec)
+    declared = prepared.functions(initial_groups("independent", prepared.spaces))
+    for update in found.updates:
+        assert {(each.index, each.function, each.name, each.after) for each in update} == {
+            (each.index, each.node.function, each.node.name, each.node.after) for each in declared
+        }
+    assert found.samples_share == 1.0
+    [record] = rounds(prepared, work_of(found, prepared), 0.1, Pace(actors=1, factor=1.0, shared=False, slots=2), 1, 10)
+    assert {each.function for each in record.invocations} == {"actor", "learner", "post_process", "critic", "policy"}
 
 
 def test_a_calibration_of_what_cannot_be_is_one_sentence():
