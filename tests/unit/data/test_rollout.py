@@ -80,6 +80,35 @@ def test_deaths_rewards_and_actions_are_recorded(rolled):
     assert np.array_equal(np.stack(env.received), trajectory["action/0"] + 10)
 
 
+class Told(Highest):
+    """Notes what it is told of episodes, and between which steps."""
+
+    def __init__(self):
+        self.notes = []
+
+    def begin(self, batch):
+        self.notes.append(("begin", batch))
+
+    def ended(self, ended_B):
+        self.notes.append(("ended", ended_B.tolist()))
+
+    def greedy(self, obs_NBO, mask_NBA):
+        self.notes.append("step")
+        return super().greedy(obs_NBO, mask_NBA)
+
+
+@pytest.mark.parametrize("run", ["rollout", "play"])
+def test_policies_are_told_where_episodes_begin_and_end(run):
+    told = Told()
+    if run == "rollout":
+        rollout(ScriptedEnv(), [told], steps=STEPS, seed=3, with_state=False)
+    else:
+        play(ScriptedEnv(), [told], episodes=3, seed=3)  # two of copy 0, which needs six steps for them
+    until_3 = [("begin", 2), "step", "step", ("ended", [False, True]), "step", ("ended", [True, False])]
+    until_5 = [*until_3, "step", ("ended", [False, True]), "step"]
+    assert told.notes == (until_5 if run == "rollout" else [*until_5, "step", ("ended", [True, True])])
+
+
 def test_stats_sum_over_ended_episodes_only(rolled):
     *_, stats = rolled
     # Copy 0: one episode, a earns 10+11+12, b 20+21+22. Copy 1: two episodes, a earns 10+11 in each, b 20.

@@ -78,6 +78,19 @@ def test_outputs_and_gradients_are_autograds(
         torch.testing.assert_close(nets.gradient_PD[i], gradient, rtol=1e-9, atol=1e-12)
 
 
+def test_nets_of_a_stack_may_see_different_copies() -> None:
+    resets_PTB = torch.stack([_resets(0.3), _resets(0.3).flip(0)])
+    flat_PD, x = _parameters(LAYOUT, 2), _inputs(LAYOUT, 2)
+    both = net(LAYOUT, flat_PD, "tanh")
+    output = both.forward(x, resets_PTB)
+    both.backward(output)
+    for i in range(2):
+        alone = net(LAYOUT, flat_PD[i : i + 1], "tanh")
+        torch.testing.assert_close(output[i : i + 1], alone.forward(x[i : i + 1], resets_PTB[i]))
+        alone.backward(output[i : i + 1])
+        torch.testing.assert_close(both.gradient_PD[i : i + 1], alone.gradient_PD)
+
+
 def test_weights_are_torchs_row_by_row() -> None:
     shape, dtype = GRULayout(4, (5,), 5), torch.float64
     flat_PD, x = _parameters(shape, 1), _inputs(shape, 1)
