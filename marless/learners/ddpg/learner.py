@@ -23,7 +23,7 @@ from marless.learners.ddpg.nets import RowNets
 from marless.learners.ddpg.rows import Rows, rows, separate
 from marless.learners.ddpg.training import DDPGTraining, Ensemble, Trained
 from marless.learners.off_policy import Kinds, OffPolicyLearner, Part, Training, follow_, make_optimizer
-from marless.nets import actions
+from marless.nets.acting import description
 from marless.nets.acting_heads import DETERMINISTIC, STOCHASTIC
 from marless.nets.adam import clip_norm_
 from marless.nets.bank import Bank, Row
@@ -63,7 +63,7 @@ class DDPGLearner(OffPolicyLearner):
         )
         super().__init__(config, context, kinds)
         self._config = config
-        self._activation = context.model.activation
+        self._model, self._activation = context.model, context.model.activation
         hidden = tuple(context.model.hidden)
         self._classes = tuple(_class(each, config, hidden) for each in classes)
         sizes = [Sizes(len(each.agents), each.obs_size, each.action.n) for each in classes]
@@ -87,12 +87,11 @@ class DDPGLearner(OffPolicyLearner):
         return (Part(mine.codec, mine.policies), *(() if self._critic_names else critics))
 
     def _metadata(self, name: str) -> Mapping[str, str]:
-        net = {"kind": "mlp", "activation": self._activation}
         if name in self._critic_names:
-            return net
-        action = self._serves(name).agents.action
-        acts = STOCHASTIC if isinstance(action, Discrete) else DETERMINISTIC
-        return net | {"action": actions.describe(action), "acts": acts}
+            return {"kind": "mlp", "activation": self._activation}
+        agents = self._serves(name).agents
+        acts = STOCHASTIC if isinstance(agents.action, Discrete) else DETERMINISTIC
+        return description(agents, self._model, acts=acts)
 
     def _training(self, inputs: RoundInput, *, copies: bool) -> Training:
         ensembles = self._together(inputs, copies) if self._critic_names else self._apart(inputs, copies)

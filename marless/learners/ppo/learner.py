@@ -47,6 +47,7 @@ from marless.learners.samples import Samples
 from marless.learners.stacks import Stack, drawn_stacks, stacks
 from marless.learners.table import tabulate
 from marless.nets import actions
+from marless.nets.acting import description
 from marless.nets.bank import Bank
 from marless.nets.codec import Codec
 from marless.nets.layout import generator, layout
@@ -119,8 +120,7 @@ class PPOLearner:
         self._critic_codec = Codec("critic", judging, output_gain=1.0, acts=False, moments=True)
         self._policies = Bank(lambda row: self.policy_function(row, acting, activation, action))
         self._critics = Bank(lambda row: CriticFunction(row, judging, activation))
-        kind = "gru" if self._remembers else "mlp"
-        self._metadata = {"kind": kind, "activation": activation, "action": actions.describe(action)}
+        self._metadata = description(agent_class, model)
 
     def names(self, groups: Sequence[Group]) -> tuple[str, ...]:
         """See `Learner`."""

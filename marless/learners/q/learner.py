@@ -20,7 +20,7 @@ from marless.learners.q.functions import QFunction
 from marless.learners.q.mixers import MonotoneMixer, Sum
 from marless.learners.q.training import IndependentTraining, JointTraining, Policies, Trained
 from marless.learners.stacks import Stack, cut_stacks, stacks
-from marless.nets import actions
+from marless.nets import acting
 from marless.nets.acting_heads import EPSILON_GREEDY
 from marless.nets.bank import Bank, Row
 from marless.nets.codec import Codec
@@ -86,13 +86,7 @@ class QLearner(OffPolicyLearner):
         if name in self._joint():
             return {"kind": "mixer"}
         k = self._class_of(name)
-        return {
-            "kind": "gru" if self._model.recurrent == "gru" else "mlp",
-            "activation": self._model.activation,
-            "action": actions.describe(self._spaces.classes[k].action),
-            "acts": EPSILON_GREEDY,
-            **self._inputs[k].metadata(),
-        }
+        return acting.description(self._spaces.classes[k], self._model, acts=EPSILON_GREEDY, inputs=self._inputs[k])
 
     def _training(self, inputs: RoundInput, *, copies: bool) -> Training:
         count = self._count(inputs)
