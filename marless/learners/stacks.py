@@ -56,7 +56,7 @@ class Stack(ABC):
 
     def _units(self, x_NRS: Tensor) -> Tensor:
         """What stays whole along the last axis: [N, R, S], or [N, R · T, B]."""
-        return x_NRS if self.copies is None else x_NRS.unflatten(2, (-1, self.copies)).flatten(1, 2)
+        return x_NRS if self.copies is None else x_NRS.reshape(len(x_NRS), -1, self.copies)
 
 
 @dataclass(frozen=True)
