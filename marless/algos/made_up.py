@@ -53,12 +53,10 @@ class Round:
 
 
 ROUNDS: tuple[Round, ...] = (
-    Round(_APART),
     Round(_APART, measure=_MEASURED),
     Round(_TOGETHER),
     Round(_TOGETHER, drawn=True),
     Round(_SPLIT),
-    Round(_APART),
 )
 """Agents train apart, share a policy, and part again from copies of it."""
 

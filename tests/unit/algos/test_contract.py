@@ -195,8 +195,8 @@ class Frozen(PPOLearner):
     [
         (Restless, "made twice, or loaded and read, scout_0 has another state"),
         (Forgetful, "round 1, scout: by a learner that was started again, scout_0 has another state"),
-        (Stubborn, "round 4, walker: by a learner that was started again, walker_0 has another state"),
-        (Measuring, "round 1, scout: without measurements, scout_0 has another state"),
+        (Stubborn, "round 3, walker: by a learner that was started again, walker_0 has another state"),
+        (Measuring, "round 0, scout: without measurements, scout_0 has another state"),
         (Blind, "no curvature of scout_0, which was asked for"),
         (Idle, r"functions .*mixer/scout.* ran, \["),
         (Lossy, "round 1, scout: by a learner that was started again, scout_0 has another state"),
