@@ -22,6 +22,6 @@ def test_the_algorithm_of_the_page_trains_a_job(tmp_path):
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["rounds"] == 2
     [folder] = (tmp_path / "runs").iterdir()
-    last = read(folder / "rounds.jsonl")[-1]
-    assert {each.function for each in last.invocations} == {"actor", "post_process", "critic", "policy"}
+    last = list(read(folder / "rounds.jsonl"))[-1]
+    assert {each.function for each in last.invocations} >= {"actor", "post_process", "critic", "policy"}
     assert last.metrics["agent_0"]["grad_norm"] > 0
