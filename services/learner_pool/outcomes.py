@@ -83,7 +83,7 @@ async def _parts(store: ParamStore, job: str, versions: Mapping[str, int]) -> di
 def _take(part: Mapping[str, Any], found: learner_pool_pb2.LearnResult, name: str) -> None:  # Any: JSON
     """Add what one policy's part says to a result."""
     found.metrics[name].values.update(part["metrics"])
-    for id_, function, served, index, start_s, end_s, vcpu_s, after in part["functions"]:
+    for id_, function, served, index, start_s, end_s, vcpu_s, *after in part["functions"]:
         found.functions.add(
             id=id_,
             function=function,
@@ -92,7 +92,7 @@ def _take(part: Mapping[str, Any], found: learner_pool_pb2.LearnResult, name: st
             start_s=start_s,
             end_s=end_s,
             vcpu_s=vcpu_s,
-            after=after,
+            after=after[0] if after else (),  # not in parts of before graphs were kept
         )
     for agents, values in part.get("distances", ()):
         found.distances.add(agents=agents, values=values)

@@ -209,7 +209,7 @@ def test_a_teams_functions_are_those_that_its_algorithm_declares_for_other_group
     runs = (
         invocation("learner", 103.0, 113.0, queued_s=102.8, vcpu_s=8.0),
         invocation("post_process", 104.0, 106.0, name="team", queued_s=0.0),
-        invocation("mixer", 106.0, 108.0, name="a", queued_s=0.0, after=("post_process/team",)),
+        invocation("mixer", 106.0, 108.0, name="b", queued_s=0.0, after=("post_process/team",)),
         *(invocation("policy", 108.0, 113.0, name=name, queued_s=0.0, vcpu_s=1.0) for name in "abcd"),
     )
     one = recorded(policies=tuple("abcd"), versions=dict.fromkeys("abcd", 2))
@@ -217,15 +217,15 @@ def test_a_teams_functions_are_those_that_its_algorithm_declares_for_other_group
     groups = (Group("b", ("a", "b")), Group("c", ("c",)), Group("d", ("d",)))
     nodes = [
         FunctionNode("post_process", "team"),
-        FunctionNode("mixer", "a", after=("post_process/team",)),
-        *(FunctionNode("policy", group.policy, after=("mixer/a",)) for group in groups),
+        FunctionNode("mixer", "b", after=("post_process/team",)),
+        *(FunctionNode("policy", group.policy, after=("mixer/b",)) for group in groups),
     ]
     durations, TEAM = Durations([one], "pooled", drawn=50), Scope(0, (0, 1), "team")
     asked = plan(*groups, actors=4, functions=tuple(Function(TEAM, node) for node in nodes))
     found = rebuild(replace(source(one), durations=durations), asked, MACHINE, before=None, delay_s=0.0).record
     assert {name: each.vcpu_s for name, each in of(found, "policy").items()} == {"b": 2.0, "c": 1.0, "d": 1.0}
-    assert of(found, "policy")["b"].after == ("mixer/a",)
-    assert [of(found, "mixer")["a"].vcpu_s, of(found, "post_process")["team"].vcpu_s] == [2.0, 2.0]
+    assert of(found, "policy")["b"].after == ("mixer/b",)
+    assert [of(found, "mixer")["b"].vcpu_s, of(found, "post_process")["team"].vcpu_s] == [2.0, 2.0]
     assert sum(each.function == "actor" for each in found.invocations) == 4
 
 
