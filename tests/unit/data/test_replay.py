@@ -159,6 +159,14 @@ def test_the_oldest_rounds_make_room_and_a_round_may_go_around_the_end():
     assert replay.counts == ReplayCounts(inserted=20, dropped=12, lost=0, drawn=2 + 4 * 4)
 
 
+def test_what_is_left_at_the_end_of_the_ring_goes_before_what_is_newer():
+    replay = Replay(PLAIN, 10)
+    for number, steps in enumerate([3, 3, 1, 5, 4]):  # frames 0-3, 4-7, 8-9; then 0-5; then 6-9 would not do: 0-4
+        replay.insert(number, [flat_round([10.0 * number] * steps, steps=steps)])
+    assert (replay.size, replay.counts.dropped) == (4, 3 + 3 + 1 + 5)
+    assert set(replay.take("obs/0", replay.draw(np.random.default_rng(0), 50).row).ravel()) == {40.0}
+
+
 def test_of_a_round_larger_than_all_the_first_segments_are_kept():
     replay = Replay(PLAIN, 7)
     replay.insert(0, [flat_round([1, 2, 3, 4], steps=2), flat_round([5, 6, 7, 8], steps=2)])
@@ -282,7 +290,7 @@ def work(replay: Replay, number: int, seed: int = 0) -> tuple[np.ndarray, ...]:
     found = []
     for _ in range(2):
         draw = replay.draw(rng, 6, 0.4)
-        replay.reprioritise(draw.row, rng.random(6))
+        replay.reprioritise(draw.row, 3 * rng.random(6))
         found += [replay.take("obs/1", draw.row), replay.take("obs/1", draw.row + 1), draw.weight]
     return tuple(found)
 
@@ -360,15 +368,17 @@ class TestGoingOn:
 
     def test_a_paused_writer_writes_into_a_file_of_its_own(self, make, tmp_path):
         learned, published = self.undisturbed(make)
-        paused, arrays = make(), make().arrays()
-        paused.restore(arrays)
-        work(paused, 0)  # and keeps the lock
-        for number in range(self.ROUNDS):
+        paused, arrays = make(), None
+        for number in range(6):
+            work(paused, number)
+            arrays = paused.arrays()
+        work(paused, 6)  # and keeps the lock
+        for number in range(6, self.ROUNDS):
             other = make()
             other.restore(arrays)
             assert all(map(np.array_equal, work(other, number), learned[number]))
             arrays = other.arrays()
-        for number in range(1, 8):
+        for number in range(7, 14):
             work(paused, number, seed=9)  # it wakes up and goes on
         check = make()
         check.restore(arrays)

@@ -112,6 +112,18 @@ def test_what_nobody_used_for_long_goes_unless_its_job_is_open(pool, tmp_path):
     assert gone.path("new", "team").exists()
 
 
+def test_a_file_counts_as_used_when_its_job_is_opened_and_at_each_update(pool):
+    for use in (lambda replays: replays.open("job", {"team": 10}), lambda replays: replays.used("job", report())):
+        replays = pool()
+        replays.open("job", {"team": 10})
+        path = replays.path("job", "team")
+        aged(path)
+        use(replays)
+        replays.forget("job")
+        pool()
+        assert path.exists()
+
+
 def test_what_no_job_has_open_gives_way_the_longest_unused_first(pool):
     replays = pool()
     for job in ("a", "b", "c"):
