@@ -89,7 +89,7 @@ def measured(policies: Measurable, samples: Measured, inputs: RoundInput, miniba
     order_S = torch.from_numpy(rng.permutation(samples.count)).to(policies.tensors["flat"].device)
     if inputs.measure.curvature is not None:
         metrics |= _curvature(policies, samples, order_S, inputs.measure.curvature, rng)
-    if inputs.measure.noise:
+    if inputs.measure.noise and samples.count > 1:  # one segment has no parts to compare with the whole
         metrics["noise_scale"] = _noise(policies, samples, order_S, max(minibatches, 2))
     return metrics
 

@@ -130,6 +130,16 @@ def test_one_minibatch_is_halved_for_the_noise_scale() -> None:
     assert one["noise_scale"].tolist() == two["noise_scale"].tolist()
 
 
+def test_policies_with_memory_are_measured_over_whole_segments_if_there_are_several() -> None:
+    model = rounds.MODEL.model_copy(update={"recurrent": "gru"})
+    for batch, missing in ((5, set()), (1, {"noise_scale"})):
+        learner = rounds.learner("ippo", rounds.DISCRETE, rounds.INDEPENDENT, model=model, minibatches=1)
+        given = rounds.inputs(rounds.INDEPENDENT, [rounds.trajectory(rounds.DISCRETE, 1, batch=batch)])
+        metrics = learner.update(replace(given, measure=ALL)).metrics["a"]
+        assert metrics.keys() & MEASURED == MEASURED - missing
+        assert np.isfinite([metrics[name] for name in MEASURED - missing]).all()
+
+
 @ACTIONS
 def test_a_stack_is_its_policies_one_by_one(action: Discrete | Box) -> None:
     together = measuring.measured(_policies(action), _samples(action), _asking(), minibatches=4)
