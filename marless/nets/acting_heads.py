@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from marless.envs.base import ActionArray, BoolArray, Box, Discrete, FloatArray
 from marless.errors import CorruptError
-from marless.nets.actions import ILLEGAL_LOGIT
+from marless.nets import actions
 from marless.nets.layout import checked
 
 HALF_LOG_2PI = np.float32(0.9189385332046727)
@@ -77,9 +77,9 @@ class Categorical:
         return _legal(output_NAB, mask_NBA).transpose(0, 2, 1), None
 
     def _offsets(self, logits_NAB: FloatArray) -> NDArray[np.intp]:
-        agents, actions, batch = logits_NAB.shape
+        agents, choices, batch = logits_NAB.shape
         if self._offset_NB.shape != (agents, batch):
-            self._offset_NB = np.arange(agents)[:, None] * (actions * batch) + np.arange(batch)
+            self._offset_NB = np.arange(agents)[:, None] * (choices * batch) + np.arange(batch)
         return self._offset_NB
 
 
@@ -121,10 +121,10 @@ class EpsilonGreedy:
         self, output_NAB: FloatArray, mask_NBA: BoolArray | None, rng: np.random.Generator
     ) -> tuple[ActionArray, FloatArray]:
         """See `ActingHead`."""
-        best_NB, (agents, actions, batch) = _best(output_NAB, mask_NBA), output_NAB.shape
+        best_NB, (agents, choices, batch) = _best(output_NAB, mask_NBA), output_NAB.shape
         explores_NB = rng.random((agents, batch), np.float32) < self._epsilon_N1
         if mask_NBA is None:
-            any_NB = rng.integers(actions, size=(agents, batch), dtype=np.int32)
+            any_NB = rng.integers(choices, size=(agents, batch), dtype=np.int32)
         else:
             lots_NBA = np.where(mask_NBA, rng.random(mask_NBA.shape, np.float32), np.float32(-1))
             any_NB = lots_NBA.argmax(axis=2).astype(np.int32)
@@ -180,12 +180,12 @@ def head(
 
 def free_parameters(acts: str, action: Discrete | Box) -> int:
     """How many free parameters the nets of a way to act have: those of a Gaussian."""
-    return action.n if acts == STOCHASTIC and isinstance(action, Box) else 0
+    return actions.free_parameters(action) if acts == STOCHASTIC else 0
 
 
 def _legal(output_NAB: FloatArray, mask_NBA: BoolArray | None) -> FloatArray:
     if mask_NBA is not None:
-        output_NAB[~mask_NBA.transpose(0, 2, 1)] = ILLEGAL_LOGIT
+        output_NAB[~mask_NBA.transpose(0, 2, 1)] = actions.ILLEGAL_LOGIT
     return output_NAB
 
 
