@@ -141,6 +141,17 @@ def test_a_corridor_is_walked_to_its_end(name: str, groups: tuple[Group, ...], s
     assert _trained_return(env, name, groups, number=25, steps=24, lr=1e-2, **settings) == 1.0
 
 
+@pytest.mark.parametrize(
+    ("name", "groups"), [("maddpg", SHARED), ("iddpg", INDEPENDENT)], ids=["maddpg-shared", "iddpg"]
+)
+def test_deterministic_policies_learn_from_gradients_at_their_actions(name: str, groups: tuple[Group, ...]) -> None:
+    settings = {"lr": 2e-3, "critic_lr": 2e-2, "batch": 64, "warmup": 100, "updates": 10, "target_tau": 0.1}
+    cues, number_line = _OneStep(100, Discrete(4)), _OneStep(100, Box((-1.0,), (2.0,)))
+    assert _trained_return(cues, name, groups, number=45, steps=4, **settings) > 0.95
+    assert _trained_return(number_line, name, groups, number=40, steps=4, **settings) > -0.12
+    assert _trained_return(_Corridor(40), name, groups, number=20, steps=24, **settings) == 1.0
+
+
 def test_neither_chance_nor_a_frozen_policy_can_do_it() -> None:
     for env, least in (
         (_OneStep(100, Discrete(4)), 0.4),
