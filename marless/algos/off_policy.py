@@ -16,7 +16,9 @@ OFTEN = 64
 class ReplaySpec(Strict):
     """What is remembered of past rounds, and how it is drawn from. Kept per agent, so that groups may change."""
 
-    capacity: int = Field(100_000, ge=1, description="env steps kept; whole rounds are dropped, the oldest first")
+    capacity: int = Field(
+        100_000, ge=1, description="frames kept: env steps, and each episode's last view; the oldest rounds go first"
+    )
     unit: Literal["transitions", "episodes"] = Field(
         "transitions", description="what is drawn: single env steps, or whole episodes, which memory nets need"
     )
