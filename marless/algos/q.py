@@ -17,6 +17,8 @@ class QConfig(OffPolicyConfig):
     """Settings common to IQL, VDN and QMIX."""
 
     family: ClassVar[str] = "q"
+    lr: Rate = Field(1e-3, description="learning rate of policies")
+    target_tau: float = Field(0.02, gt=0, le=1, description="share of a target net that each gradient step replaces")
     double: bool = Field(True, description="the net in training chooses the next action, its target net values it")
     dueling: bool = Field(False, description="nets output a value of the state and an advantage of each action")
     td_lambda: float | None = Field(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from marless.algos import q
-from marless.algos.base import AlgorithmConfig, FunctionNode, Group, Learner, LearnerContext, Scope, Setting
+from marless.algos.base import AlgorithmConfig, FunctionNode, Group, Learner, LearnerContext, Rate, Scope, Setting
 from marless.algos.q import QConfig
 from marless.errors import SpecError
 
@@ -20,6 +20,8 @@ class QMIXConfig(QConfig):
     """Settings of QMIX."""
 
     name: Literal["qmix"] = Field("qmix", description="this algorithm")
+    lr: Rate = Field(5e-4, description="learning rate of policies and of the mixer")
+    target_tau: float = Field(0.01, gt=0, le=1, description="share of a target net that each gradient step replaces")
     embed: int = Field(32, ge=1, description="units of the mixer's hidden layer")
     hypernet: int = Field(64, ge=1, description="hidden units of the nets that give the mixer's weights")
 

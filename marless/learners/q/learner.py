@@ -33,6 +33,9 @@ Mixing = Literal["none", "sum", "monotone"]
 _MIXER, _POLICY = "mixer", "policy"
 _OUTPUT_GAIN = 0.01
 """Of Q nets as they begin: all actions are worth about the same, so what is learned first is not undone first."""
+_MIXER_GAIN = 0.3
+"""Of the nets that make its weights: where a state's numbers are of size 1, the team's value then begins to move about
+as much as each agent's does, not many times as much."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ class QLearner(OffPolicyLearner):
             team = sum(len(each.agents) for each in scope.agent_classes(spaces))
             mixing = MixingLayout(spaces.state_size, team, config.embed, config.hypernet)
             bank = Bank(partial(MonotoneMixer, layout=mixing))
-            self._mixer = Part(Codec(_MIXER, mixing, output_gain=1.0, acts=False, target=True), bank)
+            self._mixer = Part(Codec(_MIXER, mixing, output_gain=_MIXER_GAIN, acts=False, target=True), bank)
 
     def _joint(self) -> tuple[str, ...]:
         return (_MIXER,) if self._mixing == "monotone" else ()
