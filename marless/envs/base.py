@@ -185,4 +185,5 @@ def chance_acts(
     if mask_NBA is None:
         return rng.integers(space.n, size=shape, dtype=np.int32)
     lots_NBA = np.where(mask_NBA, rng.random((*shape, space.n)), -1.0)
-    return lots_NBA.argmax(axis=-1).astype(np.int32)
+    drawn_NB: NDArray[np.int32] = lots_NBA.argmax(axis=-1).astype(np.int32)
+    return drawn_NB
