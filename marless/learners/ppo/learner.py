@@ -212,34 +212,36 @@ class PPOLearner:
     ) -> UpdateOutput:
         """Run the functions of an update, `compute` being what critics and policies do with their samples."""
         threads = torch.get_num_interop_threads() if self._device.type == "cpu" else 1
-        chosen = self._stacks(inputs, parts=max(1, threads // 2))
-        work = _Work()
-
-        def prepare() -> Metrics:
-            self._prepare(work, inputs, chosen, policies, critics)
-            return {}
-
-        def train(key: _Key) -> Metrics:
-            return work.jobs[key].metrics | compute(key, work.jobs[key])
-
-        def measure(key: _Key) -> Metrics:
-            job = work.jobs[key]
-            assert isinstance(job.trained, PolicyFunction)
-            return measuring.measured(job.trained, job.samples, inputs, self._config.minibatches)
-
-        names = tuple(stack.names for stack in chosen)
-        keys: list[_Key] = [("critic", each) for each in (((self._joint,),) if self._critic == "joint" else names)]
-        keys += [("policy", each) for each in names]
+        chosen, work = self._stacks(inputs, parts=max(1, threads // 2)), _Work()
+        prepare = partial(self._prepare, work, inputs, chosen, policies, critics)
         passes = [Pass("post_process", (self._context.scope.name,), prepare)]
-        passes += [Pass(*key, partial(train, key)) for key in keys]
-        if measuring.asked(inputs.measure):
-            passes += [Pass("curvature", each, partial(measure, ("policy", each))) for each in names]
+        passes += self._passes(work, inputs, [stack.names for stack in chosen], compute)
         graph = Graph(self._functions(inputs), threads=threads)
         metrics: Reports = {name: {} for name in self.names(inputs.groups)}
         for each, found in zip(passes, graph.run(passes), strict=True):
             _report(metrics, each.names, found)
         distances, compared = work.similarity.result()
         return UpdateOutput(metrics=metrics, runs=(*graph.runs(), *compared), distances=distances)
+
+    def _passes(
+        self, work: _Work, inputs: RoundInput, stacked: Sequence[tuple[str, ...]], compute: _Compute
+    ) -> list[Pass[Metrics]]:
+        """What follows post-processing: critics, policies and, where asked for, what is measured of policies."""
+
+        def train(key: _Key) -> Metrics:
+            return work.jobs[key].metrics | compute(key, work.jobs[key])
+
+        def measure(names: tuple[str, ...]) -> Metrics:
+            job = work.jobs["policy", names]
+            assert isinstance(job.trained, PolicyFunction)
+            return measuring.measured(job.trained, job.samples, inputs, self._config.minibatches)
+
+        judging = [(self._joint,)] if self._critic == "joint" else stacked
+        keys: list[_Key] = [("critic", names) for names in judging]
+        keys += [("policy", names) for names in stacked]
+        measured = stacked if measuring.asked(inputs.measure) else ()
+        trainings = [Pass(*key, partial(train, key)) for key in keys]
+        return [*trainings, *(Pass("curvature", names, partial(measure, names)) for names in measured)]
 
     def _functions(self, inputs: RoundInput) -> tuple[FunctionNode, ...]:
         """What the algorithm declares, and what the round wants to be measured of each policy after its training."""
@@ -256,12 +258,11 @@ class PPOLearner:
         chosen: Sequence[Stack],
         policies: _Arrange[PolicyFunction],
         critics: _Arrange[CriticFunction],
-    ) -> None:
-        """Post-processing: fill in the jobs of all stacks."""
+    ) -> Metrics:
+        """Post-processing: fill in the jobs of all stacks. It reports nothing of its own."""
         table = tabulate(inputs.trajectories, self._class_index, self._critic != "own")
         work.similarity = likeness.begin(inputs, self._class, lambda: table, self.state)
-        arranged = [(stack.names, stack.starts) for stack in chosen]
-        trained = policies(arranged)
+        trained = policies([(stack.names, stack.starts) for stack in chosen])
         tensors = upload(table, self._device)
         segments = Segments.of(tensors["cut"], tensors["boot_index"]) if self._remembers else None
         passes = critic_passes(self._judges(chosen, critics), self._seen(tensors), segments)
@@ -274,6 +275,7 @@ class PPOLearner:
         for stack, function in zip(chosen, trained, strict=True):
             samples = policy_samples(stack, estimates[1], tensors, segments, self._config)
             work.jobs["policy", stack.names] = _Job(function, samples, orders.of(samples), {})
+        return {}
 
     def _stacks(self, inputs: RoundInput, parts: int) -> Sequence[Stack]:
         """What trains together; without a shared policy there is nothing to draw."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from marless.algos import registry
 from marless.algos.base import Group, ModelSpec, Setting
@@ -39,6 +41,25 @@ def test_memory_is_empty_where_episodes_start_and_never_before_a_bootstrap_row()
     resets = segments.resets(None, agents=4)[0]
     assert resets[:, 0].tolist() == [True, False, True, False, False]
     assert resets[:4, 1].tolist() == [True, False, True, False]
+
+
+@given(st.data(), st.integers(1, 6), st.integers(1, 4))
+def test_frames_keep_the_order_of_time(data: st.DataObject, steps: int, copies: int) -> None:
+    """Of any cuts, a part of them with bootstrap rows."""
+    cut = torch.tensor(data.draw(st.lists(st.booleans(), min_size=steps * copies, max_size=steps * copies)))
+    boots = cut & torch.tensor(data.draw(st.lists(st.booleans(), min_size=len(cut), max_size=len(cut))))
+    index = boots.nonzero().squeeze(1)
+    segments = Segments.of(cut.view(steps, copies), index)
+    samples, rows = torch.arange(float(len(cut))), 0.5 + index.float()
+    frames = segments.frames(samples.view(1, 1, -1), rows.view(1, 1, -1)).view(-1, copies)
+    assert frames.flatten()[segments.at_sample].tolist() == samples.tolist()
+    assert frames.flatten()[segments.at_boot].tolist() == rows.tolist()
+    resets = segments.resets(None, agents=1)[0]
+    for b in range(copies):
+        expected = sorted([n for n in samples.tolist() + rows.tolist() if int(n) % copies == b])
+        assert frames[: len(expected), b].tolist() == expected
+        starts = [n in range(copies) or (n.is_integer() and bool(cut[int(n) - copies])) for n in expected]
+        assert resets[: len(expected), b].tolist() == starts
 
 
 def _numbers() -> torch.Tensor:
