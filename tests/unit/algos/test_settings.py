@@ -114,6 +114,13 @@ def test_one_learner_of_a_team_holds_the_frames_of_all_its_classes():
     )
 
 
+def test_a_replay_with_the_global_state_takes_more():
+    """18 numbers of 4 bytes for each of 3 agents, and all 54 again: one in capacity that VDN has room for."""
+    capacity = {"replay": {"capacity": 8_000_000}}
+    prepare(job("vdn", settings=capacity))
+    assert "MiB in the learner of agent" in refusal("qmix", settings=capacity)
+
+
 @pytest.mark.parametrize("algorithm", [*Q, *DDPG])
 def test_a_replay_of_less_than_the_warmup_is_refused(algorithm):
     settings = {"replay": {"capacity": 1000}, "warmup": 970, "batch": 1}

@@ -310,3 +310,14 @@ def test_batches_from_a_replay_take_as_long_with_fewer_actors_and_functions_foll
     first, second = (each.agents for each in team.spaces.classes)
     assert found == {first[0]: 3.0 * len(first), second[0]: 3.0 * len(second)}, "agents of two classes never share"
     assert [each.vcpu_s for each in record.invocations if each.function == "mixer"] == [2.0]
+
+
+def test_what_shared_policies_wait_for_is_shared_too(team):
+    """A critic of each agent before its policy, in any order: of a class, one critic and then one policy."""
+    agents = team.spaces.agents[::-1]
+    work = [FunctionSeconds("critic", agent, 0, 2.0) for agent in agents]
+    work += [FunctionSeconds("policy", agent, 0, 1.0, (f"critic/{agent}",)) for agent in agents]
+    [record] = rounds(team, work, 0.1, Pace(actors=8, factor=1.0, shared=True, slots=9), 1, 25)
+    policies = [each for each in record.invocations if each.function == "policy"]
+    assert [each.after for each in policies] == [(f"critic/{each.name}",) for each in policies]
+    assert record.phases.update == pytest.approx(4.0 + 2.0 + invented.AROUND_S + invented.COORDINATOR_S)
