@@ -57,6 +57,9 @@ def test_bootstrap_rows_hold_what_was_seen_before_the_reset(rolled):
         [[0, 3, 2], [1, 2, 2], [0, 0, 0]],
     ]
     assert trajectory["boot_state"].tolist() == [[1, 0, 3], [1, 1, 2], [2, 2, 1]]
+    third_NK = trajectory["boot_mask/0"][..., 2]  # legal at even steps: these are 3, 2 and 1
+    assert third_NK.tolist() == [[False, True, False]] * 2
+    assert trajectory["boot_mask/0"][..., :2].all()
 
 
 def test_views_are_those_before_acting_also_after_a_reset(rolled):
