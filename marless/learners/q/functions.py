@@ -120,8 +120,8 @@ def best(choice_PAM: Tensor | None, value_PAM: Tensor, legal_PAM: Tensor | None)
     judged_PAM = value_PAM if choice_PAM is None else choice_PAM
     if legal_PAM is not None:
         judged_PAM = judged_PAM.masked_fill(~legal_PAM, ILLEGAL_LOGIT)
-    top_PM, action_PM = judged_PAM.max(dim=1)  # a tenth of what argmax takes over this axis
-    return top_PM if choice_PAM is None else value_PAM.gather(1, action_PM.unsqueeze(1)).squeeze(1)
+    _, best_P1M = judged_PAM.max(dim=1, keepdim=True)  # a tenth of what argmax takes over this axis
+    return value_PAM.gather(1, best_P1M).squeeze(1)
 
 
 def dueling(output_PKM: Tensor) -> Tensor:
