@@ -1,0 +1,53 @@
+"""Gradients of every algorithm as they would travel: taken by one learner, sent as bytes, applied by another."""
+
+import numpy as np
+import pytest
+import torch
+
+from marless.algos import registry as algorithms
+from marless.algos.base import LearnerContext, PolicyState, RoundInput, scopes
+from marless.data.rollout import rollout
+from marless.envs import registry as environments
+from marless.job import prepare
+from marless.nets import serial
+from marless.nets.acting import ActingPolicies
+from marless.sharing.groups import initial_groups
+from marless.spec import parse
+
+ONE_STEP = {"ppo": {"epochs": 1, "minibatches": 1}, "": {"updates": 1, "warmup": 0, "batch": 16}}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("name", sorted(algorithms.ALGORITHMS.modules))
+def test_gradients_that_were_sent_make_the_version_that_an_update_makes(name):
+    algorithm = algorithms.algorithm(name)
+    settings = ONE_STEP.get(algorithm.config_type.family, ONE_STEP[""])
+    document = {"env": {"name": "mpe/simple_spread"}, "algorithm": {"name": name} | settings, "model": {"hidden": [8]}}
+    job = prepare(parse(document | {"stop": {"rounds": 1}}, "job"))
+    groups = initial_groups("independent", job.spaces)
+    [scope], [agents] = scopes(algorithm, job.spec.algorithm, job.spaces), job.spaces.classes
+    takes, applies, updates = (
+        algorithm.learner(job.spec.algorithm, LearnerContext(job.spec.model, job.spaces, scope, "cpu"))
+        for _ in range(3)
+    )
+    for learner in (takes, applies, updates):
+        for state in learner.names(groups):
+            learner.load(state, learner.initial(state, 0))
+    acting = [ActingPolicies.from_states(agents, [takes.state(agent) for agent in agents.agents])]
+    env = environments.make(job.spec.env.name, {}, 4)
+    inputs = RoundInput(0, 0, 0, groups, [rollout(env, acting, steps=25, seed=0, with_state=job.with_state)[0]])
+    updates.update(inputs)
+    for state, gradients in takes.gradients(inputs).gradients.items():
+        sent = serial.encode(PolicyState({}, gradients, {}))
+        applies.apply(state, serial.decode(*map(bytes, sent)).learning, 0)
+        for part, array in updates.state(state).learning.items():
+            np.testing.assert_array_equal(applies.state(state).learning[part], array)
+        for part, array in updates.state(state).acting.items():
+            np.testing.assert_array_equal(applies.state(state).acting[part], array)
