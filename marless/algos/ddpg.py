@@ -20,7 +20,10 @@ class DDPGConfig(OffPolicyConfig):
     """Settings common to MADDPG and IDDPG. Policies and critics are separate nets with separate optimizers."""
 
     family: ClassVar[str] = "ddpg"
-    critic_lr: Rate = Field(1e-3, description="learning rate of critics")
+    lr: Rate = Field(1e-3, description="learning rate of policies")
+    critic_lr: Rate = Field(4e-3, description="learning rate of critics")
+    updates: int = Field(80, ge=1, description="gradient steps per round")
+    target_tau: float = Field(0.02, gt=0, le=1, description="share of a target net that each gradient step replaces")
     critic_hidden: tuple[PositiveInt, ...] | None = Field(
         None, min_length=1, description="units of each hidden layer of critics; null: those of policies"
     )
@@ -34,7 +37,7 @@ class DDPGConfig(OffPolicyConfig):
     straight_through: bool = Field(
         True, description="discrete actions: critics see one action, not the relaxed mixture, where policies learn"
     )
-    regularisation: float = Field(1e-3, ge=0, description="weight of the policies' mean squared outputs in their loss")
+    regularisation: float = Field(1e-2, ge=0, description="weight of the policies' mean squared outputs in their loss")
     policy_every: int = Field(1, ge=1, description="gradient steps of critics per gradient step of policies")
     twin: bool = Field(False, description="TD3: two critics, of which targets take the lower value, and smoothing")
     smoothing: float = Field(
@@ -75,6 +78,17 @@ def check(config: DDPGConfig, setting: Setting) -> None:
                 "bound them in the environment, or use ippo or mappo"
             )
     off_policy.check(config, setting)
+    _check_parts(config, setting)
+
+
+def _check_parts(config: DDPGConfig, setting: Setting) -> None:
+    """Agents that share a policy may each give a part of a batch; raises SpecError for one with too few parts."""
+    for each in setting.spaces.classes:
+        if len(each.agents) > config.batch:
+            raise SpecError(
+                f"algorithm.batch {config.batch} is less than the {len(each.agents)} agents of class {each.name}, "
+                "each of whom may have to give a part of it where they share a policy; raise algorithm.batch"
+            )
 
 
 def ddpg_functions(scope: Scope, groups: Sequence[Group], critics: Mapping[str, str]) -> tuple[FunctionNode, ...]:

@@ -230,7 +230,9 @@ def test_jobs_that_cannot_work_are_refused(name: str) -> None:
     config = algorithm.config_type.model_validate({"name": name} | SETTINGS)
     unbounded = EnvSpaces((AgentClass("walker", ("a",), 5, Box((0.0,), (np.inf,))),), state_size=0, max_steps=None)
     memory = rounds.MODEL.model_copy(update={"recurrent": "gru"})
+    crowd = EnvSpaces((AgentClass("ant", tuple("abcdefghi"), 5, Discrete(2)),), state_size=0, max_steps=None)
     for spaces, model, sentence in (
+        (crowd, rounds.MODEL, "algorithm.batch 8 is less than the 9 agents of class ant"),
         (unbounded, rounds.MODEL, "needs actions within bounds, and those of class walker have none"),
         (rounds.CONTINUOUS, memory, f"model.recurrent gru: {name} has no nets with memory"),
     ):
