@@ -99,7 +99,10 @@ def test_a_cold_learner_starts_a_container_per_critic_mixer_and_policy():
             invocation("actor", 0.0, 1.0, cold=True, init_s=0.25),
             invocation("actor", 0.0, 1.0, cold=False, init_s=0.25),
             invocation("learner", 0.0, 1.0, cold=True, init_s=2.0),
-            *(invocation(each, 0.0, 1.0, name="p") for each in ("post_process", "policy", "critic", "mixer", "curvature")),
+            *(
+                invocation(each, 0.0, 1.0, name="p")
+                for each in ("post_process", "policy", "critic", "mixer", "curvature")
+            ),
             policies=("p",),
         ),
         SMALL,
