@@ -123,7 +123,7 @@ def test_a_replay_with_the_global_state_takes_more():
 
 @pytest.mark.parametrize("algorithm", [*Q, *DDPG])
 def test_a_replay_of_less_than_the_warmup_is_refused(algorithm):
-    settings = {"replay": {"capacity": 1000}, "warmup": 970, "batch": 1}
+    settings = {"replay": {"capacity": 1000}, "warmup": 970, "batch": 60}
     said = refusal(algorithm, settings=settings, actors={"steps": 25})
     assert said.startswith("algorithm.replay.capacity 1000 holds 950 env steps of segments of actors.steps 25")
     prepare(job(algorithm, settings=settings | {"warmup": 950}))
