@@ -27,12 +27,15 @@ PAYOFFS: Mapping[str, Table] = MappingProxyType(
     {
         "climbing": ((11.0, -30.0, 0.0), (-30.0, 7.0, 6.0), (0.0, 0.0, 5.0)),
         "coordination": ((10.0, 0.0), (0.0, 10.0)),
+        "hidden": ((8.0, -30.0, -30.0), (-30.0, 4.0, 4.0), (-30.0, 4.0, 4.0)),
         "dominance": ((0.0, 2.0, 4.0), (1.0, 3.0, 5.0), (2.0, 4.0, 6.0)),
     }
 )
 """Rewards [action of agent_0][action of agent_1]. Claus & Boutilier (1998): climbing, where the best joint action lies
-beside the worst ones, and coordination, with two equal optima. Dominance: the sum of what each agent's action earns by
-itself, so that every decomposition represents it and each agent has one best action whatever the other does.
+beside the worst ones, and coordination, with two equal optima. Hidden: after the table of Son et al. (2019, §5.1), the
+optimum among misses so deep that the best fit of any team value that is monotone in its agents' gives it up. Dominance:
+the sum of what each agent's action earns by itself, so that every decomposition represents it and each agent has one
+best action whatever the other does.
 """
 
 TWO_STEP: NDArray[np.float64] = np.array([[[7.0, 7.0], [7.0, 7.0]], [[0.0, 1.0], [1.0, 8.0]]])
@@ -44,7 +47,7 @@ class MatrixOptions:
     """Options of `game/matrix`."""
 
     payoff: str | Sequence[Sequence[float]] = "climbing"
-    """Name of a table (climbing, coordination, dominance, penalty), or a square table of numbers."""
+    """Name of a table (climbing, coordination, dominance, hidden, penalty), or a square table of numbers."""
     penalty: float = -100.0
     """What agents lose by missing each other between the two optima of the payoff `penalty`; at most 0."""
 

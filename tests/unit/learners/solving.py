@@ -31,6 +31,8 @@ class Trained:
         self._env, self._seed = env, seed
         self._with_state = entry.needs_state(config)
         self._groups = tuple(groups or (Group(agent, (agent,)) for agent in env.spaces.agents))
+        self.metrics: dict[str, dict[str, float]] = {}
+        """Of the last round, by published name."""
         self._learners: list[tuple[Learner, tuple[Group, ...]]] = []
         for scope in scopes(entry, config, env.spaces):
             members = {agent for each in scope.agent_classes(env.spaces) for agent in each.agents}
@@ -56,7 +58,8 @@ class Trained:
                 self._env, self._acting(), steps=steps, seed=1000 * self._seed + i, with_state=self._with_state
             )
             for learner, groups in self._learners:
-                learner.update(RoundInput(i, i * steps * self._env.batch, self._seed, groups, [sampled]))
+                inputs = RoundInput(i, i * steps * self._env.batch, self._seed, groups, [sampled])
+                self.metrics |= {name: dict(found) for name, found in learner.update(inputs).metrics.items()}
 
     def greedy(self, episodes: int = 1) -> EpisodeStats:
         """Play without exploring."""
