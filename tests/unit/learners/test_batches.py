@@ -1,0 +1,190 @@
+"""What batches hold of a replay, against a walk through its frames; padded lengths; moments of rewards."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from marless.algos.iql import IQLConfig
+from marless.data.frames import ReplaySchema
+from marless.data.replay import Replay
+from marless.data.trajectory import Trajectory
+from marless.envs.base import Discrete
+from marless.learners.batches import Batch, BatchSource, RewardMoments, _padded
+from marless.nets.inputs import Inputs
+from tests.unit.learners import rounds
+
+GAMMA = 0.5
+KNOWING = Inputs(last_action=True, known=rounds.AGENTS)
+
+
+def source(*, team: bool = False, spaces=rounds.DISCRETE, seen=None, **settings: object) -> tuple[BatchSource, Replay]:
+    config = IQLConfig.model_validate(
+        {"gamma": GAMMA, "reward_normalisation": False, "warmup": 0, "batch": 1, **settings}
+    )
+    classes = tuple(range(len(spaces.classes)))
+    schema = ReplaySchema(spaces, classes, with_state=True)
+    alpha = config.replay.alpha if config.replay.draw == "prioritised" else None
+    replay = Replay(schema, 200, None, alpha=alpha, unit=config.replay.unit)
+    replay.insert(0, [rounds.trajectory(spaces, seed) for seed in (1, 2)])
+    made = BatchSource(
+        replay=replay,
+        schema=schema,
+        classes=tuple((k, spaces.classes[k], (seen or {}).get(k, Inputs())) for k in classes),
+        config=config,
+        longest=spaces.max_steps,
+        team=team,
+        device=torch.device("cpu"),
+    )
+    return made, replay
+
+
+def draw(made: BatchSource, count: int = 40, moments: RewardMoments | None = None, beta: float = 1.0) -> Batch:
+    return made.draw(np.random.default_rng(3), count, moments or RewardMoments((0, 1)), beta)
+
+
+def at(replay: Replay, name: str, row: int) -> np.ndarray:
+    return replay.take(name, np.array([row]))[0]
+
+
+@pytest.mark.parametrize("n_step", [1, 2, 4])
+def test_env_steps_are_what_their_frames_say(n_step):
+    """n = 4 is longer than some segments: their last view is then what comes after."""
+    made, replay = source(n_step=n_step)
+    batch = draw(made)
+    assert (batch.steps, batch.width) == (1, 40)
+    assert batch.importance is batch.valid is None
+    short = 0
+    for column, row in enumerate(batch.row.tolist()):
+        frames = [row]
+        while len(frames) < n_step and not at(replay, "last", frames[-1] + 1):
+            frames.append(frames[-1] + 1)
+        short += len(frames) < n_step
+        after = frames[-1] + 1
+        for k, agents in enumerate(rounds.DISCRETE.classes):
+            mine, gains = batch.classes[k], batch.gains[k]
+            for i in range(len(agents.agents)):
+                reward, scale = 0.0, 1.0
+                for frame in frames:
+                    reward += scale * at(replay, f"reward/{k}", frame)[i]
+                    scale *= 0.0 if at(replay, f"terminated/{k}", frame)[i] else GAMMA
+                assert gains.reward[i, column] == pytest.approx(reward, rel=1e-5, abs=1e-6)
+                assert gains.discount[i, column] == scale
+                assert mine.action[i, 0, column] == at(replay, f"action/{k}", row)[i]
+                for where, frame in ((column, row), (40 + column, after)):
+                    np.testing.assert_array_equal(mine.features[i, :-1, where], at(replay, f"obs/{k}", frame)[i])
+                    assert mine.features[i, -1, where] == 1
+                    np.testing.assert_array_equal(mine.legal[i, :, where], at(replay, f"mask/{k}", frame)[i])
+                    assert mine.alive[i, where] == at(replay, f"alive/{k}", frame)[i]
+        np.testing.assert_array_equal(batch.state[0, :-1, column], at(replay, "state", row))
+        np.testing.assert_array_equal(batch.state[0, :-1, 40 + column], at(replay, "state", after))
+    assert (short > 0) == (n_step > 1)
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_a_team_gets_the_sum_until_its_last_agent_has_gone(n_step):
+    made, replay = source(team=True, n_step=n_step)
+    batch = draw(made, 200)
+    (gains,) = batch.gains
+    for column, row in enumerate(batch.row.tolist()):
+        reward, scale = 0.0, 1.0
+        for i in range(n_step):
+            if i and at(replay, "last", row + i):
+                break
+            reward += scale * sum(at(replay, f"reward/{k}", row + i).sum() for k in (0, 1))
+            left = any(
+                (at(replay, f"alive/{k}", row + i) & ~at(replay, f"terminated/{k}", row + i)).any() for k in (0, 1)
+            )
+            scale *= GAMMA if left else 0.0
+        assert gains.reward[0, column] == pytest.approx(reward, rel=1e-4, abs=1e-5)
+        assert gains.discount[0, column] == scale
+
+
+def test_episodes_stand_side_by_side_padded_with_their_last_view():
+    made, replay = source(replay={"unit": "episodes"}, seen={1: KNOWING})
+    batch = draw(made, 5)
+    longest = made.replay.draw_episodes(np.random.default_rng(3), 5).length.tolist()
+    steps = batch.steps
+    assert steps == _padded(max(longest), None)
+    assert batch.resets.tolist() == [[True] * 5] + [[False] * 5] * steps
+    assert len(set(longest)) > 1
+    for e, (first, length) in enumerate(zip(batch.row.tolist(), longest, strict=True)):
+        for t in range(steps + 1):
+            frame, column = first + min(t, length), t * 5 + e
+            features = batch.classes[1].features[:, :, column].numpy()
+            np.testing.assert_array_equal(features[:, :5], at(replay, "obs/1", frame))
+            last = np.zeros((4, 4)) if frame == first else np.eye(4)[at(replay, "action/1", frame - 1)]
+            np.testing.assert_array_equal(features[:, 5:9], last)
+            np.testing.assert_array_equal(features[:, 9:13], np.eye(4))
+            if t < steps:
+                assert batch.valid[column] == (t < length)
+                assert batch.follows[t, e] == (t + 1 < length)
+                np.testing.assert_array_equal(batch.gains[1].reward[:, column], at(replay, "reward/1", frame))
+                gone = at(replay, "terminated/1", frame)
+                np.testing.assert_array_equal(batch.gains[1].discount[:, column], np.where(gone, 0, GAMMA))
+
+
+def test_continuous_actions_come_as_they_were_chosen():
+    made, replay = source(spaces=rounds.CONTINUOUS, seen={0: Inputs(last_action=True)})
+    batch = made.draw(np.random.default_rng(3), 30, RewardMoments((0,)), 0.0)
+    before = [row for row in batch.row.tolist() if not at(replay, "first", row)]
+    assert before
+    for column, row in enumerate(batch.row.tolist()):
+        np.testing.assert_array_equal(batch.classes[0].action[:, :, column], at(replay, "action/0", row))
+        then = at(replay, "action/0", row - 1) if row in before else np.zeros((4, 2))
+        np.testing.assert_array_equal(batch.classes[0].features[:, 5:7, column], then)
+    assert batch.classes[0].legal is batch.classes[0].alive is None
+    assert not isinstance(rounds.CONTINUOUS.classes[0].action, Discrete)
+
+
+@pytest.mark.parametrize("unit", ["transitions", "episodes"])
+def test_prioritised_draws_bring_importance(unit):
+    made, replay = source(replay={"unit": unit, "draw": "prioritised"})
+    alike = draw(made, 6)
+    assert alike.importance.tolist() == [1.0] * (6 * alike.steps)
+    replay.reprioritise(alike.row[:1], np.array([50.0]))
+    batch = draw(made, 6)
+    preferred = batch.row == alike.row[0]
+    importance = batch.importance.reshape(batch.steps, 6)
+    assert preferred.any()
+    assert (importance == importance[0]).all()
+    assert importance[0][torch.from_numpy(preferred)].max() < 1 or preferred.all()
+
+
+def test_rewards_are_normalised_by_all_that_was_remembered_of_the_living():
+    """Rewards 1, 3 of one agent and −1, (5, dead) of another: mean 1 and deviation √(8/3) of the class; team 0, 8."""
+    arrays = {
+        "reward/0": np.array([[[1.0], [-1.0]], [[3.0], [5.0]]], np.float32),
+        "alive/0": np.array([[[True], [True]], [[True], [False]]]),
+        "cut": np.array([[False], [True]]),
+    }
+    moments = RewardMoments((0,))
+    assert moments.shift_and_scale(0) == (0, 1)
+    moments.add([Trajectory(arrays)])
+    mean, scale = moments.shift_and_scale(0)
+    assert (mean, 1 / scale) == (pytest.approx(1), pytest.approx(np.sqrt(8 / 3)))
+    mean, scale = moments.shift_and_scale(-1)
+    assert (mean, 1 / scale) == (pytest.approx(4), pytest.approx(4))
+
+
+def test_normalised_rewards_are_summed_as_such():
+    moments = RewardMoments((0, 1))
+    moments.sums[:] = [[10, 20, 50], [10, 0, 40], [10, 30, 1000]]
+    config = {"n_step": 2, "reward_normalisation": True}
+    plain, found = draw(source(n_step=2)[0]), draw(source(**config)[0], moments=moments)
+    steps = torch.where(plain.gains[0].discount == GAMMA, 1.0, 2.0)  # unless terminated
+    goes_on = plain.gains[0].discount > 0
+    expected = plain.gains[0].reward - 2 * torch.where(steps == 1, 1.0, 1 + GAMMA)
+    torch.testing.assert_close(found.gains[0].reward[goes_on], expected[goes_on])
+    team, normal = (
+        draw(source(team=True, **each)[0], moments=moments) for each in ({}, {"reward_normalisation": True})
+    )
+    torch.testing.assert_close(normal.gains[0].reward, (team.gains[0].reward - 3) / np.sqrt(91).astype(np.float32))
+
+
+def test_padded_lengths_are_few():
+    assert [_padded(n, None) for n in (1, 2, 3, 4, 5, 7, 9, 13, 25, 33, 90)] == [1, 2, 3, 4, 6, 8, 12, 16, 32, 48, 96]
+    assert [_padded(n, 25) for n in (3, 20, 25, 26)] == [3, 24, 25, 32]
+    assert len({_padded(n, None) for n in range(1, 200)}) < 17
+    assert all(n <= _padded(n, 100) for n in range(1, 200))
