@@ -66,7 +66,7 @@ def test_chance_earns_the_mean_of_the_table(game, mean):
     ("game", "greatest", "paid"), [(CLIMBING, 8.78, 5), (PENALTY, 21.11, 2)], ids=["climbing", "penalty"]
 )
 def test_a_sum_takes_the_greatest_entry_of_its_least_squares_fit(game, greatest, paid):
-    """VDN on all joint actions equally often. Climbing: its fit is 8.78 at (2, 2), where 5 is paid, and −9.22 at (0, 0),
+    """VDN on all joint actions equally often. Climbing: its fit is 8.78 at (2, 2), where 5 is paid, −9.22 at (0, 0),
     where 11 is. Penalty: 21.11 at (1, 1), where 2 is paid, and −40.22 where 10 is.
     """
     table = MatrixOptions(**game[1]).table()
