@@ -37,7 +37,7 @@ class DDPGConfig(OffPolicyConfig):
     straight_through: bool = Field(
         True, description="discrete actions: critics see one action, not the relaxed mixture, where policies learn"
     )
-    regularisation: float = Field(1e-2, ge=0, description="weight of the policies' mean squared outputs in their loss")
+    regularisation: float = Field(1e-3, ge=0, description="weight of the policies' mean squared outputs in their loss")
     policy_every: int = Field(1, ge=1, description="gradient steps of critics per gradient step of policies")
     twin: bool = Field(False, description="TD3: two critics, of which targets take the lower value, and smoothing")
     smoothing: float = Field(
@@ -78,17 +78,6 @@ def check(config: DDPGConfig, setting: Setting) -> None:
                 "bound them in the environment, or use ippo or mappo"
             )
     off_policy.check(config, setting)
-    _check_parts(config, setting)
-
-
-def _check_parts(config: DDPGConfig, setting: Setting) -> None:
-    """Agents that share a policy may each give a part of a batch; raises SpecError for one with too few parts."""
-    for each in setting.spaces.classes:
-        if len(each.agents) > config.batch:
-            raise SpecError(
-                f"algorithm.batch {config.batch} is less than the {len(each.agents)} agents of class {each.name}, "
-                "each of whom may have to give a part of it where they share a policy; raise algorithm.batch"
-            )
 
 
 def ddpg_functions(scope: Scope, groups: Sequence[Group], critics: Mapping[str, str]) -> tuple[FunctionNode, ...]:

@@ -33,7 +33,8 @@ class Rows:
     whole: bool
     """True if row i is agent i, for all agents of the class: nothing then moves."""
     parts: int
-    """Rows have all columns if 1; else a group has so many members, and the i-th of them has the i-th part."""
+    """Rows have all columns if 1, or if there are fewer columns than parts; else a group has so many members, and the
+    i-th of them has the i-th part."""
 
     def all(self, x_NFM: Tensor) -> Tensor:
         """What each row's agent has, [R, F, M]."""
@@ -46,18 +47,21 @@ class Rows:
     def take(self, x_NFM: Tensor) -> Tensor:
         """What each row trains on, [R, F, W], of what each agent has."""
         x_RFM = self.all(x_NFM)
-        if self.parts == 1:
+        if self._undivided(x_NFM):
             return x_RFM
         each_R = torch.arange(len(x_RFM), device=x_NFM.device)
         return self._parted(x_RFM)[each_R, :, each_R % self.parts]
 
     def put(self, x_RFW: Tensor, out_NFM: Tensor) -> None:
         """Write what each row trained on to its place among what its agent has."""
-        if self.parts == 1:
+        if self._undivided(out_NFM):
             self.put_all(x_RFW, out_NFM)
             return
         parted, each_R = self._parted(out_NFM), torch.arange(len(x_RFW), device=out_NFM.device)
         parted[self.agents, :, each_R % self.parts] = x_RFW
+
+    def _undivided(self, x_NFM: Tensor) -> bool:
+        return self.parts == 1 or x_NFM.shape[2] < self.parts
 
     def _parted(self, x_xFM: Tensor) -> Tensor:
         """A view [., F, parts, W]; columns too few for one more of each part are left out."""

@@ -158,6 +158,11 @@ def test_rows_take_and_put_their_parts() -> None:
     out_NFM = torch.zeros(4, 1, 5)
     pair.put(pair.take(x_NFM) + 1, out_NFM)
     assert out_NFM.squeeze(1).tolist() == [[0, 0, 3, 4, 0], [0] * 5, [0] * 5, [16, 17, 0, 0, 0]]
+    few_NFM = x_NFM[:, :, :1]  # too few to be parted: each row has all
+    assert pair.take(few_NFM).flatten().tolist() == [15.0, 0.0]
+    out_NFM.zero_()
+    pair.put(pair.take(few_NFM), out_NFM[:, :, :1])
+    assert out_NFM[:, 0, 0].tolist() == [0, 0, 0, 15]
     (together,) = rows(groups, WALKERS, "pooled", torch.device("cpu"))
     assert together.owners == (0, 0, 1, 2)
     assert together.take(x_NFM)[:, 0, 0].tolist() == [15.0, 0.0, 5.0, 10.0]
@@ -230,9 +235,7 @@ def test_jobs_that_cannot_work_are_refused(name: str) -> None:
     config = algorithm.config_type.model_validate({"name": name} | SETTINGS)
     unbounded = EnvSpaces((AgentClass("walker", ("a",), 5, Box((0.0,), (np.inf,))),), state_size=0, max_steps=None)
     memory = rounds.MODEL.model_copy(update={"recurrent": "gru"})
-    crowd = EnvSpaces((AgentClass("ant", tuple("abcdefghi"), 5, Discrete(2)),), state_size=0, max_steps=None)
     for spaces, model, sentence in (
-        (crowd, rounds.MODEL, "algorithm.batch 8 is less than the 9 agents of class ant"),
         (unbounded, rounds.MODEL, "needs actions within bounds, and those of class walker have none"),
         (rounds.CONTINUOUS, memory, f"model.recurrent gru: {name} has no nets with memory"),
     ):
