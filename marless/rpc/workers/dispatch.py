@@ -269,7 +269,7 @@ class Dispatcher:
 
 
 def _lost(task: str, attempt: int, worker: _Worker, queued_s: float, started_s: float) -> common_pb2.Invocation:
-    """An attempt that ended with its worker: it was run, and is paid for, until now. What it used of a CPU is unknown."""
+    """An attempt that ended with its worker: run, and paid for, until now. What CPU it used is not known."""
     cold = worker.invocations <= 1
     return common_pb2.Invocation(
         id=task,
