@@ -85,8 +85,14 @@ def test_env_steps_are_what_their_frames_say(n_step):
 @pytest.mark.parametrize("n_step", [1, 3])
 def test_a_team_gets_the_sum_until_its_last_agent_has_gone(n_step):
     made, replay = source(team=True, n_step=n_step)
+    arrays = dict(rounds.trajectory(rounds.DISCRETE, 5).arrays)
+    for k in (0, 1):  # so many are gone that often everyone is
+        living = np.random.default_rng(k).random(arrays[f"alive/{k}"].shape) < 0.2
+        arrays |= {f"alive/{k}": living, f"terminated/{k}": arrays[f"terminated/{k}"] & living}
+    replay.insert(1, [Trajectory(arrays)])
     batch = draw(made, 200)
     (gains,) = batch.gains
+    assert 5 < int((gains.discount == 0).sum()) < 100
     for column, row in enumerate(batch.row.tolist()):
         reward, scale = 0.0, 1.0
         for i in range(n_step):

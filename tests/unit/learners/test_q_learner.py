@@ -87,6 +87,15 @@ def test_actors_read_what_they_explore_with_in_the_next_round(name):
     assert rounds.flat(other.state(agent)) == rounds.flat(made.state(agent))
 
 
+def test_every_gradient_step_of_every_round_has_a_draw_of_its_own():
+    made = learner("iql")
+    given = [inputs(groups_of("iql"), number) for number in (0, 1)]
+    made._remember(given[0])
+    drawn = [made._draw(each, step, 8, Meter()).row.tolist() for each in given for step in (0, 1)]
+    assert len({tuple(rows) for rows in drawn}) == 4
+    assert made._draw(given[0], 1, 8, Meter()).row.tolist() == drawn[1]
+
+
 def test_nothing_is_learned_before_enough_is_remembered():
     made = learner("vdn", warmup=31)
     before = bits(states(made, TEAM))

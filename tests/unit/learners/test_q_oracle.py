@@ -218,7 +218,7 @@ CASES = {
     "single": {"double": False},
     "dueling": {"dueling": True, "huber": 0.5},
     "n steps": {"n_step": 3},
-    "prioritised": {"replay": {"draw": "prioritised"}},
+    "prioritised": {"replay": {"draw": "prioritised", "beta": 1.0}},
     "episodes": EPISODES,
     "episodes, n steps": EPISODES | {"n_step": 3, "last_action": True, "agent_id": True},
     "episodes, λ": EPISODES | {"td_lambda": 0.7, "dueling": True},
@@ -239,7 +239,13 @@ def test_gradients_of_nets_with_memory_are_those_of_one_graph(name, mixing):
 def check(name: str, mixing: str, model: ModelSpec, settings: Mapping[str, object]) -> None:
     given = inputs(name)
     made, twin = (learner(name, model, **settings) for _ in "12")
+    for each in (made, twin):
+        each._remember(given)
+        seen = each._replay.draw(np.random.default_rng(0), 200).row
+        each._replay.reprioritise(seen, np.random.default_rng(1).exponential(size=200))
     oracle = Oracle(twin, given, drawn(twin, given), mixing)
+    importance = oracle.batch.importance
+    assert importance is None or importance.min() < 0.9
     oracle.loss().backward()
     gradients = made.gradients(given).gradients
     assert gradients.keys() == oracle.flat.keys()
