@@ -142,7 +142,7 @@ def row(game: str, algorithm: str, system: str, outcomes: Sequence[Outcome], tar
         "game": game,
         "algorithm": algorithm,
         "system": system,
-        "env steps": spread([end.env_steps for end in ends]).median,
+        "env steps": round(spread([end.env_steps for end in ends]).median),
         "greedy return": shown(interquartile_mean([[outcome.final for outcome in outcomes]])),
         "random": round(spread(random).median, 1) if random else "",
         "wall-clock (s)": spread([end.wall_s for end in ends]).cell(1),
