@@ -11,12 +11,15 @@ import torch
 from pydantic import ValidationError
 
 from marless.algos import registry
-from marless.algos.base import Group, LearnerContext, Scope, Setting
+from marless.algos.base import Group, LearnerContext, PolicyState, Scope, Setting
 from marless.data.trajectory import Trajectory
 from marless.envs.base import AgentClass, Box, Discrete, EnvSpaces
 from marless.errors import CorruptError, SpecError
+from marless.learners.batches import Batch, ClassBatch, Gains
+from marless.learners.ddpg.heads import Relaxed
 from marless.learners.ddpg.learner import DDPGLearner
 from marless.learners.ddpg.rows import rows
+from marless.learners.ddpg.views import views
 from marless.nets.acting import ActingPolicies
 from tests.unit.learners import rounds
 
@@ -199,6 +202,74 @@ def test_actors_explore_as_scheduled_in_env_steps(name: str) -> None:
     greedy = acting.greedy(obs_NBO, None)
     assert np.abs(greedy).max() < 1
     assert np.std(acting.sample(obs_NBO, None, np.random.default_rng(0))[0] - greedy) == pytest.approx(0.3, abs=0.03)
+
+
+@BOTH
+def test_policies_and_critics_have_rates_of_their_own(name: str) -> None:
+    groups = _groups(name, rounds.DISCRETE)
+    made = _learner(name, rounds.DISCRETE, groups, lr=0.0)
+    judge = "critic.a" if name == "maddpg" else "a"
+    before = made.state("a").acting["policy.0.weight"], made.state(judge).learning["critic.0.weight"]
+    _train(made, groups, rounds.DISCRETE)
+    np.testing.assert_array_equal(made.state("a").acting["policy.0.weight"], before[0])
+    assert not np.array_equal(made.state(judge).learning["critic.0.weight"], before[1])
+
+
+def test_policies_of_maddpg_listen_to_the_critics_of_their_own_agents() -> None:
+    shared = (TEAM[0], Group("a", ("a", "c")), Group("b", ("b",)), Group("d", ("d",)))
+    for silent, unmoved in ((("critic.b",), {"b"}), (("critic.s",), {"s"}), (("critic.a", "critic.c"), {"a"})):
+        made = _learner("maddpg", rounds.DISCRETE, shared, updates=1, regularisation=0.0)
+        for critic in silent:
+            state = made.state(critic)
+            zeros = {key: np.zeros_like(array) for key, array in state.learning.items()}
+            made.load(critic, PolicyState(state.acting, zeros, state.metadata))
+        found = made.gradients(rounds.inputs(shared, [_round(rounds.DISCRETE, 7)])).gradients
+        assert {policy for policy in "sabd" if not found[policy]["policy"].any()} == unmoved
+
+
+def test_views_part_a_batch_into_what_was_and_what_came() -> None:
+    features = torch.arange(12.0).view(1, 2, 6)  # three env steps, then what came after each
+    alive = torch.tensor([[1.0, 0, 1, 1, 1, 0]])
+    legal = torch.tensor([[[True, True, False, True, False, True]] * 2])
+    gains = Gains(torch.tensor([[1.0, 2, 3]]), torch.tensor([[0.9, 0, 0.9]]))
+    each = ClassBatch(features=features, action=torch.tensor([[[1, 0, 0]]]), legal=legal, alive=alive)
+    batch = Batch(
+        classes=(each,),
+        gains=(gains,),
+        steps=1,
+        width=3,
+        importance=torch.tensor([1.0, 1, 0.5]),
+        valid=None,
+        follows=torch.zeros(1, 3, dtype=torch.bool),
+        resets=torch.zeros(2, 3, dtype=torch.bool),
+        state=None,
+        row=np.arange(3),
+    )
+    (view,) = views(batch, [Relaxed(2, 1.0, straight_through=True)], np.random.default_rng(0))
+    assert view.now.tolist() == [[[0, 1, 2], [6, 7, 8]]]
+    assert view.after.tolist() == [[[3, 4, 5], [9, 10, 11]]]
+    assert view.action.tolist() == [[[0, 0, 1], [1, 0, 0]]]  # the second was dead
+    assert view.legal is not None
+    assert view.legal_after is not None
+    assert (view.legal[0, 0].tolist(), view.legal_after[0, 0].tolist()) == ([True, True, False], [True, False, True])
+    assert view.alive_after is not None
+    assert view.alive_after.tolist() == [[[1, 1, 0]]]
+    assert view.weight.tolist() == [[[0.5, 0, 0.25]]]
+    assert not torch.equal(view.noise, view.noise_after)
+
+
+def test_each_gradient_step_has_noise_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[bytes] = []
+    noise = Relaxed.noise
+
+    def seen(self: Relaxed, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        drawn.append(noise(self, rng, shape).tobytes())
+        return np.frombuffer(drawn[-1], np.float32).reshape(shape).copy()
+
+    monkeypatch.setattr(Relaxed, "noise", seen)
+    made = _learner("iddpg", rounds.DISCRETE, rounds.INDEPENDENT)
+    _train(made, rounds.INDEPENDENT, rounds.DISCRETE)
+    assert len(drawn) == len(set(drawn)) == 8
 
 
 @BOTH
