@@ -37,7 +37,7 @@ JOB_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 class EnvSpec(Strict):
     """Which environment, and its own options."""
 
-    name: str = Field(description="mpe/<game> or pettingzoo/<module>")
+    name: str = Field(description="mpe/<game>, game/<game> or pettingzoo/<module>")
     options: dict[str, JsonValue] = Field(default_factory=dict, description="passed to the environment")
 
 
