@@ -138,7 +138,7 @@ class Game(ABC):
             terminated=(np.full(shape, over),),
             truncated=np.zeros(self.batch, np.bool_),
             ended=np.full(self.batch, over),
-            won=won_B & over,
+            won=won_B,
         )
 
     def close(self) -> None:  # noqa: B027  # not a hook: no game holds anything to release
@@ -146,7 +146,7 @@ class Game(ABC):
 
     @abstractmethod
     def _outcome(self, action: ActionArray) -> tuple[NDArray[np.float64], BoolArray, NDArray[np.intp] | None]:
-        """Rewards [B], whether an episode that ends now is won [B], and the states it leads to [B]; None: the end."""
+        """Rewards [B], whether an episode ends now and is won [B], and the states it leads to [B]; None: the end."""
 
     def _start(self) -> Frame:
         self._step = 0
