@@ -21,7 +21,7 @@ class QMIXConfig(QConfig):
 
     name: Literal["qmix"] = Field("qmix", description="this algorithm")
     lr: Rate = Field(5e-4, description="learning rate of policies and of the mixer")
-    target_tau: float = Field(0.01, gt=0, le=1, description="share of a target net that each gradient step replaces")
+    target_every: int | None = Field(400, ge=1, description="gradient steps between copies to target nets")
     embed: int = Field(32, ge=1, description="units of the mixer's hidden layer")
     hypernet: int = Field(64, ge=1, description="hidden units of the nets that give the mixer's weights")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -145,6 +146,11 @@ class BatchSource:
     """True if batches hold what the team gets, False if what each agent does."""
     device: torch.device
 
+    @cached_property
+    def _fields(self) -> frozenset[str]:
+        """Names of what frames hold."""
+        return frozenset(self.schema.fields())
+
     def draw(self, rng: np.random.Generator, count: int, moments: RewardMoments, beta: float) -> Batch:
         """`count` env steps or episodes, by the config's unit; `beta` is of prioritised draws."""
         if self.config.replay.unit == "episodes":
@@ -197,7 +203,7 @@ class BatchSource:
         )
 
     def _class_batch(self, k: int, agents: AgentClass, inputs: Inputs, frames: _Frames) -> ClassBatch:
-        take, fields = self.replay.take, self.schema.fields()
+        take, fields = self.replay.take, self._fields
         action = take(f"action/{k}", frames.frame[: frames.then.shape[1]])
         columns = (
             action.T[:, None].astype(np.int64) if isinstance(agents.action, Discrete) else action.transpose(1, 2, 0)
@@ -246,7 +252,7 @@ class BatchSource:
         """[n, M, 1]: after the step no agent of the scope is left, given who terminated in it, [n, M, N] per class."""
         gone = []
         for (k, _, _), over_nMN in zip(self.classes, over, strict=True):
-            deaths = f"alive/{k}" in self.schema.fields()
+            deaths = f"alive/{k}" in self._fields
             gone_nMN = over_nMN | ~self._is(f"alive/{k}", frames.then) if deaths else over_nMN
             gone.append(gone_nMN.all(axis=2, keepdims=True))
         everyone_nM1: NDArray[np.bool_] = np.logical_and.reduce(gone)

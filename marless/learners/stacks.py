@@ -86,6 +86,9 @@ class PooledStack(Stack):
 
     def spread(self, x: Tensor, out_NS: Tensor) -> None:
         """[P, 1, m · S] → [N, S]."""
+        if self.whole:
+            out_NS.copy_(x.squeeze(1))
+            return
         policies, count = self.members.shape
         samples = out_NS.shape[1]  # may be none: where every episode ended by itself, nothing bootstraps
         copies = self.copies or samples

@@ -272,8 +272,9 @@ class JointTraining(QTraining):
 
     def _values(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Of what each agent did, and of the best after it, [R, M]; 0 for agents that were gone."""
-        value_RM, after_RM = (anyone(batch).new_empty(self._agents(batch)[-1], batch.steps * batch.width) for _ in "12")
         ends = self._agents(batch)
+        shape = ends[-1], batch.steps * batch.width
+        value_RM, after_RM = (batch.gains[0].reward.new_empty(shape) for _ in range(2))
         for each in self._policies:
             rows = slice(ends[each.index], ends[each.index + 1])
             value_PM, after_PM = each.values(batch, self._config)
