@@ -1,7 +1,7 @@
 """What a round's decisions cost beside the round: curvature, gradient noise, similarity, trend, grouping, scaling.
 
 `python -m bench.decisions --json decisions.json`: independent PPO on simple_spread with the job of
-examples/spread6.yaml (6 agents, [64, 64], 31,250 env steps a round), in one process, threads as in a learner worker.
+examples/spread6-long.yaml (6 agents, [64, 64], 31,250 env steps a round), in one process, threads as in a learner worker.
 "Round" is the slowest actor's rollout plus the update with nothing measured. A round over the services takes longer,
 so shares are upper bounds. Sharing begins in one to three rounds of a hundred; all else is done in every round.
 """
@@ -28,7 +28,7 @@ from marless.record import Decision, Distances, GroupRecord, PhaseSeconds, Retur
 from marless.sharing import registry as sharing_policies
 from marless.sharing.grouping import labels
 
-JOB = ROOT / "examples" / "spread6.yaml"
+JOB = ROOT / "examples" / "spread6-long.yaml"
 ALWAYS, SHARING = "every round", "where sharing begins"
 WHEN = {"curvature": ALWAYS, "trend": ALWAYS, "scaling": ALWAYS, "similarity": SHARING, "grouping": SHARING}
 """In which rounds a job with `scaling: marless` and `sharing: marless` does what; noise is for `scaling: gns`."""
