@@ -1,7 +1,7 @@
 """What a round's decisions cost beside the round: curvature, gradient noise, similarity, trend, grouping, scaling.
 
 `python -m bench.decisions --json decisions.json`: independent PPO on simple_spread with the job of
-examples/spread6-long.yaml (6 agents, [64, 64], 31,250 env steps a round), in one process, threads as in a learner worker.
+examples/spread6-long.yaml (6 agents, [64, 64], 31,250 env steps a round), in one process, threads as in a worker.
 "Round" is the slowest actor's rollout plus the update with nothing measured. A round over the services takes longer,
 so shares are upper bounds. Sharing begins in one to three rounds of a hundred; all else is done in every round.
 """
