@@ -32,7 +32,8 @@ class CategoricalScore:
     def __init__(self, output_PKM: Tensor, action_P1M: Tensor, legal_PKM: Tensor | None, weight_PM: Tensor) -> None:
         if legal_PKM is not None:
             output_PKM = output_PKM.masked_fill(~legal_PKM, actions.ILLEGAL_LOGIT)
-        self._prob_PKM = torch.softmax(output_PKM, dim=1)
+        # Not torch.softmax: along this dimension its last bits depend on the number of threads.
+        self._prob_PKM = torch.log_softmax(output_PKM, dim=1).exp()
         self._action_P1M = action_P1M
         self._weight_P1M = weight_PM.unsqueeze(1)
         self._weighted_PKM = self._prob_PKM * self._weight_P1M

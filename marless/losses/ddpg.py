@@ -21,7 +21,8 @@ def relaxed(logits_PAM: Tensor, gumbel_PAM: Tensor, legal_PAM: Tensor | None, te
     noisy_PAM = logits_PAM + gumbel_PAM
     if legal_PAM is not None:
         noisy_PAM = noisy_PAM.masked_fill(~legal_PAM, actions.ILLEGAL_LOGIT)
-    return torch.softmax(noisy_PAM / temperature, dim=1)
+    # Not torch.softmax: along this dimension its last bits depend on the number of threads.
+    return torch.log_softmax(noisy_PAM / temperature, dim=1).exp()
 
 
 def relaxed_gradient(relaxed_PAM: Tensor, d_action_PAM: Tensor, temperature: float) -> Tensor:

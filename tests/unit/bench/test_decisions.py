@@ -11,7 +11,7 @@ SECONDS = Seconds(
     {
         "rollout": [0.1, 0.1, 0.3],
         "update": [0.9, 0.9, 0.5],
-        "update, curvature and similarity beside it": [0.95, 0.92, 0.97],
+        "update, all measured beside it": [0.95, 0.92, 0.97],
         "curvature": [0.04, 0.02, 0.04],
         "similarity": [0.3, 0.2, 0.3],
         "trend": [0.001, 0.001, 0.002],
@@ -26,9 +26,14 @@ def test_shares_are_of_a_round_with_nothing_measured():
     assert found["curvature"]["% of a round"] == 4.0
     headline = decisions.headline(SECONDS)
     assert headline["round_ms"] == 1000.0
-    assert headline["decisions_ms"] == pytest.approx(3.0)
     assert headline["update_longer_ms"] == pytest.approx(50.0)
-    assert headline["share_of_a_round"] == pytest.approx(0.053)
+    assert headline["share_of_every_round"] == pytest.approx(0.043)  # 40 + 1 + 2 ms of 1000
+    assert headline["share_where_sharing_begins"] == pytest.approx(0.343)  # and 300 ms of similarity
+    assert [found[part]["when"] for part in ("trend", "similarity", "update")] == [
+        decisions.ALWAYS,
+        decisions.SHARING,
+        "",
+    ]
 
 
 def test_a_round_measures_everything():
