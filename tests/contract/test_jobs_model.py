@@ -277,4 +277,4 @@ def test_after_a_restart_what_ran_goes_on_before_older_jobs_that_waited():
 
 
 def test_the_job_api_is_its_model():
-    run_state_machine_as_test(JobsMachine, settings=settings(max_examples=25, stateful_step_count=40, deadline=None))
+    run_state_machine_as_test(JobsMachine, settings=settings(max_examples=25, stateful_step_count=40))

@@ -163,6 +163,6 @@ def test_any_sequence_of_calls_answers_as_the_model_does(redis_url, runner):
     store = VersionStore(runner.run(connect()), str, keep=KEEP)
     run_state_machine_as_test(
         machine(runner, store),
-        settings=settings(max_examples=60, stateful_step_count=40, deadline=None, derandomize=True),
+        settings=settings(max_examples=60, stateful_step_count=40, derandomize=True),
     )
     runner.run(connection.__aexit__(None, None, None))

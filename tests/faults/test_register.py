@@ -101,7 +101,7 @@ def tampered(rng: random.Random, history: list[Operation]) -> list[Operation]:
     return [*history[:at], changed, *history[at + 1 :]]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.integers(0), st.integers(1, 9))
 def test_a_perfect_register_passes_and_the_search_agrees(seed, size):
     history = recorded(random.Random(seed), size)
@@ -109,7 +109,7 @@ def test_a_perfect_register_passes_and_the_search_agrees(seed, size):
     assert search(history)
 
 
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=800)
 @given(st.integers(0), st.integers(1, 8))
 def test_the_search_agrees_on_histories_that_were_tampered_with(seed, size):
     rng = random.Random(seed)

@@ -290,7 +290,7 @@ def paths(section: dict, above: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     ]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @example(path=("env",), value={"\x1e": 0})
 @given(path=st.sampled_from(paths(RESOLVED)), value=ODD)
 def test_whatever_stands_in_a_field_is_a_job_or_a_spec_error(path, value):
@@ -309,7 +309,7 @@ def test_whatever_stands_in_a_field_is_a_job_or_a_spec_error(path, value):
         assert spec.parse(yaml.safe_load(job.to_yaml()), "again") == job
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(option=st.sampled_from(["agents", "max_cycles", "local_ratio", "landmarks", "x"]), value=ODD)
 def test_whatever_an_environment_is_told_is_an_environment_or_a_spec_error(option, value):
     assume(not isinstance(value, int) or value < 9)  # an environment of any size is an environment

@@ -102,7 +102,7 @@ def same(one, other) -> None:
 
 
 @given(st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_it_holds_what_a_list_of_rounds_holds(data):
     # rounds of 1 to 3 actors with 1 to 3 copies and up to 5 steps; deaths, early ends, cuts in mid-rollout
     capacity = data.draw(st.integers(10, 120))

@@ -26,7 +26,7 @@ def test_of_a_sample_named_twice_the_last_priority_counts():
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_changes_come_to_what_a_tree_built_anew_holds(data):
     size = data.draw(st.integers(1, 40))
     tree, leaves = SumTree(size), np.zeros(size)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from marless.algos import registry
@@ -43,7 +43,6 @@ def test_memory_is_empty_where_episodes_start_and_never_before_a_bootstrap_row()
     assert resets[:4, 1].tolist() == [True, False, True, False]
 
 
-@settings(deadline=None)
 @given(st.data(), st.integers(1, 6), st.integers(1, 4))
 def test_frames_keep_the_order_of_time(data: st.DataObject, steps: int, copies: int) -> None:
     """Of any cuts, a part of them with bootstrap rows."""

@@ -293,7 +293,7 @@ def lifecycles(draw):
     return records
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     records=lifecycles(),
     backend=st.sampled_from(["lambda", "fargate", "ec2"]),

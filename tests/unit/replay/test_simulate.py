@@ -32,7 +32,7 @@ def changed(spec, scaling="", sharing="", *overrides):
     return replayed_spec(spec, scaling=scaling, sharing=sharing, overrides=overrides)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.sampled_from(SCALING), st.sampled_from(SHARING), st.integers(0, 2**20))
 def test_a_run_under_its_own_policies_is_itself(scaling, sharing, seed):
     spec = spec_of(scaling=scaling, sharing=sharing)
@@ -43,7 +43,7 @@ def test_a_run_under_its_own_policies_is_itself(scaling, sharing, seed):
     assert replay.replayed_usd == replay.recorded_usd
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.integers(0, 2**20))
 def test_a_run_of_unlike_agents_under_its_own_policies_is_itself(seed):
     adversary = {"name": "mpe/simple_adversary", "options": {"agents": 4}}
@@ -52,7 +52,7 @@ def test_a_run_of_unlike_agents_under_its_own_policies_is_itself(seed):
     assert [step.replayed for step in simulate(records, spec, spec).steps] == list(records)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.integers(0, 2**20), st.sampled_from(["paper", "billed", "serverful"]))
 def test_a_run_within_a_budget_under_its_own_policies_is_itself(seed, accounting):
     scaling = {"name": "max", "within_budget": True}
@@ -77,7 +77,7 @@ def test_runs_that_are_replayed_here_share_split_and_scale():
     assert any(group.source for record in records for group in record.groups)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.integers(1, 80), st.integers(0, 2**20))
 def test_the_cluster_changes_no_decision_that_does_not_look_at_time(slots, seed):
     spec = spec_of(**BOTH)

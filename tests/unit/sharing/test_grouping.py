@@ -84,7 +84,7 @@ def test_agents_that_do_not_differ_share_however_many_groups_are_wanted(method):
 
 
 @METHODS
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.lists(st.floats(0, 1e4), min_size=2, max_size=7).flatmap(
         lambda points: st.tuples(st.just(points), st.integers(1, len(points)))
