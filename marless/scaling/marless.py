@@ -129,7 +129,10 @@ class MarlessScaling:
     def _reason(self, scores: dict[str, float | None], needs: dict[str, float], average: float, actors: int) -> str:
         unknown = sum(value is None for value in scores.values())
         if unknown == len(scores):
-            return f"no policy's curvature can be compared yet: {actors} actors, the most allowed"
+            most = (
+                "the most allowed" if actors == self.bounds.high else "the most that policies of several agents ask for"
+            )
+            return f"no policy's curvature can be compared yet: {actors} actors, {most}"
         asked = f"{len(needs)} policies ask for {average:.1f} actors on average"
         if unknown:
             asked += f" ({unknown} of them, not known well enough, for {self.bounds.high})"

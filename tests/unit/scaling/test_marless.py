@@ -74,6 +74,7 @@ def test_a_policy_that_learns_from_several_agents_asks_for_the_part_of_one():
     assert whole.inputs["actors"] == {"a": 36.0, "d": 24.0}
     unknown = make("a+b+c", "d", most=48, agents=4, min_actors=1, beta=1.0, count="samples").decide(history[:1], now)
     assert unknown.inputs["actors"] == {"a": 16.0, "d": 48.0}, "I_max is what one agent's policy may ask for"
+    assert unknown.reason.endswith("32 actors, the most that policies of several agents ask for")
 
 
 def test_the_maximum_is_that_of_the_neediest_policy_not_of_the_job():
