@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
 from marless.algos import off_policy
-from marless.algos.base import FunctionNode, Group, Rate, Schedule, Scope, Setting
+from marless.algos.base import (
+    AlgorithmConfig,
+    FunctionNode,
+    Group,
+    Learner,
+    LearnerContext,
+    Rate,
+    Schedule,
+    Scope,
+    Setting,
+)
 from marless.algos.off_policy import OffPolicyConfig
 from marless.errors import SpecError
 
@@ -63,36 +73,58 @@ class DDPGConfig(OffPolicyConfig):
         return self
 
 
-def check(config: DDPGConfig, setting: Setting) -> None:
-    """Refuse what no algorithm of the family can do; raises SpecError."""
-    if setting.model.recurrent != "none":
-        raise SpecError(
-            f"model.recurrent {setting.model.recurrent}: {config.name} has no nets with memory; set model.recurrent: "
-            "none, or use an algorithm that has (ippo, mappo, iql, vdn, qmix)"
-        )
-    for each in setting.spaces.classes:
-        bounds = [*getattr(each.action, "low", ()), *getattr(each.action, "high", ())]
-        if any(abs(bound) == float("inf") for bound in bounds):
+class DDPGAlgorithm:
+    """An entry of the registry: algorithms of the family differ in their config and in what critics see."""
+
+    config_type: type[AlgorithmConfig]
+    critic: ClassVar[Literal["own", "joint"]]
+    """own: a critic per policy, of its own observation and action; joint: one per agent, of those of all classes."""
+
+    def needs_state(self, config: AlgorithmConfig) -> bool:
+        """Never: critics see observations."""
+        return False
+
+    def check(self, config: AlgorithmConfig, setting: Setting) -> None:
+        """Raises SpecError for nets with memory, actions without bounds and more replay than memory."""
+        own = DDPGConfig.model_validate(self.config_type.model_validate(config))
+        if setting.model.recurrent != "none":
             raise SpecError(
-                f"algorithm.name {config.name} needs actions within bounds, and those of class {each.name} have none; "
-                "bound them in the environment, or use ippo or mappo"
+                f"model.recurrent {setting.model.recurrent}: {own.name} has no nets with memory; set model.recurrent: "
+                "none, or use an algorithm that has (ippo, mappo, iql, vdn, qmix)"
             )
-    off_policy.check(config, setting)
+        for each in setting.spaces.classes:
+            bounds = [*getattr(each.action, "low", ()), *getattr(each.action, "high", ())]
+            if any(abs(bound) == float("inf") for bound in bounds):
+                raise SpecError(
+                    f"algorithm.name {own.name} needs actions within bounds, and those of class {each.name} have none; "
+                    "bound them in the environment, or use ippo or mappo"
+                )
+        off_policy.check(own, setting)
 
+    def joint(self, config: AlgorithmConfig) -> bool:
+        """True where a critic sees the agents of all classes."""
+        return self.critic == "joint"
 
-def ddpg_functions(scope: Scope, groups: Sequence[Group], critics: Mapping[str, str]) -> tuple[FunctionNode, ...]:
-    """Post-processing, then critics and policies side by side: both gradients are of one version of the other.
+    def functions(
+        self, config: AlgorithmConfig, scope: Scope, groups: Sequence[Group], spaces: EnvSpaces
+    ) -> tuple[FunctionNode, ...]:
+        """Post-processing, then critics and policies side by side: both gradients are of one version of the other.
 
-    `critics` names the critic of each agent.
-    """
-    first = FunctionNode("post_process", scope.name)
-    return (
-        first,
-        *(FunctionNode("critic", name, after=(first.id,)) for name in dict.fromkeys(critics.values())),
-        *(FunctionNode("policy", group.policy, after=(first.id,)) for group in groups),
-    )
+        There is a critic per agent, which is never shared, or one per group.
+        """
+        agents = [agent for each in scope.agent_classes(spaces) for agent in each.agents]
+        joint = self.critic == "joint"
+        critics = [f"critic.{agent}" for agent in agents] if joint else [group.policy for group in groups]
+        first = FunctionNode("post_process", scope.name)
+        return (
+            first,
+            *(FunctionNode("critic", name, after=(first.id,)) for name in critics),
+            *(FunctionNode("policy", group.policy, after=(first.id,)) for group in groups),
+        )
 
+    def learner(self, config: AlgorithmConfig, context: LearnerContext) -> Learner:
+        """See `Algorithm`."""
+        from marless.learners.ddpg.learner import DDPGLearner
 
-def agents_of(scope: Scope, spaces: EnvSpaces) -> tuple[str, ...]:
-    """All agents of a scope, class by class."""
-    return tuple(agent for each in scope.agent_classes(spaces) for agent in each.agents)
+        own = DDPGConfig.model_validate(self.config_type.model_validate(config))
+        return DDPGLearner(own, context, critic=self.critic)

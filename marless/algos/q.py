@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from marless.algos import off_policy
-from marless.algos.base import FunctionNode, Group, Rate, Schedule, Scope, Setting
+from marless.algos.base import (
+    AlgorithmConfig,
+    FunctionNode,
+    Group,
+    Learner,
+    LearnerContext,
+    Rate,
+    Schedule,
+    Scope,
+    Setting,
+)
 from marless.algos.off_policy import OffPolicyConfig
 from marless.errors import SpecError
+
+if TYPE_CHECKING:
+    from marless.envs.base import EnvSpaces
 
 
 class QConfig(OffPolicyConfig):
@@ -52,39 +65,70 @@ class QConfig(OffPolicyConfig):
         return self
 
 
-def check(config: QConfig, setting: Setting) -> None:
-    """Refuse what no algorithm of the family can do; raises SpecError."""
-    for each in setting.spaces.classes:
-        if hasattr(each.action, "low"):  # a Box; importing its module would load NumPy
-            raise SpecError(
-                f"algorithm.name {config.name} needs discrete actions, and those of class {each.name} are continuous; "
-                "use maddpg, iddpg or ippo instead"
-            )
-    off_policy.check(config, setting)
+class TeamConfig(QConfig):
+    """Settings of those that maximise the sum of all agents' rewards."""
 
-
-def check_team(config: QConfig, setting: Setting) -> None:
-    """Refuse a game in which no sum of rewards is worth maximising; raises SpecError."""
-    if setting.spaces.rewards == "competitive":
-        raise SpecError(
-            f"algorithm.name {config.name} maximises the sum of all agents' rewards, and those of env.name compete; "
-            "use iql instead"
+    def advice(self, setting: Setting) -> str:
+        """See `AlgorithmConfig`; also says where nobody tells whether such a sum is worth maximising."""
+        usual = super().advice(setting)
+        if setting.spaces.rewards != "unknown":
+            return usual
+        told = (
+            f"algorithm.name {self.name} maximises the sum of all agents' rewards, and env.name does not say whether "
+            "they work together; if they compete, use iql"
         )
+        return f"{usual}. {told}" if usual else told
 
 
-def team_advice(config: QConfig, setting: Setting) -> str:
-    """Whether a sum of rewards is worth maximising, where nobody says."""
-    if setting.spaces.rewards != "unknown":
-        return ""
-    return (
-        f"algorithm.name {config.name} maximises the sum of all agents' rewards, and env.name does not say whether "
-        "they work together; if they compete, use iql"
-    )
+class QAlgorithm:
+    """An entry of the registry: algorithms of the family differ in their config and in their mixer."""
 
+    config_type: type[AlgorithmConfig]
+    mixer: ClassVar[Literal["none", "sum", "monotone"]]
+    """What makes the team's value of its agents'."""
 
-def q_functions(scope: Scope, groups: Sequence[Group], *, mixer: bool) -> tuple[FunctionNode, ...]:
-    """Post-processing draws and assembles batches; a mixer's gradient is what policies then learn from."""
-    first = FunctionNode("post_process", scope.name)
-    joint = (FunctionNode("mixer", "mixer", after=(first.id,)),) if mixer else ()
-    before = tuple(node.id for node in (joint or (first,)))
-    return (first, *joint, *(FunctionNode("policy", group.policy, after=before) for group in groups))
+    def needs_state(self, config: AlgorithmConfig) -> bool:
+        """True if the global state chooses the mixer's weights."""
+        return self.mixer == "monotone"
+
+    def check(self, config: AlgorithmConfig, setting: Setting) -> None:
+        """Raises SpecError for continuous actions and for what no replay can do; with a mixer also for rewards that
+        compete, and where it needs a global state that is not there.
+        """
+        spaces = setting.spaces
+        for each in spaces.classes:
+            if hasattr(each.action, "low"):  # a Box; importing its module would load NumPy
+                raise SpecError(
+                    f"algorithm.name {config.name} needs discrete actions, and those of class {each.name} are "
+                    "continuous; use maddpg, iddpg or ippo instead"
+                )
+        off_policy.check(OffPolicyConfig.model_validate(self.config_type.model_validate(config)), setting)
+        if self.mixer != "none" and spaces.rewards == "competitive":
+            raise SpecError(
+                f"algorithm.name {config.name} maximises the sum of all agents' rewards, and those of env.name "
+                "compete; use iql instead"
+            )
+        if self.needs_state(config) and spaces.state_size == 0:
+            raise SpecError(
+                f"algorithm.name {config.name} needs a global state, and env.name gives none (state_size is 0); "
+                "use vdn instead"
+            )
+
+    def joint(self, config: AlgorithmConfig) -> bool:
+        """True with a mixer: it serves agents of all classes."""
+        return self.mixer != "none"
+
+    def functions(
+        self, config: AlgorithmConfig, scope: Scope, groups: Sequence[Group], spaces: EnvSpaces
+    ) -> tuple[FunctionNode, ...]:
+        """Post-processing, which draws, assembles and sums; a mixer that learns; what policies then learn from it."""
+        first = FunctionNode("post_process", scope.name)
+        joint = (FunctionNode("mixer", "mixer", after=(first.id,)),) if self.mixer == "monotone" else ()
+        before = tuple(node.id for node in (joint or (first,)))
+        return (first, *joint, *(FunctionNode("policy", group.policy, after=before) for group in groups))
+
+    def learner(self, config: AlgorithmConfig, context: LearnerContext) -> Learner:
+        """See `Algorithm`."""
+        from marless.learners.q.learner import QLearner
+
+        return QLearner(QConfig.model_validate(self.config_type.model_validate(config)), context, mixer=self.mixer)
