@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from marless import spec as specs
 from marless.job import prepare
@@ -29,6 +33,7 @@ from services.param_store import __main__ as param_store
 from services.param_store.config import Config as StoreConfig
 from services.param_store.redis_server import RedisOptions
 
+SCRIPTED = Path(__file__).parents[1] / "faults" / "witness"
 ENVS, STEPS, ACTORS = 2, 5, 2
 DOCUMENT: dict[str, Any] = {
     "seed": 3,
@@ -124,6 +129,15 @@ async def running(folder: Path, redis_url: str) -> AsyncIterator[Cluster]:
     await cluster.start()
     yield cluster
     await cluster.close()
+
+
+async def running_scripted(folder: Path, redis_url: str) -> AsyncIterator[Cluster]:
+    """As `running`, with workers that know the scripted policies of the fault tests."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sys, "path", [*sys.path, str(SCRIPTED)])
+        patched.setenv("PYTHONPATH", str(SCRIPTED), prepend=os.pathsep)
+        async for each in running(folder, redis_url):
+            yield each
 
 
 def restarted(cluster: Cluster, name: str) -> Callable[[], Awaitable[None]]:

@@ -2,12 +2,9 @@
 
 import asyncio
 import json
-import os
-import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from itertools import count, pairwise
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -41,13 +38,12 @@ from tests.integration.running import (
     outcome,
     ready,
     restarted,
-    running,
+    running_scripted,
 )
 from tests.integration.running import spec as spec_of
 from tests.unit.test_record import RETURNS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-SCRIPTED = Path(__file__).parents[1] / "faults" / "witness"
 AGENTS = ("agent_0", "agent_1", "agent_2")
 MERGED, SPLIT, ROUNDS = 2, 4, 7
 _serials = count()
@@ -70,11 +66,8 @@ def spec(**changes):
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster(redis_url, tmp_path_factory) -> AsyncIterator[Cluster]:
     """Services whose workers know the scripted policies."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(sys, "path", [*sys.path, str(SCRIPTED)])
-        patched.setenv("PYTHONPATH", str(SCRIPTED), prepend=os.pathsep)
-        async for each in running(tmp_path_factory.mktemp("cluster"), redis_url):
-            yield each
+    async for each in running_scripted(tmp_path_factory.mktemp("cluster"), redis_url):
+        yield each
 
 
 def new(tmp_path, **changes) -> RunFolder:

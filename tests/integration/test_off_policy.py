@@ -1,10 +1,7 @@
 """Jobs that learn from a replay, through real services: teams of one learner, changing groups, kills, bills."""
 
-import os
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import count, pairwise
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -18,11 +15,20 @@ from marless.pricing.usage import HOST, usage
 from marless.replay.cluster import modelled, waits
 from marless.replay.simulate import replayed_spec, simulate
 from services.coordinator.run_folder import RunFolder
-from tests.integration.running import ENVS, STEPS, Cluster, KilledError, created, go_on, outcome, restarted, running
+from tests.integration.running import (
+    ENVS,
+    STEPS,
+    Cluster,
+    KilledError,
+    created,
+    go_on,
+    outcome,
+    restarted,
+    running_scripted,
+)
 from tests.integration.running import spec as spec_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-SCRIPTED = Path(__file__).parents[1] / "faults" / "witness"
 LEARNS = {"updates": 3, "batch": 16, "warmup": 40, "replay": {"capacity": 2000}}
 """Learning begins with the second round, whatever it has."""
 MARLESS = {
@@ -49,11 +55,8 @@ _serials = count()
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster(redis_url, tmp_path_factory) -> AsyncIterator[Cluster]:
     """Services whose workers know the scripted policies."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(sys, "path", [*sys.path, str(SCRIPTED)])
-        patched.setenv("PYTHONPATH", str(SCRIPTED), prepend=os.pathsep)
-        async for each in running(tmp_path_factory.mktemp("cluster"), redis_url):
-            yield each
+    async for each in running_scripted(tmp_path_factory.mktemp("cluster"), redis_url):
+        yield each
 
 
 def new(tmp_path, changes) -> RunFolder:
