@@ -1,8 +1,9 @@
 """Every algorithm in spread and adversary, over seeds: what it learned in equally many env steps, and how soon.
 
 `python -m bench.algorithms --peers benchmarl --json algorithms.json`; `--algorithms iql,vdn --games spread` for some of
-them. marless runs as one gets it, algorithm and model at their defaults. MADDPG and IDDPG get continuous actions, the
-others discrete ones; algorithms that add up all agents' rewards are left out where rewards compete.
+them. marless runs as one gets it, algorithm and model at their defaults, in rounds of 4,000 env steps; peers in what
+served them best. MADDPG and IDDPG get continuous actions, the others discrete ones; algorithms that add up all agents'
+rewards are left out where rewards compete.
 
 Where sides compete, their mean return says nothing: what counts is each side's greedy return against chance, above that
 of chance in its place. Evaluations run on marless's clock, and off BenchMARL's.
@@ -22,12 +23,12 @@ from bench import harness
 from bench.harness import Row, spread
 from bench.peers import install
 from bench.systems import Curve, crossing, marless_job, points, rounds
-from bench.task import ALGORITHMS, CONTINUOUS, GAMES, OFF_POLICY_COPIES, ON_POLICY, TASK, iteration_env_steps
+from bench.task import ALGORITHMS, CONTINUOUS, GAMES, ON_POLICY, TASK, peer_env_steps
 from marless.comparison.statistics import Estimate, interquartile_mean
 
 TEAM_ONLY = ("vdn", "qmix")
 """They maximise the sum of all rewards, which competing sides make meaningless."""
-EVALUATION_ENV_STEPS = 12_000
+EVALUATION_ENV_STEPS = 8_000
 """Env steps between greedy evaluations, for every algorithm and system."""
 PEERS = ("benchmarl",)
 
@@ -41,11 +42,6 @@ class Request:
     seed: int
     env_steps: int
     timeout_s: float
-
-    @property
-    def eval_every(self) -> int:
-        """Rounds between evaluations."""
-        return max(EVALUATION_ENV_STEPS // iteration_env_steps(self.algorithm), 1)
 
 
 @dataclass(frozen=True)
@@ -71,10 +67,10 @@ Run = Callable[[Request], Outcome]
 
 
 def settings(request: Request) -> dict[str, object]:
-    """A run in marless's words. A round is as long as its algorithm wants it; all else is left at its default."""
+    """A run in marless's words; what is not said here is left at its default."""
     game = GAMES[request.game]
-    on_policy = request.algorithm in ON_POLICY
-    copies = TASK.iteration_env_steps // TASK.episode_steps // 2 if on_policy else OFF_POLICY_COPIES
+    copies = TASK.iteration_env_steps // TASK.episode_steps
+    actors = 2 if request.algorithm in ON_POLICY else 1
     return {
         "seed": request.seed,
         "env": {
@@ -82,9 +78,9 @@ def settings(request: Request) -> dict[str, object]:
             "options": {**game.our_options, "continuous_actions": request.algorithm in CONTINUOUS},
         },
         "algorithm": {"name": request.algorithm},
-        "actors": {"count": 2 if on_policy else 1, "envs": copies, "steps": TASK.episode_steps},
+        "actors": {"count": actors, "envs": copies // actors, "steps": TASK.episode_steps},
         "sharing": {"name": "fixed", "groups": "independent"},
-        "evaluation": {"every": request.eval_every, "episodes": TASK.evaluation_episodes},
+        "evaluation": {"every": EVALUATION_ENV_STEPS // TASK.iteration_env_steps, "episodes": TASK.evaluation_episodes},
         "learner": {"device": "cpu"},
         "stop": {"env_steps": request.env_steps},
     }
@@ -118,7 +114,7 @@ def peer(name: str) -> Run:
         options: dict[str, object] = {
             "--env-steps": request.env_steps,
             "--seed": request.seed,
-            "--eval": request.eval_every,
+            "--eval": EVALUATION_ENV_STEPS // peer_env_steps(request.algorithm),
             "--started": time.time(),
             "--algorithm": request.algorithm,
             "--game": request.game,
@@ -214,7 +210,7 @@ def main() -> None:
         "--algorithms", type=names(ALGORITHMS), default=ALGORITHMS, help="comma-separated; default: all"
     )
     parser.add_argument("--games", type=names(tuple(GAMES)), default=tuple(GAMES), help="comma-separated; default: all")
-    parser.add_argument("--env-steps", type=int, default=120_000, help="of each run")
+    parser.add_argument("--env-steps", type=int, help="of each run; default: by game")
     parser.add_argument("--target", type=float, default=TASK.target_return, help="greedy return per agent in spread")
     parser.add_argument("--limit-s", type=float, default=1200.0, help="give up a run after this many seconds")
     args = parser.parse_args()
@@ -227,7 +223,7 @@ def main() -> None:
     results: dict[tuple[str, str, str], list[Outcome]] = {}
     for game, algorithm in ((g, a) for g in args.games for a in args.algorithms if plays(g, a)):
         for seed in range(args.runs):
-            request = Request(game, algorithm, seed, args.env_steps, args.limit_s)
+            request = Request(game, algorithm, seed, args.env_steps or GAMES[game].env_steps, args.limit_s)
             for name, run in systems.items():
                 outcome = run(request)
                 results.setdefault((game, algorithm, name), []).append(outcome)

@@ -1,6 +1,6 @@
 """What an off-policy round takes of the CPU beside torch and the environment: acting, replay, transport, publishing.
 
-`python -m bench.off_policy_step --json off_policy_step.json`. Spread, rounds of 400 env steps, algorithms and model at
+`python -m bench.off_policy_step --json off_policy_step.json`. Spread, rounds of 4,000 env steps, algorithm and model at
 their defaults. The parts are measured in this process: CPU time of all that the workers do in a round. What the system
 takes beyond them (messages, trajectories on their way, the store, the coordinator's books) is the CPU time of every
 process of a `marless train`, between two moments of its steady state, less the parts.
@@ -8,6 +8,8 @@ process of a `marless train`, between two moments of its steady state, less the 
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -21,7 +23,7 @@ from bench import harness
 from bench.algorithms import Request, names, settings
 from bench.harness import Row, spread
 from bench.systems import marless_job
-from bench.task import ALGORITHMS, OFF_POLICY_COPIES, ON_POLICY, TASK
+from bench.task import ALGORITHMS, ON_POLICY, TASK
 from marless import spec as specs
 from marless.algos import registry as algorithms
 from marless.algos.base import Group, Learner, LearnerContext, RoundInput, Scope, scopes
@@ -36,11 +38,13 @@ OFF_POLICY = tuple(name for name in ALGORITHMS if name not in ON_POLICY)
 PARTS = TORCH, ENVIRONMENT, ACTING, REPLAY, REST, STATES, SYSTEM = (
     "torch", "environment", "acting", "replay", "update, rest", "states ↔ bytes", "services, messages",
 )  # fmt: skip
-WARM_UP, ROUNDS = 10, 60
+WARM_UP, ROUNDS = 3, 10
 """Rounds in this process: before measuring, and measured."""
-SYSTEM_ENV_STEPS = 160_000
-STEADY_AFTER = 50
+SYSTEM_ENV_STEPS = 100_000
+STEADY_AFTER = 5
 """Rounds of the system before its steady state."""
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+"""What the pool sets for learner workers; NumPy reads it when it is imported."""
 
 
 class Team:
@@ -176,7 +180,9 @@ def main() -> None:
         "--algorithms", type=names(OFF_POLICY), default=OFF_POLICY, help="comma-separated; default: all"
     )
     args = parser.parse_args()
-    torch.set_num_threads(1)  # as a learner worker does
+    if not ONE_THREAD.items() <= os.environ.items():
+        os.execve(sys.executable, sys.orig_argv, os.environ | ONE_THREAD)
+    torch.set_num_threads(1)
     about = harness.machine()
     found: dict[str, list[Mapping[str, float]]] = {}
     for algorithm in args.algorithms:
@@ -187,7 +193,7 @@ def main() -> None:
             harness.say(f"{algorithm} seed {seed}: {outside(found[algorithm][-1]):.0%} outside torch and environment")
     rows = [row(algorithm, runs) for algorithm, runs in found.items()]
     headline = {
-        "round_env_steps": OFF_POLICY_COPIES * TASK.episode_steps,
+        "round_env_steps": TASK.iteration_env_steps,
         "outside": {algorithm: round(spread(list(map(outside, runs))).median, 3) for algorithm, runs in found.items()},
     }
     harness.report("off_policy_step", about, rows, headline, args.json)

@@ -54,6 +54,8 @@ class Game:
     peer_options: Mapping[str, object]
     ours: str
     our_options: Mapping[str, object]
+    env_steps: int
+    """Of a run, unless its program is told otherwise."""
     groups: Mapping[str, int]
     """Agent classes and how many agents each has; `agent_0` and so on."""
 
@@ -68,10 +70,11 @@ GAMES: Mapping[str, Game] = {
         {"N": TASK.agents, "local_ratio": TASK.local_ratio},
         "mpe/simple_spread",
         {"agents": TASK.agents, "local_ratio": TASK.local_ratio},
+        100_000,
         {"agent": TASK.agents},
     ),
     "adversary": Game(
-        "simple_adversary_v3", {"N": 2}, "mpe/simple_adversary", {"agents": 2}, {"adversary": 1, "agent": 2}
+        "simple_adversary_v3", {"N": 2}, "mpe/simple_adversary", {"agents": 2}, 40_000, {"adversary": 1, "agent": 2}
     ),
 }
 
@@ -79,10 +82,11 @@ CONTINUOUS = ("maddpg", "iddpg")
 """Algorithms that get the continuous actions of a game."""
 ON_POLICY = ("ippo", "mappo")
 ALGORITHMS = (*ON_POLICY, "iql", "vdn", "qmix", *CONTINUOUS)
-OFF_POLICY_COPIES = 16
-"""Environment copies of algorithms that learn from a replay: a round is an episode of each."""
+PEER_COPIES = 16
+"""Environment copies of peers' algorithms that learn from a replay: an iteration is an episode of each. It served them
+best; marless's rounds are `TASK.iteration_env_steps` long for all."""
 
 
-def iteration_env_steps(algorithm: str) -> int:
-    """Env steps between updates: many for algorithms that throw them away, few for those that remember them."""
-    return TASK.iteration_env_steps if algorithm in ON_POLICY else OFF_POLICY_COPIES * TASK.episode_steps
+def peer_env_steps(algorithm: str) -> int:
+    """Env steps of a peer's iteration."""
+    return TASK.iteration_env_steps if algorithm in ON_POLICY else PEER_COPIES * TASK.episode_steps

@@ -21,7 +21,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from bench.events import Events, Options, options
 from bench.peers.greedy import Evaluation, make_env
-from bench.task import CONTINUOUS, GAMES, OFF_POLICY_COPIES, ON_POLICY, TASK, Game, iteration_env_steps
+from bench.task import CONTINUOUS, GAMES, ON_POLICY, PEER_COPIES, TASK, Game, peer_env_steps
 
 COPIES = 16
 OFF_POLICY_BATCH = 800
@@ -73,7 +73,7 @@ class Report(Callback):
         super().__init__()
         self._events, self._game = events, GAMES[run.game]
         self._evaluation = Evaluation(self._game, continuous=run.algorithm in CONTINUOUS)
-        self._env_steps = iteration_env_steps(run.algorithm)
+        self._env_steps = peer_env_steps(run.algorithm)
 
     def on_train_end(self, training_td: TensorDictBase, group: str) -> None:
         """The policies of a group have been updated; those of the last one end the iteration."""
@@ -112,9 +112,9 @@ def experiment_config(run: Options, folder: str) -> ExperimentConfig:
     config.on_policy_n_envs_per_worker = COPIES
     config.on_policy_n_minibatch_iters = TASK.epochs
     config.on_policy_minibatch_size = TASK.minibatch_env_steps
-    config.off_policy_collected_frames_per_batch = iteration_env_steps(run.algorithm)
-    config.off_policy_n_envs_per_worker = OFF_POLICY_COPIES
-    config.off_policy_n_optimizer_steps = iteration_env_steps(run.algorithm) // TASK.episode_steps
+    config.off_policy_collected_frames_per_batch = peer_env_steps(run.algorithm)
+    config.off_policy_n_envs_per_worker = PEER_COPIES
+    config.off_policy_n_optimizer_steps = peer_env_steps(run.algorithm) // TASK.episode_steps
     config.off_policy_train_batch_size = OFF_POLICY_BATCH
     config.exploration_eps_init = 1.0
     config.exploration_eps_end = 0.05

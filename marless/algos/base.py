@@ -90,9 +90,13 @@ class AlgorithmConfig(Strict):
     means that the algorithm is a family of its own."""
     name: str
 
+    def samples(self, sampled: int, steps: int) -> int:
+        """Samples of an agent that an update goes over if its round has `sampled`, in segments of `steps` steps."""
+        return self.drawn(steps) or sampled
+
     def drawn(self, steps: int) -> int | None:
         """Samples of an agent that an update goes over however many its round has, in segments of `steps` time steps;
-        None: it goes over those of its round.
+        None: they grow with those of its round.
         """
         return None
 

@@ -32,7 +32,6 @@ class DDPGConfig(OffPolicyConfig):
     family: ClassVar[str] = "ddpg"
     lr: Rate = Field(1e-3, description="learning rate of policies")
     critic_lr: Rate = Field(4e-3, description="learning rate of critics")
-    updates: int = Field(80, ge=1, description="gradient steps per round")
     target_tau: float = Field(0.02, gt=0, le=1, description="share of a target net that each gradient step replaces")
     critic_hidden: tuple[PositiveInt, ...] | None = Field(
         None, min_length=1, description="units of each hidden layer of critics; null: those of policies"
@@ -57,7 +56,7 @@ class DDPGConfig(OffPolicyConfig):
 
     @model_validator(mode="after")
     def _policies_learn_each_round(self) -> DDPGConfig:
-        if self.policy_every > self.updates:
+        if self.updates is not None and self.policy_every > self.updates:
             raise ValueError(
                 f"policy_every {self.policy_every} is more than the {self.updates} updates of a round: "
                 "policies would not learn in every round; lower policy_every or raise updates"

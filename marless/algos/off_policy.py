@@ -9,6 +9,10 @@ from pydantic import Field, model_validator
 from marless.algos.base import AlgorithmConfig, Rate, Setting, Strict
 from marless.errors import SpecError
 
+UPDATE_ENV_STEPS = 20
+"""Env steps of a round for each gradient step, unless a job says how many there are."""
+ENV_STEPS, EPISODES = 512, 32
+"""Of a batch, by the replay's unit, unless a job says how many."""
 OFTEN = 64
 """Draws of each sample, on average, beyond which a job is told: several times what is common (1 to 8)."""
 
@@ -36,8 +40,12 @@ class OffPolicyConfig(AlgorithmConfig):
     optimizer: Literal["adam", "rmsprop"] = Field("adam", description="what takes gradient steps")
     optimizer_eps: float = Field(1e-5, gt=0, description="ε in the optimizer's denominator")
     gamma: float = Field(0.95, ge=0, le=1, description="discount per env step")
-    batch: int = Field(256, ge=1, description="drawn for each gradient step: env steps, or episodes")
-    updates: int = Field(20, ge=1, description="gradient steps per round")
+    batch: int | None = Field(
+        None, ge=1, description=f"drawn for each gradient step; null: {ENV_STEPS} env steps, or {EPISODES} episodes"
+    )
+    updates: int | None = Field(
+        None, ge=1, description=f"gradient steps per round; null: one for each {UPDATE_ENV_STEPS} of its env steps"
+    )
     warmup: int = Field(1000, ge=0, description="env steps remembered before the first gradient step")
     n_step: int = Field(1, ge=1, description="rewards summed before a target net is asked")
     target_every: int | None = Field(None, ge=1, description="gradient steps between copies to target nets")
@@ -46,9 +54,22 @@ class OffPolicyConfig(AlgorithmConfig):
     reward_normalisation: bool = Field(True, description="rewards of mean 0 and deviation 1 over what was remembered")
     replay: ReplaySpec = ReplaySpec()  # type: ignore[call-arg]  # pydantic's plugin-free view of Field defaults
 
-    def drawn(self, steps: int) -> int:
+    @property
+    def batch_size(self) -> int:
+        """Env steps or episodes of a batch."""
+        return self.batch or (EPISODES if self.replay.unit == "episodes" else ENV_STEPS)
+
+    def gradient_steps(self, sampled: int) -> int:
+        """Of a round with so many env steps."""
+        return self.updates or max(sampled // UPDATE_ENV_STEPS, 1)
+
+    def samples(self, sampled: int, steps: int) -> int:
         """See `AlgorithmConfig`: a batch for each gradient step."""
-        return self.updates * self.batch * (steps if self.replay.unit == "episodes" else 1)
+        return self.gradient_steps(sampled) * self.batch_size * (steps if self.replay.unit == "episodes" else 1)
+
+    def drawn(self, steps: int) -> int | None:
+        """See `AlgorithmConfig`."""
+        return None if self.updates is None else self.samples(0, steps)
 
     def advice(self, setting: Setting) -> str:
         """Never learning at all; or learning each sample by heart, if drawn as often as `OFTEN`."""
@@ -57,11 +78,12 @@ class OffPolicyConfig(AlgorithmConfig):
                 f"algorithm.warmup is {self.warmup} env steps, and the job samples at most {setting.total_steps}: it "
                 "would end before its first gradient step"
             )
-        drawn, sampled = self.drawn(setting.steps), setting.round_steps
-        if sampled is not None and drawn > OFTEN * sampled:
+        sampled = setting.round_steps
+        if sampled is not None and (drawn := self.samples(sampled, setting.steps)) > OFTEN * sampled:
             return (
-                f"algorithm.updates: {self.updates} batches a round draw {drawn:,} samples, {sampled:,} are new, so "
-                f"each is learned from {drawn / sampled:.0f} times; lower algorithm.updates, or raise actors.envs"
+                f"algorithm.updates: {self.gradient_steps(sampled)} batches a round draw {drawn:,} samples, "
+                f"{sampled:,} are new, so each is learned from {drawn / sampled:.0f} times; lower algorithm.updates, "
+                "or raise actors.envs"
             )
         return ""
 
@@ -71,9 +93,9 @@ class OffPolicyConfig(AlgorithmConfig):
 
     @model_validator(mode="after")
     def _capacity_covers_warmup(self) -> OffPolicyConfig:
-        if self.replay.capacity < max(self.warmup, self.batch if self.replay.unit == "transitions" else 1):
+        if self.replay.capacity < max(self.warmup, self.batch_size if self.replay.unit == "transitions" else 1):
             raise ValueError(
-                f"replay.capacity {self.replay.capacity} is less than warmup {self.warmup} or batch {self.batch}: "
+                f"replay.capacity {self.replay.capacity} is less than warmup {self.warmup} or batch {self.batch_size}: "
                 "nothing would ever be learned; raise replay.capacity"
             )
         return self

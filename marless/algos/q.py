@@ -121,7 +121,7 @@ class QAlgorithm:
     def functions(
         self, config: AlgorithmConfig, scope: Scope, groups: Sequence[Group], spaces: EnvSpaces
     ) -> tuple[FunctionNode, ...]:
-        """Post-processing, which draws, assembles and sums; a mixer that learns; what policies then learn from it."""
+        """Post-processing, which draws and assembles; a mixer that learns; what policies then learn from it."""
         first = FunctionNode("post_process", scope.name)
         joint = (FunctionNode("mixer", "mixer", after=(first.id,)),) if self.mixer == "monotone" else ()
         before = tuple(node.id for node in (joint or (first,)))

@@ -8,7 +8,7 @@ what comes *after* them begins E columns later. Shapes: N agents of a class, I i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -24,6 +24,9 @@ from marless.data.trajectory import Trajectory
 from marless.envs.base import AgentClass, Discrete
 from marless.nets.inputs import Inputs
 
+_AT_ONCE = 2**17
+"""Env steps that are looked up together, at most."""
+
 
 @dataclass(frozen=True)
 class Gains:
@@ -33,6 +36,10 @@ class Gains:
     """float32 [N, M], normalised; with single env steps, summed over the n steps of a target."""
     discount: Tensor
     """float32 [N, M]: of what comes after; 0 where there is nothing more to get."""
+
+    def part(self, columns: slice) -> Gains:
+        """Some of its columns, as a view."""
+        return Gains(self.reward[:, columns], self.discount[:, columns])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +136,11 @@ class _Frames:
     valid: NDArray[np.float32] | None
     """[M]; see `Batch`."""
 
+    def part(self, columns: slice) -> _Frames:
+        """Some of single env steps."""
+        now_M, after_M = self.frame.reshape(2, -1)[:, columns]
+        return _Frames(np.concatenate([now_M, after_M]), self.then[:, columns], 1, self.follows[:, columns], None)
+
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSource:
@@ -151,8 +163,31 @@ class BatchSource:
         """Names of what frames hold."""
         return frozenset(self.schema.fields())
 
-    def draw(self, rng: np.random.Generator, count: int, moments: RewardMoments, beta: float) -> Batch:
-        """`count` env steps or episodes, by the config's unit; `beta` is of prioritised draws."""
+    def draws(
+        self, rng: np.random.Generator, count: int, times: int, moments: RewardMoments, beta: float
+    ) -> Iterator[Batch]:
+        """`times` batches of `count` env steps or episodes, by the config's unit; `beta` is of prioritised draws.
+
+        Each is drawn when it is asked for, by the priorities of then; but for uniform draws of env steps, of which many
+        are drawn, and what they gain looked up, together.
+        """
+        if self.config.replay.unit == "transitions" and self.config.replay.draw == "uniform":
+            most = max(_AT_ONCE // count, 1)
+            for begun in range(0, times, most):
+                yield from self._uniform(rng, count, min(times - begun, most), moments)
+        else:
+            for _ in range(times):
+                yield self._one(rng, count, moments, beta)
+
+    def _uniform(self, rng: np.random.Generator, count: int, times: int, moments: RewardMoments) -> Iterator[Batch]:
+        row = self.replay.draw(rng, times * count).row
+        frames = self._single(row)
+        gains = self._gains(frames, moments)
+        for begun in range(0, len(row), count):
+            mine = slice(begun, begun + count)
+            yield self._batch(row[mine], frames.part(mine), tuple(each.part(mine) for each in gains), None)
+
+    def _one(self, rng: np.random.Generator, count: int, moments: RewardMoments, beta: float) -> Batch:
         if self.config.replay.unit == "episodes":
             episodes = self.replay.draw_episodes(rng, count, beta)
             row, weight, frames = episodes.first, episodes.weight, self._whole(episodes.first, episodes.length)
@@ -160,7 +195,7 @@ class BatchSource:
             draw = self.replay.draw(rng, count, beta)
             row, weight, frames = draw.row, draw.weight, self._single(draw.row)
         importance = None if self.config.replay.draw == "uniform" else np.tile(weight, frames.steps)
-        return self._batch(row, frames, moments, importance)
+        return self._batch(row, frames, self._gains(frames, moments), importance)
 
     def _single(self, row_M: NDArray[np.int64]) -> _Frames:
         """Each env step by itself, and what came n steps later, or where its segment ended before."""
@@ -184,14 +219,14 @@ class BatchSource:
         self,
         row: NDArray[np.int64],
         frames: _Frames,
-        moments: RewardMoments,
+        gains: tuple[Gains, ...],
         importance_M: NDArray[np.float32] | None,
     ) -> Batch:
         resets = np.zeros((frames.steps + 1, len(row)), np.bool_)
         resets[0] = True
         return Batch(
             classes=tuple(self._class_batch(k, agents, inputs, frames) for k, agents, inputs in self.classes),
-            gains=self._gains(frames, moments),
+            gains=gains,
             steps=frames.steps,
             width=len(row),
             importance=None if importance_M is None else self._to(importance_M),

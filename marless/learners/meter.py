@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from marless.algos.base import FunctionKind, FunctionRun
@@ -14,13 +14,18 @@ Clock = Callable[[], float]
 """Seconds."""
 
 
-@dataclass
+@dataclass(slots=True)
 class _Passes:
-    """What one function took so far."""
+    """What one function took so far, for all names that it serves in a pass."""
 
     start_s: float
     end_s: float
     vcpu_s: float = 0.0
+
+    def add(self, other: _Passes, share: float = 1.0) -> None:
+        """Also count `share` of others."""
+        self.start_s, self.end_s = min(self.start_s, other.start_s), max(self.end_s, other.end_s)
+        self.vcpu_s += share * other.vcpu_s
 
 
 class Meter:
@@ -33,30 +38,56 @@ class Meter:
     def __init__(self, seconds: Clock | None = None, now: Clock = time.time) -> None:
         self._seconds = seconds
         self._now = now
-        self._passes: dict[tuple[FunctionKind, str], _Passes] = {}
+        self._passes: dict[tuple[FunctionKind, tuple[str, ...]], _Passes] = {}
         self._lock = threading.Lock()
 
-    @contextmanager
-    def measure(self, function: FunctionKind, names: Sequence[str]) -> Iterator[None]:
+    def measure(self, function: FunctionKind, names: Sequence[str]) -> AbstractContextManager[None]:
         """Count what happens inside as one pass of `function`, shared evenly by the `names` that it serves.
 
         A pass that raises is not counted. Passes must not be nested: each would count the seconds of the inner one.
         """
-        start_s = self._now()
-        before_s = self._seconds() if self._seconds else start_s
-        yield
-        end_s = self._now()
-        share_s = ((self._seconds() if self._seconds else end_s) - before_s) / len(names)
-        with self._lock:
-            for name in names:
-                passes = self._passes.setdefault((function, name), _Passes(start_s, end_s))
-                passes.start_s, passes.end_s = min(passes.start_s, start_s), max(passes.end_s, end_s)
-                passes.vcpu_s += share_s
+        return _Pass(self, (function, tuple(names)))
 
     def runs(self) -> tuple[FunctionRun, ...]:
         """One per function and name, in the order in which their first passes ended."""
+        found: dict[tuple[FunctionKind, str], _Passes] = {}
         with self._lock:
-            return tuple(
-                FunctionRun(function, name, passes.start_s, passes.end_s, passes.vcpu_s)
-                for (function, name), passes in self._passes.items()
-            )
+            for (function, names), passes in self._passes.items():
+                for name in names:
+                    mine = found.setdefault((function, name), _Passes(passes.start_s, passes.end_s))
+                    mine.add(passes, 1 / len(names))
+        return tuple(
+            FunctionRun(function, name, passes.start_s, passes.end_s, passes.vcpu_s)
+            for (function, name), passes in found.items()
+        )
+
+    def clocks(self) -> tuple[float, float]:
+        """Now, and the seconds of what is billed."""
+        now_s = self._now()
+        return now_s, self._seconds() if self._seconds else now_s
+
+    def add(self, key: tuple[FunctionKind, tuple[str, ...]], ended: _Passes) -> None:
+        """Count a pass that has ended."""
+        with self._lock:
+            if known := self._passes.get(key):
+                known.add(ended)
+            else:
+                self._passes[key] = ended
+
+
+class _Pass(AbstractContextManager[None]):
+    """One pass. A class, as generators take as long as a small pass: there are several in each gradient step."""
+
+    __slots__ = ("_before_s", "_key", "_meter", "_start_s")
+
+    def __init__(self, meter: Meter, key: tuple[FunctionKind, tuple[str, ...]]) -> None:
+        self._meter = meter
+        self._key = key
+
+    def __enter__(self) -> None:
+        self._start_s, self._before_s = self._meter.clocks()
+
+    def __exit__(self, raised: type[BaseException] | None, *details: object) -> None:
+        if raised is None:
+            end_s, after_s = self._meter.clocks()
+            self._meter.add(self._key, _Passes(self._start_s, end_s, after_s - self._before_s))

@@ -8,7 +8,7 @@ nobody, and with the replay's file it is all that an update depends on.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -193,7 +193,7 @@ class OffPolicyLearner(ABC):
 
     def update(self, inputs: RoundInput) -> UpdateOutput:
         """See `Learner`."""
-        meter, config = Meter(), self._settings
+        meter = Meter()
         names = self.names(inputs.groups)
         with meter.measure("post_process", (self._scope.name,)):
             self._remember(inputs)
@@ -201,12 +201,12 @@ class OffPolicyLearner(ABC):
         training = self._training(inputs, copies=False)
         metrics: Metrics = {name: {} for name in names}
         if self._ready():
-            for step in range(config.updates):
-                batch = self._draw(inputs, step, training.count, meter)
+            rng = draw_generator(inputs)
+            for batch in self._draws(inputs, rng, training.count, self._gradient_steps(inputs), meter):
                 self._reprioritise(batch, training.step(batch, meter))
             _merge(metrics, training.metrics())
             if measuring.asked(inputs.measure):
-                batch = self._draw(inputs, config.updates, training.count, Meter())
+                [batch] = self._draws(inputs, rng, training.count, 1, Meter())
                 _merge(metrics, training.measured(inputs, batch, meter))
         self._explore(inputs.groups, self._next_exploration(inputs))
         metrics[self._replay_name] = self._replay.report()
@@ -221,7 +221,7 @@ class OffPolicyLearner(ABC):
         if not self._ready():
             return GradientOutput({}, {self._replay_name: self._replay.report()}, meter.runs())
         training = self._training(inputs, copies=True)
-        batch = self._draw(inputs, 0, training.count, meter)
+        [batch] = self._draws(inputs, draw_generator(inputs), training.count, 1, meter)
         found, priority_E = training.gradients(batch, meter)
         self._reprioritise(batch, priority_E)
         exploration = np.array([self._next_exploration(inputs)], np.float32)
@@ -277,20 +277,28 @@ class OffPolicyLearner(ABC):
     def _ready(self) -> bool:
         return self._replay.size >= max(self._settings.warmup, 1)
 
-    def _draw(self, inputs: RoundInput, step: int, count: int, meter: Meter) -> Batch:
-        rng = np.random.default_rng([inputs.seed, inputs.round, _STREAM, step])
+    def _draws(
+        self, inputs: RoundInput, rng: np.random.Generator, count: int, times: int, meter: Meter
+    ) -> Iterator[Batch]:
+        """`times` batches, each drawn, and that measured, when it is asked for."""
         beta = value_at(self._settings.replay.beta, inputs.env_steps)
-        with meter.measure("post_process", (self._scope.name,)):
-            return self._batches.draw(rng, count, self._moments, beta)
+        batches = self._batches.draws(rng, count, times, self._moments, beta)
+        for _ in range(times):
+            with meter.measure("post_process", (self._scope.name,)):
+                batch = next(batches)
+            yield batch
 
     def _reprioritise(self, batch: Batch, priority_E: Tensor | None) -> None:
         if priority_E is not None:
             self._replay.reprioritise(batch.row, priority_E.cpu().numpy())
 
+    def _gradient_steps(self, inputs: RoundInput) -> int:
+        """Of an update."""
+        return self._settings.gradient_steps(_sampled(inputs))
+
     def _next_exploration(self, inputs: RoundInput) -> float:
         """What actors explore with in the next round."""
-        sampled = sum(trajectory.env_steps for trajectory in inputs.trajectories)
-        return value_at(self._kinds.exploration, inputs.env_steps + sampled)
+        return value_at(self._kinds.exploration, inputs.env_steps + _sampled(inputs))
 
     def _explore(self, groups: Sequence[Group], exploration: float) -> None:
         self._explores |= dict.fromkeys((group.policy for group in groups), exploration)
@@ -332,6 +340,16 @@ def _replay(config: OffPolicyConfig, schema: ReplaySchema, path: Path | None) ->
     spec = config.replay
     alpha = spec.alpha if spec.draw == "prioritised" else None
     return Replay(schema, spec.capacity, path, alpha=alpha, unit=spec.unit)
+
+
+def _sampled(inputs: RoundInput) -> int:
+    """Env steps."""
+    return sum(trajectory.env_steps for trajectory in inputs.trajectories)
+
+
+def draw_generator(inputs: RoundInput) -> np.random.Generator:
+    """Of all draws of a round."""
+    return np.random.default_rng([inputs.seed, inputs.round, _STREAM])
 
 
 def _remembered(replay: Replay, moments: RewardMoments) -> PolicyState:

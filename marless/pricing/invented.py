@@ -87,7 +87,7 @@ def _groups(job: Job) -> tuple[Group, ...]:
 def _samples(spec: JobSpec) -> int:
     """Of each agent, in an update."""
     actors = spec.actors
-    return spec.algorithm.drawn(actors.steps) or actors.count * actors.envs * actors.steps
+    return spec.algorithm.samples(actors.count * actors.envs * actors.steps, actors.steps)
 
 
 def _shared(work: Sequence[FunctionSeconds], job: Job) -> list[FunctionSeconds]:

@@ -187,7 +187,7 @@ class DDPGLearner(OffPolicyLearner):
     def _trained(
         self, function: Literal["critic", "policy"], prefix: str, names: tuple[str, ...], row: Row, inputs: RoundInput
     ) -> Trained:
-        lr, steps = self._lr(prefix, inputs.env_steps), self._config.updates
+        lr, steps = self._lr(prefix, inputs.env_steps), self._gradient_steps(inputs)
         optimizer = make_optimizer(self._config, row, lr=lr, steps=steps)
         return Trained(function=function, prefix=prefix, names=names, tensors=row, optimizer=optimizer)
 

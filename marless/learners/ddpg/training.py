@@ -107,13 +107,12 @@ class DDPGTraining:
         self._scope = scope
         self._ensembles = tuple(ensembles)
         self._heads = tuple(heads)
-        self._seed = seed
-        self._steps = 0
+        self._rng = np.random.default_rng([*seed, _STREAM])
 
     @property
     def count(self) -> int:
         """See `Training`."""
-        return self._config.batch
+        return self._config.batch_size
 
     def step(self, batch: Batch, meter: Meter) -> Tensor:
         """See `Training`: both gradients are taken before either net moves."""
@@ -171,9 +170,7 @@ class DDPGTraining:
 
     def _views(self, batch: Batch, meter: Meter) -> tuple[View, ...]:
         with meter.measure("post_process", (self._scope,)):
-            rng = np.random.default_rng([*self._seed, _STREAM, self._steps])
-            self._steps += 1
-            return views(batch, self._heads, rng)
+            return views(batch, self._heads, self._rng)
 
     def _gradients(
         self, each: Ensemble, everyone: Sequence[View], meter: Meter

@@ -128,7 +128,7 @@ class QLearner(OffPolicyLearner):
         their members' samples, a team draws as much less: policies times the batch altogether."""
         agents, policies = sum(len(group.agents) for group in inputs.groups), len(inputs.groups)
         drawn = self._mixing != "none" and inputs.pooling == "drawn"
-        return -(-self._config.batch * policies // agents) if drawn else self._config.batch
+        return -(-self._config.batch_size * policies // agents) if drawn else self._config.batch_size
 
     def _arranged(self, k: int, inputs: RoundInput, count: int, *, copies: bool) -> list[tuple[Stack, QFunction]]:
         agents, bank = self._spaces.classes[k], self._nets[k].bank
@@ -155,7 +155,7 @@ class QLearner(OffPolicyLearner):
 
     def _optimizer(self, tensors: Row, inputs: RoundInput) -> Optimizer:
         lr = value_at(self._config.lr, inputs.env_steps)
-        return make_optimizer(self._config, tensors, lr=lr, steps=self._config.updates)
+        return make_optimizer(self._config, tensors, lr=lr, steps=self._gradient_steps(inputs))
 
 
 def _inputs(config: QConfig, agents: AgentClass) -> Inputs:

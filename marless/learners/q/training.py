@@ -265,10 +265,10 @@ class JointTraining(QTraining):
         return None if batch.importance is None else over_time(error_1M[0].abs(), batch)
 
     def _mixing(self, meter: Meter) -> AbstractContextManager[None]:
-        """A mixer that learns is a function of its own; a sum is part of post-processing."""
+        """A mixer that learns is a function of its own; a sum is part of what policies learn by."""
         if self._joint:
             return meter.measure("mixer", self._joint.names)
-        return meter.measure("post_process", (self._scope,))
+        return meter.measure("policy", self._names)
 
     def _values(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Of what each agent did, and of the best after it, [R, M]; 0 for agents that were gone."""

@@ -140,3 +140,18 @@ def test_odd_settings_are_told(algorithm):
     told = advice(prepare(job(algorithm, **small, stop={"return": 0.0})))
     assert told.startswith("algorithm.updates: 40 batches a round draw 10,240 samples, 100 are new")
     assert "learned from 102 times" in told
+
+
+@pytest.mark.parametrize("algorithm", [*Q, *DDPG])
+def test_a_round_has_a_gradient_step_for_each_20_of_its_env_steps_unless_told_otherwise(algorithm):
+    usual, told = (prepare(job(algorithm, settings=each)).spec.algorithm for each in ({}, {"updates": 7, "batch": 64}))
+    assert [usual.gradient_steps(sampled) for sampled in (5, 4000, 8000)] == [1, 200, 400]
+    assert (usual.batch_size, usual.samples(4000, 25), usual.drawn(25)) == (512, 200 * 512, None)
+    assert [told.gradient_steps(sampled) for sampled in (5, 8000)] == [7, 7]
+    assert told.samples(4000, 25) == told.drawn(25) == 7 * 64
+
+
+@pytest.mark.parametrize("algorithm", Q)
+def test_batches_of_episodes_are_smaller(algorithm):
+    spec = prepare(job(algorithm, settings={"replay": {"unit": "episodes"}})).spec.algorithm
+    assert (spec.batch_size, spec.samples(4000, 25)) == (32, 200 * 32 * 25)

@@ -10,6 +10,9 @@ from marless.algos import registry
 from marless.algos.base import Group, Learner, LearnerContext, ModelSpec, PolicyState, RoundInput, scopes
 from marless.data.trajectory import Trajectory, TrajectorySchema
 from marless.envs.base import AgentClass, Box, Discrete, EnvSpaces
+from marless.learners.batches import Batch
+from marless.learners.meter import Meter
+from marless.learners.off_policy import OffPolicyLearner, draw_generator
 
 AGENTS = ("a", "b", "c", "d")
 DISCRETE = EnvSpaces(
@@ -46,6 +49,11 @@ def trajectory(spaces: EnvSpaces, seed: int, *, steps: int = 6, batch: int = 5) 
         if f"mask/{k}" in arrays:  # what was done was legal
             np.put_along_axis(arrays[f"mask/{k}"], arrays[f"action/{k}"][..., None], True, axis=-1)
     return Trajectory(arrays)
+
+
+def draws(made: OffPolicyLearner, given: RoundInput, count: int, times: int = 1) -> list[Batch]:
+    """What the first gradient steps of a round draw."""
+    return list(made._draws(given, draw_generator(given), count, times, Meter()))
 
 
 def learner(

@@ -8,9 +8,10 @@ import torch
 
 from marless.algos.iql import IQLConfig
 from marless.data.frames import ReplaySchema
-from marless.data.replay import Replay
+from marless.data.replay import Draw, Replay
 from marless.data.trajectory import Trajectory
 from marless.envs.base import Discrete
+from marless.learners import batches
 from marless.learners.batches import Batch, BatchSource, RewardMoments, _padded
 from marless.nets.inputs import Inputs
 from tests.unit.learners import rounds
@@ -41,7 +42,24 @@ def source(*, team: bool = False, spaces=rounds.DISCRETE, seen=None, **settings:
 
 
 def draw(made: BatchSource, count: int = 40, moments: RewardMoments | None = None, beta: float = 1.0) -> Batch:
-    return made.draw(np.random.default_rng(3), count, moments or RewardMoments((0, 1)), beta)
+    return next(made.draws(np.random.default_rng(3), count, 1, moments or RewardMoments((0, 1)), beta))
+
+
+@pytest.mark.parametrize("most", [2**17, 24], ids=["all at once", "two at once"])
+def test_batches_that_are_drawn_together_say_what_each_would_alone(most, monkeypatch):
+    monkeypatch.setattr(batches, "_AT_ONCE", most)
+    made, replay = source(n_step=3)
+    together = list(made.draws(np.random.default_rng(3), 12, 5, RewardMoments((0, 1)), 1.0))
+    assert len({tuple(batch.row) for batch in together}) == 5
+    assert replay.counts.drawn == 60
+    for batch in together:
+        monkeypatch.setattr(replay, "draw", lambda rng, count, beta=0.0, row=batch.row: Draw(row, None))
+        alone = draw(made, 12)
+        for mine, other in zip((*batch.classes, *batch.gains), (*alone.classes, *alone.gains), strict=True):
+            for name, tensor in vars(other).items():
+                assert tensor is None or torch.equal(tensor, getattr(mine, name)), name
+        assert torch.equal(alone.state, batch.state)
+        assert torch.equal(alone.follows, batch.follows)
 
 
 def at(replay: Replay, name: str, row: int) -> np.ndarray:
@@ -133,7 +151,7 @@ def test_episodes_stand_side_by_side_padded_with_their_last_view():
 
 def test_continuous_actions_come_as_they_were_chosen():
     made, replay = source(spaces=rounds.CONTINUOUS, seen={0: Inputs(last_action=True)})
-    batch = made.draw(np.random.default_rng(3), 30, RewardMoments((0,)), 0.0)
+    [batch] = made.draws(np.random.default_rng(3), 30, 1, RewardMoments((0,)), 0.0)
     before = [row for row in batch.row.tolist() if not at(replay, "first", row)]
     assert before
     for column, row in enumerate(batch.row.tolist()):

@@ -91,9 +91,19 @@ def test_every_gradient_step_of_every_round_has_a_draw_of_its_own():
     made = learner("iql")
     given = [inputs(groups_of("iql"), number) for number in (0, 1)]
     made._remember(given[0])
-    drawn = [made._draw(each, step, 8, Meter()).row.tolist() for each in given for step in (0, 1)]
+    drawn = [batch.row.tolist() for each in given for batch in rounds.draws(made, each, 8, 2)]
     assert len({tuple(rows) for rows in drawn}) == 4
-    assert made._draw(given[0], 1, 8, Meter()).row.tolist() == drawn[1]
+    assert [batch.row.tolist() for batch in rounds.draws(made, given[0], 8, 2)] == drawn[:2]
+
+
+def test_longer_rounds_take_more_gradient_steps():
+    made, agent = learner("iql", updates=None), "a"
+    taken = []
+    for number, sampled in enumerate([2, 4]):
+        trajectories = [rounds.trajectory(rounds.DISCRETE, seed) for seed in range(sampled)]  # of 30 env steps
+        made.update(RoundInput(number, 0, 11, groups_of("iql"), trajectories, "pooled"))
+        taken.append(int(made._nets[1].bank.row(agent)["count"]))
+    assert taken == [60 // 20, 60 // 20 + 120 // 20]
 
 
 def test_nothing_is_learned_before_enough_is_remembered():
@@ -131,8 +141,8 @@ def test_target_nets_follow(settings, copied):
     made._remember(given)
     training = made._training(given, copies=False)
     expected = row()["target"].clone()
-    for step in range(3):
-        training.step(made._draw(given, step, 8, Meter()), Meter())
+    for step, batch in enumerate(rounds.draws(made, given, 8, 3)):
+        training.step(batch, Meter())
         flat = row()["flat"]
         expected = (flat.clone() if step == 1 else expected) if copied else expected + 0.25 * (flat - expected)
         torch.testing.assert_close(row()["target"], expected)
@@ -183,7 +193,7 @@ def test_pooled_groups_train_on_all_samples_of_their_members_and_drawn_ones_on_a
     for state in ("x",):
         made.load(state, made.initial(state, 0))
     made._remember(given["pooled"])
-    batch = made._draw(given["pooled"], 0, 8, Meter())
+    [batch] = rounds.draws(made, given["pooled"], 8)
     obs = batch.classes[0].features
 
     def seen(pooling: str) -> dict[str, torch.Tensor]:
@@ -254,7 +264,7 @@ def test_curvature_is_that_of_the_halved_squared_error(name, dueling):
     given = inputs(groups_of(name))
     made._remember(given)
     training = made._training(given, copies=True)
-    batch = made._draw(given, 0, 8, Meter())
+    [batch] = rounds.draws(made, given, 8)
     index = 0 if name == "iql" else 1
     each, (error_PM, share_PM) = training._policies[index], training._errors(batch)[index]
     seen = each.read(batch)

@@ -12,7 +12,6 @@ from torch.nn import functional
 
 from marless.algos.base import Group, ModelSpec, RoundInput
 from marless.learners.batches import Batch
-from marless.learners.meter import Meter
 from marless.learners.q.learner import QLearner
 from marless.nets.layout import GRULayout
 from marless.nets.mixing import MixingLayout
@@ -49,7 +48,8 @@ def inputs(name: str, pooling: str = "pooled") -> RoundInput:
 def drawn(made: QLearner, given: RoundInput) -> Batch:
     """What the first gradient step draws."""
     made._remember(given)
-    return made._draw(given, 0, made._count(given), Meter())
+    [batch] = rounds.draws(made, given, made._count(given))
+    return batch
 
 
 def perceptron(layout, flat_D: Tensor, x_IM: Tensor) -> Tensor:
