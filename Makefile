@@ -53,7 +53,8 @@ bench: .venv/.dev
 
 # Every algorithm in two games over three seeds, and what an off-policy round costs beside torch: an hour or two.
 bench-algorithms: .venv/.dev
-	$(BIN)/python -m bench.algorithms $(BENCH_PEERS) --json bench/results/algorithms.json
+	$(BIN)/python -m bench.algorithms $(BENCH_PEERS) --json bench/results/algorithms_spread.json
+	$(BIN)/python -m bench.algorithms --game adversary $(BENCH_PEERS) --json bench/results/algorithms_adversary.json
 	$(BIN)/python -m bench.off_policy_step --json bench/results/off_policy_step.json
 
 bench-peers: .venv/.dev

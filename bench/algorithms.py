@@ -1,9 +1,9 @@
-"""Every algorithm in spread and adversary, over seeds: what it learned in equally many env steps, and how soon.
+"""Every algorithm in spread or adversary, over seeds: what it learned in equally many env steps, and how soon.
 
-`python -m bench.algorithms --peers benchmarl --json algorithms.json`; `--algorithms iql,vdn --games spread` for some of
-them. marless runs as one gets it, algorithm and model at their defaults, in rounds of 4,000 env steps; peers in what
-served them best. MADDPG and IDDPG get continuous actions, the others discrete ones; algorithms that add up all agents'
-rewards are left out where rewards compete.
+`python -m bench.algorithms --game adversary --peers benchmarl --json algorithms_adversary.json`; `--algorithms iql,vdn`
+for some of them. marless runs as one gets it, algorithm and model at their defaults, in rounds of 4,000 env steps;
+peers in what served them best. MADDPG and IDDPG get continuous actions, the others discrete ones; algorithms that add
+up all agents' rewards are left out where rewards compete.
 
 Where sides compete, their mean return says nothing: what counts is each side's greedy return against chance, above that
 of chance in its place. Evaluations run on marless's clock, and off BenchMARL's.
@@ -31,6 +31,11 @@ TEAM_ONLY = ("vdn", "qmix")
 EVALUATION_ENV_STEPS = 8_000
 """Env steps between greedy evaluations, for every algorithm and system."""
 PEERS = ("benchmarl",)
+
+
+def target(algorithm: str) -> float:
+    """Greedy return per agent in spread that a run is timed to."""
+    return -20.5 if algorithm in ON_POLICY else TASK.target_return
 
 
 @dataclass(frozen=True)
@@ -128,14 +133,11 @@ def peer(name: str) -> Run:
     return run
 
 
-def row(game: str, algorithm: str, system: str, outcomes: Sequence[Outcome], target: float) -> Row:
+def row(game: str, algorithm: str, system: str, outcomes: Sequence[Outcome]) -> Row:
     """One line of the table."""
-    reached = [crossing(outcome.curve, target) for outcome in outcomes]
-    there = [point.env_steps for point in reached if point.env_steps]
     ends = [outcome.curve[-1] for outcome in outcomes]
     random = [outcome.random for outcome in outcomes if outcome.random is not None]
     found: Row = {
-        "game": game,
         "algorithm": algorithm,
         "system": system,
         "env steps": round(spread([end.env_steps for end in ends]).median),
@@ -143,19 +145,24 @@ def row(game: str, algorithm: str, system: str, outcomes: Sequence[Outcome], tar
         "random": round(spread(random).median, 1) if random else "",
         "wall-clock (s)": spread([end.wall_s for end in ends]).cell(1),
     }
-    competing = len(GAMES[game].groups) > 1
-    return found | {
-        f"env steps to {target:g}": "" if competing else round(spread(there).median) if there else None,
-        f"seconds to {target:g}": "" if competing else spread([point.wall_s for point in reached]).cell(1),
-        "seeds there": "" if competing else f"{len(there)} of {len(outcomes)}",
-        "above chance, by side": _sides(outcomes) if competing else "",
+    return found | (_sides(outcomes) if len(GAMES[game].groups) > 1 else _reached(outcomes, target(algorithm)))
+
+
+def _reached(outcomes: Sequence[Outcome], target: float) -> Row:
+    points = [crossing(outcome.curve, target) for outcome in outcomes]
+    there = [point.env_steps for point in points if point.env_steps]
+    return {
+        "target": target,
+        "env steps to it": round(spread(there).median) if there else None,
+        "seconds to it": spread([point.wall_s for point in points]).cell(1),
+        "seeds there": f"{len(there)} of {len(outcomes)}",
     }
 
 
-def _sides(outcomes: Sequence[Outcome]) -> str:
+def _sides(outcomes: Sequence[Outcome]) -> Row:
     names = outcomes[0].sides
     each = {name: interquartile_mean([[outcome.sides[name] for outcome in outcomes]]) for name in names}
-    return ", ".join(f"{name} {shown(estimate, signed=True)}" for name, estimate in each.items())
+    return {f"{name}, above chance": shown(estimate, signed=True) for name, estimate in each.items()}
 
 
 def shown(estimate: Estimate, *, signed: bool = False) -> str:
@@ -164,20 +171,18 @@ def shown(estimate: Estimate, *, signed: bool = False) -> str:
     return mean if estimate.low is None else f"{mean} [{estimate.low:.2f}, {estimate.high:.2f}]"
 
 
-def headline(results: Mapping[tuple[str, str, str], Sequence[Outcome]], target: float) -> Row:
+def headline(results: Mapping[tuple[str, str], Sequence[Outcome]]) -> Row:
     """By algorithm in spread: marless's interquartile mean, and how many times sooner than each peer it is there."""
     found: Row = {}
-    for (game, algorithm, system), ours in results.items():
-        if (game, system) == ("spread", "marless"):
-            seconds = {s: _seconds(of, target) for (g, a, s), of in results.items() if (g, a) == (game, algorithm)}
-            mine = seconds.pop("marless")
-            found[algorithm] = {
-                "greedy_return": round(interquartile_mean([[each.final for each in ours]]).mean, 2),
-                "seconds": round(mine, 1) if math.isfinite(mine) else None,
-                "times_sooner_than": {
-                    s: round(other / mine, 1) for s, other in seconds.items() if math.isfinite(other)
-                },
-            }
+    for algorithm in dict.fromkeys(algorithm for algorithm, _ in results):
+        seconds = {s: _seconds(of, target(a)) for (a, s), of in results.items() if a == algorithm}
+        mine = seconds.pop("marless")
+        ours = results[algorithm, "marless"]
+        found[algorithm] = {
+            "greedy_return": round(interquartile_mean([[each.final for each in ours]]).mean, 2),
+            "seconds": round(mine, 1) if math.isfinite(mine) else None,
+            "times_sooner_than": {s: round(other / mine, 1) for s, other in seconds.items() if math.isfinite(other)},
+        }
     return found
 
 
@@ -209,9 +214,8 @@ def main() -> None:
     parser.add_argument(
         "--algorithms", type=names(ALGORITHMS), default=ALGORITHMS, help="comma-separated; default: all"
     )
-    parser.add_argument("--games", type=names(tuple(GAMES)), default=tuple(GAMES), help="comma-separated; default: all")
+    parser.add_argument("--game", choices=GAMES, default="spread")
     parser.add_argument("--env-steps", type=int, help="of each run; default: by game")
-    parser.add_argument("--target", type=float, default=TASK.target_return, help="greedy return per agent in spread")
     parser.add_argument("--limit-s", type=float, default=1200.0, help="give up a run after this many seconds")
     args = parser.parse_args()
     about = harness.machine()
@@ -220,16 +224,18 @@ def main() -> None:
         if not install.installed(name):
             sys.exit(f"{name} is not installed: python -m bench.peers.install {name}")
         systems[name] = peer(name)
-    results: dict[tuple[str, str, str], list[Outcome]] = {}
-    for game, algorithm in ((g, a) for g in args.games for a in args.algorithms if plays(g, a)):
+    results: dict[tuple[str, str], list[Outcome]] = {}
+    for algorithm in (each for each in args.algorithms if plays(args.game, each)):
         for seed in range(args.runs):
-            request = Request(game, algorithm, seed, args.env_steps or GAMES[game].env_steps, args.limit_s)
+            request = Request(args.game, algorithm, seed, args.env_steps or GAMES[args.game].env_steps, args.limit_s)
             for name, run in systems.items():
                 outcome = run(request)
-                results.setdefault((game, algorithm, name), []).append(outcome)
-                harness.say(f"{game} {algorithm} seed {seed}: {name}: {outcome.final:.2f} {dict(outcome.sides) or ''}")
-    rows = [row(*key, outcomes, args.target) for key, outcomes in results.items()]
-    harness.report("algorithms", about, rows, headline(results, args.target), args.json)
+                results.setdefault((algorithm, name), []).append(outcome)
+                told = outcome.sides or crossing(outcome.curve, target(algorithm))
+                harness.say(f"{algorithm} seed {seed}: {name}: {outcome.final:.2f} {told}")
+    rows = [row(args.game, *key, outcomes) for key, outcomes in results.items()]
+    competing = len(GAMES[args.game].groups) > 1
+    harness.report(f"algorithms_{args.game}", about, rows, {} if competing else headline(results), args.json)
 
 
 if __name__ == "__main__":
