@@ -70,7 +70,7 @@ GAMES: Mapping[str, Game] = {
         {"N": TASK.agents, "local_ratio": TASK.local_ratio},
         "mpe/simple_spread",
         {"agents": TASK.agents, "local_ratio": TASK.local_ratio},
-        100_000,
+        120_000,
         {"agent": TASK.agents},
     ),
     "adversary": Game(
