@@ -6,16 +6,19 @@ peers in what served them best. MADDPG and IDDPG get continuous actions, the oth
 up all agents' rewards are left out where rewards compete.
 
 Where sides compete, their mean return says nothing: what counts is each side's greedy return against chance, above that
-of chance in its place. Evaluations run on marless's clock, and off BenchMARL's.
+of chance in its place. Evaluations run on marless's clock, and off BenchMARL's, whose runs, of one thread, go side by
+side, one on each core, while marless has all cores for one run.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -133,6 +136,18 @@ def peer(name: str) -> Run:
     return run
 
 
+def measured(name: str, run: Run, requests: Sequence[Request]) -> dict[str, list[Outcome]]:
+    """By algorithm a system's outcomes. Peers, of one thread, train as many at a time as there are cores."""
+    at_once = 1 if name == "marless" else os.cpu_count() or 1
+    found: dict[str, list[Outcome]] = {}
+    with ThreadPoolExecutor(at_once) as pool:
+        for request, outcome in zip(requests, pool.map(run, requests), strict=True):
+            found.setdefault(request.algorithm, []).append(outcome)
+            told = outcome.sides or crossing(outcome.curve, target(request.algorithm))
+            harness.say(f"{request.algorithm} seed {request.seed}: {name}: {outcome.final:.2f} {told}")
+    return found
+
+
 def row(game: str, algorithm: str, system: str, outcomes: Sequence[Outcome]) -> Row:
     """One line of the table."""
     ends = [outcome.curve[-1] for outcome in outcomes]
@@ -224,15 +239,15 @@ def main() -> None:
         if not install.installed(name):
             sys.exit(f"{name} is not installed: python -m bench.peers.install {name}")
         systems[name] = peer(name)
-    results: dict[tuple[str, str], list[Outcome]] = {}
-    for algorithm in (each for each in args.algorithms if plays(args.game, each)):
-        for seed in range(args.runs):
-            request = Request(args.game, algorithm, seed, args.env_steps or GAMES[args.game].env_steps, args.limit_s)
-            for name, run in systems.items():
-                outcome = run(request)
-                results.setdefault((algorithm, name), []).append(outcome)
-                told = outcome.sides or crossing(outcome.curve, target(algorithm))
-                harness.say(f"{algorithm} seed {seed}: {name}: {outcome.final:.2f} {told}")
+    chosen = [each for each in args.algorithms if plays(args.game, each)]
+    env_steps = args.env_steps or GAMES[args.game].env_steps
+    requests = [Request(args.game, each, seed, env_steps, args.limit_s) for each in chosen for seed in range(args.runs)]
+    results = {
+        (algorithm, name): outcomes
+        for name, run in systems.items()
+        for algorithm, outcomes in measured(name, run, requests).items()
+    }
+    results = {key: results[key] for key in sorted(results, key=lambda key: chosen.index(key[0]))}
     rows = [row(args.game, *key, outcomes) for key, outcomes in results.items()]
     competing = len(GAMES[args.game].groups) > 1
     harness.report(f"algorithms_{args.game}", about, rows, {} if competing else headline(results), args.json)

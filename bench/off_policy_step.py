@@ -8,113 +8,31 @@ process of a `marless train`, between two moments of its steady state, less the 
 
 from __future__ import annotations
 
-import os
-import sys
 import time
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
-import numpy as np
 import psutil  # type: ignore[import-untyped]  # psutil ships no types
-import torch
 
 from bench import harness
 from bench.algorithms import Request, names, settings
 from bench.harness import Row, spread
 from bench.systems import marless_job
 from bench.task import ALGORITHMS, ON_POLICY, TASK
+from bench.workers import ENVIRONMENT, PARTS, TORCH, Team, on_one_thread
 from marless import spec as specs
-from marless.algos import registry as algorithms
-from marless.algos.base import Group, Learner, LearnerContext, RoundInput, Scope, scopes
-from marless.data.rollout import rollout
-from marless.data.trajectory import Trajectory
-from marless.envs import registry
-from marless.envs.base import random_actions
-from marless.nets import serial
-from marless.nets.acting import ActingPolicies
 
 OFF_POLICY = tuple(name for name in ALGORITHMS if name not in ON_POLICY)
-PARTS = TORCH, ENVIRONMENT, ACTING, REPLAY, REST, STATES, SYSTEM = (
-    "torch", "environment", "acting", "replay", "update, rest", "states ↔ bytes", "services, messages",
-)  # fmt: skip
+SYSTEM = "services, messages"
 WARM_UP, ROUNDS = 3, 10
 """Rounds in this process: before measuring, and measured."""
 SYSTEM_ENV_STEPS = 100_000
 STEADY_AFTER = 5
 """Rounds of the system before its steady state."""
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-"""What the pool sets for learner workers; NumPy reads it when it is imported."""
-
-
-class Team:
-    """A job's rounds in this process; `cpu_ms` adds up what their parts take."""
-
-    def __init__(self, algorithm: str, seed: int) -> None:
-        self.cpu_ms: defaultdict[str, float] = defaultdict(float)
-        self._spec = specs.parse({"name": "bench", **settings(Request("spread", algorithm, seed, 1, 1.0))}, "bench")
-        self._entry = algorithms.algorithm(algorithm)
-        self._env = registry.make(self._spec.env.name, self._spec.env.options, self._spec.actors.envs)
-        self._groups = tuple(Group(agent, (agent,)) for agent in self._env.spaces.agents)
-        [scope] = scopes(self._entry, self._spec.algorithm, self._env.spaces)  # spread has one agent class
-        self._learner = self._made(scope)
-
-    def _made(self, scope: Scope) -> Learner:
-        context = LearnerContext(self._spec.model, self._env.spaces, scope, "cpu")
-        learner = self._entry.learner(self._spec.algorithm, context)
-        for name in learner.names(self._groups):
-            learner.load(name, learner.initial(name, self._spec.seed))
-        return learner
-
-    def round(self, number: int) -> None:
-        """Sample, update, turn the new states into bytes."""
-        with self._measured(STATES):
-            policies = self._acting()
-        self._update(number, self._rollout(number, policies))
-        with self._measured(STATES):
-            for name in self._learner.names(self._groups):
-                serial.decode(*serial.encode(self._learner.state(name)))
-
-    def _acting(self) -> list[ActingPolicies]:
-        states = {group.policy: self._learner.state(group.policy) for group in self._groups}
-        return [ActingPolicies.from_states(c, [states[agent] for agent in c.agents]) for c in self._env.spaces.classes]
-
-    def _rollout(self, number: int, policies: list[ActingPolicies]) -> Trajectory:
-        steps, with_state = self._spec.actors.steps, self._entry.needs_state(self._spec.algorithm)
-        with self._measured(ACTING):
-            sampled, _ = rollout(self._env, policies, steps=steps, seed=number, with_state=with_state)
-        actions = random_actions(self._env.spaces, self._env.reset(number), np.random.default_rng(number))
-        before_ms = self.cpu_ms[ENVIRONMENT]
-        with self._measured(ENVIRONMENT):  # the same steps without agents
-            self._env.reset(number)
-            for _ in range(steps):
-                self._env.step(actions)
-        self.cpu_ms[ACTING] -= self.cpu_ms[ENVIRONMENT] - before_ms
-        return sampled
-
-    def _update(self, number: int, sampled: Trajectory) -> None:
-        inputs = RoundInput(number, number * sampled.env_steps, self._spec.seed, self._groups, [sampled])
-        started_s, before_s = time.time(), time.process_time()
-        output = self._learner.update(inputs)
-        wall_s, cpu_ms = time.time() - started_s, 1000 * (time.process_time() - before_s)
-        # Functions report wall-clock seconds, one after another: of the update, they are shares.
-        shares: defaultdict[str, float] = defaultdict(float)
-        for run in output.runs:
-            shares[REPLAY if run.function == "post_process" else TORCH] += run.vcpu_s / wall_s
-        shares[REST] = 1.0 - sum(shares.values())
-        for part, share in shares.items():
-            self.cpu_ms[part] += share * cpu_ms
-
-    @contextmanager
-    def _measured(self, part: str) -> Iterator[None]:
-        before_s = time.process_time()
-        yield
-        self.cpu_ms[part] += 1000 * (time.process_time() - before_s)
 
 
 def parts(algorithm: str, seed: int) -> dict[str, float]:
     """CPU milliseconds of each part of a round, in this process."""
-    team = Team(algorithm, seed)
+    team = Team(specs.parse({"name": "bench", **settings(Request("spread", algorithm, seed, 1, 1.0))}, "bench"))
     for number in range(WARM_UP + ROUNDS):
         if number == WARM_UP:
             team.cpu_ms.clear()
@@ -163,7 +81,7 @@ def row(algorithm: str, runs: list[Mapping[str, float]]) -> Row:
     """One line of the table: medians over runs, and the share that neither torch nor the environment had."""
     beyond = [outside(run) for run in runs]
     total = spread([sum(run.values()) for run in runs]).cell(1)
-    each = {part: round(spread([run.get(part, 0.0) for run in runs]).median, 2) for part in PARTS}
+    each = {part: round(spread([run.get(part, 0.0) for run in runs]).median, 2) for part in (*PARTS, SYSTEM)}
     return {"algorithm": algorithm, "CPU ms a round": total, **each, "outside": f"{spread(beyond).median:.0%}"}
 
 
@@ -180,9 +98,7 @@ def main() -> None:
         "--algorithms", type=names(OFF_POLICY), default=OFF_POLICY, help="comma-separated; default: all"
     )
     args = parser.parse_args()
-    if not ONE_THREAD.items() <= os.environ.items():
-        os.execve(sys.executable, sys.orig_argv, os.environ | ONE_THREAD)
-    torch.set_num_threads(1)
+    on_one_thread()
     about = harness.machine()
     found: dict[str, list[Mapping[str, float]]] = {}
     for algorithm in args.algorithms:

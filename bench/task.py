@@ -70,11 +70,11 @@ GAMES: Mapping[str, Game] = {
         {"N": TASK.agents, "local_ratio": TASK.local_ratio},
         "mpe/simple_spread",
         {"agents": TASK.agents, "local_ratio": TASK.local_ratio},
-        120_000,
+        104_000,
         {"agent": TASK.agents},
     ),
     "adversary": Game(
-        "simple_adversary_v3", {"N": 2}, "mpe/simple_adversary", {"agents": 2}, 40_000, {"adversary": 1, "agent": 2}
+        "simple_adversary_v3", {"N": 2}, "mpe/simple_adversary", {"agents": 2}, 32_000, {"adversary": 1, "agent": 2}
     ),
 }
 

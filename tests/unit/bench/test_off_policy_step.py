@@ -4,7 +4,8 @@ import pytest
 
 from bench import off_policy_step
 from bench.harness import BenchError
-from bench.off_policy_step import ENVIRONMENT, SYSTEM, TORCH, outside, parts, per_round_ms, row
+from bench.off_policy_step import SYSTEM, outside, parts, per_round_ms, row
+from bench.workers import ENVIRONMENT, TORCH
 
 
 def test_cpu_time_of_a_round_is_that_between_two_looks_within_the_steady_state():

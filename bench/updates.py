@@ -1,0 +1,73 @@
+"""CPU time of an update, by how agents share policies and by whether nets remember.
+
+`python -m bench.updates --json updates.json`. Independent PPO in spread, [64, 64] nets, one thread, as in a learner
+worker; 4,000 env steps a round, of six agents. A policy of several agents trains on all of their samples (pooled) or on
+as many as one agent has (drawn). Nets with memory learn from whole segments, here 40 of 100 steps, or 160 of 25.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from bench import harness
+from bench.harness import Row, spread
+from bench.workers import REPLAY, REST, TORCH, Team, on_one_thread
+from marless import spec as specs
+
+WARM_UP, ROUNDS = 2, 10
+"""Rounds: before measuring, and measured."""
+AGENTS = 6
+APART: Mapping[str, object] = {"groups": "independent"}
+LONG, SHORT = {"count": 1, "envs": 40, "steps": 100}, {"count": 1, "envs": 160, "steps": 25}
+"""4,000 env steps."""
+
+
+def together(*sizes: int) -> dict[str, list[str]]:
+    """Groups of so many agents."""
+    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+    return {
+        f"group_{i}": [f"agent_{j}" for j in range(end - size, end)]
+        for i, (size, end) in enumerate(zip(sizes, ends, strict=True))
+    }
+
+
+def cases() -> dict[tuple[str, str], Mapping[str, object]]:
+    """By groups and by what is special about them, sections of a job."""
+    found: dict[tuple[str, str], Mapping[str, object]] = {("a policy each", ""): {"sharing": APART, "actors": SHORT}}
+    for sizes in ((3, 2, 1), (3, 3), (6,)):
+        for samples in ("pooled", "drawn"):
+            sharing = {"groups": together(*sizes), "samples": samples}
+            found[" + ".join(map(str, sizes)), samples] = {"sharing": sharing, "actors": SHORT}
+    for actors in (SHORT, LONG):
+        for memory in ("none", "gru"):
+            what = f"{actors['envs']} segments of {actors['steps']}, memory {memory}"
+            found["a policy each", what] = {"sharing": APART, "actors": actors, "model": {"recurrent": memory}}
+    return found
+
+
+def cpu_ms(sections: Mapping[str, object], seed: int) -> float:
+    """Mean CPU milliseconds of an update, in this process."""
+    env = {"name": "mpe/simple_spread", "options": {"agents": AGENTS}}
+    team = Team(specs.parse({"name": "bench", "seed": seed, "env": env, "stop": {"rounds": 1}, **sections}, "bench"))
+    for number in range(WARM_UP + ROUNDS):
+        if number == WARM_UP:
+            team.cpu_ms.clear()
+        team.round(number)
+    return sum(team.cpu_ms[part] for part in (TORCH, REPLAY, REST)) / ROUNDS
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = harness.parser(__doc__, runs=3)
+    args = parser.parse_args()
+    on_one_thread()
+    about = harness.machine()
+    rows: list[Row] = []
+    for (groups, special), sections in cases().items():
+        took = spread([cpu_ms(sections, seed) for seed in range(args.runs)])
+        rows.append({"agents in groups of": groups, "with": special, "CPU ms of an update": took.cell(0)})
+    harness.report("updates", about, rows, {}, args.json)
+
+
+if __name__ == "__main__":
+    main()

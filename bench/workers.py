@@ -1,0 +1,104 @@
+"""A job's rounds in one process: what its workers do, part by part, with nothing between them."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+from marless.algos import registry as algorithms
+from marless.algos.base import Learner, LearnerContext, RoundInput, Scope, scopes
+from marless.data.rollout import rollout
+from marless.data.trajectory import Trajectory
+from marless.envs import registry
+from marless.envs.base import random_actions
+from marless.nets import serial
+from marless.nets.acting import ActingPolicies
+from marless.sharing.groups import initial_groups
+from marless.spec import JobSpec
+
+PARTS = TORCH, ENVIRONMENT, ACTING, REPLAY, REST, STATES = (
+    "torch", "environment", "acting", "replay", "update, rest", "states ↔ bytes",
+)  # fmt: skip
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+"""What the learner pool sets for its workers; NumPy reads it when it is imported."""
+
+
+def on_one_thread() -> None:
+    """Compute on one thread, as a worker does: starts this program anew if NumPy was loaded with more."""
+    if not ONE_THREAD.items() <= os.environ.items():
+        os.execve(sys.executable, sys.orig_argv, os.environ | ONE_THREAD)
+    torch.set_num_threads(1)
+
+
+class Team:
+    """A job's rounds in this process; `cpu_ms` adds up what their parts take."""
+
+    def __init__(self, spec: JobSpec) -> None:
+        """A game with one agent class, a job with one actor."""
+        self.cpu_ms: defaultdict[str, float] = defaultdict(float)
+        self._spec = spec
+        self._entry = algorithms.algorithm(spec.algorithm.name)
+        self._env = registry.make(spec.env.name, spec.env.options, spec.actors.envs)
+        self._groups = initial_groups(spec.sharing.groups, self._env.spaces)
+        [scope] = scopes(self._entry, spec.algorithm, self._env.spaces)
+        self._learner = self._made(scope)
+
+    def _made(self, scope: Scope) -> Learner:
+        context = LearnerContext(self._spec.model, self._env.spaces, scope, "cpu")
+        learner = self._entry.learner(self._spec.algorithm, context)
+        for name in learner.names(self._groups):
+            learner.load(name, learner.initial(name, self._spec.seed))
+        return learner
+
+    def round(self, number: int) -> None:
+        """Sample, update, turn the new states into bytes."""
+        with self._measured(STATES):
+            policies = self._acting()
+        self._update(number, self._rollout(number, policies))
+        with self._measured(STATES):
+            for name in self._learner.names(self._groups):
+                serial.decode(*serial.encode(self._learner.state(name)))
+
+    def _acting(self) -> list[ActingPolicies]:
+        states = {agent: self._learner.state(group.policy) for group in self._groups for agent in group.agents}
+        return [ActingPolicies.from_states(c, [states[agent] for agent in c.agents]) for c in self._env.spaces.classes]
+
+    def _rollout(self, number: int, policies: list[ActingPolicies]) -> Trajectory:
+        steps, with_state = self._spec.actors.steps, self._entry.needs_state(self._spec.algorithm)
+        with self._measured(ACTING):
+            sampled, _ = rollout(self._env, policies, steps=steps, seed=number, with_state=with_state)
+        actions = random_actions(self._env.spaces, self._env.reset(number), np.random.default_rng(number))
+        before_ms = self.cpu_ms[ENVIRONMENT]
+        with self._measured(ENVIRONMENT):  # the same steps without agents
+            self._env.reset(number)
+            for _ in range(steps):
+                self._env.step(actions)
+        self.cpu_ms[ACTING] -= self.cpu_ms[ENVIRONMENT] - before_ms
+        return sampled
+
+    def _update(self, number: int, sampled: Trajectory) -> None:
+        spec, env_steps = self._spec, number * sampled.env_steps
+        inputs = RoundInput(number, env_steps, spec.seed, self._groups, [sampled], spec.sharing.samples)
+        started_s, before_s = time.time(), time.process_time()
+        output = self._learner.update(inputs)
+        wall_s, cpu_ms = time.time() - started_s, 1000 * (time.process_time() - before_s)
+        # Functions report wall-clock seconds, one after another: of the update, they are shares.
+        shares: defaultdict[str, float] = defaultdict(float)
+        for run in output.runs:
+            shares[REPLAY if run.function == "post_process" else TORCH] += run.vcpu_s / wall_s
+        shares[REST] = 1.0 - sum(shares.values())
+        for part, share in shares.items():
+            self.cpu_ms[part] += share * cpu_ms
+
+    @contextmanager
+    def _measured(self, part: str) -> Iterator[None]:
+        before_s = time.process_time()
+        yield
+        self.cpu_ms[part] += 1000 * (time.process_time() - before_s)

@@ -1,0 +1,26 @@
+"""The jobs whose updates are timed."""
+
+import pytest
+
+from bench import updates
+from marless import spec
+
+
+def test_groups_hold_all_agents_once():
+    assert updates.together(3, 2, 1) == {
+        "group_0": ["agent_0", "agent_1", "agent_2"],
+        "group_1": ["agent_3", "agent_4"],
+        "group_2": ["agent_5"],
+    }
+
+
+@pytest.mark.parametrize("case", updates.cases(), ids=" ".join)
+def test_every_case_is_a_job_of_equally_many_env_steps(case):
+    job = spec.parse({"name": "bench", "stop": {"rounds": 1}, **updates.cases()[case]}, "test")
+    assert job.actors.count * job.actors.envs * job.actors.steps == 4_000
+
+
+def test_a_group_that_draws_trains_on_less(monkeypatch):
+    monkeypatch.setattr(updates, "ROUNDS", 2)
+    cases = updates.cases()
+    assert 0 < updates.cpu_ms(cases["6", "drawn"], 0) < updates.cpu_ms(cases["6", "pooled"], 0)
