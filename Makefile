@@ -48,10 +48,11 @@ bench: .venv/.dev
 	$(BIN)/python -m bench.recovery --json bench/results/recovery.json
 	$(BIN)/python -m bench.round_overhead --json bench/results/round_overhead.json
 	$(BIN)/python -m bench.decisions --json bench/results/decisions.json
+	$(BIN)/python -m bench.updates --json bench/results/updates.json
 	$(BIN)/python -m bench.throughput $(BENCH_PEERS) --json bench/results/throughput.json
 	$(BIN)/python -m bench.time_to_return $(BENCH_PEERS) --json bench/results/time_to_return.json
 
-# Every algorithm in two games over three seeds, and what an off-policy round costs beside torch: an hour or two.
+# Every algorithm in two games over three seeds, and what an off-policy round costs beside torch: about an hour.
 bench-algorithms: .venv/.dev
 	$(BIN)/python -m bench.algorithms $(BENCH_PEERS) --json bench/results/algorithms_spread.json
 	$(BIN)/python -m bench.algorithms --game adversary $(BENCH_PEERS) --json bench/results/algorithms_adversary.json
