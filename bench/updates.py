@@ -13,11 +13,12 @@ from bench import harness
 from bench.harness import Row, spread
 from bench.workers import REPLAY, REST, TORCH, Team, on_one_thread
 from marless import spec as specs
+from marless.spec import JobSpec
 
 WARM_UP, ROUNDS = 2, 10
 """Rounds: before measuring, and measured."""
 AGENTS = 6
-APART: Mapping[str, object] = {"groups": "independent"}
+APART: Mapping[str, object] = {"name": "fixed", "groups": "independent"}
 LONG, SHORT = {"count": 1, "envs": 40, "steps": 100}, {"count": 1, "envs": 160, "steps": 25}
 """4,000 env steps."""
 
@@ -36,7 +37,7 @@ def cases() -> dict[tuple[str, str], Mapping[str, object]]:
     found: dict[tuple[str, str], Mapping[str, object]] = {("a policy each", ""): {"sharing": APART, "actors": SHORT}}
     for sizes in ((3, 2, 1), (3, 3), (6,)):
         for samples in ("pooled", "drawn"):
-            sharing = {"groups": together(*sizes), "samples": samples}
+            sharing = {"name": "fixed", "groups": together(*sizes), "samples": samples}
             found[" + ".join(map(str, sizes)), samples] = {"sharing": sharing, "actors": SHORT}
     for actors in (SHORT, LONG):
         for memory in ("none", "gru"):
@@ -45,10 +46,16 @@ def cases() -> dict[tuple[str, str], Mapping[str, object]]:
     return found
 
 
+def job(sections: Mapping[str, object], seed: int) -> JobSpec:
+    """A case's job."""
+    env = {"name": "mpe/simple_spread", "options": {"agents": AGENTS}}
+    shared: dict[str, object] = {"name": "bench", "seed": seed, "env": env, "algorithm": {"name": "ippo"}}
+    return specs.parse({**shared, "stop": {"rounds": 1}, **sections}, "bench")
+
+
 def cpu_ms(sections: Mapping[str, object], seed: int) -> float:
     """Mean CPU milliseconds of an update, in this process."""
-    env = {"name": "mpe/simple_spread", "options": {"agents": AGENTS}}
-    team = Team(specs.parse({"name": "bench", "seed": seed, "env": env, "stop": {"rounds": 1}, **sections}, "bench"))
+    team = Team(job(sections, seed))
     for number in range(WARM_UP + ROUNDS):
         if number == WARM_UP:
             team.cpu_ms.clear()

@@ -3,7 +3,6 @@
 import pytest
 
 from bench import updates
-from marless import spec
 
 
 def test_groups_hold_all_agents_once():
@@ -16,7 +15,8 @@ def test_groups_hold_all_agents_once():
 
 @pytest.mark.parametrize("case", updates.cases(), ids=" ".join)
 def test_every_case_is_a_job_of_equally_many_env_steps(case):
-    job = spec.parse({"name": "bench", "stop": {"rounds": 1}, **updates.cases()[case]}, "test")
+    job = updates.job(updates.cases()[case], 3)
+    assert job.seed == 3
     assert job.actors.count * job.actors.envs * job.actors.steps == 4_000
 
 
