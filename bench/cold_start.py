@@ -17,18 +17,10 @@ import psutil  # type: ignore[import-untyped]  # psutil ships no types
 
 from bench import harness
 from bench.harness import ROOT, Row, Spread, spread
+from bench.processes import family, role
 from bench.systems import Request, marless_job, settings
 from marless.rpc.v1.actor_pool_pb2 import ScaleRequest
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
-
-ROLES = {
-    "services.coordinator": "coordinator",
-    "services.param_store": "param_store",
-    "services.actor_pool": "actor_pool",
-    "services.learner_pool": "learner_pool",
-    "services.actor_pool.worker": "actor worker",
-    "services.learner_pool.worker": "learner worker",
-}
 
 
 class Footprint:
@@ -42,7 +34,7 @@ class Footprint:
         """Look once."""
         numbers: Counter[str] = Counter()
         rows: list[Row] = []
-        for member in [process, *process.children(recursive=True)]:
+        for member in family(process):
             try:
                 memory, what = member.memory_full_info(), role(member.cmdline())
             except (psutil.NoSuchProcess, psutil.ZombieProcess):
@@ -57,16 +49,6 @@ class Footprint:
     def largest_rss_mb(self, what: str) -> float:
         """Of the processes whose name starts with `what`; 0 if there were none."""
         return max((float(row["RSS (MB)"]) for row in self.rows if row["what"].startswith(what)), default=0.0)
-
-
-def role(command: list[str]) -> str:
-    """What a process of the local stack is there for, by its command line."""
-    module = command[command.index("-m") + 1] if "-m" in command else ""
-    if any("redis-server" in part for part in command[:1]):
-        return "redis-server"
-    if any(part.endswith("redis_guard.py") for part in command):
-        return "redis guard"
-    return ROLES.get(module, "marless train")
 
 
 def _mb(size_bytes: int) -> float:

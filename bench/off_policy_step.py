@@ -1,94 +1,103 @@
 """What an off-policy round takes of the CPU beside torch and the environment: acting, replay, transport, publishing.
 
 `python -m bench.off_policy_step --json off_policy_step.json`. Spread, rounds of 4,000 env steps, algorithm and model at
-their defaults. The parts are measured in this process: CPU time of all that the workers do in a round. What the system
-takes beyond them (messages, trajectories on their way, the store, the coordinator's books) is the CPU time of every
-process of a `marless train`, between two moments of its steady state, less the parts.
+their defaults. All is counted in one `marless train`, between two moments of its steady state: the CPU time of each
+process; of the learner worker's, the seconds that its functions report; of the actor worker's, the share of the
+environment in a rollout in this process.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
-
-import psutil  # type: ignore[import-untyped]  # psutil ships no types
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any
 
 from bench import harness
 from bench.algorithms import Request, names, settings
 from bench.harness import Row, spread
+from bench.processes import ACTOR, LEARNER, Cpu, Look
 from bench.systems import marless_job
 from bench.task import ALGORITHMS, ON_POLICY, TASK
-from bench.workers import ENVIRONMENT, PARTS, TORCH, Team, on_one_thread
+from bench.workers import ACTING, ENVIRONMENT, Team, on_one_thread
 from marless import spec as specs
 
 OFF_POLICY = tuple(name for name in ALGORITHMS if name not in ON_POLICY)
-SYSTEM = "services, messages"
-WARM_UP, ROUNDS = 3, 10
-"""Rounds in this process: before measuring, and measured."""
-SYSTEM_ENV_STEPS = 100_000
+PARTS = TORCH, REPLAY, UPDATE, WORLD, SAMPLING, SERVICES = (
+    "torch", "replay", "learner worker, rest", "environment", "actor worker, rest", "services",
+)  # fmt: skip
+FUNCTIONS = {"policy": TORCH, "critic": TORCH, "mixer": TORCH, "post_process": REPLAY}
+"""What an update's functions do; gradient steps count as torch's, with the Python that calls it."""
+ENV_STEPS = 200_000
 STEADY_AFTER = 5
-"""Rounds of the system before its steady state."""
+"""Rounds before the steady state."""
+WARM_UP, ROLLOUTS = 3, 20
+"""Rollouts in this process: before measuring, and measured."""
 
 
-def parts(algorithm: str, seed: int) -> dict[str, float]:
-    """CPU milliseconds of each part of a round, in this process."""
+def environment_share(algorithm: str, seed: int) -> float:
+    """Of a rollout's CPU time, what the environment has."""
     team = Team(specs.parse({"name": "bench", **settings(Request("spread", algorithm, seed, 1, 1.0))}, "bench"))
-    for number in range(WARM_UP + ROUNDS):
+    for number in range(WARM_UP + ROLLOUTS):
         if number == WARM_UP:
             team.cpu_ms.clear()
-        team.round(number)
-    return {part: ms / ROUNDS for part, ms in team.cpu_ms.items()}
+        team.sample(number)
+    return team.cpu_ms[ENVIRONMENT] / (team.cpu_ms[ENVIRONMENT] + team.cpu_ms[ACTING])
 
 
-class Cpu:
-    """CPU seconds of a process and all that it started, now and then."""
+def steady(looks: Sequence[Look], records: Sequence[Row]) -> tuple[dict[str, float], list[Row]]:
+    """CPU seconds by role between the first and the last look at steady rounds, and the rounds that ended between.
 
-    def __init__(self) -> None:
-        self.seen: list[tuple[float, float]] = []
-        """Unix seconds, and CPU seconds by then."""
-        self._by_process: dict[tuple[int, float], float] = {}
-
-    def __call__(self, process: psutil.Process) -> None:
-        """Look once; what a process that has ended had used still counts."""
-        for member in [process, *process.children(recursive=True)]:
-            try:
-                used, key = member.cpu_times(), (member.pid, member.create_time())
-            except (psutil.NoSuchProcess, psutil.ZombieProcess):
-                continue
-            self._by_process[key] = used.user + used.system
-        self.seen.append((time.time(), sum(self._by_process.values())))
-
-
-def system_ms(algorithm: str, seed: int) -> float:
-    """CPU milliseconds of a round of the whole system in its steady state; raises BenchError for too short a run."""
-    cpu = Cpu()
-    request = Request("spread", algorithm, seed, SYSTEM_ENV_STEPS, 1200.0)
-    job = marless_job({**settings(request), "evaluation": {"every": 0}}, request.timeout_s, watch=cpu)
-    return per_round_ms(cpu.seen, [record["ended_s"] for record in job.records[STEADY_AFTER:-1]])
-
-
-def per_round_ms(seen: list[tuple[float, float]], ended_s: list[float]) -> float:
-    """CPU milliseconds of a round, from what had been used at some moments and the ends of steady rounds."""
-    within = [moment for moment in seen if ended_s and ended_s[0] <= moment[0] <= ended_s[-1]]
-    rounds = sum(within[0][0] < end <= within[-1][0] for end in ended_s) if within else 0
+    Raises BenchError for too short a run.
+    """
+    begin, *_, end = [record["ended_s"] for record in records] if len(records) > 1 else (0.0, 0.0)
+    within = [look for look in looks if begin <= look.at_s <= end]
+    rounds = [each for each in records if within and within[0].at_s < each["ended_s"] <= within[-1].at_s]
     if not rounds:
         raise harness.BenchError("the run was too short to be looked at twice in its steady state")
-    (_, before_s), *_, (_, after_s) = within
-    return 1000 * (after_s - before_s) / rounds
+    return within[-1].since(within[0]), rounds
 
 
-def row(algorithm: str, runs: list[Mapping[str, float]]) -> Row:
-    """One line of the table: medians over runs, and the share that neither torch nor the environment had."""
-    beyond = [outside(run) for run in runs]
-    total = spread([sum(run.values()) for run in runs]).cell(1)
-    each = {part: round(spread([run.get(part, 0.0) for run in runs]).median, 2) for part in (*PARTS, SYSTEM)}
-    return {"algorithm": algorithm, "CPU ms a round": total, **each, "outside": f"{spread(beyond).median:.0%}"}
+def parts(cpu_s: Mapping[str, float], rounds: Sequence[Row], environment: float) -> dict[str, float]:
+    """CPU milliseconds of a round's parts; `environment` is its share of what an actor worker does."""
+    learner_s, actor_s = cpu_s[LEARNER], cpu_s[ACTOR]
+    took_s: dict[str, float] = dict.fromkeys(PARTS, 0.0)
+    invocations = list(chain.from_iterable(each["invocations"] for each in rounds))
+    working = _working(learner_s, invocations)
+    for invocation in invocations:
+        if part := FUNCTIONS.get(invocation["function"]):
+            took_s[part] += working * invocation["vcpu_s"]
+    took_s[UPDATE] = learner_s - took_s[TORCH] - took_s[REPLAY]
+    took_s[WORLD] = environment * actor_s
+    took_s[SAMPLING] = actor_s - took_s[WORLD]
+    took_s[SERVICES] = sum(cpu_s.values()) - learner_s - actor_s
+    return {part: 1000 * part_s / len(rounds) for part, part_s in took_s.items()}
+
+
+def _working(learner_s: float, invocations: Sequence[Mapping[str, Any]]) -> float:  # Any: JSON
+    """CPU seconds of a second of an update: functions report wall-clock seconds, of which some may be waited."""
+    held_s = sum(float(each["vcpu_s"]) for each in invocations if each["function"] == "learner")
+    return min(1.0, learner_s / held_s)
+
+
+def measured(algorithm: str, seed: int) -> dict[str, float]:
+    """CPU milliseconds of a round's parts, in a run of the whole system; raises BenchError for too short a run."""
+    cpu = Cpu()
+    request = Request("spread", algorithm, seed, ENV_STEPS, 1200.0)
+    job = marless_job({**settings(request), "evaluation": {"every": 0}}, request.timeout_s, watch=cpu)
+    return parts(*steady(cpu.looks, job.records[STEADY_AFTER:-1]), environment_share(algorithm, seed))
 
 
 def outside(run: Mapping[str, float]) -> float:
     """The share of a round's CPU time that neither torch nor the environment had."""
-    total = sum(run.values())
-    return (total - run[TORCH] - run[ENVIRONMENT]) / total
+    return 1.0 - (run[TORCH] + run[WORLD]) / sum(run.values())
+
+
+def row(algorithm: str, runs: Sequence[Mapping[str, float]]) -> Row:
+    """One line of the table: medians over runs."""
+    total = spread([sum(run.values()) for run in runs]).cell(0)
+    each = {part: round(spread([run[part] for run in runs]).median, 1) for part in PARTS}
+    beyond = spread([100 * outside(run) for run in runs]).cell(1)
+    return {"algorithm": algorithm, "CPU ms a round": total, **each, "outside (%)": beyond}
 
 
 def main() -> None:
@@ -100,12 +109,10 @@ def main() -> None:
     args = parser.parse_args()
     on_one_thread()
     about = harness.machine()
-    found: dict[str, list[Mapping[str, float]]] = {}
+    found: dict[str, list[dict[str, float]]] = {}
     for algorithm in args.algorithms:
         for seed in range(args.runs):
-            alone = parts(algorithm, seed)
-            whole = system_ms(algorithm, seed)
-            found.setdefault(algorithm, []).append({**alone, SYSTEM: max(whole - sum(alone.values()), 0.0)})
+            found.setdefault(algorithm, []).append(measured(algorithm, seed))
             harness.say(f"{algorithm} seed {seed}: {outside(found[algorithm][-1]):.0%} outside torch and environment")
     rows = [row(algorithm, runs) for algorithm, runs in found.items()]
     headline = {

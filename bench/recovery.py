@@ -22,8 +22,8 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]  # psutil ships no types
 
 from bench import harness
-from bench.cold_start import role
 from bench.harness import Row, percentile, spread
+from bench.processes import role
 from bench.systems import Request, settings
 from marless import spec
 from marless.cli.stack import SERVICES, LocalStack, StackOptions

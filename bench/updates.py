@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from bench import harness
 from bench.harness import Row, spread
-from bench.workers import REPLAY, REST, TORCH, Team, on_one_thread
+from bench.workers import UPDATE, Team, on_one_thread
 from marless import spec as specs
 from marless.spec import JobSpec
 
@@ -60,7 +60,7 @@ def cpu_ms(sections: Mapping[str, object], seed: int) -> float:
         if number == WARM_UP:
             team.cpu_ms.clear()
         team.round(number)
-    return sum(team.cpu_ms[part] for part in (TORCH, REPLAY, REST)) / ROUNDS
+    return team.cpu_ms[UPDATE] / ROUNDS
 
 
 def main() -> None:

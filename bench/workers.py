@@ -18,14 +18,11 @@ from marless.data.rollout import rollout
 from marless.data.trajectory import Trajectory
 from marless.envs import registry
 from marless.envs.base import random_actions
-from marless.nets import serial
 from marless.nets.acting import ActingPolicies
 from marless.sharing.groups import initial_groups
 from marless.spec import JobSpec
 
-PARTS = TORCH, ENVIRONMENT, ACTING, REPLAY, REST, STATES = (
-    "torch", "environment", "acting", "replay", "update, rest", "states ↔ bytes",
-)  # fmt: skip
+ACTING, ENVIRONMENT, UPDATE = "acting", "environment", "update"
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 """What the learner pool sets for its workers; NumPy reads it when it is imported."""
 
@@ -58,22 +55,14 @@ class Team:
         return learner
 
     def round(self, number: int) -> None:
-        """Sample, update, turn the new states into bytes."""
-        with self._measured(STATES):
-            policies = self._acting()
-        self._update(number, self._rollout(number, policies))
-        with self._measured(STATES):
-            for name in self._learner.names(self._groups):
-                serial.decode(*serial.encode(self._learner.state(name)))
+        """Sample and update."""
+        self.update(number, self.sample(number))
 
-    def _acting(self) -> list[ActingPolicies]:
-        states = {agent: self._learner.state(group.policy) for group in self._groups for agent in group.agents}
-        return [ActingPolicies.from_states(c, [states[agent] for agent in c.agents]) for c in self._env.spaces.classes]
-
-    def _rollout(self, number: int, policies: list[ActingPolicies]) -> Trajectory:
+    def sample(self, number: int) -> Trajectory:
+        """What the actor does: a rollout with the policies of now."""
         steps, with_state = self._spec.actors.steps, self._entry.needs_state(self._spec.algorithm)
         with self._measured(ACTING):
-            sampled, _ = rollout(self._env, policies, steps=steps, seed=number, with_state=with_state)
+            sampled, _ = rollout(self._env, self._acting(), steps=steps, seed=number, with_state=with_state)
         actions = random_actions(self._env.spaces, self._env.reset(number), np.random.default_rng(number))
         before_ms = self.cpu_ms[ENVIRONMENT]
         with self._measured(ENVIRONMENT):  # the same steps without agents
@@ -83,19 +72,17 @@ class Team:
         self.cpu_ms[ACTING] -= self.cpu_ms[ENVIRONMENT] - before_ms
         return sampled
 
-    def _update(self, number: int, sampled: Trajectory) -> None:
+    def update(self, number: int, sampled: Trajectory) -> None:
+        """What the learner does."""
         spec, env_steps = self._spec, number * sampled.env_steps
-        inputs = RoundInput(number, env_steps, spec.seed, self._groups, [sampled], spec.sharing.samples)
-        started_s, before_s = time.time(), time.process_time()
-        output = self._learner.update(inputs)
-        wall_s, cpu_ms = time.time() - started_s, 1000 * (time.process_time() - before_s)
-        # Functions report wall-clock seconds, one after another: of the update, they are shares.
-        shares: defaultdict[str, float] = defaultdict(float)
-        for run in output.runs:
-            shares[REPLAY if run.function == "post_process" else TORCH] += run.vcpu_s / wall_s
-        shares[REST] = 1.0 - sum(shares.values())
-        for part, share in shares.items():
-            self.cpu_ms[part] += share * cpu_ms
+        with self._measured(UPDATE):
+            self._learner.update(
+                RoundInput(number, env_steps, spec.seed, self._groups, [sampled], spec.sharing.samples)
+            )
+
+    def _acting(self) -> list[ActingPolicies]:
+        states = {agent: self._learner.state(group.policy) for group in self._groups for agent in group.agents}
+        return [ActingPolicies.from_states(c, [states[agent] for agent in c.agents]) for c in self._env.spaces.classes]
 
     @contextmanager
     def _measured(self, part: str) -> Iterator[None]:

@@ -7,8 +7,9 @@ import psutil
 import pytest
 
 from bench import harness, report, round_overhead, throughput, time_to_return
-from bench.cold_start import Footprint, role
+from bench.cold_start import Footprint
 from bench.harness import ROOT, percentile, spread
+from bench.processes import role
 from bench.systems import Point, Request, crossing, named, points, rounds, settings, steady_rate
 from marless import spec
 from marless.algos.ppo import PPOConfig

@@ -4,32 +4,66 @@ import pytest
 
 from bench import off_policy_step
 from bench.harness import BenchError
-from bench.off_policy_step import SYSTEM, outside, parts, per_round_ms, row
-from bench.workers import ENVIRONMENT, TORCH
+from bench.off_policy_step import PARTS, environment_share, outside, parts, row, steady
+from bench.processes import Look
 
 
-def test_cpu_time_of_a_round_is_that_between_two_looks_within_the_steady_state():
-    seen = [(0.0, 5.0), (10.0, 6.0), (12.0, 6.5), (14.0, 7.0), (99.0, 20.0)]
-    ended_s = [10.0, 11.0, 12.0, 13.0, 14.0, 15.0]
-    assert per_round_ms(seen, ended_s) == pytest.approx(1000 * 1.0 / 4)  # from 10 to 14 s: four rounds ended
+def ended(*moments_s, invocations=()):
+    return [{"ended_s": moment_s, "invocations": list(invocations)} for moment_s in moments_s]
 
 
-@pytest.mark.parametrize("ended_s", [[], [10.0], [10.0, 11.0]])
-def test_a_run_that_is_too_short_has_no_steady_state(ended_s):
+def did(function, vcpu_s):
+    return {"function": function, "vcpu_s": vcpu_s}
+
+
+def test_cpu_time_is_that_between_two_looks_within_the_steady_state():
+    looks = [
+        Look(0.0, {"a": 5.0}),
+        Look(10.0, {"a": 6.0}),
+        Look(12.0, {"a": 6.5, "b": 1.0}),
+        Look(14.0, {"a": 7.0, "b": 2.0}),
+        Look(99.0, {"a": 20.0, "b": 20.0}),
+    ]
+    cpu_s, rounds = steady(looks, ended(10.0, 11.0, 12.0, 13.0, 14.0, 15.0))
+    assert cpu_s == {"a": 1.0, "b": 2.0}
+    assert [each["ended_s"] for each in rounds] == [11.0, 12.0, 13.0, 14.0]
+
+
+@pytest.mark.parametrize("ends", [(), (10.0,), (10.0, 11.0)])
+def test_a_run_that_is_too_short_has_no_steady_state(ends):
     with pytest.raises(BenchError, match="too short"):
-        per_round_ms([(10.0, 1.0)], ended_s)
+        steady([Look(10.0, {"a": 1.0})], ended(*ends))
 
 
-def test_the_share_outside_is_of_everything():
-    run = {TORCH: 6.0, ENVIRONMENT: 2.0, SYSTEM: 2.0}
-    assert outside(run) == pytest.approx(0.2)
-    found = row("vdn", [run, run])
-    assert (found["CPU ms a round"]["median"], found[TORCH], found["outside"]) == (10.0, 6.0, "20%")
+CPU_S = {"actor worker": 4.0, "learner worker": 8.0, "coordinator": 1.0, "redis-server": 1.0}
 
 
-def test_a_round_is_parted_into_what_the_workers_do(monkeypatch):
-    monkeypatch.setattr(off_policy_step, "WARM_UP", 4)
-    monkeypatch.setattr(off_policy_step, "ROUNDS", 2)
-    found = parts("vdn", 0)
-    assert set(found) == {"torch", "environment", "acting", "replay", "update, rest", "states ↔ bytes"}
-    assert found["torch"] > found["environment"] > 0
+def test_each_process_is_parted():
+    one = [did("actor", 2.0), did("learner", 4.0), did("post_process", 0.5), did("critic", 2.0), did("policy", 1.0)]
+    found = parts(CPU_S, ended(1.0, 2.0, invocations=one), environment=0.75)
+    assert found == dict(zip(PARTS, (3000.0, 500.0, 500.0, 1500.0, 500.0, 1000.0), strict=True))
+    assert outside(found) == pytest.approx(2.5 / 7)
+
+
+def test_what_an_update_waits_is_no_cpu_time():
+    one = [did("learner", 8.0), did("policy", 6.0)]  # two rounds: 16 s of updates, of which 8 s computed
+    found = parts(CPU_S, ended(1.0, 2.0, invocations=one), environment=0.0)
+    assert (found["torch"], found["learner worker, rest"]) == (3000.0, 1000.0)
+
+
+def test_what_a_worker_does_between_updates_is_not_torch():
+    one = [did("learner", 3.0), did("policy", 3.0)]  # two rounds: 6 s of updates, while the worker took 8 s
+    found = parts(CPU_S, ended(1.0, 2.0, invocations=one), environment=0.0)
+    assert (found["torch"], found["learner worker, rest"]) == (3000.0, 1000.0)
+
+
+def test_a_line_of_the_table_has_the_median_of_runs():
+    runs = [dict(zip(PARTS, (torch, 1.0, 1.0, 2.0, 0.0, 0.0), strict=True)) for torch in (4.0, 6.0, 16.0)]
+    found = row("vdn", runs)
+    assert (found["CPU ms a round"]["median"], found["torch"]) == (10, 6.0)
+    assert found["outside (%)"] == {"median": 20.0, "min": 10.0, "max": 25.0}
+
+
+def test_the_environment_has_some_of_a_rollout(monkeypatch):
+    monkeypatch.setattr(off_policy_step, "ROLLOUTS", 5)
+    assert 0.1 < environment_share("vdn", 0) < 0.9

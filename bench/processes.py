@@ -1,0 +1,71 @@
+"""The processes of a local stack: what each is there for, and the CPU time they use."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import psutil  # type: ignore[import-untyped]  # psutil ships no types
+
+ACTOR, LEARNER = "actor worker", "learner worker"
+ROLES = {
+    "services.coordinator": "coordinator",
+    "services.param_store": "param_store",
+    "services.actor_pool": "actor_pool",
+    "services.learner_pool": "learner_pool",
+    "services.actor_pool.worker": ACTOR,
+    "services.learner_pool.worker": LEARNER,
+}
+
+
+def role(command: list[str]) -> str:
+    """What a process of the local stack is there for, by its command line."""
+    module = command[command.index("-m") + 1] if "-m" in command else ""
+    if any("redis-server" in part for part in command[:1]):
+        return "redis-server"
+    if any(part.endswith("redis_guard.py") for part in command):
+        return "redis guard"
+    return ROLES.get(module, "marless train")
+
+
+def family(process: psutil.Process) -> Iterator[psutil.Process]:
+    """A process and all that it started and that is still there."""
+    yield process
+    yield from process.children(recursive=True)
+
+
+@dataclass(frozen=True)
+class Look:
+    """What had been used by some moment."""
+
+    at_s: float
+    """Unix time."""
+    cpu_s: Mapping[str, float]
+    """CPU seconds by role; what a process that has ended had used still counts."""
+
+    def since(self, before: Look) -> dict[str, float]:
+        """CPU seconds by role between two looks."""
+        return {role: used_s - before.cpu_s.get(role, 0.0) for role, used_s in self.cpu_s.items()}
+
+
+class Cpu:
+    """CPU time of a process and all that it started, now and then."""
+
+    def __init__(self) -> None:
+        self.looks: list[Look] = []
+        self._by_process: dict[tuple[int, float], tuple[str, float]] = {}
+
+    def __call__(self, process: psutil.Process) -> None:
+        """Look once."""
+        for member in family(process):
+            try:
+                used, key, what = member.cpu_times(), (member.pid, member.create_time()), role(member.cmdline())
+            except (psutil.NoSuchProcess, psutil.ZombieProcess):
+                continue
+            self._by_process[key] = what, used.user + used.system
+        cpu_s: defaultdict[str, float] = defaultdict(float)
+        for what, used_s in self._by_process.values():
+            cpu_s[what] += used_s
+        self.looks.append(Look(time.time(), cpu_s))
