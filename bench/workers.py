@@ -19,18 +19,18 @@ from marless.data.trajectory import Trajectory
 from marless.envs import registry
 from marless.envs.base import random_actions
 from marless.nets.acting import ActingPolicies
+from marless.rpc.workers import environment
 from marless.sharing.groups import initial_groups
 from marless.spec import JobSpec
 
 ACTING, ENVIRONMENT, UPDATE = "acting", "environment", "update"
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-"""What the learner pool sets for its workers; NumPy reads it when it is imported."""
 
 
 def on_one_thread() -> None:
-    """Compute on one thread, as a worker does: starts this program anew if NumPy was loaded with more."""
-    if not ONE_THREAD.items() <= os.environ.items():
-        os.execve(sys.executable, sys.orig_argv, os.environ | ONE_THREAD)
+    """Compute as a learner worker of one thread does: starts this program anew if NumPy was loaded with more."""
+    told = environment.learner(1)
+    if not told.items() <= os.environ.items():
+        os.execve(sys.executable, sys.orig_argv, os.environ | told)
     torch.set_num_threads(1)
 
 

@@ -148,6 +148,7 @@ def _paces(job: Job, slots: int) -> list[Any]:  # Any: Pace, whose module is imp
 def _calibrated(spec: JobSpec) -> Calibration:
     """Measure in a process that has the threads of a worker."""
     from marless.pricing.calibration import from_text
+    from marless.rpc.workers import environment
 
     done = subprocess.run(
         [sys.executable, "-m", "marless.pricing.calibration"],
@@ -156,7 +157,7 @@ def _calibrated(spec: JobSpec) -> Calibration:
         text=True,
         timeout=CALIBRATION_S,
         check=False,
-        env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+        env=os.environ | environment.learner(1),
     )
     if done.returncode:
         said = done.stderr.strip().splitlines() or ["without a word"]

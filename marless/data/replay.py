@@ -307,7 +307,7 @@ class Replay:
             index = rng.choice(len(among), count, replace=False)
         else:
             index = rng.integers(len(among), size=count)
-        return among[index], np.ones(count, np.float32)
+        return among.take(index), np.ones(count, np.float32)
 
     def _by_priority(self, among: int, rng: np.random.Generator, count: int, beta: float) -> tuple[Rows, FloatArray]:
         """P(i) = p_i^α / Σ p^α; w_i = (N · P(i))^−β, over the greatest drawn (Schaul et al. 2016, §3.3 and §3.4)."""

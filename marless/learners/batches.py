@@ -8,9 +8,11 @@ what comes *after* them begins E columns later. Shapes: N agents of a class, I i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import repeat
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,11 +23,13 @@ from marless.algos.off_policy import OffPolicyConfig
 from marless.data.frames import ReplaySchema
 from marless.data.replay import Replay
 from marless.data.trajectory import Trajectory
-from marless.envs.base import AgentClass, Discrete
+from marless.envs.base import ActionArray, AgentClass, Discrete
 from marless.nets.inputs import Inputs
 
-_AT_ONCE = 2**17
-"""Env steps that are looked up together, at most."""
+_AT_ONCE = 2**12
+"""Env steps that are looked up together, at most, for as many batches as they make: so few that a cache holds them."""
+_CACHED = 512
+"""Frames."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +41,9 @@ class Gains:
     discount: Tensor
     """float32 [N, M]: of what comes after; 0 where there is nothing more to get."""
 
-    def part(self, columns: slice) -> Gains:
-        """Some of its columns, as a view."""
-        return Gains(self.reward[:, columns], self.discount[:, columns])
+    def parts(self, width: int) -> Iterator[Gains]:
+        """So many columns each, as views."""
+        return map(Gains, torch.split(self.reward, width, -1), torch.split(self.discount, width, -1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +58,17 @@ class ClassBatch:
     """bool [N, A, F]; None if every action always is."""
     alive: Tensor | None
     """float32 [N, F], 1 or 0; None if agents never leave."""
+
+    def parts(self, width: int) -> Iterator[ClassBatch]:
+        """Batches of single env steps that were looked up together, of so many each; as views."""
+        columns = (
+            torch.split(self.features, 2 * width, -1),
+            torch.split(self.action, width, -1),
+            _split(self.legal, 2 * width),
+            _split(self.alive, 2 * width),
+        )
+        for features, action, legal, alive in zip(*columns, strict=False):  # what there is not has no end
+            yield ClassBatch(features=features, action=action, legal=legal, alive=alive)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +96,30 @@ class Batch:
     """float32 [1, S + 1, F]: the global state, last row ones; None if it is not kept."""
     row: NDArray[np.int64]
     """[E]: what was drawn, as `Replay.reprioritise` wants it."""
+
+    def parts(self, width: int) -> Iterator[Batch]:
+        """Batches of single env steps that were looked up together, of so many each; as views."""
+        columns = zip(
+            zip(*(each.parts(width) for each in self.classes), strict=True),
+            zip(*(each.parts(width) for each in self.gains), strict=True),
+            _split(self.state, 2 * width),
+            self.row.reshape(-1, width),
+            strict=False,  # what there is not has no end
+        )
+        follows, resets = self.follows[:, :width], self.resets[:, :width]  # alike for all
+        for classes, gains, state, row in columns:
+            yield Batch(
+                classes=classes,
+                gains=gains,
+                steps=1,
+                width=width,
+                importance=None,
+                valid=None,
+                follows=follows,
+                resets=resets,
+                state=state,
+                row=row,
+            )
 
 
 class RewardMoments:
@@ -125,7 +164,7 @@ class _Frames:
     """Which frames a draw holds, and how they hang together."""
 
     frame: NDArray[np.int64]
-    """[F]: T + 1 time steps of E columns."""
+    """[F]: T + 1 time steps of E columns; of several batches, one after another."""
     then: NDArray[np.int64]
     """[n, M]: the frames whose rewards a sample sums: its own and, of n-step targets from single env steps, those after
     it. A segment's last frame stands for all that would follow it."""
@@ -135,11 +174,6 @@ class _Frames:
     """[T, E]; see `Batch`."""
     valid: NDArray[np.float32] | None
     """[M]; see `Batch`."""
-
-    def part(self, columns: slice) -> _Frames:
-        """Some of single env steps."""
-        now_M, after_M = self.frame.reshape(2, -1)[:, columns]
-        return _Frames(np.concatenate([now_M, after_M]), self.then[:, columns], 1, self.follows[:, columns], None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,11 +215,9 @@ class BatchSource:
 
     def _uniform(self, rng: np.random.Generator, count: int, times: int, moments: RewardMoments) -> Iterator[Batch]:
         row = self.replay.draw(rng, times * count).row
-        frames = self._single(row)
-        gains = self._gains(frames, moments)
-        for begun in range(0, len(row), count):
-            mine = slice(begun, begun + count)
-            yield self._batch(row[mine], frames.part(mine), tuple(each.part(mine) for each in gains), None)
+        frames = self._single(row, count)
+        together = self._batch(row, frames, self._gains(frames, moments), None)
+        yield from list(together.parts(count))
 
     def _one(self, rng: np.random.Generator, count: int, moments: RewardMoments, beta: float) -> Batch:
         if self.config.replay.unit == "episodes":
@@ -193,18 +225,19 @@ class BatchSource:
             row, weight, frames = episodes.first, episodes.weight, self._whole(episodes.first, episodes.length)
         else:
             draw = self.replay.draw(rng, count, beta)
-            row, weight, frames = draw.row, draw.weight, self._single(draw.row)
+            row, weight, frames = draw.row, draw.weight, self._single(draw.row, count)
         importance = None if self.config.replay.draw == "uniform" else np.tile(weight, frames.steps)
         return self._batch(row, frames, self._gains(frames, moments), importance)
 
-    def _single(self, row_M: NDArray[np.int64]) -> _Frames:
-        """Each env step by itself, and what came n steps later, or where its segment ended before."""
+    def _single(self, row_M: NDArray[np.int64], width: int) -> _Frames:
+        """Each env step by itself, and what came n steps later, or where its segment ended before; so many a batch."""
         then, after_M = [row_M], row_M + 1
         for _ in range(self.config.n_step - 1):
             then.append(after_M)
             after_M = after_M + ~self._is("last", after_M)
         follows = np.zeros((1, len(row_M)), np.bool_)
-        return _Frames(np.concatenate([row_M, after_M]), np.stack(then), 1, follows, None)
+        frame = np.stack([row_M.reshape(-1, width), after_M.reshape(-1, width)], axis=1)
+        return _Frames(frame.ravel(), np.stack(then), 1, follows, None)
 
     def _whole(self, first_E: NDArray[np.int64], length_E: NDArray[np.int64]) -> _Frames:
         """Episodes from their first step, padded with their last frame."""
@@ -239,7 +272,7 @@ class BatchSource:
 
     def _class_batch(self, k: int, agents: AgentClass, inputs: Inputs, frames: _Frames) -> ClassBatch:
         take, fields = self.replay.take, self._fields
-        action = take(f"action/{k}", frames.frame[: frames.then.shape[1]])
+        action = take(f"action/{k}", frames.then[0])
         columns = (
             action.T[:, None].astype(np.int64) if isinstance(agents.action, Discrete) else action.transpose(1, 2, 0)
         )
@@ -253,50 +286,57 @@ class BatchSource:
         )
 
     def _features(self, k: int, agents: AgentClass, inputs: Inputs, frame: NDArray[np.int64]) -> NDArray[np.float32]:
-        obs_NFO = self._numbers(f"obs/{k}", frame).transpose(1, 0, 2)
-        if not inputs.last_action:
-            return inputs.build(agents, obs_NFO)
-        first_F = self._is("first", frame)
-        before = self.replay.take(f"action/{k}", frame - ~first_F).swapaxes(0, 1)
+        input_NIF = np.empty((len(agents.agents), inputs.size(agents) + 1, len(frame)), np.float32)
+        for some in _pieces(len(frame)):
+            row = frame[some]
+            obs_NFO = self._numbers(f"obs/{k}", row).swapaxes(0, 1)
+            before, first_F = self._before(k, agents, row) if inputs.last_action else (None, None)
+            inputs.write(input_NIF[:, :, some], agents, obs_NFO, before, first_F)
+        return input_NIF
+
+    def _before(self, k: int, agents: AgentClass, row: NDArray[np.int64]) -> tuple[ActionArray, NDArray[np.bool_]]:
+        """What agents had done in the step before; and where there was none."""
+        first_F = self._is("first", row)
+        before = self.replay.take(f"action/{k}", row - ~first_F).swapaxes(0, 1)
         if isinstance(agents.action, Discrete):
-            return inputs.build(agents, obs_NFO, before.astype(np.int32, copy=False), first_F)
-        return inputs.build(agents, obs_NFO, before.astype(np.float32, copy=False), first_F)
+            return before.astype(np.int32, copy=False), first_F
+        return before.astype(np.float32, copy=False), first_F
 
     def _state(self, frames: _Frames) -> Tensor:
-        state_FS = self.replay.take("state", frames.frame)
-        state_1SF = np.ones((1, state_FS.shape[1] + 1, len(state_FS)), np.float32)
-        state_1SF[0, :-1] = state_FS.T
+        state_1SF = np.ones((1, self.schema.spaces.state_size + 1, len(frames.frame)), np.float32)
+        for some in _pieces(len(frames.frame)):
+            state_1SF[0, :-1, some] = self._numbers("state", frames.frame[some]).T
         return self._to(state_1SF)
 
     def _gains(self, frames: _Frames, moments: RewardMoments) -> tuple[Gains, ...]:
         taken_nM = None if len(frames.then) == 1 else ~self._is("last", frames.then)
         got = [
-            (self._numbers(f"reward/{k}", frames.then), self._is(f"terminated/{k}", frames.then))
+            (_by_agent(self._numbers(f"reward/{k}", frames.then)), _by_agent(self._is(f"terminated/{k}", frames.then)))
             for k, _, _ in self.classes
         ]
         if self.team:
-            reward_nM1 = np.add.reduce([reward_nMN.sum(axis=2, keepdims=True) for reward_nMN, _ in got])
-            over_nM1 = self._everyone_gone([over_nMN for _, over_nMN in got], frames)
-            return (self._discounted(reward_nM1, over_nM1, taken_nM, moments.shift_and_scale(-1)),)
+            reward_n1M = np.add.reduce([reward_nNM.sum(axis=1, keepdims=True) for reward_nNM, _ in got])
+            over_n1M = self._everyone_gone([over_nNM for _, over_nNM in got], frames)
+            return (self._discounted(reward_n1M, over_n1M, taken_nM, moments.shift_and_scale(-1)),)
         return tuple(
-            self._discounted(reward_nMN, over_nMN, taken_nM, moments.shift_and_scale(index))
-            for index, (reward_nMN, over_nMN) in enumerate(got)
+            self._discounted(reward_nNM, over_nNM, taken_nM, moments.shift_and_scale(index))
+            for index, (reward_nNM, over_nNM) in enumerate(got)
         )
 
     def _everyone_gone(self, over: Sequence[NDArray[np.bool_]], frames: _Frames) -> NDArray[np.bool_]:
-        """[n, M, 1]: after the step no agent of the scope is left, given who terminated in it, [n, M, N] per class."""
+        """[n, 1, M]: after the step no agent of the scope is left, given who terminated in it, [n, N, M] per class."""
         gone = []
-        for (k, _, _), over_nMN in zip(self.classes, over, strict=True):
+        for (k, _, _), over_nNM in zip(self.classes, over, strict=True):
             deaths = f"alive/{k}" in self._fields
-            gone_nMN = over_nMN | ~self._is(f"alive/{k}", frames.then) if deaths else over_nMN
-            gone.append(gone_nMN.all(axis=2, keepdims=True))
-        everyone_nM1: NDArray[np.bool_] = np.logical_and.reduce(gone)
-        return everyone_nM1
+            gone_nNM = over_nNM | ~_by_agent(self._is(f"alive/{k}", frames.then)) if deaths else over_nNM
+            gone.append(gone_nNM.all(axis=1, keepdims=True))
+        everyone_n1M: NDArray[np.bool_] = np.logical_and.reduce(gone)
+        return everyone_n1M
 
     def _discounted(
         self,
-        reward_nMN: NDArray[np.float32],
-        over_nMN: NDArray[np.bool_],
+        reward_nNM: NDArray[np.float32],
+        over_nNM: NDArray[np.bool_],
         taken_nM: NDArray[np.bool_] | None,
         normal: tuple[np.float32, np.float32],
     ) -> Gains:
@@ -304,9 +344,7 @@ class BatchSource:
         action was taken."""
         mean, scale = normal if self.config.reward_normalisation else (np.float32(0), np.float32(1))
         gamma = np.float32(self.config.gamma)
-        gained_nNM = np.subtract(reward_nMN.swapaxes(1, 2), mean, order="C")
-        gained_nNM *= scale
-        over_nNM = over_nMN.swapaxes(1, 2)
+        gained_nNM = (reward_nNM - mean) * scale
         reward_NM, discount_NM = gained_nNM[0], np.where(over_nNM[0], np.float32(0), gamma)
         later = zip(gained_nNM[1:], over_nNM[1:], () if taken_nM is None else taken_nM[1:], strict=True)
         for gained_NM, over_NM, taken_M in later:
@@ -322,6 +360,21 @@ class BatchSource:
 
     def _to(self, array: NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+
+
+def _split(tensor: Tensor | None, width: int) -> Iterable[Tensor | None]:
+    """So many of its last columns each, as views; None for ever of what there is not."""
+    return repeat(None) if tensor is None else torch.split(tensor, width, -1)
+
+
+def _pieces(frames: int) -> Iterator[slice]:
+    """All frames, so few at once that the nearest cache holds what is read until it has been written as columns."""
+    return (slice(begun, begun + _CACHED) for begun in range(0, frames, _CACHED))
+
+
+def _by_agent(rows_nMN: NDArray[Any]) -> NDArray[Any]:  # Any: of each dtype
+    """[n, N, M], as whatever follows goes along the columns."""
+    return np.ascontiguousarray(rows_nMN.swapaxes(1, 2))
 
 
 def _padded(length: int, longest: int | None) -> int:

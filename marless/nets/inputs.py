@@ -74,8 +74,21 @@ class Inputs:
         `last_action`, int32 [N, M] or float32 [N, M, A], is what each agent did in the step before; whatever it says
         where `first_M` is true, an episode starts there.
         """
-        agents, samples, seen = obs_NMO.shape
+        agents, samples, _ = obs_NMO.shape
         input_NIM = np.empty((agents, self.size(agent_class) + 1, samples), np.float32)
+        self.write(input_NIM, agent_class, obs_NMO, last_action, first_M)
+        return input_NIM
+
+    def write(
+        self,
+        input_NIM: FloatArray,
+        agent_class: AgentClass,
+        obs_NMO: FloatArray,
+        last_action: ActionArray | None = None,
+        first_M: BoolArray | None = None,
+    ) -> None:
+        """Write what `build` returns."""
+        seen = obs_NMO.shape[2]
         input_NIM[:, :seen] = obs_NMO.transpose(0, 2, 1)
         if self.last_action and last_action is not None and first_M is not None:
             rows_NAM = input_NIM[:, seen : seen + agent_class.action.n]
@@ -84,7 +97,6 @@ class Inputs:
         if self.known:
             input_NIM[:, -1 - len(self.known) : -1] = self.ids(agent_class.agents)[:, :, None]
         input_NIM[:, -1] = 1
-        return input_NIM
 
     def _names(self) -> list[str]:
         return [_LAST_ACTION] * self.last_action + [_ID] * bool(self.known)

@@ -10,6 +10,7 @@ from functools import partial
 
 from marless.rpc.server import Service, main
 from marless.rpc.v1.actor_pool_pb2_grpc import add_ActorPoolServiceServicer_to_server
+from marless.rpc.workers import environment
 from marless.rpc.workers.dispatch import Dispatcher
 from marless.rpc.workers.figures import figures
 from marless.rpc.workers.fleet import Fleet
@@ -25,9 +26,7 @@ async def build(config: Config, address: str) -> AsyncIterator[Service]:
     launcher = LocalLauncher(
         "services.actor_pool.worker",
         ["--pool", address, "--param-store", config.param_store, *config.server.security.arguments()],
-        # One thread per worker: actors are the parallelism, and results must not depend on the number of cores. And
-        # one heap: the threads of gRPC would each keep their own free memory.
-        os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"},
+        os.environ | environment.ACTOR,
     )
     dispatcher = Dispatcher()
     async with Fleet(

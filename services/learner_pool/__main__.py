@@ -11,6 +11,7 @@ from functools import partial
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
 from marless.rpc.server import Service, main
+from marless.rpc.workers import environment
 from marless.rpc.workers.dispatch import Dispatcher
 from marless.rpc.workers.fleet import Fleet
 from marless.rpc.workers.launcher import LocalLauncher
@@ -28,7 +29,7 @@ async def build(config: Config, address: str) -> AsyncIterator[Service]:
     launcher = LocalLauncher(
         "services.learner_pool.worker",
         ["--pool", address, "--param-store", config.param_store, *config.server.security.arguments()],
-        os.environ | {"OMP_NUM_THREADS": str(config.threads), "OPENBLAS_NUM_THREADS": "1"},
+        os.environ | environment.learner(config.threads),
     )
     dispatcher = Dispatcher()
     fleet = Fleet(

@@ -1,0 +1,19 @@
+"""What the process of a worker finds in its environment: how many threads compute, and how memory is kept."""
+
+from __future__ import annotations
+
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+"""NumPy and torch read these when they are imported."""
+# Workers are the parallelism, and results must not depend on the number of cores. And one heap: the threads of gRPC
+# would each keep their own free memory.
+ACTOR = ONE_THREAD | {"MALLOC_ARENA_MAX": "1"}
+
+
+def learner(threads: int) -> dict[str, str]:
+    """Of a learner worker whose functions compute side by side on so many threads.
+
+    Each gradient step frees arrays of megabytes that the next one asks for again. By default glibc returns them to the
+    system whenever they lie on top of the heap, and every page is then faulted in anew.
+    """
+    kept = {"MALLOC_TRIM_THRESHOLD_": str(256 * 2**20), "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20)}
+    return ONE_THREAD | {"OMP_NUM_THREADS": str(threads)} | kept
