@@ -199,25 +199,25 @@ class BatchSource:
 
     def draws(
         self, rng: np.random.Generator, count: int, times: int, moments: RewardMoments, beta: float
-    ) -> Iterator[Batch]:
+    ) -> Iterator[Sequence[Batch]]:
         """`times` batches of `count` env steps or episodes, by the config's unit; `beta` is of prioritised draws.
 
-        Each is drawn when it is asked for, by the priorities of then; but for uniform draws of env steps, of which many
-        are drawn, and what they gain looked up, together.
+        Each is drawn when it is asked for, by the priorities of then; but for uniform draws of env steps, of which
+        several are drawn and looked up together.
         """
         if self.config.replay.unit == "transitions" and self.config.replay.draw == "uniform":
             most = max(_AT_ONCE // count, 1)
             for begun in range(0, times, most):
-                yield from self._uniform(rng, count, min(times - begun, most), moments)
+                yield self._uniform(rng, count, min(times - begun, most), moments)
         else:
             for _ in range(times):
-                yield self._one(rng, count, moments, beta)
+                yield [self._one(rng, count, moments, beta)]
 
-    def _uniform(self, rng: np.random.Generator, count: int, times: int, moments: RewardMoments) -> Iterator[Batch]:
+    def _uniform(self, rng: np.random.Generator, count: int, times: int, moments: RewardMoments) -> list[Batch]:
         row = self.replay.draw(rng, times * count).row
         frames = self._single(row, count)
         together = self._batch(row, frames, self._gains(frames, moments), None)
-        yield from list(together.parts(count))
+        return list(together.parts(count))
 
     def _one(self, rng: np.random.Generator, count: int, moments: RewardMoments, beta: float) -> Batch:
         if self.config.replay.unit == "episodes":

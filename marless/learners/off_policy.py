@@ -280,13 +280,15 @@ class OffPolicyLearner(ABC):
     def _draws(
         self, inputs: RoundInput, rng: np.random.Generator, count: int, times: int, meter: Meter
     ) -> Iterator[Batch]:
-        """`times` batches, each drawn, and that measured, when it is asked for."""
+        """`times` batches; what it takes to draw them is measured."""
         beta = value_at(self._settings.replay.beta, inputs.env_steps)
         batches = self._batches.draws(rng, count, times, self._moments, beta)
-        for _ in range(times):
+        while True:
             with meter.measure("post_process", (self._scope.name,)):
-                batch = next(batches)
-            yield batch
+                together = next(batches, None)
+            if together is None:
+                return
+            yield from together
 
     def _reprioritise(self, batch: Batch, priority_E: Tensor | None) -> None:
         if priority_E is not None:

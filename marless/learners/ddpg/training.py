@@ -114,34 +114,34 @@ class DDPGTraining:
         """See `Training`."""
         return self._config.batch_size
 
-    def step(self, batch: Batch, meter: Meter) -> Tensor:
+    def step(self, batch: Batch, meter: Meter) -> Tensor | None:
         """See `Training`: both gradients are taken before either net moves."""
         config, everyone = self._config, self._views(batch, meter)
         errors = []
         for each in self._ensembles:
-            critics, policies, error_N1E = self._gradients(each, everyone, meter)
+            critics, policies, error_R1M = self._gradients(each, everyone, meter)
             if policies:
                 with meter.measure("policy", _names(each.policies)):
                     _step(each.policies, policies, config)
             with meter.measure("critic", _names(each.critics)):
                 _step(each.critics, critics, config)
                 each.nets.refresh()
-            errors.append(error_N1E)
-        return _priorities(errors)
+            errors.append(error_R1M)
+        return self._priorities(batch, errors)
 
-    def gradients(self, batch: Batch, meter: Meter) -> tuple[dict[str, dict[str, Tensor]], Tensor]:
+    def gradients(self, batch: Batch, meter: Meter) -> tuple[dict[str, dict[str, Tensor]], Tensor | None]:
         """See `Training`. Policies have none where only critics are due."""
         everyone, errors = self._views(batch, meter), []
         found: dict[str, dict[str, Tensor]] = {}
         for each in self._ensembles:
-            critics, policies, error_N1E = self._gradients(each, everyone, meter)
+            critics, policies, error_R1M = self._gradients(each, everyone, meter)
             due = (*zip(each.critics, critics, strict=True), *zip(each.policies, policies, strict=bool(policies)))
             for trained, gradient in due:
                 trained.seen.append(gradient.metrics)
                 for name, gradient_D in zip(trained.names, gradient.gradient, strict=True):
                     found.setdefault(name, {})[trained.prefix] = gradient_D
-            errors.append(error_N1E)
-        return found, _priorities(errors)
+            errors.append(error_R1M)
+        return found, self._priorities(batch, errors)
 
     def metrics(self) -> Metrics:
         """See `Training`."""
@@ -175,7 +175,7 @@ class DDPGTraining:
     def _gradients(
         self, each: Ensemble, everyone: Sequence[View], meter: Meter
     ) -> tuple[list[Gradient], list[Gradient], Tensor]:
-        """Of critics, of policies if they are due, and the critics' errors, [N, 1, E]."""
+        """Of critics, of policies if they are due, and the critics' errors, [R, 1, M]."""
         with meter.measure("critic", _names(each.critics)):
             mine = each.views(everyone)
             built = each.nets.built(mine)
@@ -184,8 +184,17 @@ class DDPGTraining:
         if each.due(self._config.policy_every):
             with meter.measure("policy", _names(each.policies)):
                 policies = each.nets.policy_gradients(mine, built)
-        agents, _, width = everyone[0].reward.shape
-        return critics, policies, each.spread(error_R1M, agents, width)
+        return critics, policies, error_R1M
+
+    def _priorities(self, batch: Batch, errors: Sequence[Tensor]) -> Tensor | None:
+        """[E]: the mean size of all agents' errors in each env step; None if draws have no priorities."""
+        if batch.importance is None:
+            return None
+        agents = len(batch.classes[0].features)
+        sizes = (
+            each.spread(error_R1M, agents, batch.width) for each, error_R1M in zip(self._ensembles, errors, strict=True)
+        )
+        return torch.stack([size_N1E.sum(dim=(0, 1)) / len(size_N1E) for size_N1E in sizes]).sum(dim=0)
 
 
 def _names(stacks: Sequence[Trained]) -> tuple[str, ...]:
@@ -196,11 +205,6 @@ def _names(stacks: Sequence[Trained]) -> tuple[str, ...]:
 def _step(stacks: Sequence[Trained], gradients: Sequence[Gradient], config: DDPGConfig) -> None:
     for trained, gradient in zip(stacks, gradients, strict=True):
         trained.step(gradient, config)
-
-
-def _priorities(errors: Sequence[Tensor]) -> Tensor:
-    """[E]: the mean size of all agents' errors in each env step."""
-    return torch.stack([error_N1E.sum(dim=(0, 1)) / len(error_N1E) for error_N1E in errors]).sum(dim=0)
 
 
 def _of_critics(metric: str, prefix: str) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import torch
@@ -216,6 +215,20 @@ class IndependentTraining(QTraining):
         return over_time(total_M, batch)
 
 
+@dataclass(frozen=True)
+class _Blame:
+    """What a mixer makes of a batch."""
+
+    team: Tensor
+    """[1, M]: the team's value."""
+    error: Tensor
+    """[1, M]: what it lacks of its target."""
+    weight: Tensor
+    """[1, M]: of samples in the loss."""
+    d_value: Tensor
+    """[R, M]: the loss's gradient at the agents' values."""
+
+
 class JointTraining(QTraining):
     """VDN and QMIX: all policies at once, through a mixer of which `joint` trains what there is to be trained."""
 
@@ -252,23 +265,31 @@ class JointTraining(QTraining):
 
     def _gradient(self, batch: Batch, meter: Meter) -> Tensor | None:
         """Write the gradients of all nets; returns priorities."""
-        with meter.measure("policy", self._names):
-            value_RM, after_RM = self._values(batch)
-        with self._mixing(meter):
-            team_1M, error_1M = self._mixed(batch, value_RM, after_RM)
-            weight_1M = td.sample_weights(anyone(batch), batch.importance)
-            d_value_RM = self._mixer.gradient(td.td_gradient(error_1M, weight_1M, self._config.huber))
-        with meter.measure("policy", self._names):
-            for each, d_value_PM in zip(self._policies, self._shares(d_value_RM, batch), strict=True):
-                each.function.backward(d_value_PM)
-                self._note(each, team_1M, error_1M, weight_1M)
+        if self._joint is None:  # a sum is part of what policies learn by
+            with meter.measure("policy", self._names):
+                error_1M = self._backward(batch, self._blame(batch, *self._values(batch)))
+        else:
+            with meter.measure("policy", self._names):
+                values = self._values(batch)
+            with meter.measure("mixer", self._joint.names):
+                blame = self._blame(batch, *values)
+            with meter.measure("policy", self._names):
+                error_1M = self._backward(batch, blame)
         return None if batch.importance is None else over_time(error_1M[0].abs(), batch)
 
-    def _mixing(self, meter: Meter) -> AbstractContextManager[None]:
-        """A mixer that learns is a function of its own; a sum is part of what policies learn by."""
-        if self._joint:
-            return meter.measure("mixer", self._joint.names)
-        return meter.measure("policy", self._names)
+    def _blame(self, batch: Batch, value_RM: Tensor, after_RM: Tensor) -> _Blame:
+        """What agents' values have to do with the team's error."""
+        team_1M, error_1M = self._mixed(batch, value_RM, after_RM)
+        weight_1M = td.sample_weights(anyone(batch), batch.importance)
+        d_value_RM = self._mixer.gradient(td.td_gradient(error_1M, weight_1M, self._config.huber))
+        return _Blame(team_1M, error_1M, weight_1M, d_value_RM)
+
+    def _backward(self, batch: Batch, blame: _Blame) -> Tensor:
+        """Write the policies' gradients; returns the team's error, [1, M]."""
+        for each, d_value_PM in zip(self._policies, self._shares(blame.d_value, batch), strict=True):
+            each.function.backward(d_value_PM)
+            self._note(each, blame.team, blame.error, blame.weight)
+        return blame.error
 
     def _values(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Of what each agent did, and of the best after it, [R, M]; 0 for agents that were gone."""

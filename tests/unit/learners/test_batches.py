@@ -42,14 +42,17 @@ def source(*, team: bool = False, spaces=rounds.DISCRETE, seen=None, **settings:
 
 
 def draw(made: BatchSource, count: int = 40, moments: RewardMoments | None = None, beta: float = 1.0) -> Batch:
-    return next(made.draws(np.random.default_rng(3), count, 1, moments or RewardMoments((0, 1)), beta))
+    [[batch]] = made.draws(np.random.default_rng(3), count, 1, moments or RewardMoments((0, 1)), beta)
+    return batch
 
 
-@pytest.mark.parametrize("most", [2**17, 24], ids=["all at once", "two at once"])
-def test_batches_that_are_drawn_together_say_what_each_would_alone(most, monkeypatch):
+@pytest.mark.parametrize(("most", "sizes"), [(2**17, [5]), (24, [2, 2, 1]), (1, [1] * 5)])
+def test_batches_that_are_drawn_together_say_what_each_would_alone(most, sizes, monkeypatch):
     monkeypatch.setattr(batches, "_AT_ONCE", most)
     made, replay = source(n_step=3)
-    together = list(made.draws(np.random.default_rng(3), 12, 5, RewardMoments((0, 1)), 1.0))
+    drawn = list(made.draws(np.random.default_rng(3), 12, 5, RewardMoments((0, 1)), 1.0))
+    assert [len(batches) for batches in drawn] == sizes
+    together = [batch for batches in drawn for batch in batches]
     assert len({tuple(batch.row) for batch in together}) == 5
     assert replay.counts.drawn == 60
     for batch in together:
@@ -151,7 +154,7 @@ def test_episodes_stand_side_by_side_padded_with_their_last_view():
 
 def test_continuous_actions_come_as_they_were_chosen():
     made, replay = source(spaces=rounds.CONTINUOUS, seen={0: Inputs(last_action=True)})
-    [batch] = made.draws(np.random.default_rng(3), 30, 1, RewardMoments((0,)), 0.0)
+    [[batch]] = made.draws(np.random.default_rng(3), 30, 1, RewardMoments((0,)), 0.0)
     before = [row for row in batch.row.tolist() if not at(replay, "first", row)]
     assert before
     for column, row in enumerate(batch.row.tolist()):
