@@ -8,9 +8,10 @@ environment in a rollout in this process.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from itertools import chain
-from typing import Any
+from dataclasses import dataclass
+from itertools import pairwise
 
 from bench import harness
 from bench.algorithms import Request, names, settings
@@ -44,39 +45,46 @@ def environment_share(algorithm: str, seed: int) -> float:
     return team.cpu_ms[ENVIRONMENT] / (team.cpu_ms[ENVIRONMENT] + team.cpu_ms[ACTING])
 
 
-def steady(looks: Sequence[Look], records: Sequence[Row]) -> tuple[dict[str, float], list[Row]]:
-    """CPU seconds by role between the first and the last look at steady rounds, and the rounds that ended between.
+@dataclass(frozen=True)
+class Steady:
+    """What happened between two moments of a run's steady state."""
 
-    Raises BenchError for too short a run.
-    """
-    begin, *_, end = [record["ended_s"] for record in records] if len(records) > 1 else (0.0, 0.0)
-    within = [look for look in looks if begin <= look.at_s <= end]
-    rounds = [each for each in records if within and within[0].at_s < each["ended_s"] <= within[-1].at_s]
-    if not rounds:
+    cpu_s: Mapping[str, float]
+    """CPU seconds by role."""
+    function_s: Mapping[str, float]
+    """Wall-clock seconds that functions report, those of an update that ran one after another."""
+    rounds: float
+    """Those at the ends count as far as they lie between."""
+
+
+def steady(looks: Sequence[Look], records: Sequence[Row]) -> Steady:
+    """What happened between the first and the last look at steady rounds; raises BenchError for too short a run."""
+    ends = [record["ended_s"] for record in records]
+    within = [look for look in looks if ends and ends[0] <= look.at_s <= ends[-1]]
+    if len(within) < 2:
         raise harness.BenchError("the run was too short to be looked at twice in its steady state")
-    return within[-1].since(within[0]), rounds
+    begin, end = within[0], within[-1]
+    rounds, function_s = 0.0, defaultdict[str, float](float)
+    for (started_s, ended_s), record in zip(pairwise(ends), records[1:], strict=True):
+        share = max(min(ended_s, end.at_s) - max(started_s, begin.at_s), 0.0) / (ended_s - started_s)
+        rounds += share
+        for invocation in record["invocations"]:
+            function_s[invocation["function"]] += share * invocation["vcpu_s"]
+    return Steady(end.since(begin), function_s, rounds)
 
 
-def parts(cpu_s: Mapping[str, float], rounds: Sequence[Row], environment: float) -> dict[str, float]:
+def parts(run: Steady, environment: float) -> dict[str, float]:
     """CPU milliseconds of a round's parts; `environment` is its share of what an actor worker does."""
-    learner_s, actor_s = cpu_s[LEARNER], cpu_s[ACTOR]
+    learner_s, actor_s = run.cpu_s[LEARNER], run.cpu_s[ACTOR]
+    working = min(1.0, learner_s / run.function_s["learner"])  # of an update's seconds some may be waited
     took_s: dict[str, float] = dict.fromkeys(PARTS, 0.0)
-    invocations = list(chain.from_iterable(each["invocations"] for each in rounds))
-    working = _working(learner_s, invocations)
-    for invocation in invocations:
-        if part := FUNCTIONS.get(invocation["function"]):
-            took_s[part] += working * invocation["vcpu_s"]
+    for function, part in FUNCTIONS.items():
+        took_s[part] += working * run.function_s.get(function, 0.0)
     took_s[UPDATE] = learner_s - took_s[TORCH] - took_s[REPLAY]
     took_s[WORLD] = environment * actor_s
     took_s[SAMPLING] = actor_s - took_s[WORLD]
-    took_s[SERVICES] = sum(cpu_s.values()) - learner_s - actor_s
-    return {part: 1000 * part_s / len(rounds) for part, part_s in took_s.items()}
-
-
-def _working(learner_s: float, invocations: Sequence[Mapping[str, Any]]) -> float:  # Any: JSON
-    """CPU seconds of a second of an update: functions report wall-clock seconds, of which some may be waited."""
-    held_s = sum(float(each["vcpu_s"]) for each in invocations if each["function"] == "learner")
-    return min(1.0, learner_s / held_s)
+    took_s[SERVICES] = sum(run.cpu_s.values()) - learner_s - actor_s
+    return {part: 1000 * part_s / run.rounds for part, part_s in took_s.items()}
 
 
 def measured(algorithm: str, seed: int) -> dict[str, float]:
@@ -84,7 +92,7 @@ def measured(algorithm: str, seed: int) -> dict[str, float]:
     cpu = Cpu()
     request = Request("spread", algorithm, seed, ENV_STEPS, 1200.0)
     job = marless_job({**settings(request), "evaluation": {"every": 0}}, request.timeout_s, watch=cpu)
-    return parts(*steady(cpu.looks, job.records[STEADY_AFTER:-1]), environment_share(algorithm, seed))
+    return parts(steady(cpu.looks, job.records[STEADY_AFTER:-1]), environment_share(algorithm, seed))
 
 
 def outside(run: Mapping[str, float]) -> float:

@@ -26,10 +26,11 @@ from marless.data.trajectory import Trajectory
 from marless.envs.base import ActionArray, AgentClass, Discrete
 from marless.nets.inputs import Inputs
 
-_AT_ONCE = 2**12
-"""Env steps that are looked up together, at most, for as many batches as they make: so few that a cache holds them."""
+_AT_ONCE = 2**23
+"""Bytes of frames that are looked up together, at most, for as many batches as they make. A gradient step leaves caches
+cold: looked up batch by batch, frames take twice as long."""
 _CACHED = 512
-"""Frames."""
+"""Frames that are turned into columns together."""
 
 
 @dataclass(frozen=True)
@@ -206,7 +207,7 @@ class BatchSource:
         several are drawn and looked up together.
         """
         if self.config.replay.unit == "transitions" and self.config.replay.draw == "uniform":
-            most = max(_AT_ONCE // count, 1)
+            most = max(_AT_ONCE // (2 * count * self.schema.frame_bytes), 1)
             for begun in range(0, times, most):
                 yield self._uniform(rng, count, min(times - begun, most), moments)
         else:
