@@ -28,7 +28,7 @@ from marless.nets.inputs import Inputs
 
 _AT_ONCE = 2**23
 """Bytes of frames that are looked up together, at most, for as many batches as they make. A gradient step leaves caches
-cold: looked up batch by batch, frames take twice as long."""
+cold: looked up batch by batch, frames would take much longer."""
 _CACHED = 512
 """Frames that are turned into columns together."""
 
