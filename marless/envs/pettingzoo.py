@@ -360,5 +360,9 @@ class _Outcome:
 def _state_size(env: ParallelEnv) -> int:
     try:
         return int(np.size(env.state()))
-    except (NotImplementedError, AttributeError):
+    except NotImplementedError:
         return 0
+    except AttributeError as error:
+        if error.name == "state":  # it has none, or wraps an environment that has none
+            return 0
+        raise SpecError(f"its state() is broken: {error}") from error

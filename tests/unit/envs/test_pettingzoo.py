@@ -196,6 +196,24 @@ def test_observation_spaces_may_be_missing(monkeypatch):
     assert spaces.state_size == 0
 
 
+class Wrapped(Undeclared):
+    def state(self):
+        return SimpleNamespace(agents=2).state()
+
+
+class Broken(Undeclared):
+    def state(self):
+        return np.array(self.wind)
+
+
+def test_an_environment_without_a_state_is_told_from_one_whose_state_is_broken(monkeypatch):
+    module = SimpleNamespace(wrapped=lambda: Wrapped([]), broken=lambda: Broken([]))
+    monkeypatch.setitem(sys.modules, "aviary", module)
+    assert registry.spaces("pettingzoo/aviary:wrapped", {}).state_size == 0
+    with pytest.raises(SpecError, match=r"its state\(\) is broken: 'Broken' object has no attribute 'wind'"):
+        registry.spaces("pettingzoo/aviary:broken", {})
+
+
 def module_with(space=None, action=None, **attributes):
     class Odd(Aviary):
         possible_agents = ["hawk_0"]
