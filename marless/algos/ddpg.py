@@ -55,15 +55,6 @@ class DDPGConfig(OffPolicyConfig):
     smoothing_clip: float = Field(0.5, ge=0, description="with twin: limit of that noise")
 
     @model_validator(mode="after")
-    def _policies_learn_each_round(self) -> DDPGConfig:
-        if self.updates is not None and self.policy_every > self.updates:
-            raise ValueError(
-                f"policy_every {self.policy_every} is more than the {self.updates} updates of a round: "
-                "policies would not learn in every round; lower policy_every or raise updates"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _env_steps_are_drawn(self) -> DDPGConfig:
         if self.replay.unit == "episodes":
             raise ValueError(
@@ -84,7 +75,9 @@ class DDPGAlgorithm:
         return False
 
     def check(self, config: AlgorithmConfig, setting: Setting) -> None:
-        """Raises SpecError for nets with memory, actions without bounds and more replay than memory."""
+        """Raises SpecError for nets with memory, actions without bounds, policies that do not learn in every round, and
+        more replay than memory.
+        """
         own = DDPGConfig.model_validate(self.config_type.model_validate(config))
         if setting.model.recurrent != "none":
             raise SpecError(
@@ -98,6 +91,12 @@ class DDPGAlgorithm:
                     f"algorithm.name {own.name} needs actions within bounds, and those of class {each.name} have none; "
                     "bound them in the environment, or use ippo or mappo"
                 )
+        steps = own.updates or (setting.round_steps and own.gradient_steps(setting.round_steps))
+        if steps and own.policy_every > steps:
+            raise SpecError(
+                f"algorithm.policy_every {own.policy_every} is more than the {steps} gradient steps of a round: "
+                "policies would not learn in every round; lower algorithm.policy_every, or raise algorithm.updates"
+            )
         off_policy.check(own, setting)
 
     def joint(self, config: AlgorithmConfig) -> bool:

@@ -52,8 +52,7 @@ def test_q_learning_of_continuous_actions_is_refused(algorithm):
 
 @pytest.mark.parametrize("algorithm", [*DDPG, *PPO])
 def test_policy_gradients_take_any_actions(algorithm):
-    prepare(job(algorithm, "continuous"))
-    prepare(job(algorithm))
+    assert advice(prepare(job(algorithm, "continuous"))) == advice(prepare(job(algorithm))) == ""
 
 
 @pytest.mark.parametrize("algorithm", TEAM)
@@ -87,6 +86,17 @@ def test_memory_learns_from_whole_episodes(algorithm):
 def test_memory_that_an_algorithm_has_not_is_refused(algorithm):
     said = refusal(algorithm, model={"recurrent": "gru"})
     assert said.startswith(f"model.recurrent gru: {algorithm} has no nets with memory; set model.recurrent: none")
+
+
+@pytest.mark.parametrize("algorithm", DDPG)
+@pytest.mark.parametrize(("settings", "steps"), [({"updates": 4, "batch": 16}, 4), ({}, 10)])
+def test_policies_that_do_not_learn_in_every_round_are_refused(algorithm, settings, steps):
+    round_of_200 = {"actors": {"count": 1, "envs": 8, "steps": 25}}
+    prepare(job(algorithm, settings=settings | {"policy_every": steps}, **round_of_200))
+    assert refusal(algorithm, settings=settings | {"policy_every": steps + 1}, **round_of_200) == (
+        f"algorithm.policy_every {steps + 1} is more than the {steps} gradient steps of a round: policies would not "
+        "learn in every round; lower algorithm.policy_every, or raise algorithm.updates"
+    )
 
 
 @pytest.mark.parametrize("algorithm", PPO)

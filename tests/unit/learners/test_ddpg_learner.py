@@ -288,16 +288,11 @@ def test_gradients_applied_are_an_update(name: str, optimizer: str) -> None:
 
 
 @BOTH
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        ({"policy_every": 5}, "policy_every 5 is more than the 4 updates of a round"),
-        ({"replay": {"unit": "episodes"}}, "set replay.unit: transitions"),
-    ],
-)
-def test_settings_that_cannot_work_are_refused(name: str, settings: dict[str, object], sentence: str) -> None:
-    with pytest.raises(ValidationError, match=sentence):
-        registry.algorithm(name).config_type.model_validate({"name": name} | SETTINGS | settings)
+def test_whole_episodes_are_refused(name: str) -> None:
+    with pytest.raises(ValidationError, match=r"set replay\.unit: transitions"):
+        registry.algorithm(name).config_type.model_validate(
+            {"name": name} | SETTINGS | {"replay": {"unit": "episodes"}}
+        )
 
 
 @BOTH
