@@ -5,7 +5,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -65,7 +67,14 @@ class Train:
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def one(self, module: str) -> psutil.Process:
-        return next(each for each in self.family() if module in each.cmdline())
+        """Waits for it: a process that was just started has its parent's command line for a moment."""
+        deadline = time.monotonic() + GONE_S
+        while time.monotonic() < deadline:
+            for each in self.family():
+                with suppress(psutil.NoSuchProcess):
+                    if module in each.cmdline():
+                        return each
+        pytest.fail(f"there is no {module}: {self.family()}")
 
     @property
     def run_dir(self) -> Path:
