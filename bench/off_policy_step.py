@@ -52,7 +52,7 @@ class Steady:
     cpu_s: Mapping[str, float]
     """CPU seconds by role."""
     function_s: Mapping[str, float]
-    """Wall-clock seconds that functions report, those of an update that ran one after another."""
+    """Wall-clock seconds by function, as records have them."""
     rounds: float
     """Those at the ends count as far as they lie between."""
 

@@ -47,7 +47,7 @@ class Look:
 
     def since(self, before: Look) -> dict[str, float]:
         """CPU seconds by role between two looks."""
-        return {role: used_s - before.cpu_s.get(role, 0.0) for role, used_s in self.cpu_s.items()}
+        return {what: used_s - before.cpu_s.get(what, 0.0) for what, used_s in self.cpu_s.items()}
 
 
 class Cpu:

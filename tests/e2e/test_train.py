@@ -22,6 +22,7 @@ from marless.cli.stack import SERVICES
 from marless.record import read
 from marless.rpc.v1.actor_pool_pb2 import ListWorkersRequest
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
+from marless.rpc.workers import environment
 
 ROUNDS, EVALUATED_EVERY = 60, 10
 JOB = {
@@ -206,6 +207,15 @@ def test_killed_workers_change_nothing_but_time(undisturbed, train):
     assert any(each.cold for number, each in invocations if each.function == "learner" and number > 20)
     assert weights(run) == weights(undisturbed[0])
     assert json.loads(out)["return"] == undisturbed[1]["return"]
+
+
+def test_workers_find_threads_and_memory_settled(train):
+    run = train()
+    run.until("round 10 ")
+    actor, learner = (run.one(f"services.{pool}.worker").environ() for pool in ("actor_pool", "learner_pool"))
+    assert environment.ACTOR.items() <= actor.items()
+    assert environment.learner(int(learner["OMP_NUM_THREADS"])).items() <= learner.items()
+    assert run.end()[0] == 0
 
 
 def until_busy(run: Train, worker: psutil.Process) -> None:

@@ -48,9 +48,11 @@ def draw(made: BatchSource, count: int = 40, moments: RewardMoments | None = Non
 
 @pytest.mark.parametrize(("frames", "sizes"), [(2**17, [5]), (48, [2, 2, 1]), (0, [1] * 5)])
 def test_batches_that_are_drawn_together_say_what_each_would_alone(frames, sizes, monkeypatch):
-    made, replay = source(n_step=3)
+    made, replay = source(n_step=3, seen={1: KNOWING})
     monkeypatch.setattr(batches, "_AT_ONCE", frames * made.schema.frame_bytes)
-    drawn = list(made.draws(np.random.default_rng(3), 12, 5, RewardMoments((0, 1)), 1.0))
+    with monkeypatch.context() as patched:
+        patched.setattr(batches, "_CACHED", 7)  # frames of several batches, and batches in several pieces
+        drawn = list(made.draws(np.random.default_rng(3), 12, 5, RewardMoments((0, 1)), 1.0))
     assert [len(batches) for batches in drawn] == sizes
     together = [batch for batches in drawn for batch in batches]
     assert len({tuple(batch.row) for batch in together}) == 5

@@ -20,6 +20,7 @@ from marless.learners.ddpg.heads import Relaxed
 from marless.learners.ddpg.learner import DDPGLearner
 from marless.learners.ddpg.rows import rows
 from marless.learners.ddpg.views import views
+from marless.learners.meter import Meter
 from marless.nets.acting import ActingPolicies
 from tests.unit.learners import rounds
 
@@ -83,6 +84,49 @@ def test_a_restarted_learner_goes_on_bit_for_bit(
     for state, held in states.items():
         assert rounds.flat(first.state(state)) == rounds.flat(second.state(state))
         assert rounds.flat(first.state(state)) != rounds.flat(held)
+
+
+def _priorities(
+    made: DDPGLearner, groups: Sequence[Group], spaces: EnvSpaces
+) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
+    """Of a batch, and the critics' errors that they come from."""
+    given = rounds.inputs(groups, [_round(spaces, 9)], 2)
+    [batch] = rounds.draws(made, given, 8)
+    training = made._training(given, copies=True)
+    everyone = training._views(batch, Meter())
+    errors = [training._gradients(each, everyone, Meter())[2] for each in training._ensembles]
+    return made._training(given, copies=True).gradients(batch, Meter())[1], errors
+
+
+@BOTH
+def test_an_env_step_is_as_urgent_as_all_critics_errors_in_it(name: str) -> None:
+    made = _learner(name, rounds.CONTINUOUS, rounds.INDEPENDENT, replay={"draw": "prioritised"})
+    _train(made, rounds.INDEPENDENT, rounds.CONTINUOUS)
+    found, [error_N1E] = _priorities(made, rounds.INDEPENDENT, rounds.CONTINUOUS)
+    assert found is not None
+    assert float(found.min()) > 0
+    assert len(error_N1E) == len(rounds.AGENTS)
+    torch.testing.assert_close(found, error_N1E[:, 0].abs().mean(dim=0))
+
+
+def test_sharing_a_critic_makes_no_env_step_more_urgent() -> None:
+    """Of agents whose nets are alike anyway."""
+    shared = (Group("a", ("a", "b")), *rounds.INDEPENDENT[2:])
+    found = []
+    for groups in (rounds.INDEPENDENT, shared):
+        made = _learner("iddpg", rounds.CONTINUOUS, groups, replay={"draw": "prioritised"}, lr=0.0, critic_lr=0.0)
+        for group in groups:
+            made.load(group.policy, made.initial("a", 0))
+        _train(made, groups, rounds.CONTINUOUS, [0])
+        found.append(_priorities(made, groups, rounds.CONTINUOUS)[0])
+    torch.testing.assert_close(*found)
+
+
+@BOTH
+def test_uniform_draws_have_no_priorities(name: str) -> None:
+    made = _learner(name, rounds.CONTINUOUS, rounds.INDEPENDENT)
+    _train(made, rounds.INDEPENDENT, rounds.CONTINUOUS)
+    assert _priorities(made, rounds.INDEPENDENT, rounds.CONTINUOUS)[0] is None
 
 
 def test_critics_of_maddpg_are_agents_own_whoever_shares_a_policy() -> None:
