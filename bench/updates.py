@@ -34,15 +34,15 @@ def together(*sizes: int) -> dict[str, list[str]]:
 
 def cases() -> dict[tuple[str, str], Mapping[str, object]]:
     """By groups and by what is special about them, sections of a job."""
-    found: dict[tuple[str, str], Mapping[str, object]] = {("a policy each", ""): {"sharing": APART, "actors": SHORT}}
-    for sizes in ((3, 2, 1), (3, 3), (6,)):
-        for samples in ("pooled", "drawn"):
-            sharing = {"name": "fixed", "groups": together(*sizes), "samples": samples}
-            found[" + ".join(map(str, sizes)), samples] = {"sharing": sharing, "actors": SHORT}
+    found: dict[tuple[str, str], Mapping[str, object]] = {}
     for actors in (SHORT, LONG):
         for memory in ("none", "gru"):
             what = f"{actors['envs']} segments of {actors['steps']}, memory {memory}"
             found["a policy each", what] = {"sharing": APART, "actors": actors, "model": {"recurrent": memory}}
+    for sizes in ((3, 2, 1), (3, 3), (6,)):
+        for samples in ("pooled", "drawn"):
+            sharing = {"name": "fixed", "groups": together(*sizes), "samples": samples}
+            found[" + ".join(map(str, sizes)), samples] = {"sharing": sharing, "actors": SHORT}
     return found
 
 
