@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 
 from marless.rpc import chunks
 from marless.rpc.errors import from_rpc
-from marless.rpc.security import Security
+from marless.rpc.security import Security, is_local
 
 MAX_MESSAGE_BYTES = 16 * 2**20
 CALL_TIMEOUT_S = 30.0
@@ -40,6 +40,8 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (  # Any: gRPC option values are ints or
     # A shared subchannel would hand a fresh channel the back-off of a dead one.
     ("grpc.use_local_subchannel_pool", 1),
 )
+# A proxy of $http_proxy is for what lies beyond this machine. It would see, or refuse, what never leaves it.
+_LOCAL_OPTIONS = (*_OPTIONS, ("grpc.enable_http_proxy", 0))
 
 
 class Peer:
@@ -50,11 +52,12 @@ class Peer:
 
     def __init__(self, address: str, security: Security, service: str = "") -> None:
         credentials = security.channel_credentials(address)
+        options = _LOCAL_OPTIONS if is_local(address) else _OPTIONS
         self.address = address
         self.channel = (
-            grpc.aio.insecure_channel(address, options=_OPTIONS)
+            grpc.aio.insecure_channel(address, options=options)
             if credentials is None
-            else grpc.aio.secure_channel(address, credentials, options=_OPTIONS)
+            else grpc.aio.secure_channel(address, credentials, options=options)
         )
         self.metadata = security.metadata()
         self._name = service or address

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import signal
+import socket
+import stat
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -182,7 +184,7 @@ async def _keep_reporting(healthy: health.aio.HealthServicer, service: Service) 
 def _bind(server: grpc.aio.Server, options: ServerOptions) -> str:
     credentials = options.security.server_credentials(options.listen)
     if options.listen.startswith("unix:"):
-        Path(options.listen.removeprefix("unix:")).unlink(missing_ok=True)
+        _make_way(Path(options.listen.removeprefix("unix:")))
     try:
         if credentials is None:
             port = server.add_insecure_port(options.listen)
@@ -193,6 +195,32 @@ def _bind(server: grpc.aio.Server, options: ServerOptions) -> str:
             f"cannot listen on {options.listen}: it is in use or not ours; choose another address"
         ) from None
     return options.listen if options.listen.startswith("unix:") else f"{options.listen.rpartition(':')[0]}:{port}"
+
+
+def _make_way(path: Path) -> None:
+    """Remove the socket that an earlier process left; raises SpecError for what is no socket, or one in use."""
+    try:
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise SpecError(f"cannot listen on unix:{path}: what is there is no socket; choose another path")
+        if _answers(path):
+            raise SpecError(f"cannot listen on unix:{path}: it is in use; choose another path")
+        path.unlink()
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise SpecError(f"cannot listen on unix:{path}: {error.strerror}; choose another path") from None
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except BlockingIOError:  # somebody listens, and is busy
+            return True
+        except OSError:
+            return False
+    return True
 
 
 def register_bulk(
