@@ -1,4 +1,4 @@
-"""Any PettingZoo environment as a batched one: `pettingzoo/<module>`, or `pettingzoo/<module>:<callable>`.
+"""A PettingZoo environment as a batched one: `pettingzoo/<module>`, or `pettingzoo/<module>:<callable>`.
 
 The module's `parallel_env` is preferred to its turn-based `env` (AEC), which is converted. The B copies are Python
 objects stepped one after another, so speed is theirs. What PettingZoo leaves open is settled here:
@@ -20,11 +20,13 @@ import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from marless.envs import allowed
 from marless.envs.base import (
     ActionArray,
     AgentClass,
@@ -51,45 +53,73 @@ except ModuleNotFoundError as missing:
 ParallelEnv = Any
 Space = Any
 MASK = "action_mask"
+_INSTALLED_BY: Mapping[str, str] = MappingProxyType(
+    {
+        "pettingzoo.atari": "pettingzoo[atari]",
+        "pettingzoo.butterfly": "pettingzoo[butterfly]",
+        "pettingzoo.classic": "pettingzoo[classic]",
+        "pettingzoo.sisl": "pettingzoo[sisl]",
+        "mpe2": "marless[mpe]",
+        "cogrid": "marless[overcooked]",
+    }
+)
+"""Module → what brings it and what it needs, as pip takes it; nothing else is ever recommended to be installed."""
 
 
-def adapt(path: str, options: Mapping[str, Any], batch: int) -> BatchedEnv:
-    """Make `batch` copies of the environment at `path`; raises SpecError if it cannot be found, built or used."""
-    construct = _constructor(path)
-    return PettingZooEnv([_build(path, construct, options) for _ in range(batch)])
+def adapt(place: allowed.Place, options: Mapping[str, Any], batch: int) -> BatchedEnv:
+    """Make `batch` copies of the environment there; raises SpecError if it cannot be found, built or used."""
+    place.check_options(list(options))
+    module = _imported(place.module)
+    construct = _constructor(place, module)
+    _check_options(options, _known_options(module, construct))
+    return PettingZooEnv([_build(construct, options) for _ in range(batch)])
 
 
-def _constructor(path: str) -> Callable[..., ParallelEnv]:
-    module_path, _, attribute = path.partition(":")
+def _imported(name: str) -> ModuleType:
     try:
-        module = importlib.import_module(module_path)
+        return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        raise SpecError(_not_found(module_path, error.name or module_path)) from None
+        raise SpecError(_not_found(name, error.name or name)) from None
     except ImportError as error:
-        raise SpecError(f"{module_path} cannot be imported: {error}") from None
-    for name in [attribute] if attribute else ["parallel_env", "env"]:
+        raise SpecError(f"{name} cannot be imported: {error}") from None
+
+
+def _constructor(place: allowed.Place, module: ModuleType) -> Callable[..., ParallelEnv]:
+    for name in place.attributes:
         if hasattr(module, name):
             constructor: Callable[..., ParallelEnv] = getattr(module, name)
+            place.check_constructor(name, constructor)
             return constructor
-    wanted = repr(attribute) if attribute else "neither 'parallel_env' nor 'env'"
-    raise SpecError(f"{module_path} has {'no ' if attribute else ''}{wanted}; name what builds it: <module>:<callable>")
+    if place.attributes == allowed.USUAL:
+        raise SpecError(
+            f"{place.module} has neither 'parallel_env' nor 'env'; name what builds it: <module>:<callable>"
+        )
+    raise SpecError(f"{place.module} has no {place.attributes[0]!r}; name what builds it: <module>:<callable>")
 
 
-def _not_found(module_path: str, missing: str) -> str:
-    if missing == module_path.partition(".")[0]:
-        return f"there is no module {missing!r}; install the package that provides it, e.g. pip install {missing}"
-    if not f"{module_path}.".startswith(f"{missing}."):
-        return f"{module_path} needs {missing!r}, which is not installed"
+def _not_found(module: str, missing: str) -> str:
+    """What to say of a module that cannot be imported because `missing` is not there.
+
+    Commands to install come from `_INSTALLED_BY` alone: `module` may be a stranger's word.
+    """
+    known = next((extra for name, extra in _INSTALLED_BY.items() if f"{module}.".startswith(f"{name}.")), "")
+    hint = f": pip install '{known}'" if known else ""
+    if not f"{module}.".startswith(f"{missing}."):
+        return f"{module} needs {missing!r}, which is not installed{hint}"
     parent = missing.rpartition(".")[0]
-    siblings = pkgutil.iter_modules(importlib.import_module(parent).__path__, f"{parent}.")
+    if not parent:
+        return f"there is no module {missing!r} on this machine{hint}"
+    siblings = pkgutil.iter_modules(getattr(importlib.import_module(parent), "__path__", ()), f"{parent}.")
     return unknown_name("module", missing, [module.name for module in siblings])
 
 
-def _build(path: str, construct: Callable[..., Any], options: Mapping[str, Any]) -> ParallelEnv:
-    known = _known_options(path, construct)
+def _check_options(options: Mapping[str, Any], known: Sequence[str]) -> None:
     for option in options:
         if known and option not in known:
             raise SpecError(unknown_name("option", option, known))
+
+
+def _build(construct: Callable[..., Any], options: Mapping[str, Any]) -> ParallelEnv:
     try:
         env = construct(**options)
     except (TypeError, ValueError, AssertionError, ImportError, gymnasium_error.Error) as error:
@@ -100,11 +130,13 @@ def _build(path: str, construct: Callable[..., Any], options: Mapping[str, Any])
     return conversions.aec_to_parallel(env) if simultaneous else conversions.turn_based_aec_to_parallel(env)
 
 
-def _known_options(path: str, construct: Callable[..., Any]) -> list[str]:
+def _known_options(module: ModuleType, construct: Callable[..., Any]) -> list[str]:
     """Names of the options, from the signature behind PettingZoo's usual `**kwargs` wrappers; empty if hidden."""
-    module = importlib.import_module(path.partition(":")[0])
     for candidate in (construct, getattr(module, "raw_env", construct)):
-        parameters = inspect.signature(candidate).parameters.values()
+        try:
+            parameters = inspect.signature(candidate).parameters.values()
+        except (TypeError, ValueError):  # as of a class written in C
+            return []
         if all(p.kind is not p.VAR_KEYWORD for p in parameters):
             return [p.name for p in parameters]
     return []

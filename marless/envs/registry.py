@@ -1,4 +1,5 @@
-"""Environments by name: `mpe/<game>` and `game/<game>` are ours, `pettingzoo/<module>` adapts any of PettingZoo.
+"""Environments by name: `mpe/<game>` and `game/<game>` are ours, `pettingzoo/<module>` adapts those of PettingZoo and
+of packages that the operator allows (`marless.envs.allowed`).
 
 Others join through the entry-point group `marless.envs`: the entry's name is the environment's, its object a
 callable `(options, batch) -> BatchedEnv` that raises SpecError for options it cannot use.
@@ -8,10 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from marless.envs import games, mpe
+from marless.envs import allowed, games, mpe
 from marless.envs.base import BatchedEnv, EnvSpaces
 from marless.errors import SpecError, unknown_name
 
@@ -21,7 +23,7 @@ OptionsType = TypeVar("OptionsType")
 
 ENTRY_POINTS = "marless.envs"
 PETTINGZOO = "pettingzoo/"
-"""What follows is a module path, e.g. `pettingzoo/mpe2.simple_spread_v3`."""
+"""What follows is a module, e.g. `pettingzoo/mpe2.simple_spread_v3`; `marless.envs.allowed` says which."""
 
 
 def make(name: str, options: Options, batch: int) -> BatchedEnv:
@@ -84,13 +86,18 @@ _OURS: Mapping[str, Factory] = MappingProxyType(
 )
 
 
+def _adapted(path: str, options: Options, batch: int) -> BatchedEnv:
+    place = allowed.place(path)  # before anything of PettingZoo's is imported
+    from marless.envs import pettingzoo
+
+    return pettingzoo.adapt(place, options, batch)
+
+
 def _factory(name: str) -> Factory:
     if name in _OURS:
         return _OURS[name]
     if name.startswith(PETTINGZOO):
-        from marless.envs import pettingzoo
-
-        return lambda options, batch: pettingzoo.adapt(name.removeprefix(PETTINGZOO), options, batch)
+        return partial(_adapted, name.removeprefix(PETTINGZOO))
     from importlib import metadata  # here, because it would cost every actor 2.5 MB
 
     theirs = metadata.entry_points(group=ENTRY_POINTS)

@@ -12,6 +12,8 @@ from collections.abc import Callable
 
 import structlog
 
+from marless.envs import allowed
+from marless.errors import SpecError
 from marless.rpc.security import Security
 
 
@@ -44,6 +46,19 @@ def seconds(text: str) -> float:
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r}: give a number of seconds above 0")
     return value
+
+
+def add_env_modules(parser: argparse.ArgumentParser) -> None:
+    """Add the option of every process that makes environments; see `marless.envs.allowed`."""
+    what = "comma list of modules whose environments jobs may name, beside PettingZoo's own; only what you trust"
+    add_option(parser, "--env-modules", "", what, _modules)
+
+
+def _modules(text: str) -> tuple[str, ...]:
+    try:
+        return allowed.parse(text)
+    except SpecError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def add_process_options(parser: argparse.ArgumentParser) -> None:

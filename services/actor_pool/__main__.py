@@ -25,7 +25,11 @@ async def build(config: Config, address: str) -> AsyncIterator[Service]:
     """Wire the pool's parts; its workers end with the context."""
     launcher = LocalLauncher(
         "services.actor_pool.worker",
-        ["--pool", address, "--param-store", config.param_store, *config.server.security.arguments()],
+        [
+            *("--pool", address, "--param-store", config.param_store),
+            *("--env-modules", ",".join(config.env_modules)),
+            *config.server.security.arguments(),
+        ],
         os.environ | environment.ACTOR,
     )
     dispatcher = Dispatcher()

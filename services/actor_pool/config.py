@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from marless.rpc.process import add_option, at_least, seconds
+from marless.rpc.process import add_env_modules, add_option, at_least, seconds
 from marless.rpc.server import ServerOptions, option_parser, server_options
 
 
@@ -23,6 +23,8 @@ class Config:
     """Workers started with the pool, before anyone asks."""
     keep_alive_s: float
     """Idle workers are released after this long."""
+    env_modules: tuple[str, ...] = ()
+    """Modules whose environments jobs may name beside PettingZoo's own; handed to workers."""
 
 
 def parse(argv: Sequence[str] | None = None) -> Config:
@@ -32,6 +34,7 @@ def parse(argv: Sequence[str] | None = None) -> Config:
     add_option(parser, "--actor-workers", str(os.cpu_count() or 1), "worker processes at most", at_least(1))
     add_option(parser, "--warm-workers", "0", "workers started with the pool, before anyone asks", at_least(0))
     add_option(parser, "--keep-alive-s", "600", "seconds after which idle workers are released", seconds)
+    add_env_modules(parser)
     args = parser.parse_args(argv)
     return Config(
         server=server_options(args),
@@ -39,4 +42,5 @@ def parse(argv: Sequence[str] | None = None) -> Config:
         workers=args.actor_workers,
         warm=args.warm_workers,
         keep_alive_s=args.keep_alive_s,
+        env_modules=args.env_modules,
     )

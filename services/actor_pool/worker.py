@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from marless.envs import allowed
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
 from marless.rpc.process import configure_logging
@@ -32,4 +33,6 @@ async def run(options: WorkerOptions) -> None:
 
 if __name__ == "__main__":
     configure_logging()
-    asyncio.run(run(worker_options("One actor worker of an actor pool.")))
+    given = worker_options("One actor worker of an actor pool.")
+    allowed.allow(given.env_modules)
+    asyncio.run(run(given))

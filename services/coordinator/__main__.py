@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
+from marless.envs import allowed
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
 from marless.rpc.server import Service, main
@@ -41,5 +42,6 @@ def allow_many_files() -> None:
 
 if __name__ == "__main__":
     options = parse()
+    allowed.allow(options.env_modules)
     allow_many_files()
     sys.exit(main("coordinator", options.server, partial(build, options)))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from marless.rpc.process import add_option, at_least, seconds
+from marless.rpc.process import add_env_modules, add_option, at_least, seconds
 from marless.rpc.server import ServerOptions, option_parser, server_options
 from services.coordinator.jobs import JobsOptions
 from services.coordinator.ownership import BEAT_S
@@ -26,6 +26,8 @@ class Config:
     runs: Path
     """Run folders are made here, one a job."""
     jobs: JobsOptions
+    env_modules: tuple[str, ...] = ()
+    """Modules whose environments jobs may name beside PettingZoo's own; see `marless.envs.allowed`."""
 
 
 def parse(argv: Sequence[str] | None = None) -> Config:
@@ -43,11 +45,13 @@ def parse(argv: Sequence[str] | None = None) -> Config:
         parser, "--patience-s", f"{usual.patience_s:g}", "a job waits this long for a service that is down", seconds
     )
     add_option(parser, "--only", "", "the one job to continue, though it is attached; without it, all of --runs")
+    add_env_modules(parser)
     args = parser.parse_args(argv)
     return Config(
         server=server_options(args),
         peers={service: getattr(args, service) for service in PEERS},
         runs=Path(args.runs),
+        env_modules=args.env_modules,
         jobs=JobsOptions(running=args.running_jobs, lease_s=args.lease_s, patience_s=args.patience_s, only=args.only),
     )
 

@@ -34,7 +34,8 @@ def test_environment_keeps_the_contract(name, options):
     check_env(lambda batch: registry.make(name, options, batch))
 
 
-def test_a_third_partys_environment_keeps_the_contract():
+def test_a_third_partys_environment_keeps_the_contract(monkeypatch):
+    monkeypatch.setenv("MARLESS_ENV_MODULES", "cogrid")
     spec = load(Path(__file__).parents[2] / "examples/overcooked.yaml")
     check_env(lambda batch: registry.make(spec.env.name, spec.env.options, batch), steps=8)
 

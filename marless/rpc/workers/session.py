@@ -17,7 +17,7 @@ import structlog
 
 from marless.errors import MarlessError
 from marless.rpc.client import Peer
-from marless.rpc.process import add_option, add_process_options, security_of, stdin_closed
+from marless.rpc.process import add_env_modules, add_option, add_process_options, security_of, stdin_closed
 from marless.rpc.security import Security
 from marless.rpc.v1 import common_pb2
 
@@ -37,6 +37,8 @@ class WorkerOptions:
     param_store: str
     security: Security
     exit_with_stdin: bool
+    env_modules: tuple[str, ...] = ()
+    """Modules whose environments an actor may make beside PettingZoo's own; see `marless.envs.allowed`."""
 
 
 def worker_options(description: str) -> WorkerOptions:
@@ -45,9 +47,12 @@ def worker_options(description: str) -> WorkerOptions:
     parser.add_argument("--worker", required=True, help="name under which the pool knows this worker")
     add_option(parser, "--pool", "", "address of the pool to dial")
     add_option(parser, "--param-store", "", "address of the param_store")
+    add_env_modules(parser)
     add_process_options(parser)
     args = parser.parse_args()
-    return WorkerOptions(args.worker, args.pool, args.param_store, security_of(args), args.exit_with_stdin)
+    return WorkerOptions(
+        args.worker, args.pool, args.param_store, security_of(args), args.exit_with_stdin, args.env_modules
+    )
 
 
 async def work(options: WorkerOptions, peer: Peer, method: Work, handle: Handle, device: str = "cpu") -> None:

@@ -9,8 +9,14 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Sequence
 from pettingzoo import ParallelEnv
 
 from marless.envs import base, registry
+from marless.envs.allowed import VARIABLE
 from marless.envs.contract import check_env
 from marless.errors import SpecError
+
+
+@pytest.fixture(autouse=True)
+def _allowed(monkeypatch):
+    monkeypatch.setenv(VARIABLE, "aviary,no_such_zoo,tests")
 
 
 class Aviary(ParallelEnv):
@@ -230,11 +236,14 @@ def module_with(space=None, action=None, **attributes):
 @pytest.mark.parametrize(
     ("path", "module", "options", "message"),
     [
-        ("no_such_zoo.game_v0", None, {}, "no module 'no_such_zoo'; install the package"),
+        ("no_such_zoo.game_v0", None, {}, "there is no module 'no_such_zoo' on this machine$"),
         ("mpe2.simple_sprad_v3", None, {}, "did you mean 'mpe2.simple_spread_v3'"),
         ("mpe2.simple_spread_v3", None, {"n": 3}, "unknown option 'n'; known: .*local_ratio"),
         ("mpe2.simple_spread_v3", None, {"local_ratio": 7}, "cannot be built with options .*local_ratio is a prop"),
         ("aviary", module_with(), {"lasy": True}, "did you mean 'lazy'"),
+        ("pettingzoo.butterfly.no_game_v1", None, {}, "did you mean 'pettingzoo.butterfly.[a-z_]+_v"),
+        ("pettingzoo.classic.chess_v6", None, {}, r"pip install 'pettingzoo\[classic\]'"),
+        ("aviary.owls", SimpleNamespace(), {}, "unknown module 'aviary.owls'"),
         ("aviary", SimpleNamespace(), {}, "neither 'parallel_env' nor 'env'"),
         ("aviary:Zoo", SimpleNamespace(), {}, "has no 'Zoo'"),
         ("aviary", module_with(action=MultiDiscrete([2, 2])), {}, r"action space MultiDiscrete\(.* is not supported"),

@@ -12,6 +12,7 @@ from PIL import Image, ImageColor
 
 import marless
 from marless.envs import registry
+from marless.envs.allowed import VARIABLE
 from marless.envs.base import Discrete, Scene
 from marless.errors import SpecError
 from marless.policies import drawing
@@ -128,7 +129,10 @@ def test_what_cannot_be_filmed_is_one_sentence(tmp_path, monkeypatch):
         shoot(team, ScriptedEnv(1), seed=0, explore=False)
     with pytest.raises(SpecError, match="environment mpe/simple_spread: no policy for agent_2 of this environment"):
         film(team, tmp_path / "film.gif", options={"agents": 3}, seed=0)
-    with pytest.raises(SpecError, match="can be filmed only if it takes render_mode: rgb_array"):
+    monkeypatch.setenv(VARIABLE, "tests")
+    with pytest.raises(
+        SpecError, match=r"unknown option 'render_mode'.* filmed only if it takes render_mode: rgb_array"
+    ):
         film(team, tmp_path / "film.gif", "pettingzoo/tests.unit.policies.plain_env:Plain", seed=0)
     monkeypatch.setitem(sys.modules, "PIL", None)
     monkeypatch.delitem(sys.modules, "marless.policies.drawing")
