@@ -50,7 +50,19 @@ class JobStateError(MarlessError):
 
 
 class OverloadedError(MarlessError):
-    """A bounded queue or buffer is full; try again later."""
+    """A bounded queue or buffer is full now; the same request may be taken once others have been served.
+
+    The sentence of one that a job may wait for starts with "no room in the <place>: ".
+    """
+
+    def __init__(self, sentence: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(sentence)
+        self.retry_after_s = retry_after_s
+        """Seconds after which it is worth trying again."""
+
+
+class TooLargeError(MarlessError):
+    """More than a limit of this installation takes at all: waiting does not help, raising the limit does."""
 
 
 class UnavailableError(MarlessError):

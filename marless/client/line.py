@@ -9,9 +9,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING, TypeVar
 
-from marless.errors import MarlessError, UnauthenticatedError, UnavailableError, UnreachableError
+from marless.errors import MarlessError, OverloadedError, UnauthenticatedError, UnavailableError, UnreachableError
 from marless.rpc.client import Peer
-from marless.rpc.retry import delays
+from marless.rpc.retry import delays, pause_s
 from marless.rpc.security import Security
 from marless.rpc.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 
@@ -114,17 +114,17 @@ class _Patience:
     def __init__(self, line: Line, *, unavailable_s: float) -> None:
         self._line = line
         self._unavailable_s = unavailable_s
-        """For a coordinator that answers, and says that it cannot: it stops, or its disk is full."""
+        """For a coordinator that answers, and says that it cannot: it stops, is busy, or its disk is full."""
         self._delays = delays(random.Random())  # unseeded: clients must not come back in step
         self._since_s: float | None = None
 
     async def endure(self, error: MarlessError) -> None:
         """Wait until it is worth trying again; raises what the user is told if it is not."""
         told = self._line.sentence(error)
-        if not isinstance(error, UnavailableError):
+        if not isinstance(error, UnavailableError | OverloadedError):
             raise told from None
         patience_s = self._line.patience_s() if isinstance(error, UnreachableError) else self._unavailable_s
-        now_s, delay_s = time.monotonic(), next(self._delays)
+        now_s, delay_s = time.monotonic(), pause_s(next(self._delays), error)
         self._since_s = now_s if self._since_s is None else self._since_s
         if now_s + delay_s > self._since_s + patience_s:
             raise told from None

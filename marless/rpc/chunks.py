@@ -6,14 +6,17 @@ by hand, because protobuf's own `bytes` fields copy the data twice more (measure
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from marless.errors import CorruptError
+from marless.errors import CorruptError, UnreachableError
 
 PIECE_BYTES = 2**20
+STALL_S = 10.0
+"""A transfer brings 1 MiB, or its rest, within so many seconds, or is given up: what it holds is wanted by others."""
 _HEADER_TAG = 0x0A  # field 1, length-delimited
 _DATA_TAG = 0x12  # field 2, length-delimited
 
@@ -47,28 +50,42 @@ def data_frames(buffers: Iterable[memoryview | bytes]) -> Iterator[bytes]:
         yield _frame(_DATA_TAG, batch)
 
 
-async def read_header(stream: AsyncIterator[bytes], kind: type[Header]) -> Header:
-    """The first frame of a transfer; raises CorruptError unless it is a header of this kind."""
-    async for frame in stream:
-        tag, body = parse(frame)
-        if tag != _HEADER_TAG:
-            break
-        try:
+async def read_header(stream: AsyncIterator[bytes], kind: type[Header], *, within_s: float | None = None) -> Header:
+    """The first frame of a transfer; raises CorruptError unless it is a header of this kind, UnreachableError if it
+    does not come within that time.
+    """
+    try:
+        async with asyncio.timeout(within_s):
+            first = await anext(stream, None)
+    except TimeoutError:
+        raise UnreachableError(f"no {kind.__name__} came within {within_s:g} s; send it again") from None
+    try:
+        tag, body = parse(first or b"")
+        if tag == _HEADER_TAG:
             return kind.FromString(bytes(body))
-        except DecodeError:
-            break
+    except DecodeError:
+        pass
     raise CorruptError(f"the stream does not start with a {kind.__name__}")
 
 
 async def read_data(stream: AsyncIterator[bytes], into: memoryview) -> None:
-    """Fill `into` with the data frames that follow; raises CorruptError if there are fewer or more bytes."""
-    at = 0
-    async for frame in stream:
-        tag, body = parse(frame)
-        if tag != _DATA_TAG or at + len(body) > len(into):
-            raise CorruptError(f"the stream carries more than the {len(into)} bytes its header declares")
-        into[at : at + len(body)] = body
-        at += len(body)
+    """Fill `into` with the data frames that follow; raises CorruptError if there are fewer or more bytes,
+    UnreachableError if they come too slowly (`STALL_S`).
+    """
+    at = counted = 0
+    try:
+        async with asyncio.timeout(STALL_S) as limit:
+            async for frame in stream:
+                tag, body = parse(frame)
+                if tag != _DATA_TAG or at + len(body) > len(into):
+                    raise CorruptError(f"the stream carries more than the {len(into)} bytes its header declares")
+                into[at : at + len(body)] = body
+                at += len(body)
+                if at - counted >= PIECE_BYTES:
+                    counted = at
+                    limit.reschedule(asyncio.get_running_loop().time() + STALL_S)
+    except TimeoutError:
+        raise UnreachableError(f"the transfer stalled after {at} of {len(into)} bytes; send it again") from None
     if at != len(into):
         raise CorruptError(f"the stream ended after {at} of the {len(into)} bytes its header declares")
 

@@ -1,7 +1,8 @@
 """One table between domain errors and gRPC status codes, applied by one interceptor and one translator.
 
 A server answers a `MarlessError` with its status code, its sentence, and its class name and detail in the trailing
-metadata, so that the client raises the same error again. Any other exception is logged here and hidden from the client.
+metadata, so that the client raises the same error again; RESOURCE_EXHAUSTED also says after how long to try again
+(`retry-after-ms`). Any other exception is logged here and hidden from the client.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ STATUS: dict[type[errors.MarlessError], grpc.StatusCode] = {
     errors.JobStateError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.CorruptError: grpc.StatusCode.DATA_LOSS,
     errors.OverloadedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.TooLargeError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.UnavailableError: grpc.StatusCode.UNAVAILABLE,
     errors.UnreachableError: grpc.StatusCode.UNAVAILABLE,
     errors.UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
@@ -36,6 +38,10 @@ _CLASS_KEY = "marless-error"
 _WRITE_FAILED = "Internal error from Core"
 """What grpc.aio says when the call ended under a write, whatever it ended with: https://github.com/grpc/grpc/issues/36066"""
 _DETAIL_KEY = "marless-detail-bin"
+_RETRY_KEY = "retry-after-ms"
+_LONGEST_RETRY_S = 600.0  # what is believed of a hint
+_TOO_LONG = "larger than max"
+"""What gRPC says of a message above its limit; its code is the one of a server that is busy."""
 _SENTENCE_BYTES = 2000  # percent-encoding may triple it, and beyond 8 KiB of headers gRPC drops the whole reply
 _TRAILER_BYTES = 7000  # what a sentence and its detail may take of those
 _BY_NAME = {cls.__name__: cls for cls in STATUS}
@@ -60,11 +66,22 @@ def from_rpc(error: grpc.aio.AioRpcError, peer: str) -> errors.MarlessError:
     message = error.details() or error.code().name
     trailer = dict(error.trailing_metadata() or ())
     if _CLASS_KEY in trailer:
-        return by_name(str(trailer[_CLASS_KEY]), message, bytes(trailer.get(_DETAIL_KEY, b"")).decode(errors="ignore"))
+        detail = bytes(trailer.get(_DETAIL_KEY, b"")).decode(errors="ignore")
+        return _hinted(by_name(str(trailer[_CLASS_KEY]), message, detail), str(trailer.get(_RETRY_KEY, "")))
     kind = _BY_CODE.get(error.code(), errors.InternalError)
+    if kind is errors.OverloadedError:
+        if _TOO_LONG in message:
+            return errors.TooLargeError(f"{peer}: {message}")
+        return kind(f"no room in the {peer}: {message}")
     if message == _WRITE_FAILED:
         kind, message = errors.UnreachableError, "the connection ended under a transfer"
     return kind(f"{peer}: {message}" if kind is errors.UnreachableError else message)
+
+
+def _hinted(error: errors.MarlessError, after_ms: str) -> errors.MarlessError:
+    if isinstance(error, errors.OverloadedError) and after_ms.isdecimal():
+        error.retry_after_s = min(int(after_ms) / 1000, _LONGEST_RETRY_S)
+    return error
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: errors.MarlessError) -> NoReturn:
@@ -77,6 +94,8 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: errors.Marle
     if error.detail:
         room = (_TRAILER_BYTES - len(quote(details))) * 3 // 4  # it travels as base64
         trailer += ((_DETAIL_KEY, error.detail.encode()[-room:]),)
+    if isinstance(error, errors.OverloadedError):
+        trailer += ((_RETRY_KEY, str(round(error.retry_after_s * 1000))),)
     await context.abort(STATUS[type(error)], details, trailer)
 
 

@@ -10,9 +10,9 @@ from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from marless.errors import CorruptError, UnavailableError
+from marless.errors import CorruptError, OverloadedError, UnavailableError
 from marless.rpc.client import Peer
-from marless.rpc.retry import delays, retry
+from marless.rpc.retry import delays, pause_s, retry
 from marless.rpc.v1 import common_pb2, param_store_pb2
 from marless.rpc.v1.param_store_pb2_grpc import ParamStoreServiceStub
 
@@ -87,8 +87,8 @@ class Listing:
 class ParamStore:
     """A client of one parameter store.
 
-    Everything here is safe to repeat, and is repeated while the store cannot be reached, for `patience_s` at most;
-    then UnavailableError is raised.
+    Everything here is safe to repeat, and is repeated while the store cannot be reached or has no room, for
+    `patience_s` at most; then UnavailableError or OverloadedError is raised.
     """
 
     def __init__(self, peer: Peer, *, patience_s: float = PATIENCE_S) -> None:
@@ -101,7 +101,7 @@ class ParamStore:
 
         Each policy is atomic by itself: after an error, some may have been published, and repeating the call with the
         same req_ids answers for those as it would have. Raises ConflictError if a head is not the expected one,
-        FencedError if the epoch is over, OverloadedError if the store is full.
+        FencedError if the epoch is over, OverloadedError if the store has no room now, TooLargeError if it never has.
         """
         header = param_store_pb2.PublishHeader(job=job, epoch=epoch, round=round, policies=map(_encode, writes))
         blobs = [blob for write in writes for blob in write.blobs.values()]
@@ -143,11 +143,12 @@ class ParamStore:
                         cursor = change.cursor
                         yield Change(_head(change.head), cursor)
                 raise UnavailableError("the store ended the watch")
-            except UnavailableError:
+            except (UnavailableError, OverloadedError) as trouble:
                 lost_s = lost_s or time.monotonic()
                 if time.monotonic() - lost_s > self._patience_s:
                     raise
-            await asyncio.sleep(next(pause))
+                wait_s = pause_s(next(pause), trouble)
+            await asyncio.sleep(wait_s)
 
     async def list(self, job: str) -> Listing:
         """Heads and kept versions; a job that nobody published to has no policies."""

@@ -37,6 +37,7 @@ from services.coordinator.run_folder import JobStatus, RunFolder
 from services.coordinator.view import Progress, View
 
 MAX_WAITING = 1000
+WAITING_RETRY_S = 60.0
 T = TypeVar("T")
 
 
@@ -342,7 +343,11 @@ class Jobs:
 
     def _check_room(self) -> None:
         if self._roster.waiting >= MAX_WAITING:
-            raise OverloadedError(f"{MAX_WAITING} jobs wait for their turn already; try again when some have ended")
+            raise OverloadedError(
+                f"no room in the coordinator: {MAX_WAITING} jobs wait for their turn already; try again when some have "
+                "ended",
+                retry_after_s=WAITING_RETRY_S,
+            )
 
     def _take(self, job: Job, folder: RunFolder, status: JobStatus, progress: Progress, event: str) -> View:
         """Let a job whose status is on the disk run when it is its turn."""

@@ -1,4 +1,4 @@
-"""How a job bears trouble that passes: a service that is down or hangs, or one that is back without its memory."""
+"""How a job bears trouble that passes: a service that is down, hangs, is full, or is back without its memory."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from marless.errors import (
     FencedError,
     MarlessError,
     NotFoundError,
+    OverloadedError,
     StaleError,
     UnreachableError,
 )
-from marless.rpc.retry import delays
+from marless.rpc.retry import delays, pause_s
 
-PASSING = (UnreachableError, NotFoundError, StaleError, FencedError)
+PASSING = (UnreachableError, NotFoundError, StaleError, FencedError, OverloadedError)
 """What may be otherwise when the round is tried again. NotFoundError: a learner pool that does not know the job, a
 store without its versions; StaleError: trajectories that went with their learner pool; FencedError: an epoch that ended
-with the versions that a restore dropped."""
+with the versions that a restore dropped; OverloadedError: room that others use now."""
 
 
 class Patience:
@@ -52,7 +53,7 @@ class Patience:
         if now_s - self._since_s > self._patience_s:
             raise trouble
         try:
-            async with asyncio.timeout(next(self._delays)):
+            async with asyncio.timeout(pause_s(next(self._delays), trouble)):
                 await self._cancelled.wait()
         except TimeoutError:
             return

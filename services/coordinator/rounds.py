@@ -17,6 +17,7 @@ from marless.errors import (
     CancelledJobError,
     FencedError,
     MarlessError,
+    OverloadedError,
     StaleError,
     UnavailableError,
 )
@@ -161,7 +162,7 @@ class JobRun:
             self._recovery.epoch, self._fenced = 0, self._fenced + 1
             if self._fenced > MAX_FENCED:
                 raise trouble
-        self._show(f"waits for the {trouble}" if _names_a_service(trouble) else f"tries again: {trouble}")
+        self._show(_reason(trouble))
         await self._patience.bear(trouble)
 
     def _settle(self) -> None:
@@ -363,6 +364,11 @@ class JobRun:
         self._changed(None)
 
 
-def _names_a_service(trouble: MarlessError) -> bool:
-    """True for the errors of `Peer`, which start with the service that did not answer."""
-    return str(trouble).partition(":")[0] in ("actor_pool", "learner_pool", "param_store")
+def _reason(trouble: MarlessError) -> str:
+    """What a job in trouble says it does. Errors of `Peer` start with the service that did not answer."""
+    sentence = str(trouble)
+    if sentence.partition(":")[0] in ("actor_pool", "learner_pool", "param_store"):
+        return f"waits for the {sentence}"
+    if isinstance(trouble, OverloadedError):
+        return f"waits for {sentence.removeprefix('no ')}"
+    return f"tries again: {sentence}"

@@ -66,7 +66,9 @@ def redis_errors(trouble: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except exceptions.OutOfMemoryError:
-        raise OverloadedError("Redis has no memory left: raise --redis-maxmemory, or keep fewer versions") from None
+        raise OverloadedError(
+            "no room in the parameter store: Redis has no memory left; raise --redis-maxmemory, or keep fewer versions"
+        ) from None
     except (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.ReadOnlyError) as error:
         raise UnreachableError(f"Redis cannot be used now ({error}); {trouble()}") from None
     except exceptions.ResponseError as error:

@@ -39,9 +39,10 @@ class ParamStoreServicer(ParamStoreServiceServicer):
         self, request_iterator: AsyncIterator[bytes], context: Context
     ) -> param_store_pb2.PublishResponse:
         """Publish the next versions."""
-        header = await chunks.read_header(request_iterator, param_store_pb2.PublishHeader)
+        header = await chunks.read_header(request_iterator, param_store_pb2.PublishHeader, within_s=chunks.STALL_S)
         parts = [_parts(policy.blobs) for policy in header.policies]
-        async with self._uploads.receive(request_iterator, [part for each in parts for part in each]) as blobs:
+        every = [part for each in parts for part in each]
+        async with self._uploads.receive(request_iterator, every, header.job) as blobs:
             writes = _writes(header.policies, parts, blobs)
             versions = await self._store.publish(header.job, header.epoch, header.round, writes)
         return param_store_pb2.PublishResponse(

@@ -21,6 +21,7 @@ from marless.errors import (
     NotFoundError,
     OverloadedError,
     SpecError,
+    TooLargeError,
     UnavailableError,
     unknown_name,
 )
@@ -134,7 +135,7 @@ class VersionStore:
 
         A req_id that was published before, and still exists, answers its version again. Raises ConflictError if a
         head is not the expected one, FencedError if the epoch is over (for the first such write; others may have been
-        published), OverloadedError if Redis is full.
+        published), OverloadedError if Redis is full, TooLargeError if the job's own versions are more than it may hold.
         """
         keys = JobKeys(job)
         transaction = self._redis.pipeline(transaction=True)
@@ -146,14 +147,30 @@ class VersionStore:
             _attempt(transaction, attempt, epoch, round, write)
             self._flip(transaction, keys, attempt, epoch, write)
         reach("param_store.publish.before")
-        with redis_errors(self._trouble):
-            answers = await transaction.execute()
+        try:
+            with redis_errors(self._trouble):
+                answers = await transaction.execute()
+        except OverloadedError:
+            await self._check_fits(job, writes)
+            raise
         reach("param_store.publish.after")
         outcomes = [answer for answer in answers if isinstance(answer, list)]
         return {
             write.policy: _version_of(job, epoch, write, outcome)
             for write, outcome in zip(writes, outcomes, strict=True)
         }
+
+    async def _check_fits(self, job: str, writes: Sequence[Write]) -> None:
+        """Raise TooLargeError if Redis could not hold these versions beside those they follow, whoever else left."""
+        with redis_errors(self._trouble):
+            most_bytes = int((await self._redis.info("memory")).get("maxmemory", 0))
+        kept = min(self._keep, max((write.expected for write in writes), default=0))
+        needed = (1 + kept) * sum(len(blob) for write in writes for blob in write.blobs)
+        if 0 < most_bytes < needed:
+            raise TooLargeError(
+                f"job {job!r}: its versions take {needed:,} bytes, and Redis may use {most_bytes:,}; raise its "
+                "maxmemory (--redis-maxmemory), or keep fewer versions (--keep)"
+            )
 
     def _flip(self, transaction: Any, keys: JobKeys, attempt: str, epoch: int, write: Write) -> None:  # Any: Pipeline
         policy = write.policy
@@ -194,7 +211,7 @@ class VersionStore:
         """Heads published after `cursor`, in order, for ever; a head that is overtaken may be left out."""
         keys, at = JobKeys(job), position(cursor)
         if not self._free_watches:
-            raise OverloadedError("too many watches on this store; end some or poll with List")
+            raise OverloadedError("no room in the parameter store: too many watches; end some or poll with List")
         self._free_watches -= 1
         try:
             while True:

@@ -7,43 +7,47 @@ import hashlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from marless.errors import CorruptError, OverloadedError, SpecError
+from marless.errors import CorruptError, SpecError
 from marless.rpc import chunks
+from marless.rpc.room import Room
 from services.param_store.keys import Part
 from services.param_store.pieces import HASH_INLINE_BYTES
+
+WAIT_S = 10.0
+"""How long a publish waits for room; its bytes are still with its sender."""
 
 
 class Uploads:
     """Receives blobs into memory, within a bound on what all uploads hold together."""
 
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
-        self._held_bytes = 0
+    def __init__(self, limit_bytes: int, *, wait_s: float = WAIT_S) -> None:
+        self._room = Room("parameter store", "--intake-bytes", limit_bytes)
+        self._wait_s = wait_s
 
     @property
     def held_bytes(self) -> int:
         """Bytes that publishes in progress hold."""
-        return self._held_bytes
+        return self._room.held_bytes
 
     @asynccontextmanager
-    async def receive(self, stream: AsyncIterator[bytes], parts: Sequence[Part]) -> AsyncIterator[list[memoryview]]:
-        """The bytes of each part, held for as long as the context.
+    async def receive(
+        self, stream: AsyncIterator[bytes], parts: Sequence[Part], job: str = ""
+    ) -> AsyncIterator[list[memoryview]]:
+        """The bytes of each part, held for as long as the context; jobs take turns where there is no room for all.
 
-        Raises CorruptError if they are not what the header declares, SpecError or OverloadedError if they are more
-        than the bound allows at all, or now.
+        Raises CorruptError if they are not what the header declares, SpecError if they are more than the bound
+        allows at all, OverloadedError if there is no room for long, UnreachableError if they do not come.
         """
         total = sum(part.size_bytes for part in parts)
-        if min((part.size_bytes for part in parts), default=0) < 0 or total > self._limit_bytes:
+        if min((part.size_bytes for part in parts), default=0) < 0 or total > self._room.limit_bytes:
             raise SpecError(
-                f"a publish of {total} bytes; this store takes {self._limit_bytes} at most (--intake-bytes)"
+                f"a publish of {total} bytes; this store takes {self._room.limit_bytes} at most (--intake-bytes)"
             )
-        if self._held_bytes + total > self._limit_bytes:
-            raise OverloadedError(f"publishes in progress hold {self._held_bytes} bytes already; try again")
-        self._held_bytes += total
+        await self._room.take(job, total, wait_s=self._wait_s)
         try:
             yield await _received(stream, parts, total)
         finally:
-            self._held_bytes -= total
+            self._room.give_back(job, total)
 
 
 async def _received(stream: AsyncIterator[bytes], parts: Sequence[Part], total: int) -> list[memoryview]:

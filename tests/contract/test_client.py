@@ -424,11 +424,14 @@ def test_over_tls_the_authority_is_checked(tmp_path, tls):
         client.list()
 
 
-def test_a_refusal_is_not_repeated(client, coordinator):
-    coordinator.refuse(OverloadedError("too many jobs wait"))
+def test_a_refusal_is_repeated_after_the_time_it_names_if_that_is_soon(client, coordinator):
+    coordinator.refuse(OverloadedError("no room", retry_after_s=0.01))
+    assert client.submit(SPEC).state == "RUNNING"
+    assert len(coordinator.servicer.asked) == 2
+    coordinator.refuse(OverloadedError("too many jobs wait", retry_after_s=60))
     with pytest.raises(OverloadedError):
         client.submit(SPEC)
-    assert len(coordinator.servicer.asked) == 1
+    assert len(coordinator.servicer.asked) == 3
 
 
 def test_a_full_disk_is_given_a_moment_and_then_named(coordinator):

@@ -7,7 +7,15 @@ from contextlib import aclosing
 import pytest
 from redis.asyncio import Redis
 
-from marless.errors import ConflictError, CorruptError, FencedError, NotFoundError, OverloadedError, SpecError
+from marless.errors import (
+    ConflictError,
+    CorruptError,
+    FencedError,
+    NotFoundError,
+    OverloadedError,
+    SpecError,
+    TooLargeError,
+)
 from marless.rpc import chunks
 from marless.rpc.client import Peer
 from marless.rpc.param_store import LATEST, ParamStore, PolicyWrite
@@ -300,23 +308,43 @@ async def test_uploads_in_progress_share_the_bound():
             yield frame
 
     part = Part("acting", 6, hashlib.sha256(b"abcdef").digest())
-    uploads = Uploads(10)
-    async with uploads.receive(stream(b"abcdef"), [part]) as [blob]:
+
+    async def wait() -> None:
+        async with uploads.receive(stream(b"abcdef"), [part], "b") as [blob]:
+            assert (blob, uploads.held_bytes) == (b"abcdef", 6)
+
+    uploads = Uploads(10, wait_s=0.01)
+    async with uploads.receive(stream(b"abcdef"), [part], "a") as [blob]:
         assert blob == b"abcdef"
         with pytest.raises(OverloadedError):
-            async with uploads.receive(stream(b"abcdef"), [part]):
+            async with uploads.receive(stream(b"abcdef"), [part], "b"):
                 pass
+    uploads = Uploads(10)
+    async with uploads.receive(stream(b"abcdef"), [part], "a") as [blob]:
+        waiting = asyncio.create_task(wait())
+        await asyncio.wait([waiting], timeout=0.01)
+        assert not waiting.done()
+    await waiting
     async with uploads.receive(stream(b"abcdef"), [part]) as [blob]:
         assert blob == b"abcdef"
 
 
-async def test_full_memory_refuses_and_recovers(store, job, redis):
+async def test_full_memory_refuses_and_recovers(store_address, job, redis):
+    """A version larger than all of Redis is refused for good; one that others leave no memory for, now."""
+    peer = Peer(store_address, Security())
+    store = ParamStore(peer, patience_s=0.0)
     await store.publish(job, 0, 0, [write("a", 0)])
     await redis.config_set("maxmemory", "1mb")
     try:
-        with pytest.raises(OverloadedError, match="memory"):
+        with pytest.raises(TooLargeError, match=r"its versions take 4,194,304 bytes, and Redis may use 1,048,576"):
             await store.publish(job, 0, 1, [write("a", 1, acting=bytes(2 * MIB))])
+        with pytest.raises(OverloadedError, match=r"^no room in the parameter store: Redis has no memory left"):
+            await store.publish(job, 0, 1, [write("a", 1, acting=bytes(MIB // 4))])
+        waiting = asyncio.create_task(ParamStore(peer).publish(job, 0, 1, [write("a", 1)]))
+        await asyncio.wait([waiting], timeout=0.1)
+        assert not waiting.done()
     finally:
         await redis.config_set("maxmemory", "1gb")
     assert (await store.list(job)).policies["a"].versions == (1,)
-    assert await store.publish(job, 0, 1, [write("a", 1)]) == {"a": 2}
+    assert await waiting == {"a": 2}
+    await peer.close()

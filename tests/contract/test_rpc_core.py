@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import time
 from contextlib import asynccontextmanager
 
 import grpc
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from marless import errors
 from marless.rpc import chunks
-from marless.rpc.client import PACKAGE, Peer
+from marless.rpc.client import MAX_MESSAGE_BYTES, PACKAGE, Peer
 from marless.rpc.errors import STATUS, from_rpc
 from marless.rpc.retry import retry
 from marless.rpc.security import Security, is_local
@@ -144,6 +145,40 @@ async def test_other_clients_get_the_status_code(tmp_path):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await peer.channel.unary_unary(f"/{PACKAGE}.Probe/Unary")(f"raise {cls.__name__}".encode())
             assert caught.value.code() == code
+
+
+async def test_who_is_refused_for_now_is_told_when_to_try_again(tmp_path):
+    class Full(Probe):
+        async def unary(self, request, context):
+            raise errors.OverloadedError("no room in the probe", retry_after_s=2.5)
+
+    async with probe_peer(tmp_path, probe=Full()) as peer:
+        with pytest.raises(errors.OverloadedError) as caught:
+            await ask(peer, "Unary", b"")
+        assert caught.value.retry_after_s == 2.5
+        with pytest.raises(grpc.aio.AioRpcError) as raw:
+            await peer.channel.unary_unary(f"/{PACKAGE}.Probe/Unary")(b"")
+        assert dict(raw.value.trailing_metadata())["retry-after-ms"] == "2500"
+
+
+async def test_what_grpc_itself_refuses_passes_unless_it_is_too_long(tmp_path, monkeypatch):
+    monkeypatch.setattr("marless.rpc.server.MAX_CONCURRENT_RPCS", 1)
+    release = asyncio.Event()
+
+    class Busy(Probe):
+        async def unary(self, request, context):
+            await release.wait()
+            return request
+
+    async with probe_peer(tmp_path, probe=Busy()) as peer:
+        first = asyncio.create_task(ask(peer, "Unary", b"first"))
+        await asyncio.wait([first], timeout=0.1)
+        with pytest.raises(errors.OverloadedError, match=r"^no room in the unix:.*: Concurrent RPC limit exceeded"):
+            await ask(peer, "Unary", b"second")
+        release.set()
+        assert await first == [b"first"]
+        with pytest.raises(errors.TooLargeError, match="larger than max"):
+            await ask(peer, "Unary", bytes(MAX_MESSAGE_BYTES + 1))
 
 
 async def test_long_sentences_are_cut_but_keep_their_class(tmp_path):
@@ -406,6 +441,13 @@ async def test_retry_repeats_what_is_unavailable_until_patience_ends():
     outcomes[:] = [errors.UnavailableError("first"), 8]
     with pytest.raises(errors.UnavailableError, match="first"):
         await retry(operation, patience_s=0.0)
+    outcomes[:] = [errors.OverloadedError("full", retry_after_s=0.2), 9]
+    started_s = time.monotonic()
+    assert await retry(operation, patience_s=10.0) == 9
+    assert time.monotonic() - started_s >= 0.2
+    outcomes[:] = [errors.OverloadedError("full", retry_after_s=20.0), 9]
+    with pytest.raises(errors.OverloadedError):
+        await retry(operation, patience_s=10.0)
     outcomes[:] = [errors.ConflictError("lost"), 8]
     with pytest.raises(errors.ConflictError):
         await retry(operation, patience_s=10.0)

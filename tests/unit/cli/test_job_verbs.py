@@ -263,7 +263,7 @@ def test_what_the_coordinator_refuses_names_the_file(coordinator, marless, job_f
     code, out, err = marless("submit", job_file)
     assert (code, out) == (2, "")
     assert err == f"marless: {job_file}: env: no such option\n{job_file}: algorithm.minibatches: too many\n"
-    coordinator.refuse(OverloadedError("16 jobs wait; try again later"))
+    coordinator.refuse(OverloadedError("16 jobs wait; try again later", retry_after_s=60))
     assert marless("submit", job_file) == (1, "", "marless: 16 jobs wait; try again later\n")
 
 

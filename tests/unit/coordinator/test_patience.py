@@ -7,9 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from marless.errors import CancelledJobError, UnreachableError
+from marless.errors import CancelledJobError, OverloadedError, TooLargeError, UnreachableError
 from services.coordinator import patience
-from services.coordinator.patience import Patience
+from services.coordinator.patience import PASSING, Patience
+from services.coordinator.rounds import _reason
 
 TROUBLE = UnreachableError("store: gone")
 
@@ -60,3 +61,29 @@ async def test_whoever_cancels_does_not_wait():
     cancelled.set()
     with pytest.raises(CancelledJobError):
         await asyncio.wait_for(bearing, 5)
+
+
+async def test_who_has_no_room_says_how_long_to_wait(clock, monkeypatch):
+    waited_s = []
+
+    def timeout(delay_s: float):
+        waited_s.append(delay_s)
+        return asyncio.Timeout(asyncio.get_running_loop().time())
+
+    monkeypatch.setattr(patience, "asyncio", SimpleNamespace(timeout=timeout))
+    waits = Patience(10, asyncio.Event())
+    await waits.bear(OverloadedError("no room in the learner pool: it is full", retry_after_s=3.0))
+    await waits.bear(TROUBLE)
+    assert waited_s == [3.0, 0.0]
+
+
+def test_a_job_says_what_it_waits_for():
+    full = OverloadedError("no room in the learner pool: 7 bytes are in use")
+    assert _reason(full) == "waits for room in the learner pool: 7 bytes are in use"
+    assert _reason(UnreachableError("learner_pool: gone")) == "waits for the learner_pool: gone"
+    assert _reason(TROUBLE) == "tries again: store: gone"
+
+
+def test_what_can_never_fit_is_no_trouble_that_passes():
+    assert issubclass(OverloadedError, PASSING)
+    assert not issubclass(TooLargeError, PASSING)
