@@ -16,7 +16,7 @@ from marless.data.rollout import EpisodeStats, play, rollout
 from marless.data.trajectory import Trajectory
 from marless.envs import registry
 from marless.envs.base import BatchedEnv
-from marless.errors import StaleError
+from marless.errors import AlreadyExistsError, FencedError, StaleError
 from marless.nets.acting import ActingPolicies, ActingState
 from marless.nets.serial import decode_acting
 from marless.rpc.client import Peer
@@ -28,6 +28,9 @@ from marless.rpc.v1 import actor_pool_pb2, learner_pool_pb2
 UPLOAD_TIMEOUT_S = 60.0
 UPLOAD_PATIENCE_S = 20.0
 _CACHED_ENVS = 4
+_NOT_NEEDED = (StaleError, FencedError, AlreadyExistsError)
+"""Why an upload is refused though nothing is wrong with it: the round's update is done, another coordinator runs the
+job, or an earlier attempt at this actor has uploaded what its environment made of the same seed. The receipt counts."""
 
 
 class Actor:
@@ -46,7 +49,7 @@ class Actor:
         acting = {} if task.mode == actor_pool_pb2.ROLLOUT_MODE_RANDOM else await self._pull(task)
         trajectory, stats = await asyncio.to_thread(self._act, task, acting)
         uploaded = 0
-        with suppress(StaleError):  # the round's update is done: what was sampled again is needed for its receipt only
+        with suppress(*_NOT_NEEDED):
             uploaded = await self._upload(task, trajectory) if trajectory else 0
         return _receipt(task, stats, uploaded).SerializeToString()
 
@@ -110,6 +113,7 @@ class Actor:
             job=task.job,
             round=task.round,
             index=task.index,
+            epoch=task.settings.epoch,
             crc32=crc,
             arrays=[
                 learner_pool_pb2.ArrayInfo(name=name, dtype=array.dtype.name, shape=array.shape)

@@ -55,8 +55,10 @@ class Pools:
         self._learners: LearnerPoolServiceAsyncStub = LearnerPoolServiceStub(learner_pool.channel)
         self.store = store
 
-    async def open_job(self, job_id: str, job: Job, epoch: int, groups: Sequence[Group]) -> Versions:
-        """Declare a job to the learner pool; returns the head of every policy and joint critic."""
+    async def open_job(self, job_id: str, job: Job, epoch: int, groups: Sequence[Group], *, round_: int) -> Versions:
+        """Declare a job whose next round is `round_` to the learner pool; returns the head of every policy and joint
+        critic.
+        """
         request = learner_pool_pb2.OpenJobRequest(
             job=job_id,
             # A learner pool writes to no sink, and need not know those of the coordinator's machine.
@@ -64,6 +66,7 @@ class Pools:
             spaces_json=spaces_to_json(job.spaces),
             epoch=epoch,
             groups=_groups(groups, {}),
+            round=round_,
         )
         reply = await self._learner_pool.call(self._learners.OpenJob, request, timeout_s=CALL_TIMEOUT_S)
         return {version.policy: version.version for version in reply.versions}

@@ -16,14 +16,24 @@ import tempfile
 import zlib
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
 
 import numpy as np
 
 from marless.data.trajectory import Trajectory, TrajectorySchema
-from marless.errors import CorruptError, MarlessError, NotFoundError, OverloadedError, StaleError, UnavailableError
+from marless.errors import (
+    AlreadyExistsError,
+    CorruptError,
+    FencedError,
+    JobStateError,
+    MarlessError,
+    NotFoundError,
+    OverloadedError,
+    StaleError,
+    UnavailableError,
+)
 from marless.rpc import chunks
 from marless.rpc.v1 import learner_pool_pb2
 
@@ -35,8 +45,10 @@ _DTYPES = {"float32": np.dtype("float32"), "int32": np.dtype("int32"), "bool": n
 @dataclass
 class _OpenJob:
     schema: TrajectorySchema
+    epoch: int
+    """Of the coordinator that opened the job last: only its actors may upload."""
     round: int
-    """Trajectories of earlier rounds are stale."""
+    """The next one to be trained: trajectories of any other are refused."""
     waiting: dict[tuple[int, int], learner_pool_pb2.TrajectoryFile] = field(default_factory=dict)
     """(round, actor index) → its file."""
 
@@ -48,6 +60,7 @@ class IntakeCounts:
     applied: int = 0
     duplicate: int = 0
     stale: int = 0
+    fenced: int = 0
     refused: int = 0
 
 
@@ -82,12 +95,31 @@ class Intake:
         """So many bytes of the limit are held by what is no trajectory."""
         self._aside_bytes = held_bytes
 
-    def open(self, job: str, schema: TrajectorySchema) -> None:
-        """Accept uploads of a job from now on; a job that is open already keeps what waits."""
+    def open(self, job: str, schema: TrajectorySchema, *, epoch: int, round_: int) -> None:
+        """Accept uploads of a job's next round under this epoch; a job that is open already keeps what waits.
+
+        What waits was accepted under an earlier epoch of the same job. It follows from the job's seed, the round and
+        the versions alone, so the next coordinator may use it; an epoch decides only who may upload from now on.
+        """
         known = self._jobs.get(job)
         if known is None or known.schema != schema:
             self.close(job)
-            self._jobs[job] = _OpenJob(schema, round=0)
+            self._jobs[job] = _OpenJob(schema, epoch, round_)
+            return
+        known.epoch = epoch
+        self.advance(job, round_)
+
+    def epoch(self, job: str) -> int:
+        """The epoch under which a job is open; 0 if it is not."""
+        return self._jobs[job].epoch if job in self._jobs else 0
+
+    def check_epoch(self, job: str, epoch: int) -> None:
+        """Raises FencedError for an epoch that is over, NotFoundError for one that the job was not opened with."""
+        known = self._known(job)
+        if epoch < known.epoch:
+            raise FencedError(f"epoch {epoch} of job {job} is over: epoch {known.epoch} has begun")
+        if epoch > known.epoch:
+            raise NotFoundError(f"job {job!r} is not open under epoch {epoch} in this learner pool, but {known.epoch}")
 
     def close(self, job: str) -> None:
         """Forget a job and drop its trajectories; twice is safe."""
@@ -113,23 +145,28 @@ class Intake:
     async def receive(self, stream: AsyncIterator[bytes]) -> bool:
         """Take one upload in; returns False if it was there already.
 
-        Raises NotFoundError, StaleError, CorruptError, OverloadedError or UnavailableError (disk full).
+        Raises NotFoundError, StaleError, FencedError, JobStateError (a round that is not the next one),
+        AlreadyExistsError (another trajectory has its place), CorruptError, OverloadedError or UnavailableError (disk
+        full).
         """
         header = await chunks.read_header(stream, learner_pool_pb2.UploadHeader)
         try:
             applied = await self._receive(header, stream)
         except StaleError:
-            self._count(stale=1)
+            self._count("stale")
+            raise
+        except FencedError:
+            self._count("fenced")
             raise
         except MarlessError:
-            self._count(refused=1)
+            self._count("refused")
             raise
-        self._count(applied=applied, duplicate=not applied)
+        self._count("applied" if applied else "duplicate")
         return applied
 
     async def _receive(self, header: learner_pool_pb2.UploadHeader, stream: AsyncIterator[bytes]) -> bool:
-        known, key = self._admit(header), (header.round, header.index)
-        if key in known.waiting:
+        known = self._admit(header)
+        if _is_there(known, header):
             return False
         size = declared_bytes(header)
         with self._reserved(size), _mapped(self._directory / f"{next(self._serial)}", size) as (path, buffer):
@@ -137,18 +174,23 @@ class Intake:
             await asyncio.to_thread(_check, known.schema, header, buffer)
             if self._admit(header) is not known:
                 raise StaleError(f"job {header.job} was opened anew while actor {header.index} uploaded")
-            if key in known.waiting:  # an equal upload was faster
+            if _is_there(known, header):  # an equal upload was faster
                 path.unlink()
                 return False
-            known.waiting[key] = learner_pool_pb2.TrajectoryFile(path=str(path), header=header)
+            if displaced := known.waiting.pop((header.round, header.index), None):
+                self._drop(displaced)
+            known.waiting[header.round, header.index] = learner_pool_pb2.TrajectoryFile(path=str(path), header=header)
             self._held_bytes += size
         return True
 
     def _admit(self, header: learner_pool_pb2.UploadHeader) -> _OpenJob:
         """The job of an upload that is still wanted."""
+        self.check_epoch(header.job, header.epoch)
         known = self._known(header.job)
         if header.round < known.round:
             raise StaleError(f"job {header.job}: round {header.round} has passed, round {known.round} is next")
+        if header.round > known.round:  # nobody can have sampled it: the versions that it starts from do not exist
+            raise JobStateError(f"job {header.job}: round {header.round} has not begun, round {known.round} is next")
         return known
 
     def shutdown(self) -> None:
@@ -179,11 +221,27 @@ class Intake:
         Path(file.path).unlink(missing_ok=True)
         self._held_bytes -= declared_bytes(file.header)
 
-    def _count(self, *, applied: int = 0, duplicate: int = 0, stale: int = 0, refused: int = 0) -> None:
-        now = self.counts
-        self.counts = IntakeCounts(
-            now.applied + applied, now.duplicate + duplicate, now.stale + stale, now.refused + refused
-        )
+    def _count(self, outcome: str) -> None:
+        self.counts = replace(self.counts, **{outcome: getattr(self.counts, outcome) + 1})
+
+
+def _is_there(known: _OpenJob, header: learner_pool_pb2.UploadHeader) -> bool:
+    """True if this trajectory waits already; raises AlreadyExistsError if another one has its place.
+
+    An actor gives the same bytes whenever it runs, unless its environment does not follow from its seed. Then what
+    counts is what the present coordinator's actors have sampled, for it records their returns.
+    """
+    there = known.waiting.get((header.round, header.index))
+    if there is None:
+        return False
+    if (there.header.crc32, *there.header.arrays) == (header.crc32, *header.arrays):
+        return True
+    if there.header.epoch < header.epoch:
+        return False
+    raise AlreadyExistsError(
+        f"job {header.job}, round {header.round}: actor {header.index} has uploaded a trajectory with other content; "
+        "that one is used"
+    )
 
 
 def declared_bytes(header: learner_pool_pb2.UploadHeader) -> int:

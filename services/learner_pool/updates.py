@@ -15,7 +15,7 @@ from marless.algos.off_policy import OffPolicyConfig
 from marless.data.frames import ReplaySchema
 from marless.data.trajectory import TrajectorySchema
 from marless.envs.base import EnvSpaces
-from marless.errors import NotFoundError, SpecError, StaleError
+from marless.errors import FencedError, NotFoundError, SpecError, StaleError
 from marless.rpc.concurrency import gather
 from marless.rpc.param_store import ParamStore
 from marless.rpc.v1 import learner_pool_pb2
@@ -67,7 +67,11 @@ class Updates:
         self._jobs: dict[str, _OpenJob] = {}
 
     async def open(self, request: learner_pool_pb2.OpenJobRequest) -> learner_pool_pb2.OpenJobResponse:
-        """Accept a job's trajectories, and see to it that each of its policies has a version."""
+        """Accept a job's trajectories, and see to it that each of its policies has a version.
+
+        Raises FencedError for a coordinator that another has replaced.
+        """
+        await self._check_newest(request)
         spec, spaces = from_json(request.spec_json), spaces_from_json(request.spaces_json)
         known = self._jobs.get(request.job)
         if known is None or known.spec_json != request.spec_json:
@@ -75,7 +79,7 @@ class Updates:
             scopes = scopes_of(registry.algorithm(spec.algorithm.name), spec.algorithm, spaces)
             self._jobs[request.job] = _OpenJob(request.spec_json, request.spaces_json, spaces, scopes)
         opened = self._jobs[request.job]
-        self._intake.open(request.job, schema_of(spec, spaces))
+        self._intake.open(request.job, schema_of(spec, spaces), epoch=request.epoch, round_=request.round)
         self._replays.open(request.job, _replay_sizes(spec, spaces, opened.scopes))
         tasks = _by_scope(
             opened.scopes,
@@ -96,11 +100,18 @@ class Updates:
         _log.info("job.opened", job=request.job, device=device, policies=sum(len(r.versions) for r in results))
         return learner_pool_pb2.OpenJobResponse(versions=[v for r in results for v in r.versions], device=device)
 
+    async def _check_newest(self, request: learner_pool_pb2.OpenJobRequest) -> None:
+        """A store that has lost everything counts epochs from 1 again: only it knows whether an older one is over."""
+        newest = self._intake.epoch(request.job)
+        if request.epoch < newest and request.epoch != (await self._store.list(request.job)).epoch:
+            raise FencedError(f"epoch {request.epoch} of job {request.job} is over: epoch {newest} has begun")
+
     async def update(self, request: learner_pool_pb2.UpdateRequest) -> learner_pool_pb2.UpdateResponse:
         """Update every policy once; a repeated request is answered as the first one was, or waits for its answer."""
         known = self._jobs.get(request.job)
         if known is None:
             raise NotFoundError(f"job {request.job!r} is not open in this learner pool")
+        self._intake.check_epoch(request.job, request.epoch)
         before = known.running
         if before is None or before.task.done() or (before.round, before.epoch) != (request.round, request.epoch):
             task = asyncio.create_task(self._once(known, request, before))

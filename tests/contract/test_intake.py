@@ -18,7 +18,16 @@ import pytest
 from marless.data.rollout import rollout
 from marless.data.trajectory import TrajectorySchema
 from marless.envs.base import AgentClass, Box, Discrete, EnvSpaces
-from marless.errors import CorruptError, NotFoundError, OverloadedError, StaleError, UnavailableError
+from marless.errors import (
+    AlreadyExistsError,
+    CorruptError,
+    FencedError,
+    JobStateError,
+    NotFoundError,
+    OverloadedError,
+    StaleError,
+    UnavailableError,
+)
 from marless.rpc import chunks
 from marless.rpc.v1 import learner_pool_pb2
 from services.learner_pool.intake import Intake, IntakeCounts, declared_bytes, load
@@ -58,7 +67,19 @@ def blank(schema: TrajectorySchema, **changes: np.ndarray) -> dict[str, np.ndarr
     return {name: np.zeros(shape, dtype) for name, (dtype, shape) in schema.shapes(boot_rows=0).items()} | changes
 
 
-def header_of(arrays: dict[str, np.ndarray], round_: int = 0, index: int = 0, job: str = "job"):
+EPOCH = 3
+"""Of whoever opened the job."""
+
+
+def opened(tmp_path: Path, schema: TrajectorySchema, limit_bytes: int = PLENTY) -> Intake:
+    intake = Intake(tmp_path, limit_bytes)
+    intake.open("job", schema, epoch=EPOCH, round_=0)
+    return intake
+
+
+def header_of(
+    arrays: dict[str, np.ndarray], round_: int = 0, index: int = 0, job: str = "job", epoch: int = EPOCH
+) -> learner_pool_pb2.UploadHeader:
     crc = 0
     for array in arrays.values():
         crc = zlib.crc32(array.tobytes(), crc)
@@ -66,7 +87,7 @@ def header_of(arrays: dict[str, np.ndarray], round_: int = 0, index: int = 0, jo
         learner_pool_pb2.ArrayInfo(name=name, dtype=array.dtype.name, shape=array.shape)
         for name, array in arrays.items()
     ]
-    return learner_pool_pb2.UploadHeader(job=job, round=round_, index=index, arrays=infos, crc32=crc)
+    return learner_pool_pb2.UploadHeader(job=job, round=round_, index=index, arrays=infos, crc32=crc, epoch=epoch)
 
 
 async def stream_of(header, arrays: dict[str, np.ndarray]) -> AsyncIterator[bytes]:
@@ -86,15 +107,13 @@ def files(tmp_path: Path) -> list[Path]:
 
 @pytest.fixture
 def intake(tmp_path):
-    intake = Intake(tmp_path, PLENTY)
-    intake.open("job", TINY)
+    intake = opened(tmp_path, TINY)
     yield intake
     intake.shutdown()
 
 
 async def test_what_is_taken_in_is_what_learners_map(tmp_path):
-    intake = Intake(tmp_path, PLENTY)
-    intake.open("job", PLAYED)
+    intake = opened(tmp_path, PLAYED)
     sent = {index: played(index) for index in (2, 0, 1)}
     for index, arrays in sent.items():
         assert await upload(intake, arrays, index=index)
@@ -217,8 +236,7 @@ async def test_what_does_not_fit_the_declared_spaces_is_refused_and_named(intake
 
 
 async def test_continuous_actions_may_leave_the_box_but_not_be_nan(tmp_path):
-    intake = Intake(tmp_path, PLENTY)
-    intake.open("job", CONTINUOUS)
+    intake = opened(tmp_path, CONTINUOUS)
     wide = np.full((2, 1, 1, 1), 7.5, np.float32)  # before clipping to the box
     assert await upload(intake, blank(CONTINUOUS, **{"action/0": wide}))
     with pytest.raises(CorruptError, match="action/0 holds NaN"):
@@ -261,7 +279,7 @@ async def test_absurd_headers_are_refused_before_any_room_is_made(intake, tmp_pa
         [info(name="x", dtype="object", shape=[1])],
         [info(name="x", dtype="bool", shape=[1]), info(name="x", dtype="bool", shape=[1])],
     ):
-        header = learner_pool_pb2.UploadHeader(job="job", arrays=infos)
+        header = learner_pool_pb2.UploadHeader(job="job", epoch=EPOCH, arrays=infos)
         with pytest.raises(CorruptError):
             await intake.receive(aiter_of(list(chunks.frames(header, []))))
     assert files(tmp_path) == []
@@ -287,8 +305,7 @@ async def test_an_upload_that_its_actor_gives_up_leaves_nothing(intake, tmp_path
 
 async def test_waiting_bytes_are_bounded_and_room_comes_back(tmp_path):
     size = declared_bytes(header_of(blank(TINY)))
-    intake = Intake(tmp_path, 2 * size)
-    intake.open("job", TINY)
+    intake = opened(tmp_path, TINY, 2 * size)
     for index in range(2):
         await upload(intake, blank(TINY), index=index)
     with pytest.raises(OverloadedError, match=f"{2 * size} bytes of trajectories wait"):
@@ -300,7 +317,7 @@ async def test_waiting_bytes_are_bounded_and_room_comes_back(tmp_path):
     for index in range(2):
         assert await upload(intake, blank(TINY), round_=1, index=index)
     intake.close("job")
-    intake.open("job", TINY)
+    intake.open("job", TINY, epoch=EPOCH, round_=0)
     for index in range(2):  # all bytes were given back, not one too few
         assert await upload(intake, blank(TINY), index=index)
     assert intake.counts == IntakeCounts(applied=6, duplicate=1, refused=1)
@@ -327,9 +344,85 @@ def test_a_spool_that_cannot_be_used_is_named(tmp_path):
 
 async def test_opening_again_keeps_what_waits_unless_the_spaces_changed(intake, tmp_path):
     await upload(intake, blank(TINY))
-    intake.open("job", TINY)
+    intake.open("job", TINY, epoch=EPOCH, round_=0)
     assert len(intake.trajectories("job", 0, 1)) == 1
-    intake.open("job", dataclasses.replace(TINY, steps=3))
+    intake.open("job", dataclasses.replace(TINY, steps=3), epoch=EPOCH, round_=0)
+    assert files(tmp_path) == []
+
+
+def reward(value: float) -> dict[str, np.ndarray]:
+    return blank(TINY, **{"reward/0": np.full((2, 1, 1), value, np.float32)})
+
+
+def rewards(intake: Intake, round_: int) -> list[float]:
+    return [float(load(file)["reward/0"][0, 0, 0]) for file in intake.trajectories("job", round_, 1)]
+
+
+async def test_the_next_coordinator_may_use_what_waits_and_only_its_own_actors_may_add_to_it(intake):
+    await upload(intake, reward(1))
+    intake.open("job", TINY, epoch=EPOCH + 1, round_=0)
+    assert rewards(intake, 0) == [1]
+    with pytest.raises(FencedError, match="epoch 3 of job job is over: epoch 4 has begun"):
+        await upload(intake, reward(2), index=1)
+    assert not await upload(intake, reward(1), epoch=EPOCH + 1)  # sampled again: the same
+    assert await upload(intake, reward(2), index=1, epoch=EPOCH + 1)
+    assert intake.counts == IntakeCounts(applied=2, duplicate=1, fenced=1)
+
+
+async def test_where_an_environment_does_not_follow_from_its_seed_the_newest_coordinators_sample_counts(
+    intake, tmp_path
+):
+    await upload(intake, reward(1))
+    intake.open("job", TINY, epoch=EPOCH + 1, round_=0)
+    assert await upload(intake, reward(2), epoch=EPOCH + 1)
+    assert rewards(intake, 0) == [2]
+    assert len(files(tmp_path)) == 1
+    with pytest.raises(AlreadyExistsError, match="round 0: actor 0 has uploaded a trajectory with other content"):
+        await upload(intake, reward(3), epoch=EPOCH + 1)
+    assert rewards(intake, 0) == [2]
+    assert intake.held_bytes == declared_bytes(header_of(blank(TINY)))
+    assert intake.counts == IntakeCounts(applied=2, refused=1)
+
+
+async def test_two_uploads_of_one_place_at_once_are_told_apart(intake):
+    answers = await asyncio.gather(*(upload(intake, reward(i)) for i in (1, 2)), return_exceptions=True)
+    assert [type(answer) for answer in answers] == [bool, AlreadyExistsError]
+    assert rewards(intake, 0) == [1]
+
+
+async def test_an_epoch_that_the_job_was_not_opened_with_is_refused(intake):
+    with pytest.raises(NotFoundError, match="job 'job' is not open under epoch 4 in this learner pool, but 3"):
+        await upload(intake, blank(TINY), epoch=EPOCH + 1)
+    assert intake.counts == IntakeCounts(refused=1)
+
+
+async def test_a_round_that_has_not_begun_is_refused_also_in_a_pool_that_saw_none_before_it(tmp_path):
+    intake = Intake(tmp_path, PLENTY)
+    intake.open("job", TINY, epoch=1, round_=7)
+    with pytest.raises(JobStateError, match="job job: round 8 has not begun, round 7 is next"):
+        await upload(intake, blank(TINY), round_=8, epoch=1)
+    with pytest.raises(StaleError, match="round 6 has passed, round 7 is next"):
+        await upload(intake, blank(TINY), round_=6, epoch=1)
+    assert await upload(intake, blank(TINY), round_=7, epoch=1)
+    intake.advance("job", 8)
+    assert await upload(intake, blank(TINY), round_=8, epoch=1)
+    intake.shutdown()
+
+
+async def test_an_epoch_that_ends_during_an_upload_fences_it(intake, tmp_path):
+    arrays, go = blank(TINY), asyncio.Event()
+
+    async def slow() -> AsyncIterator[bytes]:
+        for frame in chunks.frames(header_of(arrays), [array.tobytes() for array in arrays.values()]):
+            yield frame
+            await go.wait()
+
+    receiving = asyncio.create_task(intake.receive(slow()))
+    await asyncio.sleep(0)
+    intake.open("job", TINY, epoch=EPOCH + 1, round_=0)
+    go.set()
+    with pytest.raises(FencedError):
+        await receiving
     assert files(tmp_path) == []
 
 
@@ -338,7 +431,7 @@ async def test_files_go_with_their_job_and_with_the_pool(intake, tmp_path):
     intake.close("job")
     intake.close("job")
     assert files(tmp_path) == []
-    intake.open("job", TINY)
+    intake.open("job", TINY, epoch=EPOCH, round_=0)
     await upload(intake, blank(TINY))
     intake.shutdown()
     intake.shutdown()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -47,10 +48,11 @@ class RunningPools:
     actors: Peer
     pools: Pools
 
-    async def open(self, job_id: str, job: Job) -> tuple[int, Versions]:
-        """Open a job; returns its epoch and first versions."""
-        epoch = await self.store.acquire_epoch(job_id, "open")
-        return epoch, await self.pools.open_job(job_id, job, epoch, job.sharing.decide(()).groups)
+    async def open(self, job_id: str, job: Job, *, round_: int = 0) -> tuple[int, Versions]:
+        """Open a job as a coordinator that takes it over before this round; returns its epoch and versions."""
+        epoch = await self.store.acquire_epoch(job_id, secrets.token_hex(8))
+        groups = job.sharing.decide(()).groups
+        return epoch, await self.pools.open_job(job_id, job, epoch, groups, round_=round_)
 
 
 def small_job(**changes: object) -> Job:

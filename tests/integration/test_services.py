@@ -148,7 +148,7 @@ _serials = count()
 async def opened(cluster: Cluster, **changes) -> Opened:
     job_id, job = f"services-{next(_serials)}", prepare(spec(**changes))
     epoch = await cluster.store.acquire_epoch(job_id, "open")
-    versions = await cluster.pools.open_job(job_id, job, epoch, job.sharing.decide(()).groups)
+    versions = await cluster.pools.open_job(job_id, job, epoch, job.sharing.decide(()).groups, round_=0)
     return Opened(cluster, job_id, job, epoch, dict(versions))
 
 
@@ -202,7 +202,7 @@ async def test_requests_that_are_repeated_change_nothing(cluster):
     assert await job.update(0) == first
     listing = await cluster.store.list(job.id)
     assert {name: held.head.version for name, held in listing.policies.items()} == {"agent_0": 2, "agent_1": 2}
-    again = await cluster.pools.open_job(job.id, job.job, job.epoch, job.groups)
+    again = await cluster.pools.open_job(job.id, job.job, job.epoch, job.groups, round_=1)
     assert again == {"agent_0": 2, "agent_1": 2}
 
 

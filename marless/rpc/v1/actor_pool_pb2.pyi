@@ -116,7 +116,7 @@ class RolloutSettings(_message.Message):
     timeout_s: _builtins.float
     """per invocation"""
     epoch: _builtins.int
-    """of the job; a later job of the same name has another, and other weights under the same versions"""
+    """of the coordinator; a later job of the same name has another, and other weights under its versions"""
     def __init__(
         self,
         *,

@@ -28,11 +28,14 @@ class OpenJobRequest(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     GROUPS_FIELD_NUMBER: _builtins.int
     SPACES_JSON_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     spec_json: _builtins.str
     epoch: _builtins.int
     spaces_json: _builtins.str
     """of the environment, which the learner pool need not be able to make"""
+    round: _builtins.int
+    """the next one: uploads of others are refused"""
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Group]: ...
     def __init__(
@@ -43,10 +46,11 @@ class OpenJobRequest(_message.Message):
         epoch: _builtins.int = ...,
         groups: _abc.Iterable[_common_pb2.Group] | None = ...,
         spaces_json: _builtins.str = ...,
+        round: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "groups", b"groups", "job", b"job", "spaces_json", b"spaces_json", "spec_json", b"spec_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "groups", b"groups", "job", b"job", "round", b"round", "spaces_json", b"spaces_json", "spec_json", b"spec_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -113,11 +117,14 @@ class UploadHeader(_message.Message):
     INDEX_FIELD_NUMBER: _builtins.int
     ARRAYS_FIELD_NUMBER: _builtins.int
     CRC32_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     round: _builtins.int
     index: _builtins.int
     crc32: _builtins.int
     """of all bytes that follow"""
+    epoch: _builtins.int
+    """of the coordinator that asked for it; one that is over is refused"""
     @_builtins.property
     def arrays(self) -> _containers.RepeatedCompositeFieldContainer[Global___ArrayInfo]: ...
     def __init__(
@@ -128,10 +135,11 @@ class UploadHeader(_message.Message):
         index: _builtins.int = ...,
         arrays: _abc.Iterable[Global___ArrayInfo] | None = ...,
         crc32: _builtins.int = ...,
+        epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrays", b"arrays", "crc32", b"crc32", "index", b"index", "job", b"job", "round", b"round"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrays", b"arrays", "crc32", b"crc32", "epoch", b"epoch", "index", b"index", "job", b"job", "round", b"round"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -66,9 +66,10 @@ class LearnerPoolServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def OpenJob(self, request, context):
-        """Declares a job: its spec and spaces, against which every upload is checked. Publishes the first version of each
-        policy if the store has none. Idempotent: repeated, it keeps the trajectories that wait. INVALID_ARGUMENT if the
-        spec cannot work, or what the store has does not fit it.
+        """Declares a job: its spec and spaces, against which every upload is checked, the epoch of its coordinator and the
+        round that it samples next. Publishes the first version of each policy if the store has none. Idempotent: repeated,
+        also under a newer epoch, it keeps the trajectories that wait and the update in progress. INVALID_ARGUMENT if the
+        spec cannot work, or what the store has does not fit it; FAILED_PRECONDITION if the epoch is over.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -77,8 +78,10 @@ class LearnerPoolServiceServicer:
     def Upload(self, request_iterator, context):
         """Takes one trajectory. Stream: header = UploadHeader, then the arrays' bytes in the order of the header.
         Applied exactly once per (job, round, index): a repeated upload is counted and answered with `duplicate`.
-        FAILED_PRECONDITION if the round has passed; NOT_FOUND if the job is not open; INVALID_ARGUMENT or DATA_LOSS if
-        it does not fit the declared spaces or its checksum; RESOURCE_EXHAUSTED if intake is full. Retry on UNAVAILABLE.
+        FAILED_PRECONDITION if the round has passed or is not the next one, or the epoch is over; NOT_FOUND if the job is
+        not open under this epoch; ALREADY_EXISTS if another trajectory of this place was taken; INVALID_ARGUMENT or
+        DATA_LOSS if it does not fit the declared spaces or its checksum; RESOURCE_EXHAUSTED if intake is full. Retry on
+        UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -88,7 +91,8 @@ class LearnerPoolServiceServicer:
         """Updates every policy of a job once, from the trajectories of one round, and publishes the new versions.
         Idempotent: repeated for a round that was published it is answered as before, from memory or from the store;
         else it joins the update in progress, or trains again from the same inputs. Goes on if its caller goes away.
-        FAILED_PRECONDITION if trajectories are missing; NOT_FOUND if the job is not open; UNAVAILABLE without workers.
+        FAILED_PRECONDITION if trajectories are missing or the epoch is over; NOT_FOUND if the job is not open under this
+        epoch; UNAVAILABLE without workers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

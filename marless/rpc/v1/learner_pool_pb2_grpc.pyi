@@ -33,21 +33,25 @@ class LearnerPoolServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> LearnerPoolServiceAsyncStub: ...
     OpenJob: _grpc.UnaryUnaryMultiCallable[_learner_pool_pb2.OpenJobRequest, _learner_pool_pb2.OpenJobResponse]
-    """Declares a job: its spec and spaces, against which every upload is checked. Publishes the first version of each
-    policy if the store has none. Idempotent: repeated, it keeps the trajectories that wait. INVALID_ARGUMENT if the
-    spec cannot work, or what the store has does not fit it.
+    """Declares a job: its spec and spaces, against which every upload is checked, the epoch of its coordinator and the
+    round that it samples next. Publishes the first version of each policy if the store has none. Idempotent: repeated,
+    also under a newer epoch, it keeps the trajectories that wait and the update in progress. INVALID_ARGUMENT if the
+    spec cannot work, or what the store has does not fit it; FAILED_PRECONDITION if the epoch is over.
     """
     Upload: _grpc.StreamUnaryMultiCallable[_common_pb2.Chunk, _learner_pool_pb2.UploadResponse]
     """Takes one trajectory. Stream: header = UploadHeader, then the arrays' bytes in the order of the header.
     Applied exactly once per (job, round, index): a repeated upload is counted and answered with `duplicate`.
-    FAILED_PRECONDITION if the round has passed; NOT_FOUND if the job is not open; INVALID_ARGUMENT or DATA_LOSS if
-    it does not fit the declared spaces or its checksum; RESOURCE_EXHAUSTED if intake is full. Retry on UNAVAILABLE.
+    FAILED_PRECONDITION if the round has passed or is not the next one, or the epoch is over; NOT_FOUND if the job is
+    not open under this epoch; ALREADY_EXISTS if another trajectory of this place was taken; INVALID_ARGUMENT or
+    DATA_LOSS if it does not fit the declared spaces or its checksum; RESOURCE_EXHAUSTED if intake is full. Retry on
+    UNAVAILABLE.
     """
     Update: _grpc.UnaryUnaryMultiCallable[_learner_pool_pb2.UpdateRequest, _learner_pool_pb2.UpdateResponse]
     """Updates every policy of a job once, from the trajectories of one round, and publishes the new versions.
     Idempotent: repeated for a round that was published it is answered as before, from memory or from the store;
     else it joins the update in progress, or trains again from the same inputs. Goes on if its caller goes away.
-    FAILED_PRECONDITION if trajectories are missing; NOT_FOUND if the job is not open; UNAVAILABLE without workers.
+    FAILED_PRECONDITION if trajectories are missing or the epoch is over; NOT_FOUND if the job is not open under this
+    epoch; UNAVAILABLE without workers.
     """
     CloseJob: _grpc.UnaryUnaryMultiCallable[_learner_pool_pb2.CloseJobRequest, _learner_pool_pb2.CloseJobResponse]
     """Forgets a job and drops its trajectories, and what it remembers of past rounds. Idempotent."""
@@ -58,21 +62,25 @@ class LearnerPoolServiceStub:
 class LearnerPoolServiceAsyncStub(LearnerPoolServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     OpenJob: _aio.UnaryUnaryMultiCallable[_learner_pool_pb2.OpenJobRequest, _learner_pool_pb2.OpenJobResponse]  # type: ignore[assignment]
-    """Declares a job: its spec and spaces, against which every upload is checked. Publishes the first version of each
-    policy if the store has none. Idempotent: repeated, it keeps the trajectories that wait. INVALID_ARGUMENT if the
-    spec cannot work, or what the store has does not fit it.
+    """Declares a job: its spec and spaces, against which every upload is checked, the epoch of its coordinator and the
+    round that it samples next. Publishes the first version of each policy if the store has none. Idempotent: repeated,
+    also under a newer epoch, it keeps the trajectories that wait and the update in progress. INVALID_ARGUMENT if the
+    spec cannot work, or what the store has does not fit it; FAILED_PRECONDITION if the epoch is over.
     """
     Upload: _aio.StreamUnaryMultiCallable[_common_pb2.Chunk, _learner_pool_pb2.UploadResponse]  # type: ignore[assignment]
     """Takes one trajectory. Stream: header = UploadHeader, then the arrays' bytes in the order of the header.
     Applied exactly once per (job, round, index): a repeated upload is counted and answered with `duplicate`.
-    FAILED_PRECONDITION if the round has passed; NOT_FOUND if the job is not open; INVALID_ARGUMENT or DATA_LOSS if
-    it does not fit the declared spaces or its checksum; RESOURCE_EXHAUSTED if intake is full. Retry on UNAVAILABLE.
+    FAILED_PRECONDITION if the round has passed or is not the next one, or the epoch is over; NOT_FOUND if the job is
+    not open under this epoch; ALREADY_EXISTS if another trajectory of this place was taken; INVALID_ARGUMENT or
+    DATA_LOSS if it does not fit the declared spaces or its checksum; RESOURCE_EXHAUSTED if intake is full. Retry on
+    UNAVAILABLE.
     """
     Update: _aio.UnaryUnaryMultiCallable[_learner_pool_pb2.UpdateRequest, _learner_pool_pb2.UpdateResponse]  # type: ignore[assignment]
     """Updates every policy of a job once, from the trajectories of one round, and publishes the new versions.
     Idempotent: repeated for a round that was published it is answered as before, from memory or from the store;
     else it joins the update in progress, or trains again from the same inputs. Goes on if its caller goes away.
-    FAILED_PRECONDITION if trajectories are missing; NOT_FOUND if the job is not open; UNAVAILABLE without workers.
+    FAILED_PRECONDITION if trajectories are missing or the epoch is over; NOT_FOUND if the job is not open under this
+    epoch; UNAVAILABLE without workers.
     """
     CloseJob: _aio.UnaryUnaryMultiCallable[_learner_pool_pb2.CloseJobRequest, _learner_pool_pb2.CloseJobResponse]  # type: ignore[assignment]
     """Forgets a job and drops its trajectories, and what it remembers of past rounds. Idempotent."""
@@ -86,9 +94,10 @@ class LearnerPoolServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _learner_pool_pb2.OpenJobRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_learner_pool_pb2.OpenJobResponse, _abc.Awaitable[_learner_pool_pb2.OpenJobResponse]]:
-        """Declares a job: its spec and spaces, against which every upload is checked. Publishes the first version of each
-        policy if the store has none. Idempotent: repeated, it keeps the trajectories that wait. INVALID_ARGUMENT if the
-        spec cannot work, or what the store has does not fit it.
+        """Declares a job: its spec and spaces, against which every upload is checked, the epoch of its coordinator and the
+        round that it samples next. Publishes the first version of each policy if the store has none. Idempotent: repeated,
+        also under a newer epoch, it keeps the trajectories that wait and the update in progress. INVALID_ARGUMENT if the
+        spec cannot work, or what the store has does not fit it; FAILED_PRECONDITION if the epoch is over.
         """
 
     @_abc_1.abstractmethod
@@ -99,8 +108,10 @@ class LearnerPoolServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_learner_pool_pb2.UploadResponse, _abc.Awaitable[_learner_pool_pb2.UploadResponse]]:
         """Takes one trajectory. Stream: header = UploadHeader, then the arrays' bytes in the order of the header.
         Applied exactly once per (job, round, index): a repeated upload is counted and answered with `duplicate`.
-        FAILED_PRECONDITION if the round has passed; NOT_FOUND if the job is not open; INVALID_ARGUMENT or DATA_LOSS if
-        it does not fit the declared spaces or its checksum; RESOURCE_EXHAUSTED if intake is full. Retry on UNAVAILABLE.
+        FAILED_PRECONDITION if the round has passed or is not the next one, or the epoch is over; NOT_FOUND if the job is
+        not open under this epoch; ALREADY_EXISTS if another trajectory of this place was taken; INVALID_ARGUMENT or
+        DATA_LOSS if it does not fit the declared spaces or its checksum; RESOURCE_EXHAUSTED if intake is full. Retry on
+        UNAVAILABLE.
         """
 
     @_abc_1.abstractmethod
@@ -112,7 +123,8 @@ class LearnerPoolServiceServicer(metaclass=_abc_1.ABCMeta):
         """Updates every policy of a job once, from the trajectories of one round, and publishes the new versions.
         Idempotent: repeated for a round that was published it is answered as before, from memory or from the store;
         else it joins the update in progress, or trains again from the same inputs. Goes on if its caller goes away.
-        FAILED_PRECONDITION if trajectories are missing; NOT_FOUND if the job is not open; UNAVAILABLE without workers.
+        FAILED_PRECONDITION if trajectories are missing or the epoch is over; NOT_FOUND if the job is not open under this
+        epoch; UNAVAILABLE without workers.
         """
 
     @_abc_1.abstractmethod
