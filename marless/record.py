@@ -5,15 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, Protocol
-
-from marless.errors import CorruptError
-
-_STEP_BYTES = 2**18
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,6 +197,11 @@ class RoundRecord:
     distances: tuple[Distances, ...] = ()
     """Per agent class, where sharing asked for them."""
 
+    @property
+    def took_s(self) -> float:
+        """Seconds from its start to its end; never negative."""
+        return max(self.ended_s - self.started_s, 0.0)
+
     def to_json(self) -> str:
         """One line of `rounds.jsonl`."""
         data = dataclasses.asdict(self)
@@ -230,58 +229,6 @@ def from_json(line: str) -> RoundRecord:
             ),
         }
     )
-
-
-def read(path: Path, first: int = 0) -> Iterator[RoundRecord]:
-    """The records of a `rounds.jsonl` from number `first` on, up to a line that is cut short or being written.
-
-    Raises CorruptError, naming the line, for any other line that is none.
-    """
-    if not path.exists():
-        return
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file):
-            if not line.endswith("\n"):
-                return  # its rest may come, and must not be taken for the next line
-            if number < first:
-                continue
-            try:
-                record = from_json(line)
-            except (ValueError, KeyError, TypeError):
-                raise CorruptError(f"{path}, line {number + 1}: this is no round record") from None
-            yield record
-
-
-def read_backwards(path: Path) -> Iterator[RoundRecord]:
-    """The records of a `rounds.jsonl`, newest first; whoever takes a few reads no more of a long file than that.
-
-    Raises CorruptError for a line that is none; a last line that a crash cut short is no record.
-    """
-    for line in _lines_backwards(path):
-        try:
-            record = from_json(line.decode())
-        except (ValueError, KeyError, TypeError):
-            raise CorruptError(f"{path}: a line is no round record: {line[:80]!r}") from None
-        yield record
-
-
-def _lines_backwards(path: Path) -> Iterator[bytes]:
-    """Whole lines, last one first."""
-    if not path.exists():
-        return
-    with path.open("rb") as file:
-        at, rest, whole = file.seek(0, os.SEEK_END), b"", False
-        while at > 0:
-            start = max(at - _STEP_BYTES, 0)
-            file.seek(start)
-            rest, *lines = (file.read(at - start) + rest).split(b"\n")
-            at = start
-            if lines and not whole:
-                lines.pop()  # what follows the last newline: nothing, or a line cut short
-                whole = True
-            yield from reversed(lines)
-        if whole:
-            yield rest
 
 
 def _invocation(data: dict[str, Any]) -> InvocationRecord:  # Any: JSON

@@ -12,7 +12,8 @@ import typer
 from marless.cli.completion import job_ids
 from marless.cli.options import Connection
 from marless.errors import CorruptError, NotFoundError, UnavailableError
-from marless.record import Returns, RoundRecord, from_json, read
+from marless.record import Returns, RoundRecord, from_json
+from marless.round_file import read
 
 if TYPE_CHECKING:
     from marless.spec import JobSpec

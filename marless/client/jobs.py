@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from marless.errors import CorruptError
 from marless.record import RoundRecord, from_json
 from marless.rpc.v1 import coordinator_pb2 as pb
 
@@ -133,9 +134,12 @@ def job_of(message: pb.Job) -> Job:
 
 
 def event_of(message: pb.JobEvent) -> Event:
-    """An event as it came over the wire."""
+    """An event as it came over the wire; raises CorruptError for a round that is none."""
     if message.HasField("record_json"):
-        return Event(cursor=message.cursor, record=from_json(message.record_json))
+        try:
+            return Event(cursor=message.cursor, record=from_json(message.record_json))
+        except (ValueError, KeyError, TypeError):
+            raise CorruptError(f"the record of round {message.cursor} is damaged on the coordinator's disk") from None
     return Event(cursor=message.cursor, job=job_of(message.state))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from marless import record
+from marless import record, round_file
 from marless.data.rollout import EpisodeStats, play
 from marless.envs import registry
 from marless.envs.base import BatchedEnv
@@ -77,7 +77,7 @@ def reported(origin: Origin) -> Returns | None:
     """
     if origin.run_dir is None or not origin.round:
         return None
-    found = next(record.read(origin.run_dir / "rounds.jsonl", origin.round - 1), None)
+    found = next(round_file.read(origin.run_dir / "rounds.jsonl", origin.round - 1), None)
     return found.evaluation if found else None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from marless.record import Returns, RoundRecord
+from marless.round_file import lines_backwards, may_be_evaluated, parse, took_s
 from services.coordinator.costs import Costs
 from services.coordinator.run_folder import RunFolder
 
@@ -21,10 +22,16 @@ class Journal:
         self._clear()
 
     def read(self) -> None:
-        """Take in what is recorded; raises CorruptError for a line that is no record."""
+        """Take in what is recorded; raises CorruptError for a line that is no record.
+
+        Only what decisions look back on is parsed, unless a budget asks what every round cost.
+        """
         self._clear()
-        for record in self._folder.records():
-            self._take(record)
+        if self.costs.budget_usd is not None:
+            for record in self._folder.records():
+                self._take(record)
+        else:
+            self._look_back()
 
     def append(self, record: RoundRecord) -> None:
         """Record a round durably."""
@@ -64,8 +71,20 @@ class Journal:
         """Seconds that the rounds took, without what lay between them."""
         self.costs.clear()
 
+    def _look_back(self) -> None:
+        path = self._folder.rounds_path
+        for line in lines_backwards(path):
+            self.rounds_s += took_s(path, line)
+            if len(self._history) < HISTORY_ROUNDS or (self.greedy is None and may_be_evaluated(line)):
+                record = parse(path, line)
+                self.greedy = self.greedy or record.evaluation
+                if len(self._history) < HISTORY_ROUNDS:
+                    self._history.appendleft(record)
+        for record in self._history:
+            self.costs.put(record)
+
     def _take(self, record: RoundRecord) -> None:
         self._history.append(record)
         self.greedy = record.evaluation or self.greedy
         self.costs.put(record)
-        self.rounds_s += record.ended_s - record.started_s
+        self.rounds_s += record.took_s

@@ -40,7 +40,6 @@ class LiveJob:
         self.log = JobLog(folder.log_path, status.job, self.news.tell)
         self.task: asyncio.Task[None] | None = None
         """Runs the job, once it is its turn."""
-        self.last: RoundRecord | None = None
         self._sinks = SinkFeed(job_id=status.job, spec=job.spec, folder=folder.path, log=self.log)
         self._tally = tally
         self._progress = progress
@@ -108,7 +107,7 @@ class LiveJob:
     def _note(self, record: RoundRecord | None) -> None:
         if record is not None:
             self._tally.add(record, after_env_steps=self._progress.env_steps)
-            self.last, self._progress = record, self._progress.after(record)
+            self._progress = self._progress.after(record)
             self._log_round(record)
             self._sinks.put(record, self._run.status.random)
         self._take(self._run.status)

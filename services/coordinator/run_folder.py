@@ -34,7 +34,8 @@ from marless import spec as specs
 from marless.checkpoint import Checkpoint, DiskCheckpoints, fsync
 from marless.errors import AlreadyExistsError, CorruptError, FencedError, NotFoundError, SpecError, UnavailableError
 from marless.failpoint import reach
-from marless.record import InvocationRecord, Returns, RoundRecord, read
+from marless.record import InvocationRecord, Returns, RoundRecord
+from marless.round_file import read
 from marless.spec import JobSpec
 from services.coordinator.ownership import Ownership, inherit
 
@@ -246,7 +247,7 @@ class RunFolder:
         reach("coordinator.record.after")
 
     def records(self, first: int = 0) -> Iterator[RoundRecord]:
-        """The recorded rounds from number `first` on; see `marless.record.read`."""
+        """The recorded rounds from number `first` on; see `marless.round_file.read`."""
         return read(self.rounds_path, first)
 
     def cut(self, rounds: int) -> None:

@@ -63,10 +63,10 @@ class CoordinatorServicer(CoordinatorServiceServicer):
     async def WatchJob(self, request: pb.WatchJobRequest, context: Context) -> AsyncIterator[pb.JobEvent]:  # noqa: N802
         """Stream events."""
         async for event in watch(self._jobs, request.job, request.cursor):
-            if event.record:
-                yield pb.JobEvent(cursor=event.cursor, record_json=event.record.to_json())
-            elif event.view:
+            if event.view:
                 yield pb.JobEvent(cursor=event.cursor, state=_job(event.view))
+            else:
+                yield pb.JobEvent(cursor=event.cursor, record_json=event.record_json)
 
     async def StreamLogs(  # noqa: N802
         self, request: pb.StreamLogsRequest, context: Context

@@ -18,7 +18,8 @@ from itertools import islice
 from pathlib import Path
 
 from marless.errors import CorruptError
-from marless.record import Returns, RoundRecord, read, read_backwards
+from marless.record import Returns, RoundRecord
+from marless.round_file import read, read_backwards
 from marless.sinks import registry
 from marless.sinks.base import Sink, SinkConfig, SinkJob
 from marless.sinks.scalars import scalars, settings

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from marless.record import Returns, RoundRecord, Summary, read_backwards
+from marless.record import Returns, RoundRecord, Summary
+from marless.round_file import lines_backwards, may_be_evaluated, parse
 from services.coordinator.run_folder import JobStatus, RunFolder
 
 LOOK_BACK_ROUNDS = 512
@@ -53,10 +54,14 @@ class View:
 def progress_of(folder: RunFolder) -> Progress:
     """What a job's records say; raises CorruptError."""
     newest: RoundRecord | None = None
-    for looked, record in enumerate(read_backwards(folder.rounds_path)):
-        newest = newest or record
-        if record.evaluation or looked >= LOOK_BACK_ROUNDS:
-            return replace(Progress().after(newest), greedy=record.evaluation)
+    for looked, line in enumerate(lines_backwards(folder.rounds_path)):
+        if newest is None or may_be_evaluated(line):
+            record = parse(folder.rounds_path, line)
+            newest = newest or record
+            if record.evaluation:
+                return replace(Progress().after(newest), greedy=record.evaluation)
+        if looked >= LOOK_BACK_ROUNDS:
+            break
     return Progress().after(newest) if newest else Progress()
 
 

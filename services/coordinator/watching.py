@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from marless.errors import CorruptError, UnavailableError
-from marless.record import RoundRecord
+from marless.round_file import RoundReader
 from services.coordinator import logs
 from services.coordinator.jobs import Jobs
 from services.coordinator.live import LiveJob
@@ -23,26 +23,30 @@ class Event:
     """A new round, or a new status; `cursor` counts the rounds recorded so far."""
 
     cursor: int
-    record: RoundRecord | None
+    record_json: str
+    """The round's line of rounds.jsonl; "" for a status."""
     view: View | None
 
 
 async def watch(jobs: Jobs, job: str, cursor: int) -> AsyncIterator[Event]:
     """Rounds from number `cursor` on and every change of status, until the job has ended.
 
-    Raises NotFoundError, CorruptError, and UnavailableError when the coordinator stops.
+    Rounds are read from the disk, a batch of bounded size at a time and no faster than they are taken, so a watcher
+    that is slow or far behind costs little memory. Raises NotFoundError, CorruptError, and UnavailableError when the
+    coordinator stops.
     """
     shown: View | None = None
-    source = _Source(jobs, job)
+    source, cursor = _Source(jobs, job), max(cursor, 0)
+    rounds = RoundReader(jobs.folder(job).rounds_path)
     while True:
         view = await source.look()
-        while cursor < view.rounds and (records := await source.records(cursor)):
-            for record in records:
-                cursor = record.round + 1
-                yield Event(cursor, record, None)
+        while cursor < view.rounds and (lines := await asyncio.to_thread(rounds.batch, cursor)):
+            for line in lines:
+                cursor += 1
+                yield Event(cursor, line, None)
         if shown is None or view.status != shown.status:
             shown = view
-            yield Event(cursor, None, view)
+            yield Event(cursor, "", view)
         if view.status.ended:
             if cursor < view.rounds:
                 raise CorruptError(f"{view.run_dir}: round {cursor} is not in rounds.jsonl")
@@ -77,7 +81,6 @@ class _Source:
     def __init__(self, jobs: Jobs, job: str) -> None:
         self._jobs = jobs
         self._job = job
-        self._folder = jobs.folder(job)
         self._live: LiveJob | None = None
         self._next: asyncio.Event | None = None
 
@@ -93,12 +96,6 @@ class _Source:
             self._live = live
         self._next = live.news.next if live else None
         return self._live.view if self._live else await self._jobs.get(self._job)
-
-    async def records(self, first: int) -> list[RoundRecord]:
-        """Rounds from number `first` on: usually only the newest one is missing, which is in memory."""
-        if self._live and self._live.last and self._live.last.round == first:
-            return [self._live.last]
-        return await asyncio.to_thread(lambda: list(self._folder.records(first)))
 
     async def news(self) -> None:
         """Wait until there may be something new; raises UnavailableError if there will not be."""

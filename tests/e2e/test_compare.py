@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from marless.record import read
+from marless.round_file import read
 from tests.unit.comparison.synthetic import JOB
 
 COMPARE = ("compare", "job.yaml", "--presets", "vanilla,no-sharing", "--seeds", "1", "-o", "json")

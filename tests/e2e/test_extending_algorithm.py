@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 
-from marless.record import read
+from marless.round_file import read
 from tests import extending
 
 SMALL = ("stop.env_steps=null", "stop.rounds=2", "actors.envs=4", "model.hidden=[8]", "evaluation.episodes=4")

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from marless.cli.background import StackFolder
-from marless.record import read
+from marless.round_file import read
 from tests.e2e.test_train import ENDLESS, JOB
 
 GONE_S = 30.0

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from marless.errors import NotFoundError, SpecError, UnavailableError
-from marless.record import read
+from marless.round_file import read
 from marless.rpc.client import Peer
 from marless.rpc.health import is_serving
 from marless.rpc.security import Security

@@ -18,6 +18,7 @@ from marless.errors import (
     SpecError,
     UnavailableError,
 )
+from marless.record import RoundRecord, from_json
 from services.coordinator import ownership, rounds
 from services.coordinator.adoption import ATTACHED_LEASES
 from services.coordinator.jobs import IfExists, Jobs, JobsOptions, Submission
@@ -63,6 +64,10 @@ async def ended(jobs: Jobs, job: str, cursor: int = 0) -> list[Event]:
         return [event async for event in watch(jobs, job, cursor)]
 
 
+def records_of(events: list[Event]) -> list[RoundRecord]:
+    return [from_json(event.record_json) for event in events if event.record_json]
+
+
 async def until(jobs: Jobs, job: str, condition) -> Event:
     """The first event of which this is true."""
     async with asyncio.timeout(PATIENCE_S):
@@ -73,7 +78,7 @@ async def until(jobs: Jobs, job: str, condition) -> Event:
 
 
 async def trains(jobs: Jobs, job: str, rounds: int = 1) -> None:
-    await until(jobs, job, lambda event: event.record and event.cursor >= rounds)
+    await until(jobs, job, lambda event: event.record_json and event.cursor >= rounds)
 
 
 async def log_of(jobs: Jobs, job: str) -> list[dict[str, object]]:
@@ -89,7 +94,7 @@ async def test_a_job_runs_to_its_stop_rule_and_leaves_a_whole_folder(jobs, clust
     view = await jobs.submit(submission(job, **rules))
     assert (view.status.state, view.rounds, view.greedy_return) == ("PENDING", 0, None)
     events = await ended(jobs, job)
-    records = [event.record for event in events if event.record]
+    records = records_of(events)
     assert [record.round for record in records] == [0, 1]
     assert [record.env_steps for record in records] == [20, 40]
     assert [bool(record.evaluation) for record in records] == [False, True]  # 0: only at the end
@@ -109,7 +114,7 @@ async def test_a_job_runs_to_its_stop_rule_and_leaves_a_whole_folder(jobs, clust
     assert (last.greedy_return, last.random_return) == (summary["return"], summary["random_return"])
     async with coordinator(cluster, tmp_path) as later:
         for each in (jobs, later):
-            assert [event.record for event in await ended(each, job, cursor=1) if event.record] == records[1:]
+            assert records_of(await ended(each, job, cursor=1)) == records[1:]
             assert await each.submit(submission(job, **rules)) == await each.cancel(job) == await each.get(job) == last
             assert await each.page(0, "", ()) == ([last], "")
             with pytest.raises(AlreadyExistsError, match="exists with another spec"):
@@ -155,7 +160,7 @@ async def test_the_last_round_of_a_job_that_ends_by_the_clock_is_an_evaluated_on
     monkeypatch.setattr(rounds, "time", SimpleNamespace(time=lambda: float(next(seconds))))
     job = name()
     await jobs.submit(submission(job, evaluation={"every": 0, "episodes": 1}, stop={"wall_s": wall_s}))
-    records = [event.record for event in await ended(jobs, job) if event.record]
+    records = records_of(await ended(jobs, job))
     assert [record.round for record in records if record.evaluation] == [records[-1].round]
 
 
@@ -245,7 +250,7 @@ async def test_jobs_that_run_together_come_to_what_each_comes_to_alone(jobs, und
     for job, seed in together.items():
         await jobs.submit(submission(job, seed=seed))
     last = await asyncio.gather(*(ended(jobs, job) for job in together))
-    records = [[event.record for event in events if event.record] for events in last]
+    records = [records_of(events) for events in last]
     assert records[0][0].started_s < records[1][-1].ended_s
     assert records[1][0].started_s < records[0][-1].ended_s
     assert [outcome(jobs.folder(job)) for job in together] == [undisturbed[seed] for seed in together.values()]
@@ -448,7 +453,7 @@ async def test_a_job_whose_coordinator_hangs_is_taken_over_and_watched_all_along
             while first.live(job):  # noqa: ASYNC110  # it finds out at its next write
                 await asyncio.sleep(0.01)
         await second.cancel(job)
-        seen = [[event.record for event in await ended(each, job) if event.record] for each in (first, second)]
+        seen = [records_of(await ended(each, job)) for each in (first, second)]
         assert seen[0] == seen[1]
         assert [record.round for record in seen[0]] == list(range(len(seen[0])))
 

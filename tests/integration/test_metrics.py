@@ -15,7 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from marless.cli.stack import LocalStack
 from marless.client import AsyncClient
-from marless.record import RoundRecord, read
+from marless.record import RoundRecord
+from marless.round_file import read
 from marless.sinks.scalars import scalars
 from services.coordinator.run_folder import RunFolder
 from tests.e2e.test_train import JOB

@@ -1,15 +1,10 @@
-"""Round records: what is written is what is read, and a torn line is no record."""
+"""Round records: what is written is what is read."""
 
 import json
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-import marless.record
-from marless.errors import CorruptError
 from marless.record import (
     Decision,
     Distances,
@@ -20,8 +15,6 @@ from marless.record import (
     RoundRecord,
     Summary,
     from_json,
-    read,
-    read_backwards,
     returns_of,
 )
 
@@ -67,46 +60,6 @@ def test_a_record_is_read_as_it_was_written(changes):
 
 def test_a_line_shows_the_figure_that_readers_look_for():
     assert json.loads(record(evaluation=RETURNS).to_json())["evaluation"]["return"] == -20.5
-
-
-@pytest.fixture
-def lines(tmp_path):
-    path = tmp_path / "rounds.jsonl"
-    path.write_text("".join(record(n).to_json() + "\n" for n in range(3)))
-    return path
-
-
-def test_a_file_is_read_from_any_round_on(lines):
-    assert list(read(lines)) == [record(0), record(1), record(2)]
-    assert list(read(lines, 2)) == [record(2)]
-    assert list(read(lines, 3)) == []
-
-
-def test_a_file_that_is_not_there_yet_holds_no_records(tmp_path):
-    assert list(read(tmp_path / "rounds.jsonl")) == []
-
-
-def test_a_last_line_that_a_crash_cut_short_is_no_record_wherever_it_was_cut(lines):
-    whole = lines.read_bytes()
-    start = whole.rindex(b"\n", 0, -1) + 1
-    for cut in range(start, len(whole)):
-        lines.write_bytes(whole[:cut])
-        assert [each.round for each in read(lines)] == [0, 1]
-
-
-def test_the_rest_of_a_line_that_was_being_written_is_not_taken_for_the_next_one(lines):
-    first, second, *_ = lines.read_text().splitlines(keepends=True)
-    grew = [first, second[:9], second[9:]]  # what a reader gets who looks again after the end of the file
-    path = SimpleNamespace(exists=lambda: True, open=lambda encoding: nullcontext(grew))
-    assert [each.round for each in read(path)] == [0]
-
-
-@pytest.mark.parametrize("line", ["{}", "[]", "3", "{", "", '{"job": "j"}'])
-def test_any_other_line_that_is_no_record_is_named(lines, line):
-    with lines.open("a") as file:
-        file.write(line + "\n" + record(4).to_json() + "\n")
-    with pytest.raises(CorruptError, match=r"rounds\.jsonl, line 4: this is no round record"):
-        list(read(lines))
 
 
 def summary(**changes) -> dict:
@@ -156,23 +109,3 @@ def test_wins_of_actors_add_up_and_are_unknown_unless_all_episodes_were_judged()
 
 def test_a_summary_of_a_job_that_never_played_has_no_returns():
     assert (summary(greedy=None)["return"], summary()["random_return"]) == (None, None)
-
-
-@given(st.lists(st.integers(0, 3000), max_size=12), st.sampled_from(["", "x" * 40, '{"job": "torn"}']))
-def test_records_are_read_backwards_whatever_their_length(tmp_path_factory, lengths, torn):
-    path = tmp_path_factory.mktemp("backwards") / "rounds.jsonl"
-    written = [
-        record(index, decisions=(Decision(kind="scaling", rule="r", outcome="", reason="." * length),))
-        for index, length in enumerate(lengths)
-    ]
-    path.write_text("".join(each.to_json() + "\n" for each in written) + torn)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(marless.record, "_STEP_BYTES", 777)
-        assert list(read_backwards(path)) == written[::-1]
-
-
-def test_reading_backwards_names_the_file_that_is_broken(tmp_path):
-    assert list(read_backwards(tmp_path / "rounds.jsonl")) == []
-    (tmp_path / "rounds.jsonl").write_text("{}\n")
-    with pytest.raises(CorruptError, match=r"rounds.jsonl: a line is no round record: b'\{\}'"):
-        list(read_backwards(tmp_path / "rounds.jsonl"))

@@ -1,0 +1,204 @@
+"""Reads `rounds.jsonl` from any round on, or from its end, without parsing or keeping what lies elsewhere.
+
+Line n holds round n. A line is found by bisecting the file's bytes, so that it costs as little at the end of a long
+file as at its beginning. What follows the last newline is being written, or was cut short by a crash: it is no round.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from marless.errors import CorruptError
+from marless.record import RoundRecord, from_json
+
+BATCH_BYTES = 2**19
+"""How much a `RoundReader` reads at once, unless one line is longer."""
+_STEP_BYTES = 2**18
+_SEEK_BYTES = 2**16
+_HEAD_BYTES = 2**12
+_HEAD = re.compile(rb'\{"job": ?"(?:[^"\\]|\\.)*", ?"round": ?(\d+)[,}]')
+"""How a line begins: see `RoundRecord.to_json`."""
+_EVALUATED = re.compile(rb'"evaluation": ?\{')
+_TIMES = re.compile(rb'"started_s": ?([-+.\deE]+), ?"ended_s": ?([-+.\deE]+), ?"phases"')
+
+
+def read(path: Path, first: int = 0) -> Iterator[RoundRecord]:
+    """The records from round `first` on; raises CorruptError, naming the line, for one that is none."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        at = _offset(file, first)
+        if at is None:
+            return
+        file.seek(at)
+        for number, line in enumerate(file, first):
+            if not line.endswith(b"\n"):
+                return  # its rest may come, and must not be taken for the next line
+            try:
+                record = from_json(line.decode())
+            except (ValueError, KeyError, TypeError):
+                raise CorruptError(f"{path}, line {number + 1}: this is no round record") from None
+            yield record
+
+
+def read_backwards(path: Path) -> Iterator[RoundRecord]:
+    """The records, newest first; raises CorruptError for a line that is none."""
+    for line in lines_backwards(path):
+        yield parse(path, line)
+
+
+def parse(path: Path, line: bytes) -> RoundRecord:
+    """A line of `lines_backwards`; raises CorruptError if it is no record."""
+    try:
+        return from_json(line.decode())
+    except (ValueError, KeyError, TypeError):
+        raise CorruptError(f"{path}: a line is no round record: {line[:80]!r}") from None
+
+
+def may_be_evaluated(line: bytes) -> bool:
+    """False for a line whose round was certainly not evaluated; far cheaper than parsing it."""
+    return _EVALUATED.search(line) is not None
+
+
+def took_s(path: Path, line: bytes) -> float:
+    """Seconds that the round of a line took, as `RoundRecord.took_s`, without parsing all of it."""
+    if found := _TIMES.search(line):
+        return max(float(found[2]) - float(found[1]), 0.0)
+    return parse(path, line).took_s
+
+
+class RoundReader:
+    """Reads the lines of a file that grows, in batches of bounded size, each batch where the last one ended.
+
+    The file is opened for each batch: a coordinator that takes a job over puts a copy in its place.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._next = (0, 0)
+        """A round, and the byte at which its line starts."""
+
+    def batch(self, first: int) -> list[str]:
+        """The lines of round `first` and of those after it, without newlines: `BATCH_BYTES`, or one line if that is
+        longer; none if the round is not recorded. Raises CorruptError for a line that is not its round's record.
+        """
+        try:
+            file = self._path.open("rb")
+        except FileNotFoundError:
+            return []
+        with file:
+            known, at = self._next
+            found = at if known == first and _starts(file, at, first) else _offset(file, first)
+            return [] if found is None else self._take(file, first, found)
+
+    def _take(self, file: IO[bytes], first: int, start: int) -> list[str]:
+        lines: list[str] = []
+        file.seek(start)
+        end = start
+        while (line := file.readline()).endswith(b"\n"):
+            if lines and end + len(line) - start > BATCH_BYTES:
+                break
+            lines.append(self._checked(line, first + len(lines)))
+            end += len(line)
+        self._next = (first + len(lines), end)
+        return lines
+
+    def _checked(self, line: bytes, round_: int) -> str:
+        try:
+            if _number(line) == round_ and line.endswith(b"}\n"):
+                return line[:-1].decode()
+        except UnicodeDecodeError:
+            pass
+        raise CorruptError(f"{self._path}, line {round_ + 1}: this is no record of round {round_}")
+
+
+def lines_backwards(path: Path) -> Iterator[bytes]:
+    """Whole lines without their newlines, last one first; a reader of few lines reads no more of a long file."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        at, rest, whole = file.seek(0, os.SEEK_END), b"", False
+        while at > 0:
+            start = max(at - _STEP_BYTES, 0)
+            file.seek(start)
+            rest, *lines = (file.read(at - start) + rest).split(b"\n")
+            at = start
+            if lines and not whole:
+                lines.pop()  # what follows the last newline: nothing, or a line cut short
+                whole = True
+            yield from reversed(lines)
+        if whole:
+            yield rest
+
+
+def _number(line: bytes) -> int | None:
+    """The round that a line, or its beginning, is of; None if it does not say so."""
+    if found := _HEAD.match(line):
+        return int(found[1])
+    try:
+        return int(json.loads(line)["round"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _starts(file: IO[bytes], at: int, round_: int) -> bool:
+    """True if the line of a round starts at this byte."""
+    after_newline = at == 0 or os.pread(file.fileno(), 1, at - 1) == b"\n"
+    return after_newline and _number(os.pread(file.fileno(), _HEAD_BYTES, at)) == round_
+
+
+def _offset(file: IO[bytes], round_: int) -> int | None:
+    """Where the line of a round starts; None if there is none."""
+    if round_ <= 0:
+        return 0
+    descriptor = file.fileno()
+    low, high = 0, os.fstat(descriptor).st_size  # the line starts in between
+    while low < high:
+        middle = (low + high) // 2
+        start, end = _line_start(descriptor, middle, low), _line_end(descriptor, middle, high)
+        number = _number(os.pread(descriptor, _HEAD_BYTES, start))
+        if end and number is None:
+            return _counted(file, round_)
+        if end and number is not None and number < round_:
+            low = end
+        else:
+            high = start
+    return low if _starts(file, low, round_) else _counted(file, round_)
+
+
+def _line_start(descriptor: int, inside: int, least: int) -> int:
+    """Where the line starts that holds the byte `inside`; `least` is the start of a line before it."""
+    end = inside
+    while end > least:
+        start = max(end - _SEEK_BYTES, least)
+        if (newline := os.pread(descriptor, end - start, start).rfind(b"\n")) >= 0:
+            return start + newline + 1
+        end = start
+    return least
+
+
+def _line_end(descriptor: int, inside: int, most: int) -> int | None:
+    """The byte after the newline of the line that holds the byte `inside`; None if it has no newline yet."""
+    at = inside
+    while at < most:
+        piece = os.pread(descriptor, min(_SEEK_BYTES, most - at), at)
+        if (newline := piece.find(b"\n")) >= 0:
+            return at + newline + 1
+        at += max(len(piece), 1)
+    return None
+
+
+def _counted(file: IO[bytes], round_: int) -> int | None:
+    """As `_offset`, by counting lines: for files whose lines do not begin as ours, and rounds that are not there."""
+    file.seek(0)
+    at = 0
+    for number, line in enumerate(file):
+        if number == round_ and line.endswith(b"\n"):
+            return at
+        at += len(line)
+    return None

@@ -1,0 +1,154 @@
+"""Reading rounds.jsonl: from any round on, backwards, in batches; a torn line is no record."""
+
+import json
+import os
+from contextlib import nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marless import round_file
+from marless.errors import CorruptError
+from marless.record import Decision
+from marless.round_file import RoundReader, may_be_evaluated, read, read_backwards, took_s
+from tests.unit.test_record import RETURNS, record
+
+
+class Growing(list):
+    """A file that has just these lines to give, one after the other."""
+
+    def seek(self, _at: int) -> None: ...
+
+
+@pytest.fixture
+def lines(tmp_path):
+    path = tmp_path / "rounds.jsonl"
+    path.write_text("".join(record(n).to_json() + "\n" for n in range(3)))
+    return path
+
+
+def test_a_file_is_read_from_any_round_on(lines):
+    assert list(read(lines)) == [record(0), record(1), record(2)]
+    assert list(read(lines, 2)) == [record(2)]
+    assert list(read(lines, 3)) == []
+
+
+def test_a_file_that_is_not_there_yet_holds_no_records(tmp_path):
+    assert list(read(tmp_path / "rounds.jsonl")) == []
+
+
+def test_a_last_line_that_a_crash_cut_short_is_no_record_wherever_it_was_cut(lines):
+    whole = lines.read_bytes()
+    start = whole.rindex(b"\n", 0, -1) + 1
+    for cut in range(start, len(whole)):
+        lines.write_bytes(whole[:cut])
+        assert [each.round for each in read(lines)] == [0, 1]
+
+
+def test_the_rest_of_a_line_that_was_being_written_is_not_taken_for_the_next_one(lines):
+    first, second, *_ = lines.read_text().splitlines(keepends=True)
+    grew = [
+        first.encode(),
+        second[:9].encode(),
+        second[9:].encode(),
+    ]  # what a reader gets who looks again after the end of the file
+    path = SimpleNamespace(exists=lambda: True, open=lambda mode: nullcontext(Growing(grew)))
+    assert [each.round for each in read(path)] == [0]
+
+
+@pytest.mark.parametrize("line", ["{}", "[]", "3", "{", "", '{"job": "j"}'])
+def test_any_other_line_that_is_no_record_is_named(lines, line):
+    with lines.open("a") as file:
+        file.write(line + "\n" + record(4).to_json() + "\n")
+    with pytest.raises(CorruptError, match=r"rounds\.jsonl, line 4: this is no round record"):
+        list(read(lines))
+
+
+@given(st.lists(st.integers(0, 3000), max_size=12), st.sampled_from(["", "x" * 40, '{"job": "torn"}']))
+def test_records_are_read_backwards_whatever_their_length(tmp_path_factory, lengths, torn):
+    path = tmp_path_factory.mktemp("backwards") / "rounds.jsonl"
+    written = [
+        record(index, decisions=(Decision(kind="scaling", rule="r", outcome="", reason="." * length),))
+        for index, length in enumerate(lengths)
+    ]
+    path.write_text("".join(each.to_json() + "\n" for each in written) + torn)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(round_file, "_STEP_BYTES", 777)
+        assert list(read_backwards(path)) == written[::-1]
+
+
+def test_reading_backwards_names_the_file_that_is_broken(tmp_path):
+    assert list(read_backwards(tmp_path / "rounds.jsonl")) == []
+    (tmp_path / "rounds.jsonl").write_text("{}\n")
+    with pytest.raises(CorruptError, match=r"rounds.jsonl: a line is no round record: b'\{\}'"):
+        list(read_backwards(tmp_path / "rounds.jsonl"))
+
+
+def long_record(round_: int, length: int = 0):
+    return record(round_, decisions=(Decision(kind="scaling", rule="r", outcome="", reason="." * length),))
+
+
+@given(lengths=st.lists(st.integers(0, 3000), max_size=12), first=st.integers(0, 13), torn=st.booleans())
+def test_any_round_is_found_whatever_the_length_of_the_lines(tmp_path_factory, lengths, first, torn):
+    path = tmp_path_factory.mktemp("seek") / "rounds.jsonl"
+    written = [long_record(index, length) for index, length in enumerate(lengths)]
+    unfinished = record(len(lengths)).to_json()[:40] if torn else ""
+    path.write_text("".join(each.to_json() + "\n" for each in written) + unfinished)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(round_file, "_SEEK_BYTES", 777)
+        patch.setattr(round_file, "BATCH_BYTES", 2000)
+        assert list(read(path, first)) == written[first:]
+        reader, lines = RoundReader(path), []
+        while batch := reader.batch(first + len(lines)):
+            assert len(batch) == 1 or sum(map(len, batch)) < 2000
+            lines += batch
+        assert lines == [each.to_json() for each in written[first:]]
+
+
+def test_the_end_of_a_long_file_is_found_without_reading_all_of_it(tmp_path, monkeypatch):
+    path = tmp_path / "rounds.jsonl"
+    path.write_text("".join(long_record(number, 5000).to_json() + "\n" for number in range(2000)))
+    taken, pread = [], os.pread
+    monkeypatch.setattr(os, "pread", lambda *where: taken.append(len(data := pread(*where))) or data)
+    assert [each.round for each in read(path, 1998)] == [1998, 1999]
+    assert 0 < sum(taken) < path.stat().st_size / 5
+
+
+def test_a_reader_finds_its_place_again_in_another_file_of_the_same_name(lines):
+    reader = RoundReader(lines)
+    assert reader.batch(0) == [record(number).to_json() for number in range(3)]
+    longer = [replace(record(number), job="a-longer-name") for number in range(5)]
+    lines.unlink()
+    assert reader.batch(3) == []
+    lines.write_text("".join(each.to_json() + "\n" for each in longer))
+    assert reader.batch(3) == [each.to_json() for each in longer[3:]]
+
+
+def test_lines_of_other_programs_are_found_by_counting(lines):
+    shuffled = [dict(sorted(json.loads(line).items())) for line in lines.read_text().splitlines()]
+    lines.write_text("".join(json.dumps(each) + "\n" for each in shuffled))
+    assert list(read(lines, 2)) == [record(2)]
+    assert [json.loads(line) for line in RoundReader(lines).batch(1)] == shuffled[1:]
+
+
+@pytest.mark.parametrize(
+    "line", [b"{}", b"", b'{"job":"j","round":7,}', b'{"job":"j","round":3,', b'{"job":"j","round":3,"\xff"}']
+)
+def test_a_line_that_is_not_its_rounds_record_ends_a_batch_with_its_name(lines, line):
+    with lines.open("ab") as file:
+        file.write(line + b"\n")
+    with pytest.raises(CorruptError, match=r"rounds\.jsonl, line 4: this is no record of round 3"):
+        RoundReader(lines).batch(2)
+
+
+def test_what_is_known_of_a_line_without_parsing_it():
+    plain, evaluated = (record(2, evaluation=each).to_json().encode() for each in (None, RETURNS))
+    assert (may_be_evaluated(plain), may_be_evaluated(evaluated)) == (False, True)
+    assert took_s("rounds.jsonl", plain) == record(2).took_s == 0.5
+    set_back = record(2, started_s=2000.0).to_json().encode()
+    assert took_s("rounds.jsonl", set_back) == record(2, started_s=2000.0).took_s == 0.0
+    other = json.dumps(dict(sorted(json.loads(plain).items()))).encode()
+    assert took_s("rounds.jsonl", other) == 0.5
