@@ -157,7 +157,7 @@ def _calibrated(spec: JobSpec) -> Calibration:
         text=True,
         timeout=CALIBRATION_S,
         check=False,
-        env=os.environ | environment.learner(1),
+        env=environment.inherited(os.environ) | environment.learner(1),
     )
     if done.returncode:
         said = done.stderr.strip().splitlines() or ["without a word"]

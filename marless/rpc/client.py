@@ -59,8 +59,13 @@ class Peer:
             if credentials is None
             else grpc.aio.secure_channel(address, credentials, options=options)
         )
-        self.metadata = security.metadata()
+        self._security = security
         self._name = service or address
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """What the next call carries."""
+        return self._security.metadata()
 
     async def call(
         self,

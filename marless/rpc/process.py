@@ -69,7 +69,6 @@ def add_process_options(parser: argparse.ArgumentParser) -> None:
         ("ca", "certificate authority"),
     ):
         add_option(parser, f"--tls-{name}", "", f"PEM file of the {what}")
-    parser.add_argument("--exit-with-stdin", action="store_true", help="stop when standard input closes")
 
 
 def security_of(args: argparse.Namespace) -> Security:

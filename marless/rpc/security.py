@@ -24,8 +24,8 @@ _OPEN_METHODS = ("/grpc.health.v1.Health/",)
 class Security:
     """Token and TLS files of one process; all empty on a workstation."""
 
-    token: str = ""
-    """Shared secret; sent as a bearer token with every call."""
+    token: str | Callable[[], str] = ""
+    """Shared secret, or what to ask for it at each call; sent as a bearer token."""
     tls_cert: str = ""
     """Path of the server's certificate chain (PEM)."""
     tls_key: str = ""
@@ -44,7 +44,7 @@ class Security:
         return f"Security(token={'set' if self.token else 'unset'}, tls={'on' if self.tls_ca else 'off'})"
 
     def arguments(self) -> list[str]:
-        """The command-line arguments that hand these files on to a worker; the token goes by environment only."""
+        """The command-line arguments that hand these files on to a worker; its token is handed over."""
         given = (("--tls-cert", self.tls_cert), ("--tls-key", self.tls_key), ("--tls-ca", self.tls_ca))
         return [part for flag, path in given if path for part in (flag, path)]
 
@@ -72,7 +72,13 @@ class Security:
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """What every call carries."""
-        return ((_HEADER, f"Bearer {self.token}"),) if self.token else ()
+        token = self.shown
+        return ((_HEADER, f"Bearer {token}"),) if token else ()
+
+    @property
+    def shown(self) -> str:
+        """The token that the next call carries; "" for none."""
+        return self.token() if callable(self.token) else self.token
 
 
 def is_local(address: str) -> bool:
@@ -99,7 +105,7 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
     """Refuses calls without the token; health checks need none."""
 
     def __init__(self, security: Security) -> None:
-        self._expected = f"Bearer {security.token}".encode() if security.token else b""
+        self._expected = f"Bearer {security.shown}".encode() if security.shown else b""
 
     async def intercept_service(
         self,

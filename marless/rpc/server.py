@@ -100,6 +100,7 @@ def option_parser(service: str, description: str) -> argparse.ArgumentParser:
     parser.add_argument("--reflection", action="store_true", help="tell clients what can be called (gRPC reflection)")
     add_option(parser, "--metrics", "", "serve Prometheus metrics over HTTP at host:port (port 0: any free one)")
     add_process_options(parser)
+    parser.add_argument("--exit-with-stdin", action="store_true", help="stop when standard input closes")
     return parser
 
 

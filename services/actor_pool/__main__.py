@@ -30,7 +30,8 @@ async def build(config: Config, address: str) -> AsyncIterator[Service]:
             *("--env-modules", ",".join(config.env_modules)),
             *config.server.security.arguments(),
         ],
-        os.environ | environment.ACTOR,
+        environment.inherited(os.environ) | environment.ACTOR,
+        config.server.security.shown,
     )
     dispatcher = Dispatcher()
     async with Fleet(

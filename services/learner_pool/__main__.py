@@ -29,7 +29,8 @@ async def build(config: Config, address: str) -> AsyncIterator[Service]:
     launcher = LocalLauncher(
         "services.learner_pool.worker",
         ["--pool", address, "--param-store", config.param_store, *config.server.security.arguments()],
-        os.environ | environment.learner(config.threads),
+        environment.inherited(os.environ) | environment.learner(config.threads),
+        config.server.security.shown,
     )
     dispatcher = Dispatcher()
     fleet = Fleet(

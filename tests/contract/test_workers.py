@@ -24,6 +24,7 @@ from marless.rpc.v1 import actor_pool_pb2, common_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub, add_ActorPoolServiceServicer_to_server
 from marless.rpc.workers.dispatch import Dispatcher
 from marless.rpc.workers.fleet import Fleet
+from marless.rpc.workers.handover import Handover, Tickets, new_ticket
 from marless.rpc.workers.session import DETAIL_BYTES, WorkerOptions, work
 from services.actor_pool.servicer import ActorPoolServicer
 
@@ -78,9 +79,12 @@ class Pool:
         self.dispatcher = dispatcher
         self.bench = Bench()
         self.tasks: list[asyncio.Task[None]] = []
+        self.tickets: dict[str, str] = {}
 
-    def start(self, name: str) -> asyncio.Task[None]:
-        task = asyncio.create_task(self._work(name))
+    def start(self, name: str, ticket: str = "") -> asyncio.Task[None]:
+        """A worker with the ticket of its name, or with another one."""
+        self.tickets[name] = ticket or self.tickets.get(name) or new_ticket()
+        task = asyncio.create_task(self._work(name, self.tickets[name]))
         self.tasks.append(task)
         return task
 
@@ -102,9 +106,9 @@ class Pool:
         async with asyncio.timeout(PATIENCE_S):
             await self.dispatcher.disconnected(name)
 
-    async def _work(self, name: str) -> None:
+    async def _work(self, name: str, ticket: str) -> None:
         peer = Peer(self.address, Security())
-        options = WorkerOptions(name, self.address, "", Security(), exit_with_stdin=False)
+        options = WorkerOptions(name, self.address, "", Security(), launched=False, handover=Handover(ticket))
         try:
             await work(options, peer, ActorPoolServiceStub(peer.channel).Work, partial(self.bench.handle, name))
         finally:
@@ -131,7 +135,7 @@ async def pool_at(address: str, dispatcher: Dispatcher) -> AsyncIterator[Pool]:
 
 @pytest.fixture
 async def pool(tmp_path) -> AsyncIterator[Pool]:
-    async with pool_at(f"unix:{tmp_path}/pool.sock", Dispatcher(queue_limit=2)) as pool:
+    async with pool_at(f"unix:{tmp_path}/pool.sock", Dispatcher(queue_limit=2, tickets=Tickets(others=True))) as pool:
         yield pool
 
 
@@ -226,7 +230,7 @@ async def test_the_end_of_a_traceback_travels_with_a_defect(pool):
 
 async def test_jobs_that_wait_take_turns_and_a_task_that_lost_its_worker_goes_first(tmp_path):
     """50 actors of one job do not starve the two of another."""
-    async with pool_at(f"unix:{tmp_path}/pool.sock", Dispatcher()) as pool:
+    async with pool_at(f"unix:{tmp_path}/pool.sock", Dispatcher(tickets=Tickets(others=True))) as pool:
         [doomed] = await pool.connect("a")
         tasks = [pool.submit("slow", job="big")]
         await pool.bench.until_started(1)
@@ -285,7 +289,7 @@ async def test_a_worker_that_is_gone_when_its_turn_comes_costs_one_attempt_not_t
     async def broken(message: common_pb2.PoolMessage) -> None:
         raise grpc.aio.UsageError("RPC already finished.")
 
-    hello = common_pb2.WorkerMessage(hello=common_pb2.WorkerHello(worker="ghost"))
+    hello = common_pb2.WorkerMessage(hello=common_pb2.WorkerHello(worker="ghost", ticket="its own"))
     forever = asyncio.Event()
 
     async def messages() -> AsyncIterator[common_pb2.WorkerMessage]:
@@ -419,14 +423,14 @@ class InProcessLauncher:
         self.launched: list[str] = []
         self.handles: dict[str, Handle] = {}
 
-    async def launch(self, worker: str) -> Handle:
+    async def launch(self, worker: str, ticket: str) -> Handle:
         self.launched.append(worker)
         if self.refusal:
             raise UnavailableError(self.refusal)
         if self.stillborn:
             self.stillborn -= 1
             return Handle(asyncio.create_task(asyncio.sleep(0)))
-        self.handles[worker] = Handle(self.pool.start(worker))
+        self.handles[worker] = Handle(self.pool.start(worker, ticket))
         return self.handles[worker]
 
 

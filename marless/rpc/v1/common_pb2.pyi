@@ -280,12 +280,15 @@ class WorkerHello(_message.Message):
     HOST_FIELD_NUMBER: _builtins.int
     VCPUS_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
+    TICKET_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     pid: _builtins.int
     host: _builtins.str
     vcpus: _builtins.float
     device: _builtins.str
     """"cpu" or "cuda:0" """
+    ticket: _builtins.str
+    """what the pool handed to the worker that it launched; of others, a random word of their own"""
     def __init__(
         self,
         *,
@@ -294,10 +297,11 @@ class WorkerHello(_message.Message):
         host: _builtins.str = ...,
         vcpus: _builtins.float = ...,
         device: _builtins.str = ...,
+        ticket: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "host", b"host", "pid", b"pid", "vcpus", b"vcpus", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "host", b"host", "pid", b"pid", "ticket", b"ticket", "vcpus", b"vcpus", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

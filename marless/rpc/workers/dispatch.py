@@ -16,6 +16,7 @@ import structlog
 from marless.errors import InternalError, OverloadedError, UnavailableError, UnreachableError
 from marless.rpc.errors import by_name
 from marless.rpc.v1 import common_pb2
+from marless.rpc.workers.handover import Tickets
 from marless.rpc.workers.turns import Turns
 
 Send = Callable[[common_pb2.PoolMessage], Awaitable[None]]
@@ -56,7 +57,8 @@ class Dispatcher:
     Of several idle workers, one that ran the same `affinity` last is preferred.
     """
 
-    def __init__(self, *, queue_limit: int = 4096, max_attempts: int = 3) -> None:
+    def __init__(self, *, queue_limit: int = 4096, max_attempts: int = 3, tickets: Tickets | None = None) -> None:
+        self._tickets = tickets or Tickets()
         self._queue_limit = queue_limit
         self._max_attempts = max_attempts
         self._workers: dict[str, _Worker] = {}
@@ -96,9 +98,13 @@ class Dispatcher:
         """True between a worker's hello and the end of its stream."""
         return worker in self._workers
 
-    def launching(self, worker: str) -> None:
-        """A worker of this name is being launched now; how long it takes to connect is noted with its first task."""
+    def launching(self, worker: str) -> str:
+        """A worker of this name is being launched now; returns the ticket that it must show.
+
+        How long it takes to connect is noted with its first task.
+        """
         self._launched_s[worker] = time.monotonic()
+        return self._tickets.issue(worker)
 
     async def run(self, task: str, payload: bytes, *, timeout_s: float, affinity: str = "") -> common_pb2.TaskResult:
         """Run the task "<job>/…" to its result on some worker.
@@ -131,14 +137,17 @@ class Dispatcher:
     async def attach(self, messages: AsyncIterator[common_pb2.WorkerMessage], send: Send) -> None:
         """Serve one worker's stream until it ends; the body of a pool's Work RPC.
 
-        A second stream under the same name takes the first one's place.
+        A second stream under the same name, with the same ticket, takes the first one's place. Raises
+        UnauthenticatedError for a worker that may not have its name.
         """
         first = await anext(messages, None)
         if first is None or not first.HasField("hello"):
             raise InternalError("a worker's stream starts with its hello")
         hello, name = first.hello, first.hello.worker
+        before = self._workers.get(name)
+        self._tickets.check(name, hello.ticket, before.hello.ticket if before else None)
         worker = _Worker(hello, send, self._since_launch(name))
-        if before := self._workers.get(name):
+        if before:
             before.lose()
         self._workers[name] = worker
         facts = {"pid": hello.pid, "host": hello.host, "device": hello.device, "init_s": round(worker.init_s, 3)}
@@ -173,6 +182,7 @@ class Dispatcher:
 
     async def disconnect(self, name: str) -> None:
         """End this worker's stream, whose process is gone; a task it ran goes to another worker."""
+        self._tickets.void(name)
         if worker := self._workers.get(name):
             worker.lose()
         await self.disconnected(name)

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+_KEPT = ("MARLESS_FAILPOINT",)
+_CREDENTIALS = ("WANDB_API_KEY", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
+"""Of metrics sinks, which only coordinators feed."""
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 """NumPy and torch read these when they are imported."""
 # Workers are the parallelism, and results must not depend on the number of cores. And one heap: the threads of gRPC
 # would each keep their own free memory.
 ACTOR = ONE_THREAD | {"MALLOC_ARENA_MAX": "1"}
+
+
+def inherited(environment: Mapping[str, str]) -> dict[str, str]:
+    """What a worker inherits of its pool's environment: nothing of marless's own, for a worker is told what it must
+    know, and no credentials. Third parties' code runs there.
+    """
+    return {
+        name: value
+        for name, value in environment.items()
+        if name in _KEPT or not (name.startswith("MARLESS_") or name in _CREDENTIALS)
+    }
 
 
 def learner(threads: int) -> dict[str, str]:

@@ -139,10 +139,10 @@ class Fleet:
         """Launch this worker, again whenever it ends; returns why that was given up."""
         while True:
             started_s = time.monotonic()
-            self._dispatcher.launching(name)
+            ticket = self._dispatcher.launching(name)
             _log.info("worker.launched", worker=name, workers=len(self._tasks), limit=self._limit)
             try:
-                handle = await self._launcher.launch(name)
+                handle = await self._launcher.launch(name, ticket)
             except UnavailableError as error:
                 return self._give_up(str(error))
             try:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from marless.errors import UnavailableError
+from marless.rpc.workers.handover import Handover
 
 
 class WorkerHandle(Protocol):
@@ -25,19 +26,23 @@ class WorkerHandle(Protocol):
 class Launcher(Protocol):
     """Adds workers on some kind of machine; they dial out to their pool by themselves."""
 
-    async def launch(self, worker: str) -> WorkerHandle:
-        """Start a worker that will say hello under this name; raises UnavailableError if it cannot."""
+    async def launch(self, worker: str, ticket: str) -> WorkerHandle:
+        """Start a worker that will say hello under this name, with this ticket; raises UnavailableError if it cannot.
+
+        The ticket is secret: never put it on a command line or into an environment.
+        """
         ...
 
 
 class LocalLauncher:
     """Workers as child processes of the pool. They end when the pool does: their standard input closes."""
 
-    def __init__(self, module: str, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-        self._command = (sys.executable, "-m", module, "--exit-with-stdin", *arguments)
+    def __init__(self, module: str, arguments: Sequence[str], environment: Mapping[str, str], token: str = "") -> None:
+        self._token = token
+        self._command = (sys.executable, "-m", module, "--launched", *arguments)
         self._environment = dict(environment)
 
-    async def launch(self, worker: str) -> WorkerHandle:
+    async def launch(self, worker: str, ticket: str) -> WorkerHandle:
         """Start one process; what it logs goes to the pool's own log."""
         try:
             process = await asyncio.create_subprocess_exec(
@@ -45,6 +50,8 @@ class LocalLauncher:
             )
         except OSError as error:
             raise UnavailableError(f"cannot start worker {worker}: {error.strerror}") from None
+        assert process.stdin
+        process.stdin.write(Handover(ticket, self._token).to_line())
         return _Process(process)
 
 

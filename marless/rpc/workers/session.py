@@ -10,16 +10,18 @@ import socket
 import time
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import NoReturn
 
 import grpc
 import structlog
 
 from marless.errors import MarlessError
 from marless.rpc.client import Peer
-from marless.rpc.process import add_env_modules, add_option, add_process_options, security_of, stdin_closed
+from marless.rpc.process import add_env_modules, add_option, add_process_options, security_of
 from marless.rpc.security import Security
 from marless.rpc.v1 import common_pb2
+from marless.rpc.workers.handover import Handed, Handover, listen
 
 DETAIL_BYTES = 4096
 """Of a traceback, its end: what is sent along with the sentence."""
@@ -36,7 +38,9 @@ class WorkerOptions:
     pool: str
     param_store: str
     security: Security
-    exit_with_stdin: bool
+    launched: bool
+    """By a pool, which holds this process's standard input and ends it by closing that."""
+    handover: Handover = field(default_factory=Handover)
     env_modules: tuple[str, ...] = ()
     """Modules whose environments an actor may make beside PettingZoo's own; see `marless.envs.allowed`."""
 
@@ -49,22 +53,24 @@ def worker_options(description: str) -> WorkerOptions:
     add_option(parser, "--param-store", "", "address of the param_store")
     add_env_modules(parser)
     add_process_options(parser)
+    parser.add_argument("--launched", action="store_true", help="how pools start workers; not for people")
     args = parser.parse_args()
-    return WorkerOptions(
-        args.worker, args.pool, args.param_store, security_of(args), args.exit_with_stdin, args.env_modules
-    )
+    handover = Handover(token=os.environ.pop("MARLESS_TOKEN", ""))
+    security = replace(security_of(args), token=lambda: handover.token)
+    return WorkerOptions(args.worker, args.pool, args.param_store, security, args.launched, handover, args.env_modules)
 
 
 async def work(options: WorkerOptions, peer: Peer, method: Work, handle: Handle, device: str = "cpu") -> None:
     """Serve the pool until it drains this worker or goes away, or standard input closes."""
+    watch = await _follow_pool(options.handover) if options.launched else None
     hello = common_pb2.WorkerHello(
         worker=options.worker,
         pid=os.getpid(),
         host=socket.gethostname(),
         vcpus=len(os.sched_getaffinity(0)),
         device=device,
+        ticket=options.handover.ticket,
     )
-    watch = asyncio.create_task(_end_with_parent()) if options.exit_with_stdin else None
     try:
         await _session(peer, method, hello, handle)
     finally:
@@ -72,8 +78,24 @@ async def work(options: WorkerOptions, peer: Peer, method: Work, handle: Handle,
             watch.cancel()
 
 
-async def _end_with_parent() -> None:
-    await stdin_closed()
+async def _follow_pool(handover: Handover) -> asyncio.Task[None]:
+    """Take what the pool that launched this process hands it, from now on until the pool is gone."""
+    handed = await listen()
+    if not await handed.into(handover):
+        _end_with_pool()
+    return asyncio.create_task(_keep_following(handed, handover))
+
+
+async def _keep_following(handed: Handed, handover: Handover) -> None:
+    try:
+        while await handed.into(handover):
+            pass
+    finally:
+        handed.close()
+    _end_with_pool()
+
+
+def _end_with_pool() -> NoReturn:
     _log.info("worker.orphaned")
     os._exit(0)  # a thread in mid-task cannot be interrupted, and whatever it computes has nowhere to go
 

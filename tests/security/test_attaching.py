@@ -1,0 +1,115 @@
+"""Strangers who would be workers, and what the workers of a pool can learn from how they were started."""
+
+import asyncio
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from marless.errors import UnauthenticatedError
+from marless.rpc.client import Peer
+from marless.rpc.security import Security
+from marless.rpc.server import ServerOptions, serving
+from marless.rpc.v1 import actor_pool_pb2, common_pb2
+from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
+from marless.rpc.workers.handover import Tickets
+from services.actor_pool.__main__ import build
+from services.actor_pool.config import Config
+
+PATIENCE_S = 30.0
+SECRETS = {
+    "MARLESS_TOKEN": "canary-token",
+    "MARLESS_TOKENS": "/canary/tokens",
+    "MARLESS_REDIS_URL": "redis://:canary-password@127.0.0.1",
+    "MARLESS_TLS_KEY": "/canary/key.pem",
+    "MARLESS_SOMETHING_NEW": "canary-of-tomorrow",
+    "WANDB_API_KEY": "canary-of-a-sink",
+}
+
+
+@asynccontextmanager
+async def default_pool():
+    """An actor pool as it is installed by default, but on TCP, with one worker; yields a stub and a peer."""
+    server = ServerOptions("127.0.0.1:0", Security())
+    config = Config(server, "unix:/nowhere", workers=1, warm=1, keep_alive_s=600.0)
+    async with serving(server, lambda address: build(config, address)) as address:
+        peer = Peer(address, Security())
+        stub = ActorPoolServiceStub(peer.channel)
+        async with asyncio.timeout(PATIENCE_S):
+            while not await workers(stub):  # noqa: ASYNC110  # it is a process, and tells nobody but its pool
+                await asyncio.sleep(0.02)
+        yield stub, peer
+        await peer.close()
+
+
+def process_file(pid: int, name: str) -> Path:
+    return Path(f"/proc/{pid}/{name}").readlink()
+
+
+async def workers(stub) -> list[common_pb2.WorkerInfo]:
+    return list((await stub.ListWorkers(actor_pool_pb2.ListWorkersRequest())).workers)
+
+
+@pytest.mark.parametrize("ticket", ["", "a guess"])
+@pytest.mark.parametrize("name", ["stranger", "actor-0", "actor-1", ""])
+def test_without_tokens_only_launched_workers_have_names(name, ticket):
+    tickets = Tickets()
+    right = tickets.issue("actor-0")
+    tickets.check("actor-0", right, None)
+    tickets.check("actor-0", right, right)  # it comes again
+    for connected in (None, right):
+        with pytest.raises(UnauthenticatedError, match="ticket"):
+            tickets.check(name, ticket, connected if name == "actor-0" else None)
+
+
+def test_a_ticket_is_of_one_name_and_one_launch():
+    tickets = Tickets(others=True)
+    first, other = tickets.issue("actor-0"), tickets.issue("actor-1")
+    second = tickets.issue("actor-0")
+    for ticket in (first, other):
+        with pytest.raises(UnauthenticatedError):
+            tickets.check("actor-0", ticket, None)
+    tickets.check("actor-0", second, None)
+    tickets.void("actor-0")
+    tickets.check("actor-0", "another machine's", None)  # with tokens, a free name is anybody's
+
+
+def test_the_name_of_a_connected_worker_is_not_stolen():
+    tickets = Tickets(others=True)
+    tickets.check("remote", "its own", None)
+    tickets.check("remote", "its own", "its own")
+    for stolen in ("", "another"):
+        with pytest.raises(UnauthenticatedError):
+            tickets.check("remote", stolen, "its own")
+    with pytest.raises(UnauthenticatedError):
+        tickets.check("remote", "", None)
+
+
+async def test_a_stranger_cannot_attach_to_a_default_installation_nor_take_a_workers_place():
+    async with default_pool() as (stub, _):
+        before = await workers(stub)
+        for name in ("stranger", before[0].worker):
+            stream = stub.Work()
+            hello = common_pb2.WorkerHello(worker=name, pid=1, host="elsewhere")
+            await stream.write(common_pb2.WorkerMessage(hello=hello))
+            assert (await stream.code()).name == "UNAUTHENTICATED"
+        assert await workers(stub) == before
+
+
+async def test_a_worker_finds_no_secret_in_its_environment_on_its_command_line_or_standard_input(monkeypatch):
+    for name, value in SECRETS.items():
+        monkeypatch.setenv(name, value)
+    issued, issue = [], Tickets.issue
+    monkeypatch.setattr(Tickets, "issue", lambda *given: issued.append(issue(*given)) or issued[-1])
+    async with default_pool() as (stub, _):
+        [worker] = await workers(stub)
+        process = psutil.Process(worker.pid)
+        environment, command = process.environ(), " ".join(process.cmdline())
+        standard_input = str(process_file(worker.pid, "fd/0"))
+    assert [name for name in environment if name.startswith("MARLESS_")] == []
+    assert "canary" not in str(environment) + command
+    assert issued
+    assert not any(ticket in str(environment) + command for ticket in issued)
+    assert standard_input == "/dev/null"  # what an environment starts cannot read what the pool hands over
+    assert environment["PATH"]
