@@ -26,6 +26,7 @@ from typing import Self
 
 import structlog
 
+from marless import private_files
 from marless.cli.stack import SERVICES, LocalStack, StackOptions, owner_of
 from marless.cli.supervision import STOP_S, Log
 from marless.client.address import STACK_FILE
@@ -227,10 +228,10 @@ async def supervise(settings: Settings) -> None:
 def _spawn(settings: Settings, folder: StackFolder) -> subprocess.Popen[bytes]:
     """Start the supervisor in a session of its own: it outlives this command and its terminal."""
     try:
-        folder.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_files.directory(folder.logs)
         if folder.supervisor() is None:
             folder.log.put_aside()
-        with folder.log.path.open("ab") as log:
+        with folder.log.open() as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "marless.cli.background", settings.to_json()],
                 stdin=subprocess.DEVNULL,

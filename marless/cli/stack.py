@@ -6,7 +6,6 @@ import asyncio
 import fcntl
 import hashlib
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -16,8 +15,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
+from marless import private_files
 from marless.cli.supervision import SERVING, Log, Patience, SupervisedService, statuses
 from marless.errors import JobStateError, UnavailableError
+from marless.private_files import Claim, UntrustedPathError
 from marless.rpc.security import Security
 
 SERVICES = ("param_store", "learner_pool", "actor_pool", "coordinator")
@@ -30,6 +31,8 @@ PROBE_S = 0.5
 """How long somebody who asks who the owner is may hold up a new one."""
 POLL_S = 0.05
 _OWNER, _LEASE = "owner", "services"
+_SOCKETS = 8 * "[0-9a-f]"
+"""Names of socket directories."""
 _SECRETS = ("MARLESS_TOKEN", "MARLESS_TLS_CERT", "MARLESS_TLS_KEY", "MARLESS_TLS_CA")
 
 
@@ -67,6 +70,8 @@ class LocalStack:
         self._keeping: dict[str, asyncio.Task[str]] = {}
         self._held = AsyncExitStack()
         self._lease: IO[str]
+        self._claimed: int
+        """What the services inherit of the socket directory: it is not swept before they have ended."""
 
     @property
     def coordinator(self) -> str:
@@ -145,7 +150,7 @@ class LocalStack:
             log=Log(self._logs / f"{name}.log"),
             patience=self._options.patience,
             told=self._options.told,
-            inherited=(self._lease.fileno(),),
+            inherited=(self._lease.fileno(), self._claimed),
         )
         await service.start()
         self._services[name] = service
@@ -168,8 +173,8 @@ class LocalStack:
 
     async def _hold(self) -> None:
         """Make the directories, and keep others out of them until this stack and all of its services have ended."""
-        self._logs.mkdir(parents=True, exist_ok=True)
-        self._data.mkdir(parents=True, exist_ok=True)
+        for directory in (self._logs, self._data):
+            private_files.parents(directory / "file")
         if (owner := await _lock(self._data / _OWNER, PROBE_S)) is None:
             raise JobStateError(f"{self._data} is in use by the services of process {owner_of(self._data)}")
         self._held.enter_context(owner)
@@ -183,10 +188,19 @@ class LocalStack:
         self._lease = lease
         for name in SERVICES:
             Log(self._logs / f"{name}.log").put_aside()
-        for directory in (self._sockets.parent, self._sockets):
-            directory.mkdir(mode=0o700, exist_ok=True)
-            directory.chmod(0o700)
-        self._held.callback(shutil.rmtree, self._sockets, ignore_errors=True)
+        self._claim_sockets()
+
+    def _claim_sockets(self) -> None:
+        """Have their directory, without those that stacks have left that were killed."""
+        try:
+            private_files.sweep(private_files.directory(self._sockets.parent), _SOCKETS)
+            claim = Claim.make(self._sockets)
+        except UntrustedPathError as error:
+            raise UnavailableError(
+                f"{error.filename}: {error.strerror}; set TMPDIR to a directory of yours, for the services' sockets"
+            ) from None
+        self._held.callback(claim.drop)
+        self._claimed = claim.lock
 
     async def _stop_all(self) -> None:
         """Last started, first stopped: each can still say good-bye to those it needs. Twice is safe."""
@@ -206,7 +220,7 @@ def owner_of(data: Path) -> int | None:
     path = data / _OWNER
     if not path.exists():
         return None
-    with path.open(encoding="utf-8") as file:
+    with os.fdopen(private_files.open_readable(path), encoding="utf-8") as file:
         if _locks(file, fcntl.LOCK_SH):
             return None
         name = file.read()
@@ -216,7 +230,7 @@ def owner_of(data: Path) -> int | None:
 async def _lock(path: Path, patience_s: float) -> IO[str] | None:
     """Lock a file until it is closed here and by all that inherited it; None if others do not let go of it."""
     give_up_s = time.monotonic() + patience_s
-    file = path.open("a", encoding="utf-8")
+    file = os.fdopen(private_files.open_own(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "a", encoding="utf-8")
     while not _locks(file, fcntl.LOCK_EX):
         if time.monotonic() > give_up_s:
             file.close()
@@ -237,7 +251,7 @@ def _locks(file: IO[str], kind: int) -> bool:
 def socket_directory(data: Path) -> Path:
     """Where the sockets of a stack lie: always the same, this user's own, and short enough."""
     name = hashlib.sha256(os.fsencode(data.absolute())).hexdigest()[:8]
-    candidates = [Path(place, f"marless-{os.getuid()}", name) for place in (tempfile.gettempdir(), "/tmp")]
+    candidates = [private_files.home_in(Path(place)) / name for place in (tempfile.gettempdir(), "/tmp")]
     longest = max(len(service) for service in SERVICES) + len("/.sock")
     fitting = (path for path in candidates if len(os.fsencode(path)) + longest <= SOCKET_PATH_BYTES)
     return next(fitting, candidates[-1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import signal
 import sys
@@ -12,10 +13,12 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from marless import private_files
 from marless.rpc.client import Peer
 from marless.rpc.security import Security
 
@@ -45,6 +48,11 @@ class Log:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+
+    def open(self) -> BinaryIO:
+        """For appending. Raises OSError."""
+        descriptor = private_files.open_own(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        return os.fdopen(descriptor, "ab")
 
     def put_aside(self) -> None:
         """Begin a new file; the old one stays beside it. For when nobody writes. Raises OSError."""
@@ -110,7 +118,7 @@ class SupervisedService:
         environment = {**self._environment, **self.next_environment}
         self.next_environment = {}
         self._answered = False
-        with self._log.path.open("ab") as log:
+        with self._log.open() as log:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
                 stdin=asyncio.subprocess.PIPE,  # closes when this process ends, however it ends

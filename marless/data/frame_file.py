@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from marless import private_files
 from marless.data.frames import ReplaySchema
 from marless.errors import StaleError, UnavailableError
 
@@ -79,13 +80,13 @@ class FrameFile:
     def _is_current(self, path: Path) -> bool:
         """True if the file under the path is the mapped one."""
         with suppress(FileNotFoundError):
-            return os.path.samestat(os.fstat(self._descriptor), path.stat())
+            return os.path.samestat(os.fstat(self._descriptor), path.lstat())
         return False
 
     def _open(self, path: Path) -> None:
         allocate(path, self._size)
         try:
-            self._map(os.open(path, os.O_RDWR))
+            self._map(private_files.open_own(path, os.O_RDWR))
         except OSError as error:
             raise _no_room(path, error) from None
 
@@ -96,7 +97,7 @@ class FrameFile:
         try:
             allocate(new, self._size)
             self._close()
-            self._map(os.open(new, os.O_RDWR))
+            self._map(private_files.open_own(new, os.O_RDWR))
             _lock(self._descriptor)
             self._bytes[:] = before
             new.replace(path)
@@ -129,9 +130,10 @@ def allocate(path: Path, size: int) -> bool:
     """
     new = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     try:
-        if path.exists() and path.stat().st_size == size:
-            return False
-        descriptor = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        with suppress(FileNotFoundError):
+            if path.lstat().st_size == size:
+                return False
+        descriptor = private_files.open_own(new, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
             os.posix_fallocate(descriptor, 0, size)
         finally:

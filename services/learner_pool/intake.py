@@ -7,21 +7,18 @@ stream, and learner workers map them: no further copy, and none is lost when a w
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import itertools
 import mmap
 import os
-import shutil
-import tempfile
 import zlib
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 
+from marless import private_files
 from marless.data.trajectory import Trajectory, TrajectorySchema
 from marless.errors import (
     AlreadyExistsError,
@@ -36,9 +33,9 @@ from marless.errors import (
 )
 from marless.rpc import chunks
 from marless.rpc.v1 import learner_pool_pb2
+from services.learner_pool import spool
 
 MAX_TRAJECTORY_BYTES = 512 * 2**20
-_PREFIX = "marless-spool-"
 _DTYPES = {"float32": np.dtype("float32"), "int32": np.dtype("int32"), "bool": np.dtype("bool")}
 
 
@@ -65,15 +62,14 @@ class IntakeCounts:
 
 
 class Intake:
-    """Holds the trajectories that wait for their update, bounded in bytes."""
+    """Holds the trajectories that wait for their update, bounded in bytes.
 
-    def __init__(self, parent: Path, limit_bytes: int) -> None:
-        try:
-            _sweep(parent)
-            self._directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-            self._lock = _locked(self._directory)
-        except OSError as error:
-            raise UnavailableError(f"spool directory {parent}: {error.strerror}; choose another with --spool") from None
+    Raises UnavailableError if the spool cannot be used.
+    """
+
+    def __init__(self, place: Path, limit_bytes: int) -> None:
+        self._claim = spool.claim(place)
+        self._directory = self._claim.path
         self._limit_bytes = limit_bytes
         self._held_bytes = 0
         self._aside_bytes = 0
@@ -195,8 +191,7 @@ class Intake:
 
     def shutdown(self) -> None:
         """Drop everything; the directory goes."""
-        shutil.rmtree(self._directory, ignore_errors=True)
-        self._lock.close()
+        self._claim.drop()
 
     @contextmanager
     def _reserved(self, size: int) -> Iterator[None]:
@@ -271,8 +266,11 @@ def views(header: learner_pool_pb2.UploadHeader, buffer: memoryview) -> Trajecto
 
 def load(file: learner_pool_pb2.TrajectoryFile) -> Trajectory:
     """Map an accepted trajectory; the arrays keep the mapping alive."""
-    with Path(file.path).open("rb") as handle:
-        mapping = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
+    descriptor = private_files.open_own(Path(file.path), os.O_RDONLY)
+    try:
+        mapping = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+    finally:
+        os.close(descriptor)
     return views(file.header, memoryview(mapping))
 
 
@@ -289,26 +287,11 @@ def _check(schema: TrajectorySchema, header: learner_pool_pb2.UploadHeader, buff
     schema.check(views(header, buffer))
 
 
-def _locked(directory: Path) -> IO[bytes]:
-    """Mark a spool as used, for as long as this process lives."""
-    lock = (directory / "lock").open("wb")
-    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    return lock
-
-
-def _sweep(parent: Path) -> None:
-    """Remove the spools of learner pools that were killed: they would hold memory for ever."""
-    for lock in parent.glob(f"{_PREFIX}*/lock"):
-        with suppress(OSError), lock.open("wb") as file:  # another user's, or one that is used
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(lock.parent)
-
-
 @contextmanager
 def _mapped(path: Path, size: int) -> Iterator[tuple[Path, memoryview]]:
     """A new file of `size` bytes, mapped for writing; removed again if the block fails."""
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        descriptor = private_files.open_own(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
             os.posix_fallocate(descriptor, 0, size)  # a full disk is an error here, not a bus error later
             mapping = mmap.mmap(descriptor, size)

@@ -20,10 +20,10 @@ import structlog
 
 from marless.algos.base import REPLAY
 from marless.data.frame_file import allocate
-from marless.errors import OverloadedError, UnavailableError
+from marless.errors import OverloadedError
+from services.learner_pool import spool
 from services.learner_pool.intake import Intake
 
-_PREFIX = "marless-replay-"
 _OUTCOMES = ("inserted", "dropped", "lost", "drawn")
 _log = structlog.get_logger("learner_pool")
 Metrics = Mapping[str, Mapping[str, float]]
@@ -37,10 +37,10 @@ class Replays:
     UnavailableError if the spool cannot be written.
     """
 
-    def __init__(self, spool: Path, owner: str, intake: Intake, keep_s: float) -> None:
-        digest = hashlib.sha256(f"{os.getuid()} {owner}".encode()).hexdigest()[:16]
-        self._spool = spool
-        self._directory = spool / f"{_PREFIX}{digest}"
+    def __init__(self, place: Path, owner: str, intake: Intake, keep_s: float) -> None:
+        self._place = place
+        self._name = hashlib.sha256(f"{os.getuid()} {owner}".encode()).hexdigest()[:16]
+        self._directory = spool.replays(place, self._name)
         self._intake = intake
         self._keep_s = keep_s
         self._open: dict[str, dict[str, Path]] = {}
@@ -49,11 +49,7 @@ class Replays:
         """The last report on a file; none yet on one that an earlier pool has left."""
         self.samples: Counter[str] = Counter(dict.fromkeys(_OUTCOMES, 0))
         """What became of env steps, and how many samples were drawn, since this pool was started."""
-        try:
-            self._directory.mkdir(mode=0o700, exist_ok=True)
-            self._sweep()
-        except OSError as error:
-            raise UnavailableError(f"spool directory {spool}: {error.strerror}; choose another with --spool") from None
+        self._sweep()
 
     @property
     def held_bytes(self) -> int:
@@ -68,7 +64,7 @@ class Replays:
         paths = {scope: self._directory / f"{quote(job, safe='')}@{quote(scope, safe='')}" for scope in sizes}
         self._open[job] = paths
         self._sweep()
-        self._directory.mkdir(mode=0o700, exist_ok=True)
+        spool.replays(self._place, self._name)  # another pool may have found it empty, and old
         for scope, path in paths.items():
             if not path.exists():
                 self._make_room(sizes[scope], f"job {job}: the replay of {scope}")
@@ -132,8 +128,8 @@ class Replays:
     def _sweep(self) -> None:
         """Remove what nobody has used for long, here and where pools that are gone have left it."""
         since_s = time.time() - self._keep_s
-        for directory in self._spool.glob(f"{_PREFIX}*"):
-            with suppress(OSError):  # another user's
+        for directory in spool.all_replays(self._place):
+            with suppress(OSError):  # somebody else has just removed it
                 ours = directory == self._directory
                 for path in self._unused() if ours else _files(directory):
                     if _used_s(path) < since_s:

@@ -6,6 +6,7 @@ standard library, and none of marless, so that it is small.
 """
 
 import fcntl
+import os
 import socket
 import sys
 import time
@@ -20,7 +21,7 @@ def main() -> None:
         time.sleep(1)
         if not _answers(address):
             return
-    with (home / "lock").open("w") as lock:
+    with os.fdopen(os.open(home / "lock", os.O_RDWR | os.O_NOFOLLOW)) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # no store adopts what is about to end
         except BlockingIOError:

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import structlog
 
+from marless import private_files
 from marless.errors import SpecError, UnavailableError
 from marless.rpc.redis_program import find_binary
 from services.param_store import redis_guard
@@ -154,7 +155,8 @@ class LocalRedis:
         if line := await _Line.open(self._socket):
             _log.info("redis.adopted", socket=str(self._socket))
             return line
-        with (self._home / "redis.log").open("ab") as log:
+        log = self._log()
+        try:
             self._process = await asyncio.create_subprocess_exec(
                 self._binary,
                 *self._arguments(),
@@ -164,7 +166,16 @@ class LocalRedis:
                 # Its own session: Ctrl-C must reach us first, so that publishes in progress can end.
                 start_new_session=True,
             )
+        finally:
+            os.close(log)
         return await self._answering(self._process)
+
+    def _log(self) -> int:
+        path = self._home / "redis.log"
+        try:
+            return private_files.open_own(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        except OSError as error:
+            raise UnavailableError(f"{path}: {error.strerror}; Redis cannot be started") from None
 
     def _arguments(self) -> list[str]:
         settings = {
@@ -264,29 +275,38 @@ class _Line:
 
 
 def _private(directory: Path) -> Path:
-    directory = directory.absolute()
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        directory.chmod(0o700)
-    except OSError as error:
-        raise SpecError(f"{directory} cannot be used ({error.strerror}); give another --data-dir") from None
-    return directory
+    with _usable(directory):
+        return private_files.directory(directory)
 
 
 @contextmanager
 def _locked(home: Path) -> Iterator[None]:
     """Two servers must never append to one log; the lock ends with this process, however that ends."""
-    with (home / "lock").open("w") as file:
+    with _usable(home):
+        descriptor = private_files.open_own(home / "lock", os.O_RDWR | os.O_CREAT)
+    try:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise SpecError(f"another param_store uses {home}; give another --data-dir") from None
         yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _usable(directory: Path) -> Iterator[None]:
+    """Turns an OSError of the block into a sentence that names the path."""
+    try:
+        yield
+    except OSError as error:
+        path = error.filename or directory
+        raise SpecError(f"{path} cannot be used ({error.strerror}); give another --data-dir") from None
 
 
 def _socket_path(home: Path) -> Path:
     path = home / "redis.sock"
     if len(os.fsencode(path)) <= _SOCKET_PATH_BYTES:
         return path
-    short = _private(Path(tempfile.gettempdir()) / f"marless-{os.getuid()}")
+    short = _private(private_files.home_in(Path(tempfile.gettempdir())))
     return short / f"{hashlib.sha256(os.fsencode(home)).hexdigest()[:16]}.sock"

@@ -10,10 +10,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from marless import private_files
 from marless.cli import supervision
 from marless.cli.stack import SERVICES, SOCKET_PATH_BYTES, LocalStack, StackOptions, owner_of, socket_directory
 from marless.cli.supervision import Log, Patience
 from marless.errors import JobStateError, UnavailableError
+from marless.private_files import Claim
 
 SERVES_S = 30.0
 
@@ -73,6 +75,33 @@ async def test_nothing_is_left_behind(stack):
     assert alive == []
     assert not sockets.exists()
     assert owner_of(stack._data) is None
+
+
+async def test_the_socket_directories_of_stacks_that_were_killed_are_removed(stack, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "t"))
+    (tmp_path / "t").mkdir()
+    stack._sockets = socket_directory(stack._data)
+    home = private_files.directory(stack._sockets.parent)
+    used, left, half_made, strange = (home / (8 * digit) for digit in "abcd")
+    living = Claim.make(used)
+    left.mkdir()
+    for name in ("lock", "coordinator.sock"):
+        (left / name).touch()
+    half_made.mkdir()
+    strange.mkdir()
+    (strange / "file").touch()
+    stack._claim_sockets()
+    assert sorted(home.iterdir()) == sorted([used, strange, stack._sockets])
+    living.drop()
+    await stack._held.aclose()
+    assert list(home.iterdir()) == [strange]
+
+
+async def test_the_sockets_of_a_stack_that_was_killed_stay_until_its_services_have_ended(up, stack):
+    home = stack._sockets.parent
+    os.dup2(2, stack._claimed)  # let go, as by a kill
+    private_files.sweep(home, stack._sockets.name)
+    assert len(list(stack._sockets.glob("*.sock"))) == len(SERVICES)
 
 
 async def test_a_service_that_keeps_dying_is_given_up(up, stack):

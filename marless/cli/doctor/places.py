@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from marless import private_files
 from marless.cli.doctor.finding import Finding, fail, ok, warn
 from marless.cli.stack import SERVICES, SOCKET_PATH_BYTES, socket_directory
 
@@ -91,6 +92,9 @@ def sockets(data: Path, bind: Callable[[str], None]) -> Finding:
             "set a shorter TMPDIR",
         )
     try:
+        private_files.check_way(directory)
+        if directory.parent.is_dir():
+            private_files.check(directory.parent)
         with tempfile.TemporaryDirectory(dir=existing(directory)) as place:
             bind(f"{place}/s")
     except OSError as error:

@@ -1,0 +1,216 @@
+"""Files that are one user's own in places where others can write too, such as /tmp and /dev/shm.
+
+Another user may have put something there in advance: a link to a file of ours, or a directory with the name that we
+are about to use. Here a directory is used if it is a real one, belongs to this user, and lets nobody else in; a file
+if it is a regular one of this user, never through a link; and neither below anything that another user has put into a
+directory that everybody may write to.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import pwd
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+_LOCK = "lock"
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class UntrustedPathError(PermissionError):
+    """A path leads to, or through, what another user has made or may change; `strerror` says what to do."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(errno.EPERM, why, str(path))
+
+
+def home(place: Path) -> Path:
+    """Where in a directory this user's files go: the directory itself if only this user may write to it, else one
+    below it, named for the user, which is made. Raises OSError.
+    """
+    check_way(place)
+    status = place.stat()
+    if not stat.S_ISDIR(status.st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(place))
+    if status.st_uid == os.geteuid() and not status.st_mode & 0o022:
+        return place
+    return directory(home_in(place))
+
+
+def home_in(place: Path) -> Path:
+    """The directory of this user in a shared one."""
+    return place / f"marless-{os.getuid()}"
+
+
+def directory(path: Path) -> Path:
+    """Have a directory that only this user can enter, and what is missing above it; returns its absolute path.
+
+    Raises OSError, of which UntrustedPathError if there is something else in its place.
+    """
+    path = path.absolute()
+    parents(path)
+    with suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    check(path)
+    descriptor = os.open(path, _DIRECTORY)
+    try:
+        os.fchmod(descriptor, 0o700)
+    finally:
+        os.close(descriptor)
+    return path
+
+
+def parents(path: Path) -> None:
+    """Have the directories above a path. Raises OSError."""
+    check_way(path.parent)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    check_way(path.parent)  # somebody may have been faster
+
+
+def check(path: Path) -> None:
+    """Raise UntrustedPathError unless this is a directory of this user that others cannot write to; raises OSError."""
+    status = path.lstat()
+    if stat.S_ISLNK(status.st_mode):
+        raise UntrustedPathError(path, "it is a symbolic link; remove it")
+    if not stat.S_ISDIR(status.st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+    if status.st_uid != os.geteuid():
+        raise UntrustedPathError(path, _anothers(status.st_uid))
+    if status.st_mode & 0o022:
+        raise UntrustedPathError(path, "others may write to it; look what is in it, then `chmod 700` it")
+
+
+def check_way(path: Path) -> None:
+    """Raise UntrustedPathError if another user has put a part of a path into a directory that everybody may write to.
+
+    What is not there yet is nobody's. Links of this user and of root are followed.
+    """
+    here = Path("/")
+    for part in path.absolute().parts[1:]:
+        above, here = here, here / part
+        try:
+            within, status = above.stat(), here.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        if within.st_mode & stat.S_IWOTH and status.st_uid not in (0, os.geteuid(), within.st_uid):
+            raise UntrustedPathError(here, _anothers(status.st_uid))
+        if stat.S_ISLNK(status.st_mode):
+            here.stat()  # a loop of links ends here, by an error
+            check_way(above / here.readlink())
+
+
+def open_own(path: Path, flags: int) -> int:
+    """Open a regular file of this user, or make it (mode 0600) if `flags` say so; returns its descriptor.
+
+    Raises UntrustedPathError for a link, hard ones included, and for anything of another user; raises OSError.
+    """
+    return _opened(path, flags, own=True)
+
+
+def open_readable(path: Path) -> int:
+    """Open a regular file of any user for reading; raises UntrustedPathError for a link, raises OSError."""
+    return _opened(path, os.O_RDONLY, own=False)
+
+
+def _opened(path: Path, flags: int, *, own: bool) -> int:
+    if flags & os.O_TRUNC:
+        raise ValueError(f"{path}: a file is looked at before it is cut short")
+    try:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise UntrustedPathError(path, "it is a symbolic link; remove it") from None
+        raise
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise UntrustedPathError(path, "it is not a regular file; remove it")
+        if own and status.st_uid != os.geteuid():
+            raise UntrustedPathError(path, _anothers(status.st_uid))
+        if own and status.st_nlink > 1:
+            raise UntrustedPathError(path, "it is a hard link to another file; remove it")
+    except UntrustedPathError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+class Claim:
+    """A directory of this process, and of those that inherit `lock`; it goes with them.
+
+    Who makes one in the same home may remove it once all of them have ended, however they ended.
+    """
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self.path = path
+        self.lock = lock
+        """Descriptor of what is locked as long as the directory is in use."""
+
+    @classmethod
+    def make(cls, path: Path) -> Claim:
+        """Have a directory, made or taken over. Raises OSError, BlockingIOError if it is in use."""
+        with _alone(path.parent):
+            lock = open_own(directory(path) / _LOCK, os.O_RDWR | os.O_CREAT)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                os.close(lock)
+                raise
+        return cls(path, lock)
+
+    def drop(self) -> None:
+        """Remove the directory and what is in it; twice is safe."""
+        if self.lock < 0:
+            return
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self.lock)
+        self.lock = -1
+
+
+def sweep(home: Path, pattern: str) -> None:
+    """Remove the claimed directories, of names that match, whose processes are gone; leave all that is not this user's.
+
+    Does nothing while another process claims or sweeps there. Raises OSError if the home itself cannot be read.
+    """
+    with suppress(BlockingIOError), _alone(home, fcntl.LOCK_NB):
+        for path in home.glob(pattern):
+            with suppress(OSError):  # another user's, a link, or one that is in use
+                check(path)
+                _remove_unused(path)
+
+
+def _remove_unused(path: Path) -> None:
+    try:
+        lock = open_own(path / _LOCK, os.O_RDWR)
+    except FileNotFoundError:
+        path.rmdir()  # whoever made it was killed before it could lock it
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(path)
+    finally:
+        os.close(lock)
+
+
+@contextmanager
+def _alone(home: Path, patience: int = 0) -> Iterator[None]:
+    """While directories are claimed or swept: one that is made and not locked yet would look like one that is left."""
+    descriptor = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | patience)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _anothers(uid: int) -> str:
+    try:
+        name = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        name = "somebody"
+    return f"it belongs to another user, {name} ({uid})"
