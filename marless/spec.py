@@ -13,13 +13,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
-from pydantic import BeforeValidator, Field, JsonValue, SerializeAsAny, TypeAdapter, ValidationError, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    JsonValue,
+    SerializeAsAny,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from marless.algos import registry
 from marless.algos.base import AlgorithmConfig, CurvatureSpec, ModelSpec, Strict
 from marless.errors import SpecError
 from marless.mistakes import sentences
 from marless.named import name_of, named
+from marless.pricing import prices as price_tables
 from marless.scaling import registry as scaling_policies
 from marless.scaling.base import ScalingConfig
 from marless.sharing import registry as sharing_policies
@@ -76,9 +86,19 @@ class BillSpec(Strict):
         description="billed: all that a provider charges; paper: work alone, by the millisecond; serverful: a machine "
         "for the whole run",
     )
-    prices: str | None = Field(
-        None, min_length=1, description="file on the coordinator's machine whose prices replace those of marless"
+    prices: dict[str, JsonValue] | None = Field(
+        None, description="prices in place of marless's; in a job file also the path of a file that holds them"
     )
+
+    @field_validator("prices")
+    @classmethod
+    def _are_prices(cls, given: dict[str, JsonValue] | None) -> dict[str, JsonValue] | None:
+        try:
+            if given is not None:
+                price_tables.merged(given, "prices")
+        except SpecError as error:
+            raise ValueError("; ".join(str(error).splitlines())) from None
+        return given
 
 
 class EvaluationSpec(Strict):
@@ -273,17 +293,45 @@ def _inner_types(document: Mapping[str, Any]) -> dict[tuple[str, ...], type[Stri
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
-    """Read a job file and apply `a.b=value` overrides (values are YAML); raises SpecError."""
+    """Read a job file and the files that it names, and apply `a.b=value` overrides (values are YAML).
+
+    For where the user sits. Raises SpecError.
+    """
+    document = _yaml(path)
+    if isinstance(document, dict):
+        for override in overrides:
+            override_field(document, override)
+        document = with_files(document, str(path))
+    return parse(document, str(path))
+
+
+def load_resolved(path: Path) -> JobSpec:
+    """Read the spec.yaml of a run folder, maybe a stranger's: no file that it names is read. Raises SpecError."""
+    return parse(_yaml(path), str(path))
+
+
+def _yaml(path: Path) -> object:
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SpecError(f"{path}: cannot be read ({error.strerror}); give the path of a job file") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise SpecError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
-    if isinstance(document, dict):
-        for override in overrides:
-            override_field(document, override)
-    return parse(document, str(path))
+
+
+def with_files(document: Mapping[str, Any], source: str) -> dict[str, Any]:  # Any: YAML
+    """A job's document with the contents of the user's files in place of their paths, here where the user sits.
+
+    A job itself never names a file: a coordinator would read its own machine's. Raises SpecError, with one line per
+    mistake, each starting with `source`, for a file that cannot be read or holds something else.
+    """
+    read = dict(document)
+    if isinstance(bill := read.get("bill"), Mapping) and isinstance(path := bill.get("prices"), str):
+        try:
+            read["bill"] = {**bill, "prices": price_tables.read(path)}
+        except SpecError as error:
+            raise SpecError("\n".join(f"{source}: bill.prices: {line}" for line in str(error).splitlines())) from None
+    return read
 
 
 def override_field(document: dict[str, Any], override: str) -> None:  # Any: YAML

@@ -42,7 +42,7 @@ def cost(
 
     wanted = _accountings(accounting)
     found = find(job, at)
-    table = tables.load(str(prices) if prices else found.spec.bill.prices)
+    table = tables.load(str(prices)) if prices else tables.merged(found.spec.bill.prices)
     made = bill(found.records, found.spec, table)
     if output is Output.table:
         _about(found, made, table)

@@ -52,7 +52,7 @@ def estimate(spec: JobSpec, source: str, *, run: str, at: Connection, output: Ou
 
     try:
         job = prepare(spec)
-        table = tables.load(spec.bill.prices)
+        table = tables.merged(spec.bill.prices)
         Ledger(spec, table)
     except SpecError as error:
         raise SpecError(f"{source}: {error}") from None
@@ -85,7 +85,7 @@ def _alike(spec: JobSpec, runs: Path) -> Recorded | None:
 
     for file in sorted(runs.glob("*/spec.yaml"), key=lambda each: each.stat().st_mtime, reverse=True):
         try:
-            if same_shape(specs.load(file), spec):
+            if same_shape(specs.load_resolved(file), spec):
                 found = from_folder(file.parent)
                 if len(found.records) > 1:
                     return found

@@ -78,7 +78,7 @@ def _stop_of(file: Path, rules: dict[str, Any] | None) -> StopSpec | None:  # An
     from marless import spec as specs
 
     with suppress(SpecError, ValueError):
-        return specs.StopSpec.model_validate(rules) if rules else specs.load(file, []).stop
+        return specs.StopSpec.model_validate(rules) if rules else specs.load_resolved(file).stop
     return None
 
 

@@ -52,7 +52,7 @@ def train(  # noqa: PLR0913  # a verb has as many parameters as options
     from marless.scaling.minions import model as models
 
     job = specs.load(spec, overrides)
-    table = prices.load(job.bill.prices)
+    table = prices.merged(job.bill.prices)
     recorded = _found(runs_, at, job, spec)
     model = models.fit([each.records for each in recorded], job) if recorded else models.synthetic(job)
     task = models.task_of(job, model, float(table.lambda_.rate.on_demand), target=target, beta=beta)

@@ -222,4 +222,4 @@ def _resolved(
     if isinstance(spec, Path | str):
         return specs.load(Path(spec), overrides), str(spec)
     document = spec.model_dump(mode="json", by_alias=True) if isinstance(spec, specs.JobSpec) else dict(spec)
-    return specs.parse(document, "spec"), "spec"
+    return specs.parse(specs.with_files(document, "spec"), "spec"), "spec"

@@ -74,7 +74,7 @@ class Figures:
 
 def curves(records: Sequence[RoundRecord], spec: JobSpec) -> Curves:
     """A run round by round, priced as the job says."""
-    ledger = Ledger(spec, price_tables.load(spec.bill.prices))
+    ledger = Ledger(spec, price_tables.merged(spec.bill.prices))
     costs: dict[Accounting, list[float]] = {accounting: [] for accounting in ACCOUNTINGS}
     for record in records:
         ledger.add(record)

@@ -1,13 +1,17 @@
-"""The price table: ours, dated, with a user's own merged over it. Data only; nothing is looked up anywhere."""
+"""The price table: ours, dated, with a user's own merged over it. Data only; nothing is looked up anywhere.
+
+A job holds prices, never the path of a file of them: whoever reads the job file reads that file too.
+"""
 
 from __future__ import annotations
 
 import datetime
+import json
 from collections.abc import Mapping
 from decimal import Decimal
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
 from pydantic import Field, PrivateAttr, ValidationError
@@ -15,10 +19,15 @@ from pydantic import Field, PrivateAttr, ValidationError
 from marless.algos.base import Strict
 from marless.errors import SpecError
 from marless.mistakes import sentences
-from marless.spec import FunctionSize, FunctionsSpec
+
+if TYPE_CHECKING:  # a spec holds prices, not the other way round
+    from marless.spec import FunctionSize, FunctionsSpec
 
 OURS = Path(__file__).with_name("prices.yaml")
-Usd = Annotated[Decimal, Field(ge=0)]
+FIELD = "bill.prices"
+"""Where a job holds prices of its own."""
+Usd = Annotated[Decimal, Field(ge=0, le=1_000_000, max_digits=40, decimal_places=30)]
+"""Bounded on both sides: amounts are computed exactly, so that the digits of an exponent would be all written out."""
 
 
 class _Section(Strict):
@@ -103,7 +112,7 @@ class Prices(Strict):
     @property
     def file(self) -> str:
         """Where a price that is missing is to be added."""
-        return self._file or "a price file of your own, which `bill.prices` or --prices names"
+        return self._file or f"a price file of your own, which `{FIELD}` or --prices names"
 
     def instance(self, name: str) -> InstancePrice:
         """A machine's price; raises SpecError that says where to add it."""
@@ -137,16 +146,27 @@ class Prices(Strict):
 
 def load(path: str | None = None) -> Prices:
     """Our prices, with those of a file in place of ours where it has any; raises SpecError with a line per mistake."""
-    ours = _read(OURS)
-    theirs = _read(Path(path)) if path else {}
-    if not isinstance(theirs, Mapping):
-        raise SpecError(f"{path}: prices are a mapping of sections (lambda, fargate, ec2, redis), got {theirs!r}")
+    return merged(read(path), path) if path else merged(None)
+
+
+def read(path: str) -> dict[str, Any]:  # Any: JSON
+    """The prices of a user's file, as a job holds them; raises SpecError with a line per mistake."""
+    document = _read(Path(path))
+    if not isinstance(document, Mapping):
+        raise SpecError(f"{path}: prices are a mapping of sections (lambda, fargate, ec2, redis)")
+    merged(document, path)
+    held: dict[str, Any] = json.loads(json.dumps(document, default=str))  # dates become text
+    return held
+
+
+def merged(theirs: Mapping[str, Any] | None, source: str = FIELD) -> Prices:  # Any: JSON
+    """Our prices, with those of a job or a file (`source`) in place of ours; raises SpecError, a line per mistake."""
     try:
-        prices = Prices.model_validate(_merged(ours, theirs))
+        prices = Prices.model_validate(_merged(_read(OURS), theirs or {}))
     except ValidationError as error:
-        raise SpecError("\n".join(f"{path or OURS}: {each}" for each in sentences(error, Prices, {}))) from None
-    if path:
-        prices._file = path
+        raise SpecError("\n".join(f"{source}: {each}" for each in sentences(error, Prices, {}))) from None
+    if theirs is not None:
+        prices._file = source
     return prices
 
 

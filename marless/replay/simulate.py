@@ -171,7 +171,7 @@ class _Walk:
         drawn = recorded.algorithm.drawn(recorded.actors.steps)
         self.durations = Durations(records, recorded.sharing.samples, drawn)
         self.machine = Machine(functions=job.spec.functions, slots=slots or slots_of(records, job.spec.functions))
-        prices = price_tables.load(job.spec.bill.prices)
+        prices = price_tables.merged(job.spec.bill.prices)
         self.ledger, self.recorded_ledger = Ledger(job.spec, prices), Ledger(job.spec, prices)
         self._records, self._recorded, self._job = records, recorded, job
         self._curvature = prepare(recorded).curvature

@@ -23,7 +23,7 @@ MOST_DUE = 8
 def check(spec: JobSpec) -> None:
     """Refuse a job that asks for prices, or for a budget, that it cannot have; raises SpecError."""
     if _matters(spec):
-        Ledger(spec, prices.load(spec.bill.prices))
+        Ledger(spec, prices.merged(spec.bill.prices))
 
 
 class Costs:
@@ -106,7 +106,7 @@ class Costs:
 
     def _opened(self) -> Ledger:
         if self._ledger is None:
-            self._prices = self._prices or prices.load(self._spec.bill.prices)
+            self._prices = self._prices or prices.merged(self._spec.bill.prices)
             self._ledger = Ledger(self._spec, self._prices)
         return self._ledger
 
