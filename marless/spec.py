@@ -110,9 +110,12 @@ class EvaluationSpec(Strict):
 
 
 class LearnerSpec(Strict):
-    """Where updates run."""
+    """Where updates run, and how long one may take."""
 
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto: a GPU if there is one")
+    timeout_s: float = Field(
+        600.0, gt=0, description="an update that takes longer is given to another worker, once; then the job fails"
+    )
 
 
 class CheckpointSpec(Strict):

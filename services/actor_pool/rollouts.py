@@ -40,6 +40,7 @@ class Rollouts:
             f"{task.job}/{task.round}/{mode}/{task.index}",
             task.SerializeToString(),
             timeout_s=task.settings.timeout_s,
+            setting="actors.timeout_s",
         )
         for each in (result.invocation, *result.lost):
             each.function, each.index = function, task.index

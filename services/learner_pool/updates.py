@@ -26,13 +26,14 @@ from services.learner_pool import outcomes
 from services.learner_pool.intake import Intake
 from services.learner_pool.replays import Replays
 
-UPDATE_TIMEOUT_S = 600.0
 _log = structlog.get_logger("learner_pool")
 
 
 @dataclass
 class _OpenJob:
     spec_json: str
+    timeout_s: float
+    """What an update may take."""
     spaces_json: str
     spaces: EnvSpaces
     scopes: tuple[Scope, ...]
@@ -77,7 +78,9 @@ class Updates:
         if known is None or known.spec_json != request.spec_json:
             self.forget(request.job)
             scopes = scopes_of(registry.algorithm(spec.algorithm.name), spec.algorithm, spaces)
-            self._jobs[request.job] = _OpenJob(request.spec_json, request.spaces_json, spaces, scopes)
+            self._jobs[request.job] = _OpenJob(
+                request.spec_json, spec.learner.timeout_s, request.spaces_json, spaces, scopes
+            )
         opened = self._jobs[request.job]
         self._intake.open(request.job, schema_of(spec, spaces), epoch=request.epoch, round_=request.round)
         self._replays.open(request.job, _replay_sizes(spec, spaces, opened.scopes))
@@ -205,7 +208,8 @@ class Updates:
         outcome = await self._dispatcher.run(
             f"{task.job}/{task.round}/{verb}/{task.scope}",
             task.SerializeToString(),
-            timeout_s=UPDATE_TIMEOUT_S,
+            timeout_s=self._jobs[task.job].timeout_s,
+            setting="learner.timeout_s",
             affinity=f"{task.job}/{task.scope}",
         )
         result = learner_pool_pb2.LearnResult.FromString(outcome.payload)

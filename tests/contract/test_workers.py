@@ -97,7 +97,9 @@ class Pool:
     async def run(
         self, what: str, timeout_s: float = LONG_S, affinity: str = "", job: str = "job"
     ) -> common_pb2.TaskResult:
-        return await self.dispatcher.run(f"{job}/{what}", what.encode(), timeout_s=timeout_s, affinity=affinity)
+        return await self.dispatcher.run(
+            f"{job}/{what}", what.encode(), timeout_s=timeout_s, setting="field.s", affinity=affinity
+        )
 
     def submit(self, what: str, timeout_s: float = LONG_S, job: str = "job") -> asyncio.Task[common_pb2.TaskResult]:
         return asyncio.create_task(self.run(what, timeout_s, job=job))
@@ -283,6 +285,16 @@ async def test_a_hung_worker_is_dropped_and_its_task_runs_elsewhere(pool):
     await pool.connect("b")
     result = await running
     assert (result.invocation.worker, result.invocation.attempt) == ("b", 2)
+
+
+async def test_a_task_that_two_workers_had_no_time_for_is_too_slow_and_says_which_setting_it_is(pool):
+    await pool.connect("a")
+    await pool.connect("b")
+    await pool.connect("c")
+    with pytest.raises(UnavailableError, match=r"job/slow took longer than field.s = 0.05 s on each of 2 workers"):
+        await pool.submit("slow", timeout_s=0.05)
+    await pool.gone("b")
+    assert [worker.worker for worker in pool.dispatcher.workers()] == ["c"]
 
 
 async def test_a_worker_that_is_gone_when_its_turn_comes_costs_one_attempt_not_the_task(pool):

@@ -20,6 +20,7 @@ from marless.errors import (
     NotFoundError,
     SpecError,
     StaleError,
+    UnavailableError,
 )
 from marless.job import Job, prepare
 from marless.nets import serial
@@ -229,6 +230,11 @@ async def test_an_update_of_an_older_epoch_is_fenced(cluster):
     await cluster.store.acquire_epoch(job.id, "a newer coordinator")
     with pytest.raises(FencedError):
         await job.update(0)
+
+
+async def test_a_learner_that_takes_too_long_is_not_tried_for_ever(cluster):
+    with pytest.raises(UnavailableError, match=r"/open/0 took longer than learner.timeout_s = 0.0001 s on each of 2"):
+        await opened(cluster, learner={"timeout_s": 0.0001})
 
 
 async def test_a_bad_environment_is_the_callers_mistake(cluster):

@@ -23,8 +23,17 @@ Send = Callable[[common_pb2.PoolMessage], Awaitable[None]]
 _log = structlog.get_logger("marless.workers")
 
 
+MAX_TIMEOUTS = 2
+"""A worker that is not done in time may have been paused, or may wait for ever: its task is tried elsewhere. Where the
+next one is not done either, the task takes too long."""
+
+
 class WorkerLostError(Exception):
     """The worker's stream ended while it held a task; the task goes to another worker."""
+
+
+class WorkerHungError(WorkerLostError):
+    """The worker held a task for longer than it may."""
 
 
 class _Worker:
@@ -106,13 +115,17 @@ class Dispatcher:
         self._launched_s[worker] = time.monotonic()
         return self._tickets.issue(worker)
 
-    async def run(self, task: str, payload: bytes, *, timeout_s: float, affinity: str = "") -> common_pb2.TaskResult:
-        """Run the task "<job>/…" to its result on some worker.
+    async def run(
+        self, task: str, payload: bytes, *, timeout_s: float, setting: str, affinity: str = ""
+    ) -> common_pb2.TaskResult:
+        """Run the task "<job>/…" to its result on some worker. `setting` is what the job calls `timeout_s`.
 
-        Raises OverloadedError if the queue is full, UnavailableError if no worker can be had or workers die or hang
-        `max_attempts` times, and whatever domain error the task itself ended with.
+        Raises OverloadedError if the queue is full, UnavailableError if no worker can be had, if workers die or hang
+        `max_attempts` times or the task runs out of time `MAX_TIMEOUTS` times, and whatever domain error the task
+        itself ended with.
         """
-        queued_s, lost = time.time(), []
+        queued_s, hung = time.time(), 0
+        lost: list[common_pb2.Invocation] = []
         for attempt in range(1, self._max_attempts + 1):
             worker = await self._acquire(task.partition("/")[0], affinity, again=attempt > 1)
             started_s = time.time()
@@ -120,8 +133,11 @@ class Dispatcher:
                 result = await self._run_on(
                     worker, common_pb2.Task(id=task, attempt=attempt, payload=payload), timeout_s
                 )
-            except WorkerLostError:
+            except WorkerLostError as error:
                 self.attempts["lost"] += 1
+                hung += isinstance(error, WorkerHungError)
+                if hung == MAX_TIMEOUTS:
+                    raise _too_slow(task, timeout_s, setting) from None
                 _log.warning("task.worker_lost", task=task, worker=worker.hello.worker, attempt=attempt)
                 lost.append(_lost(task, attempt, worker, queued_s, started_s))
                 continue
@@ -225,6 +241,7 @@ class Dispatcher:
                 await _either(running, worker.lost)
         except TimeoutError:
             _log.error("task.hung", task=task.id, worker=worker.hello.worker, timeout_s=timeout_s)
+            raise WorkerHungError from None
         except grpc.aio.BaseError as error:  # the stream broke under the write
             _log.warning("task.not_sent", task=task.id, worker=worker.hello.worker, error=str(error))
         finally:
@@ -276,6 +293,13 @@ class Dispatcher:
     async def _notify(self) -> None:
         async with self._changed:
             self._changed.notify_all()
+
+
+def _too_slow(task: str, timeout_s: float, setting: str) -> UnavailableError:
+    return UnavailableError(
+        f"task {task} took longer than {setting} = {timeout_s:g} s on each of {MAX_TIMEOUTS} workers, and would again; "
+        f"raise {setting}, or have it do less"
+    )
 
 
 def _lost(task: str, attempt: int, worker: _Worker, queued_s: float, started_s: float) -> common_pb2.Invocation:

@@ -41,7 +41,8 @@ class Recorder:
     async def ensure(self, workers: int) -> None:
         self.wanted = workers
 
-    async def run(self, task: str, payload: bytes, *, timeout_s: float) -> TaskResult:
+    async def run(self, task: str, payload: bytes, *, timeout_s: float, setting: str) -> TaskResult:
+        assert setting == "actors.timeout_s"
         parsed = RolloutTask.FromString(payload)
         self.tasks.append((task, parsed, timeout_s))
         for _ in range(10 - parsed.index):
