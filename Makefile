@@ -4,9 +4,13 @@ BIN := .venv/bin
 PROTOS := $(wildcard protos/marless/rpc/v1/*.proto)
 JOB ?= examples/spread.yaml
 BENCH_PEERS := $(if $(PEERS),--peers $(PEERS))
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PIP := -m pip install --quiet --disable-pip-version-check
+# What is installed is what requirements/ names, file by file; no package is built on the way.
+LOCKED := $(PIP) --require-hashes --no-deps --only-binary :all:
+TOOLS := .venv/security/bin
 
-.PHONY: train test test-slow test-gpu faults check format protos bench bench-algorithms bench-peers clean
+.PHONY: train test test-slow test-gpu faults security check format protos lock audit sbom
+.PHONY: bench bench-algorithms bench-peers clean
 
 train: .venv/.train
 	$(BIN)/marless train $(JOB)
@@ -24,6 +28,10 @@ test-gpu: .venv/.dev
 faults: .venv/.dev
 	$(BIN)/python -m tests.faults --document docs/faults.md
 
+# Every attack of tests/security at full size.
+security: .venv/.dev .venv/.security
+	$(BIN)/python -m pytest tests/security -m "slow or not slow"
+
 # Format, lint, types, fresh protos, architecture; everything but the tests.
 check: .venv/.dev
 	$(BIN)/ruff format --check .
@@ -38,6 +46,20 @@ format: .venv/.dev
 
 protos: .venv/.dev
 	$(BIN)/python -m protos.generate .
+
+# Writes requirements/*.txt anew after a change of pyproject.toml; `make lock UPGRADE=1` takes newer versions.
+lock: .venv/.security
+	$(TOOLS)/python -m requirements.lock $(if $(UPGRADE),--upgrade)
+
+# Known vulnerabilities of everything that is locked; requirements/waivers.toml has those that are borne, and why.
+audit: .venv/.security
+	$(TOOLS)/python -m requirements.audit
+
+# The software bill of materials (CycloneDX) of what runs jobs: dist/marless.cdx.json.
+sbom: .venv/.security
+	@mkdir -p dist
+	cat requirements/train.txt requirements/torch.txt | $(TOOLS)/cyclonedx-py requirements --pyproject pyproject.toml \
+		--output-reproducible --validate -o dist/marless.cdx.json -
 
 # Prints the tables of docs/benchmarks.md for this machine, and keeps them in bench/results; `make bench-peers` and then
 # `make bench PEERS=rllib,benchmarl,jaxmarl` measures peers beside us.
@@ -68,14 +90,23 @@ clean:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "marless needs Python 3.11 or newer: make PYTHON=python3.12 …")'
 	$(PYTHON) -m venv .venv
 
-.venv/.train: pyproject.toml | .venv/bin/python
-	$(PIP) -e ".[learner,embedded,plot]"
+.venv/.train: pyproject.toml requirements/train.txt requirements/torch.txt requirements/torch-cpu.txt | .venv/bin/python
+	@$(BIN)/python $(LOCKED) -r requirements/torch-cpu.txt 2>/dev/null || { \
+		echo "no CPU build of torch is known for this Python and machine, or pip's index has none: installing PyPI's build"; \
+		$(BIN)/python $(LOCKED) -r requirements/torch.txt; }
+	$(BIN)/python $(LOCKED) -r requirements/train.txt
+	$(BIN)/python $(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
-.venv/.dev: pyproject.toml | .venv/bin/python
-	$(PIP) -e ".[learner,embedded,plot,mpe,dev]"
-	@touch $@ .venv/.train
+.venv/.dev: requirements/dev.txt .venv/.train
+	$(BIN)/python $(LOCKED) -r requirements/dev.txt
+	@touch $@
 
-.venv/.sinks: pyproject.toml | .venv/.dev
-	$(PIP) -e ".[sink-tests]"
+.venv/.sinks: requirements/sinks.txt .venv/.dev
+	$(BIN)/python $(LOCKED) -r requirements/sinks.txt
+	@touch $@
+
+.venv/.security: requirements/security.txt | .venv/bin/python
+	$(BIN)/python -m venv .venv/security
+	$(TOOLS)/python $(LOCKED) -r requirements/security.txt
 	@touch $@

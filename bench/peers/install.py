@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 import sys
+import tempfile
 import venv
 from pathlib import Path
 
 HOME = Path(__file__).parent
+LOCKS = HOME.parent.parent / "requirements"
 
-# One pip call each: torchvision, pulled in by BenchMARL, would otherwise bring another build of torch.
+# `make lock` turns these into requirements/peer-*.txt, which is what is installed.
 REQUIREMENTS = {
     "rllib": ("ray[rllib]==2.60.0", "torch==2.13.0", "mpe2==1.1.1", "pettingzoo>=1.25,<2"),
     "benchmarl": ("benchmarl==1.5.2", "torch==2.13.0", "torchrl", "vmas", "mpe2==1.1.1", "pettingzoo>=1.25,<2"),
@@ -29,11 +32,27 @@ def installed(peer: str) -> bool:
 
 
 def install(peer: str) -> None:
-    """Make the peer's environment anew; raises subprocess.CalledProcessError if pip fails."""
+    """Make the peer's environment anew from its lock; raises subprocess.CalledProcessError if pip fails."""
     _marker(peer).unlink(missing_ok=True)
     venv.create(HOME / f".venv-{peer}", clear=True, with_pip=True)
-    subprocess.run([interpreter(peer), "-m", "pip", "install", "--quiet", *REQUIREMENTS[peer]], check=True)
+    lock = LOCKS / f"peer-{peer}.txt"
+    if any(requirement.startswith("torch==") for requirement in REQUIREMENTS[peer]):
+        try:
+            _locked(peer, "--only-binary", ":all:", "-r", str(LOCKS / "torch-cpu.txt"))
+        except subprocess.CalledProcessError:
+            _locked(peer, "--only-binary", ":all:", "-r", str(LOCKS / "torch.txt"))
+    # Some packages of peers have no wheel. They are built with the setuptools of the lock.
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as backend:
+        backend.write("".join(re.findall(r"(?m)^setuptools==.*\n(?:    .*\n)+", lock.read_text())))
+        backend.flush()
+        _locked(peer, "-r", backend.name)
+    _locked(peer, "--no-build-isolation", "-r", str(lock))
     _marker(peer).touch()
+
+
+def _locked(peer: str, *arguments: str) -> None:
+    command = [interpreter(peer), "-m", "pip", "install", "--quiet", "--require-hashes", "--no-deps", *arguments]
+    subprocess.run(command, check=True)
 
 
 def _marker(peer: str) -> Path:
