@@ -60,9 +60,10 @@ async def read_header(stream: AsyncIterator[bytes], kind: type[Header], *, withi
     except TimeoutError:
         raise UnreachableError(f"no {kind.__name__} came within {within_s:g} s; send it again") from None
     try:
-        tag, body = parse(first or b"")
-        if tag == _HEADER_TAG:
-            return kind.FromString(bytes(body))
+        if first is not None:
+            tag, body = parse(first)
+            if tag == _HEADER_TAG:
+                return kind.FromString(bytes(body))
     except DecodeError:
         pass
     raise CorruptError(f"the stream does not start with a {kind.__name__}")

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from marless.rpc.v1.learner_pool_pb2_grpc import LearnerPoolServiceAsyncStub
 
 PREWARM_TIMEOUT_S = 5.0
+RESERVED_S = 60.0  # after the last upload, beyond the time that one actor may take, room may go to another job
 CALL_TIMEOUT_S = 24 * 3600.0  # a round takes as long as it takes; actors and learners have their own deadlines
 Versions = Mapping[str, int]
 
@@ -43,6 +44,8 @@ class Update:
     metrics: Mapping[str, Mapping[str, float]]
     invocations: tuple[InvocationRecord, ...]
     distances: tuple[Distances, ...]
+    room: int = 0
+    """So many actors of the next round have room in the learner pool already."""
 
 
 class Pools:
@@ -75,6 +78,12 @@ class Pools:
         """Let the learner pool forget a job, all of it or but for what it remembers of past rounds."""
         request = learner_pool_pb2.CloseJobRequest(job=job_id, keep_replay=keep_replay)
         await self._learner_pool.call(self._learners.CloseJob, request)
+
+    async def reserve(self, job_id: str, job: Job, round_: int, actors: int, *, epoch: int) -> None:
+        """Have room for a round's trajectories in the learner pool; returns when it is the job's turn."""
+        idle_s = job.spec.actors.timeout_s + RESERVED_S
+        request = learner_pool_pb2.ReserveRequest(job=job_id, round=round_, actors=actors, idle_s=idle_s, epoch=epoch)
+        await self._learner_pool.call(self._learners.Reserve, request, timeout_s=CALL_TIMEOUT_S)
 
     async def prewarm(self, actors: int) -> None:
         """Tell the actor pool to expect so many actors; returns before their workers are there."""
@@ -142,6 +151,7 @@ class Pools:
             metrics={name: dict(metrics.values) for name, metrics in reply.metrics.items()},
             invocations=_invocations(reply.invocations),
             distances=tuple(_distances(each) for each in reply.distances),
+            room=reply.room,
         )
 
     def _rollout(

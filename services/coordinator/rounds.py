@@ -32,6 +32,7 @@ from services.coordinator.patience import PASSING, Patience
 from services.coordinator.planning import Plan, Planner
 from services.coordinator.pools import Pools, Rollout, Update, Versions
 from services.coordinator.recovery import Recovery
+from services.coordinator.reserving import Reserving
 from services.coordinator.run_folder import JobStatus, Pending, RunFolder
 from services.coordinator.warming import Warming
 
@@ -73,6 +74,7 @@ class JobRun:
         self._recovery = Recovery(job_id=job_id, job=job, folder=folder, pools=pools, journal=self._journal, log=log)
         self._cancelled = asyncio.Event()
         self._patience = Patience(patience_s, self._cancelled)
+        self._room = Reserving(job_id=job_id, job=job, pools=pools, cancelled=self._cancelled, show=self._show)
         self._fenced = 0
         self._first_round_s: float | None = None
         """When the first round of this run started; earlier ones took `_before_s`."""
@@ -157,6 +159,7 @@ class JobRun:
 
     async def _bear(self, trouble: MarlessError) -> None:
         """Wait for what may pass; raises what does not."""
+        self._room.kept = 0
         self._folder.check_owned()
         if isinstance(trouble, FencedError):
             self._recovery.epoch, self._fenced = 0, self._fenced + 1
@@ -195,6 +198,7 @@ class JobRun:
             self._pending = await self._roll_out(plan)
         started_s = time.time()
         update = await self._update(plan, self._pending)
+        self._room.kept = update.room
         updated_s = time.time()
         record = recording.trained(self._id, plan, self._pending, update, updated_s - started_s)
         ending = self._limit_reached(record)
@@ -237,6 +241,7 @@ class JobRun:
 
     async def _roll_out(self, plan: Plan) -> Pending:
         """Run the round's actors, and note what came of them before anything is made of it."""
+        await self._room.make_sure(plan.round, plan.actors, self._recovery.epoch)
         started_s = time.time()
         rollout = await self._pools.train(
             *(self._id, self._job, plan.round, plan.actors, plan.groups, plan.versions), epoch=self._recovery.epoch

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import mmap
 import os
 import zlib
@@ -27,13 +28,14 @@ from marless.errors import (
     JobStateError,
     MarlessError,
     NotFoundError,
-    OverloadedError,
     StaleError,
     UnavailableError,
 )
 from marless.rpc import chunks
+from marless.rpc.room import Room
 from marless.rpc.v1 import learner_pool_pb2
 from services.learner_pool import spool
+from services.learner_pool.reservations import Reservations
 
 MAX_TRAJECTORY_BYTES = 512 * 2**20
 _DTYPES = {"float32": np.dtype("float32"), "int32": np.dtype("int32"), "bool": np.dtype("bool")}
@@ -70,26 +72,16 @@ class Intake:
     def __init__(self, place: Path, limit_bytes: int) -> None:
         self._claim = spool.claim(place)
         self._directory = self._claim.path
-        self._limit_bytes = limit_bytes
-        self._held_bytes = 0
-        self._aside_bytes = 0
+        self.room = Room("learner pool", "--spool-bytes", limit_bytes)
+        self.reservations = Reservations(self.room, self._empty)
         self._jobs: dict[str, _OpenJob] = {}
         self._serial = itertools.count()
         self.counts = IntakeCounts()
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of trajectories that wait, or are being uploaded."""
-        return self._held_bytes
-
-    @property
-    def free_bytes(self) -> int:
-        """Bytes of the limit that are left."""
-        return max(0, self._limit_bytes - self._held_bytes - self._aside_bytes)
-
-    def set_aside(self, held_bytes: int) -> None:
-        """So many bytes of the limit are held by what is no trajectory."""
-        self._aside_bytes = held_bytes
+        """Bytes of trajectories that wait, are being uploaded, or have been promised room."""
+        return self.room.held_bytes
 
     def open(self, job: str, schema: TrajectorySchema, *, epoch: int, round_: int) -> None:
         """Accept uploads of a job's next round under this epoch; a job that is open already keeps what waits.
@@ -101,6 +93,8 @@ class Intake:
         if known is None or known.schema != schema:
             self.close(job)
             self._jobs[job] = _OpenJob(schema, epoch, round_)
+            usual = schema_bytes(schema, boot_rows=schema.batch)
+            self.reservations.open(job, least_bytes=schema_bytes(schema, boot_rows=0), usual_bytes=usual)
             return
         known.epoch = epoch
         self.advance(job, round_)
@@ -119,16 +113,26 @@ class Intake:
 
     def close(self, job: str) -> None:
         """Forget a job and drop its trajectories; twice is safe."""
-        known = self._jobs.pop(job, None)
-        for file in known.waiting.values() if known else ():
-            self._drop(file)
+        if job in self._jobs:
+            self._empty(job)
+            del self._jobs[job]
+            self.reservations.close(job)
 
-    def advance(self, job: str, round_: int) -> None:
-        """Everything before `round_` has been used: drop it, and refuse it from now on."""
+    def advance(self, job: str, round_: int) -> int:
+        """Everything before `round_` has been used: drop it, and refuse it from now on.
+
+        Returns for how many actors room is kept for that round.
+        """
         known = self._known(job)
         known.round = max(known.round, round_)
         for key in [key for key in known.waiting if key[0] < known.round]:
             self._drop(known.waiting.pop(key))
+        return self.reservations.keep(job, known.round)
+
+    async def reserve(self, request: learner_pool_pb2.ReserveRequest) -> None:
+        """Make sure of room for a round before its actors run; see `Reservations.reserve`."""
+        self.check_epoch(request.job, request.epoch)
+        await self.reservations.reserve(request.job, request.round, request.actors, request.idle_s)
 
     def trajectories(self, job: str, round_: int, actors: int) -> list[learner_pool_pb2.TrajectoryFile]:
         """The files of actors 0 … actors-1, in that order; raises StaleError if some are missing."""
@@ -142,10 +146,10 @@ class Intake:
         """Take one upload in; returns False if it was there already.
 
         Raises NotFoundError, StaleError, FencedError, JobStateError (a round that is not the next one),
-        AlreadyExistsError (another trajectory has its place), CorruptError, OverloadedError or UnavailableError (disk
-        full).
+        AlreadyExistsError (another trajectory has its place), CorruptError, OverloadedError, TooLargeError,
+        UnavailableError (disk full) or UnreachableError (it stalled).
         """
-        header = await chunks.read_header(stream, learner_pool_pb2.UploadHeader)
+        header = await chunks.read_header(stream, learner_pool_pb2.UploadHeader, within_s=chunks.STALL_S)
         try:
             applied = await self._receive(header, stream)
         except StaleError:
@@ -165,19 +169,24 @@ class Intake:
         if _is_there(known, header):
             return False
         size = declared_bytes(header)
-        with self._reserved(size), _mapped(self._directory / f"{next(self._serial)}", size) as (path, buffer):
-            await chunks.read_data(stream, buffer)
-            await asyncio.to_thread(_check, known.schema, header, buffer)
-            if self._admit(header) is not known:
-                raise StaleError(f"job {header.job} was opened anew while actor {header.index} uploaded")
-            if _is_there(known, header):  # an equal upload was faster
-                path.unlink()
-                return False
-            if displaced := known.waiting.pop((header.round, header.index), None):
-                self._drop(displaced)
-            known.waiting[header.round, header.index] = learner_pool_pb2.TrajectoryFile(path=str(path), header=header)
-            self._held_bytes += size
+        async with self.reservations.upload(header.job, header.round, header.index, size):
+            with _mapped(self._directory / f"{next(self._serial)}", size) as (path, buffer):
+                await chunks.read_data(stream, buffer)
+                await asyncio.to_thread(_check, known.schema, header, buffer)
+                if self._admit(header) is not known:
+                    raise StaleError(f"job {header.job} was opened anew while actor {header.index} uploaded")
+                if _is_there(known, header):  # an equal upload was faster
+                    path.unlink()
+                    return False
+                self._store(known, learner_pool_pb2.TrajectoryFile(path=str(path), header=header), size)
         return True
+
+    def _store(self, known: _OpenJob, file: learner_pool_pb2.TrajectoryFile, size: int) -> None:
+        key = (file.header.round, file.header.index)
+        if displaced := known.waiting.pop(key, None):
+            self._drop(displaced)
+        known.waiting[key] = file
+        self.reservations.stored(file.header.job, size)
 
     def _admit(self, header: learner_pool_pb2.UploadHeader) -> _OpenJob:
         """The job of an upload that is still wanted."""
@@ -193,28 +202,20 @@ class Intake:
         """Drop everything; the directory goes."""
         self._claim.drop()
 
-    @contextmanager
-    def _reserved(self, size: int) -> Iterator[None]:
-        if size > self.free_bytes:
-            replays = f" beside {self._aside_bytes} of replays" if self._aside_bytes else ""
-            raise OverloadedError(
-                f"{self._held_bytes} bytes of trajectories wait{replays}, {size} more exceed {self._limit_bytes}; "
-                "try again later, sample less a round, or raise --spool-bytes"
-            )
-        self._held_bytes += size
-        try:
-            yield
-        finally:
-            self._held_bytes -= size
-
     def _known(self, job: str) -> _OpenJob:
         if job not in self._jobs:
             raise NotFoundError(f"job {job!r} is not open in this learner pool")
         return self._jobs[job]
 
+    def _empty(self, job: str) -> None:
+        """Drop all trajectories of a job."""
+        waiting = self._jobs[job].waiting
+        while waiting:
+            self._drop(waiting.popitem()[1])
+
     def _drop(self, file: learner_pool_pb2.TrajectoryFile) -> None:
         Path(file.path).unlink(missing_ok=True)
-        self._held_bytes -= declared_bytes(file.header)
+        self.reservations.dropped(file.header.job, declared_bytes(file.header))
 
     def _count(self, outcome: str) -> None:
         self.counts = replace(self.counts, **{outcome: getattr(self.counts, outcome) + 1})
@@ -251,6 +252,12 @@ def declared_bytes(header: learner_pool_pb2.UploadHeader) -> int:
     if not 0 < total <= MAX_TRAJECTORY_BYTES:
         raise CorruptError(f"a trajectory of {total} bytes is refused; at most {MAX_TRAJECTORY_BYTES} are taken")
     return total
+
+
+def schema_bytes(schema: TrajectorySchema, *, boot_rows: int) -> int:
+    """Bytes of a trajectory with so many bootstrap rows."""
+    shapes = schema.shapes(boot_rows).values()
+    return sum(np.dtype(dtype).itemsize * math.prod(shape) for dtype, shape in shapes)
 
 
 def views(header: learner_pool_pb2.UploadHeader, buffer: memoryview) -> Trajectory:

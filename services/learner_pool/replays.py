@@ -20,7 +20,7 @@ import structlog
 
 from marless.algos.base import REPLAY
 from marless.data.frame_file import allocate
-from marless.errors import OverloadedError
+from marless.errors import OverloadedError, TooLargeError
 from services.learner_pool import spool
 from services.learner_pool.intake import Intake
 
@@ -59,7 +59,8 @@ class Replays:
     def open(self, job: str, sizes: Mapping[str, int]) -> None:
         """Have a file of so many bytes for each scope of a job; one that is there already stays as it is.
 
-        Raises OverloadedError if they exceed the spool's limit, UnavailableError if its disk is full.
+        Raises TooLargeError if they exceed the spool's limit, OverloadedError if they exceed what others leave of it,
+        UnavailableError if its disk is full.
         """
         paths = {scope: self._directory / f"{quote(job, safe='')}@{quote(scope, safe='')}" for scope in sizes}
         self._open[job] = paths
@@ -72,6 +73,10 @@ class Replays:
                 self._reported[path] = {}
                 self._account()
             os.utime(path)
+
+    def missing_bytes(self, job: str, sizes: Mapping[str, int]) -> int:
+        """Bytes of those scopes of an open job that have no file yet."""
+        return sum(size for scope, size in sizes.items() if not self._open[job][scope].exists())
 
     def path(self, job: str, scope: str) -> Path | None:
         """The file of a scope; None if its algorithm remembers nothing."""
@@ -114,15 +119,19 @@ class Replays:
     def _make_room(self, size: int, whose: str) -> None:
         """Remove files that no job has open, the longest unused first, until so many bytes fit."""
         for path in sorted(self._unused(), key=_used_s):
-            if self._intake.free_bytes >= size:
+            if self._intake.room.free_bytes >= size:
                 break
             _log.warning("replay.removed", file=path.name, bytes=_size(path), why="its room is needed")
             path.unlink(missing_ok=True)
             self._account()
-        if self._intake.free_bytes < size:
+        room = self._intake.room
+        what_to_do = "lower algorithm.replay.capacity, or raise --spool-bytes (MARLESS_SPOOL_BYTES)"
+        if size > room.limit_bytes:
+            raise TooLargeError(f"{whose} takes {size:,} bytes, and the spool holds {room.limit_bytes:,}; {what_to_do}")
+        if size > room.free_bytes:
             raise OverloadedError(
-                f"{whose} takes {size:,} bytes, and the spool has {self._intake.free_bytes:,} left; lower "
-                "algorithm.replay.capacity, or raise --spool-bytes (MARLESS_SPOOL_BYTES)"
+                f"no room in the learner pool: {whose} takes {size:,} bytes, and the spool has {room.free_bytes:,} "
+                f"left; {what_to_do}"
             )
 
     def _sweep(self) -> None:
@@ -143,7 +152,7 @@ class Replays:
         return [path for path in _files(self._directory) if path not in used]
 
     def _account(self) -> None:
-        self._intake.set_aside(self.held_bytes)
+        self._intake.room.set_aside(self.held_bytes)
 
 
 def _files(directory: Path) -> list[Path]:

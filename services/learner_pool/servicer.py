@@ -37,6 +37,13 @@ class LearnerPoolServicer(LearnerPoolServiceServicer):
         """Declare a job."""
         return await self._updates.open(request)
 
+    async def Reserve(  # noqa: N802
+        self, request: learner_pool_pb2.ReserveRequest, context: Context
+    ) -> learner_pool_pb2.ReserveResponse:
+        """Make sure of room for a round."""
+        await self._intake.reserve(request)
+        return learner_pool_pb2.ReserveResponse()
+
     async def Upload(  # type: ignore[override]  # noqa: N802  # frames arrive as raw bytes, see `register`
         self, frames: AsyncIterator[bytes], context: Context
     ) -> learner_pool_pb2.UploadResponse:

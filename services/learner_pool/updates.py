@@ -15,7 +15,7 @@ from marless.algos.off_policy import OffPolicyConfig
 from marless.data.frames import ReplaySchema
 from marless.data.trajectory import TrajectorySchema
 from marless.envs.base import EnvSpaces
-from marless.errors import FencedError, NotFoundError, SpecError, StaleError
+from marless.errors import FencedError, NotFoundError, OverloadedError, SpecError, StaleError
 from marless.rpc.concurrency import gather
 from marless.rpc.param_store import ParamStore
 from marless.rpc.v1 import learner_pool_pb2
@@ -26,6 +26,8 @@ from services.learner_pool import outcomes
 from services.learner_pool.intake import Intake
 from services.learner_pool.replays import Replays
 
+REPLAY_WAIT_S = 30.0
+"""How long the opening of a job waits for room for its replay, before its coordinator is told to try again."""
 _log = structlog.get_logger("learner_pool")
 
 
@@ -83,7 +85,9 @@ class Updates:
             )
         opened = self._jobs[request.job]
         self._intake.open(request.job, schema_of(spec, spaces), epoch=request.epoch, round_=request.round)
-        self._replays.open(request.job, _replay_sizes(spec, spaces, opened.scopes))
+        sizes = _replay_sizes(spec, spaces, opened.scopes)
+        self._intake.reservations.check(request.job, spec.actors.count, sum(sizes.values()))
+        await self._open_replays(request.job, sizes)
         tasks = _by_scope(
             opened.scopes,
             spaces,
@@ -108,6 +112,15 @@ class Updates:
         newest = self._intake.epoch(request.job)
         if request.epoch < newest and request.epoch != (await self._store.list(request.job)).epoch:
             raise FencedError(f"epoch {request.epoch} of job {request.job} is over: epoch {newest} has begun")
+
+    async def _open_replays(self, job: str, sizes: dict[str, int]) -> None:
+        try:
+            self._replays.open(job, sizes)
+        except OverloadedError:
+            room, missing = self._intake.room, self._replays.missing_bytes(job, sizes)
+            await room.take(job, missing, wait_s=REPLAY_WAIT_S)
+            room.hold(job, -missing)  # the files count from now on
+            self._replays.open(job, sizes)
 
     async def update(self, request: learner_pool_pb2.UpdateRequest) -> learner_pool_pb2.UpdateResponse:
         """Update every policy once; a repeated request is answered as the first one was, or waits for its answer."""
@@ -135,7 +148,7 @@ class Updates:
                 raise StaleError(f"job {request.job}: round {request.round} has passed")
         response = await self._earlier(known, request) or await self._update(known, request)
         known.last_round, known.last = request.round, response
-        self._intake.advance(request.job, request.round + 1)
+        response.room = self._intake.advance(request.job, request.round + 1)
         return response
 
     async def _earlier(
@@ -189,7 +202,11 @@ class Updates:
             measure=request.measure,
             trajectories=self._intake.trajectories(request.job, request.round, request.actors),
         )
-        results = await self._run(_by_scope(known.scopes, known.spaces, task), "update")
+        self._intake.reservations.update(request.job, begins=True)
+        try:
+            results = await self._run(_by_scope(known.scopes, known.spaces, task), "update")
+        finally:
+            self._intake.reservations.update(request.job, begins=False)
         for each in (result.functions[0] for result in results):
             if each.index in known.starts:  # the bill knows updates only: who started for the job's sake is paid there
                 each.cold, each.init_s = True, each.init_s + known.starts.pop(each.index)

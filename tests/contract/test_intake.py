@@ -30,6 +30,7 @@ from marless.errors import (
 )
 from marless.rpc import chunks
 from marless.rpc.v1 import learner_pool_pb2
+from services.learner_pool import reservations
 from services.learner_pool.intake import Intake, IntakeCounts, declared_bytes, load
 from tests.memoryless import Memoryless
 from tests.scripted_env import ScriptedEnv
@@ -303,12 +304,13 @@ async def test_an_upload_that_its_actor_gives_up_leaves_nothing(intake, tmp_path
     assert await upload(intake, blank(TINY))
 
 
-async def test_waiting_bytes_are_bounded_and_room_comes_back(tmp_path):
+async def test_waiting_bytes_are_bounded_and_room_comes_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(reservations, "UPLOAD_WAIT_S", 0.01)
     size = declared_bytes(header_of(blank(TINY)))
     intake = opened(tmp_path, TINY, 2 * size)
     for index in range(2):
         await upload(intake, blank(TINY), index=index)
-    with pytest.raises(OverloadedError, match=f"{2 * size} bytes of trajectories wait"):
+    with pytest.raises(OverloadedError, match=f"{2 * size} bytes are in use, {size} more exceed"):
         await upload(intake, blank(TINY), index=2)
     assert not await upload(intake, blank(TINY), index=1)  # a copy of what waits needs no room
     assert len(files(tmp_path)) == 2

@@ -82,6 +82,53 @@ class OpenJobResponse(_message.Message):
 Global___OpenJobResponse: _TypeAlias = OpenJobResponse  # noqa: Y015
 
 @_typing.final
+class ReserveRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    ACTORS_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    IDLE_S_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    round: _builtins.int
+    actors: _builtins.int
+    epoch: _builtins.int
+    idle_s: _builtins.float
+    """without an upload for so long, the room may be given to a job that waits"""
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        round: _builtins.int = ...,
+        actors: _builtins.int = ...,
+        epoch: _builtins.int = ...,
+        idle_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actors", b"actors", "epoch", b"epoch", "idle_s", b"idle_s", "job", b"job", "round", b"round"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReserveRequest: _TypeAlias = ReserveRequest  # noqa: Y015
+
+@_typing.final
+class ReserveResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReserveResponse: _TypeAlias = ReserveResponse  # noqa: Y015
+
+@_typing.final
 class ArrayInfo(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -267,6 +314,9 @@ class UpdateResponse(_message.Message):
     METRICS_FIELD_NUMBER: _builtins.int
     INVOCATIONS_FIELD_NUMBER: _builtins.int
     DISTANCES_FIELD_NUMBER: _builtins.int
+    ROOM_FIELD_NUMBER: _builtins.int
+    room: _builtins.int
+    """so many actors of the next round need not reserve room: it is kept for them"""
     @_builtins.property
     def versions(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.PolicyVersion]: ...
     @_builtins.property
@@ -286,10 +336,11 @@ class UpdateResponse(_message.Message):
         metrics: _abc.Mapping[_builtins.str, _common_pb2.Metrics] | None = ...,
         invocations: _abc.Iterable[_common_pb2.Invocation] | None = ...,
         distances: _abc.Iterable[_common_pb2.Distances] | None = ...,
+        room: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["distances", b"distances", "invocations", b"invocations", "metrics", b"metrics", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["distances", b"distances", "invocations", b"invocations", "metrics", b"metrics", "room", b"room", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

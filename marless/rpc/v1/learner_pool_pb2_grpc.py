@@ -40,6 +40,11 @@ class LearnerPoolServiceStub:
                 request_serializer=marless_dot_rpc_dot_v1_dot_learner__pool__pb2.OpenJobRequest.SerializeToString,
                 response_deserializer=marless_dot_rpc_dot_v1_dot_learner__pool__pb2.OpenJobResponse.FromString,
                 _registered_method=True)
+        self.Reserve = channel.unary_unary(
+                '/marless.rpc.v1.LearnerPoolService/Reserve',
+                request_serializer=marless_dot_rpc_dot_v1_dot_learner__pool__pb2.ReserveRequest.SerializeToString,
+                response_deserializer=marless_dot_rpc_dot_v1_dot_learner__pool__pb2.ReserveResponse.FromString,
+                _registered_method=True)
         self.Upload = channel.stream_unary(
                 '/marless.rpc.v1.LearnerPoolService/Upload',
                 request_serializer=marless_dot_rpc_dot_v1_dot_common__pb2.Chunk.SerializeToString,
@@ -75,13 +80,23 @@ class LearnerPoolServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Reserve(self, request, context):
+        """Makes sure of room for all trajectories of a round, before its actors run; answers when it is the job's turn, which
+        may take as long as the rounds of other jobs do. Whoever holds room has all that its round needs, so no two jobs
+        wait for each other. Idempotent. FAILED_PRECONDITION if the round can never fit; RESOURCE_EXHAUSTED if replays of
+        other jobs are in the way; NOT_FOUND if the job is not open under this epoch.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Upload(self, request_iterator, context):
         """Takes one trajectory. Stream: header = UploadHeader, then the arrays' bytes in the order of the header.
         Applied exactly once per (job, round, index): a repeated upload is counted and answered with `duplicate`.
         FAILED_PRECONDITION if the round has passed or is not the next one, or the epoch is over; NOT_FOUND if the job is
         not open under this epoch; ALREADY_EXISTS if another trajectory of this place was taken; INVALID_ARGUMENT or
-        DATA_LOSS if it does not fit the declared spaces or its checksum; RESOURCE_EXHAUSTED if intake is full. Retry on
-        UNAVAILABLE.
+        DATA_LOSS if it does not fit the declared spaces or its checksum; RESOURCE_EXHAUSTED if its round has not reserved
+        room and there is none for long; UNAVAILABLE if it brings less than 1 MiB in ten seconds. Retry on both.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -119,6 +134,11 @@ def add_LearnerPoolServiceServicer_to_server(servicer, server):
                     servicer.OpenJob,
                     request_deserializer=marless_dot_rpc_dot_v1_dot_learner__pool__pb2.OpenJobRequest.FromString,
                     response_serializer=marless_dot_rpc_dot_v1_dot_learner__pool__pb2.OpenJobResponse.SerializeToString,
+            ),
+            'Reserve': grpc.unary_unary_rpc_method_handler(
+                    servicer.Reserve,
+                    request_deserializer=marless_dot_rpc_dot_v1_dot_learner__pool__pb2.ReserveRequest.FromString,
+                    response_serializer=marless_dot_rpc_dot_v1_dot_learner__pool__pb2.ReserveResponse.SerializeToString,
             ),
             'Upload': grpc.stream_unary_rpc_method_handler(
                     servicer.Upload,
@@ -168,6 +188,33 @@ class LearnerPoolService:
             '/marless.rpc.v1.LearnerPoolService/OpenJob',
             marless_dot_rpc_dot_v1_dot_learner__pool__pb2.OpenJobRequest.SerializeToString,
             marless_dot_rpc_dot_v1_dot_learner__pool__pb2.OpenJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Reserve(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/marless.rpc.v1.LearnerPoolService/Reserve',
+            marless_dot_rpc_dot_v1_dot_learner__pool__pb2.ReserveRequest.SerializeToString,
+            marless_dot_rpc_dot_v1_dot_learner__pool__pb2.ReserveResponse.FromString,
             options,
             channel_credentials,
             insecure,

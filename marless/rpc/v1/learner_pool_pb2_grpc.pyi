@@ -38,13 +38,19 @@ class LearnerPoolServiceStub:
     also under a newer epoch, it keeps the trajectories that wait and the update in progress. INVALID_ARGUMENT if the
     spec cannot work, or what the store has does not fit it; FAILED_PRECONDITION if the epoch is over.
     """
+    Reserve: _grpc.UnaryUnaryMultiCallable[_learner_pool_pb2.ReserveRequest, _learner_pool_pb2.ReserveResponse]
+    """Makes sure of room for all trajectories of a round, before its actors run; answers when it is the job's turn, which
+    may take as long as the rounds of other jobs do. Whoever holds room has all that its round needs, so no two jobs
+    wait for each other. Idempotent. FAILED_PRECONDITION if the round can never fit; RESOURCE_EXHAUSTED if replays of
+    other jobs are in the way; NOT_FOUND if the job is not open under this epoch.
+    """
     Upload: _grpc.StreamUnaryMultiCallable[_common_pb2.Chunk, _learner_pool_pb2.UploadResponse]
     """Takes one trajectory. Stream: header = UploadHeader, then the arrays' bytes in the order of the header.
     Applied exactly once per (job, round, index): a repeated upload is counted and answered with `duplicate`.
     FAILED_PRECONDITION if the round has passed or is not the next one, or the epoch is over; NOT_FOUND if the job is
     not open under this epoch; ALREADY_EXISTS if another trajectory of this place was taken; INVALID_ARGUMENT or
-    DATA_LOSS if it does not fit the declared spaces or its checksum; RESOURCE_EXHAUSTED if intake is full. Retry on
-    UNAVAILABLE.
+    DATA_LOSS if it does not fit the declared spaces or its checksum; RESOURCE_EXHAUSTED if its round has not reserved
+    room and there is none for long; UNAVAILABLE if it brings less than 1 MiB in ten seconds. Retry on both.
     """
     Update: _grpc.UnaryUnaryMultiCallable[_learner_pool_pb2.UpdateRequest, _learner_pool_pb2.UpdateResponse]
     """Updates every policy of a job once, from the trajectories of one round, and publishes the new versions.
@@ -67,13 +73,19 @@ class LearnerPoolServiceAsyncStub(LearnerPoolServiceStub):
     also under a newer epoch, it keeps the trajectories that wait and the update in progress. INVALID_ARGUMENT if the
     spec cannot work, or what the store has does not fit it; FAILED_PRECONDITION if the epoch is over.
     """
+    Reserve: _aio.UnaryUnaryMultiCallable[_learner_pool_pb2.ReserveRequest, _learner_pool_pb2.ReserveResponse]  # type: ignore[assignment]
+    """Makes sure of room for all trajectories of a round, before its actors run; answers when it is the job's turn, which
+    may take as long as the rounds of other jobs do. Whoever holds room has all that its round needs, so no two jobs
+    wait for each other. Idempotent. FAILED_PRECONDITION if the round can never fit; RESOURCE_EXHAUSTED if replays of
+    other jobs are in the way; NOT_FOUND if the job is not open under this epoch.
+    """
     Upload: _aio.StreamUnaryMultiCallable[_common_pb2.Chunk, _learner_pool_pb2.UploadResponse]  # type: ignore[assignment]
     """Takes one trajectory. Stream: header = UploadHeader, then the arrays' bytes in the order of the header.
     Applied exactly once per (job, round, index): a repeated upload is counted and answered with `duplicate`.
     FAILED_PRECONDITION if the round has passed or is not the next one, or the epoch is over; NOT_FOUND if the job is
     not open under this epoch; ALREADY_EXISTS if another trajectory of this place was taken; INVALID_ARGUMENT or
-    DATA_LOSS if it does not fit the declared spaces or its checksum; RESOURCE_EXHAUSTED if intake is full. Retry on
-    UNAVAILABLE.
+    DATA_LOSS if it does not fit the declared spaces or its checksum; RESOURCE_EXHAUSTED if its round has not reserved
+    room and there is none for long; UNAVAILABLE if it brings less than 1 MiB in ten seconds. Retry on both.
     """
     Update: _aio.UnaryUnaryMultiCallable[_learner_pool_pb2.UpdateRequest, _learner_pool_pb2.UpdateResponse]  # type: ignore[assignment]
     """Updates every policy of a job once, from the trajectories of one round, and publishes the new versions.
@@ -101,6 +113,18 @@ class LearnerPoolServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
+    def Reserve(
+        self,
+        request: _learner_pool_pb2.ReserveRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_learner_pool_pb2.ReserveResponse, _abc.Awaitable[_learner_pool_pb2.ReserveResponse]]:
+        """Makes sure of room for all trajectories of a round, before its actors run; answers when it is the job's turn, which
+        may take as long as the rounds of other jobs do. Whoever holds room has all that its round needs, so no two jobs
+        wait for each other. Idempotent. FAILED_PRECONDITION if the round can never fit; RESOURCE_EXHAUSTED if replays of
+        other jobs are in the way; NOT_FOUND if the job is not open under this epoch.
+        """
+
+    @_abc_1.abstractmethod
     def Upload(
         self,
         request_iterator: _MaybeAsyncIterator[_common_pb2.Chunk],
@@ -110,8 +134,8 @@ class LearnerPoolServiceServicer(metaclass=_abc_1.ABCMeta):
         Applied exactly once per (job, round, index): a repeated upload is counted and answered with `duplicate`.
         FAILED_PRECONDITION if the round has passed or is not the next one, or the epoch is over; NOT_FOUND if the job is
         not open under this epoch; ALREADY_EXISTS if another trajectory of this place was taken; INVALID_ARGUMENT or
-        DATA_LOSS if it does not fit the declared spaces or its checksum; RESOURCE_EXHAUSTED if intake is full. Retry on
-        UNAVAILABLE.
+        DATA_LOSS if it does not fit the declared spaces or its checksum; RESOURCE_EXHAUSTED if its round has not reserved
+        room and there is none for long; UNAVAILABLE if it brings less than 1 MiB in ten seconds. Retry on both.
         """
 
     @_abc_1.abstractmethod

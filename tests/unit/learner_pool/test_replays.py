@@ -7,7 +7,7 @@ import time
 import pytest
 from structlog.testing import capture_logs
 
-from marless.errors import OverloadedError, UnavailableError
+from marless.errors import OverloadedError, TooLargeError, UnavailableError
 from services.learner_pool.intake import Intake
 from services.learner_pool.replays import Replays
 
@@ -43,7 +43,7 @@ def test_a_file_for_each_scope_is_there_and_counts(pool, intake):
     replays = pool()
     replays.open("job", {"scout": 100, "a/b": 200})
     assert [replays.path("job", scope).stat().st_size for scope in ("scout", "a/b")] == [100, 200]
-    assert (replays.held_bytes, intake.free_bytes) == (300, 700)
+    assert (replays.held_bytes, intake.room.free_bytes) == (300, 700)
     assert replays.path("job", "team") is None
 
 
@@ -58,7 +58,7 @@ def test_it_outlives_its_pool_and_is_left_as_it_is(pool, intake):
     before.open("job", {"team": 100})
     before.path("job", "team").write_bytes(b"x" * 100)
     after = pool()
-    assert intake.free_bytes == LIMIT - 100, "what is left from before does not count"
+    assert intake.room.free_bytes == LIMIT - 100, "what is left from before does not count"
     after.open("job", {"team": 100})
     assert after.path("job", "team").read_bytes() == b"x" * 100
 
@@ -81,7 +81,7 @@ def test_closing_a_job_removes_its_files_and_what_was_half_made(pool, intake):
     for _ in range(2):
         replays.close("job")
         assert not list(path.parent.glob("job@*"))
-        assert intake.free_bytes == LIMIT - 100
+        assert intake.room.free_bytes == LIMIT - 100
 
 
 def test_forgetting_a_job_keeps_its_files(pool):
@@ -137,10 +137,12 @@ def test_what_no_job_has_open_gives_way_the_longest_unused_first(pool):
     assert [(entry["event"], entry["file"]) for entry in logs] == [("replay.removed", "b@team")]
     with pytest.raises(OverloadedError, match=r"job e: the replay of team takes 800 bytes.*350 left.*--spool-bytes"):
         replays.open("e", {"team": 800})
+    with pytest.raises(TooLargeError, match=r"job f: the replay of team takes 1,001 bytes, and the spool holds 1,000"):
+        replays.open("f", {"team": LIMIT + 1})
 
 
 def test_trajectories_leave_less_room(pool, intake):
-    intake._held_bytes = 900
+    intake.room.hold("job", 900)
     with pytest.raises(OverloadedError, match="100 left"):
         pool().open("job", {"team": 101})
 

@@ -32,7 +32,9 @@ async def nothing(*_, **__):
 
 def test_the_start_of_a_learner_is_on_the_first_update():
     dispatcher = Dispatcher()
-    intake = SimpleNamespace(open=lambda *_: None, advance=lambda *_: None, close=lambda *_: None)
+    reservations = SimpleNamespace(check=lambda *_: None, update=lambda *_, **__: None)
+    intake = SimpleNamespace(open=lambda *_, **__: None, advance=lambda *_: 0, close=lambda *_: None)
+    intake.reservations, intake.epoch, intake.check_epoch = reservations, lambda *_: 0, lambda *_: None
     intake.trajectories = lambda *_: [learner_pool_pb2.TrajectoryFile()]
     store = SimpleNamespace(list=lambda _: asyncio.sleep(0, SimpleNamespace(policies={})))
     replays = SimpleNamespace(open=lambda *_: None, path=lambda *_: None, used=lambda *_: None, forget=lambda *_: None)
