@@ -15,6 +15,7 @@ import json
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,9 @@ from typing import Any, Protocol
 from marless.errors import CorruptError, NotFoundError
 
 PARTS = ("acting", "learning")
+MANIFEST = "manifest.json"
+MOST_MANIFEST_BYTES = 2**22
+_LONGEST_NAME_BYTES = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +92,7 @@ class DiskCheckpoints:
         partial.mkdir(parents=True)
         policies = {name: _write_policy(partial, name, saved) for name, saved in checkpoint.policies.items()}
         manifest = dataclasses.asdict(checkpoint.progress) | {"policies": policies}
-        _write(partial / "manifest.json", json.dumps(manifest, indent=1).encode())
+        _write(partial / MANIFEST, json.dumps(manifest, indent=1).encode())
         fsync(partial)
         shutil.rmtree(target, ignore_errors=True)
         partial.rename(target)
@@ -110,19 +114,110 @@ class DiskCheckpoints:
         return self.directory / f"round-{round_:06d}"
 
 
+def newest(folder: Path) -> Path:
+    """The directory of a checkpoint: `folder` if it is one, else the newest of the run folder that it is.
+
+    Raises NotFoundError.
+    """
+    if (folder / MANIFEST).exists():
+        return folder
+    checkpoints = DiskCheckpoints(folder / "checkpoints")
+    rounds = checkpoints.rounds()
+    if not rounds:
+        raise NotFoundError(f"{folder} holds no checkpoint; give one, or the folder of a job with one")
+    return checkpoints.path(rounds[-1])
+
+
 def read(directory: Path, parts: Collection[str] = PARTS) -> Checkpoint:
     """Read these parts of a checkpoint; raises NotFoundError, or CorruptError if a file is not what was written."""
-    path = directory / "manifest.json"
+    path = directory / MANIFEST
     try:
-        manifest: dict[str, Any] = json.loads(path.read_bytes())  # Any: JSON
-        policies = manifest.pop("policies")
-        groups = {policy: tuple(agents) for policy, agents in manifest.pop("groups").items()}
-        saved = {name: _read_policy(directory, name, entry, parts) for name, entry in policies.items()}
-        return Checkpoint(progress=Progress(**manifest, groups=groups), policies=saved)
+        manifest = Manifest.parse(_read(path, MOST_MANIFEST_BYTES), str(path))
+        blobs: dict[str, dict[str, bytes]] = {policy: {} for policy in manifest.versions}
+        for file in manifest.files:
+            if file.part in parts:
+                blobs[file.policy][file.part] = data = _read(directory / file.name)
+                file.check(data, str(directory / file.name))
     except FileNotFoundError as error:
         raise NotFoundError(f"{error.filename}: there is no such checkpoint file") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise CorruptError(f"{path}: this is no checkpoint manifest") from None
+    saved = {name: SavedPolicy(version=manifest.versions[name], blobs=blobs[name]) for name in blobs}
+    return Checkpoint(progress=manifest.progress, policies=saved)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyFile:
+    """One file of a checkpoint, by its manifest."""
+
+    policy: str
+    part: str
+    sha256: str
+
+    @property
+    def name(self) -> str:
+        """In the checkpoint's directory."""
+        return f"{self.policy}.{self.part}.safetensors"
+
+    def check(self, data: bytes | memoryview, where: str) -> None:
+        """Raise CorruptError unless these are the bytes that were written."""
+        if hashlib.sha256(data).hexdigest() != self.sha256:
+            raise CorruptError(f"{where} is not what was written: its sha256 differs from the manifest's")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What a checkpoint says of itself. It may be a stranger's: names of policies become names of files."""
+
+    progress: Progress
+    versions: Mapping[str, int]
+    """By policy."""
+    files: tuple[PolicyFile, ...]
+    """In the order in which the manifest has them."""
+
+    @classmethod
+    def parse(cls, data: bytes, where: str) -> Manifest:
+        """Read a manifest; raises CorruptError for anything that `DiskCheckpoints.save` does not write."""
+        try:
+            held: dict[str, Any] = json.loads(data)  # Any: JSON
+            policies = held.pop("policies")
+            files = tuple(
+                PolicyFile(policy=_policy(policy), part=_part(part), sha256=_text(digest))
+                for policy, entry in policies.items()
+                for part, digest in entry["sha256"].items()
+            )
+            versions = {policy: _whole(entry["version"]) for policy, entry in policies.items()}
+            return cls(progress=_progress(held), versions=versions, files=files)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise CorruptError(f"{where}: this is no checkpoint manifest") from None
+
+
+def _progress(held: dict[str, Any]) -> Progress:  # Any: JSON
+    groups = {_text(policy): tuple(map(_text, agents)) for policy, agents in held.pop("groups").items()}
+    algorithm = _text(held.pop("algorithm", ""))
+    return Progress(**{name: _whole(value) for name, value in held.items()}, algorithm=algorithm, groups=groups)
+
+
+def _whole(value: object) -> int:
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise ValueError(value)
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(value)
+    return value
+
+
+def _part(value: str) -> str:
+    if value not in PARTS:
+        raise ValueError(value)
+    return value
+
+
+def _policy(name: str) -> str:
+    if not name.isprintable() or "/" in name or name.startswith(".") or len(name.encode()) > _LONGEST_NAME_BYTES:
+        raise ValueError(name)
+    return name
 
 
 def _write_policy(directory: Path, name: str, saved: SavedPolicy) -> dict[str, object]:
@@ -134,21 +229,14 @@ def _write_policy(directory: Path, name: str, saved: SavedPolicy) -> dict[str, o
     }
 
 
-def _read_policy(
-    directory: Path,
-    name: str,
-    entry: Mapping[str, Any],  # Any: JSON
-    parts: Collection[str],
-) -> SavedPolicy:
-    blobs = {}
-    for part, digest in entry["sha256"].items():
-        if part not in parts:
-            continue
-        path = directory / f"{name}.{part}.safetensors"
-        blobs[part] = path.read_bytes()
-        if hashlib.sha256(blobs[part]).hexdigest() != digest:
-            raise CorruptError(f"{path} is not what was written: its sha256 differs from the manifest's")
-    return SavedPolicy(version=entry["version"], blobs=blobs)
+def _read(path: Path, most_bytes: int | None = None) -> bytes:
+    """A regular file; raises CorruptError for what else has its name, and for a longer one."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or (most_bytes is not None and status.st_size > most_bytes):
+            raise CorruptError(f"{path} is no file of a checkpoint")
+        return file.read()
 
 
 def _write(path: Path, data: bytes | memoryview) -> None:

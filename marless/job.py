@@ -139,7 +139,12 @@ def _context(spec: JobSpec, spaces: EnvSpaces, groups: tuple[Group, ...]) -> Sca
     )
 
 
+def is_id(job_id: str) -> bool:
+    """True if a job may have this id."""
+    return _JOB_ID.fullmatch(job_id) is not None
+
+
 def check_id(job_id: str) -> None:
     """Refuse a job id that cannot name a folder and keys; raises SpecError."""
-    if not _JOB_ID.fullmatch(job_id):
+    if not is_id(job_id):
         raise SpecError(f"job id {job_id!r}: use lower-case letters, digits and dashes, at most 100")

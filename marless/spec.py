@@ -131,7 +131,7 @@ class StartSpec(Strict):
     checkpoint: str | None = Field(
         None,
         min_length=1,
-        description="job id, run folder or checkpoint on the coordinator's machine; else new weights",
+        description="id of a job; in a job file also the path of a run folder or checkpoint; else new weights",
     )
 
 

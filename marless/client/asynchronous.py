@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 CONTACT_S = 5.0
 PATIENCE_S = 300.0
 SUBMIT_TIMEOUT_S = 60.0
+UPLOADS = 3
+"""How often a checkpoint is sent for one job, at most."""
 IfExists = Literal["fail", "use", "replace"]
 
 
@@ -95,6 +97,8 @@ class AsyncClient:
         first. Repeated with the same `request_id` and `job`, a submission answers the same job. An `attached` job goes
         with this process: it is not continued by itself once its coordinator was killed.
 
+        Files that the spec names are read here: `bill.prices`, and a run folder or checkpoint as `start.checkpoint`.
+
         Raises SpecError for a spec that cannot work, AlreadyExistsError, OverloadedError if too many jobs wait.
         """
         if job is None and if_exists != "fail":
@@ -102,16 +106,30 @@ class AsyncClient:
         resolved, source = _resolved(spec, overrides)
         request = pb.SubmitJobRequest(
             job=job or f"{resolved.name}-{time.strftime('%Y%m%d-%H%M%S')}",
-            spec_json=resolved.to_json(),
             request_id=request_id or uuid.uuid4().hex,
             if_exists=pb.IfExists.Value(f"IF_EXISTS_{if_exists.upper()}"),
             attached=attached,
         )
         try:
-            return await self._submit(request, renamed=job is None)
+            return await self._with_checkpoint(request, resolved, renamed=job is None)
         except SpecError as error:
             lines = (line.removeprefix("spec: ") for line in str(error).splitlines())
             raise SpecError("\n".join(f"{source}: {line}" for line in lines)) from None
+
+    async def _with_checkpoint(self, request: pb.SubmitJobRequest, spec: JobSpec, *, renamed: bool) -> Job:
+        """Send what the job starts from if that lies here, then the job."""
+        from marless.client import checkpoints  # here, as all that knows specs
+
+        directory = await asyncio.to_thread(checkpoints.local, spec)
+        for attempt in reversed(range(UPLOADS if directory else 1)):
+            sent = await checkpoints.sent(self._line, directory, spec) if directory else spec
+            request.spec_json = sent.to_json()
+            try:
+                return await self._submit(request, renamed=renamed)
+            except NotFoundError:  # another job that starts from the same has taken it meanwhile
+                if not attempt:
+                    raise
+        raise AssertionError("the last attempt returns or raises")
 
     async def _submit(self, request: pb.SubmitJobRequest, *, renamed: bool) -> Job:
         """With an id of our own making, two jobs of one second are told apart by a number."""

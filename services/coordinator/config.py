@@ -44,6 +44,13 @@ def parse(argv: Sequence[str] | None = None) -> Config:
     add_option(
         parser, "--patience-s", f"{usual.patience_s:g}", "a job waits this long for a service that is down", seconds
     )
+    add_option(
+        parser,
+        "--uploads-bytes",
+        str(usual.uploads_bytes),
+        "checkpoints that clients have sent and no job has taken yet, together",
+        at_least(1),
+    )
     add_option(parser, "--only", "", "the one job to continue, though it is attached; without it, all of --runs")
     add_env_modules(parser)
     args = parser.parse_args(argv)
@@ -52,7 +59,13 @@ def parse(argv: Sequence[str] | None = None) -> Config:
         peers={service: getattr(args, service) for service in PEERS},
         runs=Path(args.runs),
         env_modules=args.env_modules,
-        jobs=JobsOptions(running=args.running_jobs, lease_s=args.lease_s, patience_s=args.patience_s, only=args.only),
+        jobs=JobsOptions(
+            running=args.running_jobs,
+            lease_s=args.lease_s,
+            patience_s=args.patience_s,
+            uploads_bytes=args.uploads_bytes,
+            only=args.only,
+        ),
     )
 
 

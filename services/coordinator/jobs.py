@@ -22,7 +22,7 @@ from marless.errors import (
     OverloadedError,
     SpecError,
 )
-from marless.job import Job, check_id, prepare
+from marless.job import Job, check_id, is_id, prepare
 from marless.spec import JobSpec, from_json, parse
 from services.coordinator import costs, sinks, start, stopping, view
 from services.coordinator.adoption import Adoption
@@ -34,6 +34,7 @@ from services.coordinator.live import LiveJob
 from services.coordinator.pools import Pools
 from services.coordinator.roster import Roster
 from services.coordinator.run_folder import JobStatus, RunFolder
+from services.coordinator.uploads import Uploads
 from services.coordinator.view import Progress, View
 
 MAX_WAITING = 1000
@@ -73,6 +74,8 @@ class JobsOptions:
     """A coordinator that gives no sign of life for so long has lost its jobs."""
     patience_s: float = 120.0
     """How long a job waits for a service that is down."""
+    uploads_bytes: int = 2**28
+    """Of checkpoints that clients have sent and no job has taken yet."""
     only: str = ""
     """The one job to continue; "": all that is in the runs directory."""
 
@@ -84,6 +87,7 @@ class Jobs:
         self.runs = runs.resolve()
         self._pools = pools
         self._options = options or JobsOptions()
+        self.uploads = Uploads(self.runs, self._options.uploads_bytes)
         self._index = Index(self.runs)
         self._roster = Roster(self._options.running)
         self._adoption = Adoption(
@@ -214,13 +218,15 @@ class Jobs:
         )
         folder = self.folder(request.job)
         await asyncio.to_thread(folder.create, spec, status, source)
+        if spec.start.checkpoint:
+            await asyncio.to_thread(self.uploads.drop, spec.start.checkpoint)
         return self._take(job, folder, status, Progress(), "job.accepted")
 
     def _start(self, spec: JobSpec, job: Job, job_id: str) -> Path | None:
         """The checkpoint that a job starts from, if it does; raises SpecError if it cannot."""
         if not spec.start.checkpoint:
             return None
-        source = start.find(spec.start.checkpoint, self.runs)
+        source = start.find(spec.start.checkpoint, self.runs, self.uploads)
         if (self.runs / job_id) in source.resolve().parents:
             raise SpecError("start.checkpoint: a job cannot start from the one that it replaces; choose another id")
         start.load(source, job)
@@ -408,15 +414,6 @@ class Jobs:
             folder.release()
             return
         self._take(job, folder, status, progress, "job.found")
-
-
-def is_id(job: str) -> bool:
-    """True if a job may have this id."""
-    try:
-        check_id(job)
-    except SpecError:
-        return False
-    return True
 
 
 def _with_stop(spec: JobSpec, stop_json: str) -> JobSpec:

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from marless.rpc import chunks
-from marless.rpc.server import bulk_download, register_bulk
+from marless.rpc.server import bulk_download, bulk_upload, register_bulk
 from marless.rpc.v1 import coordinator_pb2 as pb
 from marless.rpc.v1.coordinator_pb2_grpc import CoordinatorServiceServicer, add_CoordinatorServiceServicer_to_server
 from services.coordinator import files
@@ -35,7 +35,8 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         """Add this servicer to a server; files are sent as raw bytes."""
         add_CoordinatorServiceServicer_to_server(self, server)
         read = bulk_download(self.ReadFile, pb.ReadFileRequest.FromString)
-        register_bulk(server, "CoordinatorService", {"ReadFile": read})
+        receive = bulk_upload(self.UploadCheckpoint, pb.UploadCheckpointResponse.SerializeToString)
+        register_bulk(server, "CoordinatorService", {"ReadFile": read, "UploadCheckpoint": receive})
 
     async def SubmitJob(  # noqa: N802  # gRPC names
         self, request: pb.SubmitJobRequest, context: Context
@@ -49,6 +50,14 @@ class CoordinatorServicer(CoordinatorServiceServicer):
             attached=request.attached,
         )
         return pb.SubmitJobResponse(job=_job(await self._jobs.submit(submission)))
+
+    async def UploadCheckpoint(  # type: ignore[override]  # noqa: N802  # frames arrive as raw bytes, see `register`
+        self, request_iterator: AsyncIterator[bytes], context: Context
+    ) -> pb.UploadCheckpointResponse:
+        """Receive a checkpoint."""
+        header = await chunks.read_header(request_iterator, pb.CheckpointHeader, within_s=chunks.STALL_S)
+        sizes = (header.manifest_bytes, *header.file_bytes)
+        return pb.UploadCheckpointResponse(checkpoint=await self._jobs.uploads.receive(sizes, request_iterator))
 
     async def GetJob(self, request: pb.GetJobRequest, context: Context) -> pb.GetJobResponse:  # noqa: N802
         """Read one job."""

@@ -2,39 +2,48 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from marless.algos import registry as algorithms
 from marless.algos.base import REPLAY, AlgorithmConfig, Group
-from marless.checkpoint import Checkpoint, DiskCheckpoints, SavedPolicy, read
+from marless.checkpoint import Checkpoint, SavedPolicy, newest, read
 from marless.errors import CorruptError, NotFoundError, SpecError
-from marless.job import Job
+from marless.job import Job, is_id
+from services.coordinator.uploads import PREFIX, Uploads
 
 
-def find(reference: str, runs: Path) -> Path:
-    """The directory of the checkpoint that `reference` names: a job in `runs`, a run folder, or a checkpoint.
+def find(reference: str, runs: Path, uploads: Uploads) -> Path:
+    """The directory of the checkpoint that `reference` names: the newest of a job in `runs`, or one that was uploaded.
 
-    Of a job or run folder it is the newest. Raises SpecError if there is none, or it is damaged.
+    Raises NotFoundError for an upload that is not here, SpecError for a job without a checkpoint, a damaged one, and
+    anything else, above all a path: files of this machine are none of the caller's.
     """
-    folder = Path(reference)
-    if re.fullmatch(r"[a-z0-9-]+", reference) and (runs / reference).is_dir():
-        folder = runs / reference
-    if not folder.is_dir():
+    if reference.startswith(PREFIX):
+        directory = uploads.find(reference)
+    elif is_id(reference):
+        directory = _of_job(reference, runs)
+    else:
         raise SpecError(
-            f"start.checkpoint: {reference!r} is neither a job in {runs} nor a directory on the coordinator's machine"
+            f"start.checkpoint: {reference[:80]!r} is no job id; the command and the Python client send a checkpoint "
+            "that lies where they run, a coordinator opens no path"
         )
-    if not (folder / "manifest.json").exists():
-        rounds = DiskCheckpoints(folder / "checkpoints").rounds()
-        if not rounds:
-            raise SpecError(
-                f"start.checkpoint: {folder} holds no checkpoint; give one, or the folder of a job with one"
-            )
-        folder = folder / "checkpoints" / f"round-{rounds[-1]:06d}"
-    _read(folder)
-    return folder
+    _read(directory)
+    return directory
+
+
+def _of_job(job: str, runs: Path) -> Path:
+    try:
+        directory = newest(runs / job)
+    except NotFoundError:
+        raise SpecError(
+            f"start.checkpoint: there is no job {job!r} here, or it has no checkpoint yet; the path of a directory on "
+            f"your machine has a slash in it: ./{job}"
+        ) from None
+    if directory.resolve() != runs.resolve() / directory.relative_to(runs):
+        raise SpecError(f"start.checkpoint: job {job!r} is a link, which may lead anywhere")
+    return directory
 
 
 def load(directory: Path, job: Job) -> Checkpoint:

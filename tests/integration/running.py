@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from marless import spec as specs
+from marless.checkpoint import newest
 from marless.job import prepare
 from marless.record import RoundRecord
 from marless.rpc.client import Peer
@@ -22,7 +23,6 @@ from marless.rpc.security import Security
 from marless.rpc.server import ServerOptions, serving
 from services.actor_pool import __main__ as actor_pool
 from services.actor_pool.config import Config as ActorConfig
-from services.coordinator import start
 from services.coordinator.logs import JobLog
 from services.coordinator.pools import Pools
 from services.coordinator.rounds import JobRun
@@ -153,7 +153,7 @@ def restarted(cluster: Cluster, name: str) -> Callable[[], Awaitable[None]]:
 def created(path: Path, given: specs.JobSpec) -> RunFolder:
     """A run folder as a job's acceptance leaves it."""
     folder = RunFolder(path)
-    source = start.find(given.start.checkpoint, path.parent) if given.start.checkpoint else None
+    source = newest(path.parent / given.start.checkpoint) if given.start.checkpoint else None
     folder.create(given, JobStatus(job=path.name, state="PENDING", reason="accepted", accepted_s=1.0), source)
     return folder
 

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import AsyncIterator
+import os
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
 from marless import spec as specs
+from marless.algos.base import PolicyState
+from marless.checkpoint import MANIFEST, PARTS, Checkpoint, DiskCheckpoints, Manifest, Progress, SavedPolicy, read
 from marless.client import AsyncClient
-from marless.errors import MarlessError, SpecError
+from marless.errors import CorruptError, MarlessError, NotFoundError, OverloadedError, SpecError
+from marless.nets import serial
 from marless.rpc.client import Peer
 from marless.rpc.security import Security
 from marless.rpc.server import serving
 from marless.rpc.v1 import coordinator_pb2 as pb
 from marless.rpc.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from services.coordinator import __main__ as coordinator
+from services.coordinator import uploads
 from services.coordinator.config import parse
+from services.coordinator.uploads import Uploads
 from tests.integration.running import DOCUMENT
 
 CANARY = "canary-9f8e7d6c5b4a"
+LIMIT = 2**20
 
 
 @pytest.fixture
@@ -36,7 +45,8 @@ def secret(tmp_path) -> Path:
 async def address(tmp_path) -> AsyncIterator[str]:
     """A real coordinator, with nothing behind it."""
     peers = (f"--{name}=unix:{tmp_path}/no.sock" for name in ("actor-pool", "learner-pool", "param-store"))
-    config = parse(["--listen", f"unix:{tmp_path}/c.sock", "--runs", str(tmp_path / "runs"), *peers])
+    given = ["--listen", f"unix:{tmp_path}/c.sock", "--runs", str(tmp_path / "runs"), "--uploads-bytes", str(LIMIT)]
+    config = parse([*given, *peers])
     async with serving(config.server, lambda at: coordinator.build(config, at)) as at:
         yield at
 
@@ -89,3 +99,141 @@ def test_a_recorded_spec_reads_no_file(tmp_path, secret):
     with pytest.raises(SpecError) as caught:
         specs.load_resolved(path)
     assert CANARY not in str(caught.value)
+
+
+def saved(folder: Path, **changes: object) -> Path:
+    """A run folder with a checkpoint that the job of these tests can start from; returns the checkpoint's directory."""
+    state = PolicyState({"policy.0.weight": np.zeros((1, 1), np.float32)}, {}, {})
+    blobs = dict(zip(PARTS, serial.encode(state), strict=True))
+    groups = {f"agent_{i}": (f"agent_{i}",) for i in range(2)}
+    policies = {name: SavedPolicy(version=2, blobs=blobs) for name in groups}
+    known = {"round": 4, "env_steps": 7, "seed": 3, "actors": 2, "algorithm": "ippo", "groups": groups}
+    DiskCheckpoints(folder / "checkpoints").save(
+        Checkpoint(progress=Progress(**known | changes), policies=policies), keep=1
+    )
+    return folder / "checkpoints" / "round-000004"
+
+
+PATHS = ("/etc", "..", ".", "../secret", "./source", "source/checkpoints", "~", "file:///etc", "a\x00b", "a/../../b")
+
+
+@pytest.mark.parametrize("reference", PATHS)
+async def test_a_job_starts_from_no_path(address, tmp_path, reference):
+    saved(tmp_path / "source")
+    for path in (reference, str(tmp_path / "source"), str(tmp_path / "nothing")):
+        said = await refused(address, DOCUMENT | {"start": {"checkpoint": path}})
+        assert "a coordinator opens no path" in said  # the same, whether there is something or not
+
+
+async def test_a_checkpoint_here_is_sent_and_one_of_a_job_is_named(address, tmp_path, monkeypatch):
+    source = saved(tmp_path / "source")
+    monkeypatch.chdir(tmp_path)
+    async with AsyncClient(address, token="", tls_ca="") as client:
+        for job, reference in (("a", "./source"), ("b", str(source)), ("c", "source/checkpoints/round-000004")):
+            await client.submit(DOCUMENT | {"start": {"checkpoint": reference}}, job=job)
+            begun = tmp_path / "runs" / job
+            assert read(begun / "start") == read(source)
+            written = yaml.safe_load((begun / "spec.yaml").read_text("utf-8"))["start"]["checkpoint"]
+            assert written.startswith("upload:")
+            assert not (tmp_path / "runs" / uploads.DIRECTORY).exists()  # the job has taken it
+        saved(tmp_path / "runs" / "done")
+        await client.submit(DOCUMENT | {"start": {"checkpoint": "done"}}, job="d")
+        assert read(tmp_path / "runs" / "d" / "start") == read(source)
+        for wrong, sentence in (("source", r"no job 'source' here.*: \./source"), ("./none", "nor a directory here")):
+            with pytest.raises(SpecError, match=sentence):
+                await client.submit(DOCUMENT | {"start": {"checkpoint": wrong}}, job="e")
+
+
+async def test_an_upload_that_another_job_has_taken_is_sent_again(address, tmp_path, monkeypatch):
+    saved(tmp_path / "source")
+    real, taken = Uploads.find, []
+
+    def find(self: Uploads, reference: str) -> Path:
+        if not taken:
+            taken.append(reference)
+            self.drop(reference)
+        return real(self, reference)
+
+    monkeypatch.setattr(Uploads, "find", find)
+    async with AsyncClient(address, token="", tls_ca="") as client:
+        await client.submit(DOCUMENT | {"start": {"checkpoint": str(tmp_path / "source")}}, job="a")
+    assert taken
+    assert read(tmp_path / "runs" / "a" / "start").progress.round == 4
+
+
+async def sent(address: str, sizes: Sequence[int], data: bytes) -> str:
+    peer = Peer(address, Security())
+    header = pb.CheckpointHeader(manifest_bytes=sizes[0], file_bytes=sizes[1:])
+    method = "CoordinatorService/UploadCheckpoint"
+    try:
+        return (await peer.send(method, header, [data], pb.UploadCheckpointResponse)).checkpoint
+    finally:
+        await peer.close()
+
+
+def contents(directory: Path) -> tuple[list[int], bytes]:
+    manifest = (directory / MANIFEST).read_bytes()
+    files = [(directory / file.name).read_bytes() for file in Manifest.parse(manifest, "").files]
+    return [len(each) for each in (manifest, *files)], b"".join([manifest, *files])
+
+
+NAMES = ("../../evil", "/evil", "evil/b", ".", "..", "evil\x00", "evil" * 99)
+
+
+async def test_only_a_checkpoint_can_be_uploaded(address, tmp_path):
+    sizes, data = contents(saved(tmp_path / "source"))
+    honest = json.loads(data[: sizes[0]])
+
+    def manifest(policy: str, part: str, **changes: object) -> tuple[list[int], bytes]:
+        entry = {"version": 1, "sha256": {part: hashlib.sha256(b"x").hexdigest()}}
+        text = json.dumps(honest | {"policies": {policy: entry}} | changes).encode()
+        return [len(text), 1], text + b"x"
+
+    for attack, kind in (
+        ((sizes, data[:-1] + b"x"), CorruptError),
+        (([*sizes[:-1], sizes[-1] - 1, 1], data), CorruptError),
+        ((sizes[:1], data[: sizes[0]]), CorruptError),
+        ((sizes, data + b"x"), CorruptError),
+        (([7], b"[1, 2]!"), CorruptError),
+        (([100_000], b"[" * 100_000), CorruptError),
+        (manifest("p", "../evil"), CorruptError),
+        (manifest("p", "acting", round="evil"), CorruptError),
+        (manifest("p", "acting", round=-1), CorruptError),
+        (manifest("p", "acting", evil=1), CorruptError),
+        (manifest("p", "acting", groups=[]), CorruptError),
+        *((manifest(name, "acting"), CorruptError) for name in NAMES),
+        (([-1, 5], b"x" * 4), SpecError),
+        (([LIMIT, LIMIT], b""), SpecError),
+        (([2**62, 2**62], b""), SpecError),
+        (([1] * 20_000, b"x" * 20_000), SpecError),
+    ):
+        with pytest.raises(kind):
+            await sent(address, *attack)
+    assert not list(tmp_path.rglob("*evil*"))
+    assert not list((tmp_path / "runs" / uploads.DIRECTORY).glob("*"))
+    assert await sent(address, sizes, data) == await sent(address, sizes, data)
+
+
+async def test_uploads_that_nobody_takes_are_bounded_private_and_go(address, tmp_path, monkeypatch):
+    monkeypatch.setattr(uploads, "MOST_KEPT", 3)
+    there = tmp_path / "runs" / uploads.DIRECTORY
+    for seed in range(3):
+        await sent(address, *contents(saved(tmp_path / f"source-{seed}", seed=seed)))
+    assert len(list(there.iterdir())) == 3
+    assert there.stat().st_mode & 0o077 == 0
+    with pytest.raises(OverloadedError, match="wait for their jobs already"):
+        await sent(address, *contents(saved(tmp_path / "one-more", seed=9)))
+    for old in there.iterdir():
+        os.utime(old, (1, 1))
+    await sent(address, *contents(saved(tmp_path / "one-more")))
+    assert len(list(there.iterdir())) == 1
+
+
+def test_an_upload_is_not_to_be_had_by_another_name(tmp_path):
+    kept = Uploads(tmp_path, LIMIT)
+    (tmp_path / "job" / "checkpoints").mkdir(parents=True)
+    for name in ("upload:../job", "upload:", "job", f"upload:{'A' * 64}"):
+        with pytest.raises(NotFoundError):
+            kept.find(name)
+        kept.drop(name)
+    assert (tmp_path / "job").exists()

@@ -124,6 +124,51 @@ class SubmitJobResponse(_message.Message):
 Global___SubmitJobResponse: _TypeAlias = SubmitJobResponse  # noqa: Y015
 
 @_typing.final
+class CheckpointHeader(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MANIFEST_BYTES_FIELD_NUMBER: _builtins.int
+    FILE_BYTES_FIELD_NUMBER: _builtins.int
+    manifest_bytes: _builtins.int
+    @_builtins.property
+    def file_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of each file of the manifest, in its order"""
+
+    def __init__(
+        self,
+        *,
+        manifest_bytes: _builtins.int = ...,
+        file_bytes: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["file_bytes", b"file_bytes", "manifest_bytes", b"manifest_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckpointHeader: _TypeAlias = CheckpointHeader  # noqa: Y015
+
+@_typing.final
+class UploadCheckpointResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
+    checkpoint: _builtins.str
+    """for `start.checkpoint`"""
+    def __init__(
+        self,
+        *,
+        checkpoint: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UploadCheckpointResponse: _TypeAlias = UploadCheckpointResponse  # noqa: Y015
+
+@_typing.final
 class GetJobRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

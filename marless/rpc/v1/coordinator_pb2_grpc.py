@@ -40,6 +40,11 @@ class CoordinatorServiceStub:
                 request_serializer=marless_dot_rpc_dot_v1_dot_coordinator__pb2.SubmitJobRequest.SerializeToString,
                 response_deserializer=marless_dot_rpc_dot_v1_dot_coordinator__pb2.SubmitJobResponse.FromString,
                 _registered_method=True)
+        self.UploadCheckpoint = channel.stream_unary(
+                '/marless.rpc.v1.CoordinatorService/UploadCheckpoint',
+                request_serializer=marless_dot_rpc_dot_v1_dot_common__pb2.Chunk.SerializeToString,
+                response_deserializer=marless_dot_rpc_dot_v1_dot_coordinator__pb2.UploadCheckpointResponse.FromString,
+                _registered_method=True)
         self.GetJob = channel.unary_unary(
                 '/marless.rpc.v1.CoordinatorService/GetJob',
                 request_serializer=marless_dot_rpc_dot_v1_dot_coordinator__pb2.GetJobRequest.SerializeToString,
@@ -98,7 +103,18 @@ class CoordinatorServiceServicer:
     def SubmitJob(self, request, context):
         """Accepts a job; it has been written down when this answers. Idempotent by (job, request_id): repeated, it answers
         the same job. ALREADY_EXISTS if the id is taken, see IfExists; INVALID_ARGUMENT, naming the field, if the spec
-        cannot work; RESOURCE_EXHAUSTED if too many jobs wait.
+        cannot work; NOT_FOUND for an upload to start from that is not here; RESOURCE_EXHAUSTED if too many jobs wait.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UploadCheckpoint(self, request_iterator, context):
+        """Receives a checkpoint that a job is to start from, before that job is submitted; see `start.checkpoint`. Stream:
+        header = CheckpointHeader, then the manifest's bytes and those of its files, in the manifest's order. Idempotent:
+        what is the same is kept once. It is removed when a job has taken it, or after an hour. INVALID_ARGUMENT if it is
+        too large; DATA_LOSS if it is no checkpoint, or not what its manifest says; RESOURCE_EXHAUSTED if there is no room
+        now; UNAVAILABLE if it cannot be written.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -187,6 +203,11 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     request_deserializer=marless_dot_rpc_dot_v1_dot_coordinator__pb2.SubmitJobRequest.FromString,
                     response_serializer=marless_dot_rpc_dot_v1_dot_coordinator__pb2.SubmitJobResponse.SerializeToString,
             ),
+            'UploadCheckpoint': grpc.stream_unary_rpc_method_handler(
+                    servicer.UploadCheckpoint,
+                    request_deserializer=marless_dot_rpc_dot_v1_dot_common__pb2.Chunk.FromString,
+                    response_serializer=marless_dot_rpc_dot_v1_dot_coordinator__pb2.UploadCheckpointResponse.SerializeToString,
+            ),
             'GetJob': grpc.unary_unary_rpc_method_handler(
                     servicer.GetJob,
                     request_deserializer=marless_dot_rpc_dot_v1_dot_coordinator__pb2.GetJobRequest.FromString,
@@ -265,6 +286,33 @@ class CoordinatorService:
             '/marless.rpc.v1.CoordinatorService/SubmitJob',
             marless_dot_rpc_dot_v1_dot_coordinator__pb2.SubmitJobRequest.SerializeToString,
             marless_dot_rpc_dot_v1_dot_coordinator__pb2.SubmitJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UploadCheckpoint(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/marless.rpc.v1.CoordinatorService/UploadCheckpoint',
+            marless_dot_rpc_dot_v1_dot_common__pb2.Chunk.SerializeToString,
+            marless_dot_rpc_dot_v1_dot_coordinator__pb2.UploadCheckpointResponse.FromString,
             options,
             channel_credentials,
             insecure,

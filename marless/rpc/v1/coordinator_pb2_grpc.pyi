@@ -35,7 +35,14 @@ class CoordinatorServiceStub:
     SubmitJob: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.SubmitJobRequest, _coordinator_pb2.SubmitJobResponse]
     """Accepts a job; it has been written down when this answers. Idempotent by (job, request_id): repeated, it answers
     the same job. ALREADY_EXISTS if the id is taken, see IfExists; INVALID_ARGUMENT, naming the field, if the spec
-    cannot work; RESOURCE_EXHAUSTED if too many jobs wait.
+    cannot work; NOT_FOUND for an upload to start from that is not here; RESOURCE_EXHAUSTED if too many jobs wait.
+    """
+    UploadCheckpoint: _grpc.StreamUnaryMultiCallable[_common_pb2.Chunk, _coordinator_pb2.UploadCheckpointResponse]
+    """Receives a checkpoint that a job is to start from, before that job is submitted; see `start.checkpoint`. Stream:
+    header = CheckpointHeader, then the manifest's bytes and those of its files, in the manifest's order. Idempotent:
+    what is the same is kept once. It is removed when a job has taken it, or after an hour. INVALID_ARGUMENT if it is
+    too large; DATA_LOSS if it is no checkpoint, or not what its manifest says; RESOURCE_EXHAUSTED if there is no room
+    now; UNAVAILABLE if it cannot be written.
     """
     GetJob: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.GetJobRequest, _coordinator_pb2.GetJobResponse]
     """Reads one job. NOT_FOUND."""
@@ -74,7 +81,14 @@ class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
     SubmitJob: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.SubmitJobRequest, _coordinator_pb2.SubmitJobResponse]  # type: ignore[assignment]
     """Accepts a job; it has been written down when this answers. Idempotent by (job, request_id): repeated, it answers
     the same job. ALREADY_EXISTS if the id is taken, see IfExists; INVALID_ARGUMENT, naming the field, if the spec
-    cannot work; RESOURCE_EXHAUSTED if too many jobs wait.
+    cannot work; NOT_FOUND for an upload to start from that is not here; RESOURCE_EXHAUSTED if too many jobs wait.
+    """
+    UploadCheckpoint: _aio.StreamUnaryMultiCallable[_common_pb2.Chunk, _coordinator_pb2.UploadCheckpointResponse]  # type: ignore[assignment]
+    """Receives a checkpoint that a job is to start from, before that job is submitted; see `start.checkpoint`. Stream:
+    header = CheckpointHeader, then the manifest's bytes and those of its files, in the manifest's order. Idempotent:
+    what is the same is kept once. It is removed when a job has taken it, or after an hour. INVALID_ARGUMENT if it is
+    too large; DATA_LOSS if it is no checkpoint, or not what its manifest says; RESOURCE_EXHAUSTED if there is no room
+    now; UNAVAILABLE if it cannot be written.
     """
     GetJob: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.GetJobRequest, _coordinator_pb2.GetJobResponse]  # type: ignore[assignment]
     """Reads one job. NOT_FOUND."""
@@ -116,7 +130,20 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_coordinator_pb2.SubmitJobResponse, _abc.Awaitable[_coordinator_pb2.SubmitJobResponse]]:
         """Accepts a job; it has been written down when this answers. Idempotent by (job, request_id): repeated, it answers
         the same job. ALREADY_EXISTS if the id is taken, see IfExists; INVALID_ARGUMENT, naming the field, if the spec
-        cannot work; RESOURCE_EXHAUSTED if too many jobs wait.
+        cannot work; NOT_FOUND for an upload to start from that is not here; RESOURCE_EXHAUSTED if too many jobs wait.
+        """
+
+    @_abc_1.abstractmethod
+    def UploadCheckpoint(
+        self,
+        request_iterator: _MaybeAsyncIterator[_common_pb2.Chunk],
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.UploadCheckpointResponse, _abc.Awaitable[_coordinator_pb2.UploadCheckpointResponse]]:
+        """Receives a checkpoint that a job is to start from, before that job is submitted; see `start.checkpoint`. Stream:
+        header = CheckpointHeader, then the manifest's bytes and those of its files, in the manifest's order. Idempotent:
+        what is the same is kept once. It is removed when a job has taken it, or after an hour. INVALID_ARGUMENT if it is
+        too large; DATA_LOSS if it is no checkpoint, or not what its manifest says; RESOURCE_EXHAUSTED if there is no room
+        now; UNAVAILABLE if it cannot be written.
         """
 
     @_abc_1.abstractmethod

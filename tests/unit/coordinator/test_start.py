@@ -7,10 +7,11 @@ import pytest
 
 from marless.algos.base import REPLAY, PolicyState
 from marless.checkpoint import PARTS, Checkpoint, DiskCheckpoints, Progress, SavedPolicy
-from marless.errors import SpecError
+from marless.errors import NotFoundError, SpecError
 from marless.job import prepare
 from marless.nets import serial
 from services.coordinator import start
+from services.coordinator.uploads import Uploads
 from tests.unit.coordinator.test_run_folder import SPEC
 
 NAMES = ("agent_0", "agent_1")
@@ -28,39 +29,60 @@ def runs(tmp_path) -> Path:
     return tmp_path
 
 
-def test_a_job_its_folder_and_a_checkpoint_can_be_named(runs):
-    newest = runs / "done" / "checkpoints" / "round-000012"
-    assert start.find("done", runs) == newest
-    assert start.find(str(runs / "done"), runs) == newest
-    assert start.find(str(newest.with_name("round-000001")), runs) == newest.with_name("round-000001")
+@pytest.fixture
+def find(runs):
+    return lambda reference: start.find(reference, runs, Uploads(runs, 2**20))
+
+
+def test_of_a_job_it_is_the_newest_checkpoint(runs, find):
+    assert find("done") == runs / "done" / "checkpoints" / "round-000012"
 
 
 @pytest.mark.parametrize(
     ("reference", "sentence"),
     [
-        ("none", "'none' is neither a job in .* nor a directory on the coordinator's machine"),
-        ("/nowhere/at/all", "'/nowhere/at/all' is neither a job"),
-        ("new", "new holds no checkpoint; give one, or the folder of a job with one"),
+        ("none", "there is no job 'none' here, or it has no checkpoint yet; the path of .* slash in it: ./none"),
+        ("new", "there is no job 'new' here, or it has no checkpoint yet"),
+        ("/nowhere/at/all", "'/nowhere/at/all' is no job id; .* a coordinator opens no path"),
+        ("./done", "'./done' is no job id"),
+        ("done/checkpoints/round-000012", "'done/checkpoints/round-000012' is no job id"),
+        ("..", "'..' is no job id"),
+        (".uploads", "'.uploads' is no job id"),
+        ("done\n", r"'done\\n' is no job id"),
     ],
 )
-def test_what_is_not_there_is_said_by_name(runs, reference, sentence):
+def test_what_is_not_there_is_said_by_name(find, reference, sentence):
     with pytest.raises(SpecError, match=f"^start.checkpoint: .*{sentence}"):
-        start.find(reference, runs)
+        find(reference)
+
+
+@pytest.mark.parametrize("reference", ["upload:", "upload:../done", f"upload:{'0' * 64}", f"upload:{'0' * 64}\n"])
+def test_an_upload_that_is_not_there_is_to_be_sent(find, reference):
+    with pytest.raises(NotFoundError, match=r"^start.checkpoint: that upload is not here"):
+        find(reference)
+
+
+def test_a_link_in_the_place_of_a_job_is_refused(runs, find, tmp_path_factory):
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (runs / "done").rename(elsewhere / "done")
+    (runs / "done").symlink_to(elsewhere / "done")
+    with pytest.raises(SpecError, match=r"^start.checkpoint: job 'done' is a link"):
+        find("done")
 
 
 @pytest.mark.parametrize(
     ("name", "damage"),
     [("manifest.json", b"{}"), ("agent_0.acting.safetensors", b"b"), ("agent_1.acting.safetensors", None)],
 )
-def test_a_damaged_checkpoint_is_refused(runs, name, damage):
+def test_a_damaged_checkpoint_is_refused(runs, find, name, damage):
     path = runs / "done" / "checkpoints" / "round-000012" / name
     path.write_bytes(damage) if damage else path.unlink()
     with pytest.raises(SpecError, match=rf"^start.checkpoint: .*{name}"):
-        start.find("done", runs)
+        find("done")
 
 
-def test_policies_of_other_names_are_refused(runs):
-    newest = start.find("done", runs)
+def test_policies_of_other_names_are_refused(find):
+    newest = find("done")
     with pytest.raises(SpecError, match=r"start.checkpoint holds no policy agent_2; it has agent_0, agent_1: give"):
         start.load(newest, prepare(SPEC))
 
@@ -78,7 +100,7 @@ def written(runs: Path, algorithm: str, *joint: tuple[str, PolicyState]) -> Path
     progress = Progress(round=1, env_steps=7, seed=3, actors=2, algorithm=algorithm, groups=groups)
     checkpoints = DiskCheckpoints(runs / "other" / "checkpoints")
     checkpoints.save(Checkpoint(progress=progress, policies=saved), keep=1)
-    return start.find("other", runs)
+    return checkpoints.path(1)
 
 
 @pytest.mark.parametrize("algorithm", ["iddpg", "maddpg", "forgotten"])

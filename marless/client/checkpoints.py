@@ -1,0 +1,53 @@
+"""Checkpoints of the user's machine, sent to a coordinator before the job that starts from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from marless import checkpoint
+from marless.checkpoint import MANIFEST, Manifest
+from marless.client.line import Line
+from marless.errors import CorruptError, NotFoundError, SpecError
+from marless.job import is_id
+from marless.rpc.v1 import coordinator_pb2 as pb
+from marless.spec import JobSpec, StartSpec
+
+TIMEOUT_S = 600.0
+_UPLOADED = "upload:"
+
+
+def local(spec: JobSpec) -> Path | None:
+    """The directory here that a job starts from; None if it starts from another job, an upload, or from nothing.
+
+    Raises SpecError if there is none such, or it is damaged.
+    """
+    reference = spec.start.checkpoint
+    if not reference or reference.startswith(_UPLOADED) or is_id(reference):
+        return None
+    folder = Path(reference)
+    if not folder.is_dir():
+        raise SpecError(f"start.checkpoint: {reference!r} is neither the id of a job nor a directory here")
+    try:
+        found = checkpoint.newest(folder)
+        checkpoint.read(found)
+    except (NotFoundError, CorruptError) as error:
+        raise SpecError(f"start.checkpoint: {error}") from None
+    return found
+
+
+async def sent(line: Line, directory: Path, spec: JobSpec) -> JobSpec:
+    """The job, to start from what the coordinator has been sent; raises what the upload meets."""
+    data = (directory / MANIFEST).read_bytes()
+    manifest = Manifest.parse(data, str(directory / MANIFEST))
+    files = [(directory / file.name).read_bytes() for file in manifest.files]
+    header = pb.CheckpointHeader(manifest_bytes=len(data), file_bytes=map(len, files))
+    answer = await line.repeat(
+        lambda: line.peer.send(
+            "CoordinatorService/UploadCheckpoint",
+            header,
+            [data, *files],
+            pb.UploadCheckpointResponse,
+            timeout_s=TIMEOUT_S,
+        )
+    )
+    return spec.model_copy(update={"start": StartSpec(checkpoint=answer.checkpoint)})

@@ -1,0 +1,128 @@
+"""Checkpoints that clients send for jobs to start from: bounded, checked, kept until a job takes them or they are old.
+
+They lie in a private directory beside the run folders, under the digest of their manifest, which in turn has the
+digests of all their files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from marless import private_files
+from marless.checkpoint import MANIFEST, MOST_MANIFEST_BYTES, Manifest
+from marless.errors import CorruptError, NotFoundError, OverloadedError, SpecError, UnavailableError
+from marless.rpc import chunks
+from marless.rpc.room import Room
+
+PREFIX = "upload:"
+DIRECTORY = ".uploads"
+KEEP_S = 3600.0
+MOST_KEPT = 64
+MOST_FILES = 2**14
+WAIT_S = 10.0
+"""How long an upload waits for room; its bytes are still with its sender."""
+_REFERENCE = re.compile(rf"{PREFIX}([0-9a-f]{{64}})")
+
+
+class Uploads:
+    """The uploads of one runs directory."""
+
+    def __init__(self, runs: Path, limit_bytes: int) -> None:
+        self._directory = runs / DIRECTORY
+        self._room = Room("directory of uploaded checkpoints", "--uploads-bytes", limit_bytes)
+
+    async def receive(self, sizes: Sequence[int], stream: AsyncIterator[bytes]) -> str:
+        """Keep a checkpoint: `sizes` are in bytes, of its manifest and of its files; returns what a spec calls it.
+
+        Raises SpecError if it is too large, CorruptError if it is not what its manifest says, OverloadedError if there
+        is no room for long, UnreachableError if its bytes do not come, UnavailableError if it cannot be written.
+        """
+        total = sum(sizes)
+        if min(sizes) < 0 or sizes[0] > MOST_MANIFEST_BYTES or len(sizes) > MOST_FILES:
+            raise SpecError(
+                f"start.checkpoint: no checkpoint has {len(sizes) - 1} files and a manifest of {sizes[0]} bytes"
+            )
+        if total > self._room.limit_bytes:
+            raise SpecError(
+                f"start.checkpoint: {total} bytes; this coordinator takes {self._room.limit_bytes} (--uploads-bytes)"
+            )
+        self._room.set_aside(await asyncio.to_thread(self._tidied))
+        await self._room.take("", total, wait_s=WAIT_S)
+        try:
+            data = memoryview(bytearray(total))
+            await chunks.read_data(stream, data)
+            return await asyncio.to_thread(self._keep, data, sizes)
+        finally:
+            self._room.give_back("", total)
+
+    def find(self, reference: str) -> Path:
+        """The directory of an upload; raises NotFoundError if it is not here, or not any more."""
+        found = _REFERENCE.fullmatch(reference)
+        if not found or not (self._directory / found[1]).is_dir():
+            raise NotFoundError("start.checkpoint: that upload is not here, or not any more; submit the job again")
+        return self._directory / found[1]
+
+    def drop(self, reference: str) -> None:
+        """Remove an upload that a job has taken; anything else is left alone."""
+        if found := _REFERENCE.fullmatch(reference):
+            shutil.rmtree(self._directory / found[1], ignore_errors=True)
+            with suppress(OSError):  # others are there
+                self._directory.rmdir()
+
+    def _tidied(self) -> int:
+        """Remove what is old, also what was never finished; returns how many bytes the rest has."""
+        left = []
+        for path in self._directory.glob("*"):
+            with suppress(OSError):  # a job has just taken it
+                if time.time() - path.stat().st_mtime > KEEP_S:
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    left.append(sum(file.stat().st_size for file in path.iterdir()))
+        if len(left) >= MOST_KEPT:
+            raise OverloadedError(f"{len(left)} uploaded checkpoints wait for their jobs already; try again")
+        return sum(left)
+
+    def _keep(self, data: memoryview, sizes: Sequence[int]) -> str:
+        manifest_bytes, *rest = _cut(data, sizes)
+        manifest = Manifest.parse(bytes(manifest_bytes), "start.checkpoint")
+        if len(rest) != len(manifest.files):
+            raise CorruptError(f"start.checkpoint: {len(rest)} files came; its manifest has {len(manifest.files)}")
+        for file, content in zip(manifest.files, rest, strict=True):
+            file.check(content, f"start.checkpoint: {file.name}")
+        digest = hashlib.sha256(manifest_bytes).hexdigest()
+        files = {file.name: content for file, content in zip(manifest.files, rest, strict=True)}
+        try:
+            self._write(digest, files | {MANIFEST: manifest_bytes})
+        except OSError as error:
+            raise UnavailableError(f"{self._directory}: cannot be written ({error.strerror})") from None
+        return PREFIX + digest
+
+    def _write(self, digest: str, files: dict[str, memoryview]) -> None:
+        """Whole or not at all; what is there already stays, and is as new."""
+        partial = private_files.directory(self._directory) / f"{secrets.token_hex(8)}.partial"
+        partial.mkdir(mode=0o700)
+        try:
+            for name, content in files.items():
+                (partial / name).write_bytes(content)
+            with suppress(OSError):
+                partial.rename(self._directory / digest)
+            os.utime(self._directory / digest)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def _cut(data: memoryview, sizes: Sequence[int]) -> list[memoryview]:
+    pieces, at = [], 0
+    for size in sizes:
+        pieces.append(data[at : at + size])
+        at += size
+    return pieces
