@@ -10,7 +10,7 @@ from functools import partial
 
 from marless.rpc.server import Service, main
 from marless.rpc.v1.actor_pool_pb2_grpc import add_ActorPoolServiceServicer_to_server
-from marless.rpc.workers import environment
+from marless.rpc.workers import environment, orphans
 from marless.rpc.workers.dispatch import Dispatcher
 from marless.rpc.workers.figures import figures
 from marless.rpc.workers.fleet import Fleet
@@ -44,4 +44,5 @@ async def build(config: Config, address: str) -> AsyncIterator[Service]:
 
 if __name__ == "__main__":
     options = parse()
+    orphans.adopt()
     sys.exit(main("actor_pool", options.server, partial(build, options)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from marless.envs import allowed
@@ -10,7 +9,7 @@ from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
 from marless.rpc.process import configure_logging
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
-from marless.rpc.workers.session import WorkerOptions, work, worker_options
+from marless.rpc.workers.session import WorkerOptions, serve, work, worker_options
 from services.actor_pool.actor import Actor
 
 if TYPE_CHECKING:
@@ -35,4 +34,4 @@ if __name__ == "__main__":
     configure_logging()
     given = worker_options("One actor worker of an actor pool.")
     allowed.allow(given.env_modules)
-    asyncio.run(run(given))
+    serve(run, given)

@@ -11,7 +11,7 @@ from functools import partial
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
 from marless.rpc.server import Service, main
-from marless.rpc.workers import environment
+from marless.rpc.workers import environment, orphans
 from marless.rpc.workers.dispatch import Dispatcher
 from marless.rpc.workers.fleet import Fleet
 from marless.rpc.workers.launcher import LocalLauncher
@@ -54,4 +54,5 @@ async def build(config: Config, address: str) -> AsyncIterator[Service]:
 
 if __name__ == "__main__":
     options = parse()
+    orphans.adopt()
     sys.exit(main("learner_pool", options.server, partial(build, options)))

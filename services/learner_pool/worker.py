@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,7 +10,7 @@ from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
 from marless.rpc.process import configure_logging
 from marless.rpc.v1.learner_pool_pb2_grpc import LearnerPoolServiceStub
-from marless.rpc.workers.session import WorkerOptions, work, worker_options
+from marless.rpc.workers.session import WorkerOptions, serve, work, worker_options
 from services.learner_pool.learning import Learning, choose_device
 
 if TYPE_CHECKING:
@@ -40,4 +39,4 @@ def compute_side_by_side() -> None:
 if __name__ == "__main__":
     configure_logging()
     compute_side_by_side()
-    asyncio.run(run(worker_options("One learner worker of a learner pool.")))
+    serve(run, worker_options("One learner worker of a learner pool."))

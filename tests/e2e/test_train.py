@@ -38,6 +38,7 @@ JOB = {
 }
 ENDLESS = ("--set", "stop.rounds=1000000")
 GONE_S = 30.0
+WITNESS = Path(__file__).parents[1] / "faults" / "witness"
 
 
 @dataclass
@@ -264,6 +265,18 @@ def assert_as_undisturbed(run: Train, undisturbed: Train) -> None:
     assert [record.versions for record in records] == [record.versions for record in expected]
     assert [record.returns for record in records] == [record.returns for record in expected]
     assert weights(run) == weights(undisturbed)
+
+
+@pytest.mark.slow
+def test_processes_of_environments_end_when_the_command_is_killed(train):
+    name = str(10**9 + os.getpid())
+    run = train("--set", "env.name=brood", "--set", f"env.options.name={name}", *ENDLESS, PYTHONPATH=str(WITNESS))
+    run.until("round ")
+    lines = ((each, each.info["cmdline"] or []) for each in psutil.process_iter(["cmdline"]))
+    started = [each for each, line in lines if "train" not in line and any(name in word for word in line)]
+    assert len(started) >= 5
+    run.process.kill()
+    assert psutil.wait_procs(started, timeout=GONE_S)[1] == []
 
 
 def test_after_a_kill_of_the_command_everything_ends_and_resume_goes_on(undisturbed, train):

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 from marless.errors import UnavailableError
+from marless.rpc.workers import orphans
 from marless.rpc.workers.handover import Handover
+
+REAP_S = 1.0
+"""How long what has ended below a living worker may stay as a zombie."""
 
 
 class WorkerHandle(Protocol):
@@ -35,33 +40,86 @@ class Launcher(Protocol):
 
 
 class LocalLauncher:
-    """Workers as child processes of the pool. They end when the pool does: their standard input closes."""
+    """Workers as child processes of the pool, each in a session of its own.
+
+    They end when the pool does: their standard input closes. Whatever they have started ends with them.
+    """
 
     def __init__(self, module: str, arguments: Sequence[str], environment: Mapping[str, str], token: str = "") -> None:
         self._token = token
         self._command = (sys.executable, "-m", module, "--launched", *arguments)
         self._environment = dict(environment)
+        self._living = _Living()
+        self._swept: asyncio.Task[None] | None = None
 
     async def launch(self, worker: str, ticket: str) -> WorkerHandle:
         """Start one process; what it logs goes to the pool's own log."""
+        mark = orphans.new_mark()
         try:
-            process = await asyncio.create_subprocess_exec(
-                *self._command, "--worker", worker, stdin=asyncio.subprocess.PIPE, env=self._environment
-            )
+            process = await self._start(worker, mark)
         except OSError as error:
             raise UnavailableError(f"cannot start worker {worker}: {error.strerror}") from None
         assert process.stdin
         process.stdin.write(Handover(ticket, self._token).to_line())
-        return _Process(process)
+        return _Process(process, mark, self._living)
+
+    async def _start(self, worker: str, mark: str) -> asyncio.subprocess.Process:
+        if self._swept is None:
+            self._swept = asyncio.create_task(asyncio.to_thread(orphans.end_of_dead_pools))
+        await asyncio.shield(self._swept)
+        with self._living.starting():
+            return await asyncio.create_subprocess_exec(
+                *(*self._command, "--worker", worker),
+                stdin=asyncio.subprocess.PIPE,
+                env=self._environment | {orphans.MARK: mark},
+                start_new_session=True,
+            )
+
+
+class _Living:
+    """The workers of one launcher that have not ended: asyncio waits for them, and for nothing else."""
+
+    def __init__(self) -> None:
+        self.pids: set[int] = set()
+        self._starting = 0
+
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """While there may be a worker whose process id is not known yet."""
+        self._starting += 1
+        try:
+            yield
+        finally:
+            self._starting -= 1
+
+    def reap(self) -> None:
+        """Leave no zombie of what has ended below workers."""
+        if not self._starting:
+            orphans.reap(self.pids)
 
 
 class _Process:
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, mark: str, living: _Living) -> None:
         self._process = process
+        self._mark = mark
+        self._living = living
+        living.pids.add(process.pid)
 
     async def ended(self) -> str:
-        code = await self._process.wait()
+        code = await self._code()
+        await asyncio.to_thread(orphans.end_below, self._process.pid, self._mark)
+        self._living.pids.discard(self._process.pid)
+        self._living.reap()
         return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+
+    async def _code(self) -> int:
+        waiting = asyncio.create_task(self._process.wait())
+        try:
+            while not (await asyncio.wait([waiting], timeout=REAP_S))[0]:
+                self._living.reap()
+            return waiting.result()
+        finally:
+            waiting.cancel()
 
     def kill(self) -> None:
         if self._process.returncode is None:

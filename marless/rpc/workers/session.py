@@ -9,7 +9,7 @@ import resource
 import socket
 import time
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
@@ -21,6 +21,7 @@ from marless.rpc.client import Peer
 from marless.rpc.process import add_env_modules, add_option, add_process_options, security_of
 from marless.rpc.security import Security
 from marless.rpc.v1 import common_pb2
+from marless.rpc.workers import orphans
 from marless.rpc.workers.handover import Handed, Handover, listen
 
 DETAIL_BYTES = 4096
@@ -60,6 +61,15 @@ def worker_options(description: str) -> WorkerOptions:
     return WorkerOptions(args.worker, args.pool, args.param_store, security, args.launched, handover, args.env_modules)
 
 
+def serve(run: Callable[[WorkerOptions], Coroutine[None, None, None]], options: WorkerOptions) -> None:
+    """Run a worker process to its end; nothing that was started below it stays."""
+    os.environ.setdefault(orphans.MARK, orphans.new_mark())
+    try:
+        asyncio.run(run(options))
+    finally:
+        orphans.end_own()
+
+
 async def work(options: WorkerOptions, peer: Peer, method: Work, handle: Handle, device: str = "cpu") -> None:
     """Serve the pool until it drains this worker or goes away, or standard input closes."""
     watch = await _follow_pool(options.handover) if options.launched else None
@@ -97,6 +107,7 @@ async def _keep_following(handed: Handed, handover: Handover) -> None:
 
 def _end_with_pool() -> NoReturn:
     _log.info("worker.orphaned")
+    orphans.end_own()
     os._exit(0)  # a thread in mid-task cannot be interrupted, and whatever it computes has nowhere to go
 
 

@@ -1,0 +1,164 @@
+"""Processes that an environment has started end with its worker, however that ends, and leave no zombies."""
+
+import asyncio
+import json
+import os
+import secrets
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from marless.errors import MarlessError
+from marless.rpc.client import Peer
+from marless.rpc.security import Security
+from marless.rpc.v1 import actor_pool_pb2 as pb
+from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
+
+WITNESS = Path(__file__).parent / "witness"
+STARTED = 6
+"""Processes of one brood that live: its kinds but the zombie, and the shell of the grandchild."""
+GONE_S = 5.0
+
+
+@dataclass
+class Pool:
+    """An actor pool with one worker, and what its environments have started."""
+
+    process: asyncio.subprocess.Process
+    peer: Peer
+    name: str
+    """On the command lines of all that environments start."""
+
+    @property
+    def stub(self) -> ActorPoolServiceStub:
+        return ActorPoolServiceStub(self.peer.channel)
+
+    def left(self) -> list[psutil.Process]:
+        return [each for each in psutil.process_iter() if self._is_ours(each)]
+
+    def zombies(self) -> list[psutil.Process]:
+        with suppress(psutil.NoSuchProcess):
+            return [each for each in psutil.Process(self.process.pid).children() if each.status() == "zombie"]
+        return []
+
+    def _is_ours(self, process: psutil.Process) -> bool:
+        try:
+            return any(self.name in word for word in process.cmdline()) and process.status() != "zombie"
+        except (psutil.NoSuchProcess, psutil.ZombieProcess):
+            return False
+
+    async def play(self, **options: object) -> None:
+        settings = pb.RolloutSettings(
+            env="brood",
+            env_options_json=json.dumps({"name": self.name} | options),
+            **{"envs": 2, "steps": 3, "seed": 1, "timeout_s": 0.3 if options else 30.0},
+        )
+        request = pb.RolloutRequest(job="job", mode=pb.ROLLOUT_MODE_RANDOM, actors=1, episodes=2, settings=settings)
+        await self.peer.call(self.stub.Rollout, request, timeout_s=30.0, wait_for_ready=True)
+        await self.until(lambda: len(self.left()) == STARTED)
+
+    async def worker(self) -> int:
+        [worker] = (await self.peer.call(self.stub.ListWorkers, pb.ListWorkersRequest())).workers
+        return worker.pid
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(GONE_S):
+            while not await asyncio.to_thread(condition):  # noqa: ASYNC110  # processes tell nobody
+                await asyncio.sleep(0.02)
+
+    async def end(self) -> None:
+        with suppress(ProcessLookupError):
+            self.process.kill()
+        await self.process.wait()
+        await self.peer.close()
+        for each in self.left():
+            each.kill()
+
+
+async def started(place: Path) -> Pool:
+    address = f"unix:{place}/pool.sock"
+    process = await asyncio.create_subprocess_exec(
+        *(
+            sys.executable,
+            "-m",
+            "services.actor_pool",
+            "--listen",
+            address,
+            "--exit-with-stdin",
+            "--param-store",
+            "unix:/nowhere",
+        ),
+        *("--actor-workers", "1"),
+        stdin=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        env=os.environ | {"PYTHONPATH": str(WITNESS)},
+    )
+    return Pool(process, Peer(address, Security()), f"{10**9 + secrets.randbelow(10**9)}")
+
+
+@pytest.fixture
+async def pool(tmp_path) -> AsyncIterator[Pool]:
+    pool = await started(tmp_path)
+    yield pool
+    await pool.end()
+
+
+async def test_nothing_is_left_of_a_worker_however_it_ends(pool):
+    async def drained() -> None:
+        await pool.peer.call(pool.stub.Scale, pb.ScaleRequest(workers=0))
+
+    async def killed() -> None:
+        os.kill(await pool.worker(), signal.SIGKILL)
+
+    async def terminated() -> None:
+        os.kill(await pool.worker(), signal.SIGTERM)
+
+    for ended in (drained, killed, terminated):
+        await pool.play()
+        await ended()
+        await pool.until(lambda: not pool.left() and not pool.zombies())
+    with pytest.raises(MarlessError, match="timeout_s"):
+        await pool.play(hangs=True)
+    await pool.until(lambda: not pool.left() and not pool.zombies())
+
+
+@pytest.mark.parametrize("how", ["SIGTERM", "SIGKILL", "its command is killed"])
+async def test_nothing_is_left_of_a_pool_however_it_ends(pool, how):
+    await pool.play()
+    worker = psutil.Process(await pool.worker())
+    if how.startswith("SIG"):
+        pool.process.send_signal(signal.Signals[how])
+    else:
+        pool.process.stdin.close()
+    await pool.until(lambda: not pool.left() and not worker.is_running())
+
+
+async def test_nothing_is_left_once_another_pool_has_started(pool, tmp_path):
+    await pool.play()
+    worker = psutil.Process(await pool.worker())
+    worker.suspend()  # it notices nothing, as in the native code of an environment that hangs
+    pool.process.kill()
+    await pool.process.wait()
+    (tmp_path / "next").mkdir()
+    following = await started(tmp_path / "next")
+    try:
+        await following.play()
+        await pool.until(lambda: not pool.left() and not worker.is_running())
+    finally:
+        await following.end()
+
+
+async def test_what_others_have_started_stays(pool):
+    await pool.play()
+    others = await asyncio.create_subprocess_exec("sleep", pool.name, start_new_session=True)
+    os.kill(await pool.worker(), signal.SIGKILL)
+    await pool.until(lambda: [each.pid for each in pool.left()] == [others.pid])
+    assert others.returncode is None
+    others.kill()
+    await others.wait()

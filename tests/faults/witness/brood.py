@@ -1,0 +1,37 @@
+"""An environment that starts processes, as games do, and ends none of them. Installed as `witness` is."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[3]))
+
+from tests.scripted_env import ScriptedEnv
+
+KINDS = {
+    "child": (["sleep", "{name}"], {}),
+    "grandchild": (["sh", "-c", "sleep {name} & wait"], {}),
+    "session": (["sleep", "{name}"], {"start_new_session": True}),
+    "daemon": (["sh", "-c", "setsid sleep {name} & exec true"], {}),
+    "bare": (["/bin/sleep", "{name}"], {"env": {}}),
+    "zombie": (["true"], {}),
+}
+
+
+class Brood(ScriptedEnv):
+    """Its processes have `name` on their command lines; `hangs` makes its second step last for ever."""
+
+    def __init__(self, options, batch):
+        super().__init__(batch)
+        self._options = options
+        self._started = []
+
+    def reset(self, seed):
+        if not self._started:
+            for command, how in KINDS.values():
+                filled = [word.format(name=self._options["name"]) for word in command]
+                self._started.append(subprocess.Popen(filled, **how))
+            if self._options.get("hangs"):
+                time.sleep(1000)
+        return super().reset(seed)
