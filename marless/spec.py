@@ -334,7 +334,20 @@ def with_files(document: Mapping[str, Any], source: str) -> dict[str, Any]:  # A
             read["bill"] = {**bill, "prices": price_tables.read(path)}
         except SpecError as error:
             raise SpecError("\n".join(f"{source}: bill.prices: {line}" for line in str(error).splitlines())) from None
+    if isinstance(scaling := read.get("scaling"), Mapping) and isinstance(name := scaling.get("name"), str):
+        read["scaling"] = _scaling_with_files(name, scaling, source)
     return read
+
+
+def _scaling_with_files(name: str, section: Mapping[str, Any], source: str) -> Mapping[str, Any]:  # Any: YAML
+    try:
+        config_type = _scaling_type(name)
+    except SpecError:
+        return section  # is refused with all else that is wrong
+    try:
+        return config_type.with_files(section)
+    except SpecError as error:
+        raise SpecError(f"{source}: {error}") from None
 
 
 def override_field(document: dict[str, Any], override: str) -> None:  # Any: YAML

@@ -51,7 +51,7 @@ def train(  # noqa: PLR0913  # a verb has as many parameters as options
     from marless.pricing import prices
     from marless.scaling.minions import model as models
 
-    job = specs.load(spec, overrides)
+    job = specs.load(spec, [*overrides, "scaling=fixed"])  # what scales the job is what is to be trained
     table = prices.merged(job.bill.prices)
     recorded = _found(runs_, at, job, spec)
     model = models.fit([each.records for each in recorded], job) if recorded else models.synthetic(job)

@@ -30,6 +30,15 @@ class ScalingConfig(Strict):
         description="spend at most what is left of stop.cost_usd: no more actors than the remaining rounds can pay",
     )
 
+    @classmethod
+    def with_files(cls, section: Mapping[str, Any]) -> Mapping[str, Any]:  # Any: YAML
+        """The section of a job file with the contents of the files that it names in place of their paths.
+
+        Called where the user sits. A job itself never names a file: a coordinator would read its own machine's. Raises
+        SpecError for a file that cannot be read or holds something else.
+        """
+        return section
+
     def least(self, context: ScalingContext) -> int:
         """The fewest actors it may decide on: a job whose updates cannot do with their samples is refused."""
         return 1

@@ -63,13 +63,19 @@ def _functions(record: RoundRecord) -> dict[str, float]:
     return numbers
 
 
+_LONGEST_TEXT = 1000
+"""Characters: a trained scheduler is a setting too, of some 70,000."""
+
+
 def settings(spec: Mapping[str, object]) -> dict[str, Setting]:
     """A resolved spec as flat settings: "algorithm.lr" and the like; lists as text, what is not set left out."""
     flat: dict[str, Setting] = {}
     for name, value in spec.items():
         if isinstance(value, Mapping):
             flat |= {f"{name}.{inner}": each for inner, each in settings(value).items()}
-        elif isinstance(value, bool | int | float | str):
+        elif isinstance(value, str):
+            flat[name] = value if len(value) <= _LONGEST_TEXT else f"{value[:_LONGEST_TEXT]}…"
+        elif isinstance(value, bool | int | float):
             flat[name] = value
         elif value is not None:
             flat[name] = str(value)

@@ -28,6 +28,7 @@ from services.coordinator import uploads
 from services.coordinator.config import parse
 from services.coordinator.uploads import Uploads
 from tests.integration.running import DOCUMENT
+from tests.unit.scaling import minions
 
 CANARY = "canary-9f8e7d6c5b4a"
 LIMIT = 2**20
@@ -99,6 +100,21 @@ def test_a_recorded_spec_reads_no_file(tmp_path, secret):
     with pytest.raises(SpecError) as caught:
         specs.load_resolved(path)
     assert CANARY not in str(caught.value)
+
+
+async def test_a_scheduler_by_path_is_refused_and_one_here_is_sent(address, tmp_path):
+    directory = minions.saved(tmp_path / "scheduler", minions.scheduler(of=minions.task(max_actors=2)))
+    by_path = DOCUMENT | {"scaling": {"name": "minions", "scheduler": str(directory)}}
+    for there in (directory, tmp_path / "nothing"):
+        section = {"name": "minions", "scheduler": str(there)}
+        assert "scaling.scheduler: got" in await refused(address, DOCUMENT | {"scaling": section})
+    async with AsyncClient(address, token="", tls_ca="") as client:
+        await client.submit(by_path, job="a")
+        held = yaml.safe_load((tmp_path / "runs" / "a" / "spec.yaml").read_text("utf-8"))["scaling"]["scheduler"]
+        assert held["sha256"] == hashlib.sha256((directory / "best.safetensors").read_bytes()).hexdigest()
+        for damage in ({"sha256": "0" * 64}, {"weights": "AAAA"}, {"weights": "!"}, {"features": {}}):
+            said = await refused(address, DOCUMENT | {"scaling": {"name": "minions", "scheduler": held | damage}})
+            assert said.startswith("scaling.scheduler: ")
 
 
 def saved(folder: Path, **changes: object) -> Path:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from marless.algos.base import Group
+from marless.algos.base import Group, Strict
 from marless.errors import SpecError
 from marless.record import RoundRecord
 from marless.scaling.base import ScalingConfig, ScalingContext, ScalingDecision, Signal
@@ -24,16 +24,54 @@ RULE = "minions"
 _SHOWN = (("return", "return"), ("learner_s", "learner s"), ("actor_s", "actor s"), ("budget_left", "budget left"))
 
 
+class PackedTask(Strict):
+    """See `marless.scaling.minions.scheduler.Task`."""
+
+    rounds: int = Field(ge=1)
+    max_actors: int = Field(ge=1, le=4096)
+    target: float
+    budget_usd: float | None = Field(ge=0)
+    usd_per_gb_s: float = Field(ge=0)
+    beta: float = Field(ge=0)
+
+
+class PackedScale(Strict):
+    """How a feature is standardised."""
+
+    center: float
+    scale: float
+
+
+class PackedScheduler(Strict):
+    """A trained scheduler as a job holds it: what decides, and nothing of how it was trained."""
+
+    format: Literal["marless-scheduler/1"]
+    task: PackedTask
+    features: dict[str, PackedScale]
+    sha256: str = Field(description="of the weights")
+    weights: str = Field(max_length=2**22, description="a safetensors file, base64")
+
+
 class MinionsConfig(ScalingConfig):
     """A scheduler that `marless scheduler train` has trained for this kind of job."""
 
     name: str = RULE
-    scheduler: str = Field(
-        min_length=1, description="folder on the coordinator's machine that `marless scheduler train` wrote"
+    scheduler: PackedScheduler = Field(
+        description="a trained scheduler; in a job file the folder that `marless scheduler train` wrote"
     )
     checkpoint: Literal["best", "cheapest"] = Field(
         "best", description="best: the highest objective; cheapest: the lowest cost that reaches the return"
     )
+
+    @classmethod
+    def with_files(cls, section: Mapping[str, Any]) -> Mapping[str, Any]:  # Any: YAML
+        """See `ScalingConfig`: the scheduler of a folder."""
+        from marless.scaling.minions.scheduler import pack
+
+        folder, checkpoint = section.get("scheduler"), section.get("checkpoint", "best")
+        if not isinstance(folder, str) or checkpoint not in ("best", "cheapest"):
+            return section
+        return {**section, "scheduler": pack(Path(folder), checkpoint).model_dump()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,16 +126,16 @@ class MinionsKind:
         return frozenset()
 
     def make(self, config: ScalingConfig, context: ScalingContext) -> MinionsScaling:
-        """Load the scheduler; raises SpecError if there is none, or it was trained for other numbers of actors."""
-        from marless.scaling.minions.scheduler import load
+        """Unpack the scheduler; raises SpecError if it is damaged, or was trained for other numbers of actors."""
+        from marless.scaling.minions.scheduler import unpack
         from marless.spec import FunctionsSpec
 
         assert isinstance(config, MinionsConfig)  # the registry's promise
-        loaded = load(Path(config.scheduler), config.checkpoint)
+        loaded = unpack(config.scheduler, "scaling.scheduler")
         task = loaded.scheduler.task
         if task.max_actors != context.max_actors:
             raise SpecError(
-                f"scaling.scheduler: {config.scheduler} chooses from 1 to {task.max_actors} actors, but actors.count "
+                f"scaling.scheduler: it chooses from 1 to {task.max_actors} actors, but actors.count "
                 f"is {context.max_actors}: set actors.count: {task.max_actors}, or train a scheduler for this job"
             )
         return MinionsScaling(

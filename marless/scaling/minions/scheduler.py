@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 from collections.abc import Mapping
@@ -11,9 +12,11 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from marless.errors import SpecError
 from marless.scaling.minions.features import FEATURES, Observation
+from marless.scaling.minions.kind import PackedScheduler
 
 Checkpoint = Literal["best", "cheapest"]
 """best: the highest objective; cheapest: the lowest cost among those whose runs mostly reach the return."""
@@ -131,6 +134,11 @@ def save(directory: Path, saving: Saving) -> None:
 
 def load(directory: Path, checkpoint: Checkpoint) -> Loaded:
     """Read what `save` wrote; raises SpecError, with what to do, for anything else."""
+    return unpack(pack(directory, checkpoint), str(directory / MANIFEST))
+
+
+def pack(directory: Path, checkpoint: Checkpoint) -> PackedScheduler:
+    """Read what `save` wrote, as a job holds it; raises SpecError, with what to do, for anything else."""
     path = directory / MANIFEST
     try:
         manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))  # Any: JSON
@@ -140,48 +148,72 @@ def load(directory: Path, checkpoint: Checkpoint) -> Loaded:
             f"`marless scheduler train --out {directory}`"
         ) from None
     except (OSError, ValueError):
-        raise _foreign(path) from None
+        raise _foreign(str(path)) from None
+    blob = _weights_of(directory, checkpoint)
     try:
-        if manifest["format"] != FORMAT:
-            raise _foreign(path)
-        return _loaded(directory, checkpoint, manifest)
-    except (KeyError, TypeError, AttributeError, ValueError):
-        raise _foreign(path) from None
+        packed = PackedScheduler(
+            **{name: manifest[name] for name in ("format", "task", "features")},
+            sha256=manifest["sha256"][checkpoint],
+            weights=base64.b64encode(blob).decode(),
+        )
+    except (KeyError, TypeError, ValidationError):
+        raise _foreign(str(path)) from None
+    unpack(packed, str(path))
+    return packed
 
 
-def _loaded(directory: Path, checkpoint: Checkpoint, manifest: Mapping[str, Any]) -> Loaded:  # Any: JSON
-    digests, path = manifest["sha256"], directory / f"{checkpoint}.safetensors"
+def unpack(packed: PackedScheduler, source: str) -> Loaded:
+    """A scheduler that decides; raises SpecError, naming `source`, for what `pack` does not return."""
     try:
-        blob = path.read_bytes()
-    except OSError as error:
-        raise SpecError(f"{path}: cannot be read ({error.strerror}); train the scheduler again") from None
+        blob = base64.b64decode(packed.weights, validate=True)
+        features = [packed.features[name] for name in FEATURES]
+    except (ValueError, KeyError):
+        raise _foreign(source) from None
     digest = hashlib.sha256(blob).hexdigest()
-    if digest != digests[checkpoint]:
-        raise SpecError(f"{path} is not what {MANIFEST} says was written (sha256 differs): train the scheduler again")
-    features = [manifest["features"][name] for name in FEATURES]
+    if digest != packed.sha256:
+        raise SpecError(f"{source}: its weights are not what was written (sha256 differs): train the scheduler again")
     scheduler = Scheduler(
-        task=Task(**manifest["task"]),
-        center=np.array([float(each["center"]) for each in features]),
-        scale=np.array([float(each["scale"]) for each in features]),
-        weights=_weights(blob, path),
+        task=Task(**packed.task.model_dump()),
+        center=np.array([each.center for each in features]),
+        scale=np.array([each.scale for each in features]),
+        weights=_weights(blob, source),
     )
-    last = f"policy.{LAYERS - 1}.bias"
-    if scheduler.weights["policy.0.weight"].shape[0] != len(FEATURES) or scheduler.weights[last].shape != (
-        scheduler.task.max_actors,
-    ):
-        raise _foreign(path)
+    if not _fits(scheduler):
+        raise _foreign(source)
     return Loaded(scheduler=scheduler, sha256=digest)
 
 
-def _weights(blob: bytes, path: Path) -> dict[str, NDArray[np.float64]]:
+def _fits(scheduler: Scheduler) -> bool:
+    """True if the layers of the policy lead from the features to a number of actors."""
+    size = len(FEATURES)
+    for layer in range(LAYERS):
+        weight = scheduler.weights.get(f"policy.{layer}.weight")
+        bias = scheduler.weights.get(f"policy.{layer}.bias")
+        if weight is None or bias is None or bias.ndim != 1 or weight.shape != (size, bias.size):
+            return False
+        if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
+            return False
+        size = bias.size
+    return size == scheduler.task.max_actors
+
+
+def _weights_of(directory: Path, checkpoint: Checkpoint) -> bytes:
+    path = directory / f"{checkpoint}.safetensors"
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be read ({error.strerror}); train the scheduler again") from None
+
+
+def _weights(blob: bytes, source: str) -> dict[str, NDArray[np.float64]]:
     from safetensors import SafetensorError
     from safetensors.numpy import load as decode
 
     try:
         return {name: array.astype(np.float64) for name, array in decode(blob).items()}
-    except SafetensorError:
-        raise _foreign(path) from None
+    except (SafetensorError, KeyError, ValueError, TypeError):
+        raise _foreign(source) from None
 
 
-def _foreign(path: Path) -> SpecError:
-    return SpecError(f"{path}: `marless scheduler train` wrote no such file, or another version of it did")
+def _foreign(source: str) -> SpecError:
+    return SpecError(f"{source}: `marless scheduler train` wrote no such file, or another version of it did")

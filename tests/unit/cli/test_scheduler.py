@@ -108,7 +108,6 @@ MISTAKES = {
     ("nobody",): "nobody: there is no such run folder here, no such job in",
     ("--out", "job.yaml"): "--out job.yaml: File exists; choose another folder",
     ("--out", "job.yaml/s"): "--out job.yaml/s: Not a directory; choose another folder",
-    ("--set", "scaling=minions"): "job.yaml: scaling.scheduler",
 }
 
 

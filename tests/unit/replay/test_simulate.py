@@ -12,6 +12,7 @@ from marless.replay.cluster import modelled, total
 from marless.replay.simulate import replayed_spec, simulate, slots_of
 from marless.scaling.base import ScalingDecision
 from marless.scaling.fixed import FixedScaling
+from marless.scaling.minions.kind import MinionsConfig
 from tests.unit.replay.runs import run_of, spec_of
 from tests.unit.scaling.minions import saved, scheduler, task
 
@@ -295,7 +296,9 @@ def test_a_scheduler_that_looks_at_durations_decides_as_it_did(tmp_path):
         "scale": [0.3, 3.0, 2.0, 3.0, 0.02, 0.005, 0.02, 1.0],
     }
     saved(tmp_path, replace(plain, weights=weights, **{name: np.array(values) for name, values in usual.items()}))
-    spec = spec_of(scaling={"name": "minions", "scheduler": str(tmp_path)}, stop={"rounds": 12})
+    spec = spec_of(
+        scaling=MinionsConfig.with_files({"name": "minions", "scheduler": str(tmp_path)}), stop={"rounds": 12}
+    )
     records = run_of(spec, 12)
     assert len({record.actors for record in records}) > 1
     assert [step.replayed for step in simulate(records, spec, spec).steps] == list(records)

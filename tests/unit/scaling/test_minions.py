@@ -36,11 +36,16 @@ METRICS = {
 
 def make(directory, functions=None, budget_usd=None, rounds=None, **settings):
     policy = SCALING.make(
-        MinionsConfig(scheduler=str(directory), **settings),
+        MinionsConfig.model_validate(MinionsConfig.with_files({"scheduler": str(directory), **settings})),
         context("a", most=4, functions=functions, budget_usd=budget_usd),
     )
     assert rounds is None or policy.rounds == rounds
     return policy
+
+
+def section(directory):
+    """What a job holds of a scheduler."""
+    return MinionsConfig.with_files({"name": "minions", "scheduler": str(directory)})
 
 
 def test_what_is_seen_of_a_round():
@@ -105,7 +110,7 @@ def test_decides_from_the_records_and_says_from_what(tmp_path):
 @pytest.mark.parametrize("budget_usd", [None, 0.5])
 def test_keeps_the_contract(tmp_path, budget_usd):
     saved(tmp_path, scheduler(of=task(max_actors=50, budget_usd=budget_usd), return_=-1.0))
-    check_scaling(SCALING, MinionsConfig(scheduler=str(tmp_path)), max_actors=50)
+    check_scaling(SCALING, MinionsConfig.model_validate(section(tmp_path)), max_actors=50)
 
 
 def test_what_was_spent_travels_with_the_decisions(tmp_path):
@@ -165,7 +170,7 @@ def test_a_missing_or_foreign_scheduler_is_refused_before_the_job_starts(tmp_pat
     saved(tmp_path)
     DAMAGE[what](tmp_path)
     with pytest.raises(SpecError, match=r"wrote no such|no scheduler in|train the scheduler again") as refused:
-        prepare(job(scaling={"name": "minions", "scheduler": str(tmp_path)}))
+        prepare(job(scaling=section(tmp_path)))
     assert what in str(refused.value) or what in ("other features", "list")
     assert str(tmp_path) in str(refused.value)
     assert "\n" not in str(refused.value)
@@ -184,19 +189,18 @@ def test_a_scheduler_for_other_numbers_of_actors_is_refused(tmp_path, count):
     with pytest.raises(
         SpecError, match=rf"chooses from 1 to 4 actors, but actors.count is {count}: set actors.count: 4,"
     ):
-        prepare(job(scaling={"name": "minions", "scheduler": str(tmp_path)}, actors={"count": count}))
+        prepare(job(scaling=section(tmp_path), actors={"count": count}))
 
 
 def test_a_job_is_prepared_with_it(tmp_path):
     saved(tmp_path, scheduler(of=task(budget_usd=7.0)))
-    section = {"name": "minions", "scheduler": str(tmp_path)}
     ready = prepare(
-        job(scaling=section, stop={"rounds": 12, "cost_usd": 3.0}, functions={"learner": {"memory_mb": 512}})
+        job(scaling=section(tmp_path), stop={"rounds": 12, "cost_usd": 3.0}, functions={"learner": {"memory_mb": 512}})
     )
     assert (ready.scaling.rounds, ready.scaling.budget_usd) == (12, 3.0)
     assert ready.scaling.functions.learner.memory_mb == 512
     assert not (ready.curvature or ready.noise)
-    assert prepare(job(scaling=section, stop={"env_steps": 9})).scaling.rounds == 10  # the scheduler's own
+    assert prepare(job(scaling=section(tmp_path), stop={"env_steps": 9})).scaling.rounds == 10  # the scheduler's own
 
 
 def test_a_job_file_that_names_none_is_refused():
