@@ -89,7 +89,8 @@ class DiskCheckpoints:
         partial = target.with_suffix(f".{secrets.token_hex(4)}.partial")  # never that of another who saves
         for unfinished in self.directory.glob("*.partial"):
             shutil.rmtree(unfinished)
-        partial.mkdir(parents=True)
+        make_directory(self.directory)
+        partial.mkdir()
         policies = {name: _write_policy(partial, name, saved) for name, saved in checkpoint.policies.items()}
         manifest = dataclasses.asdict(checkpoint.progress) | {"policies": policies}
         _write(partial / MANIFEST, json.dumps(manifest, indent=1).encode())
@@ -244,6 +245,14 @@ def _write(path: Path, data: bytes | memoryview) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def make_directory(path: Path) -> None:
+    """Have a directory; the names of what had to be made are on the disk when this returns. Raises OSError."""
+    missing = [each for each in (path, *path.parents) if not each.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for each in missing:
+        fsync(each.parent)
 
 
 def fsync(path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import structlog
 
+from marless.checkpoint import make_directory
 from marless.errors import CorruptError, NotFoundError, SpecError, UnavailableError
 from marless.job import check_id
 from services.coordinator.run_folder import DELETED, ENDED, JobStatus, RunFolder
@@ -50,7 +51,7 @@ class Index:
     def prepare(self) -> None:
         """Make the directory; raises UnavailableError if it cannot be had."""
         with self._disk("made"):
-            self._runs.mkdir(parents=True, exist_ok=True)
+            make_directory(self._runs)
 
     async def look(self, is_ours: Callable[[str], bool]) -> list[JobStatus]:
         """Look through the directory; returns the jobs that others run, or nobody, oldest first.

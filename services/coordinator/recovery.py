@@ -66,6 +66,10 @@ class Recovery:
         await self._pools.close_job(self._id)
         await self._drop()
 
+    async def leave(self) -> None:
+        """Let the learner pool forget a job that has ended and may be resumed, but for what it remembers of rounds."""
+        await self._pools.close_job(self._id, keep_replay=True)
+
     async def _open(self) -> Versions:
         fresh = not self._journal.rounds and self._folder.start_path.exists()
         start = await asyncio.to_thread(load, self._folder.start_path, self._job) if fresh else None

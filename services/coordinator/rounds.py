@@ -318,8 +318,9 @@ class JobRun:
     async def _put_away(self) -> str:
         """Save the last versions, and have the other services forget the job; returns what went wrong with the saving.
 
-        Versions that could not be saved stay in the store, for the job to be resumed from.
+        Versions that could not be saved stay in the store, and the replay in the pool, for the job to be resumed from.
         """
+        problem, forget = "", self._recovery.end
         try:
             await self._checkpoint("", final=True)
             await to_the_end(self._folder.drop_pending)
@@ -327,14 +328,15 @@ class JobRun:
             raise
         except MarlessError as error:
             self._log.error("job.checkpoint_failed", error=str(error))
-            return f"trained, but its last checkpoint could not be saved: {error}"
+            problem = f"trained, but its last checkpoint could not be saved: {error}"
+            forget = self._recovery.leave
         try:
-            await self._recovery.end()
+            await forget()
         except FencedError:
             raise
         except MarlessError as error:
             self._log.warning("job.not_forgotten", error=str(error))
-        return ""
+        return problem
 
     def _summary(self, state: str, reason: str, cost_usd: float | None) -> Summary:
         last = self._journal.last

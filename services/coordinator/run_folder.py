@@ -31,7 +31,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from marless import spec as specs
-from marless.checkpoint import Checkpoint, DiskCheckpoints, fsync
+from marless.checkpoint import Checkpoint, DiskCheckpoints, fsync, make_directory
 from marless.errors import AlreadyExistsError, CorruptError, FencedError, NotFoundError, SpecError, UnavailableError
 from marless.failpoint import reach
 from marless.record import InvocationRecord, Returns, RoundRecord
@@ -177,7 +177,7 @@ class RunFolder:
         Raises AlreadyExistsError if a job has run in it, or is being created there.
         """
         with self._disk():
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_directory(self.path)
         if not self.own() or (self.path / "job.json").exists():
             self.release()
             raise AlreadyExistsError(f"{self.path} holds a job already; choose another job id")

@@ -209,6 +209,35 @@ async def test_a_job_whose_last_checkpoint_is_lost_has_not_succeeded(jobs, monke
     assert (await ended(jobs, job))[-1].view.status.state == "SUCCEEDED"
 
 
+async def test_a_job_whose_last_checkpoint_is_lost_holds_nothing_in_the_learner_pool_but_its_replay(
+    jobs, cluster, monkeypatch
+):
+    real = RunFolder.write_pending
+
+    def full(*_arguments) -> None:
+        raise UnavailableError("No space left on device")
+
+    def full_after_the_first(folder, pending) -> None:
+        (full if pending.round else real)(folder, pending)
+
+    def held(kind: str) -> list[str]:
+        return [path.name for path in cluster.folder.glob(f"marless-{kind}-*/*") if path.name != "lock"]
+
+    job, replay = name(), {"name": "iql", "updates": 1, "batch": 8, "warmup": 20, "replay": {"capacity": 70}}
+    with monkeypatch.context() as patched:
+        patched.setattr(RunFolder, "write_pending", full_after_the_first)
+        patched.setattr(RunFolder, "save_checkpoint", full)
+        await jobs.submit(submission(job, algorithm=replay, stop={"rounds": 2}, checkpoint={"every": 0}))
+        assert (await ended(jobs, job))[-1].view.status.reason == "No space left on device"
+        assert held("spool") == []
+        assert held("replay") == [f"{job}@agent"]
+    await jobs.resume(job, "again", "")
+    assert (await ended(jobs, job))[-1].view.status.state == "SUCCEEDED"
+    lost = [record.metrics["replay.agent"]["lost"] for record in jobs.folder(job).records()]
+    assert lost == [0, 0]
+    assert held("replay") == []
+
+
 async def test_a_defect_ends_the_job_with_its_reason_and_the_line_that_matters(jobs, monkeypatch):
     def broken(*_arguments) -> None:
         raise ZeroDivisionError("1/0")

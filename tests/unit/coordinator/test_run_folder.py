@@ -37,6 +37,33 @@ def saved(round_: int) -> Checkpoint:
     return Checkpoint(progress=progress, policies={"p": policy})
 
 
+@pytest.fixture
+def synced(monkeypatch) -> list[Path]:
+    """What is fsynced, in turn."""
+    paths, real = [], os.fsync
+
+    def fsync(descriptor: int) -> None:
+        paths.append(Path(f"/proc/self/fd/{descriptor}").readlink())
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    return paths
+
+
+def test_the_name_of_a_new_folder_is_on_the_disk_before_it_holds_a_job(tmp_path, synced):
+    RunFolder(tmp_path / "new" / "runs" / "j").create(SPEC, STATUS)
+    above = [tmp_path / "new" / "runs", tmp_path / "new", tmp_path]
+    assert synced[:3] == above
+    RunFolder(tmp_path / "new" / "runs" / "k").create(SPEC, STATUS)
+    assert [synced.count(path) for path in above] == [2, 1, 1]
+
+
+def test_the_name_of_the_directory_of_checkpoints_is_on_the_disk_once_there_is_one(folder, synced):
+    for round_ in (1, 2):
+        folder.save_checkpoint(saved(round_), 3)
+    assert [synced.count(path) for path in (folder.path, folder.path / "checkpoints")] == [1, 2]
+
+
 def test_the_resolved_spec_is_there_from_the_start(folder):
     text = (folder.path / "spec.yaml").read_text()
     assert spec.parse(yaml.safe_load(text), "spec.yaml") == SPEC
