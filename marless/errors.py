@@ -77,6 +77,10 @@ class UnauthenticatedError(MarlessError):
     """No token, or the wrong one."""
 
 
+class PermissionDeniedError(MarlessError):
+    """The token is good, and its role may not do this."""
+
+
 class CancelledJobError(MarlessError):
     """The job was cancelled by its user."""
 

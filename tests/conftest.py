@@ -74,27 +74,35 @@ async def store(store_address: str) -> AsyncIterator[ParamStore]:
 
 @pytest.fixture(scope="session")
 def tls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A certificate authority, and a certificate of it for 127.0.0.1; PEM paths by name."""
+    """An authority, and certificates for 127.0.0.1, right and wrong ones, with keys; paths of PEM files by name."""
     directory = tmp_path_factory.mktemp("tls")
-    keys = {name: ec.generate_private_key(ec.SECP256R1()) for name in ("ca", "server", "stranger")}
+    issuers = {
+        "ca": "ca",
+        "stranger": "stranger",
+        "server": "ca",
+        "worker": "ca",
+        "expired": "ca",
+        "forged": "stranger",
+    }
+    keys = {name: ec.generate_private_key(ec.SECP256R1()) for name in issuers}
     names = {name: x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)]) for name in keys}
-    now = datetime.datetime.now(datetime.UTC)
+    now, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)
 
     def certificate(name: str, issuer: str) -> x509.Certificate:
         address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
         return (
             x509.CertificateBuilder(names[issuer], names[name], keys[name].public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(days=1))
-            .not_valid_after(now + datetime.timedelta(days=1))
+            .not_valid_before(now - 2 * day)
+            .not_valid_after(now + (-day if name == "expired" else day))
             .add_extension(address, critical=False)
-            .add_extension(x509.BasicConstraints(ca=name != "server", path_length=None), critical=True)
+            .add_extension(x509.BasicConstraints(ca=name == issuer, path_length=None), critical=True)
             .sign(keys[issuer], hashes.SHA256())
         )
 
     pem = serialization.Encoding.PEM
-    for name, issuer in (("ca", "ca"), ("server", "ca"), ("stranger", "stranger")):
+    for name, issuer in issuers.items():
         (directory / f"{name}.pem").write_bytes(certificate(name, issuer).public_bytes(pem))
-    key = keys["server"].private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    (directory / "server.key").write_bytes(key)
+        key = keys[name].private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        (directory / f"{name}.key").write_bytes(key)
     return {path.name: str(path) for path in directory.iterdir()}

@@ -32,6 +32,7 @@ from marless.cli.supervision import STOP_S, Log
 from marless.client.address import STACK_FILE
 from marless.errors import MarlessError, SpecError, UnavailableError
 from marless.rpc.process import configure_logging
+from marless.rpc.roles import Role
 from marless.rpc.security import Security
 
 START_S = 120.0
@@ -71,9 +72,9 @@ class Settings:
                 f"--listen {self.listen}: give the host:port that clients are to use, with a port of its own, e.g. "
                 "127.0.0.1:7070"
             )
-        secured = Security.of_environment()
-        secured.server_credentials(self.listen)
-        secured.channel_credentials(self.listen)
+        given = {name: os.environ.get(f"MARLESS_{name.upper()}", "") for name in ("tls_cert", "tls_key", "tls_ca")}
+        Security.of_process(Role.SERVICE, os.environ.get("MARLESS_TOKENS", ""), **given).server_credentials(self.listen)
+        Security.of_client().channel_credentials(self.listen)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ import sys
 
 import typer
 
-from marless.cli import compare, costs, exits, explain, jobs, local, output, policies, scheduler, simulate, up
+from marless.cli import compare, costs, exits, explain, jobs, local, output, policies, scheduler, simulate, tokens, up
 from marless.cli.doctor import verb
 from marless.cli.options import connected
 from marless.errors import MarlessError
@@ -26,6 +26,7 @@ app.command(rich_help_panel=HERE)(local.train)
 app.command(rich_help_panel=HERE)(connected(compare.compare))
 app.command(rich_help_panel=HERE)(up.up)
 app.command(rich_help_panel=HERE)(up.down)
+app.command(rich_help_panel=HERE)(tokens.tokens)
 app.command(rich_help_panel=HERE)(verb.doctor)
 app.command(rich_help_panel=JOBS)(connected(jobs.submit))
 app.command("list", rich_help_panel=JOBS)(connected(jobs.list_))

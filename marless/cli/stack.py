@@ -19,7 +19,7 @@ from marless import private_files
 from marless.cli.supervision import SERVING, Log, Patience, SupervisedService, statuses
 from marless.errors import JobStateError, UnavailableError
 from marless.private_files import Claim, UntrustedPathError
-from marless.rpc.security import Security
+from marless.rpc.security import SECRET_VARIABLES, Security
 
 SERVICES = ("param_store", "learner_pool", "actor_pool", "coordinator")
 """In the order in which they are of use to each other."""
@@ -33,7 +33,9 @@ POLL_S = 0.05
 _OWNER, _LEASE = "owner", "services"
 _SOCKETS = 8 * "[0-9a-f]"
 """Names of socket directories."""
-_SECRETS = ("MARLESS_TOKEN", "MARLESS_TLS_CERT", "MARLESS_TLS_KEY", "MARLESS_TLS_CA")
+_PUBLIC = ("MARLESS_TOKENS", "MARLESS_TLS_CERT", "MARLESS_TLS_KEY", "MARLESS_TLS_CLIENT_CA")
+"""Secrets of a service that others can reach. Towards those on private sockets it speaks plainly."""
+_REDIS = "MARLESS_REDIS_"
 
 
 def _silent(_sentence: str) -> None:
@@ -83,7 +85,7 @@ class LocalStack:
         """What to show the coordinator."""
         if not self._options.listen:
             return Security()
-        return Security.of_environment()
+        return Security.of_client()
 
     @property
     def restarts(self) -> Mapping[str, int]:
@@ -157,9 +159,10 @@ class LocalStack:
         self._keeping[name] = asyncio.create_task(service.keep_alive())
 
     def _environment(self, name: str) -> dict[str, str]:
-        # A private socket needs neither token nor TLS; the coordinator speaks plainly to those behind one.
         public = name == "coordinator" and bool(self._options.listen)
-        hidden = _SECRETS[-1:] if public else _SECRETS
+        hidden = set(SECRET_VARIABLES).difference(_PUBLIC if public else ())
+        if name != "param_store":
+            hidden |= {variable for variable in os.environ if variable.startswith(_REDIS)}
         inherited = {variable: value for variable, value in os.environ.items() if variable not in hidden}
         return inherited | {
             "MARLESS_ACTOR_POOL": self.address("actor_pool"),

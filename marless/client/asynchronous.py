@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -37,7 +36,9 @@ class AsyncClient:
 
     `coordinator` is its address, "host:port" or "unix:PATH"; by default $MARLESS_COORDINATOR, else the one that
     `marless up` started on the run folders of `runs`. Beyond this machine it takes a token and the file of the
-    certificate authority, by default $MARLESS_TOKEN and $MARLESS_TLS_CA.
+    certificate authority, by default $MARLESS_TOKEN, else the client's of the directory $MARLESS_TOKENS, and
+    $MARLESS_TLS_CA; for a coordinator that asks for one, also the files of a certificate of one's own, by default
+    $MARLESS_TLS_CERT and $MARLESS_TLS_KEY.
 
     A coordinator that goes away and comes back is not noticed: calls and streams go on where they were, for
     `patience_s` seconds at most, or `contact_s` if it has never answered. Every method may raise UnreachableError
@@ -51,14 +52,13 @@ class AsyncClient:
         runs: Path | str | None = None,
         token: str | None = None,
         tls_ca: str | None = None,
+        tls_cert: str | None = None,
+        tls_key: str | None = None,
         contact_s: float = CONTACT_S,
         patience_s: float = PATIENCE_S,
     ) -> None:
         self.address = address.find(coordinator, runs)
-        self._security = Security(
-            os.environ.get("MARLESS_TOKEN", "") if token is None else token,
-            tls_ca=os.environ.get("MARLESS_TLS_CA", "") if tls_ca is None else tls_ca,
-        )
+        self._security = Security.of_client(token=token, tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key)
         self._contact_s = contact_s
         self._patience_s = patience_s
 

@@ -31,11 +31,20 @@ class Client:
         runs: Path | str | None = None,
         token: str | None = None,
         tls_ca: str | None = None,
+        tls_cert: str | None = None,
+        tls_key: str | None = None,
         contact_s: float = CONTACT_S,
         patience_s: float = PATIENCE_S,
     ) -> None:
         self._client = AsyncClient(
-            coordinator, runs=runs, token=token, tls_ca=tls_ca, contact_s=contact_s, patience_s=patience_s
+            coordinator,
+            runs=runs,
+            token=token,
+            tls_ca=tls_ca,
+            tls_cert=tls_cert,
+            tls_key=tls_key,
+            contact_s=contact_s,
+            patience_s=patience_s,
         )
         self.address = self._client.address
         self._runner = asyncio.Runner()

@@ -30,6 +30,7 @@ STATUS: dict[type[errors.MarlessError], grpc.StatusCode] = {
     errors.UnavailableError: grpc.StatusCode.UNAVAILABLE,
     errors.UnreachableError: grpc.StatusCode.UNAVAILABLE,
     errors.UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
+    errors.PermissionDeniedError: grpc.StatusCode.PERMISSION_DENIED,
     errors.CancelledJobError: grpc.StatusCode.CANCELLED,
     errors.InternalError: grpc.StatusCode.INTERNAL,
 }

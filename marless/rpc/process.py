@@ -14,7 +14,8 @@ import structlog
 
 from marless.envs import allowed
 from marless.errors import SpecError
-from marless.rpc.security import Security
+from marless.rpc.roles import Role
+from marless.rpc.security import SECRET_VARIABLES, Security
 
 
 def add_option(
@@ -63,6 +64,7 @@ def _modules(text: str) -> tuple[str, ...]:
 
 def add_process_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that services and workers share."""
+    add_option(parser, "--tokens", "", "directory with a file of tokens for each role (`marless tokens` makes it)")
     for name, what in (
         ("cert", "server certificate chain"),
         ("key", "server key"),
@@ -71,9 +73,15 @@ def add_process_options(parser: argparse.ArgumentParser) -> None:
         add_option(parser, f"--tls-{name}", "", f"PEM file of the {what}")
 
 
-def security_of(args: argparse.Namespace) -> Security:
-    """Token (only ever from the environment, never from a command line) and TLS files."""
-    return Security(os.environ.get("MARLESS_TOKEN", ""), args.tls_cert, args.tls_key, args.tls_ca)
+def add_worker_tls(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a pool whose workers have a certificate of their own."""
+    add_option(parser, "--worker-tls-cert", "", "PEM file of the workers' certificate chain, if it is not the pool's")
+    add_option(parser, "--worker-tls-key", "", "PEM file of its key")
+
+
+def security_of(args: argparse.Namespace, role: Role) -> Security:
+    """Tokens, of which the command line says only where they are, and TLS files."""
+    return Security.of_process(role, args.tokens, tls_cert=args.tls_cert, tls_key=args.tls_key, tls_ca=args.tls_ca)
 
 
 def configure_logging() -> None:
@@ -89,6 +97,12 @@ def configure_logging() -> None:
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
+
+
+def forget_secrets() -> None:
+    """Take tokens, and where they are, out of this process's environment: third parties' code may run here."""
+    for name in SECRET_VARIABLES:
+        os.environ.pop(name, None)
 
 
 async def stdin_closed() -> None:

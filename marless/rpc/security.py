@@ -1,84 +1,148 @@
-"""Who may talk to whom: loopback and unix sockets freely, everything else only with TLS and a token."""
+"""Who may talk to whom: loopback and unix sockets freely, everything else only with TLS and tokens."""
 
 from __future__ import annotations
 
-import hmac
 import ipaddress
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 import grpc
 
-from marless.errors import SpecError, UnauthenticatedError
+from marless.errors import MarlessError, PermissionDeniedError, SpecError, UnauthenticatedError
+from marless.rpc import roles
 from marless.rpc.errors import abort
 from marless.rpc.handlers import Handler
+from marless.rpc.roles import Role
+from marless.rpc.tokens import Tokens
 
+SECRET_VARIABLES = (
+    "MARLESS_TOKEN",
+    "MARLESS_TOKENS",
+    "MARLESS_TLS_CERT",
+    "MARLESS_TLS_KEY",
+    "MARLESS_TLS_CA",
+    "MARLESS_TLS_CLIENT_CA",
+    "MARLESS_WORKER_TLS_CERT",
+    "MARLESS_WORKER_TLS_KEY",
+)
+"""Variables that are, or name, what this module is about."""
 _HEADER = "authorization"
-_OPEN_METHODS = ("/grpc.health.v1.Health/",)
+_SCHEME = b"Bearer "
 
 
 @dataclass(frozen=True)
 class Security:
-    """Token and TLS files of one process; all empty on a workstation."""
+    """Tokens and TLS files of one process; all empty on a workstation."""
 
     token: str | Callable[[], str] = ""
-    """Shared secret, or what to ask for it at each call; sent as a bearer token."""
+    """What its calls carry as a bearer token, or what to ask for it at each call."""
     tls_cert: str = ""
-    """Path of the server's certificate chain (PEM)."""
+    """Path of its certificate chain (PEM), as a server and as a client."""
     tls_key: str = ""
-    """Path of the server's private key (PEM)."""
+    """Path of its private key (PEM)."""
     tls_ca: str = ""
-    """Path of the certificate authority (PEM) that clients trust."""
+    """Path of the certificate authority (PEM) that must have signed a server's certificate."""
+    tls_client_ca: str = ""
+    """Path of another authority (PEM), for the certificates of callers."""
+    mutual: bool = False
+    """As a server with TLS, serve only callers with a certificate of `tls_client_ca`, or else of `tls_ca`."""
+    tokens: Tokens | None = None
+    """What a server takes; None: it asks for no token."""
 
     @classmethod
-    def of_environment(cls) -> Self:
-        """What the MARLESS_* variables of this process say."""
-        files = (os.environ.get(f"MARLESS_TLS_{name}", "") for name in ("CERT", "KEY", "CA"))
-        return cls(os.environ.get("MARLESS_TOKEN", ""), *files)
+    def of_client(
+        cls,
+        *,
+        token: str | None = None,
+        tls_ca: str | None = None,
+        tls_cert: str | None = None,
+        tls_key: str | None = None,
+    ) -> Self:
+        """A client's, with the MARLESS_* variables for what is None."""
+        shown: str | Callable[[], str] = os.environ.get("MARLESS_TOKEN", "") if token is None else token
+        if token is None and not shown and (directory := os.environ.get("MARLESS_TOKENS")):
+            shown = partial(Tokens(Path(directory)).of, Role.CLIENT)
+        files = (("CERT", tls_cert), ("KEY", tls_key), ("CA", tls_ca))
+        cert, key, ca = (os.environ.get(f"MARLESS_TLS_{name}", "") if file is None else file for name, file in files)
+        return cls(shown, cert, key, ca)
+
+    @classmethod
+    def of_process(cls, role: Role, tokens: str, *, tls_cert: str, tls_key: str, tls_ca: str) -> Self:
+        """A service's or a worker's; `tokens` is the path of their directory, or ""."""
+        if not tokens:
+            return cls(os.environ.get("MARLESS_TOKEN", ""), tls_cert, tls_key, tls_ca)
+        read = Tokens(Path(tokens))
+        return cls(partial(read.of, role), tls_cert, tls_key, tls_ca, tokens=read)
 
     def __repr__(self) -> str:
         """Never show the token."""
-        return f"Security(token={'set' if self.token else 'unset'}, tls={'on' if self.tls_ca else 'off'})"
-
-    def arguments(self) -> list[str]:
-        """The command-line arguments that hand these files on to a worker; its token is handed over."""
-        given = (("--tls-cert", self.tls_cert), ("--tls-key", self.tls_key), ("--tls-ca", self.tls_ca))
-        return [part for flag, path in given if path for part in (flag, path)]
-
-    def server_credentials(self, listen: str) -> grpc.ServerCredentials | None:
-        """TLS for `listen`, or None for a local address without it; raises SpecError if plaintext would leak."""
-        if self.tls_cert and self.tls_key:
-            key, chain = _read(self.tls_key), _read(self.tls_cert)
-            if not self.token and not is_local(listen):
-                raise SpecError(f"{listen} is not a loopback address: set MARLESS_TOKEN as well as TLS files")
-            return grpc.ssl_server_credentials([(key, chain)])
-        if not is_local(listen):
-            raise SpecError(
-                f"{listen} is not a loopback address: set MARLESS_TOKEN and --tls-cert, --tls-key, --tls-ca, "
-                "or listen on 127.0.0.1 or unix:PATH"
-            )
-        return None
-
-    def channel_credentials(self, address: str) -> grpc.ChannelCredentials | None:
-        """TLS towards `address`, or None for a local one without it; raises SpecError if plaintext would leak."""
-        if self.tls_ca:
-            return grpc.ssl_channel_credentials(_read(self.tls_ca))
-        if not is_local(address):
-            raise SpecError(f"{address} is not a loopback address: set --tls-ca to call it")
-        return None
-
-    def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What every call carries."""
-        token = self.shown
-        return ((_HEADER, f"Bearer {token}"),) if token else ()
+        token = "set" if self.token or self.tokens else "unset"
+        return f"Security(token={token}, tls={'on' if self.tls_ca else 'off'})"
 
     @property
     def shown(self) -> str:
         """The token that the next call carries; "" for none."""
         return self.token() if callable(self.token) else self.token
+
+    def showing(self, role: Role) -> Callable[[], str]:
+        """What shows the token of another role than one's own; "" where no tokens are."""
+        return partial(self.tokens.of, role) if self.tokens else str
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """What the next call carries."""
+        token = self.shown
+        return ((_HEADER, f"Bearer {token}"),) if token else ()
+
+    def arguments(self, cert: str = "", key: str = "") -> list[str]:
+        """The command-line arguments that tell a worker its files: a certificate of its own, or this process's."""
+        pair = (cert, key) if cert else (self.tls_cert, self.tls_key)
+        given = (("--tls-cert", pair[0]), ("--tls-key", pair[1]), ("--tls-ca", self.tls_ca))
+        return [part for flag, path in given if path for part in (flag, path)]
+
+    def server_credentials(self, listen: str) -> grpc.ServerCredentials | None:
+        """TLS for `listen`, or None for a local address without it.
+
+        Raises SpecError where plaintext would leak, where nobody is asked for a token though one is meant, and for
+        files that cannot be used.
+        """
+        secured = self.tls_cert and self.tls_key
+        if not is_local(listen) and not (secured and self.tokens):
+            raise SpecError(
+                f"{listen} is not a loopback address: set --tokens DIR (`marless tokens DIR` makes it) and --tls-cert, "
+                "--tls-key, --tls-ca, or listen on 127.0.0.1 or unix:PATH"
+            )
+        if self.token and not self.tokens:
+            raise SpecError(
+                "MARLESS_TOKEN is what a client shows; a service takes the tokens of --tokens DIR, which "
+                "`marless tokens DIR` makes: set that, or unset MARLESS_TOKEN"
+            )
+        if self.tokens:
+            self.tokens.check()
+        if not secured:
+            return None
+        pair = (_read(self.tls_key), _read(self.tls_cert))
+        if not self.mutual:
+            return grpc.ssl_server_credentials([pair])
+        authority = self.tls_client_ca or self.tls_ca
+        if not authority:
+            raise SpecError(
+                f"{listen}: who calls must show a certificate; set --tls-ca to the authority that signs them"
+            )
+        return grpc.ssl_server_credentials([pair], _read(authority), require_client_auth=True)
+
+    def channel_credentials(self, address: str) -> grpc.ChannelCredentials | None:
+        """TLS towards `address`, or None for a local one without it; raises SpecError if plaintext would leak."""
+        if not self.tls_ca:
+            if not is_local(address):
+                raise SpecError(f"{address} is not a loopback address: set --tls-ca to call it")
+            return None
+        if self.tls_cert and self.tls_key:
+            return grpc.ssl_channel_credentials(_read(self.tls_ca), _read(self.tls_key), _read(self.tls_cert))
+        return grpc.ssl_channel_credentials(_read(self.tls_ca))
 
 
 def is_local(address: str) -> bool:
@@ -102,24 +166,39 @@ def _read(path: str) -> bytes:
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):
-    """Refuses calls without the token; health checks need none."""
+    """Refuses calls without a token, and those that the token's role may not make; see `marless.rpc.roles`."""
 
     def __init__(self, security: Security) -> None:
-        self._expected = f"Bearer {security.shown}".encode() if security.shown else b""
+        self._tokens = security.tokens
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler | None:
-        """Let the call through if its token is right, in constant time."""
+        """Let the call through if its token is of a role that may make it."""
         method = str(handler_call_details.method)
-        given = dict(handler_call_details.invocation_metadata or ()).get(_HEADER, "")
-        given_bytes = given if isinstance(given, bytes) else given.encode()
-        if not self._expected or method.startswith(_OPEN_METHODS) or hmac.compare_digest(given_bytes, self._expected):
+        if self._tokens is None or roles.is_open(method):
             return await continuation(handler_call_details)
-        return grpc.unary_unary_rpc_method_handler(_refuse)
+        role = self._tokens.role_of(_token(handler_call_details))
+        if role is None:
+            return _refusal(UnauthenticatedError("the token is missing or wrong; set MARLESS_TOKEN to the service's"))
+        try:
+            roles.check(role, method)
+        except PermissionDeniedError as error:
+            return _refusal(error)
+        roles.caller.set(role)
+        return await continuation(handler_call_details)
 
 
-async def _refuse(request: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-    await abort(context, UnauthenticatedError("the token is missing or wrong; set MARLESS_TOKEN to the service's"))
+def _token(details: grpc.HandlerCallDetails) -> bytes:
+    given = dict(details.invocation_metadata or ()).get(_HEADER, "")
+    sent = given if isinstance(given, bytes) else given.encode()
+    return sent.removeprefix(_SCHEME) if sent.startswith(_SCHEME) else b""
+
+
+def _refusal(error: MarlessError) -> Handler:
+    async def refuse(request: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        await abort(context, error)
+
+    return grpc.unary_unary_rpc_method_handler(refuse)

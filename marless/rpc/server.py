@@ -10,7 +10,7 @@ import stat
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,11 @@ from marless.rpc.process import (
     add_option,
     add_process_options,
     configure_logging,
+    forget_secrets,
     security_of,
     stdin_closed,
 )
+from marless.rpc.roles import Role
 from marless.rpc.security import Security, TokenInterceptor
 
 MAX_CONCURRENT_RPCS = 512
@@ -88,30 +90,40 @@ class ServerOptions:
     exit_with_stdin: bool = False
     """Stop when standard input closes: a service never outlives the process that started it."""
     reflection: bool = False
-    """Tell clients, such as grpcurl, what can be called; with a token set, only those that have it."""
+    """Tell clients, such as grpcurl, what can be called; with tokens, only operators."""
     metrics: str = ""
     """Where Prometheus may ask, host:port; "": nowhere."""
 
 
-def option_parser(service: str, description: str) -> argparse.ArgumentParser:
-    """A parser with the options that all services share."""
+def option_parser(service: str, description: str, *, for_users: bool = False) -> argparse.ArgumentParser:
+    """A parser with the options that all services share; one `for_users` takes callers without a certificate, too."""
     parser = argparse.ArgumentParser(prog=f"python -m services.{service}", description=description)
     add_option(parser, "--listen", "127.0.0.1:0", "address to serve: host:port (port 0: any free one) or unix:PATH")
     parser.add_argument("--reflection", action="store_true", help="tell clients what can be called (gRPC reflection)")
     add_option(parser, "--metrics", "", "serve Prometheus metrics over HTTP at host:port (port 0: any free one)")
     add_process_options(parser)
+    parser.set_defaults(for_users=for_users, tls_client_ca="")
+    if for_users:
+        what = "with TLS, take only callers with a certificate of the authority in this PEM file"
+        add_option(parser, "--tls-client-ca", "", what)
     parser.add_argument("--exit-with-stdin", action="store_true", help="stop when standard input closes")
     return parser
 
 
 def server_options(args: argparse.Namespace) -> ServerOptions:
     """The shared options from parsed arguments."""
-    return ServerOptions(args.listen, security_of(args), args.exit_with_stdin, args.reflection, args.metrics)
+    security = replace(
+        security_of(args, Role.SERVICE),
+        tls_client_ca=args.tls_client_ca,
+        mutual=bool(args.tls_client_ca) or not args.for_users,
+    )
+    return ServerOptions(args.listen, security, args.exit_with_stdin, args.reflection, args.metrics)
 
 
 def main(service: str, options: ServerOptions, build: Build) -> int:
     """Run a service until it is told to stop; returns the exit code: 0, or 1 with one sentence on stderr."""
     configure_logging()
+    forget_secrets()
     try:
         asyncio.run(_run(service, options, build))
     except MarlessError as error:

@@ -8,12 +8,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 
+from marless.rpc.roles import Role
 from marless.rpc.server import Service, main
 from marless.rpc.v1.actor_pool_pb2_grpc import add_ActorPoolServiceServicer_to_server
 from marless.rpc.workers import environment, orphans
 from marless.rpc.workers.dispatch import Dispatcher
 from marless.rpc.workers.figures import figures
 from marless.rpc.workers.fleet import Fleet
+from marless.rpc.workers.handover import Tickets
 from marless.rpc.workers.launcher import LocalLauncher
 from services.actor_pool.config import Config, parse
 from services.actor_pool.rollouts import Rollouts
@@ -28,12 +30,12 @@ async def build(config: Config, address: str) -> AsyncIterator[Service]:
         [
             *("--pool", address, "--param-store", config.param_store),
             *("--env-modules", ",".join(config.env_modules)),
-            *config.server.security.arguments(),
+            *config.server.security.arguments(*config.worker_tls),
         ],
         environment.inherited(os.environ) | environment.ACTOR,
-        config.server.security.shown,
+        config.server.security.showing(Role.ACTOR),
     )
-    dispatcher = Dispatcher()
+    dispatcher = Dispatcher(tickets=Tickets(others=config.server.security.tokens is not None))
     async with Fleet(
         dispatcher, launcher, prefix="actor", limit=config.workers, keep_alive_s=config.keep_alive_s, warm=config.warm
     ) as fleet:

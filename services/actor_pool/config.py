@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from marless.rpc.process import add_env_modules, add_option, at_least, seconds
+from marless.rpc.process import add_env_modules, add_option, add_worker_tls, at_least, seconds
 from marless.rpc.server import ServerOptions, option_parser, server_options
 
 
@@ -25,6 +25,8 @@ class Config:
     """Idle workers are released after this long."""
     env_modules: tuple[str, ...] = ()
     """Modules whose environments jobs may name beside PettingZoo's own; handed to workers."""
+    worker_tls: tuple[str, str] = ("", "")
+    """Paths of the workers' certificate chain and its key; "": the pool's."""
 
 
 def parse(argv: Sequence[str] | None = None) -> Config:
@@ -34,6 +36,7 @@ def parse(argv: Sequence[str] | None = None) -> Config:
     add_option(parser, "--actor-workers", str(os.cpu_count() or 1), "worker processes at most", at_least(1))
     add_option(parser, "--warm-workers", "0", "workers started with the pool, before anyone asks", at_least(0))
     add_option(parser, "--keep-alive-s", "600", "seconds after which idle workers are released", seconds)
+    add_worker_tls(parser)
     add_env_modules(parser)
     args = parser.parse_args(argv)
     return Config(
@@ -43,4 +46,5 @@ def parse(argv: Sequence[str] | None = None) -> Config:
         warm=args.warm_workers,
         keep_alive_s=args.keep_alive_s,
         env_modules=args.env_modules,
+        worker_tls=(args.worker_tls_cert, args.worker_tls_key),
     )

@@ -8,6 +8,7 @@ from marless.envs import allowed
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
 from marless.rpc.process import configure_logging
+from marless.rpc.roles import Role
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 from marless.rpc.workers.session import WorkerOptions, serve, work, worker_options
 from services.actor_pool.actor import Actor
@@ -32,6 +33,6 @@ async def run(options: WorkerOptions) -> None:
 
 if __name__ == "__main__":
     configure_logging()
-    given = worker_options("One actor worker of an actor pool.")
+    given = worker_options("One actor worker of an actor pool.", Role.ACTOR)
     allowed.allow(given.env_modules)
     serve(run, given)

@@ -33,7 +33,9 @@ class Config:
 def parse(argv: Sequence[str] | None = None) -> Config:
     """Read flags and MARLESS_* variables."""
     usual = JobsOptions()
-    parser = option_parser("coordinator", "Owns jobs and decisions: runs rounds, records them, streams events.")
+    parser = option_parser(
+        "coordinator", "Owns jobs and decisions: runs rounds, records them, streams events.", for_users=True
+    )
     for service in PEERS:
         add_option(parser, f"--{service.replace('_', '-')}", "", f"address of the {service}")
     add_option(parser, "--runs", "runs", "directory of the run folders")

@@ -10,10 +10,12 @@ from functools import partial
 
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
+from marless.rpc.roles import Role
 from marless.rpc.server import Service, main
 from marless.rpc.workers import environment, orphans
 from marless.rpc.workers.dispatch import Dispatcher
 from marless.rpc.workers.fleet import Fleet
+from marless.rpc.workers.handover import Tickets
 from marless.rpc.workers.launcher import LocalLauncher
 from services.learner_pool.config import Config, parse
 from services.learner_pool.figures import figures
@@ -28,11 +30,11 @@ async def build(config: Config, address: str) -> AsyncIterator[Service]:
     """Wire the pool's parts; workers and waiting trajectories end with the context, replays stay."""
     launcher = LocalLauncher(
         "services.learner_pool.worker",
-        ["--pool", address, "--param-store", config.param_store, *config.server.security.arguments()],
+        ["--pool", address, "--param-store", config.param_store, *config.server.security.arguments(*config.worker_tls)],
         environment.inherited(os.environ) | environment.learner(config.threads),
-        config.server.security.shown,
+        config.server.security.showing(Role.LEARNER),
     )
-    dispatcher = Dispatcher()
+    dispatcher = Dispatcher(tickets=Tickets(others=config.server.security.tokens is not None))
     fleet = Fleet(
         dispatcher, launcher, prefix="learner", limit=config.workers, keep_alive_s=config.keep_alive_s, warm=config.warm
     )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from marless.rpc.process import add_option, at_least, seconds
+from marless.rpc.process import add_option, add_worker_tls, at_least, seconds
 from marless.rpc.server import ServerOptions, option_parser, server_options
 
 
@@ -32,6 +32,8 @@ class Config:
     """Trajectories beyond this, and what replays hold, are refused until some have been used."""
     replay_keep_s: float = 86400.0
     """Replays that nobody has used for so long are removed, unless their job is open."""
+    worker_tls: tuple[str, str] = ("", "")
+    """Paths of the workers' certificate chain and its key; "": the pool's."""
 
 
 def parse(argv: Sequence[str] | None = None) -> Config:
@@ -46,6 +48,7 @@ def parse(argv: Sequence[str] | None = None) -> Config:
     add_option(parser, "--spool", _memory_backed(), "directory of trajectories that wait, and of replays")
     add_option(parser, "--spool-bytes", str(2 * 2**30), "bytes of waiting trajectories and replays", at_least(1))
     add_option(parser, "--replay-keep-s", "86400", "seconds after which unused replays are removed", seconds)
+    add_worker_tls(parser)
     args = parser.parse_args(argv)
     return Config(
         server=server_options(args),
@@ -57,6 +60,7 @@ def parse(argv: Sequence[str] | None = None) -> Config:
         spool=Path(args.spool),
         spool_bytes=args.spool_bytes,
         replay_keep_s=args.replay_keep_s,
+        worker_tls=(args.worker_tls_cert, args.worker_tls_key),
     )
 
 

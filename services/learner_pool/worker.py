@@ -9,6 +9,7 @@ import torch
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
 from marless.rpc.process import configure_logging
+from marless.rpc.roles import Role
 from marless.rpc.v1.learner_pool_pb2_grpc import LearnerPoolServiceStub
 from marless.rpc.workers.session import WorkerOptions, serve, work, worker_options
 from services.learner_pool.learning import Learning, choose_device
@@ -39,4 +40,4 @@ def compute_side_by_side() -> None:
 if __name__ == "__main__":
     configure_logging()
     compute_side_by_side()
-    serve(run, worker_options("One learner worker of a learner pool."))
+    serve(run, worker_options("One learner worker of a learner pool.", Role.LEARNER))

@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from marless.rpc import chunks
+from marless.rpc import chunks, roles
 from marless.rpc.server import bulk_download, bulk_upload, register_bulk
 from marless.rpc.v1 import common_pb2, param_store_pb2
 from marless.rpc.v1.param_store_pb2_grpc import (
@@ -53,6 +53,7 @@ class ParamStoreServicer(ParamStoreServiceServicer):
         self, request: param_store_pb2.GetRequest, context: Context
     ) -> AsyncIterator[bytes]:
         """Stream versions."""
+        roles.check_parts(frozenset(request.parts))
         versions = await self._store.read(request.job, [(each.policy, each.version) for each in request.policies])
         header = param_store_pb2.GetHeader(policies=[_stored(version, request.parts) for version in versions])
         for frame in chunks.frames(header, ()):

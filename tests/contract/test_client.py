@@ -15,14 +15,17 @@ from marless.errors import (
     JobStateError,
     NotFoundError,
     OverloadedError,
+    PermissionDeniedError,
     SpecError,
     UnauthenticatedError,
     UnavailableError,
     UnreachableError,
 )
 from marless.rpc import chunks
+from marless.rpc.roles import Role
 from marless.rpc.security import Security
 from marless.rpc.v1 import coordinator_pb2 as pb
+from tests import tokens
 from tests.faults.proxy import Behaviour, Proxy, cutting, disturb, resetting
 from tests.scripted_coordinator import ScriptedCoordinator
 
@@ -401,22 +404,29 @@ def test_where_the_coordinator_is(tmp_path, monkeypatch):
 
 
 def test_a_token_is_needed_where_there_is_one(tmp_path, monkeypatch):
-    with ScriptedCoordinator(tmp_path, Security(token="secret")) as coordinator:
+    with ScriptedCoordinator(tmp_path, Security(tokens=tokens.made(tmp_path / "tokens"))) as coordinator:
         with Client(coordinator.address) as client, pytest.raises(UnauthenticatedError) as refused:
             client.list()
         assert str(refused.value).startswith(f"{coordinator.address}: the token is missing or wrong")
-        monkeypatch.setenv("MARLESS_TOKEN", "secret")
+        monkeypatch.setenv("MARLESS_TOKENS", str(tmp_path / "tokens"))
         with Client(coordinator.address) as client:
             assert client.list() == ()
+        monkeypatch.setenv("MARLESS_TOKEN", tokens.token_of(Role.OPERATOR))
+        with Client(coordinator.address) as client:
+            assert client.list() == ()
+        monkeypatch.setenv("MARLESS_TOKEN", tokens.token_of(Role.ACTOR))
+        with Client(coordinator.address) as client, pytest.raises(PermissionDeniedError):
+            client.list()
 
 
 def test_over_tls_the_authority_is_checked(tmp_path, tls):
-    security = Security(token="secret", tls_cert=tls["server.pem"], tls_key=tls["server.key"])
+    held, secret = tokens.made(tmp_path / "tokens"), tokens.token_of(Role.CLIENT)
+    security = Security(tls_cert=tls["server.pem"], tls_key=tls["server.key"], tokens=held)
     with ScriptedCoordinator(tmp_path, security) as coordinator:
-        with Client(coordinator.address, token="secret", tls_ca=tls["ca.pem"]) as client:
+        with Client(coordinator.address, token=secret, tls_ca=tls["ca.pem"]) as client:
             assert client.list() == ()
         for authority in (tls["stranger.pem"], ""):
-            stranger = Client(coordinator.address, token="secret", tls_ca=authority, contact_s=0.1)
+            stranger = Client(coordinator.address, token=secret, tls_ca=authority, contact_s=0.1)
             with stranger, pytest.raises(UnreachableError, match="no coordinator at"):
                 stranger.list()
         assert len(coordinator.servicer.asked) == 1

@@ -16,6 +16,7 @@ from marless.errors import NotFoundError, SpecError
 from marless.rpc import metrics
 from marless.rpc.client import Peer
 from marless.rpc.metrics import counter, gauge
+from marless.rpc.roles import Role
 from marless.rpc.security import Security
 from marless.rpc.server import ServerOptions, Service, serving
 from marless.rpc.v1 import coordinator_pb2
@@ -24,6 +25,7 @@ from marless.rpc.v1.coordinator_pb2_grpc import (
     CoordinatorServiceStub,
     add_CoordinatorServiceServicer_to_server,
 )
+from tests import tokens
 
 
 class Servicer(CoordinatorServiceServicer):
@@ -44,18 +46,18 @@ class Servicer(CoordinatorServiceServicer):
 
 
 @asynccontextmanager
-async def served(figures=tuple, security=None, at="127.0.0.1:0", token=""):
+async def served(figures=tuple, security=None, at="127.0.0.1:0"):
     """A service with metrics: a stub of it, and a function that scrapes."""
 
     @asynccontextmanager
     async def build(address):
         yield Service(lambda server: add_CoordinatorServiceServicer_to_server(Servicer(), server), figures=figures)
 
-    options = ServerOptions("127.0.0.1:0", security or Security(token=token), metrics=at)
+    options = ServerOptions("127.0.0.1:0", security or Security(), metrics=at)
     with capture_logs() as logs:
         async with serving(options, build) as address:
             [where] = [line["address"] for line in logs if line["event"] == "metrics"]
-            peer = Peer(address, Security(tls_ca=security.tls_ca) if security else Security(token=token))
+            peer = Peer(address, Security(tls_ca=security.tls_ca) if security else Security())
             stub = CoordinatorServiceStub(peer.channel)
             stub.channel = peer.channel
             yield stub, Scrape(where)
@@ -109,9 +111,9 @@ async def test_rpcs_are_counted_by_method_and_code():
         assert said[bucket] == "2.0"  # the slow one is not among them
 
 
-async def test_names_that_a_stranger_makes_up_are_not_kept():
-    async with served(token="secret") as (stub, scrape):
-        for metadata in ((), (("authorization", "Bearer secret"),)):
+async def test_names_that_a_stranger_makes_up_are_not_kept(tmp_path):
+    async with served(security=Security(tokens=tokens.made(tmp_path / "tokens"))) as (stub, scrape):
+        for metadata in ((), *(tokens.client(role).metadata() for role in Role)):
             for name in ("GetJob", "Guessed"):
                 call = stub.channel.unary_unary(f"/marless.rpc.v1.CoordinatorService/{name}")
                 with suppress(grpc.aio.AioRpcError):
@@ -170,7 +172,7 @@ async def test_an_address_in_use_is_refused():
 
 
 async def test_beyond_loopback_only_who_has_a_certificate_may_read(tls):
-    files = Security("token", tls["server.pem"], tls["server.key"], tls["ca.pem"])
+    files = Security("", tls["server.pem"], tls["server.key"], tls["ca.pem"])
     async with served(security=files, at="0.0.0.0:0") as (_, scrape):
         known = ssl.create_default_context(cafile=tls["ca.pem"])
         known.check_hostname = False
@@ -183,7 +185,7 @@ async def test_beyond_loopback_only_who_has_a_certificate_may_read(tls):
 
 
 async def test_who_connects_and_says_nothing_keeps_nobody_waiting(tls):
-    files = Security("token", tls["server.pem"], tls["server.key"], tls["ca.pem"])
+    files = Security("", tls["server.pem"], tls["server.key"], tls["ca.pem"])
     known = ssl.create_default_context(cafile=tls["ca.pem"])
     known.check_hostname = False
     known.load_cert_chain(tls["server.pem"], tls["server.key"])

@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import time
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -13,15 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marless import errors
-from marless.rpc import chunks
+from marless.rpc import chunks, roles
 from marless.rpc.client import MAX_MESSAGE_BYTES, PACKAGE, Peer
 from marless.rpc.errors import STATUS, from_rpc
 from marless.rpc.retry import retry
+from marless.rpc.roles import Role
 from marless.rpc.security import Security, is_local
 from marless.rpc.server import ServerOptions, Service, bulk_download, bulk_upload, serving
 from marless.rpc.v1 import common_pb2
+from marless.rpc.workers.handover import Handover
+from tests import tokens
 
-UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
+RIGHT = tokens.client(Role.OPERATOR)
 ERRORS = sorted(STATUS, key=lambda cls: cls.__name__)
 SENTENCE = "policy 'φ' is gone;\nit was 100 % retired"
 
@@ -91,7 +95,9 @@ async def probe_served(listen: str, security: Security, probe: Probe | Service |
 
 @asynccontextmanager
 async def probe_peer(tmp_path, security: Security = Security(), probe: Probe | None = None):  # noqa: B008  # frozen
-    async with probe_served(f"unix:{tmp_path}/probe.sock", security, probe) as address:
+    """A probe, served to clients with that security, and a peer that is one."""
+    served = replace(security, token="", tokens=tokens.made(tmp_path / "tokens")) if security.token else security
+    async with probe_served(f"unix:{tmp_path}/probe.sock", served, probe) as address:
         peer = Peer(address, security)
         yield peer
         await peer.close()
@@ -222,33 +228,46 @@ async def test_failures_of_the_transport_are_domain_errors(tmp_path):
     await nobody.close()
 
 
+@pytest.fixture
+def operators_may_probe(monkeypatch):
+    for kind in KINDS:
+        monkeypatch.setitem(roles.ALLOWED, f"/{PACKAGE}.Probe/{kind}", frozenset({Role.OPERATOR}))
+
+
+@pytest.mark.usefixtures("operators_may_probe")
 @pytest.mark.parametrize("kind", KINDS)
 async def test_calls_need_the_token(tmp_path, kind):
     probe = Probe()
-    async with probe_peer(tmp_path, Security(token="correct"), probe) as right:
+    async with probe_peer(tmp_path, RIGHT, probe) as right:
         assert await ask(right, kind, b"fine") == [b"done" if kind == "Up" else b"fine"]
-        for token in ("", "wrong", "correct "):
+        for token in ("", "wrong", f"{RIGHT.token} ", str(RIGHT.token)[:-1]):
             peer = Peer(right.address, Security(token=token))
             with pytest.raises(errors.UnauthenticatedError, match="MARLESS_TOKEN"):
                 await ask(peer, kind, b"intruder")
             await peer.close()
+        peer = Peer(right.address, tokens.client(Role.CLIENT))
+        with pytest.raises(errors.PermissionDeniedError, match=f"role client may not call Probe/{kind}; .* operator"):
+            await ask(peer, kind, b"intruder")
+        await peer.close()
         health = health_pb2_grpc.HealthStub(right.channel)
         assert (await health.Check(health_pb2.HealthCheckRequest())).status == health_pb2.HealthCheckResponse.SERVING
     assert set(probe.seen) == {b"fine"}
 
 
-def test_tokens_are_not_shown():
-    assert "correct" not in repr(Security(token="correct"))
+def test_tokens_are_not_shown(tmp_path):
+    security = replace(RIGHT, tokens=tokens.made(tmp_path / "tokens"))
+    assert security.tokens.of(Role.OPERATOR) == RIGHT.token
+    assert "canary" not in repr(security) + repr(security.tokens) + repr(Handover("canary", "canary"))
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:0", "10.1.2.3:7001", "store.example:7001", "[::]:0"])
-async def test_plaintext_beyond_this_machine_is_refused_on_both_sides(address):
+async def test_plaintext_beyond_this_machine_is_refused_on_both_sides(tmp_path, address):
     assert not is_local(address)
-    with pytest.raises(errors.SpecError, match="not a loopback address"):
-        async with probe_served(address, Security(token="correct")):
+    with pytest.raises(errors.SpecError, match=r"not a loopback address: set --tokens DIR .* --tls-cert"):
+        async with probe_served(address, Security(tokens=tokens.made(tmp_path / "tokens"))):
             pass
     with pytest.raises(errors.SpecError, match="not a loopback address"):
-        Peer(address, Security(token="correct"))
+        Peer(address, RIGHT)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:0", "127.8.8.8:1", "localhost:1", "[::1]:1", "unix:/run/x"])
@@ -263,30 +282,37 @@ async def test_a_busy_address_is_one_sentence():
                 pass
 
 
-async def test_tls_admits_only_its_own(tls):
-    security = Security("correct", tls["server.pem"], tls["server.key"], tls["ca.pem"])
-    async with probe_served("127.0.0.1:0", security) as address:
-        peer = Peer(address, security)
+@pytest.mark.usefixtures("operators_may_probe")
+async def test_tls_admits_only_its_own(tmp_path, tls):
+    served = Security("", tls["server.pem"], tls["server.key"], tokens=tokens.made(tmp_path / "tokens"))
+    async with probe_served("127.0.0.1:0", served) as address:
+        peer = Peer(address, replace(RIGHT, tls_ca=tls["ca.pem"]))
         assert await ask(peer, "Unary", b"fine") == [b"fine"]
         await peer.close()
         strangers = {
             errors.UnauthenticatedError: Security("wrong", tls_ca=tls["ca.pem"]),
-            errors.UnavailableError: Security("correct", tls_ca=tls["stranger.pem"]),
+            errors.UnavailableError: replace(RIGHT, tls_ca=tls["stranger.pem"]),
         }
         for error, stranger in strangers.items():
             peer = Peer(address, stranger)
             with pytest.raises(error):
                 await ask(peer, "Unary", b"")
             await peer.close()
-        plaintext = Peer(address, Security("correct"))
+        plaintext = Peer(address, RIGHT)
         with pytest.raises(errors.UnavailableError):
             await ask(plaintext, "Unary", b"")
         await plaintext.close()
 
 
 def test_tls_without_a_token_is_refused_beyond_this_machine(tls):
-    with pytest.raises(errors.SpecError, match="MARLESS_TOKEN"):
+    with pytest.raises(errors.SpecError, match="set --tokens"):
         Security("", tls["server.pem"], tls["server.key"]).server_credentials("0.0.0.0:0")
+
+
+async def test_a_clients_token_does_not_pass_for_the_tokens_of_a_service():
+    with pytest.raises(errors.SpecError, match=r"MARLESS_TOKEN is what a client shows; a service takes .* --tokens"):
+        async with probe_served("127.0.0.1:0", RIGHT):
+            pass
 
 
 def test_a_missing_tls_file_is_named():
@@ -411,15 +437,20 @@ async def test_reflection_is_there_when_asked_for(tmp_path, asked):
     async def build(_address):
         yield Service(Probe().register, name="ParamStoreService")
 
-    options = ServerOptions(f"unix:{tmp_path}/probe.sock", Security("secret"), reflection=asked)
+    served = Security(tokens=tokens.made(tmp_path / "tokens"))
+    options = ServerOptions(f"unix:{tmp_path}/probe.sock", served, reflection=asked)
     async with serving(options, build) as address:
-        peer = Peer(address, Security("secret"))
+        peer = Peer(address, RIGHT)
         listing = reflection_pb2.ServerReflectionRequest(list_services="")
-        for metadata, refusal in ((peer.metadata, grpc.StatusCode.UNIMPLEMENTED), ((), UNAUTHENTICATED)):
+        for metadata, refusal in (
+            (peer.metadata, grpc.StatusCode.UNIMPLEMENTED),
+            ((), grpc.StatusCode.UNAUTHENTICATED),
+            (tokens.client(Role.SERVICE).metadata(), grpc.StatusCode.PERMISSION_DENIED),
+        ):
             call = reflection_pb2_grpc.ServerReflectionStub(peer.channel).ServerReflectionInfo(
                 iter([listing]), metadata=metadata
             )
-            if asked and metadata:
+            if asked and metadata == peer.metadata:
                 [reply] = [reply async for reply in call]
                 names = [service.name for service in reply.list_services_response.service]
                 assert f"{PACKAGE}.ParamStoreService" in names

@@ -16,6 +16,7 @@ import yaml
 
 from marless.cli.background import StackFolder
 from marless.round_file import read
+from marless.rpc.roles import Role
 from tests.e2e.test_train import ENDLESS, JOB
 
 GONE_S = 30.0
@@ -199,7 +200,7 @@ def test_an_address_that_cannot_be_found_again_is_refused(place, listen):
 def test_beyond_this_machine_it_needs_tls_and_a_token(place):
     code, _, said = place.type("up", "--listen", "192.0.2.1:7070")
     assert code == 2
-    assert said.startswith("marless: 192.0.2.1:7070 is not a loopback address: set MARLESS_TOKEN and")
+    assert said.startswith("marless: 192.0.2.1:7070 is not a loopback address: set --tokens DIR")
     assert not (place.path / "runs").exists()
 
 
@@ -208,15 +209,18 @@ def test_over_tls_with_a_token(place, tls):
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     files = {"CERT": "server.pem", "KEY": "server.key", "CA": "ca.pem"}
-    secured = {f"MARLESS_TLS_{name}": tls[file] for name, file in files.items()} | {"MARLESS_TOKEN": "canary"}
+    place.type("tokens", "tokens")
+    secured = {f"MARLESS_TLS_{name}": tls[file] for name, file in files.items()} | {"MARLESS_TOKENS": "tokens"}
     code, out, said = place.type("up", "--listen", address, **secured)
     assert (code, out) == (0, address), said
     assert place.type("list", "-o", "json", **secured)[:2] == (0, "[]")
     code, _, said = place.type("list", **secured | {"MARLESS_TOKEN": "wrong"})
     assert code == 1
     assert "token" in said
+    made = [file.read_text().strip() for file in (place.path / "tokens").iterdir()]
+    assert len(set(made)) == len(Role)
     for log in place.stack.logs.iterdir():
-        assert "canary" not in log.read_text()
+        assert not any(token in log.read_text() for token in made)
 
 
 def test_in_the_foreground_it_stops_on_a_signal(place):

@@ -11,9 +11,11 @@ import pytest
 from marless import spec as specs
 from marless.errors import UnauthenticatedError
 from marless.rpc.client import Peer
+from marless.rpc.roles import Role
 from marless.rpc.security import Security
 from marless.rpc.v1 import coordinator_pb2
 from marless.rpc.v1.coordinator_pb2_grpc import CoordinatorServiceStub
+from tests import tokens
 
 SPEC = specs.parse(
     {
@@ -26,7 +28,6 @@ SPEC = specs.parse(
     },
     "spec",
 )
-SECRET = "not-to-be-seen"
 
 
 @asynccontextmanager
@@ -56,8 +57,9 @@ async def running(service: str, environment: dict[str, str]):
 @pytest.fixture
 async def cluster(tls, tmp_path):
     """Addresses and logs of the four services, started in the order in which they need one another."""
+    tokens.made(tmp_path / "tokens")
     environment = {
-        "MARLESS_TOKEN": SECRET,
+        "MARLESS_TOKENS": str(tmp_path / "tokens"),
         "MARLESS_TLS_CERT": tls["server.pem"],
         "MARLESS_TLS_KEY": tls["server.key"],
         "MARLESS_TLS_CA": tls["ca.pem"],
@@ -83,7 +85,7 @@ async def final_state(peer: Peer) -> coordinator_pb2.Job:
 
 async def test_a_job_runs_over_tls_with_a_token(cluster, tls):
     environment, logs = cluster
-    peer = Peer(environment["MARLESS_COORDINATOR"], Security(SECRET, tls_ca=tls["ca.pem"]))
+    peer = Peer(environment["MARLESS_COORDINATOR"], tokens.client(Role.CLIENT, tls_ca=tls["ca.pem"]))
     job = await final_state(peer)
     assert job.state == coordinator_pb2.JOB_STATE_SUCCEEDED, job.reason
     await peer.close()
@@ -91,7 +93,7 @@ async def test_a_job_runs_over_tls_with_a_token(cluster, tls):
     with pytest.raises(UnauthenticatedError):
         await final_state(stranger)
     await stranger.close()
-    assert SECRET not in str(logs)
+    assert "canary" not in str(logs)
 
 
 async def test_no_service_listens_beyond_this_machine_in_plaintext():

@@ -10,12 +10,14 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from marless.cli.doctor.finding import Finding, fail, ok, warn
-from marless.errors import UnavailableError
+from marless.errors import SpecError, UnavailableError
 from marless.rpc import redis_program
+from marless.rpc.security import SECRET_VARIABLES
+from marless.rpc.tokens import Tokens
 
 OLDEST_PYTHON = (3, 11)
 _PINNING = ("OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
-_SECRET_VARIABLES = ("MARLESS_TLS_CERT", "MARLESS_TLS_KEY", "MARLESS_TLS_CA")
+_FILES = tuple(name for name in SECRET_VARIABLES if name.startswith(("MARLESS_TLS_", "MARLESS_WORKER_TLS_")))
 
 
 def python(version: Sequence[int]) -> Finding:
@@ -87,16 +89,23 @@ def threads(environment: Mapping[str, str]) -> Finding:
 
 
 def secrets(environment: Mapping[str, str]) -> Finding:
-    """Token and TLS files, for services beyond this machine; a value is never shown."""
-    token = bool(environment.get("MARLESS_TOKEN"))
-    files = {name: Path(environment[name]) for name in _SECRET_VARIABLES if environment.get(name)}
+    """Tokens and TLS files, for services beyond this machine; a value is never shown."""
+    files = {name: Path(environment[name]) for name in _FILES if environment.get(name)}
     for name, path in files.items():
         if not os.access(path, os.R_OK):
             return fail("secrets", f"${name} names {path}, which cannot be read", "name a PEM file that you may read")
-    key = files.get("MARLESS_TLS_KEY")
-    if key and key.stat().st_mode & 0o077:
-        return warn("secrets", f"others may read {key}", f"chmod 600 {key}")
-    if files and not token:
-        return warn("secrets", "TLS files are set, MARLESS_TOKEN is not", "set MARLESS_TOKEN, the same everywhere")
-    found = [f"token {'set' if token else 'not set'}", f"TLS files: {', '.join(files) or 'none'}"]
-    return ok("secrets", "; ".join(found))
+    for key in (path for name, path in files.items() if name.endswith("_KEY")):
+        if key.stat().st_mode & 0o077:
+            return warn("secrets", f"others may read {key}", f"chmod 600 {key}")
+    directory = environment.get("MARLESS_TOKENS", "")
+    if directory:
+        try:
+            Tokens(Path(directory)).check()
+        except SpecError as error:
+            return fail("secrets", str(error), "see to $MARLESS_TOKENS, or unset it")
+    token = bool(environment.get("MARLESS_TOKEN"))
+    if files and not token and not directory:
+        advice = "set MARLESS_TOKENS for services (`marless tokens DIR`), MARLESS_TOKEN for clients"
+        return warn("secrets", "TLS files are set, neither MARLESS_TOKENS nor MARLESS_TOKEN is", advice)
+    found = (f"token {'set' if token else 'not set'}", f"tokens {directory or 'not set'}")
+    return ok("secrets", f"{'; '.join(found)}; TLS files: {', '.join(files) or 'none'}")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Protocol
 
 from marless.errors import UnavailableError
@@ -13,7 +14,7 @@ from marless.rpc.workers import orphans
 from marless.rpc.workers.handover import Handover
 
 REAP_S = 1.0
-"""How long what has ended below a living worker may stay as a zombie."""
+"""How long what has ended below a living worker may stay as a zombie, and a new token may wait to be handed over."""
 
 
 class WorkerHandle(Protocol):
@@ -45,7 +46,10 @@ class LocalLauncher:
     They end when the pool does: their standard input closes. Whatever they have started ends with them.
     """
 
-    def __init__(self, module: str, arguments: Sequence[str], environment: Mapping[str, str], token: str = "") -> None:
+    def __init__(
+        self, module: str, arguments: Sequence[str], environment: Mapping[str, str], token: Callable[[], str]
+    ) -> None:
+        """`token` is asked for what a worker is to show now; workers are told when it changes."""
         self._token = token
         self._command = (sys.executable, "-m", module, "--launched", *arguments)
         self._environment = dict(environment)
@@ -59,9 +63,10 @@ class LocalLauncher:
             process = await self._start(worker, mark)
         except OSError as error:
             raise UnavailableError(f"cannot start worker {worker}: {error.strerror}") from None
-        assert process.stdin
-        process.stdin.write(Handover(ticket, self._token).to_line())
-        return _Process(process, mark, self._living)
+        return _Process(process, mark, self._living, partial(self._handover, ticket))
+
+    def _handover(self, ticket: str) -> Handover:
+        return Handover(ticket, self._token())
 
     async def _start(self, worker: str, mark: str) -> asyncio.subprocess.Process:
         if self._swept is None:
@@ -99,11 +104,16 @@ class _Living:
 
 
 class _Process:
-    def __init__(self, process: asyncio.subprocess.Process, mark: str, living: _Living) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, mark: str, living: _Living, handover: Callable[[], Handover]
+    ) -> None:
         self._process = process
         self._mark = mark
         self._living = living
+        self._handover = handover
+        self._handed: Handover | None = None
         living.pids.add(process.pid)
+        self._hand_over()
 
     async def ended(self) -> str:
         code = await self._code()
@@ -117,9 +127,17 @@ class _Process:
         try:
             while not (await asyncio.wait([waiting], timeout=REAP_S))[0]:
                 self._living.reap()
+                self._hand_over()
             return waiting.result()
         finally:
             waiting.cancel()
+
+    def _hand_over(self) -> None:
+        """Write what the worker was not handed yet: its ticket and its token, and a token that has taken its place."""
+        now = self._handover()
+        if now != self._handed and self._process.stdin:
+            self._process.stdin.write(now.to_line())
+            self._handed = now
 
     def kill(self) -> None:
         if self._process.returncode is None:

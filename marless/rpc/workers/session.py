@@ -18,7 +18,8 @@ import structlog
 
 from marless.errors import MarlessError
 from marless.rpc.client import Peer
-from marless.rpc.process import add_env_modules, add_option, add_process_options, security_of
+from marless.rpc.process import add_env_modules, add_option, add_process_options, forget_secrets, security_of
+from marless.rpc.roles import Role
 from marless.rpc.security import Security
 from marless.rpc.v1 import common_pb2
 from marless.rpc.workers import orphans
@@ -46,7 +47,7 @@ class WorkerOptions:
     """Modules whose environments an actor may make beside PettingZoo's own; see `marless.envs.allowed`."""
 
 
-def worker_options(description: str) -> WorkerOptions:
+def worker_options(description: str, role: Role) -> WorkerOptions:
     """Parse the command line of a worker process."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--worker", required=True, help="name under which the pool knows this worker")
@@ -56,8 +57,10 @@ def worker_options(description: str) -> WorkerOptions:
     add_process_options(parser)
     parser.add_argument("--launched", action="store_true", help="how pools start workers; not for people")
     args = parser.parse_args()
-    handover = Handover(token=os.environ.pop("MARLESS_TOKEN", ""))
-    security = replace(security_of(args), token=lambda: handover.token)
+    security, handover = security_of(args, role), Handover()
+    forget_secrets()
+    if args.launched:
+        security = replace(security, token=lambda: handover.token)
     return WorkerOptions(args.worker, args.pool, args.param_store, security, args.launched, handover, args.env_modules)
 
 

@@ -19,6 +19,7 @@ from marless.client import Info, Service
 from marless.errors import UnavailableError
 from marless.job import prepare
 from marless.rpc import redis_program
+from tests import tokens
 
 OK, WARN, FAIL = Level.ok, Level.warn, Level.fail
 NEEDS = ["PyYAML>=6", "grpcio>=1.76,!=1.83.0,!=1.83.1,<2", "numpy>=2.1,<3", "torch==2.13.0; extra == 'learner'"]
@@ -106,7 +107,16 @@ def test_secrets_are_checked_and_never_shown(tmp_path):
     found = software.secrets(secret)
     check(found, OK, "token set", "MARLESS_TLS_CA")
     assert "canary" not in repr(found)
-    check(software.secrets({"MARLESS_TLS_CA": str(ca)}), WARN, "set MARLESS_TOKEN")
+    check(software.secrets({"MARLESS_TLS_CA": str(ca)}), WARN, "set MARLESS_TOKENS")
+    held = tmp_path / "tokens"
+    services = {"MARLESS_TOKENS": str(held), "MARLESS_TLS_CA": str(ca)}
+    check(software.secrets(services), FAIL, str(held), "`marless tokens")
+    tokens.made(held)
+    found = software.secrets(services)
+    check(found, OK, f"tokens {held}")
+    assert "canary" not in repr(found)
+    (held / "actor").chmod(0o640)
+    check(software.secrets(services), FAIL, f"chmod 600 {held / 'actor'}")
     key.touch(mode=0o644)
     check(software.secrets(secret | {"MARLESS_TLS_KEY": str(key)}), WARN, f"chmod 600 {key}")
     key.chmod(0o600)

@@ -13,6 +13,7 @@ import yaml
 from marless.errors import OverloadedError, SpecError
 from marless.rpc.security import Security
 from marless.rpc.v1 import coordinator_pb2 as pb
+from tests import tokens
 from tests.scripted_coordinator import ScriptedCoordinator
 
 JOB = {"name": "tiny", "env": {"name": "mpe/simple_spread"}, "algorithm": "ippo", "stop": {"rounds": 3}}
@@ -219,7 +220,7 @@ def test_without_a_coordinator_every_verb_says_what_to_do(marless, monkeypatch, 
 
 @pytest.mark.parametrize("verb", [*ONE_JOB, "list"])
 def test_a_wrong_token_is_named_at_every_verb(marless, monkeypatch, tmp_path, verb):
-    with ScriptedCoordinator(tmp_path, Security(token="right")) as coordinator:
+    with ScriptedCoordinator(tmp_path, Security(tokens=tokens.made(tmp_path / "tokens"))) as coordinator:
         monkeypatch.setenv("MARLESS_TOKEN", "wrong")
         code, out, err = marless(verb, *([] if verb == "list" else ["one"]), "--coordinator", coordinator.address)
     assert (code, out, err.count("\n")) == (1, "", 1)

@@ -1,0 +1,34 @@
+"""The verb `tokens`: the directory that says who may call the services of an installation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from marless.cli.output import say
+from marless.rpc.roles import Role
+
+
+def tokens(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where the tokens are, or shall be.")],
+    rotate: Annotated[
+        list[Role], typer.Option(metavar="ROLE", help="Make a new token, which takes over; the last one stays good.")
+    ] = [],  # noqa: B006  # typer's way
+    retire: Annotated[list[Role], typer.Option(metavar="ROLE", help="Refuse all tokens but the newest.")] = [],  # noqa: B006  # typer's way
+) -> None:
+    """Make a directory with a token for each role: client, operator, actor, learner, service.
+
+    Services take it as --tokens ($MARLESS_TOKENS), and read it again when it changes. No token is ever printed.
+    """
+    from marless.rpc import tokens as files
+
+    files.create(directory)
+    for role in rotate:
+        files.rotate(directory, role)
+        say(f"{role}: a new token; the last one stays good until `marless tokens {directory} --retire {role}`")
+    for role in retire:
+        files.retire(directory, role)
+        say(f"{role}: only the newest token is good now")
+    print(directory)  # noqa: T201  # the command's data

@@ -1,0 +1,218 @@
+"""Tokens in files: a directory with one file a role, named for it, and one token a line.
+
+Servers accept every line, so that an old and a new token are good during a rotation; a process shows the first one.
+Files are read again when they change: no rotation needs a restart.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import re
+import secrets
+import stat
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from marless.errors import SpecError
+from marless.rpc.roles import Role
+
+LOOK_S = 1.0
+"""How often it is asked, at most, whether a file has changed; a token that is not known is a reason to ask at once."""
+_FILE_BYTES = 2**16
+_TOKEN = re.compile(r"[!-~]{16,512}")
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+class Tokens:
+    """The tokens of a directory. Read when first used, which raises SpecError for what is broken or not private.
+
+    What breaks or vanishes later is warned of, and what was last good stays.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._held: dict[Role, tuple[str, ...]] = {}
+        self._seen: tuple[object, ...] = ()
+        self._looked_s = -LOOK_S
+
+    def check(self) -> None:
+        """Raise SpecError now if the directory cannot be used."""
+        self._look(time.monotonic())
+
+    def of(self, role: Role) -> str:
+        """What a process of this role shows; "" if the directory has no token of it."""
+        self._look(time.monotonic())
+        return self._held.get(role, ("",))[0]
+
+    def role_of(self, token: bytes) -> Role | None:
+        """The role that a caller has shown; None for a token that is not known."""
+        self._look(time.monotonic())
+        role = self._match(token)
+        if role is None and self._read_again():  # shown by somebody who has seen the new file before this process
+            role = self._match(token)
+        return role
+
+    def _match(self, token: bytes) -> Role | None:
+        found = None  # every token is compared, and each in constant time: how long it takes tells nothing
+        for role, accepted in self._held.items():
+            for each in accepted:
+                if hmac.compare_digest(each.encode(), token):
+                    found = role
+        return found
+
+    def _look(self, now_s: float) -> None:
+        if not self._held or now_s - self._looked_s >= LOOK_S:
+            self._looked_s = now_s
+            self._read_again()
+
+    def _read_again(self) -> bool:
+        """Take what has changed; returns whether anything has."""
+        seen = _signature(self._directory)
+        if seen == self._seen:
+            return False
+        first = not self._held
+        try:
+            self._held = read(self._directory, self._held)
+        except SpecError as error:
+            if first:
+                raise
+            _warn(str(error))
+        self._seen = seen
+        return True
+
+
+def read(directory: Path, before: Mapping[Role, tuple[str, ...]]) -> dict[Role, tuple[str, ...]]:
+    """All tokens of a directory. A file that was good `before` and is not now keeps what it had, with a warning.
+
+    Raises SpecError for files that were never good, for a directory that others may write to, and for one without
+    any token.
+    """
+    _check_directory(directory)
+    held = dict(before)
+    for role in Role:
+        try:
+            if tokens := _of_file(directory / role):
+                held[role] = tokens
+            elif role in before:
+                _warn(f"{directory / role} has gone; its tokens stay good until it is there again")
+        except SpecError as error:
+            if role not in before:
+                raise
+            _warn(f"{error}; its last tokens stay good")
+    if not held:
+        raise SpecError(f"{directory} has no token; `marless tokens {directory}` makes them")
+    every = [token for tokens in held.values() for token in tokens]
+    if len(set(every)) < len(every):
+        raise SpecError(f"{directory}: a token is there twice; each has one role, and stands on one line")
+    return held
+
+
+def create(directory: Path) -> None:
+    """Make the directory, and a token for every role that has none. Raises SpecError."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_directory(directory)
+        for role in Role:
+            if not (directory / role).exists():
+                _write(directory / role, [_new()])
+    except OSError as error:
+        raise SpecError(f"{error.filename}: {error.strerror}") from None
+
+
+def rotate(directory: Path, role: Role) -> None:
+    """Give a role a new token, which its processes show from now on; the present one stays good, older ones do not."""
+    _replace(directory, role, lambda tokens: [_new(), *tokens[:1]])
+
+
+def retire(directory: Path, role: Role) -> None:
+    """Leave a role only the token that its processes show."""
+    _replace(directory, role, lambda tokens: list(tokens[:1]))
+
+
+def _replace(directory: Path, role: Role, change: Callable[[tuple[str, ...]], list[str]]) -> None:
+    _check_directory(directory)
+    path, partial = directory / role, directory / f".{role}.{os.getpid()}"
+    try:
+        _write(partial, change(_of_file(path)))
+        partial.replace(path)
+    except OSError as error:
+        raise SpecError(f"{error.filename}: {error.strerror}") from None
+
+
+def _new() -> str:
+    return secrets.token_urlsafe(32)
+
+
+def _write(path: Path, tokens: list[str]) -> None:
+    number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(number, "w", encoding="ascii") as file:
+        file.writelines(f"{token}\n" for token in tokens)
+
+
+def _signature(directory: Path) -> tuple[object, ...]:
+    """What is different once a file of the directory is."""
+    seen: list[object] = []
+    for path in (directory, *(directory / role for role in Role)):
+        try:
+            status = path.stat()
+        except OSError as error:
+            seen.append(error.errno)
+        else:
+            size = 0 if path is directory else status.st_size
+            changed = 0 if path is directory else status.st_mtime_ns
+            seen.append((status.st_ino, status.st_mode, status.st_uid, size, changed))
+    return tuple(seen)
+
+
+def _check_directory(directory: Path) -> None:
+    try:
+        status = directory.stat()
+    except OSError as error:
+        raise SpecError(
+            f"the directory of tokens {directory} cannot be read ({error.strerror}); "
+            f"`marless tokens {directory}` makes it"
+        ) from None
+    if not stat.S_ISDIR(status.st_mode):
+        raise SpecError(f"{directory} is no directory; `marless tokens DIR` makes one with a token a role")
+    if status.st_uid not in (os.geteuid(), 0):
+        raise SpecError(f"the directory of tokens {directory} belongs to another user; make one of your own")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise SpecError(f"others may write to the directory of tokens {directory}; `chmod 700 {directory}`")
+
+
+def _of_file(path: Path) -> tuple[str, ...]:
+    """The tokens of one file, which nobody else may touch; none if there is no file. Raises SpecError."""
+    try:
+        number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        raise SpecError(f"{path} cannot be read ({error.strerror})") from None
+    try:
+        _check_file(path, os.fstat(number))
+        content = os.read(number, _FILE_BYTES).decode(errors="replace")
+    finally:
+        os.close(number)
+    tokens = tuple(line for line in map(str.strip, content.splitlines()) if line)
+    if not tokens:
+        raise SpecError(f"{path} is empty; it needs a token")
+    if not all(map(_TOKEN.fullmatch, tokens)):
+        raise SpecError(f"{path} has a line that is no token: 16 to 512 printable ASCII characters without a space")
+    return tokens
+
+
+def _check_file(path: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode) or status.st_size > _FILE_BYTES:
+        raise SpecError(f"{path} is no file of tokens")
+    if status.st_uid not in (os.geteuid(), 0):
+        raise SpecError(f"{path} belongs to another user, who knows its tokens")
+    if status.st_mode & _OTHERS:
+        raise SpecError(f"others may read or write {path}; `chmod 600 {path}`, and rotate its tokens")
+
+
+def _warn(sentence: str) -> None:
+    import structlog  # servers only: a client starts a quarter sooner without
+
+    structlog.get_logger("marless.tokens").warning("tokens.broken", reason=sentence)

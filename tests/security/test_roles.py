@@ -1,0 +1,184 @@
+"""S4: every RPC of every service, against every wrong role, no token, a wrong one, no certificate and wrong ones."""
+
+import importlib
+import pkgutil
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
+
+from marless.errors import PermissionDeniedError
+from marless.rpc import roles, v1
+from marless.rpc.client import Peer
+from marless.rpc.param_store import ParamStore, PolicyWrite
+from marless.rpc.roles import ALLOWED, Role
+from marless.rpc.security import Security
+from marless.rpc.server import ServerOptions, Service, serving
+from services.param_store.__main__ import build
+from tests import tokens
+
+NAMES = [name for _, name, _ in pkgutil.iter_modules(v1.__path__) if name.endswith("_pb2")]
+MODULES = {name: importlib.import_module(f"marless.rpc.v1.{name}") for name in NAMES}
+SERVICES = {
+    service: name for name, module in MODULES.items() for service in module.DESCRIPTOR.services_by_name.values()
+}
+METHODS = {f"/{service.full_name}/{method.name}": method for service in SERVICES for method in service.methods}
+REFLECTION = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
+EVERY = METHODS | {f"/{REFLECTION.full_name}/{method.name}": method for method in REFLECTION.methods}
+REFUSED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+WRONG = Security("a guess of the right length")
+
+
+def test_every_rpc_of_every_service_has_its_line_and_no_line_is_of_an_rpc_that_has_gone():
+    assert len(SERVICES) == 4
+    assert set(ALLOWED) == set(EVERY)
+    assert all(ALLOWED.values())
+
+
+def test_users_workers_and_services_share_no_rpc_that_changes_anything():
+    """What each role may do, in words; a change here is a change of docs/security.md."""
+    may = {role: {name.rpartition(".")[2] for name, allowed in ALLOWED.items() if role in allowed} for role in Role}
+    users = {name for name in may[Role.CLIENT] if name.startswith("CoordinatorService/")}
+    assert may[Role.CLIENT] == users == {name.rpartition(".")[2] for name in METHODS if "Coordinator" in name}
+    assert may[Role.OPERATOR] - users == {
+        *("ActorPoolService/Scale", "ActorPoolService/ListWorkers"),
+        *("ParamStoreService/List", "ParamStoreService/Watch", "ParamStoreService/Pin"),
+        "ServerReflection/ServerReflectionInfo",
+    }
+    assert may[Role.ACTOR] == {"ActorPoolService/Work", "LearnerPoolService/Upload", "ParamStoreService/Get"}
+    assert may[Role.LEARNER] == {
+        "LearnerPoolService/Work",
+        *(f"ParamStoreService/{name}" for name in ("Get", "List", "Publish")),
+    }
+    assert not may[Role.SERVICE] & (users | {"ActorPoolService/Work", "LearnerPoolService/Work"})
+
+
+@pytest.mark.parametrize("role", Role)
+def test_what_is_not_in_the_table_is_refused(role):
+    for method in ("/marless.rpc.v1.CoordinatorService/NewToday", "/other.Service/Get", "", "/"):
+        with pytest.raises(PermissionDeniedError, match="nobody may"):
+            roles.check(role, method)
+
+
+@asynccontextmanager
+async def everything(listen: str, security: Security):
+    """All four services behind the house's own server; none of their methods does anything."""
+
+    def register(server: grpc.aio.Server) -> None:
+        for service, name in SERVICES.items():
+            module = importlib.import_module(f"marless.rpc.v1.{name}_grpc")
+            servicer = getattr(module, f"{service.name}Servicer")()
+            getattr(module, f"add_{service.name}Servicer_to_server")(servicer, server)
+
+    @asynccontextmanager
+    async def build(_address):
+        yield Service(register, name="CoordinatorService")
+
+    async with serving(ServerOptions(listen, security, reflection=True), build) as address:
+        yield address
+
+
+async def status(channel: grpc.aio.Channel, method: str, metadata) -> grpc.StatusCode:
+    """How a call of any kind ends that sends one empty message."""
+    found = EVERY[method]
+    kind = f"{'stream' if found.client_streaming else 'unary'}_{'stream' if found.server_streaming else 'unary'}"
+    request = iter([b""]) if found.client_streaming else b""
+    call = getattr(channel, kind)(method)(request, metadata=metadata, timeout=10.0)
+    if method.endswith("ServerReflectionInfo"):
+        with suppress(grpc.aio.AioRpcError):
+            await call.read()
+        call.cancel()
+    return await call.code()
+
+
+async def all_refused(address: str, security: Security, code: grpc.StatusCode) -> bool:
+    peer = Peer(address, security)
+    try:
+        return {await status(peer.channel, method, peer.metadata) for method in EVERY} == {code}
+    finally:
+        await peer.close()
+
+
+async def test_every_wrong_role_is_refused_at_every_rpc_and_every_right_one_let_through(tmp_path):
+    async with everything("127.0.0.1:0", Security(tokens=tokens.made(tmp_path / "tokens"))) as address:
+        for role in Role:
+            peer = Peer(address, tokens.client(role))
+            for method in EVERY:
+                answer = await status(peer.channel, method, peer.metadata)
+                if role in ALLOWED[method]:
+                    assert answer not in REFUSED, (role, method)
+                else:
+                    assert answer == grpc.StatusCode.PERMISSION_DENIED, (role, method)
+            await peer.close()
+        for nobody in (Security(), WRONG, Security(token="x"), tokens.client(Role.OPERATOR, 2)):
+            assert await all_refused(address, nobody, grpc.StatusCode.UNAUTHENTICATED)
+
+
+@pytest.mark.parametrize("header", ["canary-of-the-operator-1", "Basic canary-of-the-operator-1", "Bearer", "Bearer "])
+async def test_a_token_counts_only_as_a_bearer_token(tmp_path, header):
+    async with everything("127.0.0.1:0", Security(tokens=tokens.made(tmp_path / "tokens"))) as address:
+        peer = Peer(address, Security())
+        for method in EVERY:
+            assert await status(peer.channel, method, (("authorization", header),)) == REFUSED[0]
+        await peer.close()
+
+
+async def test_only_with_a_certificate_of_the_authority_is_anything_heard(tmp_path, tls):
+    """Mutual TLS: without a right certificate not even health is told; with one, the token still decides."""
+    held = tokens.made(tmp_path / "tokens")
+    server = Security("", tls["server.pem"], tls["server.key"], tls["ca.pem"], mutual=True, tokens=held)
+    right = replace(
+        tokens.client(Role.OPERATOR, tls_ca=tls["ca.pem"]), tls_cert=tls["worker.pem"], tls_key=tls["worker.key"]
+    )
+    strangers = {
+        "no certificate": replace(right, tls_cert="", tls_key=""),
+        "of another authority": replace(right, tls_cert=tls["forged.pem"], tls_key=tls["forged.key"]),
+        "expired": replace(right, tls_cert=tls["expired.pem"], tls_key=tls["expired.key"]),
+        "who trusts another authority": replace(right, tls_ca=tls["stranger.pem"]),
+        "plaintext": Security(right.token),
+    }
+    async with everything("127.0.0.1:0", server) as address:
+        for why, stranger in strangers.items():
+            assert await all_refused(address, stranger, grpc.StatusCode.UNAVAILABLE), why
+            assert await health(address, stranger) == grpc.StatusCode.UNAVAILABLE, why
+        assert await health(address, right) == grpc.StatusCode.OK
+        for token in ("", WRONG.token):
+            assert await all_refused(address, replace(right, token=token), grpc.StatusCode.UNAUTHENTICATED)
+        peer = Peer(address, right)
+        answers = {method: await status(peer.channel, method, peer.metadata) for method in EVERY}
+        assert {method for method, answer in answers.items() if answer not in REFUSED} == {
+            method for method, allowed in ALLOWED.items() if Role.OPERATOR in allowed
+        }
+        await peer.close()
+
+
+async def health(address: str, security: Security) -> grpc.StatusCode:
+    peer = Peer(address, security)
+    call = health_pb2_grpc.HealthStub(peer.channel).Check(health_pb2.HealthCheckRequest(), timeout=10.0)
+    try:
+        return await call.code()
+    finally:
+        await peer.close()
+
+
+async def test_an_actor_reads_what_it_acts_with_and_no_more(store_config, tmp_path, job):
+    """Optimizer moments, critics and reports are the learners'; third parties' code runs in actors."""
+    config = replace(
+        store_config, server=ServerOptions("127.0.0.1:0", Security(tokens=tokens.made(tmp_path / "tokens")))
+    )
+    async with serving(config.server, lambda address: build(config, address)) as address:
+        peers = {role: Peer(address, tokens.client(role)) for role in Role}
+        stores = {role: ParamStore(peer, patience_s=0.0) for role, peer in peers.items()}
+        epoch = await stores[Role.SERVICE].acquire_epoch(job, "open")
+        write = PolicyWrite("a", 0, "one", {"acting": b"a", "learning": b"b", "outcome": b"{}"})
+        await stores[Role.LEARNER].publish(job, epoch, 0, [write])
+        assert bytes((await stores[Role.ACTOR].get(job, {"a": 1}, ("acting",)))["a"].blobs["acting"]) == b"a"
+        for parts in (("learning",), ("outcome",), ("acting", "learning")):
+            assert set((await stores[Role.LEARNER].get(job, {"a": 1}, parts))["a"].blobs) == set(parts)
+            with pytest.raises(PermissionDeniedError, match="'acting' of a policy and no other"):
+                await stores[Role.ACTOR].get(job, {"a": 1}, parts)
+        for peer in peers.values():
+            await peer.close()
