@@ -32,6 +32,7 @@ _USERS = _CLIENT | _OPERATOR
 _BY_SERVICE: Mapping[str, Mapping[str, frozenset[Role]]] = {
     f"{_PACKAGE}.CoordinatorService": {
         "SubmitJob": _USERS,
+        "UploadCheckpoint": _USERS,
         "GetJob": _USERS,
         "ListJobs": _USERS,
         "WatchJob": _USERS,
@@ -54,6 +55,7 @@ _BY_SERVICE: Mapping[str, Mapping[str, frozenset[Role]]] = {
         "OpenJob": _SERVICE,
         "Update": _SERVICE,
         "CloseJob": _SERVICE,
+        "Reserve": _SERVICE,
         "Upload": _ACTOR,
         "Work": _LEARNER,
     },
