@@ -50,6 +50,8 @@ class _OpenJob:
     """The next one to be trained: trajectories of any other are refused."""
     waiting: dict[tuple[int, int], learner_pool_pb2.TrajectoryFile] = field(default_factory=dict)
     """(round, actor index) → its file."""
+    kept: dict[Path, int] = field(default_factory=dict)
+    """Other files of the round, and their bytes."""
 
 
 @dataclass(frozen=True)
@@ -95,9 +97,9 @@ class Intake:
             self._jobs[job] = _OpenJob(schema, epoch, round_)
             usual = schema_bytes(schema, boot_rows=schema.batch)
             self.reservations.open(job, least_bytes=schema_bytes(schema, boot_rows=0), usual_bytes=usual)
-            return
-        known.epoch = epoch
-        self.advance(job, round_)
+        elif known.round != round_:  # also back to a round whose update was not recorded, or whose versions were lost
+            self._go_to(job, round_)
+        self._jobs[job].epoch = epoch
 
     def epoch(self, job: str) -> int:
         """The epoch under which a job is open; 0 if it is not."""
@@ -124,15 +126,34 @@ class Intake:
         Returns for how many actors room is kept for that round.
         """
         known = self._known(job)
-        known.round = max(known.round, round_)
-        for key in [key for key in known.waiting if key[0] < known.round]:
-            self._drop(known.waiting.pop(key))
+        if round_ > known.round:
+            return self._go_to(job, round_)
         return self.reservations.keep(job, known.round)
 
     async def reserve(self, request: learner_pool_pb2.ReserveRequest) -> None:
         """Make sure of room for a round before its actors run; see `Reservations.reserve`."""
         self.check_epoch(request.job, request.epoch)
         await self.reservations.reserve(request.job, request.round, request.actors, request.idle_s)
+
+    def spare(self) -> Path:
+        """A path for another file of a round, which is not there yet; see `keep`."""
+        return self._directory / f"{next(self._serial)}"
+
+    def keep(self, job: str, path: Path) -> bool:
+        """Have a file count and go with the trajectories of a job's round; if there is no room it goes at once."""
+        known, size = self._known(job), path.stat().st_size
+        if size > self.room.free_bytes:
+            path.unlink()
+            return False
+        known.kept[path] = size
+        self.reservations.stored(job, size)
+        return True
+
+    def drop(self, job: str, path: Path) -> None:
+        """A file that was kept is not needed any more; twice is safe."""
+        path.unlink(missing_ok=True)
+        if job in self._jobs and (size := self._jobs[job].kept.pop(path, 0)):
+            self.reservations.dropped(job, size)
 
     def trajectories(self, job: str, round_: int, actors: int) -> list[learner_pool_pb2.TrajectoryFile]:
         """The files of actors 0 … actors-1, in that order; raises StaleError if some are missing."""
@@ -170,7 +191,7 @@ class Intake:
             return False
         size = declared_bytes(header)
         async with self.reservations.upload(header.job, header.round, header.index, size):
-            with _mapped(self._directory / f"{next(self._serial)}", size) as (path, buffer):
+            with _mapped(self.spare(), size) as (path, buffer):
                 await chunks.read_data(stream, buffer)
                 await asyncio.to_thread(_check, known.schema, header, buffer)
                 if self._admit(header) is not known:
@@ -202,16 +223,24 @@ class Intake:
         """Drop everything; the directory goes."""
         self._claim.drop()
 
+    def _go_to(self, job: str, round_: int) -> int:
+        """Drop all that waits, and wait for this round; returns for how many of its actors room is kept."""
+        self._empty(job)
+        self._jobs[job].round = round_
+        return self.reservations.keep(job, round_)
+
     def _known(self, job: str) -> _OpenJob:
         if job not in self._jobs:
             raise NotFoundError(f"job {job!r} is not open in this learner pool")
         return self._jobs[job]
 
     def _empty(self, job: str) -> None:
-        """Drop all trajectories of a job."""
-        waiting = self._jobs[job].waiting
-        while waiting:
-            self._drop(waiting.popitem()[1])
+        """Drop all files of a job."""
+        known = self._jobs[job]
+        while known.waiting:
+            self._drop(known.waiting.popitem()[1])
+        for path in list(known.kept):
+            self.drop(job, path)
 
     def _drop(self, file: learner_pool_pb2.TrajectoryFile) -> None:
         Path(file.path).unlink(missing_ok=True)

@@ -34,7 +34,7 @@ from marless.rpc.v1 import common_pb2, learner_pool_pb2
 from marless.sharing import registry as sharing_policies
 from marless.sharing.similarity import make_similarity
 from marless.spec import JobSpec, from_json, spaces_from_json
-from services.learner_pool import outcomes
+from services.learner_pool import outcomes, unpublished
 from services.learner_pool.intake import load
 
 _HELD_LEARNERS = 16
@@ -124,7 +124,8 @@ class Learning:
         fresh = [name for name in names if name not in present]
         for name in fresh:
             held.learner.load(name, held.learner.initial(name, held.spec.seed))
-        versions = await self._publish(task, held, dict.fromkeys(fresh, 0), "init", {}) if fresh else {}
+        writes = _writes(task, held, dict.fromkeys(fresh, 0), "init", {})
+        versions = await self._publish(task, held, writes) if fresh else {}
         return outcomes.result({name: present.get(name) or versions[name] for name in names})
 
     async def _update(
@@ -152,11 +153,15 @@ class Learning:
         heads = {version.policy: version.version for version in task.versions}
         expected = {name: heads.get(name, 0) for name in names}
         reports = outcomes.encode(names, output.metrics, functions, distances)
-        result = outcomes.result(await self._publish(task, held, expected, task.round, reports))
+        result = learner_pool_pb2.LearnResult(functions=functions, distances=distances)
         for name, metrics in output.metrics.items():
             result.metrics[name].values.update(metrics)
-        result.functions.extend(functions)
-        result.distances.extend(distances)
+        writes = _writes(task, held, expected, task.round, reports)
+        try:
+            result.MergeFrom(outcomes.result(await self._publish(task, held, writes)))
+        except unpublished.PASSING as error:
+            left = await asyncio.to_thread(unpublished.leave, Path(task.spare), writes, error)
+            result.unpublished.CopyFrom(left)
         return result
 
     async def _hold(self, job: str, held: _Held, wanted: Mapping[str, int]) -> None:
@@ -173,25 +178,30 @@ class Learning:
             held.versions[name] = missing[name]
 
     async def _publish(
-        self,
-        task: learner_pool_pb2.LearnTask,
-        held: _Held,
-        expected: Mapping[str, int],
-        what: int | str,
-        reports: Mapping[str, bytes],
+        self, task: learner_pool_pb2.LearnTask, held: _Held, writes: Sequence[PolicyWrite]
     ) -> Mapping[str, int]:
-        writes = []
-        for name, version in expected.items():
-            blobs = dict(zip(PARTS, serial.encode(held.learner.state(name)), strict=True))
-            if name in reports:
-                blobs[outcomes.PART] = reports[name]
-            req_id = outcomes.request_id(task.job, what, name)
-            writes.append(PolicyWrite(policy=name, expected=version, req_id=req_id, blobs=blobs))
         reach("learner.publish.before")
         versions = await self._store.publish(task.job, task.epoch, task.round, writes)
         reach("learner.publish.after")
         held.versions.update(versions)
         return versions
+
+
+def _writes(
+    task: learner_pool_pb2.LearnTask,
+    held: _Held,
+    expected: Mapping[str, int],
+    what: int | str,
+    reports: Mapping[str, bytes],
+) -> list[PolicyWrite]:
+    writes = []
+    for name, version in expected.items():
+        blobs = dict(zip(PARTS, serial.encode(held.learner.state(name)), strict=True))
+        if name in reports:
+            blobs[outcomes.PART] = reports[name]
+        req_id = outcomes.request_id(task.job, what, name)
+        writes.append(PolicyWrite(policy=name, expected=version, req_id=req_id, blobs=blobs))
+    return writes
 
 
 def choose_device(asked: str) -> tuple[str, str]:

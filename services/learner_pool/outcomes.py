@@ -50,6 +50,19 @@ def encode(
     return {name: json.dumps(part).encode() for name, part in parts.items()}
 
 
+async def stand(
+    store: ParamStore, job: str, round_: int, made: learner_pool_pb2.LearnResult | learner_pool_pb2.UpdateResponse
+) -> bool:
+    """True if the versions that a round's update made are still the heads of their policies."""
+    policies = (await store.list(job)).policies
+    return all(
+        each.policy in policies
+        and policies[each.policy].head.version == each.version
+        and policies[each.policy].req_id == request_id(job, round_, each.policy)
+        for each in made.versions
+    )
+
+
 async def published(
     store: ParamStore, job: str, round_: int, names: Collection[str]
 ) -> learner_pool_pb2.LearnResult | None:

@@ -23,6 +23,7 @@ from marless.rpc.workers.dispatch import Dispatcher
 from marless.rpc.workers.fleet import Fleet
 from marless.spec import JobSpec, from_json, spaces_from_json
 from services.learner_pool import outcomes
+from services.learner_pool.computed import Computed, check_published, other_groups
 from services.learner_pool.intake import Intake
 from services.learner_pool.replays import Replays
 
@@ -39,12 +40,20 @@ class _OpenJob:
     spaces_json: str
     spaces: EnvSpaces
     scopes: tuple[Scope, ...]
-    last_round: int | None = None
-    """The newest round that was updated while the job was open here."""
-    last: learner_pool_pb2.UpdateResponse | None = None
+    computed: Computed
+    last: _Answered | None = None
+    """The newest update while the job was open here."""
     running: _Running | None = None
     starts: dict[int, float] = field(default_factory=dict)
     """By scope, seconds that a learner took to start for the job to be opened: its first update was cold."""
+
+
+@dataclass(frozen=True)
+class _Answered:
+    """An update that is done."""
+
+    request: learner_pool_pb2.UpdateRequest
+    response: learner_pool_pb2.UpdateResponse
 
 
 @dataclass(frozen=True)
@@ -80,8 +89,9 @@ class Updates:
         if known is None or known.spec_json != request.spec_json:
             self.forget(request.job)
             scopes = scopes_of(registry.algorithm(spec.algorithm.name), spec.algorithm, spaces)
+            computed = Computed(request.job, self._store, self._intake)
             self._jobs[request.job] = _OpenJob(
-                request.spec_json, spec.learner.timeout_s, request.spaces_json, spaces, scopes
+                request.spec_json, spec.learner.timeout_s, request.spaces_json, spaces, scopes, computed
             )
         opened = self._jobs[request.job]
         self._intake.open(request.job, schema_of(spec, spaces), epoch=request.epoch, round_=request.round)
@@ -141,21 +151,33 @@ class Updates:
         """Update unless that has been done, one update of a job at a time."""
         if before:
             await asyncio.wait([before.task])  # however it ended
-        if known.last_round is not None:
-            if request.round == known.last_round and known.last is not None:
-                return known.last
-            if request.round < known.last_round:
-                raise StaleError(f"job {request.job}: round {request.round} has passed")
-        response = await self._earlier(known, request) or await self._update(known, request)
-        known.last_round, known.last = request.round, response
+        if known.last and request.round < known.last.request.round:
+            raise StaleError(f"job {request.job}: round {request.round} has passed")
+        response = await self._answered(known, request) or await self._earlier(known, request)
+        response = response or await self._update(known, request)
+        known.last = _Answered(request, response)
         response.room = self._intake.advance(request.job, request.round + 1)
         return response
+
+    async def _answered(
+        self, known: _OpenJob, request: learner_pool_pb2.UpdateRequest
+    ) -> learner_pool_pb2.UpdateResponse | None:
+        """What this pool remembers of this update, if the store has not lost what came of it."""
+        if known.last is None or known.last.request.round != request.round:
+            return None
+        before = known.last
+        if before.request.epoch != request.epoch:
+            if not await outcomes.stand(self._store, request.job, request.round, before.response):
+                return None
+            if before.request.groups != request.groups:
+                raise other_groups(request.job, request.round)
+        return before.response
 
     async def _earlier(
         self, known: _OpenJob, request: learner_pool_pb2.UpdateRequest
     ) -> learner_pool_pb2.UpdateResponse | None:
         """What came of this update if it was done before this pool, or this coordinator, knew the job."""
-        if known.last_round == request.round - 1:
+        if known.last and known.last.request.round == request.round - 1:
             return None
         task = learner_pool_pb2.LearnTask(groups=request.groups)
         done = []
@@ -202,11 +224,7 @@ class Updates:
             measure=request.measure,
             trajectories=self._intake.trajectories(request.job, request.round, request.actors),
         )
-        self._intake.reservations.update(request.job, begins=True)
-        try:
-            results = await self._run(_by_scope(known.scopes, known.spaces, task), "update")
-        finally:
-            self._intake.reservations.update(request.job, begins=False)
+        results = await self._learn(known, request, task)
         for each in (result.functions[0] for result in results):
             if each.index in known.starts:  # the bill knows updates only: who started for the job's sake is paid there
                 each.cold, each.init_s = True, each.init_s + known.starts.pop(each.index)
@@ -214,18 +232,35 @@ class Updates:
         self._replays.used(request.job, {name: each.values for name, each in response.metrics.items()})
         return response
 
+    async def _learn(
+        self, known: _OpenJob, request: learner_pool_pb2.UpdateRequest, task: learner_pool_pb2.LearnTask
+    ) -> list[learner_pool_pb2.LearnResult]:
+        """What came of each scope; what was computed from the same inputs before is not computed again."""
+        tasks = _by_scope(known.scopes, known.spaces, task)
+        self._intake.reservations.update(request.job, begins=True)
+        try:
+            await known.computed.begin(request, task.trajectories)
+            await self._run([each for each in tasks if each.scope not in known.computed.results], "update")
+        finally:
+            self._intake.reservations.update(request.job, begins=False)
+        results = [known.computed.results[each.scope] for each in tasks]
+        check_published(results)
+        return results
+
     async def _run(self, tasks: list[learner_pool_pb2.LearnTask], verb: str) -> list[learner_pool_pb2.LearnResult]:
         for task in tasks:
             scope = self._jobs[task.job].scopes[task.scope]
             task.replay = str(self._replays.path(task.job, scope.name) or "")
+            task.spare = str(self._intake.spare())
         await self._fleet.ensure(len(tasks))
         return await gather(self._run_one(task, verb) for task in tasks)
 
     async def _run_one(self, task: learner_pool_pb2.LearnTask, verb: str) -> learner_pool_pb2.LearnResult:
+        known = self._jobs[task.job]
         outcome = await self._dispatcher.run(
             f"{task.job}/{task.round}/{verb}/{task.scope}",
             task.SerializeToString(),
-            timeout_s=self._jobs[task.job].timeout_s,
+            timeout_s=known.timeout_s,
             setting="learner.timeout_s",
             affinity=f"{task.job}/{task.scope}",
         )
@@ -234,6 +269,8 @@ class Updates:
             each.function, each.index = "learner", task.scope
         result.functions.insert(0, outcome.invocation)
         result.functions.extend(outcome.lost)
+        if verb == "update":
+            known.computed.put(task, result)
         return result
 
 

@@ -89,6 +89,20 @@ class Rig:
         """Where learner workers note what they train."""
         return self.place / "trainings"
 
+    @property
+    def _hold_path(self) -> Path:
+        return self.place / "hold"
+
+    def hold(self, training: int) -> None:
+        """Have the training of this number, counted from 1, and later ones take until `release`."""
+        new = self._hold_path.with_suffix(".new")
+        new.write_text(f"{training}")
+        new.replace(self._hold_path)
+
+    def release(self) -> None:
+        """Let trainings go on; twice is safe."""
+        self._hold_path.unlink(missing_ok=True)
+
     def log(self, name: str) -> str:
         """What a service has logged."""
         return (self.place / "logs" / f"{name}.log").read_text()

@@ -4,7 +4,7 @@ import pytest
 import pytest_asyncio
 
 from marless import failpoint
-from tests.faults import changing_groups, failpoints, job_kills, partitions, paused_processes, remembering
+from tests.faults import changing_groups, failpoints, job_kills, mid_update, partitions, paused_processes, remembering
 from tests.faults.results import undisturbed
 from tests.faults.rig import running_rig
 
@@ -63,6 +63,17 @@ async def test_kills_where_groups_change(rig):
 async def test_kills_of_learners_that_remember_past_rounds(rig):
     figures = await remembering.run(rig, 0, kills=2, rounds=14, points=["learner.publish.before"])
     assert [each["kills"] for each in figures] == [2, 1]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(
+    ("prepare", "moments"),
+    [(mid_update.of_two_scopes, ("half", "twice")), (mid_update.that_remembers, ("between",))],
+)
+async def test_kills_of_the_coordinator_in_mid_update(rig, prepare, moments):
+    subject = await prepare(rig, 14)
+    figures = await mid_update.run(subject, 0, moments, times=len(moments), rounds=14)
+    assert figures["kills"] == len(moments) + 1
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -1,7 +1,7 @@
 """Pools, store and coordinator wired as `marless train` wires them, with real workers, on jobs of a few env steps."""
 
 import dataclasses
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from itertools import count
@@ -12,10 +12,11 @@ import pytest_asyncio
 
 from marless import spec as specs
 from marless.algos import registry as algorithms
-from marless.algos.base import LearnerContext, RoundInput, Scope
+from marless.algos.base import Group, LearnerContext, RoundInput, Scope
 from marless.data.rollout import play, rollout
 from marless.envs import registry
 from marless.errors import (
+    ConflictError,
     FencedError,
     NotFoundError,
     SpecError,
@@ -27,7 +28,7 @@ from marless.nets import serial
 from marless.nets.acting import ActingPolicies
 from marless.record import Returns, returns_of
 from marless.rpc.client import Peer
-from marless.rpc.param_store import ParamStore
+from marless.rpc.param_store import ParamStore, PolicyWrite
 from marless.rpc.security import Security
 from marless.rpc.server import ServerOptions, serving
 from marless.rpc.v1 import actor_pool_pb2
@@ -39,6 +40,7 @@ from services.actor_pool.config import Config as ActorConfig
 from services.coordinator.pools import Pools
 from services.learner_pool import __main__ as learner_pool
 from services.learner_pool.config import Config as LearnerConfig
+from services.learner_pool.updates import Updates
 from services.param_store import __main__ as param_store
 from services.param_store.config import Config as StoreConfig
 from services.param_store.redis_server import RedisOptions
@@ -113,9 +115,7 @@ class Opened:
     epoch: int
     versions: dict[str, int]
 
-    @property
-    def groups(self):
-        return self.job.sharing.decide(()).groups
+    groups: Sequence[Group]
 
     async def train(self, round_: int):
         return await self.cluster.pools.train(
@@ -150,7 +150,7 @@ async def opened(cluster: Cluster, **changes) -> Opened:
     job_id, job = f"services-{next(_serials)}", prepare(spec(**changes))
     epoch = await cluster.store.acquire_epoch(job_id, "open")
     versions = await cluster.pools.open_job(job_id, job, epoch, job.sharing.decide(()).groups, round_=0)
-    return Opened(cluster, job_id, job, epoch, dict(versions))
+    return Opened(cluster, job_id, job, epoch, dict(versions), job.sharing.decide(()).groups)
 
 
 async def test_a_round_goes_from_actors_through_intake_and_learners_into_the_store(cluster):
@@ -224,12 +224,89 @@ async def test_what_has_passed_and_what_is_missing_is_refused_by_name(cluster):
         await job.update(1)
 
 
-async def test_an_update_of_an_older_epoch_is_fenced(cluster):
+@pytest.fixture
+def updated(monkeypatch) -> list[int]:
+    """The rounds of the updates that learners were given."""
+    rounds, real = [], Updates._run_one
+
+    async def run_one(updates, task, verb):
+        if verb == "update":
+            rounds.append(task.round)
+        return await real(updates, task, verb)
+
+    monkeypatch.setattr(Updates, "_run_one", run_one)
+    return rounds
+
+
+async def taken_over(job: Opened, round_: int) -> None:
+    """Another coordinator opens the job."""
+    job.epoch = await job.cluster.store.acquire_epoch(job.id, f"{job.epoch + 1}")
+    await job.cluster.pools.open_job(job.id, job.job, job.epoch, job.groups, round_=round_)
+
+
+async def undisturbed(cluster, **changes) -> dict[str, tuple[bytes, bytes]]:
+    job = await opened(cluster, **changes)
+    await job.round(0)
+    return await job.weights()
+
+
+def spool(cluster: Cluster) -> list[str]:
+    return [str(path) for path in cluster.spool.rglob("marless-spool-*/[0-9]*")]
+
+
+async def test_an_update_of_an_older_epoch_is_fenced_and_the_next_coordinator_has_it_published(cluster, updated):
+    whole = await undisturbed(cluster)
     job = await opened(cluster)
     await job.train(0)
-    await cluster.store.acquire_epoch(job.id, "a newer coordinator")
+    newer = await cluster.store.acquire_epoch(job.id, f"{job.epoch + 1}")
+    with pytest.raises(FencedError, match=f"epoch {job.epoch} of job '{job.id}' is over"):
+        await job.update(0)
+    assert (await cluster.store.list(job.id)).policies["agent_0"].head.version == 1
+    await taken_over(job, 0)
+    assert job.epoch == newer
+    update = await job.update(0)
+    assert {"learner", "post_process", "critic", "policy"} == {each.function for each in update.invocations}
+    job.versions |= update.versions
+    assert await job.weights() == whole
+    assert updated == [0, 0]  # the other job's, and this one's
+    assert spool(cluster) == []
+    with pytest.raises(FencedError):  # whom it replaced
+        await dataclasses.replace(job, epoch=job.epoch - 1).update(1)
+
+
+async def test_a_coordinator_that_decides_otherwise_has_it_computed_again(cluster, updated):
+    job = await opened(cluster)
+    await job.train(0)
+    await cluster.store.acquire_epoch(job.id, f"{job.epoch + 1}")
     with pytest.raises(FencedError):
         await job.update(0)
+    await taken_over(job, 0)
+    other = dataclasses.replace(job, groups=(Group("agent_0", ("agent_0", "agent_1")),))
+    assert (await other.update(0)).versions == {"agent_0": 2}
+    assert updated == [0, 0]
+    assert spool(cluster) == []
+    await taken_over(job, 0)
+    with pytest.raises(ConflictError, match="round 0 was published for other groups"):
+        await job.update(0)
+
+
+async def test_an_answer_whose_versions_the_store_has_lost_is_not_given_again(cluster, updated):
+    """As after a checkpoint was put back: the round is sampled and trained again."""
+    whole = await undisturbed(cluster)
+    job = await opened(cluster)
+    before = await cluster.store.get(job.id, job.versions, ("acting", "learning"))
+    await job.train(0)
+    assert (await job.update(0)).versions == {"agent_0": 2, "agent_1": 2}
+    await cluster.store.delete_job(job.id)
+    epoch = await cluster.store.acquire_epoch(job.id, "restores")
+    writes = [PolicyWrite(name, 0, f"restored/{name}", stored.blobs, 1) for name, stored in before.items()]
+    await cluster.store.publish(job.id, epoch, 0, writes)
+    await taken_over(job, 0)
+    with pytest.raises(StaleError, match="no trajectory"):
+        await job.update(0)
+    await job.round(0)
+    assert await job.weights() == whole
+    assert updated == [0, 0, 0]
 
 
 async def test_a_learner_that_takes_too_long_is_not_tried_for_ever(cluster):

@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from marless.rpc.v1 import common_pb2 as _common_pb2
+from marless.rpc.v1 import param_store_pb2 as _param_store_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -402,6 +403,7 @@ class LearnTask(_message.Message):
     SPACES_JSON_FIELD_NUMBER: _builtins.int
     MEASURE_FIELD_NUMBER: _builtins.int
     REPLAY_FIELD_NUMBER: _builtins.int
+    SPARE_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     spec_json: _builtins.str
     round: _builtins.int
@@ -412,6 +414,8 @@ class LearnTask(_message.Message):
     spaces_json: _builtins.str
     replay: _builtins.str
     """file of what the scope remembers of past rounds; "": nothing"""
+    spare: _builtins.str
+    """path for what the store does not take; see Unpublished"""
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Group]: ...
     @_builtins.property
@@ -437,10 +441,11 @@ class LearnTask(_message.Message):
         spaces_json: _builtins.str = ...,
         measure: Global___Measure | None = ...,
         replay: _builtins.str = ...,
+        spare: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["measure", b"measure"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["env_steps", b"env_steps", "epoch", b"epoch", "groups", b"groups", "job", b"job", "measure", b"measure", "replay", b"replay", "round", b"round", "scope", b"scope", "spaces_json", b"spaces_json", "spec_json", b"spec_json", "trajectories", b"trajectories", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["env_steps", b"env_steps", "epoch", b"epoch", "groups", b"groups", "job", b"job", "measure", b"measure", "replay", b"replay", "round", b"round", "scope", b"scope", "spaces_json", b"spaces_json", "spare", b"spare", "spec_json", b"spec_json", "trajectories", b"trajectories", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -501,6 +506,7 @@ class LearnResult(_message.Message):
     FUNCTIONS_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
     DISTANCES_FIELD_NUMBER: _builtins.int
+    UNPUBLISHED_FIELD_NUMBER: _builtins.int
     device: _builtins.str
     @_builtins.property
     def versions(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.PolicyVersion]: ...
@@ -514,6 +520,10 @@ class LearnResult(_message.Message):
     def distances(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Distances]:
         """per agent class, if asked for"""
 
+    @_builtins.property
+    def unpublished(self) -> Global___Unpublished:
+        """then there are no versions"""
+
     def __init__(
         self,
         *,
@@ -522,11 +532,49 @@ class LearnResult(_message.Message):
         functions: _abc.Iterable[_common_pb2.Invocation] | None = ...,
         device: _builtins.str = ...,
         distances: _abc.Iterable[_common_pb2.Distances] | None = ...,
+        unpublished: Global___Unpublished | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["unpublished", b"unpublished"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "distances", b"distances", "functions", b"functions", "metrics", b"metrics", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "distances", b"distances", "functions", b"functions", "metrics", b"metrics", "unpublished", b"unpublished", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LearnResult: _TypeAlias = LearnResult  # noqa: Y015
+
+@_typing.final
+class Unpublished(_message.Message):
+    """What an update has computed, and the store did not take: the epoch had ended, or the store was away. The learner pool
+    publishes it when the update is asked for again.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: _builtins.int
+    POLICIES_FIELD_NUMBER: _builtins.int
+    ERROR_CODE_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    path: _builtins.str
+    """the blobs, one after another"""
+    error_code: _builtins.str
+    """why: a domain error by its name"""
+    error: _builtins.str
+    @_builtins.property
+    def policies(self) -> _containers.RepeatedCompositeFieldContainer[_param_store_pb2.PolicyPublish]:
+        """without checksums"""
+
+    def __init__(
+        self,
+        *,
+        path: _builtins.str = ...,
+        policies: _abc.Iterable[_param_store_pb2.PolicyPublish] | None = ...,
+        error_code: _builtins.str = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "error_code", b"error_code", "path", b"path", "policies", b"policies"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Unpublished: _TypeAlias = Unpublished  # noqa: Y015

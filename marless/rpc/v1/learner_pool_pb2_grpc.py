@@ -105,7 +105,8 @@ class LearnerPoolServiceServicer:
     def Update(self, request, context):
         """Updates every policy of a job once, from the trajectories of one round, and publishes the new versions.
         Idempotent: repeated for a round that was published it is answered as before, from memory or from the store;
-        else it joins the update in progress, or trains again from the same inputs. Goes on if its caller goes away.
+        else it joins the update in progress, or trains again from the same inputs. Goes on if its caller goes away: the
+        coordinator that asks for it next, under its own epoch, gets what has been computed meanwhile.
         FAILED_PRECONDITION if trajectories are missing or the epoch is over; NOT_FOUND if the job is not open under this
         epoch; UNAVAILABLE without workers.
         """

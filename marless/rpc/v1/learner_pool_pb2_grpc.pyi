@@ -55,7 +55,8 @@ class LearnerPoolServiceStub:
     Update: _grpc.UnaryUnaryMultiCallable[_learner_pool_pb2.UpdateRequest, _learner_pool_pb2.UpdateResponse]
     """Updates every policy of a job once, from the trajectories of one round, and publishes the new versions.
     Idempotent: repeated for a round that was published it is answered as before, from memory or from the store;
-    else it joins the update in progress, or trains again from the same inputs. Goes on if its caller goes away.
+    else it joins the update in progress, or trains again from the same inputs. Goes on if its caller goes away: the
+    coordinator that asks for it next, under its own epoch, gets what has been computed meanwhile.
     FAILED_PRECONDITION if trajectories are missing or the epoch is over; NOT_FOUND if the job is not open under this
     epoch; UNAVAILABLE without workers.
     """
@@ -90,7 +91,8 @@ class LearnerPoolServiceAsyncStub(LearnerPoolServiceStub):
     Update: _aio.UnaryUnaryMultiCallable[_learner_pool_pb2.UpdateRequest, _learner_pool_pb2.UpdateResponse]  # type: ignore[assignment]
     """Updates every policy of a job once, from the trajectories of one round, and publishes the new versions.
     Idempotent: repeated for a round that was published it is answered as before, from memory or from the store;
-    else it joins the update in progress, or trains again from the same inputs. Goes on if its caller goes away.
+    else it joins the update in progress, or trains again from the same inputs. Goes on if its caller goes away: the
+    coordinator that asks for it next, under its own epoch, gets what has been computed meanwhile.
     FAILED_PRECONDITION if trajectories are missing or the epoch is over; NOT_FOUND if the job is not open under this
     epoch; UNAVAILABLE without workers.
     """
@@ -146,7 +148,8 @@ class LearnerPoolServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_learner_pool_pb2.UpdateResponse, _abc.Awaitable[_learner_pool_pb2.UpdateResponse]]:
         """Updates every policy of a job once, from the trajectories of one round, and publishes the new versions.
         Idempotent: repeated for a round that was published it is answered as before, from memory or from the store;
-        else it joins the update in progress, or trains again from the same inputs. Goes on if its caller goes away.
+        else it joins the update in progress, or trains again from the same inputs. Goes on if its caller goes away: the
+        coordinator that asks for it next, under its own epoch, gets what has been computed meanwhile.
         FAILED_PRECONDITION if trajectories are missing or the epoch is over; NOT_FOUND if the job is not open under this
         epoch; UNAVAILABLE without workers.
         """

@@ -1,4 +1,5 @@
 """IPPO and VDN by other names, which note every update that they really compute: a line "round" in the file $TRAININGS.
+The note whose number stands in the file "hold" beside it, and those after it, wait there until that file goes.
 
 They are installed by putting this directory on PYTHONPATH, as any third party's algorithms would be.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -22,9 +24,18 @@ UPDATE_S = 0.02
 
 def note(round_: int) -> None:
     """This round's update begins."""
-    with Path(os.environ["TRAININGS"]).open("a") as file:
+    notes = Path(os.environ["TRAININGS"])
+    with notes.open("a") as file:
         file.write(f"{round_}\n")
     time.sleep(UPDATE_S)
+    while _held(notes):
+        time.sleep(UPDATE_S / 4)
+
+
+def _held(notes: Path) -> bool:
+    with suppress(FileNotFoundError):
+        return len(notes.read_text().split()) >= int(notes.with_name("hold").read_text())
+    return False
 
 
 class WitnessedConfig(IPPOConfig):

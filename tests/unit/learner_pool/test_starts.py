@@ -1,6 +1,7 @@
 """A learner that had to be started for a job is billed with the job's first update, whatever it was started for."""
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 
 from marless.envs import registry as environments
@@ -17,7 +18,7 @@ class Dispatcher:
     def __init__(self) -> None:
         self.tasks = 0
 
-    async def run(self, task, payload, *, timeout_s, affinity):
+    async def run(self, task, payload, *, timeout_s, setting, affinity):
         self.tasks += 1
         cold = self.tasks == 1
         return common_pb2.TaskResult(
@@ -32,10 +33,16 @@ async def nothing(*_, **__):
 
 def test_the_start_of_a_learner_is_on_the_first_update():
     dispatcher = Dispatcher()
-    reservations = SimpleNamespace(check=lambda *_: None, update=lambda *_, **__: None)
-    intake = SimpleNamespace(open=lambda *_, **__: None, advance=lambda *_: 0, close=lambda *_: None)
-    intake.reservations, intake.epoch, intake.check_epoch = reservations, lambda *_: 0, lambda *_: None
-    intake.trajectories = lambda *_: [learner_pool_pb2.TrajectoryFile()]
+    intake = SimpleNamespace(
+        open=lambda *_, **__: None,
+        epoch=lambda _: 0,
+        check_epoch=lambda *_: None,
+        reservations=SimpleNamespace(check=lambda *_: None, update=lambda *_, **__: None),
+        trajectories=lambda *_: [learner_pool_pb2.TrajectoryFile()],
+        spare=lambda: Path("/nowhere/at/all"),
+        advance=lambda *_: 0,
+        close=lambda *_: None,
+    )
     store = SimpleNamespace(list=lambda _: asyncio.sleep(0, SimpleNamespace(policies={})))
     replays = SimpleNamespace(open=lambda *_: None, path=lambda *_: None, used=lambda *_: None, forget=lambda *_: None)
     updates = Updates(intake, replays, dispatcher, SimpleNamespace(ensure=nothing), store)

@@ -1,0 +1,68 @@
+"""What an update has computed and the store did not take, because its epoch had ended or the store was away: the
+learner leaves it in a file, and the pool publishes it when the update is asked for again, from the same inputs.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import structlog
+
+from marless import private_files
+from marless.errors import FencedError, MarlessError, OverloadedError, UnavailableError
+from marless.rpc.param_store import ParamStore, PolicyWrite
+from marless.rpc.v1 import learner_pool_pb2, param_store_pb2
+
+PASSING = (FencedError, UnavailableError, OverloadedError)
+"""Why a publish is refused that may be taken later; FencedError: under the epoch of the next coordinator."""
+_log = structlog.get_logger("learner")
+
+
+def leave(path: Path, writes: Sequence[PolicyWrite], error: MarlessError) -> learner_pool_pb2.Unpublished:
+    """Write down what was to be published; raises `error`, for which it was not, if there is no room."""
+    try:
+        path.unlink(missing_ok=True)  # of a worker that died before it could tell
+        with os.fdopen(private_files.open_own(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+            for write in writes:
+                file.writelines(write.blobs.values())
+    except OSError as problem:
+        _log.warning("update.not_kept", path=str(path), error=problem.strerror)
+        path.unlink(missing_ok=True)
+        raise error from None
+    policies = [
+        param_store_pb2.PolicyPublish(
+            policy=write.policy,
+            expected=write.expected,
+            req_id=write.req_id,
+            blobs=[param_store_pb2.BlobInfo(part=part, bytes=len(blob)) for part, blob in write.blobs.items()],
+        )
+        for write in writes
+    ]
+    return learner_pool_pb2.Unpublished(
+        path=str(path), policies=policies, error_code=type(error).__name__, error=str(error)
+    )
+
+
+async def publish(
+    store: ParamStore, job: str, epoch: int, round_: int, left: learner_pool_pb2.Unpublished
+) -> Mapping[str, int]:
+    """Publish what a learner left; returns the versions. Raises what `ParamStore.publish` does."""
+    return await store.publish(job, epoch, round_, list(_writes(left)))
+
+
+def _writes(left: learner_pool_pb2.Unpublished) -> Iterator[PolicyWrite]:
+    descriptor = private_files.open_own(Path(left.path), os.O_RDONLY)
+    try:
+        view = memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))  # lives as long as the blobs
+    finally:
+        os.close(descriptor)
+    at = 0
+    for each in left.policies:
+        blobs: dict[str, bytes | memoryview] = {}
+        for blob in each.blobs:
+            blobs[blob.part] = view[at : at + blob.bytes]
+            at += blob.bytes
+        yield PolicyWrite(policy=each.policy, expected=each.expected, req_id=each.req_id, blobs=blobs)

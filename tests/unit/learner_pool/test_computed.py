@@ -1,0 +1,208 @@
+"""What learners have computed is published once, by whoever asks for it from the same inputs; no file stays behind."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from marless.data.trajectory import TrajectorySchema
+from marless.envs.base import AgentClass, Discrete, EnvSpaces
+from marless.errors import ConflictError, FencedError, UnreachableError
+from marless.rpc.param_store import PolicyWrite
+from marless.rpc.v1.common_pb2 import Group, PolicyVersion
+from marless.rpc.v1.learner_pool_pb2 import LearnResult, LearnTask, TrajectoryFile, UpdateRequest, UploadHeader
+from services.learner_pool import unpublished
+from services.learner_pool.computed import Computed, check_published
+from services.learner_pool.intake import Intake
+
+SCHEMA = TrajectorySchema(EnvSpaces((AgentClass("a", ("a",), 1, Discrete(3)),), 0, None), 2, 1, with_state=False)
+BLOBS = {"acting": b"abc", "learning": b"defg"}
+
+
+class Store:
+    """Takes publishes of its epoch."""
+
+    def __init__(self) -> None:
+        self.epoch = 2
+        self.away = False
+        self.heads: dict[str, tuple[int, str]] = {}
+        self.published: list[dict[str, bytes]] = []
+
+    async def publish(self, job, epoch, round_, writes):
+        if self.away:
+            raise UnreachableError("param_store: away")
+        if epoch < self.epoch:
+            raise FencedError(f"epoch {epoch} is over")
+        self.published += [{part: bytes(blob) for part, blob in write.blobs.items()} for write in writes]
+        self.heads |= {write.policy: (write.expected + 1, write.req_id) for write in writes}
+        return {write.policy: write.expected + 1 for write in writes}
+
+    async def list(self, job):
+        policies = {
+            name: SimpleNamespace(head=SimpleNamespace(version=version), req_id=req_id)
+            for name, (version, req_id) in self.heads.items()
+        }
+        return SimpleNamespace(policies=policies)
+
+
+@pytest.fixture
+def intake(tmp_path):
+    intake = Intake(tmp_path, 1000)
+    intake.open("job", SCHEMA, epoch=1, round_=0)
+    yield intake
+    intake.shutdown()
+
+
+@pytest.fixture
+def store() -> Store:
+    return Store()
+
+
+@pytest.fixture
+def computed(store, intake) -> Computed:
+    return Computed("job", store, intake)
+
+
+def request(epoch: int = 1, *, agents: str = "ab", versions: str = "xy") -> UpdateRequest:
+    return UpdateRequest(
+        job="job",
+        epoch=epoch,
+        groups=[Group(policy="x", agents=agents)],
+        versions=[PolicyVersion(policy=name, version=1) for name in versions],
+    )
+
+
+def sampled(crc32: int = 7, epoch: int = 1) -> list[TrajectoryFile]:
+    return [TrajectoryFile(path="p", header=UploadHeader(crc32=crc32, epoch=epoch))]
+
+
+def fenced(computed: Computed, intake: Intake, scope: int = 0) -> Path:
+    """A scope's learner was refused, and has left what it computed."""
+    path = intake.spare()
+    write = PolicyWrite(f"policy-{scope}", 1, f"job/0/policy-{scope}", BLOBS)
+    left = unpublished.leave(path, [write], FencedError("epoch 1 is over"))
+    computed.put(LearnTask(scope=scope, spare=str(path)), LearnResult(unpublished=left, device="cpu"))
+    return path
+
+
+def versions(computed: Computed) -> dict[int, list[tuple[str, int]]]:
+    return {
+        scope: [(each.policy, each.version) for each in result.versions] for scope, result in computed.results.items()
+    }
+
+
+async def test_the_next_epoch_publishes_what_was_computed_under_the_last_one(computed, intake, store):
+    await computed.begin(request(), sampled())
+    path = fenced(computed, intake)
+    assert intake.held_bytes == 7
+    with pytest.raises(FencedError, match="epoch 1 is over"):
+        check_published(computed.results.values())
+    await computed.begin(request(2, versions="yx"), sampled(epoch=1))  # the order of heads says nothing
+    check_published(computed.results.values())
+    assert versions(computed) == {0: [("policy-0", 2)]}
+    assert computed.results[0].device == "cpu"
+    assert store.published == [BLOBS]
+    assert (path.exists(), intake.held_bytes) == (False, 0)
+    await computed.begin(request(2), sampled())
+    assert store.published == [BLOBS]
+
+
+async def test_an_epoch_that_ends_before_it_could_publish_leaves_it_to_the_one_after(computed, intake, store):
+    await computed.begin(request(), sampled())
+    fenced(computed, intake)
+    store.epoch = 3
+    await computed.begin(request(2), sampled())
+    with pytest.raises(FencedError, match="epoch 2 is over"):
+        check_published(computed.results.values())
+    await computed.begin(request(3), sampled())
+    assert store.published == [BLOBS]
+
+
+async def test_a_store_that_is_away_gets_it_when_it_is_back(computed, intake, store):
+    await computed.begin(request(), sampled())
+    fenced(computed, intake)
+    store.away = True
+    await computed.begin(request(2), sampled())
+    with pytest.raises(UnreachableError, match="param_store: away"):
+        check_published(computed.results.values())
+    store.away = False
+    await computed.begin(request(2), sampled())
+    assert store.published == [BLOBS]
+
+
+@pytest.mark.parametrize(
+    ("again", "trajectories"),
+    [
+        (request(2, agents="a"), sampled()),
+        (request(2), sampled(crc32=8)),
+        (UpdateRequest(job="job", epoch=2, round=1), sampled()),
+    ],
+)
+async def test_what_was_computed_from_other_inputs_is_dropped(computed, intake, store, again, trajectories):
+    await computed.begin(request(), sampled())
+    path = fenced(computed, intake)
+    await computed.begin(again, trajectories)
+    assert computed.results == {}
+    assert (path.exists(), intake.held_bytes, store.published) == (False, 0, [])
+
+
+async def test_scopes_that_had_been_published_stay_as_they_are(computed, intake, store):
+    await computed.begin(request(), sampled())
+    store.heads["policy-0"] = (2, "job/0/policy-0")
+    computed.put(
+        LearnTask(scope=0, spare=str(intake.spare())),
+        LearnResult(versions=[PolicyVersion(policy="policy-0", version=2)]),
+    )
+    fenced(computed, intake, 1)
+    with pytest.raises(ConflictError, match="round 0 was published for other groups than it is asked for now"):
+        await computed.begin(request(2, agents="a"), sampled())
+    await computed.begin(request(2), sampled())
+    assert versions(computed) == {0: [("policy-0", 2)], 1: [("policy-1", 2)]}
+
+
+async def test_what_the_store_has_lost_is_computed_again(computed, intake, store):
+    await computed.begin(request(), sampled())
+    computed.put(
+        LearnTask(scope=0, spare=str(intake.spare())),
+        LearnResult(versions=[PolicyVersion(policy="policy-0", version=2)]),
+    )
+    store.heads["policy-0"] = (1, "restored")
+    await computed.begin(request(2), sampled())
+    assert computed.results == {}
+
+
+async def test_what_the_spool_has_no_room_for_is_computed_again(computed, intake):
+    await computed.begin(request(), sampled())
+    intake.room.set_aside(994)
+    path = fenced(computed, intake)
+    assert not path.exists()
+    with pytest.raises(FencedError):
+        check_published(computed.results.values())
+    await computed.begin(request(2), sampled())
+    assert computed.results == {}
+
+
+async def test_files_go_with_the_round_and_with_the_job(computed, intake):
+    await computed.begin(request(), sampled())
+    path = fenced(computed, intake)
+    intake.advance("job", 1)
+    assert (path.exists(), intake.held_bytes) == (False, 0)
+    other = fenced(computed, intake)
+    intake.close("job")
+    assert (other.exists(), intake.held_bytes) == (False, 0)
+
+
+async def test_a_file_of_a_worker_that_died_before_it_could_tell_is_no_obstacle(computed, intake):
+    await computed.begin(request(), sampled())
+    path = intake.spare()
+    path.write_bytes(b"half")
+    write = PolicyWrite("x", 1, "r", BLOBS)
+    unpublished.leave(path, [write], FencedError("over"))
+    assert path.read_bytes() == b"abcdefg"
+    computed.put(LearnTask(spare=str(path)), LearnResult(versions=[PolicyVersion(policy="x", version=2)]))
+    assert not path.exists()
+
+
+def test_a_full_disk_leaves_the_reason_why_it_was_not_published(tmp_path):
+    with pytest.raises(FencedError, match="over"):
+        unpublished.leave(tmp_path / "missing" / "file", [PolicyWrite("x", 1, "r", BLOBS)], FencedError("over"))
