@@ -27,6 +27,7 @@ from tests.faults import (
     failpoints,
     job_kills,
     linearizability,
+    mid_update,
     partitions,
     paused_processes,
     paused_writer,
@@ -39,6 +40,7 @@ from tests.faults.results import Result, undisturbed
 from tests.faults.rig import Rig, running_rig
 
 ROUNDS = 300
+MID_UPDATE_ROUNDS, MID_UPDATE_S = 40, 6.0
 Figures = Mapping[str, float]
 
 
@@ -106,6 +108,18 @@ async def _r2_elsewhere(seed: int, _place: Path, stage: Stage) -> Figures:
     return total(every)
 
 
+async def _r2_mid_update(seed: int, _place: Path, stage: Stage) -> Figures:
+    rig, every = await stage.rig(), []
+    for prepare in (mid_update.of_two_scopes, mid_update.that_remembers):
+        subject = await prepare(rig, MID_UPDATE_ROUNDS)
+        every.append(
+            await mid_update.run(
+                subject, seed, mid_update.MOMENTS, times=8, rounds=MID_UPDATE_ROUNDS, update_s=MID_UPDATE_S
+            )
+        )
+    return total(every)
+
+
 async def _r2_changing(seed: int, _place: Path, stage: Stage) -> Figures:
     return total(await changing_groups.run(await stage.rig(), seed, kills=60, rounds=ROUNDS))
 
@@ -145,6 +159,11 @@ CASES = (
     ),
     Case(id="R2", attack="kill -9 of the coordinator while it takes a job in", run=_r2_submit),
     Case(id="R2", attack="kill -9 of learner workers and of the store around a publish", run=_r2_elsewhere),
+    Case(
+        id="R2",
+        attack="kill -9 of the coordinator two seconds into updates of six, of two scopes and with a replay",
+        run=_r2_mid_update,
+    ),
     Case(
         id="R2",
         attack="kill -9 around all of these writes, of a job whose groups and actors change every other round",
