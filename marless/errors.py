@@ -7,7 +7,13 @@ class to one status code, and the CLI maps each to an exit code.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+LONGEST_SHOWN = 80
+"""Characters of what somebody gave that a sentence repeats."""
+_MOST_NAMED = 40
+_LONGEST_COMPARED = 100  # comparing takes time with the product of the lengths, for each name
+_MOST_COMPARED = 500
 
 
 class MarlessError(Exception):
@@ -89,9 +95,22 @@ class InternalError(MarlessError):
     """A defect of ours; the log of the service that answered has the details."""
 
 
+def shown(value: object) -> str:
+    """What somebody gave, as a sentence repeats it: cut after `LONGEST_SHOWN` characters."""
+    given = repr(value[: LONGEST_SHOWN + 1] if isinstance(value, str) else value)
+    return given if len(given) <= LONGEST_SHOWN else given[: LONGEST_SHOWN - 1] + "…"
+
+
+def some_of(names: Sequence[str]) -> str:
+    """Names in a sentence, of which there may be too many to be read."""
+    more = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
     """One sentence for a name that is not registered, with the nearest match if there is one."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    comparable = names[:_MOST_COMPARED] if len(name) <= _LONGEST_COMPARED else ()
+    close = difflib.get_close_matches(name, comparable, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}? " if close else ""
-    return f"unknown {kind} {name!r}; {hint}known: {', '.join(names)}"
+    return f"unknown {kind} {shown(name)}; {hint}known: {some_of(names)}"

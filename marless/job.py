@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import mul
 
 from marless.algos import registry as algorithms
 from marless.algos.base import FunctionNode, Group, Scope, Setting, scopes
+from marless.data.trajectory import TrajectorySchema
 from marless.envs import registry as environments
-from marless.envs.base import EnvSpaces
-from marless.errors import SpecError
+from marless.envs.base import EnvSpaces, check_spaces
+from marless.errors import SpecError, shown
+from marless.limits import MAX_TRAJECTORY_BYTES
 from marless.scaling import registry as scaling_policies
 from marless.scaling.base import ActorScaling, ScalingContext
 from marless.sharing import registry as sharing_policies
@@ -18,6 +21,8 @@ from marless.sharing.base import Sharing
 from marless.sharing.groups import initial_groups
 from marless.spec import JobSpec
 
+_BYTES_PER_WEIGHT = 16
+"""float32: a weight, its gradient, and two moments of the optimizer."""
 _JOB_ID = re.compile(r"[a-z0-9]([a-z0-9-]{0,98}[a-z0-9])?")
 
 
@@ -83,10 +88,15 @@ def prepare(spec: JobSpec) -> Job:
     """Make the environment once to learn its spaces, and refuse what cannot work; raises SpecError."""
     try:
         spaces = environments.spaces(spec.env.name, spec.env.options)
+        check_spaces(spaces)
     except SpecError as error:
         raise SpecError(f"env: {error}") from error
     groups = initial_groups(spec.sharing.groups, spaces)
     algorithm = algorithms.algorithm(spec.algorithm.name)
+    _check_trajectory(
+        spec, TrajectorySchema(spaces, spec.actors.steps, spec.actors.envs, algorithm.needs_state(spec.algorithm))
+    )
+    _check_nets(spec, spaces, groups)
     if spec.scaling.within_budget and spec.stop.cost_usd is None:
         raise SpecError("scaling.within_budget: there is no budget to stay within; set stop.cost_usd, in US dollars")
     context = _context(spec, spaces, groups)
@@ -103,6 +113,34 @@ def prepare(spec: JobSpec) -> Job:
         curvature=curvature,
         noise="noise" in signals,
     )
+
+
+def _check_trajectory(spec: JobSpec, schema: TrajectorySchema) -> None:
+    """Raises SpecError if what an actor samples can never be uploaded."""
+    if schema.least_bytes <= MAX_TRAJECTORY_BYTES:
+        return
+    actors = spec.actors
+    raise SpecError(
+        f"actors: {actors.envs} envs · {actors.steps} steps of {len(schema.spaces.agents)} agents make a trajectory of "
+        f"{schema.least_bytes / 2**20:,.0f} MiB, and an actor may upload {MAX_TRAJECTORY_BYTES / 2**20:,.0f}; lower "
+        "actors.envs or actors.steps, and raise actors.count"
+    )
+
+
+def _check_nets(spec: JobSpec, spaces: EnvSpaces, groups: Sequence[Group]) -> None:
+    """Raises SpecError if a learner cannot hold even the perceptrons of the policies that it trains."""
+    weights = 0
+    for group in groups:
+        agents = spaces.class_of(group.agents[0])
+        widths = (agents.obs_size, *spec.model.hidden, agents.action.n)
+        weights += sum(map(mul, widths, widths[1:]))
+    needed, given = weights * _BYTES_PER_WEIGHT, spec.functions.learner.memory_mb * 2**20
+    if needed > given:
+        raise SpecError(
+            f"model.hidden: to train {len(groups)} policies of {weights // len(groups):,} weights takes "
+            f"{needed / 2**20:,.0f} MiB, and functions.learner.memory_mb gives {given / 2**20:,.0f}; lower "
+            "model.hidden, share policies (sharing.groups), or raise functions.learner.memory_mb"
+        )
 
 
 def _setting(spec: JobSpec, spaces: EnvSpaces, groups: tuple[Group, ...], least_actors: int) -> Setting:
@@ -147,4 +185,4 @@ def is_id(job_id: str) -> bool:
 def check_id(job_id: str) -> None:
     """Refuse a job id that cannot name a folder and keys; raises SpecError."""
     if not is_id(job_id):
-        raise SpecError(f"job id {job_id!r}: use lower-case letters, digits and dashes, at most 100")
+        raise SpecError(f"job id {shown(job_id)}: use lower-case letters, digits and dashes, at most 100")

@@ -8,9 +8,9 @@ from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from marless.errors import unknown_name
+from marless.errors import LONGEST_SHOWN, shown, unknown_name
 
-_LONGEST_VALUE = 80
+_MOST_SENTENCES = 20
 _KINDS = {
     "int": "a whole number",
     "float": "a number",
@@ -32,6 +32,8 @@ _BOUNDS = {
     "literal_error": "{expected}",
     "string_pattern_mismatch": "text that matches {pattern}",
     "too_short": "at least {min_length} of them",
+    "too_long": "at most {max_length} of them",
+    "string_too_long": "at most {max_length} characters",
 }
 Inner = Mapping[tuple[str, ...], type[BaseModel]]
 """Place in the job → type of the section there."""
@@ -39,22 +41,25 @@ Detail = Any  # pydantic's ErrorDetails, whose context differs from one kind of 
 
 
 def sentences(error: ValidationError, model: type[BaseModel], inner: Inner) -> list[str]:
-    """One sentence per field that `model` refused; `inner` has the types of sections that their names decide."""
+    """One sentence for each of the first fields that `model` refused, and how many more there are.
+
+    `inner` has the types of sections that their names decide.
+    """
     found: dict[tuple[str, ...], list[tuple[Detail, object]]] = {}
     for detail in error.errors(include_url=False):
         path, owner = _locate(detail["loc"], model, inner)
         found.setdefault(path, []).append((detail, owner))
-    return [
-        ": ".join(filter(None, (_shown(path), _sentence(path, details))))
-        for path, details in found.items()
-        # A value that may be one of several kinds is refused once per kind; what lies deepest was meant.
-        if not any(other[: len(path)] == path and other != path for other in found)
-    ]
+    # A value that may be one of several kinds is refused once per kind; what lies deepest was meant.
+    above = {path[:depth] for path in found for depth in range(len(path))}
+    refused = [path for path in found if path not in above]
+    told = [": ".join(filter(None, (_shown(path), _sentence(path, found[path])))) for path in refused[:_MOST_SENTENCES]]
+    more = len(refused) - len(told)
+    return [*told, *([f"and {more} more mistakes"] if more else [])]
 
 
 def _shown(path: Sequence[str]) -> str:
     """A field's place in the job, on one line whatever its names are."""
-    return ".".join(part if part.isprintable() else repr(part) for part in path)
+    return ".".join(part if part.isprintable() and len(part) <= LONGEST_SHOWN else shown(part) for part in path)
 
 
 def _locate(loc: Sequence[int | str], model: type[BaseModel], inner: Inner) -> tuple[tuple[str, ...], object]:
@@ -94,9 +99,7 @@ def _sentence(path: tuple[str, ...], details: list[tuple[Detail, object]]) -> st
             return str(detail["msg"]).removeprefix("Value error, ")
     if detail["input"] is None:
         return "is empty; give it a value or leave it out"
-    given = repr(detail["input"])
-    shown = given if len(given) <= _LONGEST_VALUE else given[: _LONGEST_VALUE - 1] + "…"
-    return f"got {shown}; allowed: {' or '.join(dict.fromkeys(_allowed(each) for each, _ in details))}"
+    return f"got {shown(detail['input'])}; allowed: {' or '.join(dict.fromkeys(_allowed(each) for each, _ in details))}"
 
 
 def _allowed(detail: Detail) -> str:

@@ -24,9 +24,11 @@ from pydantic import (
     model_validator,
 )
 
+from marless import documents
 from marless.algos import registry
 from marless.algos.base import AlgorithmConfig, CurvatureSpec, ModelSpec, Strict
-from marless.errors import SpecError
+from marless.errors import SpecError, shown
+from marless.limits import MAX_ACTORS, MAX_ENVS, MAX_EPISODES, MAX_NAME, MAX_STEPS, MAX_TIMEOUT_S
 from marless.mistakes import sentences
 from marless.named import name_of, named
 from marless.pricing import prices as price_tables
@@ -41,23 +43,28 @@ from marless.sinks.base import SinkConfig
 if TYPE_CHECKING:
     from marless.envs.base import EnvSpaces
 
+MOST_ROUNDS = 10**9
+MOST_ENV_STEPS = 10**15
+MOST_SINKS = 8
 JOB_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 
 
 class EnvSpec(Strict):
     """Which environment, and its own options."""
 
-    name: str = Field(description="mpe/<game>, game/<game> or pettingzoo/<module>")
+    name: str = Field(max_length=MAX_NAME, description="mpe/<game>, game/<game> or pettingzoo/<module>")
     options: dict[str, JsonValue] = Field(default_factory=dict, description="passed to the environment")
 
 
 class ActorsSpec(Strict):
     """How much each round samples: count · envs · steps env steps."""
 
-    count: int = Field(2, ge=1, le=4096, description="actors per round, unless a scaling policy decides")
-    envs: int = Field(80, ge=1, le=65536, description="environment copies per actor")
-    steps: int = Field(25, ge=1, le=65536, description="time steps per copy; an actor starts with fresh episodes")
-    timeout_s: float = Field(300.0, gt=0, description="an actor that takes longer is given to another worker")
+    count: int = Field(2, ge=1, le=MAX_ACTORS, description="actors per round, unless a scaling policy decides")
+    envs: int = Field(80, ge=1, le=MAX_ENVS, description="environment copies per actor")
+    steps: int = Field(25, ge=1, le=MAX_STEPS, description="time steps per copy; an actor starts with fresh episodes")
+    timeout_s: float = Field(
+        300.0, gt=0, le=MAX_TIMEOUT_S, description="an actor that takes longer is given to another worker"
+    )
 
 
 class FunctionSize(Strict):
@@ -104,25 +111,28 @@ class BillSpec(Strict):
 class EvaluationSpec(Strict):
     """Periodic greedy evaluation, and the random baseline measured once per job."""
 
-    every: int = Field(10, ge=0, description="rounds between evaluations; 0: only at the end")
-    episodes: int = Field(100, ge=1, description="episodes of one evaluation")
-    random_episodes: int = Field(1000, ge=1, description="episodes that measure what chance scores")
+    every: int = Field(10, ge=0, le=MOST_ROUNDS, description="rounds between evaluations; 0: only at the end")
+    episodes: int = Field(100, ge=1, le=MAX_EPISODES, description="episodes of one evaluation")
+    random_episodes: int = Field(1000, ge=1, le=MAX_EPISODES, description="episodes that measure what chance scores")
 
 
 class LearnerSpec(Strict):
     """Where updates run, and how long one may take."""
 
-    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto: a GPU if there is one")
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d{1,3})?)$", description="auto: a GPU if there is one")
     timeout_s: float = Field(
-        600.0, gt=0, description="an update that takes longer is given to another worker, once; then the job fails"
+        600.0,
+        gt=0,
+        le=MAX_TIMEOUT_S,
+        description="an update that takes longer is given to another worker, once; then the job fails",
     )
 
 
 class CheckpointSpec(Strict):
     """Policies as safetensors files in the run folder."""
 
-    every: int = Field(50, ge=0, description="rounds between checkpoints; 0: only at the end")
-    keep: int = Field(3, ge=1, description="newest checkpoints kept")
+    every: int = Field(50, ge=0, le=MOST_ROUNDS, description="rounds between checkpoints; 0: only at the end")
+    keep: int = Field(3, ge=1, le=MOST_ROUNDS, description="newest checkpoints kept")
 
 
 class StartSpec(Strict):
@@ -138,13 +148,15 @@ class StartSpec(Strict):
 class StopSpec(Strict):
     """The job succeeds as soon as one of these is reached; at least one must be set."""
 
-    rounds: int | None = Field(None, ge=1)
-    env_steps: int | None = Field(None, ge=1, description="env steps sampled for training")
+    rounds: int | None = Field(None, ge=1, le=MOST_ROUNDS)
+    env_steps: int | None = Field(None, ge=1, le=MOST_ENV_STEPS, description="env steps sampled for training")
     greedy_return: float | None = Field(
         None, alias="return", description="mean greedy evaluation return per agent reached"
     )
-    wall_s: float | None = Field(None, gt=0, description="seconds since the first round started")
-    cost_usd: float | None = Field(None, gt=0, description="US dollars by `bill.accounting`; no round starts beyond")
+    wall_s: float | None = Field(None, gt=0, le=MOST_ROUNDS, description="seconds since the first round started")
+    cost_usd: float | None = Field(
+        None, gt=0, le=MOST_ROUNDS, description="US dollars by `bill.accounting`; no round starts beyond"
+    )
 
     @model_validator(mode="after")
     def _some_rule(self) -> StopSpec:
@@ -187,6 +199,13 @@ def _sink(value: object) -> SinkConfig:
     return named(value, SinkConfig, _sink_type, "sinks: [{name: tensorboard}]")
 
 
+def _few(value: object) -> object:
+    """Counts sinks before any is looked at: looking one up takes milliseconds."""
+    if isinstance(value, list | tuple) and len(value) > MOST_SINKS:
+        raise ValueError(f"{len(value)} sinks; a job has {MOST_SINKS} at most")
+    return value
+
+
 class JobSpec(Strict):
     """One training run. Equal specs and seeds give equal results in synchronous mode."""
 
@@ -209,8 +228,11 @@ class JobSpec(Strict):
     learner: LearnerSpec = LearnerSpec()  # type: ignore[call-arg]
     checkpoint: CheckpointSpec = CheckpointSpec()  # type: ignore[call-arg]
     start: StartSpec = StartSpec()  # type: ignore[call-arg]
-    sinks: tuple[Annotated[SerializeAsAny[SinkConfig], BeforeValidator(_sink)], ...] = Field(
-        (), description="where curves go beside the run folder: tensorboard, wandb, mlflow, or a sink of your own"
+    sinks: Annotated[
+        tuple[Annotated[SerializeAsAny[SinkConfig], BeforeValidator(_sink)], ...], BeforeValidator(_few)
+    ] = Field(
+        (),
+        description="where curves go beside the run folder: tensorboard, wandb, mlflow, or a sink of your own",
     )
     stop: StopSpec
 
@@ -240,7 +262,7 @@ class JobSpec(Strict):
 
 def from_json(text: str) -> JobSpec:
     """Read what `JobSpec.to_json` wrote; raises SpecError."""
-    return parse(_json(text, "spec"), "spec")
+    return parse(documents.from_json(text, "spec"), "spec")
 
 
 def spaces_to_json(spaces: EnvSpaces) -> str:
@@ -250,25 +272,20 @@ def spaces_to_json(spaces: EnvSpaces) -> str:
 
 def spaces_from_json(text: str) -> EnvSpaces:
     """Read what `spaces_to_json` wrote; raises SpecError."""
-    from marless.envs.base import EnvSpaces
+    from marless.envs.base import EnvSpaces, check_spaces
 
     try:
-        return TypeAdapter(EnvSpaces).validate_python(_json(text, "spaces"))
+        spaces = TypeAdapter(EnvSpaces).validate_python(documents.from_json(text, "spaces", finite=False))
     except ValidationError as error:
         raise SpecError(f"spaces: {error.error_count()} fields are not those of an environment's spaces") from None
-
-
-def _json(text: str, what: str) -> object:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise SpecError(f"{what}: not valid JSON: {error}") from None
+    check_spaces(spaces)
+    return spaces
 
 
 def parse(document: object, source: str) -> JobSpec:
     """Check a YAML or JSON document; raises SpecError with one line per mistake, each starting with `source`."""
     if not isinstance(document, Mapping):
-        given = "nothing" if document is None else repr(document)
+        given = "nothing" if document is None else shown(document)
         raise SpecError(f"{source}: a job is a mapping of sections (env, algorithm, stop, …), got {given}")
     try:
         return JobSpec.model_validate(dict(document))
@@ -289,7 +306,7 @@ def _inner_types(document: Mapping[str, Any]) -> dict[tuple[str, ...], type[Stri
         with suppress(SpecError):
             types["sharing", "similarity"] = similarity_type(str(name_of(sharing["similarity"]) or "kde"))
     given = document.get("sinks")
-    for index, sink in enumerate(given if isinstance(given, list | tuple) else ()):
+    for index, sink in enumerate(given[:MOST_SINKS] if isinstance(given, list | tuple) else ()):
         with suppress(SpecError):
             types["sinks", str(index)] = _sink_type(str(name_of(sink)))
     return types
@@ -300,7 +317,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
 
     For where the user sits. Raises SpecError.
     """
-    document = _yaml(path)
+    document = documents.from_yaml(path)
     if isinstance(document, dict):
         for override in overrides:
             override_field(document, override)
@@ -310,16 +327,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
 
 def load_resolved(path: Path) -> JobSpec:
     """Read the spec.yaml of a run folder, maybe a stranger's: no file that it names is read. Raises SpecError."""
-    return parse(_yaml(path), str(path))
-
-
-def _yaml(path: Path) -> object:
-    try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SpecError(f"{path}: cannot be read ({error.strerror}); give the path of a job file") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise SpecError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    return parse(documents.from_yaml(path), str(path))
 
 
 def with_files(document: Mapping[str, Any], source: str) -> dict[str, Any]:  # Any: YAML

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Protocol, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat
 
 if TYPE_CHECKING:  # so that a job file can be checked without loading NumPy: `marless submit` is to answer at once
     from pathlib import Path
@@ -25,6 +25,8 @@ if TYPE_CHECKING:  # so that a job file can be checked without loading NumPy: `m
     from marless.envs.base import AgentClass, EnvSpaces
 
 Arrays: TypeAlias = "Mapping[str, NDArray[np.generic]]"
+Width: TypeAlias = Annotated[int, Field(gt=0, le=8192)]
+"""Units of a layer."""
 REPLAY = "replay"
 """The "kind" of a state that is no policy: what a learner remembers of its job's rounds."""
 
@@ -38,7 +40,7 @@ class Strict(BaseModel):
 class ModelSpec(Strict):
     """The nets of every policy and critic: perceptrons, or with memory."""
 
-    hidden: tuple[PositiveInt, ...] = Field((64, 64), description="units of each hidden layer", min_length=1)
+    hidden: tuple[Width, ...] = Field((64, 64), description="units of each hidden layer", min_length=1, max_length=16)
     activation: Literal["tanh", "relu"] = Field("tanh", description="non-linearity after each hidden layer")
     recurrent: Literal["none", "gru"] = Field(
         "none", description="gru: the last hidden layer is one of gated recurrent units, which remember an episode"
@@ -50,7 +52,7 @@ class Schedule(Strict):
 
     start: NonNegativeFloat
     end: NonNegativeFloat
-    env_steps: int = Field(gt=0)
+    env_steps: int = Field(gt=0, le=10**15)
 
     def at(self, env_steps: int) -> float:
         """The value once `env_steps` env steps (all agents act once) have been sampled."""
@@ -70,9 +72,9 @@ def value_at(rate: Rate, env_steps: int) -> float:
 class CurvatureSpec(Strict):
     """How the curvature of each policy's objective is measured, where a scaling or sharing policy asks for it."""
 
-    samples: int = Field(128, ge=1, description="of a round's samples per policy, drawn anew each round")
-    steps: int = Field(8, ge=2, description="Lanczos steps, a Hessian-vector product each")
-    probes: int = Field(1, ge=1, description="random starts; the most extreme eigenvalues of all count")
+    samples: int = Field(128, ge=1, le=65_536, description="of a round's samples per policy, drawn anew each round")
+    steps: int = Field(8, ge=2, le=1000, description="Lanczos steps, a Hessian-vector product each")
+    probes: int = Field(1, ge=1, le=100, description="random starts; the most extreme eigenvalues of all count")
 
 
 class SimilarityConfig(Strict):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
 from marless.algos import off_policy
 from marless.algos.base import (
@@ -18,6 +18,7 @@ from marless.algos.base import (
     Schedule,
     Scope,
     Setting,
+    Width,
 )
 from marless.algos.off_policy import OffPolicyConfig
 from marless.errors import SpecError
@@ -33,8 +34,8 @@ class DDPGConfig(OffPolicyConfig):
     lr: Rate = Field(1e-3, description="learning rate of policies")
     critic_lr: Rate = Field(4e-3, description="learning rate of critics")
     target_tau: float = Field(0.02, gt=0, le=1, description="share of a target net that each gradient step replaces")
-    critic_hidden: tuple[PositiveInt, ...] | None = Field(
-        None, min_length=1, description="units of each hidden layer of critics; null: those of policies"
+    critic_hidden: tuple[Width, ...] | None = Field(
+        None, min_length=1, max_length=16, description="units of each hidden layer of critics; null: those of policies"
     )
     noise: Rate = Field(
         Schedule(start=0.5, end=0.1, env_steps=100_000),
@@ -47,7 +48,7 @@ class DDPGConfig(OffPolicyConfig):
         True, description="discrete actions: critics see one action, not the relaxed mixture, where policies learn"
     )
     regularisation: float = Field(1e-3, ge=0, description="weight of the policies' mean squared outputs in their loss")
-    policy_every: int = Field(1, ge=1, description="gradient steps of critics per gradient step of policies")
+    policy_every: int = Field(1, ge=1, le=10**6, description="gradient steps of critics per gradient step of policies")
     twin: bool = Field(False, description="TD3: two critics, of which targets take the lower value, and smoothing")
     smoothing: float = Field(
         0.2, ge=0, description="with twin, continuous actions: deviation of the noise on actions of target policies"

@@ -21,7 +21,10 @@ class ReplaySpec(Strict):
     """What is remembered of past rounds, and how it is drawn from. Kept per agent, so that groups may change."""
 
     capacity: int = Field(
-        100_000, ge=1, description="frames kept: env steps, and each episode's last view; the oldest rounds go first"
+        100_000,
+        ge=1,
+        le=10**9,
+        description="frames kept: env steps, and each episode's last view; the oldest rounds go first",
     )
     unit: Literal["transitions", "episodes"] = Field(
         "transitions", description="what is drawn: single env steps, or whole episodes, which memory nets need"
@@ -41,14 +44,20 @@ class OffPolicyConfig(AlgorithmConfig):
     optimizer_eps: float = Field(1e-5, gt=0, description="ε in the optimizer's denominator")
     gamma: float = Field(0.95, ge=0, le=1, description="discount per env step")
     batch: int | None = Field(
-        None, ge=1, description=f"drawn for each gradient step; null: {ENV_STEPS} env steps, or {EPISODES} episodes"
+        None,
+        ge=1,
+        le=10**6,
+        description=f"drawn for each gradient step; null: {ENV_STEPS} env steps, or {EPISODES} episodes",
     )
     updates: int | None = Field(
-        None, ge=1, description=f"gradient steps per round; null: one for each {UPDATE_ENV_STEPS} of its env steps"
+        None,
+        ge=1,
+        le=10**6,
+        description=f"gradient steps per round; null: one for each {UPDATE_ENV_STEPS} of its env steps",
     )
-    warmup: int = Field(1000, ge=0, description="env steps remembered before the first gradient step")
-    n_step: int = Field(1, ge=1, description="rewards summed before a target net is asked")
-    target_every: int | None = Field(None, ge=1, description="gradient steps between copies to target nets")
+    warmup: int = Field(1000, ge=0, le=10**9, description="env steps remembered before the first gradient step")
+    n_step: int = Field(1, ge=1, le=1000, description="rewards summed before a target net is asked")
+    target_every: int | None = Field(None, ge=1, le=10**9, description="gradient steps between copies to target nets")
     target_tau: float = Field(0.01, gt=0, le=1, description="share of a target net that each gradient step replaces")
     max_grad_norm: float = Field(10.0, gt=0, description="limit of each net's gradient norm")
     reward_normalisation: bool = Field(True, description="rewards of mean 0 and deviation 1 over what was remembered")

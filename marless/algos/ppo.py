@@ -19,8 +19,8 @@ class PPOConfig(AlgorithmConfig):
     gamma: float = Field(0.95, ge=0, le=1, description="discount per env step")
     gae_lambda: float = Field(0.95, ge=0, le=1, description="λ of generalised advantage estimation")
     clip: Rate = Field(0.2, description="ε of the clipped surrogate")
-    epochs: int = Field(4, ge=1, description="passes over a round's samples")
-    minibatches: int = Field(4, ge=1, description="gradient steps per pass")
+    epochs: int = Field(4, ge=1, le=1000, description="passes over a round's samples")
+    minibatches: int = Field(4, ge=1, le=65_536, description="gradient steps per pass")
     entropy: Rate = Field(0.01, description="weight of the entropy bonus")
     max_grad_norm: float = Field(0.5, gt=0, description="limit of each net's gradient norm, per policy")
     value_clip: float | None = Field(

@@ -15,9 +15,9 @@ class QMIXConfig(TeamConfig):
 
     name: Literal["qmix"] = Field("qmix", description="this algorithm")
     lr: Rate = Field(5e-4, description="learning rate of policies and of the mixer")
-    target_every: int | None = Field(400, ge=1, description="gradient steps between copies to target nets")
-    embed: int = Field(32, ge=1, description="units of the mixer's hidden layer")
-    hypernet: int = Field(64, ge=1, description="hidden units of the nets that give the mixer's weights")
+    target_every: int | None = Field(400, ge=1, le=10**9, description="gradient steps between copies to target nets")
+    embed: int = Field(32, ge=1, le=8192, description="units of the mixer's hidden layer")
+    hypernet: int = Field(64, ge=1, le=8192, description="hidden units of the nets that give the mixer's weights")
 
 
 class QMIX(QAlgorithm):

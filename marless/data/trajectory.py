@@ -28,12 +28,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
 from marless.envs.base import Discrete, EnvSpaces
-from marless.errors import CorruptError
+from marless.errors import CorruptError, shown, some_of
 
 Arrays = Mapping[str, NDArray[np.generic]]
 
@@ -72,6 +73,11 @@ class TrajectorySchema:
     batch: int
     with_state: bool
 
+    @property
+    def least_bytes(self) -> int:
+        """What a trajectory takes at least: without bootstrap rows."""
+        return sum(np.dtype(dtype).itemsize * prod(shape) for dtype, shape in self.shapes(boot_rows=0).values())
+
     def shapes(self, boot_rows: int) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Name → (NumPy dtype name, shape) for a trajectory with `boot_rows` bootstrap rows."""
         t, b, k = self.steps, self.batch, boot_rows
@@ -98,20 +104,28 @@ class TrajectorySchema:
                 expected[f"boot_mask/{i}"] = ("bool", (tnb[1], k, agents.action.n))
         return expected
 
+    def check_shapes(self, given: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
+        """Raise CorruptError, naming the array, unless these are the names, dtypes and shapes of a trajectory.
+
+        Takes time with the number of arrays alone, whatever sizes they claim.
+        """
+        rows = dict(given).get("boot_index", ("", ()))[1]
+        expected = self.shapes(rows[0] if len(rows) == 1 and 0 <= rows[0] <= self.steps * self.batch else 0)
+        if given.keys() != expected.keys():
+            odd = sorted(given.keys() ^ expected.keys())
+            raise CorruptError(
+                f"trajectory: arrays {shown(odd)} are missing or unknown; the job declares {some_of(sorted(expected))}"
+            )
+        for name, (dtype, shape) in expected.items():
+            if given[name] != (dtype, shape):
+                found = f"{given[name][0]}{list(given[name][1])}"
+                raise CorruptError(f"trajectory: {name} is {shown(found)[1:-1]}, the job declares {dtype}{list(shape)}")
+
     def check(self, trajectory: Trajectory) -> None:
         """Raise CorruptError, naming the array, unless the trajectory has exactly these arrays and finite values."""
         arrays = trajectory.arrays
-        rows = arrays["boot_index"].shape[0] if "boot_index" in arrays and arrays["boot_index"].ndim == 1 else 0
-        expected = self.shapes(rows)
-        if arrays.keys() != expected.keys():
-            odd = sorted(arrays.keys() ^ expected.keys())
-            raise CorruptError(f"trajectory: arrays {odd} are missing or unknown; the job declares {sorted(expected)}")
-        for name, (dtype, shape) in expected.items():
-            array = arrays[name]
-            if array.dtype != np.dtype(dtype) or array.shape != shape:
-                raise CorruptError(
-                    f"trajectory: {name} is {array.dtype}{list(array.shape)}, the job declares {dtype}{list(shape)}"
-                )
+        self.check_shapes({name: (array.dtype.name, array.shape) for name, array in arrays.items()})
+        for name, array in arrays.items():
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 raise CorruptError(f"trajectory: {name} holds NaN or infinite values")
             if array.dtype.kind == "b" and array.view(np.uint8).max(initial=0) > 1:

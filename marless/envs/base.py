@@ -14,7 +14,8 @@ from typing import Literal, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from marless.errors import SpecError
+from marless.errors import SpecError, shown
+from marless.limits import MAX_ACTIONS, MAX_AGENTS, MAX_NAME, MAX_OBSERVATION, MAX_STATE
 
 FloatArray = NDArray[np.float32]
 RewardArray = NDArray[np.float32] | NDArray[np.float64]
@@ -85,6 +86,31 @@ class EnvSpaces:
             if agent in agent_class.agents:
                 return agent_class
         raise KeyError(agent)
+
+
+def check_spaces(spaces: EnvSpaces) -> None:
+    """Raises SpecError unless there are agents with names of their own, who see and do something, and not too much."""
+    for kind, names in (("agents", spaces.agents), ("agent classes", tuple(each.name for each in spaces.classes))):
+        _check_count(kind, len(names), MAX_AGENTS)
+        if len(set(names)) < len(names):
+            raise SpecError(f"two {kind} of the environment have one name; each needs its own")
+        for name in names:
+            if not 0 < len(name) <= MAX_NAME:
+                raise SpecError(
+                    f"{shown(name)} cannot be among the names of {kind}: they have 1 to {MAX_NAME} characters"
+                )
+    for each in spaces.classes:
+        _check_count(f"agents of class {each.name}", len(each.agents), MAX_AGENTS)
+        _check_count(f"numbers that each of class {each.name} observes", each.obs_size, MAX_OBSERVATION)
+        _check_count(f"actions of class {each.name}", each.action.n, MAX_ACTIONS)
+    _check_count("numbers of the global state", spaces.state_size, MAX_STATE, least=0)
+    if spaces.max_steps is not None:
+        _check_count("steps of an episode", spaces.max_steps, 2**31)
+
+
+def _check_count(what: str, count: int, most: int, *, least: int = 1) -> None:
+    if not least <= count <= most:
+        raise SpecError(f"the environment has {count:,} {what}; {least} to {most:,} are possible")
 
 
 @dataclass(frozen=True)

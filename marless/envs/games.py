@@ -16,10 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marless.envs.base import ActionArray, AgentClass, BoolArray, Box, Discrete, EnvSpaces, Frame, Transition
-from marless.errors import SpecError, unknown_name
+from marless.errors import SpecError, shown, unknown_name
+from marless.limits import MAX_AGENTS
 
 Table = tuple[tuple[float, ...], ...]
 
+MOST_CHOICES = 128
 PENALTY = "penalty"
 """This payoff is made from the option `penalty`."""
 
@@ -66,10 +68,10 @@ class MatrixOptions:
             return np.array(PAYOFFS[self.payoff])
         rows = self.payoff if isinstance(self.payoff, Sequence) else ()
         square = all(isinstance(row, Sequence) and len(row) == len(rows) and all(map(_is_number, row)) for row in rows)
-        if len(rows) < 2 or not square:
+        if not 2 <= len(rows) <= MOST_CHOICES or not square:
             raise SpecError(
                 f"payoff must be a name ({', '.join([*PAYOFFS, PENALTY])}) or a square table of at least 2 × 2 "
-                f"numbers, got {self.payoff!r}"
+                f"and at most {MOST_CHOICES} × {MOST_CHOICES} numbers, got {shown(self.payoff)}"
             )
         return np.array(rows, np.float64)
 
@@ -86,7 +88,9 @@ class TargetOptions:
     def __post_init__(self) -> None:
         targets = self.targets if isinstance(self.targets, Sequence) else ()
         if not targets or not all(_is_number(each) and -1 <= each <= 1 for each in targets):
-            raise SpecError(f"targets must be a list of numbers from -1 to 1, one an agent, got {self.targets!r}")
+            raise SpecError(f"targets must be a list of numbers from -1 to 1, one an agent, got {shown(self.targets)}")
+        if len(targets) > MAX_AGENTS:
+            raise SpecError(f"targets: {len(targets)} agents; at most {MAX_AGENTS} are possible")
         if not _is_number(self.tolerance) or self.tolerance <= 0:
             raise SpecError(f"tolerance must be a number above 0, got {self.tolerance!r}")
 

@@ -21,11 +21,13 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from marless.envs.base import ActionArray, AgentClass, Box, Discrete, EnvSpaces, Frame, Scene, Transition
-from marless.errors import SpecError
+from marless.errors import SpecError, shown
+from marless.limits import MAX_AGENTS
 
 DT = 0.1
 DAMPING = 0.25
 FORCE = 5.0
+MAX_CYCLES = 1_000_000
 CONTACT_DISTANCE = 0.30
 CONTACT_FORCE = 100.0
 CONTACT_MARGIN = 1e-3
@@ -54,8 +56,13 @@ class ParticleOptions:
     def __post_init__(self) -> None:
         for name in ("agents", "landmarks", "max_cycles"):
             value = getattr(self, name)
-            if not _is_count(value) and not (name == "landmarks" and value is None):
-                raise SpecError(f"{name} must be a whole number of at least 1, got {value!r}")
+            if name == "landmarks" and value is None:
+                continue
+            most = MAX_CYCLES if name == "max_cycles" else MAX_AGENTS
+            if not _is_count(value):
+                raise SpecError(f"{name} must be a whole number of at least 1, got {shown(value)}")
+            if value > most:
+                raise SpecError(f"{name} may be {most:,} at most, got {shown(value)}")
         if not isinstance(self.continuous_actions, bool):
             raise SpecError(f"continuous_actions must be true or false, got {self.continuous_actions!r}")
 
@@ -312,7 +319,7 @@ class SimpleAdversary(ParticleEnv):
 def _seen(movers: int, marks: int) -> NDArray[np.intp]:
     """For each agent, the entities it sees, in order: every landmark, then every other agent."""
     landmarks = range(movers, movers + marks)
-    return np.array([[*landmarks, *(j for j in range(movers) if j != i)] for i in range(movers)])
+    return np.array([[*landmarks, *(j for j in range(movers) if j != i)] for i in range(movers)], np.intp)
 
 
 def _action(options: ParticleOptions) -> Discrete | Box:

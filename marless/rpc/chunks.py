@@ -7,16 +7,19 @@ by hand, because protobuf's own `bytes` fields copy the data twice more (measure
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from marless.errors import CorruptError, UnreachableError
+from marless.errors import CorruptError, SpecError, UnreachableError
 
 PIECE_BYTES = 2**20
+HEADER_BYTES = 2**20
 STALL_S = 10.0
 """A transfer brings 1 MiB, or its rest, within so many seconds, or is given up: what it holds is wanted by others."""
+_UNCHECKED = ("crc32", "epoch")
 _HEADER_TAG = 0x0A  # field 1, length-delimited
 _DATA_TAG = 0x12  # field 2, length-delimited
 
@@ -50,9 +53,26 @@ def data_frames(buffers: Iterable[memoryview | bytes]) -> Iterator[bytes]:
         yield _frame(_DATA_TAG, batch)
 
 
+def checksum(header: Message, buffers: Iterable[memoryview | bytes]) -> int:
+    """CRC-32 of a header and of the data that follow it.
+
+    Of the header all but the checksum itself, and the epoch, which says who asked for a transfer, not what is in it.
+    """
+    bare = type(header)()
+    bare.CopyFrom(header)
+    for field in _UNCHECKED:
+        bare.ClearField(field)
+    crc = zlib.crc32(bare.SerializeToString(deterministic=True))
+    for buffer in buffers:
+        crc = zlib.crc32(buffer, crc)
+    return crc
+
+
 async def read_header(stream: AsyncIterator[bytes], kind: type[Header], *, within_s: float | None = None) -> Header:
-    """The first frame of a transfer; raises CorruptError unless it is a header of this kind, UnreachableError if it
-    does not come within that time.
+    """The first frame of a transfer.
+
+    Raises CorruptError unless it is a header of this kind, SpecError if it is too long, UnreachableError if it does not
+    come within that time.
     """
     try:
         async with asyncio.timeout(within_s):
@@ -62,6 +82,8 @@ async def read_header(stream: AsyncIterator[bytes], kind: type[Header], *, withi
     try:
         if first is not None:
             tag, body = parse(first)
+            if len(body) > HEADER_BYTES:
+                raise SpecError(f"a header of {len(body):,} bytes; at most {HEADER_BYTES:,} are taken")
             if tag == _HEADER_TAG:
                 return kind.FromString(bytes(body))
     except DecodeError:

@@ -15,6 +15,7 @@ import grpc
 
 from marless import errors
 from marless.rpc.handlers import Handler, Method, wrapped
+from marless.rpc.requests import parsing
 
 STATUS: dict[type[errors.MarlessError], grpc.StatusCode] = {
     errors.SpecError: grpc.StatusCode.INVALID_ARGUMENT,
@@ -87,14 +88,14 @@ def _hinted(error: errors.MarlessError, after_ms: str) -> errors.MarlessError:
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: errors.MarlessError) -> NoReturn:
     """End the RPC with the status of `error`; a sentence too long for a header is cut, a detail loses its beginning."""
-    sentence = str(error).encode()
+    sentence = str(error).encode(errors="backslashreplace")
     if len(sentence) > _SENTENCE_BYTES:
         sentence = sentence[:_SENTENCE_BYTES] + " …".encode()
     details = sentence.decode(errors="ignore")
     trailer: tuple[tuple[str, str | bytes], ...] = ((_CLASS_KEY, type(error).__name__),)
     if error.detail:
         room = (_TRAILER_BYTES - len(quote(details))) * 3 // 4  # it travels as base64
-        trailer += ((_DETAIL_KEY, error.detail.encode()[-room:]),)
+        trailer += ((_DETAIL_KEY, error.detail.encode(errors="backslashreplace")[-room:]),)
     if isinstance(error, errors.OverloadedError):
         trailer += ((_RETRY_KEY, str(round(error.retry_after_s * 1000))),)
     await context.abort(STATUS[type(error)], details, trailer)
@@ -110,7 +111,9 @@ async def _translate(context: grpc.aio.ServicerContext[Any, Any], error: Excepti
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Turns what a handler raises into a status, for unary and streaming RPCs alike."""
+    """Turns what a handler raises into a status, for unary and streaming RPCs alike; so are requests that are no
+    messages, which are therefore parsed in here.
+    """
 
     async def intercept_service(
         self,
@@ -119,7 +122,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     ) -> Handler | None:
         """Wrap whichever of the four handler kinds this method has."""
         handler = await continuation(handler_call_details)
-        return handler and wrapped(handler, _wrap_coroutine, _wrap_generator)
+        return handler and wrapped(parsing(handler), _wrap_coroutine, _wrap_generator)
 
 
 def _wrap_coroutine(inner: Method) -> Method:

@@ -14,12 +14,17 @@ Method = Callable[..., Any]
 Wrap = Callable[[Method], Method]
 
 
-def wrapped(handler: Handler, coroutine: Wrap, generator: Wrap) -> Handler:
-    """The same handler with its method wrapped: by `generator` if it yields its answers, else by `coroutine`."""
+def wrapped(
+    handler: Handler, coroutine: Wrap, generator: Wrap, deserializer: Callable[[bytes], Any] | None = None
+) -> Handler:
+    """The same handler with its method wrapped: by `generator` if it yields its answers, else by `coroutine`.
+
+    A `deserializer` takes the place of the handler's own.
+    """
     for kind in ("unary_unary", "stream_unary", "unary_stream", "stream_stream"):
         inner: Method | None = getattr(handler, kind)
         if inner is not None:
             wrap = generator if inspect.isasyncgenfunction(inner) else coroutine
             make = getattr(grpc, f"{kind}_rpc_method_handler")
-            return make(wrap(inner), handler.request_deserializer, handler.response_serializer)  # type: ignore[no-any-return]
+            return make(wrap(inner), deserializer or handler.request_deserializer, handler.response_serializer)  # type: ignore[no-any-return]
     return handler

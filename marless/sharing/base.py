@@ -7,22 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeAlias
 
 from pydantic import Field
 
 from marless.algos.base import Group, SimilarityConfig, Strict
+from marless.limits import MAX_AGENTS
 from marless.record import Returns, RoundRecord
 
 if TYPE_CHECKING:
     from marless.envs.base import EnvSpaces
 
 
+Members: TypeAlias = Annotated[tuple[str, ...], Field(max_length=MAX_AGENTS)]
+
+
 class SharingConfig(Strict):
     """Base of every sharing policy's config; `name` selects the policy in the registry."""
 
     name: str
-    groups: Literal["independent", "shared"] | dict[str, tuple[str, ...]] = Field(
+    groups: Literal["independent", "shared"] | Annotated[dict[str, Members], Field(max_length=MAX_AGENTS)] = Field(
         "independent",
         description="groups of the first round: a policy per agent; one per agent class; or policy name → agents",
     )

@@ -31,7 +31,7 @@ class MarlessConfig(SharingConfig):
     """MARLess: share and split by the trend of returns, group by similarity."""
 
     name: str = "marless"
-    window: int = Field(10, ge=2, description="W: rounds whose returns make the trend")
+    window: int = Field(10, ge=2, le=512, description="W: rounds whose returns make the trend")
     threshold: float = Field(
         0.1, description="γ: a slope below it, in scaled returns per round, changes between sharing and not sharing"
     )

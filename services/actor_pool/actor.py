@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import zlib
 from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
 
 import numpy as np
 
+from marless import documents
 from marless.data.rollout import EpisodeStats, play, rollout
 from marless.data.trajectory import Trajectory
 from marless.envs import registry
 from marless.envs.base import BatchedEnv
-from marless.errors import AlreadyExistsError, FencedError, StaleError
+from marless.errors import AlreadyExistsError, FencedError, SpecError, StaleError
 from marless.nets.acting import ActingPolicies, ActingState
 from marless.nets.serial import decode_acting
+from marless.rpc import chunks
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
 from marless.rpc.retry import retry
@@ -95,7 +94,9 @@ class Actor:
     def _env(self, settings: actor_pool_pb2.RolloutSettings, batch: int) -> BatchedEnv:
         key = (settings.env, settings.env_options_json, batch)
         if key not in self._envs:
-            options: dict[str, Any] = json.loads(settings.env_options_json)  # Any: the environment checks its options
+            options = documents.from_json(settings.env_options_json, "env_options_json")
+            if not isinstance(options, dict):
+                raise SpecError("env_options_json: options are a JSON object")
             self._envs[key] = registry.make(settings.env, options, batch)
             while len(self._envs) > _CACHED_ENVS:
                 self._envs.popitem(last=False)[1].close()
@@ -106,20 +107,17 @@ class Actor:
         """Send the trajectory straight to the learner pool; returns its size in bytes."""
         arrays = {name: np.ascontiguousarray(array) for name, array in trajectory.arrays.items()}
         views = [array.reshape(-1).view(np.uint8).data for array in arrays.values()]
-        crc = 0
-        for view in views:
-            crc = zlib.crc32(view, crc)
         header = learner_pool_pb2.UploadHeader(
             job=task.job,
             round=task.round,
             index=task.index,
             epoch=task.settings.epoch,
-            crc32=crc,
             arrays=[
                 learner_pool_pb2.ArrayInfo(name=name, dtype=array.dtype.name, shape=array.shape)
                 for name, array in arrays.items()
             ],
         )
+        header.crc32 = chunks.checksum(header, views)
         sink = self._sink(task.settings.sink)
         await retry(
             lambda: sink.send(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from marless.documents import MAX_CHARACTERS
 from marless.errors import SpecError
+from marless.job import check_id
+from marless.limits import MAX_ACTORS, MAX_COUNT, MAX_ENVS, MAX_EPISODES, MAX_STEPS, MAX_TIMEOUT_S
 from marless.rpc.concurrency import gather
+from marless.rpc.requests import check_groups, check_number, check_text, message
 from marless.rpc.v1 import actor_pool_pb2, common_pb2
 from marless.rpc.workers.dispatch import Dispatcher
 from marless.rpc.workers.fleet import Fleet
 
-MAX_ACTORS = 4096
+_MOST_TASK_BYTES = 2**28
 _FUNCTION = {
     actor_pool_pb2.ROLLOUT_MODE_TRAIN: "actor",
     actor_pool_pb2.ROLLOUT_MODE_GREEDY: "evaluation",
@@ -29,7 +33,9 @@ class Rollouts:
         await self._fleet.ensure(len(tasks))
         results = await gather(self._run_one(task) for task in tasks)
         return actor_pool_pb2.RolloutResponse(
-            receipts=[actor_pool_pb2.RolloutReceipt.FromString(result.payload) for result in results],
+            receipts=[
+                message(actor_pool_pb2.RolloutReceipt, result.payload, "an actor's receipt") for result in results
+            ],
             invocations=[each for result in results for each in (result.invocation, *result.lost)],
         )
 
@@ -47,14 +53,32 @@ class Rollouts:
         return result
 
 
+def _check(request: actor_pool_pb2.RolloutRequest) -> None:
+    settings = request.settings
+    check_id(request.job)
+    for what, value, least, most in (
+        ("round", request.round, 0, MAX_COUNT),
+        ("seed", settings.seed, 0, MAX_COUNT),
+        ("epoch", settings.epoch, 0, MAX_COUNT),
+        ("envs", settings.envs, 1, MAX_ENVS),
+        ("steps", settings.steps, 1, MAX_STEPS),
+        ("timeout_s", settings.timeout_s, 1e-3, MAX_TIMEOUT_S),
+        ("episodes", request.episodes, 0, MAX_EPISODES),
+    ):
+        check_number(f"a rollout's {what}", value, least, most)
+    check_text("a rollout's env", settings.env)
+    if len(settings.env_options_json) > MAX_CHARACTERS:
+        raise SpecError(f"a rollout's env_options_json is longer than {MAX_CHARACTERS:,} characters")
+    check_groups(request.groups)
+    check_number("a rollout's bytes, times its actors,", request.ByteSize() * request.actors, most=_MOST_TASK_BYTES)
+
+
 def _tasks(request: actor_pool_pb2.RolloutRequest) -> list[actor_pool_pb2.RolloutTask]:
     if request.mode not in _FUNCTION:
         raise SpecError("a rollout needs a mode: TRAIN, GREEDY or RANDOM")
     if not 1 <= request.actors <= MAX_ACTORS:
         raise SpecError(f"a rollout needs 1 to {MAX_ACTORS} actors, got {request.actors}")
-    settings = request.settings
-    if min(settings.envs, settings.steps, settings.timeout_s) <= 0:
-        raise SpecError("a rollout needs envs, steps and timeout_s above 0")
+    _check(request)
     train = request.mode == actor_pool_pb2.ROLLOUT_MODE_TRAIN
     actors = request.actors if train else min(request.actors, request.episodes)
     share, rest = divmod(request.episodes, max(actors, 1))

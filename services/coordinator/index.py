@@ -15,12 +15,13 @@ from typing import NamedTuple
 import structlog
 
 from marless.checkpoint import make_directory
-from marless.errors import CorruptError, NotFoundError, SpecError, UnavailableError
+from marless.errors import CorruptError, NotFoundError, SpecError, UnavailableError, shown
 from marless.job import check_id
 from services.coordinator.run_folder import DELETED, ENDED, JobStatus, RunFolder
 
 PAGE = 100
 LARGEST_PAGE = 1000
+_LONGEST_TOKEN = 1000
 _log = structlog.get_logger("coordinator")
 
 
@@ -124,7 +125,9 @@ def _token(known: Known) -> str:
 
 def _read_token(token: str) -> tuple[float, str]:
     try:
+        if len(token) > _LONGEST_TOKEN:
+            raise ValueError("longer than any of ours")
         accepted_s, job = json.loads(base64.b64decode(token, altchars=b"-_", validate=True))
         return float(accepted_s), str(job)
-    except (ValueError, TypeError):
-        raise SpecError(f"page_token {token!r} is none of ours; use the one that the last page gave") from None
+    except (ValueError, TypeError, ArithmeticError, RecursionError):
+        raise SpecError(f"page_token {shown(token)} is none of ours; use the one that the last page gave") from None

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
+from marless import documents
 from marless.errors import (
     AlreadyExistsError,
     CorruptError,
@@ -21,8 +22,10 @@ from marless.errors import (
     NotFoundError,
     OverloadedError,
     SpecError,
+    shown,
 )
 from marless.job import Job, check_id, is_id, prepare
+from marless.limits import MAX_NAME
 from marless.spec import JobSpec, from_json, parse
 from services.coordinator import costs, sinks, start, stopping, view
 from services.coordinator.adoption import Adoption
@@ -137,7 +140,7 @@ class Jobs:
     def folder(self, job: str) -> RunFolder:
         """The run folder of a job; raises NotFoundError for what cannot be the id of one."""
         if not is_id(job):
-            raise NotFoundError(f"there is no job {job!r}")
+            raise NotFoundError(f"there is no job {shown(job)}")
         return RunFolder(self.runs / job)
 
     async def get(self, job: str) -> View:
@@ -161,7 +164,8 @@ class Jobs:
         Raises SpecError, AlreadyExistsError, OverloadedError, UnavailableError.
         """
         check_id(request.job)
-        spec = from_json(request.spec_json)
+        _check_request_id(request.request_id)
+        spec = await asyncio.to_thread(from_json, request.spec_json)
         return await self._whole(request.job, self._submit(request, spec))
 
     async def cancel(self, job: str) -> View:
@@ -173,6 +177,7 @@ class Jobs:
 
         Raises NotFoundError, SpecError, JobStateError, OverloadedError, UnavailableError.
         """
+        _check_request_id(request_id)
         return await self._whole(job, self._resume(job, request_id, stop_json))
 
     async def delete(self, job: str, *, allow_missing: bool) -> None:
@@ -200,9 +205,7 @@ class Jobs:
         if known and await self._answers(request, spec, known):
             return known
         self._check_room()
-        sinks.check(spec)
-        costs.check(spec)
-        job = await asyncio.to_thread(prepare, spec)
+        job = await asyncio.to_thread(_ready, spec)
         source = await asyncio.to_thread(self._start, spec, job, request.job)
         if known:
             await self._remove(request.job)
@@ -288,14 +291,12 @@ class Jobs:
 
     async def _restart(self, folder: RunFolder, request_id: str, stop_json: str) -> View:
         given, status = await asyncio.to_thread(folder.load)
-        spec = _with_stop(given, stop_json)
+        spec = await asyncio.to_thread(_with_stop, given, stop_json)
         journal = Journal(folder, Costs(spec, folder))
         await asyncio.to_thread(journal.read)
         if status.state != "FAILED" and (reached := stopping.ending(spec.stop, journal)):
             raise JobStateError(f"job {status.job!r} has no round left to run: {reached}; give it new stop rules")
-        sinks.check(spec)
-        costs.check(spec)
-        job = await asyncio.to_thread(prepare, spec)
+        job = await asyncio.to_thread(_ready, spec)
         if spec != given:
             await asyncio.to_thread(folder.write_spec, spec)
         status = replace(
@@ -416,12 +417,21 @@ class Jobs:
         self._take(job, folder, status, progress, "job.found")
 
 
+def _check_request_id(request_id: str) -> None:
+    if len(request_id) > MAX_NAME:
+        raise SpecError(f"a request_id of {len(request_id):,} characters; at most {MAX_NAME} are taken")
+
+
+def _ready(spec: JobSpec) -> Job:
+    """A job whose sinks and prices can be used here, and that can work; raises SpecError."""
+    sinks.check(spec)
+    costs.check(spec)
+    return prepare(spec)
+
+
 def _with_stop(spec: JobSpec, stop_json: str) -> JobSpec:
     """The spec with other stop rules, if there are some; raises SpecError."""
     if not stop_json:
         return spec
-    try:
-        stop = json.loads(stop_json)
-    except ValueError as error:
-        raise SpecError(f"stop: not valid JSON: {error}") from None
+    stop = documents.from_json(stop_json, "stop")
     return parse(json.loads(spec.to_json()) | {"stop": stop}, "resume")

@@ -80,7 +80,9 @@ def lines(path: Path, cursor: int) -> list[Line]:
     except FileNotFoundError:
         return []
     with file:
-        if cursor and (cursor < 0 or os.pread(file.fileno(), 1, cursor - 1) not in (b"\n", b"")):
+        if cursor > os.fstat(file.fileno()).st_size:
+            return []
+        if cursor and (cursor < 0 or os.pread(file.fileno(), 1, cursor - 1) != b"\n"):
             raise SpecError(f"cursor {cursor} is not the end of a line of this log; use one that it gave, or 0")
         file.seek(cursor)
         return list(_whole(file.read(BATCH_BYTES), cursor))

@@ -10,7 +10,9 @@ from typing import Any
 
 import grpc
 
+from marless.errors import SpecError
 from marless.rpc import chunks
+from marless.rpc.requests import check_number
 from marless.rpc.server import bulk_download, bulk_upload, register_bulk
 from marless.rpc.v1 import coordinator_pb2 as pb
 from marless.rpc.v1.coordinator_pb2_grpc import CoordinatorServiceServicer, add_CoordinatorServiceServicer_to_server
@@ -65,6 +67,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
 
     async def ListJobs(self, request: pb.ListJobsRequest, context: Context) -> pb.ListJobsResponse:  # noqa: N802
         """List jobs, newest first."""
+        check_number("the number of states", len(request.states), 0, len(pb.JobState.values()))
         states = {_state_name(state) for state in request.states}
         views, after = await self._jobs.page(request.page_size, request.page_token, states)
         return pb.ListJobsResponse(jobs=map(_job, views), next_page_token=after)
@@ -131,6 +134,8 @@ class CoordinatorServicer(CoordinatorServiceServicer):
 
 
 def _state_name(state: pb.JobState.ValueType) -> str:
+    if state not in pb.JobState.values():
+        raise SpecError(f"{state} is no state of a job; known: {', '.join(pb.JobState.keys())}")
     return pb.JobState.Name(state).removeprefix("JOB_STATE_")
 
 

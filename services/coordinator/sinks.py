@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 
@@ -56,17 +56,11 @@ class SinkFeed:
         make: Callable[[SinkConfig], Sink] = registry.make,
     ) -> None:
         self._news = _News()
-        job = SinkJob(
-            id=job_id,
-            folder=folder,
-            spec_yaml=spec.to_yaml(),
-            settings=settings(json.loads(spec.to_json())),
-            last=None,
-        )
+        job = cache(partial(_sink_job, job_id, spec, folder))  # asked for by threads: a large spec takes long to write
         loop = asyncio.get_running_loop()
         self._couriers = {
             config.name: _Courier(
-                config.name, partial(make, config), job, self._news, partial(_report, loop, log, config.name)
+                config.name, partial(make, config), job, folder, self._news, partial(_report, loop, log, config.name)
             )
             for config in spec.sinks
         }
@@ -113,6 +107,16 @@ class SinkFeed:
             self._loop.call_soon_threadsafe(self._ends[name].set_result, None)
 
 
+def _sink_job(job_id: str, spec: JobSpec, folder: Path) -> SinkJob:
+    return SinkJob(
+        id=job_id,
+        folder=folder,
+        spec_yaml=spec.to_yaml(),
+        settings=settings(json.loads(spec.to_json())),
+        last=None,
+    )
+
+
 @dataclass
 class _News:
     """What the threads of a job are told."""
@@ -139,12 +143,21 @@ class _News:
 class _Courier:
     """Takes one sink its rounds, in a thread."""
 
-    def __init__(self, name: str, make: Callable[[], Sink], job: SinkJob, news: _News, report: Report) -> None:
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[], Sink],
+        job: Callable[[], SinkJob],
+        folder: Path,
+        news: _News,
+        report: Report,
+    ) -> None:
         self._make = make
         self._job = job
+        self._folder = folder
         self._news = news
         self._report = report
-        self._taken = _Taken(job.folder / "sinks" / f"{name}.json")
+        self._taken = _Taken(folder / "sinks" / f"{name}.json")
         self._back_to: int | None = None
         self._failures = 0
 
@@ -189,7 +202,7 @@ class _Courier:
         last = self._recorded(self._taken.rounds - 1) if self._taken.rounds else None
         sink = self._make()
         try:
-            sink.open(replace(self._job, last=last))
+            sink.open(replace(self._job(), last=last))
             while (newest := self._news.other_than(last)) and self._back_to is None:
                 last = self._hand_over(sink, last, newest)
         except Exception:
@@ -210,7 +223,7 @@ class _Courier:
                 self._report("sink.recovered", failures=self._failures)
                 self._failures = 0
         if given is None or given is last:
-            raise CorruptError(f"{self._job.folder}: rounds before {newest.round} are not in rounds.jsonl")
+            raise CorruptError(f"{self._folder}: rounds before {newest.round} are not in rounds.jsonl")
         return given
 
     def _after(self, last: RoundRecord | None, newest: RoundRecord) -> Iterator[RoundRecord]:
@@ -218,12 +231,12 @@ class _Courier:
         first = last.round + 1 if last else 0
         if newest.round == first:
             return iter((newest,))
-        return islice(read(self._job.folder / ROUNDS, first), max(0, newest.round + 1 - first))
+        return islice(read(self._folder / ROUNDS, first), max(0, newest.round + 1 - first))
 
     def _recorded(self, round_: int) -> RoundRecord:
-        for record in read(self._job.folder / ROUNDS, round_):
+        for record in read(self._folder / ROUNDS, round_):
             return record
-        raise CorruptError(f"{self._job.folder}: round {round_} is no longer in rounds.jsonl")
+        raise CorruptError(f"{self._folder}: round {round_} is no longer in rounds.jsonl")
 
     def _pause(self) -> None:
         delay_s = min(FIRST_DELAY_S * 2 ** (self._failures - 1), LONGEST_DELAY_S)

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 
 from marless.errors import CorruptError, UnavailableError
 from marless.round_file import RoundReader
+from marless.rpc.requests import check_number
 from services.coordinator import logs
 from services.coordinator.jobs import Jobs
 from services.coordinator.live import LiveJob
 from services.coordinator.logs import Line
 from services.coordinator.view import View
 
+MOST_LINES = 1_000_000
 FOREIGN_PERIOD_S = 0.2
 """How often the folder of a job is looked at that another coordinator runs."""
 
@@ -35,8 +37,9 @@ async def watch(jobs: Jobs, job: str, cursor: int) -> AsyncIterator[Event]:
     that is slow or far behind costs little memory. Raises NotFoundError, CorruptError, and UnavailableError when the
     coordinator stops.
     """
+    check_number("cursor", cursor)
     shown: View | None = None
-    source, cursor = _Source(jobs, job), max(cursor, 0)
+    source = _Source(jobs, job)
     rounds = RoundReader(jobs.folder(job).rounds_path)
     while True:
         view = await source.look()
@@ -59,6 +62,7 @@ async def read_log(jobs: Jobs, job: str, cursor: int, *, follow: bool, tail: int
 
     Raises NotFoundError, SpecError for a bad cursor, and UnavailableError when the coordinator stops.
     """
+    check_number("tail", tail, most=MOST_LINES)
     path = jobs.folder(job).log_path
     source = _Source(jobs, job)
     await source.look()

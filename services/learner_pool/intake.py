@@ -11,7 +11,6 @@ import itertools
 import math
 import mmap
 import os
-import zlib
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -30,14 +29,17 @@ from marless.errors import (
     NotFoundError,
     StaleError,
     UnavailableError,
+    shown,
 )
+from marless.limits import MAX_ACTORS, MAX_TRAJECTORY_BYTES
 from marless.rpc import chunks
+from marless.rpc.requests import check_number
 from marless.rpc.room import Room
 from marless.rpc.v1 import learner_pool_pb2
 from services.learner_pool import spool
 from services.learner_pool.reservations import Reservations
 
-MAX_TRAJECTORY_BYTES = 512 * 2**20
+_MOST_SIDES = 4
 _DTYPES = {"float32": np.dtype("float32"), "int32": np.dtype("int32"), "bool": np.dtype("bool")}
 
 
@@ -160,7 +162,9 @@ class Intake:
         waiting = self._known(job).waiting
         missing = [index for index in range(actors) if (round_, index) not in waiting]
         if missing:
-            raise StaleError(f"job {job}, round {round_}: no trajectory of actors {missing}; run its rollout again")
+            raise StaleError(
+                f"job {job}, round {round_}: no trajectory of actors {shown(missing)}; run its rollout again"
+            )
         return [waiting[round_, index] for index in range(actors)]
 
     async def receive(self, stream: AsyncIterator[bytes]) -> bool:
@@ -189,6 +193,7 @@ class Intake:
         known = self._admit(header)
         if _is_there(known, header):
             return False
+        _check_header(known.schema, header)
         size = declared_bytes(header)
         async with self.reservations.upload(header.job, header.round, header.index, size):
             with _mapped(self.spare(), size) as (path, buffer):
@@ -231,7 +236,7 @@ class Intake:
 
     def _known(self, job: str) -> _OpenJob:
         if job not in self._jobs:
-            raise NotFoundError(f"job {job!r} is not open in this learner pool")
+            raise NotFoundError(f"job {shown(job)} is not open in this learner pool")
         return self._jobs[job]
 
     def _empty(self, job: str) -> None:
@@ -267,6 +272,21 @@ def _is_there(known: _OpenJob, header: learner_pool_pb2.UploadHeader) -> bool:
         f"job {header.job}, round {header.round}: actor {header.index} has uploaded a trajectory with other content; "
         "that one is used"
     )
+
+
+def _check_header(schema: TrajectorySchema, header: learner_pool_pb2.UploadHeader) -> None:
+    """Refuse an upload by what its header says; takes no time for what the job would not take anyway."""
+    check_number("round", header.round)
+    check_number("actor", header.index, 0, MAX_ACTORS - 1)
+    most = len(schema.shapes(0))
+    if len(header.arrays) > 2 * most:
+        raise CorruptError(f"trajectory: the header has {len(header.arrays):,} arrays, the job declares {most}")
+    for info in header.arrays:
+        if len(info.shape) > _MOST_SIDES:
+            raise CorruptError(
+                f"trajectory: {shown(info.name)} has {len(info.shape):,} sides; {_MOST_SIDES} are possible"
+            )
+    schema.check_shapes({info.name: (info.dtype, tuple(info.shape)) for info in header.arrays})
 
 
 def declared_bytes(header: learner_pool_pb2.UploadHeader) -> int:
@@ -318,7 +338,7 @@ def _elements(info: learner_pool_pb2.ArrayInfo) -> int:
 
 
 def _check(schema: TrajectorySchema, header: learner_pool_pb2.UploadHeader, buffer: memoryview) -> None:
-    if zlib.crc32(buffer) != header.crc32:
+    if chunks.checksum(header, [buffer]) != header.crc32:
         raise CorruptError(f"job {header.job}, round {header.round}, actor {header.index}: checksum does not match")
     schema.check(views(header, buffer))
 

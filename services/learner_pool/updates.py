@@ -15,9 +15,12 @@ from marless.algos.off_policy import OffPolicyConfig
 from marless.data.frames import ReplaySchema
 from marless.data.trajectory import TrajectorySchema
 from marless.envs.base import EnvSpaces
-from marless.errors import FencedError, NotFoundError, OverloadedError, SpecError, StaleError
+from marless.errors import FencedError, NotFoundError, OverloadedError, SpecError, StaleError, shown
+from marless.job import check_id
+from marless.limits import MAX_ACTORS, MAX_POLICIES
 from marless.rpc.concurrency import gather
 from marless.rpc.param_store import ParamStore
+from marless.rpc.requests import check_groups, check_number, message
 from marless.rpc.v1 import learner_pool_pb2
 from marless.rpc.workers.dispatch import Dispatcher
 from marless.rpc.workers.fleet import Fleet
@@ -83,8 +86,11 @@ class Updates:
 
         Raises FencedError for a coordinator that another has replaced.
         """
+        check_id(request.job)
+        check_groups(request.groups)
+        check_number("epoch", request.epoch)
+        spec, spaces = await asyncio.to_thread(_read, request)
         await self._check_newest(request)
-        spec, spaces = from_json(request.spec_json), spaces_from_json(request.spaces_json)
         known = self._jobs.get(request.job)
         if known is None or known.spec_json != request.spec_json:
             self.forget(request.job)
@@ -134,9 +140,10 @@ class Updates:
 
     async def update(self, request: learner_pool_pb2.UpdateRequest) -> learner_pool_pb2.UpdateResponse:
         """Update every policy once; a repeated request is answered as the first one was, or waits for its answer."""
+        _check_update(request)
         known = self._jobs.get(request.job)
         if known is None:
-            raise NotFoundError(f"job {request.job!r} is not open in this learner pool")
+            raise NotFoundError(f"job {shown(request.job)} is not open in this learner pool")
         self._intake.check_epoch(request.job, request.epoch)
         before = known.running
         if before is None or before.task.done() or (before.round, before.epoch) != (request.round, request.epoch):
@@ -264,7 +271,7 @@ class Updates:
             setting="learner.timeout_s",
             affinity=f"{task.job}/{task.scope}",
         )
-        result = learner_pool_pb2.LearnResult.FromString(outcome.payload)
+        result = message(learner_pool_pb2.LearnResult, outcome.payload, "a learner's result")
         for each in (outcome.invocation, *outcome.lost):
             each.function, each.index = "learner", task.scope
         result.functions.insert(0, outcome.invocation)
@@ -272,6 +279,20 @@ class Updates:
         if verb == "update":
             known.computed.put(task, result)
         return result
+
+
+def _check_update(request: learner_pool_pb2.UpdateRequest) -> None:
+    check_number("actors", request.actors, 1, MAX_ACTORS)
+    for what, number in (("round", request.round), ("epoch", request.epoch), ("env_steps", request.env_steps)):
+        check_number(what, number)
+    check_groups(request.groups)
+    check_number("the number of versions", len(request.versions), 0, MAX_POLICIES)
+    for each in request.versions:
+        check_number(f"the version of policy {shown(each.policy)}", each.version)
+
+
+def _read(request: learner_pool_pb2.OpenJobRequest) -> tuple[JobSpec, EnvSpaces]:
+    return from_json(request.spec_json), spaces_from_json(request.spaces_json)
 
 
 def schema_of(spec: JobSpec, spaces: EnvSpaces) -> TrajectorySchema:

@@ -23,7 +23,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from marless.errors import SpecError
+from marless.errors import SpecError, shown
 
 PIECE_BYTES = 8 * 2**20
 """Longest value: Redis answers nobody else while it copies one."""
@@ -97,7 +97,7 @@ class JobKeys:
 def check_name(kind: str, name: str) -> None:
     """Raises SpecError unless `name` can be part of a key."""
     if not _NAME.fullmatch(name):
-        raise SpecError(f"{kind} name {name!r}: use 1 to 200 characters without white space or braces")
+        raise SpecError(f"{kind} name {shown(name)}: use 1 to 200 characters without white space or braces")
 
 
 def encode_manifest(parts: Sequence[Part]) -> str:

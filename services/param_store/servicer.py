@@ -7,7 +7,9 @@ from typing import Any
 
 import grpc
 
+from marless.limits import MAX_PARTS, MAX_POLICIES
 from marless.rpc import chunks, roles
+from marless.rpc.requests import check_names, check_number
 from marless.rpc.server import bulk_download, bulk_upload, register_bulk
 from marless.rpc.v1 import common_pb2, param_store_pb2
 from marless.rpc.v1.param_store_pb2_grpc import (
@@ -40,6 +42,7 @@ class ParamStoreServicer(ParamStoreServiceServicer):
     ) -> param_store_pb2.PublishResponse:
         """Publish the next versions."""
         header = await chunks.read_header(request_iterator, param_store_pb2.PublishHeader, within_s=chunks.STALL_S)
+        check_number("the number of policies", len(header.policies), 0, MAX_POLICIES)
         parts = [_parts(policy.blobs) for policy in header.policies]
         every = [part for each in parts for part in each]
         async with self._uploads.receive(request_iterator, every, header.job) as blobs:
@@ -53,6 +56,8 @@ class ParamStoreServicer(ParamStoreServiceServicer):
         self, request: param_store_pb2.GetRequest, context: Context
     ) -> AsyncIterator[bytes]:
         """Stream versions."""
+        check_number("the number of policies", len(request.policies), 0, MAX_POLICIES)
+        check_names("parts", request.parts, MAX_PARTS)
         roles.check_parts(frozenset(request.parts))
         versions = await self._store.read(request.job, [(each.policy, each.version) for each in request.policies])
         header = param_store_pb2.GetHeader(policies=[_stored(version, request.parts) for version in versions])
@@ -96,7 +101,8 @@ class ParamStoreServicer(ParamStoreServiceServicer):
         return param_store_pb2.DropJobResponse()
 
 
-def _parts(blobs: Iterable[param_store_pb2.BlobInfo]) -> tuple[Part, ...]:
+def _parts(blobs: Sequence[param_store_pb2.BlobInfo]) -> tuple[Part, ...]:
+    check_names("parts", [blob.part for blob in blobs[: MAX_PARTS + 1]], MAX_PARTS)
     return tuple(Part(blob.part, blob.bytes, blob.sha256) for blob in blobs)
 
 

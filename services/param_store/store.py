@@ -6,6 +6,7 @@ Every change is one Redis transaction, so that it is applied whole or not at all
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -23,9 +24,12 @@ from marless.errors import (
     SpecError,
     TooLargeError,
     UnavailableError,
+    shown,
     unknown_name,
 )
 from marless.failpoint import reach
+from marless.limits import MAX_COUNT, MAX_POLICIES
+from marless.rpc.requests import check_names, check_number, check_text
 from services.param_store.connection import redis_errors
 from services.param_store.keys import JobKeys, Part, check_name, decode_manifest, encode_manifest
 from services.param_store.pieces import Checksums, batches, pieces_of
@@ -34,6 +38,8 @@ ATTEMPT_TTL_S = 60
 FENCE_TTL_S = 86_400
 EVENTS_KEPT = 1000
 WATCHES = 64
+_LONGEST_REQUEST = 1000
+_CURSOR = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 WATCH_POLL_MS = 500
 READY_TIMEOUT_S = 1.0
 
@@ -102,9 +108,9 @@ class Listed:
 
 def position(cursor: str) -> tuple[int, int]:
     """A cursor as an ordered pair; "" is before everything. Raises SpecError for what is no cursor."""
-    first, dash, second = (cursor or "0-0").partition("-")
-    if not (dash and first.isdecimal() and second.isdecimal()):
-        raise SpecError(f"{cursor!r} is not a cursor: continue from one that this store gave, or from ''")
+    first, _, second = (cursor or "0-0").partition("-")
+    if not _CURSOR.fullmatch(cursor or "0-0") or max(int(first), int(second)) >= 2**64:
+        raise SpecError(f"{shown(cursor)} is not a cursor: continue from one that this store gave, or from ''")
     return int(first), int(second)
 
 
@@ -138,11 +144,9 @@ class VersionStore:
         published), OverloadedError if Redis is full, TooLargeError if the job's own versions are more than it may hold.
         """
         keys = JobKeys(job)
+        _check_writes(epoch, round, writes)
         transaction = self._redis.pipeline(transaction=True)
         for write in writes:
-            check_name("policy", write.policy)
-            if write.first_version < 1:
-                raise SpecError(f"policy {write.policy!r}: first_version {write.first_version}; versions start at 1")
             attempt = keys.attempt()
             _attempt(transaction, attempt, epoch, round, write)
             self._flip(transaction, keys, attempt, epoch, write)
@@ -184,6 +188,9 @@ class VersionStore:
         """Versions by policy and number (0: the head), all as of one moment; raises NotFoundError."""
         if not wanted:
             return []
+        for policy, version in wanted:
+            check_name("policy", policy)
+            check_number(f"the version of policy {policy}", version)
         found = await self._metadata(JobKeys(job), *(word for pair in wanted for word in pair))
         versions = [version for version in found if version]
         if len(versions) < len(found):
@@ -253,11 +260,14 @@ class VersionStore:
     async def pin(self, job: str, policy: str, version: int, pinned: bool) -> None:
         """Keep a version whatever its age, or no longer; raises NotFoundError if it does not exist."""
         keys = JobKeys(job)
+        check_name("policy", policy)
+        check_number(f"the version of policy {policy}", version)
         if not await self._eval(_PIN, [keys.kept(policy), keys.pinned(policy)], version, int(pinned)):
             raise NotFoundError(await self._missing(job, policy, version))
 
     async def acquire_epoch(self, job: str, req_id: str) -> int:
         """The next epoch of a job, or the one this req_id was given before; publishes of older ones are refused."""
+        check_text("req_id", req_id, _LONGEST_REQUEST)
         return int(await self._eval(_ACQUIRE_EPOCH, [JobKeys(job).fence], req_id))
 
     async def delete(self, job: str) -> None:
@@ -280,6 +290,18 @@ class VersionStore:
     async def _eval(self, script: str, keys: list[str], *args: str | int) -> Any:  # Any: what the script answers
         with redis_errors(self._trouble):
             return await self._redis.execute_command("EVAL", script, len(keys), *keys, *args)
+
+
+def _check_writes(epoch: int, round_: int, writes: Sequence[Write]) -> None:
+    check_number("epoch", epoch)
+    check_number("round", round_)
+    check_names("policies", [write.policy for write in writes], MAX_POLICIES)
+    for write in writes:
+        check_name("policy", write.policy)
+        check_text("req_id", write.req_id, _LONGEST_REQUEST)
+        check_number(f"the version that policy {write.policy} is expected at", write.expected)
+        if not 1 <= write.first_version <= MAX_COUNT:
+            raise SpecError(f"policy {write.policy!r}: first_version {write.first_version}; versions start at 1")
 
 
 def _attempt(transaction: Any, key: str, epoch: int, round_: int, write: Write) -> None:  # Any: Pipeline

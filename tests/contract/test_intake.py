@@ -7,7 +7,6 @@ import os
 import random
 import subprocess
 import sys
-import zlib
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -81,14 +80,13 @@ def opened(tmp_path: Path, schema: TrajectorySchema, limit_bytes: int = PLENTY) 
 def header_of(
     arrays: dict[str, np.ndarray], round_: int = 0, index: int = 0, job: str = "job", epoch: int = EPOCH
 ) -> learner_pool_pb2.UploadHeader:
-    crc = 0
-    for array in arrays.values():
-        crc = zlib.crc32(array.tobytes(), crc)
     infos = [
         learner_pool_pb2.ArrayInfo(name=name, dtype=array.dtype.name, shape=array.shape)
         for name, array in arrays.items()
     ]
-    return learner_pool_pb2.UploadHeader(job=job, round=round_, index=index, arrays=infos, crc32=crc, epoch=epoch)
+    header = learner_pool_pb2.UploadHeader(job=job, round=round_, index=index, arrays=infos, epoch=epoch)
+    header.crc32 = chunks.checksum(header, [array.tobytes() for array in arrays.values()])
+    return header
 
 
 async def stream_of(header, arrays: dict[str, np.ndarray]) -> AsyncIterator[bytes]:

@@ -396,7 +396,7 @@ async def test_a_stream_without_a_hello_is_refused(pool):
     peer = Peer(pool.address, Security())
     stream = ActorPoolServiceStub(peer.channel).Work(metadata=peer.metadata)
     await stream.write(common_pb2.WorkerMessage(result=common_pb2.TaskResult(id="x")))
-    assert (await stream.code()).name == "INTERNAL"
+    assert (await stream.code()).name == "INVALID_ARGUMENT"
     assert pool.dispatcher.workers() == []
     await peer.close()
 

@@ -96,7 +96,7 @@ MISTAKES = {
     "model: {hidden: []}": "model.hidden: got []; allowed: at least 1 of them",
     "model: {hidden: [64, 0]}": "model.hidden.1: got 0; allowed: more than 0",
     "name: Bad Name": "name: got 'Bad Name'; allowed: text that matches ^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$",
-    "learner: {device: gpu}": r"learner.device: got 'gpu'; allowed: text that matches ^(auto|cpu|cuda(:\d+)?)$",
+    "learner: {device: gpu}": r"learner.device: got 'gpu'; allowed: text that matches ^(auto|cpu|cuda(:\d{1,3})?)$",
     "scaling: {name: adapt}": "scaling.goal: is missing; it has no default",
     "scaling: {name: marless, window: 1}": "scaling.window: got 1; allowed: at least 2",
     "scaling: {name: marless, beta: 1.5}": "scaling.beta: got 1.5; allowed: at most 1.0",

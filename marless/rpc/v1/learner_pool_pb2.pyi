@@ -170,7 +170,7 @@ class UploadHeader(_message.Message):
     round: _builtins.int
     index: _builtins.int
     crc32: _builtins.int
-    """of all bytes that follow"""
+    """of this header without this field and `epoch`, fields by number, and of all bytes that follow"""
     epoch: _builtins.int
     """of the coordinator that asked for it; one that is over is refused"""
     @_builtins.property

@@ -13,8 +13,9 @@ from typing import Any
 import grpc
 import structlog
 
-from marless.errors import InternalError, OverloadedError, UnavailableError, UnreachableError
+from marless.errors import OverloadedError, SpecError, UnavailableError, UnreachableError
 from marless.rpc.errors import by_name
+from marless.rpc.requests import check_text
 from marless.rpc.v1 import common_pb2
 from marless.rpc.workers.handover import Tickets
 from marless.rpc.workers.turns import Turns
@@ -158,8 +159,9 @@ class Dispatcher:
         """
         first = await anext(messages, None)
         if first is None or not first.HasField("hello"):
-            raise InternalError("a worker's stream starts with its hello")
+            raise SpecError("a worker's stream starts with its hello")
         hello, name = first.hello, first.hello.worker
+        check_text("a worker's name", name)
         before = self._workers.get(name)
         self._tickets.check(name, hello.ticket, before.hello.ticket if before else None)
         worker = _Worker(hello, send, self._since_launch(name))
@@ -332,5 +334,7 @@ async def _listen(worker: _Worker, messages: AsyncIterator[common_pb2.WorkerMess
                 message.cancel()
         if worker.lost.done() or (received := message.result()) is None:
             return
+        if not received.HasField("result"):
+            raise SpecError("after its hello, a worker sends results and nothing else")
         if worker.running is not None and not worker.running.done():
             worker.running.set_result(received.result)

@@ -1,0 +1,102 @@
+"""Reading JSON and YAML that others wrote, within limits: a small document cannot cost much, whatever it says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NoReturn
+
+from marless.errors import SpecError, shown
+
+MAX_CHARACTERS = 2**20
+"""Of a whole document."""
+MAX_VALUES = 20_000
+"""Values and keys, those inside of others included; a YAML alias counts each time that it is used."""
+MAX_DEPTH = 20
+"""Sections and lists within one another."""
+MAX_TEXT = 10_000
+"""Characters of one text."""
+
+
+def from_json(text: str, what: str, *, finite: bool = True) -> object:
+    """Read JSON; raises SpecError, which starts with `what`, for anything else and for what exceeds the limits.
+
+    `finite` refuses the NaN and Infinity that Python's JSON knows.
+    """
+    _check_length(len(text), what)
+
+    def refuse(constant: str) -> NoReturn:
+        raise SpecError(f"{what}: {constant} is no JSON number; give a finite one")
+
+    try:
+        document = json.loads(text, parse_constant=refuse if finite else None)
+    except RecursionError:
+        raise _too_deep(what) from None
+    except ValueError as error:
+        raise SpecError(f"{what}: not valid JSON: {error}") from None
+    check(document, what)
+    return document
+
+
+def from_yaml(path: Path) -> object:
+    """Read a YAML file; raises SpecError if it cannot be read, is none, or exceeds the limits."""
+    import yaml  # here, because actors read JSON only
+
+    try:
+        with path.open(encoding="utf-8") as file:
+            text = file.read(MAX_CHARACTERS + 1)
+        _check_length(len(text), str(path))
+        document: object = yaml.safe_load(text)
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be read ({error.strerror}); give the path of a job file") from None
+    except RecursionError:
+        raise _too_deep(str(path)) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise SpecError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    check(document, str(path))
+    return document
+
+
+def check(document: object, what: str) -> None:
+    """Raises SpecError if a document that has been read exceeds the limits on values, depth and texts."""
+    layer, values = [document], 1
+    for _ in range(MAX_DEPTH + 1):
+        below: list[object] = []
+        for value in layer:
+            _check_value(value, what)
+            if isinstance(value, Mapping | list | tuple | set):
+                values += len(value) * (2 if isinstance(value, Mapping) else 1)
+                if values > MAX_VALUES:
+                    raise SpecError(f"{what}: more than {MAX_VALUES:,} values; say it with fewer")
+                below.extend(_inside(value))
+        if not below:
+            return
+        layer = below
+    raise _too_deep(what)
+
+
+def _inside(value: Mapping[object, object] | list[object] | tuple[object, ...] | set[object]) -> Iterator[object]:
+    if isinstance(value, Mapping):
+        yield from value.keys()
+        yield from value.values()
+    else:
+        yield from value
+
+
+def _check_value(value: object, what: str) -> None:
+    if not isinstance(value, str):
+        return
+    if len(value) > MAX_TEXT:
+        raise SpecError(f"{what}: {shown(value)} has {len(value):,} characters; at most {MAX_TEXT:,} are taken")
+    if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
+        raise SpecError(f"{what}: {shown(value)} holds half a character (a lone surrogate), which is no text")
+
+
+def _check_length(characters: int, what: str) -> None:
+    if characters > MAX_CHARACTERS:
+        raise SpecError(f"{what}: longer than {MAX_CHARACTERS:,} characters, which is the most that is read")
+
+
+def _too_deep(what: str) -> SpecError:
+    return SpecError(f"{what}: sections and lists lie more than {MAX_DEPTH} deep within one another")

@@ -1,0 +1,241 @@
+"""Small requests that cost much: each is refused in one sentence, quickly, and without holding up anybody else."""
+
+import asyncio
+import json
+import time
+import tracemalloc
+
+import pytest
+import yaml
+
+from marless import documents
+from marless.data.trajectory import TrajectorySchema
+from marless.envs.base import AgentClass, Box, Discrete, EnvSpaces
+from marless.errors import MarlessError, SpecError, unknown_name
+from marless.job import prepare
+from marless.rpc import chunks
+from marless.rpc.v1 import common_pb2, learner_pool_pb2
+from marless.spec import from_json, load, parse, spaces_from_json, spaces_to_json
+from services.coordinator.jobs import Jobs, Submission
+from services.learner_pool.intake import Intake
+from services.learner_pool.updates import Updates
+
+JOB = {"env": {"name": "mpe/simple_spread"}, "algorithm": {"name": "ippo"}, "stop": {"rounds": 1}}
+SOON_S = 2.0
+"""Generous, for a busy machine; unbounded, each of these took up to a minute."""
+
+
+def with_options(**options: object) -> dict:
+    return JOB | {"env": {"name": "mpe/simple_spread", "options": options}}
+
+
+EXPENSIVE = {
+    "unknown fields": JOB | {f"actors{k}": 0 for k in range(4500)},
+    "unknown fields of a section": JOB | {"algorithm": {"name": "ippo"} | {f"lr{k}": 0 for k in range(5000)}},
+    "wrong values in a list": JOB | {"model": {"hidden": ["wide"] * 12_000}},
+    "many sinks": JOB | {"sinks": ["tensorboard"] * 5000},
+    "many sinks that nobody knows": JOB | {"sinks": [f"sink{k}" for k in range(5000)]},
+    "a long name": JOB | {"algorithm": "ippo" * 17_000},
+    "a long field": JOB | {"actors" * 12_000: 1},
+    "many groups": JOB | {"sharing": {"name": "fixed", "groups": {f"p{k}": [f"agent_{k}"] for k in range(3000)}}},
+    "many members": JOB | {"sharing": {"name": "fixed", "groups": {"p": ["agent_0"] * 7000}}},
+    "deep sections": with_options(a=json.loads("[" * 22 + "]" * 22)),
+    "a long text": with_options(agents="9" * 20_000),
+    "a whole number beyond all use": with_options(agents=10**4000),
+}
+
+
+@pytest.mark.parametrize("what", EXPENSIVE)
+def test_a_small_spec_is_refused_quickly_and_in_few_words(what):
+    text = json.dumps(EXPENSIVE[what])
+    assert len(text) < 150_000
+    started_s = time.perf_counter()
+    with pytest.raises(SpecError) as caught:
+        prepare(from_json(text))
+    assert time.perf_counter() - started_s < SOON_S
+    assert len(str(caught.value)) < 8000
+
+
+def test_what_nests_too_deep_for_the_parser_is_refused_too():
+    for text in ("[" * 100_000, '{"a":' * 100_000, "[" * 30 + "]" * 30):
+        with pytest.raises(SpecError, match=r"deep within one another|not valid JSON"):
+            from_json(text)
+
+
+def test_what_is_no_text_and_no_number_is_refused():
+    for text, why in (
+        ('{"env": {"name": "\\ud800"}}', "half a character"),
+        ('{"\\udfff": 1}', "half a character"),
+        ('{"seed": NaN}', "NaN is no JSON number"),
+        ('{"seed": -Infinity}', "-Infinity is no JSON number"),
+        ('{"seed": 9007199254740993}', "seed: got 9007199254740993; allowed: at most 2147483647"),
+        ("1" * 5000, "not valid JSON"),
+        (json.dumps(["x" * 1000] * 1100), "longer than 1,048,576 characters"),
+        (json.dumps([0] * 20_001), "more than 20,000 values"),
+    ):
+        with pytest.raises(SpecError, match=why):
+            from_json(text)
+
+
+def test_aliases_that_multiply_are_refused_before_they_are_followed(tmp_path):
+    laughs = ["a: &a [lol, lol, lol, lol, lol, lol, lol, lol, lol]"]
+    laughs += [f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]" for old, new in zip("abcdefgh", "bcdefghi", strict=True)]
+    (tmp_path / "bomb.yaml").write_text("\n".join(laughs))
+    (tmp_path / "loop.yaml").write_text("a: &a [*a]")
+    started_s = time.perf_counter()
+    with pytest.raises(SpecError, match="more than 20,000 values"):
+        load(tmp_path / "bomb.yaml")
+    with pytest.raises(SpecError, match="deep within one another"):
+        load(tmp_path / "loop.yaml")
+    assert time.perf_counter() - started_s < SOON_S
+
+
+def test_every_mistake_is_counted_though_few_are_told():
+    with pytest.raises(SpecError) as caught:
+        parse(JOB | {f"field{k}": 0 for k in range(50)}, "job.yaml")
+    told = str(caught.value).splitlines()
+    assert len(told) == 21
+    assert told[-1] == "job.yaml: and 30 more mistakes"
+
+
+def test_a_sentence_repeats_little_of_what_it_was_given():
+    sentence = unknown_name("agent", "x" * 1_000_000, [f"agent_{k}" for k in range(10_000)])
+    assert len(sentence) < 1000
+    assert sentence.endswith("and 9960 more")
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"agents": 4000}, "agents may be 512 at most, got 4000"),
+        ({"agents": 3, "landmarks": 4000}, "landmarks may be 512 at most, got 4000"),
+        ({"agents": 3, "max_cycles": 10**9}, "max_cycles may be 1,000,000 at most"),
+    ],
+)
+def test_an_environment_that_is_too_large_is_refused_before_it_is_built(options, why):
+    spec = from_json(json.dumps(with_options(**options)))
+    tracemalloc.start()
+    try:
+        with pytest.raises(SpecError, match=why):
+            prepare(spec)
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_largest_environment_takes_little_to_look_at():
+    spec = from_json(json.dumps(with_options(agents=512, landmarks=512) | {"actors": {"envs": 4, "steps": 1}}))
+    tracemalloc.start()
+    try:
+        prepare(spec)
+        assert tracemalloc.get_traced_memory()[1] < 2**27
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("job", "why"),
+    [
+        ({"actors": {"envs": 65_536, "steps": 65_536}}, "make a trajectory of .* MiB, and an actor may upload 512"),
+        (with_options(agents=200) | {"actors": {"envs": 80}}, "lower actors.envs or actors.steps"),
+        ({"model": {"hidden": [8192] * 4}}, "to train 3 policies of .* functions.learner.memory_mb gives 2,048"),
+        ({"algorithm": {"name": "iql", "replay": {"capacity": 10**9}}}, "algorithm.replay.capacity"),
+    ],
+)
+def test_what_could_never_fit_is_refused_before_anything_starts(job, why):
+    with pytest.raises(SpecError, match=why):
+        prepare(parse(JOB | job, "job.yaml"))
+
+
+def spaces(**changes: object) -> EnvSpaces:
+    fields = {"classes": (AgentClass("a", ("a",), 4, Discrete(3)),), "state_size": 0, "max_steps": None} | changes
+    return EnvSpaces(**fields)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        spaces(classes=()),
+        spaces(classes=(AgentClass("a", (), 4, Discrete(3)),)),
+        spaces(classes=(AgentClass("a", ("a",), -4, Discrete(3)),)),
+        spaces(classes=(AgentClass("a", ("a",), 2**40, Discrete(3)),)),
+        spaces(classes=(AgentClass("a", ("a",), 4, Discrete(0)),)),
+        spaces(classes=(AgentClass("a", ("a", "a"), 4, Discrete(3)),)),
+        spaces(classes=(AgentClass("a", ("a",), 4, Discrete(3)),) * 2),
+        spaces(classes=(AgentClass("a", tuple(f"a{k}" for k in range(513)), 4, Discrete(3)),)),
+        spaces(classes=(AgentClass("a", ("a" * 201,), 4, Discrete(3)),)),
+        spaces(classes=(AgentClass("a", ("a",), 4, Box((0.0,) * 9000, (1.0,) * 9000)),) * 2),
+        spaces(state_size=-1),
+        spaces(state_size=2**40),
+        spaces(max_steps=0),
+    ],
+)
+def test_spaces_that_no_environment_has_are_refused(wrong):
+    with pytest.raises(SpecError):
+        spaces_from_json(spaces_to_json(wrong))
+
+
+TINY = TrajectorySchema(spaces(), 2, 1, with_state=False)
+
+
+async def frames_of(header: learner_pool_pb2.UploadHeader):
+    for frame in chunks.frames(header, []):
+        yield frame
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        [learner_pool_pb2.ArrayInfo(name=f"{k}", dtype="float32", shape=[1]) for k in range(20_000)],
+        [learner_pool_pb2.ArrayInfo(name="obs/0", dtype="float32", shape=[2**62] * 40_000)],
+        [learner_pool_pb2.ArrayInfo(name="boot_index", dtype="int32", shape=[2**62])],
+        [learner_pool_pb2.ArrayInfo(name="x" * 300_000, dtype="y" * 300_000, shape=[1])],
+    ],
+    ids=["arrays", "sides", "rows", "names"],
+)
+async def test_an_upload_header_is_refused_before_work_is_done_with_it(tmp_path, arrays):
+    intake = Intake(tmp_path, 2**24)
+    intake.open("job", TINY, epoch=0, round_=0)
+    header = learner_pool_pb2.UploadHeader(job="job", arrays=arrays)
+    started_s = time.perf_counter()
+    with pytest.raises(MarlessError) as caught:
+        await intake.receive(frames_of(header))
+    assert time.perf_counter() - started_s < 0.5
+    assert len(str(caught.value)) < 2000
+    intake.shutdown()
+
+
+async def test_an_update_of_absurdly_many_actors_is_refused_at_once():
+    updates = Updates(None, None, None, None, None)
+    for fields in ({"actors": 2**31 - 1}, {"actors": 1, "round": -1}, {"actors": 1, "epoch": 2**60}):
+        with pytest.raises(SpecError, match="are possible"):
+            await updates.update(learner_pool_pb2.UpdateRequest(job="job", **fields))
+    groups = [common_pb2.Group(policy=f"p{k}", agents=["a"]) for k in range(100_000)]
+    with pytest.raises(SpecError, match="number of policies of groups"):
+        await updates.update(learner_pool_pb2.UpdateRequest(job="job", actors=1, groups=groups))
+
+
+async def test_others_are_served_while_a_spec_is_read(tmp_path):
+    """The coordinator's lease is five seconds: its loop must never stand still for long."""
+    jobs = Jobs(tmp_path, None)
+    longest_s = 0.0
+
+    async def tick() -> None:
+        nonlocal longest_s
+        while True:
+            before_s = time.perf_counter()
+            await asyncio.sleep(0.005)
+            longest_s = max(longest_s, time.perf_counter() - before_s)
+
+    ticking = asyncio.create_task(tick())
+    await asyncio.sleep(0.02)
+    for document in EXPENSIVE.values():
+        with pytest.raises(SpecError):
+            await jobs.submit(Submission(job="job", spec_json=json.dumps(document)))
+    ticking.cancel()
+    assert longest_s < 0.5
+    await jobs.stop()
+
+
+def test_a_document_within_the_limits_passes():
+    documents.check(yaml.safe_load(yaml.safe_dump(with_options(agents=3, layout=["x" * 100] * 100))), "job.yaml")
