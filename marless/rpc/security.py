@@ -63,7 +63,9 @@ class Security:
         tls_key: str | None = None,
     ) -> Self:
         """A client's, with the MARLESS_* variables for what is None."""
-        shown: str | Callable[[], str] = os.environ.get("MARLESS_TOKEN", "") if token is None else token
+        shown: str | Callable[[], str] = os.environ.get("MARLESS_TOKEN", "").strip() if token is None else token
+        if isinstance(shown, str) and not (shown.isascii() and shown.isprintable()):
+            raise SpecError("the token has a character that no token has; $MARLESS_TOKEN is one line of a token file")
         if token is None and not shown and (directory := os.environ.get("MARLESS_TOKENS")):
             shown = partial(Tokens(Path(directory)).of, Role.CLIENT)
         files = (("CERT", tls_cert), ("KEY", tls_key), ("CA", tls_ca))

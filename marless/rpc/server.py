@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import signal
 import socket
 import stat
@@ -198,6 +199,7 @@ def _bind(server: grpc.aio.Server, options: ServerOptions) -> str:
     credentials = options.security.server_credentials(options.listen)
     if options.listen.startswith("unix:"):
         _make_way(Path(options.listen.removeprefix("unix:")))
+    masked = os.umask(0o077) if options.security.tokens is None else None  # a socket of nobody else's
     try:
         if credentials is None:
             port = server.add_insecure_port(options.listen)
@@ -207,6 +209,9 @@ def _bind(server: grpc.aio.Server, options: ServerOptions) -> str:
         raise SpecError(
             f"cannot listen on {options.listen}: it is in use or not ours; choose another address"
         ) from None
+    finally:
+        if masked is not None:
+            os.umask(masked)
     return options.listen if options.listen.startswith("unix:") else f"{options.listen.rpartition(':')[0]}:{port}"
 
 

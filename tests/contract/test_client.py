@@ -419,6 +419,13 @@ def test_a_token_is_needed_where_there_is_one(tmp_path, monkeypatch):
             client.list()
 
 
+@pytest.mark.parametrize("token", ["two\nlines", "naïve", "a\0b"])
+def test_a_token_that_cannot_be_sent_is_one_sentence_without_it(tmp_path, token):
+    with pytest.raises(SpecError, match="a character that no token has") as refused:
+        Client(f"unix:{tmp_path}/x.sock", token=token)
+    assert token not in str(refused.value)
+
+
 def test_over_tls_the_authority_is_checked(tmp_path, tls):
     held, secret = tokens.made(tmp_path / "tokens"), tokens.token_of(Role.CLIENT)
     security = Security(tls_cert=tls["server.pem"], tls_key=tls["server.key"], tokens=held)

@@ -1,7 +1,9 @@
 """Where services listen and whom channels dial: proxies of the environment, and files in the way of a socket."""
 
 import asyncio
+import os
 import socket
+import stat
 from contextlib import asynccontextmanager
 
 import pytest
@@ -101,6 +103,15 @@ async def test_a_socket_that_a_killed_service_left_is_replaced(tmp_path):
         left.listen()
     async with served(f"unix:{tmp_path}/place.sock") as address:
         assert await health(address) == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_a_socket_that_asks_for_no_token_is_its_owners_alone(tmp_path):
+    before = os.umask(0)
+    try:
+        async with served(f"unix:{tmp_path}/place.sock"):
+            assert stat.S_IMODE((tmp_path / "place.sock").stat().st_mode) & 0o077 == 0
+    finally:
+        assert os.umask(before) == 0
 
 
 async def test_a_directory_that_is_not_ours_is_one_sentence(tmp_path):
