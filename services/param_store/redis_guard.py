@@ -21,7 +21,7 @@ def main() -> None:
         time.sleep(1)
         if not _answers(address):
             return
-    with os.fdopen(os.open(home / "lock", os.O_RDWR | os.O_NOFOLLOW)) as lock:
+    with os.fdopen(os.open(home / "lock", os.O_RDONLY | os.O_NOFOLLOW)) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # no store adopts what is about to end
         except BlockingIOError:

@@ -11,7 +11,6 @@ import asyncio
 import fcntl
 import hashlib
 import os
-import shutil
 import sys
 import tempfile
 import time
@@ -111,7 +110,10 @@ class LocalRedis:
 
     def trouble(self) -> str:
         """What may be the matter if it cannot be reached."""
-        if shutil.disk_usage(self._home).free < FULL_DISK_BYTES:
+        disk = os.statvfs(self._home)
+        if disk.f_flag & os.ST_RDONLY:
+            return f"the disk of {self._home} is mounted read-only: mount it writable, and it comes back by itself"
+        if disk.f_bavail * disk.f_frsize < FULL_DISK_BYTES:
             return f"the disk of {self._home} is full: make room, and it comes back by itself"
         return f"it is being started again, {self._home / 'redis.log'} says why"
 
@@ -283,7 +285,7 @@ def _private(directory: Path) -> Path:
 def _locked(home: Path) -> Iterator[None]:
     """Two servers must never append to one log; the lock ends with this process, however that ends."""
     with _usable(home):
-        descriptor = private_files.open_own(home / "lock", os.O_RDWR | os.O_CREAT)
+        descriptor = private_files.open_own(home / "lock", os.O_RDONLY | os.O_CREAT)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

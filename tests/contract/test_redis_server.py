@@ -192,11 +192,15 @@ def test_what_redis_says_becomes_a_domain_error(raised, error, sentence):
         raise raised
 
 
-async def test_a_full_disk_is_named(tmp_path, monkeypatch):
+async def test_a_disk_that_is_full_or_read_only_is_named(tmp_path, monkeypatch):
     async with provided(RedisOptions(data_dir=str(tmp_path))) as found:
         assert "redis.log says why" in found.trouble()
-        monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
-        assert f"the disk of {tmp_path}/redis is full" in found.trouble()
+        for what, status in (
+            ("full", {"f_flag": 0, "f_bavail": 1, "f_frsize": 1000}),
+            ("mounted read-only", {"f_flag": os.ST_RDONLY, "f_bavail": 2**30, "f_frsize": 1}),
+        ):
+            monkeypatch.setattr(os, "statvfs", lambda _path, status=status: SimpleNamespace(**status))
+            assert f"the disk of {tmp_path}/redis is {what}" in found.trouble()
 
 
 async def test_an_old_redis_is_refused(redis_url, monkeypatch):

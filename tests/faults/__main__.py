@@ -31,9 +31,12 @@ from tests.faults import (
     partitions,
     paused_processes,
     paused_writer,
+    read_only,
     redis_kills,
     remembering,
+    run_folder_disk,
     scale_down,
+    spool_full,
     uploads,
 )
 from tests.faults.results import Result, undisturbed
@@ -138,6 +141,32 @@ async def _r8(_seed: int, place: Path, stage: Stage) -> Figures:
     return await partitions.run(place / "cut", lengths_s=[1.0, 5.0, 30.0], rounds=ROUNDS, reference=reference)
 
 
+async def _r14_read_only(seed: int, place: Path, _stage: Stage) -> Figures:
+    return await _on_disks(read_only.remounted, read_only.aborted, seed, place)
+
+
+async def _r14_run_folder(seed: int, place: Path, _stage: Stage) -> Figures:
+    return await _on_disks(run_folder_disk.full, run_folder_disk.aborted, seed, place)
+
+
+async def _r14_spool(_seed: int, place: Path, _stage: Stage) -> Figures:
+    return await asyncio.to_thread(spool_full.run, place)
+
+
+async def _on_disks(
+    usual: Callable[[int, Path], Awaitable[Figures]],
+    failing: Callable[[int, Path], Awaitable[Figures]],
+    seed: int,
+    place: Path,
+) -> Figures:
+    """Both kinds of trouble with a disk; the second needs a machine where this process may mount images."""
+    every = []
+    for run in (usual, failing) if read_only.can_abort() else (usual,):
+        (place / run.__name__).mkdir()
+        every.append(await run(seed, place / run.__name__))
+    return total(every) | {"kinds": len(every)}
+
+
 CASES = (
     Case(
         id="R1",
@@ -214,6 +243,14 @@ CASES = (
         run=lambda seed, place, _: disk_full.run(seed, place),
         seeds=range(3),
     ),
+    Case(
+        id="R14",
+        attack="the filesystem of Redis turns read-only, before a restart and under its open log",
+        run=_r14_read_only,
+        seeds=range(3),
+    ),
+    Case(id="R14", attack="the disk of the run folders is full, or fails and turns read-only", run=_r14_run_folder),
+    Case(id="R14", attack="the spool is full", run=_r14_spool),
     Case(
         id="R16",
         attack="scale-down and SIGTERM of workers while they sample",

@@ -41,18 +41,16 @@ async def run(seed: int, place: Path) -> dict[str, float]:
         peer = Peer(store.address, Security())
         impatient, patient = ParamStore(peer, patience_s=0.0), ParamStore(peer, patience_s=RECOVERS_S)
         blobs: list[bytes] = []
-        assert await _publish(patient, seed, blobs)
-        while await _publish(impatient, seed, blobs):
+        assert await publish(patient, seed, blobs)
+        while await publish(impatient, seed, blobs):
             pass
         for _ in range(REFUSALS):
-            assert not await _publish(impatient, seed, blobs), "it was acknowledged on a full disk"
+            assert not await publish(impatient, seed, blobs), "it was acknowledged on a full disk"
         _remove_filler(store.pid, disk)
         roomy_s = time.monotonic()
-        assert await _publish(patient, seed, blobs), "there is room, and it does not come back"
+        assert await publish(patient, seed, blobs), "there is room, and it does not come back"
         recovery_s = time.monotonic() - roomy_s
-        for version, blob in enumerate(blobs, 1):
-            read = await patient.get(JOB, {POLICY: version}, ["acting"])
-            assert bytes(read[POLICY].blobs["acting"]) == blob, f"version {version} is not what was acknowledged"
+        await check(patient, blobs)
         await peer.close()
     return {"acknowledged": len(blobs), "refused": REFUSALS, "lost": 0, "recovery (s)": round(recovery_s, 2)}
 
@@ -61,7 +59,14 @@ def _remove_filler(pid: int, disk: Path) -> None:
     Path(f"/proc/{pid}/root", disk.relative_to("/"), "filler").unlink()
 
 
-async def _publish(store: ParamStore, seed: int, blobs: list[bytes]) -> bool:
+async def check(store: ParamStore, blobs: list[bytes]) -> None:
+    """Raise AssertionError unless every acknowledged version is there as it was published."""
+    for version, blob in enumerate(blobs, 1):
+        read = await store.get(JOB, {POLICY: version}, ["acting"])
+        assert bytes(read[POLICY].blobs["acting"]) == blob, f"version {version} is not what was acknowledged"
+
+
+async def publish(store: ParamStore, seed: int, blobs: list[bytes]) -> bool:
     """Publish the next version, whenever asked of the same bytes; False if it is refused."""
     version = len(blobs) + 1
     blob = random.Random(f"{seed}/{version}").randbytes(BLOB_BYTES)
