@@ -102,6 +102,8 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: errors.Marle
 
 
 async def _translate(context: grpc.aio.ServicerContext[Any, Any], error: Exception) -> NoReturn:
+    if isinstance(error, NotImplementedError):  # by a generated servicer, whose method nobody has written
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this service does not have that method")
     if not isinstance(error, errors.MarlessError):
         import structlog  # servers only: a client starts a quarter sooner without
 
