@@ -196,11 +196,21 @@ class RoundRecord:
     """Why this round had the actors and groups it had."""
     distances: tuple[Distances, ...] = ()
     """Per agent class, where sharing asked for them."""
+    idle_s: float | None = None
+    """Seconds between the end of the round before and the start of this one, by a clock that nobody sets; None if the
+    coordinator that recorded this round did not record that one."""
 
     @property
     def took_s(self) -> float:
         """Seconds from its start to its end; never negative."""
         return max(self.ended_s - self.started_s, 0.0)
+
+    def spent_s(self, before: RoundRecord | None) -> float:
+        """Seconds from the end of the round before, or from its own start if there is none, to its end."""
+        if before is None:
+            return self.took_s
+        idle_s = max(self.started_s - before.ended_s, 0.0) if self.idle_s is None else self.idle_s
+        return idle_s + self.took_s
 
     def to_json(self) -> str:
         """One line of `rounds.jsonl`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import pairwise
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,7 @@ class TrainingProgress:
         self._console = console
         self._stop = stop
         self._recent: deque[RoundRecord] = deque(maxlen=_RATE_ROUNDS)
-        self._started_s = 0.0
+        self._trained_s = 0.0
         self._greedy: Returns | None = None
         self._bar = Progress(
             TextColumn("[bold]{task.description}"),
@@ -55,12 +56,12 @@ class TrainingProgress:
 
     def show(self, record: RoundRecord) -> None:
         """Take a finished round in."""
-        self._started_s = self._started_s or record.started_s
+        self._trained_s += record.spent_s(self._recent[-1] if self._recent else None)
         self._recent.append(record)
         if record.evaluation:
             self._greedy = record.evaluation
         status = self._line(record)
-        self._bar.update(self._task, completed=fraction_done(self._stop, record, self._started_s), status=status)
+        self._bar.update(self._task, completed=fraction_done(self._stop, record, self._trained_s), status=status)
         if record.evaluation and not self._console.is_terminal:
             self._console.print(status, highlight=False, soft_wrap=True)
 
@@ -71,7 +72,8 @@ class TrainingProgress:
     def _line(self, record: RoundRecord) -> str:
         first = self._recent[0]
         steps = record.env_steps - first.env_steps
-        rate = steps / max(record.ended_s - first.ended_s, 1e-9) if steps else 0.0
+        spent_s = sum(after.spent_s(before) for before, after in pairwise(self._recent))
+        rate = steps / spent_s if steps and spent_s else 0.0
         learners = sum(invocation.function == "learner" for invocation in record.invocations)
         parts = [f"round {record.round + 1}", f"{record.env_steps:,} env steps", f"{rate:,.0f}/s"]
         if self._greedy is not None:
@@ -83,7 +85,7 @@ class TrainingProgress:
         return " · ".join([*parts, f"{record.actors} actors, {learners} learners"])
 
 
-def fraction_done(stop: StopSpec | None, record: RoundRecord, started_s: float) -> float:
+def fraction_done(stop: StopSpec | None, record: RoundRecord, trained_s: float) -> float:
     """How near the nearest stop rule is, from 0 to 1; a return cannot be foreseen."""
     if stop is None:
         return 0.0
@@ -93,7 +95,7 @@ def fraction_done(stop: StopSpec | None, record: RoundRecord, started_s: float) 
     if stop.env_steps:
         fractions.append(record.env_steps / stop.env_steps)
     if stop.wall_s:
-        fractions.append((record.ended_s - started_s) / stop.wall_s)
+        fractions.append(trained_s / stop.wall_s)
     return min(max(fractions), 1.0)
 
 

@@ -124,7 +124,7 @@ def figures(
         sides={name: side.greedy - side.chance for name, side in (sides or {}).items()},
         cost_usd={accounting: costs[-1] for accounting, costs in line.cost_usd.items()},
         modelled_s=modelled_run(records, spec.functions, slots),
-        measured_s=sum(record.ended_s - record.started_s for record in records),
+        measured_s=sum(record.took_s for record in records),
         learners=fmean(line.learners),
         actors=fmean(line.actors),
         cold_starts=sum(

@@ -39,6 +39,7 @@ from marless.sharing.similarity import (
     Normals,
     make_similarity,
 )
+from marless.stopwatch import Stopwatch
 
 _STREAM = 2
 """Keeps these draws apart from others of the same round."""
@@ -88,11 +89,11 @@ def _measure(
     table: Callable[[], Table],
     acting: Mapping[str, Acting],
 ) -> tuple[NDArray[np.float64] | None, float, float, float]:
-    start_s, before_s = time.time(), time.thread_time()
+    watch, before_s = Stopwatch.start(), time.thread_time()
     rng = np.random.default_rng([inputs.seed, inputs.round, _STREAM])
     seen = behaviour(table(), agent_class, acting, config.samples, rng)
     distances = make_similarity(config).distances(seen, rng) if seen else None
-    return distances, start_s, time.time(), time.thread_time() - before_s
+    return distances, watch.started_s, watch.now_s, time.thread_time() - before_s
 
 
 def behaviour(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from marless.algos.base import FunctionKind, FunctionRun
+from marless.stopwatch import Stopwatch
 
 Clock = Callable[[], float]
 """Seconds."""
@@ -35,9 +35,10 @@ class Meter:
     leaves out what a thread waits for others.
     """
 
-    def __init__(self, seconds: Clock | None = None, now: Clock = time.time) -> None:
+    def __init__(self, seconds: Clock | None = None, now: Clock | None = None) -> None:
+        watch = Stopwatch.start()
         self._seconds = seconds
-        self._now = now
+        self._now = now or (lambda: watch.now_s)
         self._passes: dict[tuple[FunctionKind, tuple[str, ...]], _Passes] = {}
         self._lock = threading.Lock()
 

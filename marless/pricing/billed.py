@@ -2,7 +2,8 @@
 
 One meter per backend. A meter remembers the time it has charged up to, so rounds are fed to it in order. The time of a
 round reaches from the end of the round before to its own end; a gap longer than the keep-alive is an interruption, of
-which only the keep-alive counts.
+which only the keep-alive counts. What the wall clock shows does not matter, as somebody may set it: rounds know how
+long they took and were waited for.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from marless.spec import FunctionSize, FunctionsSpec
 
 @dataclass(frozen=True)
 class Span:
-    """The time that a round is charged for, in milliseconds of the Unix clock."""
+    """The time that a round is charged for, in milliseconds since the job's first round began."""
 
     start_ms: int
     end_ms: int
@@ -35,19 +36,32 @@ class Span:
 
 
 class Clock:
-    """Lays the spans of rounds side by side."""
+    """Lays the spans of rounds side by side: each as long as the round took, and as the gap before it was."""
 
     def __init__(self, keep_alive_s: float) -> None:
         self._keep_alive_ms = milliseconds(keep_alive_s)
-        self._end_ms: int | None = None
+        self._spent_ms = 0
+        self._ended_ms: int | None = None
+        """When the last round ended, by the wall clock."""
 
     def span(self, record: RoundRecord) -> Span:
         """The round's, after those of the rounds before it."""
-        start, end = milliseconds(record.started_s), milliseconds(record.ended_s)
-        if self._end_ms is not None:
-            start = max(self._end_ms, start - self._keep_alive_ms)
-        self._end_ms = max(start, end)
-        return Span(start, self._end_ms)
+        begin = self._spent_ms
+        self._spent_ms += self._gap_ms(record) + _took_ms(record)
+        self._ended_ms = milliseconds(record.ended_s)
+        return Span(begin, self._spent_ms)
+
+    def _gap_ms(self, record: RoundRecord) -> int:
+        """By the record, else by the wall clock; one that was set back meanwhile knows of none."""
+        if self._ended_ms is None:
+            return 0
+        if record.idle_s is not None:
+            return min(milliseconds(record.idle_s), self._keep_alive_ms)
+        return min(max(milliseconds(record.started_s) - self._ended_ms, 0), self._keep_alive_ms)
+
+
+def _took_ms(record: RoundRecord) -> int:
+    return max(milliseconds(record.ended_s) - milliseconds(record.started_s), 0)
 
 
 class Meter(Protocol):

@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate
 from statistics import fmean
 from typing import Any
 
 from marless.pricing.bill import bill
+from marless.pricing.billed import Clock
 from marless.pricing.charges import ACCOUNTINGS, Accounting
 from marless.pricing.money import usd
 from marless.pricing.prices import Prices
@@ -104,8 +105,9 @@ def same_shape(one: JobSpec, other: JobSpec) -> bool:
 def course(records: Sequence[RoundRecord], spec: JobSpec, prices: Prices) -> Course:
     """How a run of these records goes on; at least one. Where all belong to the head, later rounds are as those."""
     made = bill(records, spec, prices)
-    ends = [records[0].started_s, *(record.ended_s for record in records)]
-    lengths_s = [max(after - before, 0.0) for before, after in pairwise(ends)]
+    clock = Clock(prices.keep_alive_s)
+    lengths_s = [clock.span(record).length_ms / 1000 for record in records]
+    ends = list(accumulate(lengths_s, initial=0.0))
     head = _head(ends, prices)
     rest = slice(head, None) if len(records) > head else slice(0, None)
     costs = {accounting: [usd(each.picos(accounting)) for each in made.rounds] for accounting in ACCOUNTINGS}

@@ -290,7 +290,7 @@ def _check_signals(records: Sequence[RoundRecord], job: Job) -> None:
 
 def _elsewhere(record: RoundRecord, phases: PhaseSeconds) -> RoundRecord:
     """The round as a policy would have seen it on the modelled cluster."""
-    around_s = (record.ended_s - record.started_s) - cluster.total(record.phases)
+    around_s = record.took_s - cluster.total(record.phases)
     return replace(record, phases=phases, ended_s=record.started_s + cluster.total(phases) + max(around_s, 0.0))
 
 

@@ -22,7 +22,7 @@ from marless.sinks.base import Setting
 def scalars(record: RoundRecord, before: RoundRecord | None, random: Returns | None) -> dict[str, float]:
     """Every number of a round; `before` is the round that it follows, `random` what chance scores."""
     steps = record.env_steps - (before.env_steps if before else 0)
-    round_s = record.ended_s - record.started_s
+    round_s = record.took_s
     numbers: dict[str, float] = {
         "round/number": record.round,
         "round/actors": record.actors,

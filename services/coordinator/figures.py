@@ -36,7 +36,7 @@ class Tally:
         self.env_steps += max(0, record.env_steps - after_env_steps)
         for each in record.invocations:
             self.invocations[each.function] += 1
-            self.seconds[each.function] += each.end_s - each.start_s
+            self.seconds[each.function] += max(each.end_s - each.start_s, 0.0)
             self.vcpu_seconds[each.function] += each.vcpu_s
             self.repeated += each.attempt > 1
 

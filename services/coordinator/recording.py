@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -10,9 +9,12 @@ from marless.record import Decision, GroupRecord, PhaseSeconds, RoundRecord
 from services.coordinator.planning import Plan
 from services.coordinator.pools import Rollout, Update
 from services.coordinator.run_folder import Pending
+from services.coordinator.timing import RoundTimes
 
 
-def trained(job: str, plan: Plan, pending: Pending, update: Update, update_s: float) -> RoundRecord:
+def trained(
+    job: str, plan: Plan, pending: Pending, update: Update, *, times: RoundTimes, update_s: float
+) -> RoundRecord:
     """The record of a round that has trained and not been evaluated."""
     versions = {**plan.versions, **update.versions}
     groups = (
@@ -25,8 +27,9 @@ def trained(job: str, plan: Plan, pending: Pending, update: Update, update_s: fl
         actors=plan.actors,
         groups=tuple(groups),
         versions=versions,
-        started_s=pending.started_s,
-        ended_s=time.time(),
+        started_s=times.watch.started_s,
+        ended_s=times.watch.now_s,
+        idle_s=times.idle_s,
         phases=PhaseSeconds(rollout=pending.rollout_s, update=update_s, evaluation=0.0),
         returns=pending.returns,
         evaluation=None,
@@ -37,11 +40,11 @@ def trained(job: str, plan: Plan, pending: Pending, update: Update, update_s: fl
     )
 
 
-def finished(record: RoundRecord, evaluation: Rollout | None, evaluation_s: float) -> RoundRecord:
+def finished(record: RoundRecord, evaluation: Rollout | None, *, times: RoundTimes, evaluation_s: float) -> RoundRecord:
     """The record of a round with its evaluation, if it had one."""
     return replace(
         record,
-        ended_s=time.time(),
+        ended_s=times.watch.now_s,
         phases=replace(record.phases, evaluation=evaluation_s),
         evaluation=evaluation.returns if evaluation else None,
         invocations=record.invocations + (evaluation.invocations if evaluation else ()),

@@ -24,6 +24,7 @@ from marless.errors import (
 from marless.job import Job
 from marless.record import RoundRecord, Summary
 from marless.rpc.concurrency import to_the_end
+from marless.stopwatch import Stopwatch
 from services.coordinator import recording, stopping
 from services.coordinator.costs import Costs
 from services.coordinator.journal import Journal
@@ -34,6 +35,7 @@ from services.coordinator.pools import Pools, Rollout, Update, Versions
 from services.coordinator.recovery import Recovery
 from services.coordinator.reserving import Reserving
 from services.coordinator.run_folder import JobStatus, Pending, RunFolder
+from services.coordinator.timing import Timing
 from services.coordinator.warming import Warming
 
 PATIENCE_S = 120.0
@@ -76,9 +78,7 @@ class JobRun:
         self._patience = Patience(patience_s, self._cancelled)
         self._room = Reserving(job_id=job_id, job=job, pools=pools, cancelled=self._cancelled, show=self._show)
         self._fenced = 0
-        self._first_round_s: float | None = None
-        """When the first round of this run started; earlier ones took `_before_s`."""
-        self._before_s = 0.0
+        self._timing = Timing()
         self._pending: Pending | None = None
         self.status = status
         self.detail = ""
@@ -134,7 +134,7 @@ class JobRun:
         """Take in what the folder holds."""
         await to_the_end(self._folder.take_over)
         await asyncio.to_thread(self._journal.read)
-        self._before_s = self._journal.rounds_s
+        self._timing.go_on_after(self._journal.rounds_s)
         self._pending = await asyncio.to_thread(self._folder.read_pending, self._journal.rounds)
         if self.status.cancelling:
             self._cancelled.set()
@@ -193,21 +193,22 @@ class JobRun:
         return self._planner.plan(versions, stopping.ending(self._job.spec.stop, self._journal))
 
     async def _round(self, plan: Plan) -> Plan:
-        self._first_round_s = self._first_round_s or time.time()
         if self._pending is None or self._pending.round != plan.round:
             self._pending = await self._roll_out(plan)
-        started_s = time.time()
-        update = await self._update(plan, self._pending)
+        pending, times = self._pending, self._timing.present(self._pending.rollout_s)
+        updating = Stopwatch.start()
+        update = await self._update(plan, pending)
         self._room.kept = update.room
-        updated_s = time.time()
-        record = recording.trained(self._id, plan, self._pending, update, updated_s - started_s)
+        record = recording.trained(self._id, plan, pending, update, times=times, update_s=updating.seconds)
         ending = self._limit_reached(record)
         last = bool(ending) or self._cancelled.is_set()
+        evaluating = Stopwatch.start()
         evaluation = await self._evaluate(plan, record.versions) if last or self._is_evaluated(plan.round) else None
-        record = recording.finished(record, evaluation, time.time() - updated_s)
+        record = recording.finished(record, evaluation, times=times, evaluation_s=evaluating.seconds)
         before = self._journal.last
         await to_the_end(self._journal.append, record)
         self._pending = None
+        self._timing.recorded(record.round)
         for event, facts in recording.changes(before, record):
             self._log.info(event, **facts)
         self._changed(record)
@@ -222,13 +223,12 @@ class JobRun:
 
     def _limit_reached(self, record: RoundRecord) -> str:
         """Why the job ends with this round, asked once before its evaluation: the last round is an evaluated one."""
-        assert self._first_round_s is not None  # set as the round began
         stop = self._job.spec.stop
         reached = stopping.limit_reached(
             stop,
             rounds=record.round + 1,
             env_steps=record.env_steps,
-            wall_s=self._before_s + time.time() - self._first_round_s,
+            wall_s=self._timing.training_s,
         )
         if reached or stop.cost_usd is None:
             return reached
@@ -242,14 +242,13 @@ class JobRun:
     async def _roll_out(self, plan: Plan) -> Pending:
         """Run the round's actors, and note what came of them before anything is made of it."""
         await self._room.make_sure(plan.round, plan.actors, self._recovery.epoch)
-        started_s = time.time()
+        times = self._timing.begin(plan.round)
         rollout = await self._pools.train(
             *(self._id, self._job, plan.round, plan.actors, plan.groups, plan.versions), epoch=self._recovery.epoch
         )
         pending = Pending(
             round=plan.round,
-            started_s=started_s,
-            rollout_s=time.time() - started_s,
+            rollout_s=times.watch.seconds,
             env_steps=rollout.env_steps,
             returns=rollout.returns,
             invocations=rollout.invocations,
@@ -340,7 +339,7 @@ class JobRun:
 
     def _summary(self, state: str, reason: str, cost_usd: float | None) -> Summary:
         last = self._journal.last
-        training_s = self._before_s + (last.ended_s - self._first_round_s if last and self._first_round_s else 0.0)
+        trained_s = self._timing.trained_s
         return Summary(
             job=self._id,
             state=state,
@@ -349,8 +348,8 @@ class JobRun:
             env_steps=self._journal.env_steps,
             greedy=self._journal.greedy,
             random=self.status.random,
-            wall_s=round(time.time() - self.status.accepted_s, 3),
-            env_steps_per_s=round(last.env_steps / training_s, 1) if last and training_s > 0 else 0.0,
+            wall_s=round(self._timing.since(self.status.accepted_s), 3),
+            env_steps_per_s=round(last.env_steps / trained_s, 1) if last and trained_s > 0 else 0.0,
             run_dir=str(self._folder.path),
             cost_usd=cost_usd,
             accounting=self._costs.accounting,

@@ -86,8 +86,6 @@ class Pending:
     """What came of a round's rollout: the content of pending.json."""
 
     round: int
-    started_s: float
-    """Unix seconds."""
     rollout_s: float
     env_steps: int
     returns: Returns | None

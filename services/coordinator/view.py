@@ -104,7 +104,7 @@ def ended(status: JobStatus, folder: RunFolder, state: str, reason: str) -> JobS
         env_steps=progress.env_steps,
         greedy=progress.greedy,
         random=status.random,
-        wall_s=round((progress.ended_s or now_s) - status.accepted_s, 3),
+        wall_s=round(max((progress.ended_s or now_s) - status.accepted_s, 0.0), 3),
         env_steps_per_s=0.0,
         run_dir=str(folder.path),
     )

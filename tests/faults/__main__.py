@@ -23,6 +23,7 @@ from bench.harness import Row, machine, say, table
 from bench.report import insert
 from tests.faults import (
     changing_groups,
+    clocks,
     disk_full,
     failpoints,
     job_kills,
@@ -167,6 +168,10 @@ async def _on_disks(
     return total(every) | {"kinds": len(every)}
 
 
+async def _r15(seed: int, place: Path, stage: Stage) -> Figures:
+    return await clocks.run(place / "clocks", seed, jumps=60, rounds=ROUNDS, reference=await stage.reference())
+
+
 CASES = (
     Case(
         id="R1",
@@ -251,6 +256,11 @@ CASES = (
     ),
     Case(id="R14", attack="the disk of the run folders is full, or fails and turns read-only", run=_r14_run_folder),
     Case(id="R14", attack="the spool is full", run=_r14_spool),
+    Case(
+        id="R15",
+        attack="the wall clock of every process jumps by an hour, forwards and back, beside two coordinators",
+        run=_r15,
+    ),
     Case(
         id="R16",
         attack="scale-down and SIGTERM of workers while they sample",

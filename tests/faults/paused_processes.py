@@ -27,7 +27,7 @@ async def run(rig: Rig, seed: int, *, times: int, rounds: int, reference: Result
     fenced = _fenced(rig)
     job = await rig.submit(f"pauses-{seed}", rounds)
     await job.rounds(2)
-    async with _second_coordinator(rig) as second:
+    async with second_coordinator(rig) as second:
         owners = [*rig.processes("coordinator"), psutil.Process(second)]
         for _ in range(times):
             await job.rounds(rng.randint(1, 3))
@@ -75,10 +75,10 @@ def _fenced(rig: Rig) -> int:
 
 
 @asynccontextmanager
-async def _second_coordinator(rig: Rig) -> AsyncIterator[int]:
+async def second_coordinator(rig: Rig, pythonpath: str = str(WITNESS)) -> AsyncIterator[int]:
     """Another coordinator of the same runs directory; yields its process id."""
     environment = {
-        "PYTHONPATH": str(WITNESS),
+        "PYTHONPATH": pythonpath,
         "MARLESS_LEASE_S": f"{LEASE_S}",
         "MARLESS_RUNS": str(rig.place / "runs"),
         **{

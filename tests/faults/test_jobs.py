@@ -4,7 +4,16 @@ import pytest
 import pytest_asyncio
 
 from marless import failpoint
-from tests.faults import changing_groups, failpoints, job_kills, mid_update, partitions, paused_processes, remembering
+from tests.faults import (
+    changing_groups,
+    clocks,
+    failpoints,
+    job_kills,
+    mid_update,
+    partitions,
+    paused_processes,
+    remembering,
+)
 from tests.faults.results import undisturbed
 from tests.faults.rig import running_rig
 
@@ -84,6 +93,11 @@ async def test_a_coordinator_and_a_learner_that_were_paused(rig, reference):
 @pytest.mark.asyncio(loop_scope="module")
 async def test_lines_that_are_cut(reference, tmp_path):
     await partitions.run(tmp_path / "rig", lengths_s=[0.3], rounds=ROUNDS, reference=reference)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_clocks_that_jump(reference, tmp_path):
+    await clocks.run(tmp_path, 0, jumps=3, rounds=ROUNDS, reference=reference)
 
 
 def test_every_failpoint_is_tried():

@@ -19,6 +19,7 @@ from marless.rpc.requests import check_text
 from marless.rpc.v1 import common_pb2
 from marless.rpc.workers.handover import Tickets
 from marless.rpc.workers.turns import Turns
+from marless.stopwatch import Stopwatch
 
 Send = Callable[[common_pb2.PoolMessage], Awaitable[None]]
 _log = structlog.get_logger("marless.workers")
@@ -125,11 +126,11 @@ class Dispatcher:
         `max_attempts` times or the task runs out of time `MAX_TIMEOUTS` times, and whatever domain error the task
         itself ended with.
         """
-        queued_s, hung = time.time(), 0
+        queued, hung = Stopwatch.start(), 0
         lost: list[common_pb2.Invocation] = []
         for attempt in range(1, self._max_attempts + 1):
             worker = await self._acquire(task.partition("/")[0], affinity, again=attempt > 1)
-            started_s = time.time()
+            waited_s, started = queued.seconds, Stopwatch.start()
             try:
                 result = await self._run_on(
                     worker, common_pb2.Task(id=task, attempt=attempt, payload=payload), timeout_s
@@ -140,12 +141,12 @@ class Dispatcher:
                 if hung == MAX_TIMEOUTS:
                     raise _too_slow(task, timeout_s, setting) from None
                 _log.warning("task.worker_lost", task=task, worker=worker.hello.worker, attempt=attempt)
-                lost.append(_lost(task, attempt, worker, queued_s, started_s))
+                lost.append(_lost(task, attempt, worker, started, waited_s))
                 continue
             self.attempts["failed" if result.error_code else "done"] += 1
             if result.error_code:
                 raise by_name(result.error_code, result.error, result.detail)
-            result.invocation.queued_s = queued_s
+            result.invocation.queued_s = result.invocation.start_s - waited_s  # by the clock of the worker
             result.invocation.init_s = worker.init_s if result.invocation.cold else 0.0
             result.lost.extend(lost)
             return result
@@ -304,16 +305,16 @@ def _too_slow(task: str, timeout_s: float, setting: str) -> UnavailableError:
     )
 
 
-def _lost(task: str, attempt: int, worker: _Worker, queued_s: float, started_s: float) -> common_pb2.Invocation:
+def _lost(task: str, attempt: int, worker: _Worker, started: Stopwatch, waited_s: float) -> common_pb2.Invocation:
     """An attempt that ended with its worker: run, and paid for, until now. What CPU it used is not known."""
     cold = worker.invocations <= 1
     return common_pb2.Invocation(
         id=task,
         attempt=attempt,
         worker=worker.hello.worker,
-        queued_s=queued_s,
-        start_s=started_s,
-        end_s=time.time(),
+        queued_s=started.started_s - waited_s,
+        start_s=started.started_s,
+        end_s=started.now_s,
         cold=cold,
         init_s=worker.init_s if cold else 0.0,
     )

@@ -24,6 +24,7 @@ from marless.rpc.security import Security
 from marless.rpc.v1 import common_pb2
 from marless.rpc.workers import orphans
 from marless.rpc.workers.handover import Handed, Handover, listen
+from marless.stopwatch import Stopwatch
 
 DETAIL_BYTES = 4096
 """Of a traceback, its end: what is sent along with the sentence."""
@@ -143,7 +144,7 @@ async def _messages(
 
 async def _run(task: common_pb2.Task, handle: Handle, *, worker: str, cold: bool) -> common_pb2.TaskResult:
     result = common_pb2.TaskResult(id=task.id, attempt=task.attempt)
-    start_s, start_cpu_s = time.time(), time.process_time()
+    watch, start_cpu_s = Stopwatch.start(), time.process_time()
     try:
         result.payload = await handle(task.payload)
     except MarlessError as error:
@@ -157,8 +158,8 @@ async def _run(task: common_pb2.Task, handle: Handle, *, worker: str, cold: bool
             id=task.id,
             attempt=task.attempt,
             worker=worker,
-            start_s=start_s,
-            end_s=time.time(),
+            start_s=watch.started_s,
+            end_s=watch.now_s,
             vcpu_s=time.process_time() - start_cpu_s,
             memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             cold=cold,

@@ -28,7 +28,7 @@ SPEC = spec.parse({"env": {"name": "mpe/simple_spread"}, "algorithm": "ippo", "s
     ],
 )
 def test_how_far_a_job_is(stop, fraction):
-    assert fraction_done(StopSpec(**stop), record(1), started_s=1000.0) == pytest.approx(fraction)
+    assert fraction_done(StopSpec(**stop), record(1), trained_s=1.5) == pytest.approx(fraction)
 
 
 def shown(records, *, terminal: bool) -> str:

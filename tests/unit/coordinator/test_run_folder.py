@@ -20,7 +20,7 @@ SPEC = spec.parse({"env": {"name": "mpe/simple_spread"}, "algorithm": "ippo", "s
 STATUS = JobStatus(job="j", state="RUNNING", reason="training", accepted_s=5.0, random=RETURNS)
 
 
-PENDING = Pending(round=1, started_s=5.0, rollout_s=0.5, env_steps=7, returns=RETURNS, invocations=record().invocations)
+PENDING = Pending(round=1, rollout_s=0.5, env_steps=7, returns=RETURNS, invocations=record().invocations)
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_a_missing_job_is_not_found(folder, tmp_path):
 
 def test_the_newest_rollout_replaces_a_longer_one_whole(folder):
     folder.write_pending(PENDING)
-    shorter = Pending(round=2, started_s=5.0, rollout_s=0.5, env_steps=7, returns=None, invocations=())
+    shorter = Pending(round=2, rollout_s=0.5, env_steps=7, returns=None, invocations=())
     folder.write_pending(shorter)
     assert folder.read_pending(2) == shorter
     folder.take_over()

@@ -1,5 +1,6 @@
 """The ledger: every rule of the three accountings against numbers worked out by hand, and the papers' own figures."""
 
+from dataclasses import replace
 from decimal import Decimal
 
 import pytest
@@ -98,10 +99,29 @@ def test_time_between_rounds_is_charged_up_to_the_keep_alive():
     ]
 
 
-def test_a_clock_that_was_set_back_charges_no_time_twice():
+@pytest.mark.parametrize("at", [50.0, 104.0])
+def test_a_clock_that_was_set_back_makes_no_round_free_and_charges_no_time_twice(at):
+    """Rounds of 4 s; the second begins by the same clock, or by one that was set back meanwhile."""
     ledger = Ledger(job(), load())
     ledger.add(small_round(0, at=100.0))
-    assert ("redis", "", "node") not in lines(ledger.add(small_round(1, at=50.0)), "billed")
+    for each in (ledger.add(small_round(number, at=at + 4 * (number - 1))) for number in (1, 2)):
+        assert lines(each, "billed")["redis", "", "node"] == picos(Decimal("0.032") * 4 / 3600)
+
+
+def test_a_gap_is_as_long_as_the_coordinator_counted_whatever_the_clock_shows():
+    """Two seconds between two rounds, while the clock is set ahead by an hour."""
+    ledger = Ledger(job(), load())
+    ledger.add(small_round(0, at=100.0))
+    cost = lines(ledger.add(replace(small_round(1, at=3706.0), idle_s=2.0)), "billed")
+    assert cost["redis", "", "node"] == picos(Decimal("0.032") * 6 / 3600)
+
+
+def test_an_interruption_keeps_no_container_for_longer_than_the_keep_alive():
+    ledger = Ledger(job(), prices(backend="fargate", fargate={"minimum_s": 0}, keep_alive_s=10.0))
+    per_s = (Decimal("0.04048") + Decimal("0.004445")) / 3600
+    ledger.add(small_round(0, at=100.0))
+    cost = lines(ledger.add(small_round(1, at=3704.0)), "billed")
+    assert cost["actor", "", "work"] == pytest.approx(picos(per_s * 14), abs=3)
 
 
 def test_a_redis_node_of_the_jobs_own_is_charged_by_started_hours():
