@@ -17,6 +17,8 @@ MAX_DEPTH = 20
 """Sections and lists within one another."""
 MAX_TEXT = 10_000
 """Characters of one text."""
+MAX_BITS = 64
+"""Of a whole number: Python cannot print those of millions of bits, which YAML can write in hexadecimal."""
 
 
 def from_json(text: str, what: str, *, finite: bool = True) -> object:
@@ -39,22 +41,30 @@ def from_json(text: str, what: str, *, finite: bool = True) -> object:
     return document
 
 
-def from_yaml(path: Path) -> object:
+def from_yaml(path: Path, kind: str = "job file") -> object:
     """Read a YAML file; raises SpecError if it cannot be read, is none, or exceeds the limits."""
-    import yaml  # here, because actors read JSON only
-
     try:
         with path.open(encoding="utf-8") as file:
             text = file.read(MAX_CHARACTERS + 1)
-        _check_length(len(text), str(path))
-        document: object = yaml.safe_load(text)
     except OSError as error:
-        raise SpecError(f"{path}: cannot be read ({error.strerror}); give the path of a job file") from None
-    except RecursionError:
-        raise _too_deep(str(path)) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise SpecError(f"{path}: cannot be read ({error.strerror}); give the path of a {kind}") from None
+    except UnicodeDecodeError as error:
         raise SpecError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
-    check(document, str(path))
+    return yaml_of(text, str(path))
+
+
+def yaml_of(text: str, what: str) -> object:
+    """Read YAML; raises SpecError, which starts with `what`, for anything else and for what exceeds the limits."""
+    import yaml  # here, because actors read JSON only
+
+    _check_length(len(text), what)
+    try:
+        document: object = yaml.safe_load(text)
+    except RecursionError:
+        raise _too_deep(what) from None
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that does not exist
+        raise SpecError(f"{what}: not valid YAML: {' '.join(str(error).split())}") from None
+    check(document, what)
     return document
 
 
@@ -85,6 +95,8 @@ def _inside(value: Mapping[object, object] | list[object] | tuple[object, ...] |
 
 
 def _check_value(value: object, what: str) -> None:
+    if isinstance(value, int) and value.bit_length() > MAX_BITS:
+        raise SpecError(f"{what}: a whole number of more than {MAX_BITS} bits; give a smaller one")
     if not isinstance(value, str):
         return
     if len(value) > MAX_TEXT:

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from marless import documents
 from marless import spec as specs
 from marless.errors import SpecError, unknown_name
 from marless.pricing.charges import ACCOUNTINGS, Accounting
@@ -187,10 +186,10 @@ def _shown(value: Any) -> str:  # Any: JSON
 def _of_file(path: Path, name: str) -> Preset:
     """One of a file's presets: a mapping of names to {about, accounting, and the sections of a job that it sets}."""
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        document = documents.yaml_of(path.read_text(encoding="utf-8"), str(path))
     except OSError as error:
         raise SpecError(f"{path}: cannot be read ({error.strerror}); give presets as FILE.yaml:NAME") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
         raise SpecError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(document, dict) or not all(isinstance(entry, dict) for entry in document.values()):
         raise SpecError(f"{path}: presets are a mapping of names to sections, e.g. `mine: {{sharing: {{gamma: 0}}}}`")

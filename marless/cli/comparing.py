@@ -116,11 +116,10 @@ def _follow(client: Client, job: str, show: Show) -> None:
 
 
 def _spec_there(client: Client, job: str) -> JobSpec:
-    import yaml
-
+    from marless import documents
     from marless import spec as specs
 
-    return specs.parse(yaml.safe_load(client.read(job, "spec.yaml")), f"job {job}")
+    return specs.parse(documents.yaml_of(client.read(job, "spec.yaml").decode(), f"job {job}"), f"job {job}")
 
 
 def _check_succeeded(run: Run, state: str, reason: str) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 import typer
 import yaml
 
+from marless import documents
 from marless.cli import exits
 from marless.cli.options import Connection, JobArgument, JobFileArgument, Output, OutputOption, OverrideOption
 from marless.cli.output import console, data, log_line, say, show_job, show_jobs
@@ -238,7 +239,7 @@ def _stop_rules_of(client: Client, job: str) -> StopSpec | None:
     from marless import spec as specs
 
     with suppress(SpecError, NotFoundError, ValueError):
-        return specs.parse(yaml.safe_load(client.read(job, "spec.yaml")), "spec").stop
+        return specs.parse(documents.yaml_of(client.read(job, "spec.yaml").decode(), "spec"), "spec").stop
     return None
 
 

@@ -85,8 +85,7 @@ def _asked(job: str, at: Connection) -> Recorded:
 
 
 def _recorded(source: str, spec: str, status: str, records: tuple[RoundRecord, ...]) -> Recorded:
-    import yaml
-
+    from marless import documents
     from marless import spec as specs
 
     try:
@@ -94,10 +93,10 @@ def _recorded(source: str, spec: str, status: str, records: tuple[RoundRecord, .
         random = Returns(**known["random"]) if known.get("random") else None
         return Recorded(
             job=known["job"],
-            spec=specs.parse(yaml.safe_load(spec), f"{source}: spec.yaml"),
+            spec=specs.parse(documents.yaml_of(spec, f"{source}: spec.yaml"), f"{source}: spec.yaml"),
             records=records,
             random=random,
             state=known["state"],
         )
-    except (ValueError, KeyError, TypeError, yaml.YAMLError):
+    except (ValueError, KeyError, TypeError):
         raise CorruptError(f"{source}: job.json or spec.yaml is none of a job") from None

@@ -133,7 +133,7 @@ def _hidden(arrays: Mapping[str, NDArray[np.generic]], kind: str) -> tuple[int, 
     depth = sum(name.endswith(".weight") and not name.endswith(f"{MEMORY}.weight") for name in arrays)
     weights = [arrays.get(f"{_PREFIX}.{i}.weight") for i in range(depth - 1)]
     rows = [0 if weight is None or weight.ndim != 2 else int(weight.shape[0]) for weight in weights]
-    if depth < (2 if kind == "gru" else 1):
+    if depth < (2 if kind == "gru" else 1) or not all(rows):
         raise CorruptError("the policy state holds no weights to act with")
     return (*rows[:-1], rows[-1] // GATES) if kind == "gru" else tuple(rows)
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from marless.envs.base import ActionArray, Box, Discrete, FloatArray
 from marless.errors import SpecError
+from marless.limits import MAX_ACTIONS
 
 ILLEGAL_LOGIT = -1e9
 """Finite, so that probability · log-probability of an illegal action is 0, not NaN."""
@@ -34,13 +35,14 @@ def describe(action: Discrete | Box) -> str:
 def parse(text: str) -> Discrete | Box:
     """Read what `describe` wrote; raises ValueError for anything else."""
     kind, _, numbers = text.partition(":")
-    if kind == "discrete" and numbers.isdecimal():
-        return Discrete(int(numbers))
-    if kind == "box":
-        with contextlib.suppress(TypeError, ValueError, SpecError):
+    with contextlib.suppress(TypeError, ValueError, RecursionError, SpecError):
+        if kind == "discrete" and 0 < (n := int(numbers)) <= MAX_ACTIONS and numbers == str(n):
+            return Discrete(n)
+        if kind == "box":
             low, high = json.loads(numbers)
-            return Box(low=tuple(low), high=tuple(high))
-    raise ValueError(f"{text!r} is no action space")
+            if 0 < len(low) <= MAX_ACTIONS:
+                return Box(low=tuple(low), high=tuple(high))
+    raise ValueError(f"{text[:80]!r} is no action space")
 
 
 def to_env(action: Discrete | Box, chosen: ActionArray) -> ActionArray:

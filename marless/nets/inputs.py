@@ -33,11 +33,14 @@ class Inputs:
         first, *more = metadata.get("inputs", _OBS).split("+")
         try:
             known = json.loads(metadata["ids"]) if _ID in more else []
-        except (KeyError, ValueError):
+        except (KeyError, TypeError, ValueError, RecursionError):
             known = None
-        found = cls(_LAST_ACTION in more, tuple(known) if isinstance(known, list) else ())
+        known = known if isinstance(known, list) and all(isinstance(agent, str) for agent in known) else None
+        found = cls(_LAST_ACTION in more, tuple(known or ()))
         if known is None or first != _OBS or more != found._names():
-            raise CorruptError(f"policy state: inputs {metadata.get('inputs')!r} with ids {metadata.get('ids')!r}")
+            raise CorruptError(
+                f"policy state: inputs {metadata.get('inputs')!r:.80} with ids {metadata.get('ids')!r:.80}"
+            )
         return found
 
     def metadata(self) -> dict[str, str]:
@@ -59,8 +62,10 @@ class Inputs:
         for agent in agents:
             if agent not in self.known:
                 raise CorruptError(f"the policy tells {', '.join(self.known)} apart by their ids; it knows no {agent}")
-        index_N = [self.known.index(agent) for agent in agents]
-        return np.eye(len(self.known), dtype=np.float32)[index_N]
+        ids_NK = np.zeros((len(agents), len(self.known)), np.float32)
+        for row, agent in enumerate(agents):
+            ids_NK[row, self.known.index(agent)] = 1
+        return ids_NK
 
     def build(
         self,

@@ -132,11 +132,17 @@ class _Matrices(ABC):
 
     def from_arrays(self, prefix: str, arrays: Mapping[str, NDArray[np.generic]]) -> FloatArray:
         """See `NetLayout`."""
+        parts = [  # all are checked before room is made for them: what a stranger's metadata say may be of any size
+            (
+                checked(arrays, f"{prefix}.{name}.weight", (shape[0], shape[1] - 1)),
+                checked(arrays, f"{prefix}.{name}.bias", (shape[0],)),
+            )
+            for name, shape in zip(self.names, self.shapes, strict=True)
+        ]
         flat_D = np.empty(self.size, np.float32)
-        for name, span, shape in zip(self.names, self.spans, self.shapes, strict=True):
+        for (weight, bias), span, shape in zip(parts, self.spans, self.shapes, strict=True):
             matrix = flat_D[span].reshape(shape)
-            matrix[:, :-1] = checked(arrays, f"{prefix}.{name}.weight", (shape[0], shape[1] - 1))
-            matrix[:, -1] = checked(arrays, f"{prefix}.{name}.bias", (shape[0],))
+            matrix[:, :-1], matrix[:, -1] = weight, bias
         if self.free:
             flat_D[-self.free :] = checked(arrays, f"{prefix}.free", (self.free,))
         return flat_D

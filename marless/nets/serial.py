@@ -41,18 +41,20 @@ def decode(acting: bytes, learning: bytes) -> PolicyState:
 def decode_acting(acting: bytes) -> ActingState:
     """What an actor needs of a state, from its acting part alone; raises CorruptError."""
     arrays = _load(acting)
-    header = json.loads(acting[8 : 8 + int.from_bytes(acting[:8], "little")])
     try:
+        header = json.loads(acting[8 : 8 + int.from_bytes(acting[:8], "little")])
         metadata = json.loads(header["__metadata__"][_KEY])
-    except (KeyError, ValueError) as error:
-        raise CorruptError(f"policy state: the header holds no metadata of ours ({error!r})") from None
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise CorruptError(f"policy state: the header holds no metadata of ours ({type(error).__name__})") from None
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise CorruptError("policy state: the metadata of the header are not texts by name")
     return ActingState(acting=arrays, metadata=metadata)
 
 
 def _load(data: bytes) -> dict[str, NDArray[np.generic]]:
     try:
         arrays: dict[str, NDArray[np.generic]] = safetensors.load(data)
-    except (SafetensorError, KeyError, ValueError) as error:
+    except (SafetensorError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise CorruptError(f"policy state: not a safetensors file ({error})") from None
     return arrays
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import yaml
-
-from marless import checkpoint
+from marless import checkpoint, documents
 from marless.checkpoint import Checkpoint, DiskCheckpoints
 from marless.errors import CorruptError, NotFoundError, SpecError
 from marless.nets.serial import decode_acting
-from marless.policies.policy import Origin, Policy, read
+from marless.policies.policy import Origin, Policy, options, read, text
 from marless.policies.team import Team
 
 _ACTING = ("acting",)
@@ -91,6 +89,8 @@ def _team(saved: Checkpoint, run_dir: Path | None) -> Team:
                 f"the checkpoint after {progress.round} rounds lacks policy {name} of {', '.join(agents)}"
             )
         held = saved.policies[name]
+        if "acting" not in held.blobs:
+            raise CorruptError(f"the checkpoint after {progress.round} rounds lacks the weights of policy {name}")
         state = decode_acting(bytes(held.blobs["acting"]))
         policies.append(Policy(name=name, agents=agents, version=held.version, state=state))
     return Team.of(policies, _origin(run_dir, progress.round))
@@ -102,14 +102,16 @@ def _origin(run_dir: Path | None, round_: int) -> Origin:
         return Origin(round=round_)
     path = run_dir / "spec.yaml"
     try:
-        spec = yaml.safe_load(path.read_text(encoding="utf-8"))
+        spec = documents.from_yaml(path)
+        if not isinstance(spec, dict):
+            raise TypeError(spec)
         return Origin(
             job=run_dir.resolve().name,
             round=round_,
-            algorithm=spec["algorithm"]["name"],
-            env=spec["env"]["name"],
-            env_options=spec["env"]["options"],
+            algorithm=text(spec["algorithm"]["name"]),
+            env=text(spec["env"]["name"]),
+            env_options=options(spec["env"]["options"]),
             run_dir=run_dir,
         )
-    except (OSError, ValueError, yaml.YAMLError, TypeError, KeyError):
+    except (SpecError, TypeError, KeyError):
         raise CorruptError(f"{path}: it is missing, or no job's resolved spec") from None

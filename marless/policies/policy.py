@@ -6,7 +6,6 @@ metadata and tensors, because safetensors itself would not notice a damaged weig
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
@@ -51,7 +50,10 @@ class Policy:
         weight = self.state.acting.get("policy.0.weight")
         if weight is None or weight.ndim != 2:
             raise CorruptError(f"policy {self.name}: its state holds no weights to act with")
-        return int(weight.shape[1]) - Inputs.parse(self.state.metadata).extra(self.action)
+        size = int(weight.shape[1]) - Inputs.parse(self.state.metadata).extra(self.action)
+        if size < 0:
+            raise CorruptError(f"policy {self.name}: its weights are too small for its inputs")
+        return size
 
     @property
     def action(self) -> Discrete | Box:
@@ -96,20 +98,36 @@ def read(path: Path) -> tuple[Policy, Origin]:
     metadata = dict(part.metadata)
     if metadata.pop("sha256") != _digest(metadata, part.acting):
         raise CorruptError(f"{path} is not what was exported: its sha256 differs; export the policy again")
-    policy = Policy(
-        name=metadata.pop("policy"),
-        agents=tuple(json.loads(metadata.pop("agents"))),
-        version=int(metadata.pop("version")),
-        state=part,
-    )
-    origin = Origin(
-        job=metadata.pop("job"),
-        round=int(metadata.pop("round")),
-        algorithm=metadata.pop("algorithm"),
-        env=metadata.pop("env"),
-        env_options=json.loads(metadata.pop("env_options")),
-    )
-    return dataclasses.replace(policy, state=ActingState(part.acting, metadata)), origin
+    try:
+        agents, given = json.loads(metadata.pop("agents")), json.loads(metadata.pop("env_options"))
+        name, version = metadata.pop("policy"), int(metadata.pop("version"))
+        origin = Origin(
+            job=metadata.pop("job"),
+            round=int(metadata.pop("round")),
+            algorithm=metadata.pop("algorithm"),
+            env=metadata.pop("env"),
+            env_options=options(given),
+        )
+        players = tuple(map(text, agents))
+    except (KeyError, TypeError, ValueError, RecursionError):
+        raise CorruptError(
+            f"{path} is no policy, or it is damaged: its header lacks something of marless export"
+        ) from None
+    return Policy(name=name, agents=players, version=version, state=ActingState(part.acting, metadata)), origin
+
+
+def text(value: object) -> str:
+    """A text of a stranger's document; raises TypeError for anything else."""
+    if not isinstance(value, str):
+        raise TypeError(value)
+    return value
+
+
+def options(value: object) -> Mapping[str, object]:
+    """The options of an environment in a stranger's document; raises TypeError for anything else."""
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        raise TypeError(value)
+    return value
 
 
 def _digest(metadata: Mapping[str, str], arrays: Arrays) -> str:

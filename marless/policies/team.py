@@ -10,8 +10,12 @@ from numpy.typing import ArrayLike
 
 from marless.envs.base import ActionArray, AgentClass, BoolArray, Box, Discrete, EnvSpaces, FloatArray
 from marless.errors import CorruptError, SpecError, unknown_name
+from marless.limits import MAX_AGENTS
 from marless.nets.acting import ActingPolicies
 from marless.policies.policy import Origin, Policy, write
+
+MOST_BYTES = 2**32
+"""Of the weights of all agents."""
 
 
 class Team:
@@ -31,6 +35,7 @@ class Team:
     @classmethod
     def of(cls, policies: Sequence[Policy], origin: Origin) -> Team:
         """Make the policies ready to act; raises CorruptError if the weights of one do not fit together."""
+        _check_size(policies)
         players: dict[str, ActingPolicies] = {}
         for policy in policies:
             for agent in policy.agents:  # each by itself: it may have a memory and an id of its own
@@ -143,6 +148,19 @@ class Team:
             raise SpecError(
                 f"{agent} remembers {begun} episodes and observes {batch} copies; call begin() to start new episodes"
             )
+
+
+def _check_size(policies: Sequence[Policy]) -> None:
+    """Each agent gets weights of its own: a small file may say that a million agents play its policy."""
+    agents = sum(len(policy.agents) for policy in policies)
+    held = sum(len(policy.agents) * sum(each.nbytes for each in policy.state.acting.values()) for policy in policies)
+    if agents > MAX_AGENTS or held > MOST_BYTES:
+        raise CorruptError(
+            f"{agents} agents with {held:,} bytes of weights; a team has at most {MAX_AGENTS} with {MOST_BYTES:,}"
+        )
+    for policy in policies:
+        if not all(np.isfinite(each).all() for each in policy.state.acting.values() if each.dtype.kind == "f"):
+            raise CorruptError(f"policy {policy.name}: its weights are not all finite numbers")
 
 
 def _observation(agent: str, observation: ArrayLike, size: int) -> FloatArray:

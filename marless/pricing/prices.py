@@ -13,9 +13,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import yaml
 from pydantic import Field, PrivateAttr, ValidationError
 
+from marless import documents
 from marless.algos.base import Strict
 from marless.errors import SpecError
 from marless.mistakes import sentences
@@ -188,12 +188,7 @@ def lambda_memory_mb(size: FunctionSize, prices: Prices) -> int:
 
 
 def _read(path: Path) -> Any:  # Any: YAML
-    try:
-        return yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except OSError as error:
-        raise SpecError(f"{path}: cannot be read ({error.strerror}); give the path of a price file") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise SpecError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    return documents.from_yaml(path, "price file") or {}
 
 
 def _merged(ours: Any, theirs: Any) -> Any:  # Any: YAML

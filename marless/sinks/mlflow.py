@@ -2,7 +2,8 @@
 
 MLflow's database stores keep equal points once, and a round that is written twice has equal points; points of rounds
 that a resume from a checkpoint ran anew stay beside the new ones. Credentials come from the coordinator's environment
-(`MLFLOW_TRACKING_USERNAME`, `MLFLOW_TRACKING_PASSWORD` or `MLFLOW_TRACKING_TOKEN`).
+(`MLFLOW_TRACKING_USERNAME`, `MLFLOW_TRACKING_PASSWORD` or `MLFLOW_TRACKING_TOKEN`). MLflow shows them to any server
+that it is told of, and writes to any file or database, so a job chooses only among those that the operator lists.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from marless.sinks.base import SinkConfig, SinkJob, SinkKind
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+ADDRESS, OTHERS = "MLFLOW_TRACKING_URI", "MARLESS_MLFLOW_URIS"
+"""Variables of the coordinator: where runs go by default, and a comma list of where else jobs may send theirs."""
 _RUN_FILE = "mlflow.json"
 _STATUS = {"SUCCEEDED": "FINISHED", "FAILED": "FAILED", "CANCELLED": "KILLED"}
 _METRICS_A_CALL, _SETTINGS_A_CALL, _LONGEST_SETTING = 1000, 100, 6000  # what a tracking server takes
@@ -36,7 +39,9 @@ class MlflowConfig(SinkConfig):
 
     name: Literal["mlflow"] = "mlflow"
     tracking_uri: str | None = Field(
-        None, min_length=1, description="server or database; else the coordinator's $MLFLOW_TRACKING_URI"
+        None,
+        min_length=1,
+        description=f"server or database, of the coordinator's ${ADDRESS} (also the default) and ${OTHERS}",
     )
     experiment: str = Field("marless", min_length=1)
 
@@ -119,8 +124,16 @@ def _batches(items: Sequence[Item], size: int) -> Iterator[list[Item]]:
 
 
 def _check(config: MlflowConfig) -> None:
-    if not config.tracking_uri and not os.environ.get("MLFLOW_TRACKING_URI"):
-        raise SpecError("sinks: mlflow needs a tracking_uri, or MLFLOW_TRACKING_URI where the coordinator runs")
+    usual, others = (os.environ.get(name, "") for name in (ADDRESS, OTHERS))
+    if not config.tracking_uri and not usual:
+        raise SpecError(
+            f"sinks: mlflow needs {ADDRESS} where the coordinator runs, or a tracking_uri of {OTHERS} there"
+        )
+    if config.tracking_uri and config.tracking_uri not in (usual, *map(str.strip, others.split(","))):
+        raise SpecError(
+            "sinks: mlflow: that tracking_uri is not allowed, because credentials would be shown to it; leave it out "
+            f"to use {ADDRESS} of the coordinator, whose operator may list others in {OTHERS}"
+        )
 
 
 SINK = SinkKind(config_type=MlflowConfig, make=MlflowSink, package="mlflow", install="marless[mlflow]", check=_check)

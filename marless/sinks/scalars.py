@@ -73,10 +73,9 @@ def settings(spec: Mapping[str, object]) -> dict[str, Setting]:
     for name, value in spec.items():
         if isinstance(value, Mapping):
             flat |= {f"{name}.{inner}": each for inner, each in settings(value).items()}
-        elif isinstance(value, str):
-            flat[name] = value if len(value) <= _LONGEST_TEXT else f"{value[:_LONGEST_TEXT]}…"
         elif isinstance(value, bool | int | float):
             flat[name] = value
         elif value is not None:
-            flat[name] = str(value)
+            text = str(value)
+            flat[name] = text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}…"
     return flat

@@ -112,9 +112,25 @@ async def test_a_scheduler_by_path_is_refused_and_one_here_is_sent(address, tmp_
         await client.submit(by_path, job="a")
         held = yaml.safe_load((tmp_path / "runs" / "a" / "spec.yaml").read_text("utf-8"))["scaling"]["scheduler"]
         assert held["sha256"] == hashlib.sha256((directory / "best.safetensors").read_bytes()).hexdigest()
-        for damage in ({"sha256": "0" * 64}, {"weights": "AAAA"}, {"weights": "!"}, {"features": {}}):
+        for damage in (
+            {"sha256": "0" * 64},
+            {"weights": ["AAAA"]},
+            {"weights": ["!"]},
+            {"weights": []},
+            {"features": {}},
+        ):
             said = await refused(address, DOCUMENT | {"scaling": {"name": "minions", "scheduler": held | damage}})
             assert said.startswith("scaling.scheduler: ")
+
+
+@pytest.mark.parametrize("uri", ["http://169.254.169.254/", "file:///etc", "sqlite:////tmp/x.db", "./mlruns", "x:y"])
+async def test_a_sink_goes_where_the_operator_says(address, uri, monkeypatch):
+    monkeypatch.setattr("marless.sinks.registry.find_spec", lambda _: "installed")
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", CANARY)
+    for usual in ("", "https://ours"):
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", usual)
+        said = await refused(address, DOCUMENT | {"sinks": [{"name": "mlflow", "tracking_uri": uri}]})
+        assert "that tracking_uri is not allowed" in said
 
 
 def saved(folder: Path, **changes: object) -> Path:

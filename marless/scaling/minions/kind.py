@@ -49,7 +49,7 @@ class PackedScheduler(Strict):
     task: PackedTask
     features: dict[str, PackedScale]
     sha256: str = Field(description="of the weights")
-    weights: str = Field(max_length=2**22, description="a safetensors file, base64")
+    weights: tuple[str, ...] = Field(description="a safetensors file, base64, in pieces")
 
 
 class MinionsConfig(ScalingConfig):

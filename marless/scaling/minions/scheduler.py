@@ -24,6 +24,7 @@ Checkpoint = Literal["best", "cheapest"]
 FORMAT = "marless-scheduler/1"
 MANIFEST = "scheduler.json"
 LAYERS = 3
+_PIECE_CHARACTERS = 8000
 _CLIP = 5.0
 """Standard deviations: what lies further out in a real run than in any simulated one must not blow the nets up."""
 
@@ -154,7 +155,7 @@ def pack(directory: Path, checkpoint: Checkpoint) -> PackedScheduler:
         packed = PackedScheduler(
             **{name: manifest[name] for name in ("format", "task", "features")},
             sha256=manifest["sha256"][checkpoint],
-            weights=base64.b64encode(blob).decode(),
+            weights=_pieces(base64.b64encode(blob).decode()),
         )
     except (KeyError, TypeError, ValidationError):
         raise _foreign(str(path)) from None
@@ -165,7 +166,7 @@ def pack(directory: Path, checkpoint: Checkpoint) -> PackedScheduler:
 def unpack(packed: PackedScheduler, source: str) -> Loaded:
     """A scheduler that decides; raises SpecError, naming `source`, for what `pack` does not return."""
     try:
-        blob = base64.b64decode(packed.weights, validate=True)
+        blob = base64.b64decode("".join(packed.weights), validate=True)
         features = [packed.features[name] for name in FEATURES]
     except (ValueError, KeyError):
         raise _foreign(source) from None
@@ -181,6 +182,11 @@ def unpack(packed: PackedScheduler, source: str) -> Loaded:
     if not _fits(scheduler):
         raise _foreign(source)
     return Loaded(scheduler=scheduler, sha256=digest)
+
+
+def _pieces(text: str) -> tuple[str, ...]:
+    """A job takes no text of any length."""
+    return tuple(text[at : at + _PIECE_CHARACTERS] for at in range(0, len(text), _PIECE_CHARACTERS))
 
 
 def _fits(scheduler: Scheduler) -> bool:

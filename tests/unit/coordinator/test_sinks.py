@@ -225,8 +225,9 @@ def test_a_sink_whose_package_is_missing_is_refused(monkeypatch):
 def test_mlflow_needs_to_know_where_to(monkeypatch):
     monkeypatch.setattr("marless.sinks.registry.find_spec", lambda _: "installed")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    with pytest.raises(SpecError, match="tracking_uri, or MLFLOW_TRACKING_URI"):
+    with pytest.raises(SpecError, match="needs MLFLOW_TRACKING_URI where the coordinator runs"):
         sinks.check(parse({**SPEC, "sinks": ["mlflow"]}, "spec"))
+    monkeypatch.setenv("MARLESS_MLFLOW_URIS", "http://there:5000, sqlite:///m.db")
     sinks.check(parse({**SPEC, "sinks": [{"name": "mlflow", "tracking_uri": "sqlite:///m.db"}]}, "spec"))
 
 
