@@ -104,12 +104,12 @@ def check_way(path: Path) -> None:
             check_way(above / here.readlink())
 
 
-def open_own(path: Path, flags: int) -> int:
-    """Open a regular file of this user, or make it (mode 0600) if `flags` say so; returns its descriptor.
+def open_own(path: Path, flags: int, mode: int = 0o600) -> int:
+    """Open a regular file of this user, or make it if `flags` say so; returns its descriptor.
 
     Raises UntrustedPathError for a link, hard ones included, and for anything of another user; raises OSError.
     """
-    return _opened(path, flags, own=True)
+    return _opened(path, flags, mode, own=True)
 
 
 def open_readable(path: Path) -> int:
@@ -117,11 +117,11 @@ def open_readable(path: Path) -> int:
     return _opened(path, os.O_RDONLY, own=False)
 
 
-def _opened(path: Path, flags: int, *, own: bool) -> int:
+def _opened(path: Path, flags: int, mode: int = 0, *, own: bool) -> int:
     if flags & os.O_TRUNC:
         raise ValueError(f"{path}: a file is looked at before it is cut short")
     try:
-        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, mode)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise UntrustedPathError(path, "it is a symbolic link; remove it") from None

@@ -233,7 +233,8 @@ def owner_of(data: Path) -> int | None:
 async def _lock(path: Path, patience_s: float) -> IO[str] | None:
     """Lock a file until it is closed here and by all that inherited it; None if others do not let go of it."""
     give_up_s = time.monotonic() + patience_s
-    file = os.fdopen(private_files.open_own(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "a", encoding="utf-8")
+    descriptor = private_files.open_own(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    file = os.fdopen(descriptor, "a", encoding="utf-8")
     while not _locks(file, fcntl.LOCK_EX):
         if time.monotonic() > give_up_s:
             file.close()

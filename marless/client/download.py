@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO
 
+from marless import private_files
 from marless.client.jobs import File
 from marless.client.line import Line
 from marless.errors import CorruptError, UnavailableError, UnreachableError
@@ -49,7 +51,7 @@ async def fetch(line: Line, job: str, file: File, folder: Path) -> None:
     target = place(file, folder)
 
     async def once() -> None:
-        with _Arriving(target) as arriving:
+        with Arriving(target) as arriving:
             async for data in _contents(line, job, file.path):
                 arriving.take(data)
             arriving.keep()
@@ -86,7 +88,7 @@ async def _contents(line: Line, job: str, path: str) -> AsyncGenerator[memoryvie
         raise UnreachableError(f"{path} was cut short")
 
 
-class _Arriving:
+class Arriving:
     """A file that takes its name only when it is whole. Raises OSError when the disk does not let it."""
 
     def __init__(self, target: Path) -> None:
@@ -94,15 +96,19 @@ class _Arriving:
         self._partial = target.with_name(f".{target.name}.partial")
         self._file: BinaryIO
 
-    def __enter__(self) -> _Arriving:
+    def __enter__(self) -> Arriving:
         self._target.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self._partial.open("wb")
+        self._partial.unlink(missing_ok=True)  # of a download that was killed, or what another has put there
+        descriptor = private_files.open_own(self._partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        self._file = os.fdopen(descriptor, "wb")
         return self
 
     def take(self, data: memoryview) -> None:
+        """Write the next bytes."""
         self._file.write(data)
 
     def keep(self) -> None:
+        """It is whole: give it its name."""
         self._file.close()
         self._partial.replace(self._target)
 

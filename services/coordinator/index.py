@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import structlog
 
+from marless import private_files
 from marless.checkpoint import make_directory
 from marless.errors import CorruptError, NotFoundError, SpecError, UnavailableError, shown
 from marless.job import check_id
@@ -52,6 +53,7 @@ class Index:
     def prepare(self) -> None:
         """Make the directory; raises UnavailableError if it cannot be had."""
         with self._disk("made"):
+            private_files.check_way(self._runs)
             make_directory(self._runs)
 
     async def look(self, is_ours: Callable[[str], bool]) -> list[JobStatus]:
@@ -109,7 +111,9 @@ class Index:
     def _status(self, name: str) -> JobStatus | None:
         try:
             check_id(name)
-            return RunFolder(self._runs / name).read_status()
+            folder = RunFolder(self._runs / name)
+            folder.check_ours()
+            return folder.read_status()
         except (SpecError, NotFoundError):
             return None
         except (CorruptError, UnavailableError) as error:

@@ -30,10 +30,12 @@ from typing import IO, Any
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from marless import private_files
 from marless import spec as specs
 from marless.checkpoint import Checkpoint, DiskCheckpoints, fsync, make_directory
 from marless.errors import AlreadyExistsError, CorruptError, FencedError, NotFoundError, SpecError, UnavailableError
 from marless.failpoint import reach
+from marless.private_files import UntrustedPathError
 from marless.record import InvocationRecord, Returns, RoundRecord
 from marless.round_file import read
 from marless.spec import JobSpec
@@ -130,8 +132,14 @@ class RunFolder:
 
     # Ownership
 
+    def check_ours(self) -> None:
+        """Raise UnavailableError if another user has put the folder into a directory that everybody may write to."""
+        with self._disk():
+            private_files.check_way(self.path)
+
     def own(self) -> bool:
         """Become the owner, if there is none that lives; raises NotFoundError without a folder."""
+        self.check_ours()
         with self._disk():
             try:
                 self.ownership = Ownership.acquire(self.path)
@@ -141,6 +149,7 @@ class RunFolder:
 
     async def inherit(self, lease_s: float) -> None:
         """Become the owner as soon as the present one is gone, or has not given a sign of life for `lease_s`."""
+        self.check_ours()
         with self._disk():
             try:
                 self.ownership = await inherit(self.path, lease_s)
@@ -174,6 +183,7 @@ class RunFolder:
 
         Raises AlreadyExistsError if a job has run in it, or is being created there.
         """
+        self.check_ours()
         with self._disk():
             make_directory(self.path)
         if not self.own() or (self.path / "job.json").exists():
@@ -365,7 +375,8 @@ class _DiskErrors:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if isinstance(error, OSError):
-            raise UnavailableError(f"run folder {self._path}: {error.strerror}; make room or choose another") from None
+            advice = "choose another" if isinstance(error, UntrustedPathError) else "make room or choose another"
+            raise UnavailableError(f"run folder {self._path}: {error.strerror}; {advice}") from None
 
 
 def _read_json(path: Path, kind: TypeAdapter[Any]) -> Any:  # Any: the adapter's type

@@ -1,16 +1,23 @@
 """Directories that everybody may write to, such as /tmp and /dev/shm: what others have put there is neither used,
 changed nor removed, and nothing of ours is ever open to them."""
 
+import json
 import os
 import stat
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from marless import spec
 from marless.cli.stack import LocalStack
+from marless.client.address import find
+from marless.client.download import Arriving
 from marless.data.frame_file import FrameFile
 from marless.data.frames import ReplaySchema
 from marless.errors import SpecError, UnavailableError
+from services.coordinator.index import Index
+from services.coordinator.run_folder import JobStatus, RunFolder
 from services.learner_pool.intake import Intake
 from services.learner_pool.replays import Replays
 from services.param_store import redis_server
@@ -18,6 +25,8 @@ from services.param_store.redis_server import RedisOptions, provided
 from tests.scripted_env import ScriptedEnv
 
 PLENTY = 2**20
+SPEC = spec.parse({"env": {"name": "mpe/simple_spread"}, "algorithm": "ippo", "stop": {"rounds": 1}}, "spec")
+STATUS = JobStatus(job="evil", state="PENDING", reason="accepted", accepted_s=5.0)
 STRANGER = 65534
 OURS = f"marless-{os.getuid()}"
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
@@ -250,3 +259,57 @@ async def test_no_socket_of_redis_in_a_directory_that_another_made_in_advance(sh
     with pytest.raises(SpecError, match=rf"{OURS} cannot be used \(it belongs to "):
         async with provided(RedisOptions(data_dir=str(tmp_path / ("d" * 120)))):
             pass
+
+
+# Run folders, and who says where the coordinator is
+
+
+@as_root
+def test_no_runs_in_a_directory_that_another_made_in_advance(shared):
+    strangers(shared / "runs")
+    with pytest.raises(UnavailableError, match=r"runs directory .*: it belongs to another user"):
+        Index(shared / "runs").prepare()
+
+
+@as_root
+async def test_a_run_folder_of_another_is_neither_listed_nor_run(shared, precious):
+    evil = strangers(shared / "evil")
+    (evil / "job.json").write_text(json.dumps(asdict(STATUS)))
+    (shared / "link").symlink_to(precious)
+    os.chown(shared / "link", STRANGER, STRANGER, follow_symlinks=False)
+    assert await Index(shared).look(lambda job: False) == []
+    for name in ("evil", "link"):
+        with pytest.raises(UnavailableError, match="it belongs to another user"):
+            RunFolder(shared / name).own()
+        with pytest.raises(UnavailableError, match="it belongs to another user"):
+            await RunFolder(shared / name).inherit(1.0)
+        with pytest.raises(UnavailableError, match="it belongs to another user"):
+            RunFolder(shared / name).create(SPEC, STATUS)
+
+
+@as_root
+def test_a_coordinator_that_another_names_is_not_called(shared):
+    strangers(shared / "runs" / ".stack")
+    (shared / "runs" / ".stack" / "stack.json").write_text('{"coordinator": "unix:/evil"}')
+    os.chown(shared / "runs", STRANGER, STRANGER)
+    with pytest.raises(UnavailableError, match="it belongs to another user"):
+        find(runs=shared / "runs")
+
+
+@as_root
+def test_a_coordinator_whose_socket_another_has_put_in_its_place_is_not_called(shared, tmp_path):
+    strangers(shared / OURS)
+    (tmp_path / ".stack").mkdir()
+    (tmp_path / ".stack" / "stack.json").write_text(f'{{"coordinator": "unix:{shared}/{OURS}/0a/coordinator.sock"}}')
+    with pytest.raises(UnavailableError, match=f"{OURS}: it belongs to another user"):
+        find(runs=tmp_path)
+
+
+def test_a_download_is_not_written_through_a_link(shared, precious):
+    (shared / ".weights.partial").symlink_to(precious / "file")
+    with Arriving(shared / "weights") as file:
+        file.take(memoryview(b"new"))
+        file.keep()
+    assert (shared / "weights").read_bytes() == b"new"
+    assert not (shared / "weights").is_symlink()
+    assert stat.S_IMODE((shared / "weights").stat().st_mode) == 0o644
