@@ -173,9 +173,12 @@ class ParamStore:
         response = await retry(lambda: self._peer.call(self._stub.AcquireEpoch, request), patience_s=self._patience_s)
         return response.epoch
 
-    async def delete_job(self, job: str) -> None:
-        """Delete all versions of a job and end its epoch."""
-        request = param_store_pb2.DropJobRequest(job=job)
+    async def delete_job(self, job: str, epoch: int = 0) -> None:
+        """Delete all versions of a job and end its epoch.
+
+        Raises FencedError for a coordinator whose epoch is over; 0 is for a job that nobody runs.
+        """
+        request = param_store_pb2.DropJobRequest(job=job, epoch=epoch)
         await retry(lambda: self._peer.call(self._stub.DropJob, request), patience_s=self._patience_s)
 
 

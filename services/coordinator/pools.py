@@ -74,9 +74,12 @@ class Pools:
         reply = await self._learner_pool.call(self._learners.OpenJob, request, timeout_s=CALL_TIMEOUT_S)
         return {version.policy: version.version for version in reply.versions}
 
-    async def close_job(self, job_id: str, *, keep_replay: bool = False) -> None:
-        """Let the learner pool forget a job, all of it or but for what it remembers of past rounds."""
-        request = learner_pool_pb2.CloseJobRequest(job=job_id, keep_replay=keep_replay)
+    async def close_job(self, job_id: str, *, epoch: int = 0, keep_replay: bool = False) -> None:
+        """Let the learner pool forget a job, all of it or but for what it remembers of past rounds.
+
+        Raises FencedError for a coordinator whose epoch is over; 0 is for a job that nobody runs.
+        """
+        request = learner_pool_pb2.CloseJobRequest(job=job_id, epoch=epoch, keep_replay=keep_replay)
         await self._learner_pool.call(self._learners.CloseJob, request)
 
     async def reserve(self, job_id: str, job: Job, round_: int, actors: int, *, epoch: int) -> None:

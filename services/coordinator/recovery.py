@@ -63,12 +63,12 @@ class Recovery:
 
     async def end(self) -> None:
         """Let the pools and the store forget a job that has ended and whose checkpoint holds what it came to."""
-        await self._pools.close_job(self._id)
+        await self._pools.close_job(self._id, epoch=self.epoch)
         await self._drop()
 
     async def leave(self) -> None:
         """Let the learner pool forget a job that has ended and may be resumed, but for what it remembers of rounds."""
-        await self._pools.close_job(self._id, keep_replay=True)
+        await self._pools.close_job(self._id, epoch=self.epoch, keep_replay=True)
 
     async def _open(self) -> Versions:
         fresh = not self._journal.rounds and self._folder.start_path.exists()
@@ -98,7 +98,7 @@ class Recovery:
 
     async def _forget(self, present: Listing, *, keep_replay: bool = False) -> None:
         """Have neither the learner pool nor the store know anything of the job, but for rounds it may need again."""
-        await self._pools.close_job(self._id, keep_replay=keep_replay)
+        await self._pools.close_job(self._id, epoch=self.epoch, keep_replay=keep_replay)
         if present.policies:
             await self._drop()
             await self._begin_epoch()
@@ -107,7 +107,7 @@ class Recovery:
         """Delete the job's versions, which ends its epoch."""
         self._folder.check_owned()
         reach("coordinator.drop.before")
-        await self._pools.store.delete_job(self._id)
+        await self._pools.store.delete_job(self._id, self.epoch)
         reach("coordinator.drop.after")
 
     async def _begin_epoch(self) -> None:

@@ -113,7 +113,9 @@ class Intake:
         if epoch < known.epoch:
             raise FencedError(f"epoch {epoch} of job {job} is over: epoch {known.epoch} has begun")
         if epoch > known.epoch:
-            raise NotFoundError(f"job {job!r} is not open under epoch {epoch} in this learner pool, but {known.epoch}")
+            raise NotFoundError(
+                f"job {job!r} is open under epoch {known.epoch} in this learner pool, not under {epoch}"
+            )
 
     def close(self, job: str) -> None:
         """Forget a job and drop its trajectories; twice is safe."""

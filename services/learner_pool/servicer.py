@@ -60,7 +60,7 @@ class LearnerPoolServicer(LearnerPoolServiceServicer):
         self, request: learner_pool_pb2.CloseJobRequest, context: Context
     ) -> learner_pool_pb2.CloseJobResponse:
         """Forget a job."""
-        (self._updates.forget if request.keep_replay else self._updates.close)(request.job)
+        await self._updates.close(request)
         return learner_pool_pb2.CloseJobResponse()
 
     async def Work(  # type: ignore[override]  # noqa: N802  # writes to the context instead of yielding

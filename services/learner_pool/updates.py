@@ -90,10 +90,10 @@ class Updates:
         check_groups(request.groups)
         check_number("epoch", request.epoch)
         spec, spaces = await asyncio.to_thread(_read, request)
-        await self._check_newest(request)
+        await self._check_newest(request.job, request.epoch)
         known = self._jobs.get(request.job)
         if known is None or known.spec_json != request.spec_json:
-            self.forget(request.job)
+            self._forget(request.job)
             scopes = scopes_of(registry.algorithm(spec.algorithm.name), spec.algorithm, spaces)
             computed = Computed(request.job, self._store, self._intake)
             self._jobs[request.job] = _OpenJob(
@@ -123,11 +123,11 @@ class Updates:
         _log.info("job.opened", job=request.job, device=device, policies=sum(len(r.versions) for r in results))
         return learner_pool_pb2.OpenJobResponse(versions=[v for r in results for v in r.versions], device=device)
 
-    async def _check_newest(self, request: learner_pool_pb2.OpenJobRequest) -> None:
+    async def _check_newest(self, job: str, epoch: int) -> None:
         """A store that has lost everything counts epochs from 1 again: only it knows whether an older one is over."""
-        newest = self._intake.epoch(request.job)
-        if request.epoch < newest and request.epoch != (await self._store.list(request.job)).epoch:
-            raise FencedError(f"epoch {request.epoch} of job {request.job} is over: epoch {newest} has begun")
+        newest = self._intake.epoch(job)
+        if epoch < newest and epoch != (await self._store.list(job)).epoch:
+            raise FencedError(f"epoch {epoch} of job {job} is over: epoch {newest} has begun")
 
     async def _open_replays(self, job: str, sizes: dict[str, int]) -> None:
         try:
@@ -196,13 +196,18 @@ class Updates:
             done.append(result)
         return _joined(done)
 
-    def close(self, job: str) -> None:
-        """Forget a job for good, with what is still computed for it and what it remembers; twice is safe."""
-        self.forget(job)
-        self._replays.close(job)
+    async def close(self, request: learner_pool_pb2.CloseJobRequest) -> None:
+        """Forget a job and what is still computed for it, and unless told to keep it its replay; twice is safe.
 
-    def forget(self, job: str) -> None:
-        """Forget a job that may come back: what it remembers of past rounds stays; twice is safe."""
+        Raises FencedError for a coordinator that another has replaced.
+        """
+        if request.epoch:
+            await self._check_newest(request.job, request.epoch)
+        self._forget(request.job)
+        if not request.keep_replay:
+            self._replays.close(request.job)
+
+    def _forget(self, job: str) -> None:
         known = self._jobs.pop(job, None)
         if known and known.running:
             known.running.task.cancel()

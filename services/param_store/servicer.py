@@ -97,7 +97,7 @@ class ParamStoreServicer(ParamStoreServiceServicer):
         self, request: param_store_pb2.DropJobRequest, context: Context
     ) -> param_store_pb2.DropJobResponse:
         """Delete a job's versions."""
-        await self._store.delete(request.job)
+        await self._store.delete(request.job, request.epoch)
         return param_store_pb2.DropJobResponse()
 
 

@@ -270,10 +270,15 @@ class VersionStore:
         check_text("req_id", req_id, _LONGEST_REQUEST)
         return int(await self._eval(_ACQUIRE_EPOCH, [JobKeys(job).fence], req_id))
 
-    async def delete(self, job: str) -> None:
-        """Delete all versions of a job and end its epoch; nothing happens if there are none."""
+    async def delete(self, job: str, epoch: int = 0) -> None:
+        """Delete all versions of a job and end its epoch; nothing happens if there are none.
+
+        Raises FencedError for a coordinator whose epoch is over; 0 is anybody's who knows that nobody runs the job.
+        """
         keys = JobKeys(job)
-        await self._eval(_DELETE_JOB, [keys.fence, keys.heads, keys.events], keys.prefix, FENCE_TTL_S)
+        names = [keys.fence, keys.heads, keys.events]
+        if newest := await self._eval(_DELETE_JOB, names, keys.prefix, FENCE_TTL_S, epoch):
+            raise FencedError(f"epoch {epoch} of job {job!r} is over: epoch {newest} has begun, and only it may delete")
 
     async def _metadata(self, keys: JobKeys, *wanted: str | int) -> list[Version | None]:
         found = await self._eval(_READ, [keys.heads], keys.versions, *wanted)

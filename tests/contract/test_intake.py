@@ -391,7 +391,7 @@ async def test_two_uploads_of_one_place_at_once_are_told_apart(intake):
 
 
 async def test_an_epoch_that_the_job_was_not_opened_with_is_refused(intake):
-    with pytest.raises(NotFoundError, match="job 'job' is not open under epoch 4 in this learner pool, but 3"):
+    with pytest.raises(NotFoundError, match="job 'job' is open under epoch 3 in this learner pool, not under 4"):
         await upload(intake, blank(TINY), epoch=EPOCH + 1)
     assert intake.counts == IntakeCounts(refused=1)
 

@@ -185,6 +185,18 @@ async def test_deleting_a_job_keeps_its_writers_out(store, job, redis):
     assert await redis.ttl(f"marless:{{{job}}}:fence") == -1
 
 
+async def test_a_coordinator_that_was_replaced_deletes_nothing(store, job):
+    old = await store.acquire_epoch(job, "coordinator")
+    await store.publish(job, old, 0, [write("a", 0)])
+    newer = await store.acquire_epoch(job, "its successor")
+    with pytest.raises(FencedError, match=f"epoch {old} of job '{job}' is over: epoch {newer} has begun"):
+        await store.delete_job(job, old)
+    assert (await store.list(job)).policies.keys() == {"a"}
+    await store.delete_job(job, newer)
+    await store.delete_job(job, newer)  # whose answer was lost
+    assert (await store.list(job)).policies == {}
+
+
 async def test_deleting_an_unknown_job_leaves_nothing(store, job, redis):
     await store.delete_job(job)
     assert [key async for key in redis.scan_iter(f"*{job}*")] == []

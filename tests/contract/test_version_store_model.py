@@ -69,7 +69,11 @@ class Model:
             self.epochs[req_id] = self.epoch
         return self.epochs[req_id]
 
-    def delete(self) -> None:
+    def delete(self, epoch: int) -> None:
+        if 0 < epoch < self.epoch:
+            if self.heads:
+                raise FencedError
+            return
         known = bool(self.epoch)
         self.heads, self.versions, self.pins, self.log = {}, {}, set(), []
         self.epoch += known
@@ -121,9 +125,10 @@ def machine(runner: asyncio.Runner, store: VersionStore) -> type[RuleBasedStateM
         def acquire_epoch(self, request):
             self.same(store.acquire_epoch(self.job, f"r{request}"), lambda: self.model.acquire(f"r{request}"))
 
-        @rule()
-        def delete(self):
-            self.same(store.delete(self.job), self.model.delete)
+        @rule(older=st.none() | st.integers(-1, 1))
+        def delete(self, older):
+            epoch = 0 if older is None else max(self.model.epoch - older, 0)
+            self.same(store.delete(self.job, epoch), lambda: self.model.delete(epoch))
 
         @invariant()
         def listed(self):

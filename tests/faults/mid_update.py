@@ -100,7 +100,7 @@ async def _kill(job: Disturbed, store: ParamStore, moment: str, scopes: int, upd
         await rig.restart("coordinator")
     if moment != "published":
         await _epoch_after(job, store, epoch + (moment in ("twice", "between")))
-    await asyncio.sleep(update_s * 2 / 3)
+        await asyncio.sleep(update_s * 2 / 3)
     rig.release()
     await job.rounds(1)
     return rig.stack.restarts["coordinator"] - deaths

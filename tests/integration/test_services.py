@@ -270,8 +270,15 @@ async def test_an_update_of_an_older_epoch_is_fenced_and_the_next_coordinator_ha
     assert await job.weights() == whole
     assert updated == [0, 0]  # the other job's, and this one's
     assert spool(cluster) == []
-    with pytest.raises(FencedError):  # whom it replaced
-        await dataclasses.replace(job, epoch=job.epoch - 1).update(1)
+    old = dataclasses.replace(job, epoch=job.epoch - 1)
+    for late in (  # of whom it replaced
+        old.update(1),
+        cluster.pools.close_job(job.id, epoch=old.epoch),
+        cluster.pools.open_job(job.id, job.job, old.epoch, job.groups, round_=1),
+    ):
+        with pytest.raises(FencedError, match=f"epoch {old.epoch} of job {job.id} is over: epoch {job.epoch} has"):
+            await late
+    await job.round(1)
 
 
 async def test_a_coordinator_that_decides_otherwise_has_it_computed_again(cluster, updated):

@@ -353,18 +353,22 @@ class CloseJobRequest(_message.Message):
 
     JOB_FIELD_NUMBER: _builtins.int
     KEEP_REPLAY_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     keep_replay: _builtins.bool
     """the job goes on: what it remembers of past rounds stays"""
+    epoch: _builtins.int
+    """of the coordinator that ran it; 0: nobody runs it"""
     def __init__(
         self,
         *,
         job: _builtins.str = ...,
         keep_replay: _builtins.bool = ...,
+        epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "keep_replay", b"keep_replay"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "job", b"job", "keep_replay", b"keep_replay"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -115,7 +115,8 @@ class LearnerPoolServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CloseJob(self, request, context):
-        """Forgets a job and drops its trajectories, and what it remembers of past rounds. Idempotent.
+        """Forgets a job and drops its trajectories, and what it remembers of past rounds. Idempotent. FAILED_PRECONDITION if
+        it is asked for under an epoch that is over.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -61,7 +61,9 @@ class LearnerPoolServiceStub:
     epoch; UNAVAILABLE without workers.
     """
     CloseJob: _grpc.UnaryUnaryMultiCallable[_learner_pool_pb2.CloseJobRequest, _learner_pool_pb2.CloseJobResponse]
-    """Forgets a job and drops its trajectories, and what it remembers of past rounds. Idempotent."""
+    """Forgets a job and drops its trajectories, and what it remembers of past rounds. Idempotent. FAILED_PRECONDITION if
+    it is asked for under an epoch that is over.
+    """
     Work: _grpc.StreamStreamMultiCallable[_common_pb2.WorkerMessage, _common_pb2.PoolMessage]
     """Held open by each learner worker, which dialled out."""
 
@@ -97,7 +99,9 @@ class LearnerPoolServiceAsyncStub(LearnerPoolServiceStub):
     epoch; UNAVAILABLE without workers.
     """
     CloseJob: _aio.UnaryUnaryMultiCallable[_learner_pool_pb2.CloseJobRequest, _learner_pool_pb2.CloseJobResponse]  # type: ignore[assignment]
-    """Forgets a job and drops its trajectories, and what it remembers of past rounds. Idempotent."""
+    """Forgets a job and drops its trajectories, and what it remembers of past rounds. Idempotent. FAILED_PRECONDITION if
+    it is asked for under an epoch that is over.
+    """
     Work: _aio.StreamStreamMultiCallable[_common_pb2.WorkerMessage, _common_pb2.PoolMessage]  # type: ignore[assignment]
     """Held open by each learner worker, which dialled out."""
 
@@ -160,7 +164,9 @@ class LearnerPoolServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _learner_pool_pb2.CloseJobRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_learner_pool_pb2.CloseJobResponse, _abc.Awaitable[_learner_pool_pb2.CloseJobResponse]]:
-        """Forgets a job and drops its trajectories, and what it remembers of past rounds. Idempotent."""
+        """Forgets a job and drops its trajectories, and what it remembers of past rounds. Idempotent. FAILED_PRECONDITION if
+        it is asked for under an epoch that is over.
+        """
 
     @_abc_1.abstractmethod
     def Work(

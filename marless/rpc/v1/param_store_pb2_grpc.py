@@ -124,7 +124,7 @@ class ParamStoreServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DropJob(self, request, context):
-        """Drops all versions of a job. Idempotent.
+        """Drops all versions of a job. Idempotent. FAILED_PRECONDITION if it is asked for under an epoch that is over.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -54,7 +54,7 @@ class ParamStoreServiceStub:
     AcquireEpoch: _grpc.UnaryUnaryMultiCallable[_param_store_pb2.AcquireEpochRequest, _param_store_pb2.AcquireEpochResponse]
     """Takes a new epoch for a job: every later publish with an older one is refused. Idempotent by `req_id`."""
     DropJob: _grpc.UnaryUnaryMultiCallable[_param_store_pb2.DropJobRequest, _param_store_pb2.DropJobResponse]
-    """Drops all versions of a job. Idempotent."""
+    """Drops all versions of a job. Idempotent. FAILED_PRECONDITION if it is asked for under an epoch that is over."""
 
 @_typing.type_check_only
 class ParamStoreServiceAsyncStub(ParamStoreServiceStub):
@@ -81,7 +81,7 @@ class ParamStoreServiceAsyncStub(ParamStoreServiceStub):
     AcquireEpoch: _aio.UnaryUnaryMultiCallable[_param_store_pb2.AcquireEpochRequest, _param_store_pb2.AcquireEpochResponse]  # type: ignore[assignment]
     """Takes a new epoch for a job: every later publish with an older one is refused. Idempotent by `req_id`."""
     DropJob: _aio.UnaryUnaryMultiCallable[_param_store_pb2.DropJobRequest, _param_store_pb2.DropJobResponse]  # type: ignore[assignment]
-    """Drops all versions of a job. Idempotent."""
+    """Drops all versions of a job. Idempotent. FAILED_PRECONDITION if it is asked for under an epoch that is over."""
 
 class ParamStoreServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -147,6 +147,6 @@ class ParamStoreServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _param_store_pb2.DropJobRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_param_store_pb2.DropJobResponse, _abc.Awaitable[_param_store_pb2.DropJobResponse]]:
-        """Drops all versions of a job. Idempotent."""
+        """Drops all versions of a job. Idempotent. FAILED_PRECONDITION if it is asked for under an epoch that is over."""
 
 def add_ParamStoreServiceServicer_to_server(servicer: ParamStoreServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
