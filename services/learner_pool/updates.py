@@ -89,6 +89,7 @@ class Updates:
         check_id(request.job)
         check_groups(request.groups)
         check_number("epoch", request.epoch)
+        check_number("round", request.round)
         spec, spaces = await asyncio.to_thread(_read, request)
         await self._check_newest(request.job, request.epoch)
         known = self._jobs.get(request.job)
@@ -201,6 +202,7 @@ class Updates:
 
         Raises FencedError for a coordinator that another has replaced.
         """
+        check_number("epoch", request.epoch)
         if request.epoch:
             await self._check_newest(request.job, request.epoch)
         self._forget(request.job)
