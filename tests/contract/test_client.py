@@ -5,6 +5,7 @@ import json
 import random
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -437,6 +438,13 @@ def test_over_tls_the_authority_is_checked(tmp_path, tls):
             with stranger, pytest.raises(UnreachableError, match="no coordinator at"):
                 stranger.list()
         assert len(coordinator.servicer.asked) == 1
+    with ScriptedCoordinator(tmp_path, replace(security, tls_client_ca=tls["ca.pem"], mutual=True)) as coordinator:
+        stranger = Client(coordinator.address, token=secret, tls_ca=tls["ca.pem"], contact_s=0.1)
+        with stranger, pytest.raises(UnreachableError):
+            stranger.list()
+        own = {"tls_cert": tls["worker.pem"], "tls_key": tls["worker.key"]}
+        with Client(coordinator.address, token=secret, tls_ca=tls["ca.pem"], **own) as client:
+            assert client.list() == ()
     with pytest.raises(SpecError, match="set --tls-ca"), Client("example.org:443") as client:
         client.list()
 

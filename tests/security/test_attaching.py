@@ -1,22 +1,27 @@
 """Strangers who would be workers, and what the workers of a pool can learn from how they were started."""
 
 import asyncio
-from contextlib import asynccontextmanager
+import sys
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+import grpc
 import psutil
 import pytest
 
 from marless.errors import UnauthenticatedError
 from marless.rpc.client import Peer
+from marless.rpc.roles import Role
 from marless.rpc.security import Security
 from marless.rpc.server import ServerOptions, serving
+from marless.rpc.tokens import Tokens
 from marless.rpc.v1 import actor_pool_pb2, common_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 from marless.rpc.workers import orphans
 from marless.rpc.workers.handover import Tickets
 from services.actor_pool.__main__ import build
 from services.actor_pool.config import Config
+from tests import tokens
 
 PATIENCE_S = 30.0
 SECRETS = {
@@ -29,27 +34,44 @@ SECRETS = {
 }
 
 
+class Pool:
+    """A pool that runs, to whoever may ask for its workers."""
+
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer
+        self.stub = ActorPoolServiceStub(peer.channel)
+
+    async def workers(self) -> list[common_pb2.WorkerInfo]:
+        return list((await self.peer.call(self.stub.ListWorkers, actor_pool_pb2.ListWorkersRequest())).workers)
+
+    async def until_there(self, count: int) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while len(await self.workers()) != count:  # noqa: ASYNC110  # processes tell nobody but their pool
+                await asyncio.sleep(0.02)
+
+    async def answer_to(self, name: str, ticket: str, security: Security) -> str:
+        """How a pool ends the stream of who says this."""
+        stream = self.stub.Work(metadata=security.metadata())
+        hello = common_pb2.WorkerHello(worker=name, pid=1, host="elsewhere", ticket=ticket)
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # it may be refused before the hello is heard
+            await stream.write(common_pb2.WorkerMessage(hello=hello))
+        return (await stream.code()).name
+
+
 @asynccontextmanager
-async def default_pool():
-    """An actor pool as it is installed by default, but on TCP, with one worker; yields a stub and a peer."""
-    server = ServerOptions("127.0.0.1:0", Security())
+async def running_pool(tokens_of: Tokens | None = None):
+    """An actor pool with one worker, on TCP; yields what to ask it with."""
+    server = ServerOptions("127.0.0.1:0", Security(tokens=tokens_of))
     config = Config(server, "unix:/nowhere", workers=1, warm=1, keep_alive_s=600.0)
     async with serving(server, lambda address: build(config, address)) as address:
-        peer = Peer(address, Security())
-        stub = ActorPoolServiceStub(peer.channel)
-        async with asyncio.timeout(PATIENCE_S):
-            while not await workers(stub):  # noqa: ASYNC110  # it is a process, and tells nobody but its pool
-                await asyncio.sleep(0.02)
-        yield stub, peer
-        await peer.close()
+        pool = Pool(Peer(address, tokens.client(Role.OPERATOR) if tokens_of else Security()))
+        await pool.until_there(1)
+        yield pool
+        await pool.peer.close()
 
 
 def process_file(pid: int, name: str) -> Path:
     return Path(f"/proc/{pid}/{name}").readlink()
-
-
-async def workers(stub) -> list[common_pb2.WorkerInfo]:
-    return list((await stub.ListWorkers(actor_pool_pb2.ListWorkersRequest())).workers)
 
 
 @pytest.mark.parametrize("ticket", ["", "a guess"])
@@ -88,14 +110,32 @@ def test_the_name_of_a_connected_worker_is_not_stolen():
 
 
 async def test_a_stranger_cannot_attach_to_a_default_installation_nor_take_a_workers_place():
-    async with default_pool() as (stub, _):
-        before = await workers(stub)
+    async with running_pool() as pool:
+        before = await pool.workers()
         for name in ("stranger", before[0].worker):
-            stream = stub.Work()
-            hello = common_pb2.WorkerHello(worker=name, pid=1, host="elsewhere")
-            await stream.write(common_pb2.WorkerMessage(hello=hello))
-            assert (await stream.code()).name == "UNAUTHENTICATED"
-        assert await workers(stub) == before
+            for ticket in ("", "a guess"):
+                assert await pool.answer_to(name, ticket, Security()) == "UNAUTHENTICATED"
+        assert await pool.workers() == before
+
+
+async def test_with_tokens_a_worker_that_others_start_attaches_by_its_role_alone(tmp_path):
+    own = tmp_path / "own"
+    own.mkdir(mode=0o700)
+    tokens.write(own, Role.ACTOR, tokens.token_of(Role.ACTOR))
+    async with running_pool(tokens.made(tmp_path / "tokens")) as pool:
+        [launched] = await pool.workers()
+        actor = tokens.client(Role.ACTOR)
+        assert await pool.answer_to("remote", "its own", tokens.client(Role.LEARNER)) == "PERMISSION_DENIED"
+        assert await pool.answer_to(launched.worker, "a guess", actor) == "UNAUTHENTICATED"
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "services.actor_pool.worker", "--worker", "remote", "--pool", pool.peer.address),
+            *("--param-store", "unix:/nowhere", "--tokens", str(own)),
+        )
+        await pool.until_there(2)
+        assert await pool.answer_to("remote", "another's", actor) == "UNAUTHENTICATED"
+        assert [worker.worker for worker in await pool.workers()] == [launched.worker, "remote"]
+        process.terminate()
+        await process.wait()
 
 
 async def test_a_worker_finds_no_secret_in_its_environment_on_its_command_line_or_standard_input(monkeypatch):
@@ -103,8 +143,8 @@ async def test_a_worker_finds_no_secret_in_its_environment_on_its_command_line_o
         monkeypatch.setenv(name, value)
     issued, issue = [], Tickets.issue
     monkeypatch.setattr(Tickets, "issue", lambda *given: issued.append(issue(*given)) or issued[-1])
-    async with default_pool() as (stub, _):
-        [worker] = await workers(stub)
+    async with running_pool() as pool:
+        [worker] = await pool.workers()
         process = psutil.Process(worker.pid)
         environment, command = process.environ(), " ".join(process.cmdline())
         standard_input = str(process_file(worker.pid, "fd/0"))

@@ -10,13 +10,17 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 
-from marless.errors import PermissionDeniedError
+from marless.errors import PermissionDeniedError, SpecError
 from marless.rpc import roles, v1
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore, PolicyWrite
 from marless.rpc.roles import ALLOWED, Role
 from marless.rpc.security import Security
 from marless.rpc.server import ServerOptions, Service, serving
+from services.actor_pool import config as actor_pool
+from services.coordinator import config as coordinator
+from services.learner_pool import config as learner_pool
+from services.param_store import config as param_store
 from services.param_store.__main__ import build
 from tests import tokens
 
@@ -153,6 +157,18 @@ async def test_only_with_a_certificate_of_the_authority_is_anything_heard(tmp_pa
             method for method, allowed in ALLOWED.items() if Role.OPERATOR in allowed
         }
         await peer.close()
+
+
+def test_services_that_no_user_speaks_to_ask_for_certificates(tls):
+    told = ["--tls-cert", tls["server.pem"], "--tls-key", tls["server.key"]]
+    for config in (actor_pool, learner_pool, param_store):
+        security = config.parse(told).server.security
+        with pytest.raises(SpecError, match="who calls must show a certificate; set --tls-ca"):
+            security.server_credentials("127.0.0.1:0")
+        assert config.parse([*told, "--tls-ca", tls["ca.pem"]]).server.security.mutual
+    assert not coordinator.parse([*told, "--tls-ca", tls["ca.pem"]]).server.security.mutual
+    asked = coordinator.parse([*told, "--tls-client-ca", tls["stranger.pem"]]).server.security
+    assert (asked.mutual, asked.tls_client_ca) == (True, tls["stranger.pem"])
 
 
 async def health(address: str, security: Security) -> grpc.StatusCode:

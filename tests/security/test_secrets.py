@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 
 import psutil
 import pytest
@@ -104,6 +105,28 @@ def seen_in_processes(watched: Watched) -> tuple[list[str], list[dict[str, str]]
     return commands, environments
 
 
+def nothing_of_others_in_actors(watched: Watched) -> None:
+    """In the memory of actor workers, where third parties' code runs, is the token of their own role, and no other."""
+    for process in psutil.Process(watched.hosts.processes["actor_pool"].pid).children():
+        memory = memory_of(process)
+        assert {role for role in Role if watched.token(role).encode() in memory} == {Role.ACTOR}
+        assert watched.worker["tls_key"] in process.cmdline()
+
+
+def memory_of(process: psutil.Process) -> bytes:
+    found = []
+    memory_file = Path(f"/proc/{process.pid}/mem")
+    with memory_file.open("rb", buffering=0) as memory:
+        for line in memory_file.with_name("maps").read_text().splitlines():
+            span, rights, *_ = line.split()
+            begin, _, end = span.partition("-")
+            if rights.startswith("rw"):
+                with suppress(OSError, ValueError):
+                    memory.seek(int(begin, 16))
+                    found.append(memory.read(int(end, 16) - int(begin, 16)))
+    return b"".join(found)
+
+
 async def refused_by_the_services_themselves(watched: Watched) -> None:
     for service in SERVICES:
         own = [method for method in METHODS if service_of(method) == service]
@@ -157,6 +180,7 @@ async def test_no_secret_is_seen_anywhere_and_new_ones_take_over_in_a_running_jo
                 await client.get("canary-of-no-job")
             errors += [f"{failed.value!r} {failed.value.detail}"]
             commands, environments = seen_in_processes(watched)
+            nothing_of_others_in_actors(watched)
             await rotated(watched)
         async with AsyncClient(address, token=watched.token(Role.CLIENT), tls_ca=watched.ca) as client:
             await client.cancel("canary")
