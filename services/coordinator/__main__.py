@@ -12,6 +12,7 @@ from marless.envs import allowed
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
 from marless.rpc.server import Service, main
+from marless.rpc.workers import orphans
 from services.coordinator.config import Config, parse
 from services.coordinator.figures import figures
 from services.coordinator.jobs import Jobs
@@ -44,4 +45,6 @@ if __name__ == "__main__":
     options = parse()
     allowed.allow(options.env_modules)
     allow_many_files()
-    sys.exit(main("coordinator", options.server, partial(build, options)))
+    orphans.end_of_dead_pools()
+    with orphans.contained():  # it makes each job's environment once, to know its spaces
+        sys.exit(main("coordinator", options.server, partial(build, options)))

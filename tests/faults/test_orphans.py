@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from marless.client import AsyncClient
 from marless.errors import MarlessError
 from marless.rpc.client import Peer
 from marless.rpc.security import Security
@@ -152,6 +153,44 @@ async def test_nothing_is_left_once_another_pool_has_started(pool, tmp_path):
         await pool.until(lambda: not pool.left() and not worker.is_running())
     finally:
         await following.end()
+
+
+@pytest.mark.parametrize("how", ["SIGTERM", pytest.param("SIGKILL", marks=pytest.mark.slow)])
+async def test_nothing_is_left_of_what_a_coordinator_has_looked_at(pool, tmp_path, how):
+    """It makes an environment to know its spaces. Killed, it leaves that to the next one."""
+    spec = {
+        "env": {"name": "brood", "options": {"name": pool.name, "early": True}},
+        "algorithm": "ippo",
+        "stop": {"rounds": 1},
+    }
+    process, address = await coordinator(tmp_path)
+    try:
+        async with AsyncClient(address, token="", tls_ca="", contact_s=30.0) as client:
+            await client.submit(spec)
+        await pool.until(lambda: len(pool.left()) >= STARTED)
+        process.send_signal(signal.Signals[how])
+        await process.wait()
+        unknown = 0
+        if how == "SIGKILL":
+            process, _ = await coordinator(tmp_path)
+            unknown = 1  # it has another environment, and its parent is gone
+        await pool.until(lambda: len(pool.left()) <= unknown)
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+async def coordinator(place: Path) -> tuple[asyncio.subprocess.Process, str]:
+    """One that reaches nobody."""
+    address = f"unix:{place}/coordinator.sock"
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "services.coordinator", "--listen", address, "--runs", str(place / "runs")),
+        *(word for name in ("actor-pool", "learner-pool", "param-store") for word in (f"--{name}", "unix:/nowhere")),
+        stderr=asyncio.subprocess.DEVNULL,
+        env=os.environ | {"PYTHONPATH": str(WITNESS)},
+    )
+    return process, address
 
 
 async def test_what_others_have_started_stays(pool):

@@ -12,8 +12,8 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Callable, Collection
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,14 +66,26 @@ def end_below(worker: int, mark: str) -> None:
     _end(lambda seen: seen.mark == mark or seen.session == worker)
 
 
+@contextmanager
+def contained() -> Iterator[None]:
+    """While code of others may start processes here: those are gone at the end. If this process is killed, it is what
+    `end_of_dead_pools` takes for a pool.
+    """
+    os.environ.setdefault(MARK, new_mark())
+    try:
+        yield
+    finally:
+        end_own()
+
+
 def end_own() -> None:
-    """End whatever is below this worker; its pool may be gone, and nobody else will."""
+    """End whatever is below this process, whose pool may be gone: nobody else will."""
     mark, here = os.environ.get(MARK), os.getpid()
     _end(lambda seen: seen.mark == mark or here in (seen.parent, seen.session))
 
 
 def end_of_dead_pools() -> None:
-    """End workers of this user, and what is below them, whose pool is gone: they were killed, or hang."""
+    """End workers of this user whose pool is gone, for they hang, and what is below such, and below killed ones."""
     here = _namespace()
 
     def is_left(seen: _Seen) -> bool:

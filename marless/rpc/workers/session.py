@@ -67,11 +67,8 @@ def worker_options(description: str, role: Role) -> WorkerOptions:
 
 def serve(run: Callable[[WorkerOptions], Coroutine[None, None, None]], options: WorkerOptions) -> None:
     """Run a worker process to its end; nothing that was started below it stays."""
-    os.environ.setdefault(orphans.MARK, orphans.new_mark())
-    try:
+    with orphans.contained():
         asyncio.run(run(options))
-    finally:
-        orphans.end_own()
 
 
 async def work(options: WorkerOptions, peer: Peer, method: Work, handle: Handle, device: str = "cpu") -> None:

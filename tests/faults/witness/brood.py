@@ -20,18 +20,25 @@ KINDS = {
 
 
 class Brood(ScriptedEnv):
-    """Its processes have `name` on their command lines; `hangs` makes its second step last for ever."""
+    """Its processes have `name` on their command lines. `early`: they start with it, not with its first episode, which
+    lasts for ever if it `hangs`.
+    """
 
     def __init__(self, options, batch):
         super().__init__(batch)
         self._options = options
         self._started = []
+        if options.get("early"):
+            self._start()
 
     def reset(self, seed):
         if not self._started:
-            for command, how in KINDS.values():
-                filled = [word.format(name=self._options["name"]) for word in command]
-                self._started.append(subprocess.Popen(filled, **how))
+            self._start()
             if self._options.get("hangs"):
                 time.sleep(1000)
         return super().reset(seed)
+
+    def _start(self):
+        for command, how in KINDS.values():
+            filled = [word.format(name=self._options["name"]) for word in command]
+            self._started.append(subprocess.Popen(filled, **how))
