@@ -204,7 +204,7 @@ def _whole(value: object) -> int:
 
 
 def _text(value: object) -> str:
-    if not isinstance(value, str):
+    if not isinstance(value, str) or not value.isprintable():
         raise TypeError(value)
     return value
 

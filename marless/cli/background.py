@@ -234,7 +234,7 @@ def _spawn(settings: Settings, folder: StackFolder) -> subprocess.Popen[bytes]:
             folder.log.put_aside()
         with folder.log.open() as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "marless.cli.background", settings.to_json()],
+                [sys.executable, "-P", "-m", "marless.cli.background", settings.to_json()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -151,7 +151,7 @@ def _calibrated(spec: JobSpec) -> Calibration:
     from marless.rpc.workers import environment
 
     done = subprocess.run(
-        [sys.executable, "-m", "marless.pricing.calibration"],
+        [sys.executable, "-P", "-m", "marless.pricing.calibration"],
         input=spec.to_json(),
         capture_output=True,
         text=True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import sys
 import textwrap
 import time
@@ -19,12 +20,22 @@ if TYPE_CHECKING:
     from marless.client import Job, LogLine
 
 _UNBOUNDED_COLUMNS = 10_000
+_NO_TEXT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Control characters but line ends and tabs: what a file or a service has named must not steer the terminal."""
 _COLUMNS = ("job", "state", "rounds", "env steps", "return", "random", "env", "algorithm", "accepted")
 
 
 def say(sentence: str) -> None:
     """Tell a person something; it is no data."""
-    print(f"marless: {sentence}", file=sys.stderr)  # noqa: T201
+    print(f"marless: {_shown(sentence)}", file=sys.stderr)  # noqa: T201
+
+
+def _shown(text: str) -> str:
+    return _NO_TEXT.sub(_escaped, text)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return found[0].encode("unicode_escape").decode()
 
 
 def data(text: str) -> None:
@@ -88,7 +99,7 @@ def log_line(line: LogLine, *, whole: bool = True) -> str:
     details = [f"{name}={text}" for name, text in texts.items() if "\n" not in text]
     first = " ".join([clock.partition("T")[2][:12] or clock, f"{level:<7}", event, *details]).rstrip()
     below = [textwrap.indent(text.rstrip(), "    ") for text in texts.values() if "\n" in text]
-    return "\n".join([first, *below]) if whole else first
+    return _shown("\n".join([first, *below]) if whole else first)
 
 
 def console(*, stderr: bool = False) -> Console:

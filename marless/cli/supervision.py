@@ -95,7 +95,7 @@ class SupervisedService:
         self.restarts = 0
         self.next_environment: dict[str, str] = {}
         """Beside its own, for the next start only."""
-        self._command = (sys.executable, "-m", f"services.{name}", "--listen", address, "--exit-with-stdin")
+        self._command = (sys.executable, "-P", "-m", f"services.{name}", "--listen", address, "--exit-with-stdin")
         self._address = address
         self._security = security
         self._environment = environment

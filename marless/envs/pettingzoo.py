@@ -39,7 +39,7 @@ from marless.envs.base import (
     Frame,
     Transition,
 )
-from marless.errors import SpecError, unknown_name
+from marless.errors import SpecError, shown, unknown_name
 
 try:
     from gymnasium import error as gymnasium_error
@@ -123,7 +123,7 @@ def _build(construct: Callable[..., Any], options: Mapping[str, Any]) -> Paralle
     try:
         env = construct(**options)
     except (TypeError, ValueError, AssertionError, ImportError, gymnasium_error.Error) as error:
-        raise SpecError(f"cannot be built with options {dict(options)}: {error}") from error
+        raise SpecError(f"cannot be built with options {shown(dict(options))}: {error}") from error
     if not isinstance(env, AECEnv):
         return env
     simultaneous = env.metadata.get("is_parallelizable", False)

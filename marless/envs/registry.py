@@ -15,19 +15,20 @@ from typing import Any, TypeVar
 
 from marless.envs import allowed, games, mpe
 from marless.envs.base import BatchedEnv, EnvSpaces
-from marless.errors import SpecError, unknown_name
+from marless.errors import MarlessError, SpecError, unknown_name
 
 Options = Mapping[str, Any]  # Any: options are YAML values
 Factory = Callable[[Options, int], BatchedEnv]
 OptionsType = TypeVar("OptionsType")
 
 ENTRY_POINTS = "marless.envs"
+_LONGEST_ERROR = 500
 PETTINGZOO = "pettingzoo/"
 """What follows is a module, e.g. `pettingzoo/mpe2.simple_spread_v3`; `marless.envs.allowed` says which."""
 
 
 def make(name: str, options: Options, batch: int) -> BatchedEnv:
-    """Build `batch` copies of an environment; raises SpecError for an unknown name or option."""
+    """Build `batch` copies of an environment; raises SpecError for an unknown name or option, whatever it meets."""
     if batch < 1:
         raise SpecError(f"environment {name}: needs at least one copy, got {batch}")
     factory = _factory(name)
@@ -35,6 +36,11 @@ def make(name: str, options: Options, batch: int) -> BatchedEnv:
         return factory(options, batch)
     except SpecError as error:
         raise SpecError(f"environment {name}: {error}") from error
+    except MarlessError:
+        raise
+    except Exception as error:  # an environment raises what it likes at options that a job chose
+        said = f"{type(error).__name__}: {str(error)[:_LONGEST_ERROR]}"
+        raise SpecError(f"environment {name}: cannot be made with these options: {said}") from error
 
 
 def spaces(name: str, options: Options) -> EnvSpaces:

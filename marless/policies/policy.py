@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from marless import documents
 from marless.envs.base import Box, Discrete
 from marless.errors import CorruptError, SpecError
 from marless.nets import actions, serial
@@ -99,17 +100,17 @@ def read(path: Path) -> tuple[Policy, Origin]:
     if metadata.pop("sha256") != _digest(metadata, part.acting):
         raise CorruptError(f"{path} is not what was exported: its sha256 differs; export the policy again")
     try:
-        agents, given = json.loads(metadata.pop("agents")), json.loads(metadata.pop("env_options"))
-        name, version = metadata.pop("policy"), int(metadata.pop("version"))
+        agents = documents.from_json(metadata.pop("agents"), "agents")
+        players = tuple(map(text, agents if isinstance(agents, list) else ()))
+        name, version = text(metadata.pop("policy")), int(metadata.pop("version"))
         origin = Origin(
-            job=metadata.pop("job"),
+            job=text(metadata.pop("job")),
             round=int(metadata.pop("round")),
-            algorithm=metadata.pop("algorithm"),
-            env=metadata.pop("env"),
-            env_options=options(given),
+            algorithm=text(metadata.pop("algorithm")),
+            env=text(metadata.pop("env")),
+            env_options=options(documents.from_json(metadata.pop("env_options"), "env_options")),
         )
-        players = tuple(map(text, agents))
-    except (KeyError, TypeError, ValueError, RecursionError):
+    except (SpecError, KeyError, TypeError, ValueError):
         raise CorruptError(
             f"{path} is no policy, or it is damaged: its header lacks something of marless export"
         ) from None
@@ -117,8 +118,8 @@ def read(path: Path) -> tuple[Policy, Origin]:
 
 
 def text(value: object) -> str:
-    """A text of a stranger's document; raises TypeError for anything else."""
-    if not isinstance(value, str):
+    """A text of a stranger's document that a terminal can show; raises TypeError for anything else."""
+    if not isinstance(value, str) or not value.isprintable():
         raise TypeError(value)
     return value
 

@@ -22,7 +22,10 @@ from marless.envs.base import Box, Discrete
 from marless.errors import CorruptError, MarlessError, SpecError
 from marless.policies.policy import _digest
 from marless.spec import load_resolved
+from tests.unit.cli.conftest import marless
 from tests.unit.policies.saved import save, state
+
+__all__ = ["marless"]  # a fixture
 
 OBS = 6
 QUICK_S = 5.0
@@ -77,6 +80,8 @@ BOMBS: dict[str, Callable[[dict[str, Any], dict[str, Any]], object]] = {
     "a box of text": lambda _, about: about.update(action='box:["ab","cd"]'),
     "a box of NaN": lambda _, about: about.update(action="box:[[NaN],[NaN]]"),
     "deep options": lambda _, about: about.update(env_options="[" * 100_000),
+    "a terminal's words": lambda _, about: about.update(env="\x1b]0;evil\x07"),
+    "an agent's, too": lambda _, about: about.update(agents='["\\u001b[2J"]'),
     "options that are none": lambda _, about: about.update(env_options="[1]"),
     "agents that are none": lambda _, about: about.update(agents='{"a": 1}'),
     "agents of numbers": lambda _, about: about.update(agents="[1, null]"),
@@ -211,3 +216,20 @@ def test_tags_of_python_are_not_built(tmp_path):
         with pytest.raises(SpecError):
             yaml_of(f"!!{tag} ['touch {marker}']", "spec")
     assert not marker.exists()
+
+
+def test_no_word_of_a_file_steers_the_terminal(tmp_path, marless):
+    run = save(tmp_path / "run", {"p": state(OBS, Discrete(5), seed=0)}, {"p": ("a",)}).parents[1]
+    for env in ("\x1b]0;evil\x07", "pettingzoo/\x1b[2Jevil", "\x9b2J"):
+        spec = {"algorithm": {"name": "ippo"}, "env": {"name": env, "options": {}}, "stop": {"rounds": 1}}
+        (run / "spec.yaml").write_text(yaml.safe_dump(spec), "utf-8")
+        (run / "job.json").write_text('{"job": "run", "state": "SUCCEEDED"}', "utf-8")
+        for verb in (
+            ("evaluate", run),
+            ("explain", run),
+            ("cost", run),
+            ("simulate", run),
+            ("train", run / "spec.yaml"),
+        ):
+            _, out, said = marless(*verb)
+            assert not any(word in out + said for word in ("\x1b]", "\x1b[2J", "\x07", "\x9b"))

@@ -115,7 +115,7 @@ def ask_driver() -> tuple[str, str]:
 
 def ask_torch() -> int | None:
     """How many GPUs torch can use, asked in a process of its own, since that takes seconds; None without torch."""
-    program = (sys.executable, "-c", "import torch; print(torch.cuda.device_count())")
+    program = (sys.executable, "-P", "-c", "import torch; print(torch.cuda.device_count())")
     try:
         done = subprocess.run(program, capture_output=True, text=True, timeout=_TORCH_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:

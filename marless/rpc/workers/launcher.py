@@ -51,7 +51,7 @@ class LocalLauncher:
     ) -> None:
         """`token` is asked for what a worker is to show now; workers are told when it changes."""
         self._token = token
-        self._command = (sys.executable, "-m", module, "--launched", *arguments)
+        self._command = (sys.executable, "-P", "-m", module, "--launched", *arguments)
         self._environment = dict(environment)
         self._living = _Living()
         self._swept: asyncio.Task[None] | None = None

@@ -240,6 +240,7 @@ def module_with(space=None, action=None, **attributes):
         ("mpe2.simple_sprad_v3", None, {}, "did you mean 'mpe2.simple_spread_v3'"),
         ("mpe2.simple_spread_v3", None, {"n": 3}, "unknown option 'n'; known: .*local_ratio"),
         ("mpe2.simple_spread_v3", None, {"local_ratio": 7}, "cannot be built with options .*local_ratio is a prop"),
+        ("mpe2.simple_tag_v3", None, {"num_adversaries": -1}, "cannot be made with these options: ZeroDivisionError"),
         ("aviary", module_with(), {"lasy": True}, "did you mean 'lazy'"),
         ("pettingzoo.butterfly.no_game_v1", None, {}, "did you mean 'pettingzoo.butterfly.[a-z_]+_v"),
         ("pettingzoo.classic.chess_v6", None, {}, r"pip install 'pettingzoo\[classic\]'"),
