@@ -5,6 +5,7 @@ No torch, no I/O. Suffixes as in `marless.envs.base` and `marless.data.trajector
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -206,8 +207,10 @@ class _Recorder:
             self._boots["boot_state"].append(final.state[copies])
 
     def trajectory(self) -> Trajectory:
-        """Everything recorded; the recorder must not be used afterwards."""
+        """Everything recorded; the recorder must not be used afterwards. Raises SpecError for NaN and infinities."""
         boots = {name: np.concatenate(rows, axis=1 if "/" in name else 0) for name, rows in self._boots.items()}
+        if odd := self._schema.not_finite(self._arrays | boots):
+            raise SpecError(f"the environment or its policies are broken: {odd}")
         return Trajectory(self._arrays | boots)
 
 
@@ -250,7 +253,10 @@ class _EpisodeMeter:
         self._steps_B[ended_B] = 0
 
     def stats(self) -> EpisodeStats:
-        """The sums so far."""
+        """The sums so far; raises SpecError if they are not numbers."""
+        for agent, total in zip(self._agents, self._sum_N.tolist(), strict=True):
+            if not math.isfinite(total):
+                raise SpecError(f"the environment is broken: the rewards of {agent} add up to {total}")
         return EpisodeStats(
             env_steps=self._env_steps,
             episodes=self._episodes,

@@ -125,12 +125,24 @@ class TrajectorySchema:
         """Raise CorruptError, naming the array, unless the trajectory has exactly these arrays and finite values."""
         arrays = trajectory.arrays
         self.check_shapes({name: (array.dtype.name, array.shape) for name, array in arrays.items()})
+        if odd := self.not_finite(arrays):
+            raise CorruptError(f"trajectory: {odd}")
         for name, array in arrays.items():
-            if array.dtype.kind == "f" and not np.isfinite(array).all():
-                raise CorruptError(f"trajectory: {name} holds NaN or infinite values")
             if array.dtype.kind == "b" and array.view(np.uint8).max(initial=0) > 1:
                 raise CorruptError(f"trajectory: {name} holds bytes that are neither 0 nor 1")
         self._check_indices(arrays)
+
+    def not_finite(self, arrays: Arrays) -> str:
+        """Says which array holds NaN or infinite values, and whose the first of them is; "" if none does."""
+        for name, array in arrays.items():
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                first = np.argwhere(~np.isfinite(array))[0]
+                kind, _, k = name.partition("/")
+                boots = kind.startswith("boot_")
+                whose = f" of {self.spaces.classes[int(k)].agents[first[0 if boots else 1]]}" if k else ""
+                when = " where a segment was cut" if boots else f" at step {first[0]}"
+                return f"{name} holds NaN or infinite values, the first{whose}{when}"
+        return ""
 
     def _check_indices(self, arrays: Arrays) -> None:
         index = arrays["boot_index"].astype(np.int64)

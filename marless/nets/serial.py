@@ -56,7 +56,17 @@ def _load(data: bytes) -> dict[str, NDArray[np.generic]]:
         arrays: dict[str, NDArray[np.generic]] = safetensors.load(data)
     except (SafetensorError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise CorruptError(f"policy state: not a safetensors file ({error})") from None
+    if odd := not_finite(arrays):
+        raise CorruptError(f"policy state: {odd} holds NaN or infinite values")
     return arrays
+
+
+def not_finite(arrays: Arrays) -> str:
+    """Name of an array that holds NaN or infinite values; "" if there is none."""
+    for name, array in arrays.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            return name
+    return ""
 
 
 def _contiguous(arrays: Arrays) -> dict[str, NDArray[np.generic]]:

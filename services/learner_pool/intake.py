@@ -195,12 +195,12 @@ class Intake:
         known = self._admit(header)
         if _is_there(known, header):
             return False
-        _check_header(known.schema, header)
+        check_header(known.schema, header)
         size = declared_bytes(header)
         async with self.reservations.upload(header.job, header.round, header.index, size):
             with _mapped(self.spare(), size) as (path, buffer):
                 await chunks.read_data(stream, buffer)
-                await asyncio.to_thread(_check, known.schema, header, buffer)
+                await asyncio.to_thread(check_bytes, known.schema, header, buffer)
                 if self._admit(header) is not known:
                     raise StaleError(f"job {header.job} was opened anew while actor {header.index} uploaded")
                 if _is_there(known, header):  # an equal upload was faster
@@ -276,7 +276,7 @@ def _is_there(known: _OpenJob, header: learner_pool_pb2.UploadHeader) -> bool:
     )
 
 
-def _check_header(schema: TrajectorySchema, header: learner_pool_pb2.UploadHeader) -> None:
+def check_header(schema: TrajectorySchema, header: learner_pool_pb2.UploadHeader) -> None:
     """Refuse an upload by what its header says; takes no time for what the job would not take anyway."""
     check_number("round", header.round)
     check_number("actor", header.index, 0, MAX_ACTORS - 1)
@@ -339,7 +339,8 @@ def _elements(info: learner_pool_pb2.ArrayInfo) -> int:
     return count
 
 
-def _check(schema: TrajectorySchema, header: learner_pool_pb2.UploadHeader, buffer: memoryview) -> None:
+def check_bytes(schema: TrajectorySchema, header: learner_pool_pb2.UploadHeader, buffer: memoryview) -> None:
+    """Refuse an upload whose bytes are not what was sent, or make no trajectory of the job; raises CorruptError."""
     if chunks.checksum(header, [buffer]) != header.crc32:
         raise CorruptError(f"job {header.job}, round {header.round}, actor {header.index}: checksum does not match")
     schema.check(views(header, buffer))

@@ -196,7 +196,13 @@ def _writes(
 ) -> list[PolicyWrite]:
     writes = []
     for name, version in expected.items():
-        blobs = dict(zip(PARTS, serial.encode(held.learner.state(name)), strict=True))
+        state = held.learner.state(name)
+        if odd := serial.not_finite({**state.acting, **state.learning}):
+            raise SpecError(
+                f"the update of {name!r} made NaN or infinite values ({odd}) and was not published; lower algorithm.lr "
+                "or algorithm.max_grad_norm, or scale the environment's rewards"
+            )
+        blobs = dict(zip(PARTS, serial.encode(state), strict=True))
         if name in reports:
             blobs[outcomes.PART] = reports[name]
         req_id = outcomes.request_id(task.job, what, name)
