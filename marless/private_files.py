@@ -33,13 +33,21 @@ def home(place: Path) -> Path:
     """Where in a directory this user's files go: the directory itself if only this user may write to it, else one
     below it, named for the user, which is made. Raises OSError.
     """
+    found = look_for_home(place)
+    return found if found == place else directory(found)
+
+
+def look_for_home(place: Path) -> Path:
+    """What `home` returns; makes nothing. Raises OSError as `home` does."""
     check_way(place)
     status = place.stat()
     if not stat.S_ISDIR(status.st_mode):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(place))
     if status.st_uid == os.geteuid() and not status.st_mode & 0o022:
         return place
-    return directory(home_in(place))
+    with suppress(FileNotFoundError):
+        check(home_in(place))
+    return home_in(place)
 
 
 def home_in(place: Path) -> Path:

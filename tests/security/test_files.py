@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from marless import spec
+from marless.cli.doctor import places
+from marless.cli.doctor.examination import _spool
 from marless.cli.stack import LocalStack
 from marless.client.address import find
 from marless.client.download import Arriving
@@ -180,6 +182,16 @@ def test_a_replay_is_not_written_through_a_link(tmp_path):
         array[:] = 1
     assert target.read_bytes() == bytes(schema.file_bytes(3))
     assert not path.is_symlink()
+
+
+@as_root
+def test_doctor_says_so(shared, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(shared))
+    monkeypatch.setenv("MARLESS_SPOOL", str(shared))
+    strangers(shared / OURS)
+    for finding in (_spool(), places.sockets(Path("/data"), places.bind_unix)):
+        assert finding.level == "fail"
+        assert "it belongs to another user" in finding.found
 
 
 # Sockets, the store's data, and who uses them

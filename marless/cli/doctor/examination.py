@@ -13,6 +13,7 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
+from marless import private_files
 from marless.cli.background import StackFolder
 from marless.cli.doctor import machine, places, software, standing
 from marless.cli.doctor.finding import Finding
@@ -97,6 +98,10 @@ def _disk(runs: Path) -> Finding:
 
 def _spool() -> Finding:
     directory = places.spool_directory()
+    try:
+        private_files.look_for_home(places.existing(directory))
+    except OSError as error:
+        return places.unusable_spool(error.filename or directory, error.strerror or str(error))
     return places.spool(directory, places.room(places.existing(directory)), memory_backed=directory == Path("/dev/shm"))
 
 

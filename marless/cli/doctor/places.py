@@ -40,6 +40,11 @@ def unusable_disk(directory: Path, reason: str) -> Finding:
     return fail("disk", f"{directory}: {reason}", "choose another directory with --runs")
 
 
+def unusable_spool(directory: Path | str, reason: str) -> Finding:
+    """A learner pool would refuse its spool."""
+    return fail("spool", f"{directory}: {reason}", "name another place in MARLESS_SPOOL")
+
+
 def existing(directory: Path) -> Path:
     """The directory, or the nearest one above that is there."""
     return next(place for place in (directory, *directory.parents) if place.exists())
