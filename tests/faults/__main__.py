@@ -223,7 +223,7 @@ CASES = (
     ),
     Case(
         id="R6",
-        attack="uploads: 10 % twice, 5 % late, over lines that are reset, cut, delayed and swallowed",
+        attack="uploads: 10 % twice, 5 % late, 2 % under an old epoch, 2 % too early, over lines that break and stall",
         run=lambda seed, place, _: uploads.run(seed, place, uploads=10_000, per_round=100),
     ),
     Case(

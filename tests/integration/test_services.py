@@ -278,6 +278,9 @@ async def test_an_update_of_an_older_epoch_is_fenced_and_the_next_coordinator_ha
     ):
         with pytest.raises(FencedError, match=f"epoch {old.epoch} of job {job.id} is over: epoch {job.epoch} has"):
             await late
+    assert (await old.train(1)).env_steps == ACTORS * ENVS * STEPS  # its actors end quietly
+    with pytest.raises(StaleError, match=r"round 1: no trajectory of actors \[0, 1\]"):  # and nothing of theirs is used
+        await job.update(1)
     await job.round(1)
 
 
