@@ -161,8 +161,8 @@ class LocalStack:
     def _environment(self, name: str) -> dict[str, str]:
         public = name == "coordinator" and bool(self._options.listen)
         hidden = set(SECRET_VARIABLES).difference(_PUBLIC if public else ())
-        if name != "param_store":
-            hidden |= {variable for variable in os.environ if variable.startswith(_REDIS)}
+        redis = {variable for variable in os.environ if variable.startswith(_REDIS)}
+        hidden = hidden - redis if name == "param_store" else hidden | redis
         inherited = {variable: value for variable, value in os.environ.items() if variable not in hidden}
         return inherited | {
             "MARLESS_ACTOR_POOL": self.address("actor_pool"),

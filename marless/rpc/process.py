@@ -102,7 +102,7 @@ def configure_logging() -> None:
 def forget_secrets() -> None:
     """Take tokens, and where they are, out of this process's environment: third parties' code may run here."""
     for name in SECRET_VARIABLES:
-        os.environ.pop(name, None)
+        os.environ.pop(name, None)  # the system still shows the environment that a process began with, to its user
 
 
 async def stdin_closed() -> None:

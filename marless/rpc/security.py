@@ -28,8 +28,9 @@ SECRET_VARIABLES = (
     "MARLESS_TLS_CLIENT_CA",
     "MARLESS_WORKER_TLS_CERT",
     "MARLESS_WORKER_TLS_KEY",
+    "MARLESS_REDIS_URL",
 )
-"""Variables that are, or name, what this module is about."""
+"""Variables that hold secrets, or say where they are."""
 _HEADER = "authorization"
 _SCHEME = b"Bearer "
 

@@ -12,15 +12,26 @@ from marless.errors import (
     MarlessError,
     NotFoundError,
     OverloadedError,
+    PermissionDeniedError,
     StaleError,
+    UnauthenticatedError,
     UnreachableError,
 )
 from marless.rpc.retry import delays, pause_s
 
-PASSING = (UnreachableError, NotFoundError, StaleError, FencedError, OverloadedError)
+PASSING = (
+    UnreachableError,
+    NotFoundError,
+    StaleError,
+    FencedError,
+    OverloadedError,
+    UnauthenticatedError,
+    PermissionDeniedError,
+)
 """What may be otherwise when the round is tried again. NotFoundError: a learner pool that does not know the job, a
 store without its versions; StaleError: trajectories that went with their learner pool; FencedError: an epoch that ended
-with the versions that a restore dropped; OverloadedError: room that others use now."""
+with the versions that a restore dropped; OverloadedError: room that others use now; UnauthenticatedError and
+PermissionDeniedError: tokens that are not the same everywhere yet."""
 
 
 class Patience:

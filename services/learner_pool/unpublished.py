@@ -12,12 +12,13 @@ from pathlib import Path
 import structlog
 
 from marless import private_files
-from marless.errors import FencedError, MarlessError, OverloadedError, UnavailableError
+from marless.errors import FencedError, MarlessError, OverloadedError, UnauthenticatedError, UnavailableError
 from marless.rpc.param_store import ParamStore, PolicyWrite
 from marless.rpc.v1 import learner_pool_pb2, param_store_pb2
 
-PASSING = (FencedError, UnavailableError, OverloadedError)
-"""Why a publish is refused that may be taken later; FencedError: under the epoch of the next coordinator."""
+PASSING = (FencedError, UnavailableError, OverloadedError, UnauthenticatedError)
+"""Why a publish is refused that may be taken later; FencedError: under the epoch of the next coordinator;
+UnauthenticatedError: with the next token."""
 _log = structlog.get_logger("learner")
 
 

@@ -16,6 +16,7 @@ from marless.cli.stack import SERVICES, SOCKET_PATH_BYTES, LocalStack, StackOpti
 from marless.cli.supervision import Log, Patience
 from marless.errors import JobStateError, UnavailableError
 from marless.private_files import Claim
+from marless.rpc.security import SECRET_VARIABLES
 
 SERVES_S = 30.0
 
@@ -155,12 +156,31 @@ async def test_each_service_holds_the_lease_and_nothing_that_it_starts(up, stack
 
 
 async def test_secrets_stay_off_private_sockets(up, stack):
-    assert "MARLESS_TOKEN" not in psutil.Process(stack.pid("coordinator")).environ()
+    for service in SERVICES:
+        found = psutil.Process(stack.pid(service)).environ()
+        assert [name for name, value in found.items() if "canary" in value] == []
+
+
+async def test_each_service_gets_the_secrets_that_it_needs_and_no_others(tmp_path, monkeypatch):
+    monkeypatch.setenv("MARLESS_REDIS_URL", "redis://:canary@127.0.0.1")
+    options = StackOptions(listen="127.0.0.1:7070")
+    stack = LocalStack(runs=tmp_path, logs=tmp_path / "logs", data=tmp_path / "store", options=options)
+    held = {
+        service: {name for name, value in stack._environment(service).items() if "canary" in value}
+        for service in SERVICES
+    }
+    assert held == {
+        "param_store": {"MARLESS_REDIS_URL"},
+        "learner_pool": set(),
+        "actor_pool": set(),
+        "coordinator": {"MARLESS_TOKENS", "MARLESS_TLS_CERT", "MARLESS_TLS_KEY", "MARLESS_TLS_CLIENT_CA"},
+    }
 
 
 @pytest.fixture(autouse=True)
 def token(monkeypatch):
-    monkeypatch.setenv("MARLESS_TOKEN", "canary")
+    for name in set(SECRET_VARIABLES) - {"MARLESS_REDIS_URL"}:
+        monkeypatch.setenv(name, "canary")
 
 
 async def test_a_directory_that_cannot_be_made_is_named(tmp_path):

@@ -26,6 +26,7 @@ from marless.rpc.v1 import actor_pool_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 from marless.rpc.workers import orphans
 from marless.rpc.workers.launcher import REAP_S
+from tests import tokens
 from tests.integration.hosts import SERVICES, Hosts, running_hosts
 from tests.security.test_roles import METHODS, status
 
@@ -160,6 +161,14 @@ async def rotated(watched: Watched) -> None:
             assert (await status(peer.channel, method, peer.metadata)).name == "UNAUTHENTICATED"
 
 
+async def replaced(watched: Watched) -> None:
+    """Tokens have leaked: all are refused at once, and the job waits until its processes have noticed."""
+    for role in Role:
+        tokens.write(watched.hosts.tokens, role, tokens.token_of(role, 2))
+    watched.note_secrets()
+    await watched.recorded_after(time.time() + LOOK_S)
+
+
 async def test_no_secret_is_seen_anywhere_and_new_ones_take_over_in_a_running_job(tmp_path, tls, monkeypatch):
     errors: list[str] = []
     monkeypatch.setenv("MARLESS_SPOOL", str(tmp_path / "spool"))
@@ -182,6 +191,7 @@ async def test_no_secret_is_seen_anywhere_and_new_ones_take_over_in_a_running_jo
             commands, environments = seen_in_processes(watched)
             nothing_of_others_in_actors(watched)
             await rotated(watched)
+            await replaced(watched)
         async with AsyncClient(address, token=watched.token(Role.CLIENT), tls_ca=watched.ca) as client:
             await client.cancel("canary")
             assert (await client.wait("canary", timeout_s=PATIENCE_S)).state == "CANCELLED"
@@ -192,7 +202,7 @@ async def test_no_secret_is_seen_anywhere_and_new_ones_take_over_in_a_running_jo
     for role in Role:
         assert len((hosts.tokens / role).read_text().split()) == 1
     secrets = watched.secrets | {"canary-of-a-stranger"}
-    assert len(secrets) == 2 * len(Role) + 1
+    assert len(secrets) == 3 * len(Role) + 1
     left = [path for path in tmp_path.rglob("*") if path.is_file() and path.parent != hosts.tokens]
     places = [
         *commands,

@@ -115,6 +115,6 @@ class Tickets:
             return
         if expected is None or not hmac.compare_digest(shown.encode(), expected.encode()):
             raise UnauthenticatedError(
-                f"worker {worker!r} does not show the ticket of that name; a pool admits the workers that it launches, "
-                "and with --tokens also others, under names that are free"
+                f"worker {worker[:100]!r} does not show the ticket of that name; a pool admits the workers that it "
+                "launches, and with --tokens also others, under names that are free"
             )
