@@ -9,7 +9,7 @@ PIP := -m pip install --quiet --disable-pip-version-check
 LOCKED := $(PIP) --require-hashes --no-deps --only-binary :all:
 TOOLS := .venv/security/bin
 
-.PHONY: train test test-slow test-gpu faults security check format protos lock audit sbom
+.PHONY: train test test-slow test-gpu faults security fuzz check format protos lock audit sbom
 .PHONY: bench bench-algorithms bench-peers clean
 
 train: .venv/.train
@@ -31,6 +31,10 @@ faults: .venv/.dev
 # Every attack of tests/security at full size.
 security: .venv/.dev .venv/.security
 	$(BIN)/python -m pytest tests/security -m "slow or not slow"
+
+# Ten million structured inputs for everything that reads what others send or leave; prints what replays a finding.
+fuzz: .venv/.fuzz
+	$(BIN)/python -m tests.fuzz
 
 # Format, lint, types, fresh protos, architecture; everything but the tests.
 check: .venv/.dev
@@ -104,6 +108,10 @@ clean:
 
 .venv/.sinks: requirements/sinks.txt .venv/.dev
 	$(BIN)/python $(LOCKED) -r requirements/sinks.txt
+	@touch $@
+
+.venv/.fuzz: requirements/fuzz.txt .venv/.dev
+	$(BIN)/python $(LOCKED) -r requirements/fuzz.txt
 	@touch $@
 
 .venv/.security: requirements/security.txt | .venv/bin/python

@@ -62,7 +62,7 @@ def yaml_of(text: str, what: str) -> object:
         document: object = yaml.safe_load(text)
     except RecursionError:
         raise _too_deep(what) from None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that does not exist
+    except (yaml.YAMLError, ValueError, TypeError, AttributeError) as error:  # the last three: a date that is none
         raise SpecError(f"{what}: not valid YAML: {' '.join(str(error).split())}") from None
     check(document, what)
     return document

@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from functools import cache
+from typing import Any, Literal, Protocol, TypeVar
+
+Part = TypeVar("Part")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,34 +225,84 @@ class RoundRecord:
 
 
 def from_json(line: str) -> RoundRecord:
-    """Read one line of `rounds.jsonl`; raises ValueError, KeyError or TypeError if it is not one."""
-    data = json.loads(line)
-    return RoundRecord(
-        **data
-        | {
-            "groups": tuple(GroupRecord(**group | {"agents": tuple(group["agents"])}) for group in data["groups"]),
-            "phases": PhaseSeconds(**data["phases"]),
-            "returns": _returns(data["returns"]),
-            "evaluation": _returns(data["evaluation"]),
-            "invocations": tuple(_invocation(each) for each in data["invocations"]),
-            "decisions": tuple(Decision(**decision) for decision in data["decisions"]),
-            "distances": tuple(
-                Distances(agents=tuple(each["agents"]), values=tuple(map(tuple, each["values"])))
-                for each in data["distances"]
-            ),
-        }
-    )
+    """Read one line of `rounds.jsonl`; raises ValueError if it is not one."""
+    try:
+        return _record(json.loads(line))
+    except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise ValueError(f"no round record: {error}") from None
 
 
-def _invocation(data: dict[str, Any]) -> InvocationRecord:  # Any: JSON
-    return InvocationRecord(**data | {"after": tuple(data.get("after", ()))})
+def _record(data: dict[str, Any]) -> RoundRecord:  # Any: JSON
+    parts = {
+        "groups": tuple(_made(GroupRecord, each | {"agents": _texts(each["agents"])}) for each in data["groups"]),
+        "versions": _numbers(data["versions"]),
+        "phases": _made(PhaseSeconds, data["phases"]),
+        "returns": _returns(data["returns"]),
+        "evaluation": _returns(data["evaluation"]),
+        "metrics": {name: _numbers(values) for name, values in data["metrics"].items()},
+        "invocations": tuple(
+            _made(InvocationRecord, each | {"after": _texts(each.get("after", ()))}) for each in data["invocations"]
+        ),
+        "decisions": tuple(_made(Decision, each) for each in data["decisions"]),
+        "distances": tuple(
+            Distances(agents=_texts(each["agents"]), values=tuple(map(_row, each["values"])))
+            for each in data["distances"]
+        ),
+    }
+    return _made(RoundRecord, data | parts)
+
+
+_SCALARS: Mapping[Any, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (float, int), "bool": (bool,)}
+"""What JSON may hold where a field is annotated so."""
+
+
+@cache
+def _scalars(kind: Any) -> tuple[tuple[str, tuple[type, ...]], ...]:  # Any: the class of a part
+    return tuple((field.name, _SCALARS[field.type]) for field in dataclasses.fields(kind) if field.type in _SCALARS)
+
+
+def _made(kind: Callable[..., Part], data: Mapping[str, Any]) -> Part:  # Any: JSON
+    """A part of a record; raises TypeError for a field that is missing, unknown or of another type, OverflowError for
+    a whole number that is too large for a float.
+    """
+    part = kind(**data)
+    for name, types in _scalars(kind):
+        value: Any = getattr(part, name)  # Any: JSON
+        if not isinstance(value, types):
+            raise TypeError(f"{name} is {value!r:.80}")
+        if isinstance(value, int) and types[0] is float:
+            float(value)
+    return part
+
+
+def _numbers(data: Mapping[str, Any]) -> Mapping[str, float]:  # Any: JSON
+    _row(list(data.values()))
+    return data
+
+
+def _row(data: list[Any]) -> tuple[float, ...]:  # Any: JSON
+    for value in data:
+        if not isinstance(value, int | float):
+            raise TypeError(f"{value!r:.80} is no number")
+        float(value)
+    return tuple(data)
+
+
+def _texts(data: list[Any]) -> tuple[str, ...]:  # Any: JSON
+    if isinstance(data, str) or not all(isinstance(each, str) for each in data):
+        raise TypeError(f"{data!r:.80} is no list of names")
+    return tuple(data)
 
 
 def _returns(data: dict[str, Any] | None) -> Returns | None:  # Any: JSON
     if data is None:
         return None
-    kept = {name: data[name] for name in ("episodes", "mean", "per_agent", "standard_error")}
-    return Returns(**kept, wins=data.get("wins"))  # not in records of before wins were counted
+    kept = {name: data[name] for name in ("episodes", "mean", "standard_error")}
+    wins = data.get("wins")  # not in records of before wins were counted
+    found = _made(Returns, kept | {"per_agent": _numbers(data["per_agent"]), "wins": wins})
+    if not isinstance(wins, int | None) or found.episodes < 1:
+        raise ValueError(f"{wins!r:.80} wins of {found.episodes} episodes")
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,8 @@ _HEAD_BYTES = 2**12
 _HEAD = re.compile(rb'\{"job": ?"(?:[^"\\]|\\.)*", ?"round": ?(\d+)[,}]')
 """How a line begins: see `RoundRecord.to_json`."""
 _EVALUATED = re.compile(rb'"evaluation": ?\{')
-_TIMES = re.compile(rb'"started_s": ?([-+.\deE]+), ?"ended_s": ?([-+.\deE]+), ?"phases"')
+_SECONDS = rb"(\d{1,12}(?:\.\d{1,20})?)"
+_TIMES = re.compile(rb'"started_s": ?' + _SECONDS + rb', ?"ended_s": ?' + _SECONDS + rb', ?"phases"')
 
 
 def read(path: Path, first: int = 0) -> Iterator[RoundRecord]:
@@ -41,7 +42,7 @@ def read(path: Path, first: int = 0) -> Iterator[RoundRecord]:
                 return  # its rest may come, and must not be taken for the next line
             try:
                 record = from_json(line.decode())
-            except (ValueError, KeyError, TypeError):
+            except ValueError:
                 raise CorruptError(f"{path}, line {number + 1}: this is no round record") from None
             yield record
 
@@ -56,7 +57,7 @@ def parse(path: Path, line: bytes) -> RoundRecord:
     """A line of `lines_backwards`; raises CorruptError if it is no record."""
     try:
         return from_json(line.decode())
-    except (ValueError, KeyError, TypeError):
+    except ValueError:
         raise CorruptError(f"{path}: a line is no round record: {line[:80]!r}") from None
 
 
@@ -141,9 +142,10 @@ def _number(line: bytes) -> int | None:
     if found := _HEAD.match(line):
         return int(found[1])
     try:
-        return int(json.loads(line)["round"])
-    except (ValueError, KeyError, TypeError):
+        round_ = json.loads(line)["round"]
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
+    return round_ if isinstance(round_, int) else None
 
 
 def _starts(file: IO[bytes], at: int, round_: int) -> bool:

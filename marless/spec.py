@@ -9,6 +9,7 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -272,14 +273,21 @@ def spaces_to_json(spaces: EnvSpaces) -> str:
 
 def spaces_from_json(text: str) -> EnvSpaces:
     """Read what `spaces_to_json` wrote; raises SpecError."""
-    from marless.envs.base import EnvSpaces, check_spaces
+    from marless.envs.base import check_spaces
 
     try:
-        spaces = TypeAdapter(EnvSpaces).validate_python(documents.from_json(text, "spaces", finite=False))
+        spaces = _spaces_type().validate_python(documents.from_json(text, "spaces", finite=False))
     except ValidationError as error:
         raise SpecError(f"spaces: {error.error_count()} fields are not those of an environment's spaces") from None
     check_spaces(spaces)
     return spaces
+
+
+@cache
+def _spaces_type() -> TypeAdapter[EnvSpaces]:
+    from marless.envs.base import EnvSpaces
+
+    return TypeAdapter(EnvSpaces)  # made once: that takes milliseconds
 
 
 def parse(document: object, source: str) -> JobSpec:
@@ -372,6 +380,6 @@ def override_field(document: dict[str, Any], override: str) -> None:  # Any: YAM
             raise SpecError(f"--set {override!r}: {section} is {inner!r}, not a section with fields")
         document = inner
     try:
-        document[field] = yaml.safe_load(text)
-    except yaml.YAMLError:
+        document[field] = documents.yaml_of(text, field)
+    except SpecError:
         raise SpecError(f"--set {override!r}: {text!r} is not a YAML value") from None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from marless import documents
 from marless.cli.options import RUNS, Output, OutputOption, RunsOption
 from marless.cli.output import console, data, say, show_object
 from marless.errors import SpecError, UnavailableError
@@ -82,16 +83,14 @@ def _only(team: Team, source: str) -> str:
 
 
 def _options(given: Sequence[str]) -> dict[str, object]:
-    import yaml
-
     options = {}
     for each in given:
         name, separator, text = each.partition("=")
         if not separator or not name:
             raise SpecError(f"--env-option {each!r}: write it as name=value")
         try:
-            options[name] = yaml.safe_load(text)
-        except yaml.YAMLError:
+            options[name] = documents.yaml_of(text, name)
+        except SpecError:
             raise SpecError(f"--env-option {each!r}: {text!r} is not a YAML value") from None
     return options
 

@@ -35,7 +35,7 @@ def unfinished(runs: Path) -> tuple[Unfinished, ...]:
                         run_by_somebody=_is_locked(path.with_name("owner.lock")),
                     )
                 )
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             continue  # no job, or none that can be read: nothing that could be continued
     return tuple(found)
 

@@ -138,7 +138,7 @@ def event_of(message: pb.JobEvent) -> Event:
     if message.HasField("record_json"):
         try:
             return Event(cursor=message.cursor, record=from_json(message.record_json))
-        except (ValueError, KeyError, TypeError):
+        except ValueError:
             raise CorruptError(f"the record of round {message.cursor} is damaged on the coordinator's disk") from None
     return Event(cursor=message.cursor, job=job_of(message.state))
 

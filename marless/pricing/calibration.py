@@ -73,7 +73,7 @@ def from_text(text: str) -> Calibration:
             ),
             samples_share=known["samples_share"],
         )
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise CorruptError(f"this is no calibration: {text[:80]!r}") from None
 
 

@@ -9,7 +9,7 @@ import datetime
 import json
 from collections.abc import Mapping
 from decimal import Decimal
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -162,7 +162,7 @@ def read(path: str) -> dict[str, Any]:  # Any: JSON
 def merged(theirs: Mapping[str, Any] | None, source: str = FIELD) -> Prices:  # Any: JSON
     """Our prices, with those of a job or a file (`source`) in place of ours; raises SpecError, a line per mistake."""
     try:
-        prices = Prices.model_validate(_merged(_read(OURS), theirs or {}))
+        prices = Prices.model_validate(_merged(_ours(), theirs or {}))
     except ValidationError as error:
         raise SpecError("\n".join(f"{source}: {each}" for each in sentences(error, Prices, {}))) from None
     if theirs is not None:
@@ -185,6 +185,12 @@ def check_sizes(functions: FunctionsSpec, prices: Prices) -> None:
 def lambda_memory_mb(size: FunctionSize, prices: Prices) -> int:
     """What a Lambda must be given to have this size: vCPUs come with memory only."""
     return max(size.memory_mb, -int(-size.vcpus * prices.lambda_.memory_mb_per_vcpu // 1))
+
+
+@cache
+def _ours() -> Any:  # Any: YAML
+    """Read once: that takes longer than all else that is checked of a job."""
+    return _read(OURS)
 
 
 def _read(path: Path) -> Any:  # Any: YAML

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from marless.errors import CorruptError
 from marless.record import Returns, RoundRecord, Summary
 from marless.round_file import lines_backwards, may_be_evaluated, parse
 from services.coordinator.run_folder import JobStatus, RunFolder
@@ -82,15 +83,18 @@ def read(folder: RunFolder) -> View:
     status = folder.read_status()
     if not status.summary_json:
         return view_of(status, folder.path, progress_of(folder))
-    summary: dict[str, Any] = json.loads(status.summary_json)  # Any: JSON
-    return View(
-        status=status,
-        run_dir=folder.path,
-        rounds=summary["rounds"],
-        env_steps=summary["env_steps"],
-        greedy_return=summary["return"],
-        random_return=summary["random_return"],
-    )
+    try:
+        summary: dict[str, Any] = json.loads(status.summary_json)  # Any: JSON
+        return View(
+            status=status,
+            run_dir=folder.path,
+            rounds=summary["rounds"],
+            env_steps=summary["env_steps"],
+            greedy_return=summary["return"],
+            random_return=summary["random_return"],
+        )
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise CorruptError(f"{folder.path}: the summary in job.json is none of a job") from None
 
 
 def ended(status: JobStatus, folder: RunFolder, state: str, reason: str) -> JobStatus:

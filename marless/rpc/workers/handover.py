@@ -44,7 +44,7 @@ class Handover:
         try:
             told = json.loads(line)
             self.ticket, self.token = told["ticket"], told["token"]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise InternalError("standard input holds no line of a pool; only pools start workers this way") from None
 
 

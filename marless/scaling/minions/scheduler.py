@@ -148,7 +148,7 @@ def pack(directory: Path, checkpoint: Checkpoint) -> PackedScheduler:
             f"there is no scheduler in {directory.absolute()} ({MANIFEST} is missing): train one with "
             f"`marless scheduler train --out {directory}`"
         ) from None
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         raise _foreign(str(path)) from None
     blob = _weights_of(directory, checkpoint)
     try:

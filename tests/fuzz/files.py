@@ -1,0 +1,149 @@
+"""What is left on disks: run folders, checkpoints, trained schedulers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from safetensors import numpy as safetensors
+
+from marless import checkpoint, round_file
+from marless.rpc import tokens
+from marless.rpc.roles import Role
+from marless.scaling.minions import scheduler as schedulers
+from marless.scaling.minions.features import FEATURES
+from services.coordinator import view
+from services.coordinator.run_folder import RunFolder
+from tests.fuzz import scratch
+from tests.fuzz.choices import Choices, document, raw, text
+
+RETURNS = {"episodes": 2, "mean": -1.5, "per_agent": {"a": -1.5}, "standard_error": 0.1, "wins": None}
+RECORD: dict[str, Any] = {
+    "job": "tiny",
+    "round": 0,
+    "env_steps": 40,
+    "actors": 2,
+    "groups": [{"policy": "a", "agents": ["a"], "version": 2, "source": ""}],
+    "versions": {"a": 2},
+    "started_s": 1.7e9,
+    "ended_s": 1.8e9,
+    "phases": {"rollout": 0.1, "update": 0.2, "evaluation": 0.0},
+    "returns": RETURNS,
+    "evaluation": {**RETURNS, "return": -1.5, "win_rate": None},
+    "metrics": {"a": {"kl": 0.1}},
+    "invocations": [
+        {
+            **{"id": "i", "function": "actor", "name": "0", "index": 0, "attempt": 0, "worker": "w", "queued_s": 1.0},
+            **{"start_s": 1.0, "end_s": 2.0, "vcpu_s": 0.5, "memory_bytes": 10, "cold": True, "after": []},
+        }
+    ],
+    "decisions": [{"kind": "scaling", "rule": "fixed", "outcome": "2 actors", "reason": "fixed", "inputs": {"a": 1}}],
+    "distances": [{"agents": ["a", "b"], "values": [[0, 1], [1, 0]]}],
+}
+MANIFEST: dict[str, Any] = {
+    **{"round": 3, "env_steps": 10, "seed": 5, "actors": 2, "algorithm": "ippo", "groups": {"a": ["a", "b"]}},
+    "policies": {"a": {"version": 2, "sha256": {"acting": hashlib.sha256(b"x").hexdigest()}}},
+}
+STATUS: dict[str, Any] = {
+    **{"job": "tiny", "state": "RUNNING", "reason": "", "accepted_s": 1.0, "random": RETURNS, "resumes": 0},
+    "summary_json": '{"rounds": 3, "env_steps": 9, "return": -1.0, "random_return": null}',
+}
+SCHEDULER: dict[str, Any] = {
+    "format": schedulers.FORMAT,
+    "task": {"rounds": 10, "max_actors": 4, "target": -5.0, "budget_usd": 1.0, "usd_per_gb_s": 0.1, "beta": 0.1},
+    "features": {name: {"center": 0.0, "scale": 1.0} for name in FEATURES},
+    "sha256": {},
+    "report": {},
+}
+
+
+def _line(choices: Choices) -> bytes:
+    made = json.dumps(document(RECORD, choices), separators=choices.pick(((",", ":"), (", ", ": "))))
+    line = text(made, choices).encode("utf-8", "surrogatepass").replace(b"\n", b" ")
+    return raw(line, choices).replace(b"\n", b" ") if choices.sometimes(3) else line
+
+
+def record(choices: Choices) -> None:
+    """One line, read in each way that it is read."""
+    line, path = _line(choices), Path("rounds.jsonl")
+    round_file.may_be_evaluated(line)
+    round_file.took_s(path, line)
+    read = round_file.parse(path, line)
+    read.to_json()
+
+
+def rounds(choices: Choices) -> None:
+    """A file of a few lines, from its front and its end."""
+    path = scratch.directory() / "rounds.jsonl"
+    good = [
+        json.dumps({**RECORD, "round": number}, separators=(",", ":")).encode() for number in range(choices.below(4))
+    ]
+    lines = [*good, _line(choices), *good[: choices.below(2)]]
+    path.write_bytes(b"\n".join(lines) + choices.pick((b"\n", b"", b"\n\n", b"{")))
+    first = choices.below(5)
+    round_file.RoundReader(path).batch(first)
+    list(round_file.read_backwards(path))
+    list(round_file.read(path, first))
+
+
+def manifest(choices: Choices) -> None:
+    """A checkpoint's manifest, and the files that it names."""
+    made = text(scratch.json_text(document(MANIFEST, choices)), choices).encode("utf-8", "surrogatepass")
+    for file in checkpoint.Manifest.parse(made, "manifest.json").files:
+        file.check(b"x", file.name)
+
+
+def job_file(choices: Choices) -> None:
+    """The status of a run folder."""
+    made = text(scratch.json_text(document(STATUS, choices)), choices).encode("utf-8", "surrogatepass")
+    folder = RunFolder(Path("none"))
+    folder.path = scratch.Memory({"job.json": made})  # type: ignore[assignment]
+    if folder.read_status().summary_json:
+        view.read(folder)
+
+
+@cache
+def _tokens() -> Path:
+    path = scratch.directory() / "tokens"
+    tokens.create(path)
+    return path
+
+
+def token_files(choices: Choices) -> None:
+    """The tokens of a role, one a line, and what a caller shows."""
+    directory, role = _tokens(), choices.pick(list(Role))
+    good = (directory / role).read_bytes()
+    try:
+        lines = [choices.pick((good.strip(), b"x" * 16, b"y" * 15, b"", b"z" * 600, b"a b" * 9)) for _ in range(3)]
+        (directory / role).write_bytes(raw(b"\n".join(lines[: choices.below(4)]), choices))
+        held = tokens.Tokens(directory)
+        assert held.role_of(raw(good.strip(), choices)) in (None, *Role)
+        assert len(held.of(role)) >= 16
+    finally:
+        (directory / role).write_bytes(good)
+
+
+@cache
+def _weights() -> bytes:
+    import numpy as np
+
+    sizes = (len(FEATURES), 3, 3, 4)
+    arrays = {}
+    for at, (inputs, outputs) in enumerate(pairwise(sizes)):
+        arrays[f"policy.{at}.weight"] = np.zeros((inputs, outputs))
+        arrays[f"policy.{at}.bias"] = np.zeros(outputs)
+    return safetensors.save(arrays)
+
+
+def scheduler(choices: Choices) -> None:
+    """A trained scheduler's manifest and weights."""
+    blob = raw(_weights(), choices) if choices.sometimes(2) else _weights()
+    base = {**SCHEDULER, "sha256": {"best": hashlib.sha256(blob).hexdigest()}}
+    changed = document(base, choices) if choices.sometimes(2) else base
+    made = text(scratch.json_text(changed), choices).encode("utf-8", "surrogatepass")
+    files = scratch.Memory({schedulers.MANIFEST: made, "best.safetensors": blob})
+    schedulers.load(files, "best")  # type: ignore[arg-type]

@@ -1,0 +1,221 @@
+"""Bulk transfers: frames, headers, arrays, and the two services that take them in."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from functools import cache
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from marless.data.trajectory import Trajectory, TrajectorySchema
+from marless.envs.base import AgentClass, Box, Discrete, EnvSpaces
+from marless.rpc import chunks
+from marless.rpc.v1 import learner_pool_pb2, param_store_pb2
+from marless.rpc.workers.handover import Handover
+from services.learner_pool.intake import Intake, _check_header, declared_bytes
+from services.param_store.servicer import _parts, _writes
+from services.param_store.uploads import Uploads
+from tests.fuzz import scratch
+from tests.fuzz.choices import Choices, document, raw, text
+
+SCHEMA = TrajectorySchema(
+    EnvSpaces(
+        (AgentClass("a", ("a", "b"), 2, Discrete(3)), AgentClass("c", ("c",), 1, Box((0.0,), (1.0,)))),
+        state_size=2,
+        max_steps=5,
+        masks=True,
+        deaths=True,
+    ),
+    steps=2,
+    batch=2,
+    with_state=True,
+)
+ROOM_BYTES = 2**16
+_DTYPES = ("float32", "int32", "bool", "float64", "object", "V8", "", "float32\x00", "O", "int8")
+
+
+def frame(choices: Choices) -> None:
+    """One frame: a tag, a length, a body."""
+    body = bytes(choices.below(4)) + bytes(choices.pick((0, 0, 1, 2, 126, 127, 128, 129, 300)))
+    made = chunks._frame(choices.pick((0x0A, 0x12, 0x12, 0x00, 0x1A, 0xFF)), [body])
+    tag, there = chunks.parse(raw(made, choices))
+    assert tag in (0x0A, 0x12)
+    assert len(there) < 2**20
+
+
+def _sent(header: bytes, data: bytes, choices: Choices) -> list[bytes]:
+    """A transfer with pieces of any size, one of them maybe lost, doubled, empty or broken."""
+    at = choices.below(len(data) + 1)
+    frames = [chunks._frame(0x0A, [header]), chunks._frame(0x12, [data[:at]]), chunks._frame(0x12, [data[at:]])]
+    what, which = choices.below(12), choices.below(3)
+    if what == 1:
+        del frames[which]
+    elif what == 2:
+        frames.insert(which, frames[choices.below(3)])
+    elif what == 3:
+        frames.insert(which, chunks._frame(0x12, [b""]))
+    elif what == 4:
+        frames[which] = raw(frames[which], choices)
+    return frames
+
+
+def transfer(choices: Choices) -> None:
+    """Exactly the bytes that were declared arrive, or CorruptError."""
+    size = choices.below(64)
+    header = learner_pool_pb2.UploadHeader(job="job", index=choices.below(3))
+    declared = max(size + choices.pick((0, 0, 0, 1, -1)), 0)
+
+    async def receive() -> None:
+        frames = scratch.stream(_sent(header.SerializeToString(), bytes(size), choices))
+        await chunks.read_header(frames, learner_pool_pb2.UploadHeader)
+        await chunks.read_data(frames, memoryview(bytearray(declared)))
+
+    scratch.wait(receive())
+
+
+@cache
+def _valid_arrays(rows: int) -> dict[str, np.ndarray]:
+    arrays = {name: np.zeros(shape, dtype) for name, (dtype, shape) in SCHEMA.shapes(rows).items()}
+    arrays["cut"][:] = True
+    arrays["boot_index"][:] = range(rows)
+    return arrays
+
+
+def _arrays(choices: Choices) -> dict[str, np.ndarray]:
+    """Arrays of a trajectory, of which up to three are wrong in dtype, shape, value or name."""
+    arrays = dict(_valid_arrays(choices.below(4)))
+    for _ in range(choices.below(4)):
+        name, what = choices.pick(sorted(arrays)), choices.below(6)
+        array = arrays[name]
+        if what == 0:
+            array = np.zeros_like(array).astype(choices.pick(("float32", "int32", "bool")))
+        elif what == 1:
+            array = np.zeros([max(side + choices.pick((0, 1, -1)), 0) for side in array.shape], array.dtype)
+        elif what == 2 and array.size:
+            array = array.copy()
+            array.reshape(-1).view(np.uint8)[choices.below(array.nbytes)] = choices.byte()
+        elif what == 3:
+            arrays.pop(name)
+            name = choices.pick(("obs/9", "", "cut", "state", "action/-1", "x" * 500))
+        elif what == 4:
+            array = array.reshape(-1)
+        elif array.dtype == np.float32 and array.size:
+            array = array.copy()
+            array.reshape(-1)[choices.below(array.size)] = choices.pick((np.nan, np.inf, -np.inf, 1e38, -0.0))
+        arrays[name] = array
+        if not arrays:
+            break
+    return arrays
+
+
+def trajectory(choices: Choices) -> None:
+    """What is accepted can be trained on: no value that is not finite, no action that there is not."""
+    arrays = _arrays(choices)
+    SCHEMA.check(Trajectory(arrays))
+    for array in arrays.values():
+        assert array.dtype.kind != "f" or np.isfinite(array).all()
+    assert arrays["action/0"].min() >= 0
+    assert arrays["action/0"].max() < 3
+
+
+def _declared(arrays: dict[str, np.ndarray]) -> learner_pool_pb2.UploadHeader:
+    header = learner_pool_pb2.UploadHeader(job="job", epoch=1)
+    for name, array in arrays.items():
+        header.arrays.add(name=name, dtype=array.dtype.name, shape=array.shape)
+    return header
+
+
+@cache
+def _valid_header(rows: int) -> bytes:
+    return _declared(_valid_arrays(rows)).SerializeToString()
+
+
+def _changed(header: learner_pool_pb2.UploadHeader, choices: Choices) -> learner_pool_pb2.UploadHeader:
+    if choices.sometimes(4):
+        header.job = choices.pick(("", "other", "j" * 300, "²"))
+    if choices.sometimes(4):
+        header.round = choices.pick((1, -1, 2**31 - 1))
+    if choices.sometimes(4):
+        header.index = choices.pick((1, 4095, 2**31 - 1, -1))
+    if choices.sometimes(4):
+        header.epoch = choices.pick((0, 2, 2**63 - 1, -1))
+    for _ in range(choices.below(3)):
+        info = choices.pick(header.arrays)
+        what = choices.below(4)
+        if what == 0:
+            info.dtype = choices.pick(_DTYPES)
+        elif what == 1:
+            info.shape.append(choices.number())
+        elif what == 2 and info.shape:
+            info.shape[choices.below(len(info.shape))] = choices.number()
+        else:
+            header.arrays.add().CopyFrom(info)
+    return header
+
+
+def upload_header(choices: Choices) -> None:
+    """A header is parsed, and its size added up, before any of its bytes are taken."""
+    header = learner_pool_pb2.UploadHeader.FromString(_valid_header(choices.below(3)))
+    try:
+        header = learner_pool_pb2.UploadHeader.FromString(raw(_changed(header, choices).SerializeToString(), choices))
+    except DecodeError:
+        return  # as in `chunks.read_header`, which "transfer" tries
+    _check_header(SCHEMA, header)
+    assert 0 < declared_bytes(header) <= 512 * 2**20
+
+
+@cache
+def _intake() -> Intake:
+    return Intake(scratch.directory(), ROOM_BYTES)
+
+
+def upload(choices: Choices) -> None:
+    """A whole upload, with a right checksum most of the time."""
+    intake = _intake()
+    intake.close("job")
+    intake.open("job", SCHEMA, epoch=1, round_=0)
+    arrays = _arrays(choices)
+    header = _changed(_declared(arrays), choices)
+    data = b"".join(array.tobytes() for array in arrays.values())
+    header.crc32 = 7 if choices.sometimes(16) else chunks.checksum(header, [data])
+    scratch.wait(intake.receive(scratch.stream(_sent(header.SerializeToString(), data, choices))))
+
+
+@cache
+def _uploads() -> Uploads:
+    return Uploads(ROOM_BYTES, wait_s=0.01)
+
+
+def publish(choices: Choices) -> None:
+    """The header of a publish becomes parts; the bytes are those whose sha256 it names."""
+    sizes = [choices.below(40) for _ in range(1 + choices.below(3))]
+    data = bytes(sum(sizes))
+    header = param_store_pb2.PublishHeader(job="job", epoch=choices.number(), round=choices.number())
+    policy = header.policies.add(policy="a", expected=abs(choices.number()), req_id="r")
+    for size in sizes:
+        blob = policy.blobs.add(part=choices.pick(("acting", "learning", "", "x")), bytes=size)
+        blob.sha256 = hashlib.sha256(bytes(size)).digest()
+        if choices.sometimes(8):
+            blob.bytes = choices.number()
+        if choices.sometimes(8):
+            blob.sha256 = choices.pick((b"", b"\x00", b"x" * 300))
+    if choices.sometimes(4):
+        header.policies.add(policy=choices.pick(("a", "", "b" * 300)))
+    scratch.wait(_published(_sent(raw(header.SerializeToString(), choices), data, choices)))
+
+
+async def _published(frames: Iterable[bytes]) -> None:
+    stream = scratch.stream(frames)
+    header = await chunks.read_header(stream, param_store_pb2.PublishHeader)
+    parts = [_parts(policy.blobs) for policy in header.policies]
+    async with _uploads().receive(stream, [part for each in parts for part in each]) as blobs:
+        _writes(header.policies, parts, blobs)
+
+
+def handover(choices: Choices) -> None:
+    """A line on the standard input of a worker."""
+    line = document({"ticket": "t", "token": ""}, choices)
+    scratch_line = text(scratch.json_text(line), choices)
+    Handover().take(scratch_line.encode("utf-8", "surrogatepass"))

@@ -1,0 +1,128 @@
+"""Policies of strangers: read, made ready, and acted with."""
+
+from __future__ import annotations
+
+import json
+import struct
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from marless.envs.base import AgentClass, Discrete
+from marless.errors import MarlessError
+from marless.nets import serial
+from marless.nets.acting import ActingPolicies
+from marless.policies import policy as policies
+from marless.policies.team import Team
+from tests.fuzz import scratch
+from tests.fuzz.choices import ODD, Choices, document, raw, text
+
+METADATA: dict[str, Any] = {"kind": "mlp", "activation": "tanh", "action": "discrete:3"}
+ORIGIN: dict[str, Any] = {
+    **{"policy": "a", "agents": '["a", "b"]', "version": "3", "job": "j", "round": "7", "algorithm": "ippo"},
+    **{"env": "mpe/simple_spread", "env_options": "{}"},
+}
+WORDS = (
+    *(
+        "discrete:0",
+        "discrete:9999",
+        "discrete:" + "9" * 5000,
+        "discrete:²",
+        "box:[[0.0],[1.0]]",
+        "box:[[],[]]",
+        "box:[1]",
+    ),
+    *(
+        'box:[["a"],["b"]]',
+        "box:[[0],[1]]",
+        "box:[[NaN],[1.0]]",
+        "box:" + "[" * 1500,
+        "gru",
+        "relu",
+        "epsilon",
+        "noise",
+    ),
+    *("stochastic", "obs+id", "obs+last_action", "obs+last_action+id", '["a","b"]', "[[]]", "[" * 1500, "9" * 5000),
+    *("-1", "1.5", "", "null", "[1]", '{"a": 1}'),
+)
+
+
+@cache
+def _arrays() -> dict[str, np.ndarray]:
+    made = {}
+    for at, (inputs, outputs) in enumerate(((2, 4), (4, 3))):
+        made[f"policy.{at}.weight"] = np.ones((outputs, inputs), np.float32)
+        made[f"policy.{at}.bias"] = np.zeros(outputs, np.float32)
+    return made
+
+
+def _changed_arrays(choices: Choices) -> dict[str, np.ndarray]:
+    arrays = dict(_arrays())
+    for _ in range(choices.below(3)):
+        name, what = choices.pick(sorted(arrays)), choices.below(5)
+        array = arrays[name]
+        if what == 0:
+            del arrays[name]
+        elif what == 1:
+            arrays[name] = array.astype(choices.pick(("float64", "int64", "bool", "float16", "uint8")))
+        elif what == 2:
+            arrays[name] = np.zeros([side + choices.pick((0, 1)) for side in array.shape], np.float32)
+        elif what == 3:
+            arrays[name] = array.reshape(choices.pick(((-1,), (1, -1), (-1, 1), (1, 1, -1))))
+        else:
+            arrays[choices.pick(("policy.9.bias", "policy.free", "exploration", "policy", "", "policy.0.gru"))] = array
+        if not arrays:
+            break
+    return arrays
+
+
+def _metadata(base: dict[str, Any], choices: Choices) -> dict[str, Any]:
+    found = dict(base)
+    for _ in range(choices.below(3)):
+        key = choices.pick((*found, "acts", "inputs", "ids"))
+        if choices.sometimes(6):
+            found.pop(key, None)
+        else:
+            found[key] = choices.pick(ODD) if choices.sometimes(4) else choices.pick(WORDS)
+    return found
+
+
+def _file(arrays: dict[str, np.ndarray], metadata: object, choices: Choices) -> bytes:
+    """A safetensors file by hand, so that nothing refuses to write it."""
+    header: dict[str, Any] = {"__metadata__": {"marless": text(scratch.json_text(metadata), choices)}}
+    at = 0
+    names = {"float32": "F32", "float64": "F64", "int64": "I64", "bool": "BOOL", "float16": "F16", "uint8": "U8"}
+    for name, array in arrays.items():
+        end = at + array.nbytes
+        header[name] = {"dtype": names[array.dtype.name], "shape": list(array.shape), "data_offsets": [at, end]}
+        at = end
+    if choices.sometimes(6):
+        header = document(header, choices)
+    written = text(json.dumps(header), choices).encode("utf-8", "surrogatepass")
+    data = struct.pack("<Q", len(written)) + written + b"".join(array.tobytes() for array in arrays.values())
+    return raw(data, choices) if choices.sometimes(4) else data
+
+
+def acting(choices: Choices) -> None:
+    """As an actor worker pulls it: decoded, stacked, acted with."""
+    state = serial.decode_acting(_file(_changed_arrays(choices), _metadata(METADATA, choices), choices))
+    agent_class = AgentClass("a", ("a", "b"), 2, Discrete(3))
+    players = ActingPolicies.from_states(agent_class, [state, state])
+    chosen = players.greedy(np.zeros((2, 1, 2), np.float32), None)
+    assert chosen.shape == (2, 1)
+
+
+def policy_file(choices: Choices) -> None:
+    """As `marless evaluate FILE` loads it; its digest is right, for a stranger can compute one too."""
+    arrays, metadata = _changed_arrays(choices), _metadata(METADATA | ORIGIN, choices)
+    plain = Choices(b"")
+    try:
+        decoded = serial.decode_acting(_file(arrays, metadata, plain))
+        metadata["sha256"] = policies._digest(decoded.metadata, decoded.acting)
+    except (MarlessError, TypeError, ValueError):
+        metadata["sha256"] = "none"
+    path = scratch.Memory({"": _file(arrays, metadata, choices if choices.sometimes(3) else plain)})
+    policy, origin = policies.read(path)  # type: ignore[arg-type]
+    team = Team.of([policy], origin)
+    team.act({agent: np.zeros(policy.obs_size) for agent in team.agents})
