@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
@@ -17,6 +18,20 @@ async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
     return [task.result() for task in tasks]
+
+
+async def stoppable(function: Callable[[threading.Event], T]) -> T:
+    """Run a function in a thread; who is cancelled meanwhile sets the event that it was given, and waits until it has
+    ended.
+    """
+    stop = threading.Event()
+    work = asyncio.create_task(asyncio.to_thread(function, stop))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        stop.set()
+        await asyncio.gather(work, return_exceptions=True)
+        raise
 
 
 async def to_the_end(function: Callable[..., T], *args: object) -> T:

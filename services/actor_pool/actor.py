@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
+import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from marless.nets.acting import ActingPolicies, ActingState
 from marless.nets.serial import decode_acting
 from marless.rpc import chunks
 from marless.rpc.client import Peer
+from marless.rpc.concurrency import stoppable
 from marless.rpc.param_store import ParamStore
 from marless.rpc.retry import retry
 from marless.rpc.security import Security
@@ -46,7 +48,7 @@ class Actor:
         """Run one RolloutTask; returns its RolloutReceipt."""
         task = actor_pool_pb2.RolloutTask.FromString(payload)
         acting = {} if task.mode == actor_pool_pb2.ROLLOUT_MODE_RANDOM else await self._pull(task)
-        trajectory, stats = await asyncio.to_thread(self._act, task, acting)
+        trajectory, stats = await stoppable(partial(self._act, task, acting))
         uploaded = 0
         with suppress(*_NOT_NEEDED):
             uploaded = await self._upload(task, trajectory) if trajectory else 0
@@ -75,21 +77,23 @@ class Actor:
         return {agent: held[group.source.policy] for group in task.groups for agent in group.agents}
 
     def _act(
-        self, task: actor_pool_pb2.RolloutTask, acting: Mapping[str, ActingState]
+        self, task: actor_pool_pb2.RolloutTask, acting: Mapping[str, ActingState], stop: threading.Event
     ) -> tuple[Trajectory | None, EpisodeStats]:
         settings = task.settings
         train = task.mode == actor_pool_pb2.ROLLOUT_MODE_TRAIN
         env = self._env(settings, settings.envs if train else min(settings.envs, task.episodes))
         seed = actor_seed(settings.seed, task.mode, task.round, task.index)
         if not acting:
-            return None, play(env, None, episodes=task.episodes, seed=seed)
+            return None, play(env, None, episodes=task.episodes, seed=seed, stopped=stop.is_set)
         policies = [
             ActingPolicies.from_states(agent_class, [acting[agent] for agent in agent_class.agents])
             for agent_class in env.spaces.classes
         ]
         if not train:
-            return None, play(env, policies, episodes=task.episodes, seed=seed)
-        return rollout(env, policies, steps=settings.steps, seed=seed, with_state=settings.with_state)
+            return None, play(env, policies, episodes=task.episodes, seed=seed, stopped=stop.is_set)
+        return rollout(
+            env, policies, steps=settings.steps, seed=seed, with_state=settings.with_state, stopped=stop.is_set
+        )
 
     def _env(self, settings: actor_pool_pb2.RolloutSettings, batch: int) -> BatchedEnv:
         key = (settings.env, settings.env_options_json, batch)

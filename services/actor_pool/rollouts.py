@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator
+from functools import partial
+
 from marless.documents import MAX_CHARACTERS
 from marless.errors import SpecError
 from marless.job import check_id
@@ -9,10 +13,14 @@ from marless.limits import MAX_ACTORS, MAX_COUNT, MAX_ENVS, MAX_EPISODES, MAX_ST
 from marless.rpc.concurrency import gather
 from marless.rpc.requests import check_groups, check_number, check_text, message
 from marless.rpc.v1 import actor_pool_pb2, common_pb2
-from marless.rpc.workers.dispatch import Dispatcher
+from marless.rpc.workers.dispatch import QUEUE_LIMIT, Dispatcher
 from marless.rpc.workers.fleet import Fleet
+from marless.stopwatch import Stopwatch
 
-_MOST_TASK_BYTES = 2**28
+WINDOW = 256
+"""Actors of one rollout that wait for a worker at once; the others follow as these are done."""
+MAX_ROLLOUTS = QUEUE_LIMIT // WINDOW
+"""At once; others wait for one of them to end, so that the queue of tasks has room for all of these."""
 _FUNCTION = {
     actor_pool_pb2.ROLLOUT_MODE_TRAIN: "actor",
     actor_pool_pb2.ROLLOUT_MODE_GREEDY: "evaluation",
@@ -26,12 +34,17 @@ class Rollouts:
     def __init__(self, dispatcher: Dispatcher, fleet: Fleet) -> None:
         self._dispatcher = dispatcher
         self._fleet = fleet
+        self._places = asyncio.Semaphore(MAX_ROLLOUTS)
 
     async def run(self, request: actor_pool_pb2.RolloutRequest) -> actor_pool_pb2.RolloutResponse:
         """Run all actors of the request; the first error ends the rollout and is raised."""
-        tasks = _tasks(request)
-        await self._fleet.ensure(len(tasks))
-        results = await gather(self._run_one(task) for task in tasks)
+        actors = _actors(request)
+        async with self._places:
+            await self._fleet.ensure(actors)
+            queued, indices = Stopwatch.start(), iter(range(actors))
+            windows = (self._run_some(request, actors, indices, queued) for _ in range(min(actors, WINDOW)))
+            done = {index: result for some in await gather(windows) for index, result in some}
+        results = [done[index] for index in range(actors)]
         return actor_pool_pb2.RolloutResponse(
             receipts=[
                 message(actor_pool_pb2.RolloutReceipt, result.payload, "an actor's receipt") for result in results
@@ -39,18 +52,24 @@ class Rollouts:
             invocations=[each for result in results for each in (result.invocation, *result.lost)],
         )
 
-    async def _run_one(self, task: actor_pool_pb2.RolloutTask) -> common_pb2.TaskResult:
-        function = _FUNCTION[task.mode]
-        mode = actor_pool_pb2.RolloutMode.Name(task.mode).removeprefix("ROLLOUT_MODE_").lower()
-        result = await self._dispatcher.run(
-            f"{task.job}/{task.round}/{mode}/{task.index}",
-            task.SerializeToString(),
-            timeout_s=task.settings.timeout_s,
-            setting="actors.timeout_s",
-        )
-        for each in (result.invocation, *result.lost):
-            each.function, each.index = function, task.index
-        return result
+    async def _run_some(
+        self, request: actor_pool_pb2.RolloutRequest, actors: int, indices: Iterator[int], queued: Stopwatch
+    ) -> list[tuple[int, common_pb2.TaskResult]]:
+        """Run one actor after the other, for as long as there are any that nobody has begun."""
+        mode = actor_pool_pb2.RolloutMode.Name(request.mode).removeprefix("ROLLOUT_MODE_").lower()
+        results = []
+        for index in indices:
+            result = await self._dispatcher.run(
+                f"{request.job}/{request.round}/{mode}/{index}",
+                partial(_payload, request, actors, index),
+                timeout_s=request.settings.timeout_s,
+                setting="actors.timeout_s",
+                queued=queued,
+            )
+            for each in (result.invocation, *result.lost):
+                each.function, each.index = _FUNCTION[request.mode], index
+            results.append((index, result))
+        return results
 
 
 def _check(request: actor_pool_pb2.RolloutRequest) -> None:
@@ -70,27 +89,29 @@ def _check(request: actor_pool_pb2.RolloutRequest) -> None:
     if len(settings.env_options_json) > MAX_CHARACTERS:
         raise SpecError(f"a rollout's env_options_json is longer than {MAX_CHARACTERS:,} characters")
     check_groups(request.groups)
-    check_number("a rollout's bytes, times its actors,", request.ByteSize() * request.actors, most=_MOST_TASK_BYTES)
 
 
-def _tasks(request: actor_pool_pb2.RolloutRequest) -> list[actor_pool_pb2.RolloutTask]:
+def _actors(request: actor_pool_pb2.RolloutRequest) -> int:
+    """How many actors the request needs; raises SpecError for one that cannot be run."""
     if request.mode not in _FUNCTION:
         raise SpecError("a rollout needs a mode: TRAIN, GREEDY or RANDOM")
     if not 1 <= request.actors <= MAX_ACTORS:
         raise SpecError(f"a rollout needs 1 to {MAX_ACTORS} actors, got {request.actors}")
     _check(request)
     train = request.mode == actor_pool_pb2.ROLLOUT_MODE_TRAIN
-    actors = request.actors if train else min(request.actors, request.episodes)
-    share, rest = divmod(request.episodes, max(actors, 1))
-    return [
-        actor_pool_pb2.RolloutTask(
-            job=request.job,
-            round=request.round,
-            mode=request.mode,
-            index=index,
-            settings=request.settings,
-            groups=request.groups,
-            episodes=0 if train else share + (index < rest),
-        )
-        for index in range(actors)
-    ]
+    return request.actors if train else min(request.actors, request.episodes)
+
+
+def _payload(request: actor_pool_pb2.RolloutRequest, actors: int, index: int) -> bytes:
+    """The task of one actor, built when a worker is there: thousands of them hold the same settings."""
+    share, rest = divmod(request.episodes, actors)
+    train = request.mode == actor_pool_pb2.ROLLOUT_MODE_TRAIN
+    return actor_pool_pb2.RolloutTask(
+        job=request.job,
+        round=request.round,
+        mode=request.mode,
+        index=index,
+        settings=request.settings,
+        groups=request.groups,
+        episodes=0 if train else share + (index < rest),
+    ).SerializeToString()

@@ -165,8 +165,7 @@ class Jobs:
         """
         check_id(request.job)
         _check_request_id(request.request_id)
-        spec = await asyncio.to_thread(from_json, request.spec_json)
-        return await self._whole(request.job, self._submit(request, spec))
+        return await self._whole(request.job, self._submit(request))
 
     async def cancel(self, job: str) -> View:
         """Ask a job to stop after its present round; one that waits for its turn never starts."""
@@ -197,7 +196,8 @@ class Jobs:
         task.add_done_callback(self._verbs.discard)
         return await asyncio.shield(task)
 
-    async def _submit(self, request: Submission, spec: JobSpec) -> View:
+    async def _submit(self, request: Submission) -> View:
+        spec = await asyncio.to_thread(from_json, request.spec_json)
         try:
             known: View | None = await self.get(request.job)
         except NotFoundError:

@@ -29,6 +29,7 @@ from marless.envs.base import EnvSpaces
 from marless.errors import CorruptError, SpecError
 from marless.failpoint import reach
 from marless.nets import serial
+from marless.rpc.concurrency import to_the_end
 from marless.rpc.param_store import ParamStore, PolicyWrite
 from marless.rpc.v1 import common_pb2, learner_pool_pb2
 from marless.sharing import registry as sharing_policies
@@ -70,7 +71,7 @@ class Learning:
     async def run(self, payload: bytes) -> bytes:
         """Run one LearnTask; returns its LearnResult."""
         task = learner_pool_pb2.LearnTask.FromString(payload)
-        held = await asyncio.to_thread(self._learner, task)
+        held = await to_the_end(self._learner, task)
         groups = tuple(Group(g.policy, tuple(g.agents), g.source.policy) for g in task.groups)
         result = await (self._update if task.trajectories else self._open)(task, held, groups)
         result.device = held.device
@@ -148,7 +149,7 @@ class Learning:
             measure=_measure(task.measure, held.spec),
         )
         held.versions.clear()  # what is held is of no version until it has been published
-        output = await asyncio.to_thread(held.learner.update, inputs)
+        output = await to_the_end(held.learner.update, inputs)
         functions, distances = _functions(task, output.runs, held.after(groups)), _distances(held.spaces, output)
         heads = {version.policy: version.version for version in task.versions}
         expected = {name: heads.get(name, 0) for name in names}

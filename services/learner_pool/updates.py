@@ -273,7 +273,7 @@ class Updates:
         known = self._jobs[task.job]
         outcome = await self._dispatcher.run(
             f"{task.job}/{task.round}/{verb}/{task.scope}",
-            task.SerializeToString(),
+            task.SerializeToString,
             timeout_s=known.timeout_s,
             setting="learner.timeout_s",
             affinity=f"{task.job}/{task.scope}",

@@ -1,6 +1,7 @@
 """Dispatcher, fleet and session over a real gRPC server: workers that die, hang, err, come late or never come."""
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -18,10 +19,12 @@ from marless.errors import (
     UnavailableError,
 )
 from marless.rpc.client import Peer
+from marless.rpc.concurrency import to_the_end
 from marless.rpc.security import Security
 from marless.rpc.server import ServerOptions, Service, serving
 from marless.rpc.v1 import actor_pool_pb2, common_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub, add_ActorPoolServiceServicer_to_server
+from marless.rpc.workers import dispatch
 from marless.rpc.workers.dispatch import Dispatcher
 from marless.rpc.workers.fleet import Fleet
 from marless.rpc.workers.handover import Handover, Tickets, new_ticket
@@ -38,6 +41,8 @@ class Bench:
     def __init__(self) -> None:
         self.go = asyncio.Event()
         self.ran: list[tuple[str, str]] = []
+        self.cancelled: list[str] = []
+        self.released = threading.Event()
         self.started = asyncio.Condition()
 
     async def handle(self, worker: str, payload: bytes) -> bytes:
@@ -46,7 +51,13 @@ class Bench:
         async with self.started:
             self.started.notify_all()
         if what.startswith("slow"):
-            await self.go.wait()
+            try:
+                await self.go.wait()
+            except asyncio.CancelledError:
+                self.cancelled.append(what)
+                raise
+        if what == "stubborn":
+            await to_the_end(self.released.wait, PATIENCE_S)
         if what == "bad":
             raise NotFoundError("policy 'p' has no version 7")
         if what == "defect":
@@ -98,7 +109,7 @@ class Pool:
         self, what: str, timeout_s: float = LONG_S, affinity: str = "", job: str = "job"
     ) -> common_pb2.TaskResult:
         return await self.dispatcher.run(
-            f"{job}/{what}", what.encode(), timeout_s=timeout_s, setting="field.s", affinity=affinity
+            f"{job}/{what}", what.encode, timeout_s=timeout_s, setting="field.s", affinity=affinity
         )
 
     def submit(self, what: str, timeout_s: float = LONG_S, job: str = "job") -> asyncio.Task[common_pb2.TaskResult]:
@@ -193,10 +204,10 @@ async def test_a_task_prefers_the_worker_that_knows_its_affinity(pool):
         assert (await pool.run("fast", affinity=name)).invocation.worker == first[name]
 
 
-async def test_a_full_queue_refuses(pool):
+async def test_a_full_queue_refuses_for_now(pool):
     waiting = [pool.submit("fast"), pool.submit("fast")]
     await settle()
-    with pytest.raises(OverloadedError, match="2 tasks wait"):
+    with pytest.raises(OverloadedError, match=r"^no room in the pool's queue: 2 tasks wait"):
         await pool.run("fast")
     waiting[0].cancel()
     await settle()
@@ -317,16 +328,77 @@ async def test_a_worker_that_is_gone_when_its_turn_comes_costs_one_attempt_not_t
     assert (result.invocation.worker, result.invocation.attempt) == ("w", 2)
 
 
-async def test_giving_a_running_task_up_drops_its_worker_so_that_no_late_result_meets_the_next(pool):
+async def test_a_task_that_is_given_up_is_cancelled_and_its_worker_takes_the_next(pool):
+    """Red before: the worker was dropped, and its fleet killed it."""
     await pool.connect("a")
-    running = pool.submit("slow")
+    for started in range(1, 4):
+        running = pool.submit("slow")
+        await pool.bench.until_started(started)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    assert (await pool.run("fast")).payload == b"fast by a"
+    assert (pool.bench.cancelled, pool.dispatcher.attempts["cancelled"]) == (["slow"] * 3, 3)
+    assert pool.dispatcher.workers()[0].invocations == 4
+
+
+async def test_a_worker_that_does_not_stop_is_dropped_so_that_no_late_result_meets_the_next(pool, monkeypatch):
+    monkeypatch.setattr(dispatch, "CANCEL_GRACE_S", 0.05)
+    await pool.connect("a")
+    running = pool.submit("stubborn")
     await pool.bench.until_started(1)
     running.cancel()
     await pool.gone("a")
-    pool.bench.go.set()
     following = pool.submit("fast")
     await pool.connect("b")
     assert (await following).payload == b"fast by b"
+    pool.bench.released.set()
+
+
+async def test_a_result_that_crosses_its_cancellation_meets_no_other_task(pool, monkeypatch):
+    """The task is done as it is given up: its worker hears of a cancellation of what it does not run any more."""
+    told: list[common_pb2.PoolMessage] = []
+    answers: asyncio.Queue[common_pb2.WorkerMessage] = asyncio.Queue()
+    answers.put_nowait(common_pb2.WorkerMessage(hello=common_pb2.WorkerHello(worker="w", ticket="its own")))
+
+    async def send(message: common_pb2.PoolMessage) -> None:
+        told.append(message)
+
+    async def messages() -> AsyncIterator[common_pb2.WorkerMessage]:
+        while True:
+            yield await answers.get()
+
+    def answer(task: common_pb2.Task, **changes: object) -> None:
+        result = common_pb2.TaskResult(**{"id": task.id, "attempt": task.attempt, "payload": task.payload} | changes)
+        answers.put_nowait(common_pb2.WorkerMessage(result=result))
+
+    attached = asyncio.create_task(pool.dispatcher.attach(messages(), send))
+    first = pool.submit("first")
+    await settle()
+    first.cancel()
+    await settle()
+    assert [each.WhichOneof("message") for each in told] == ["task", "cancel"]
+    answer(told[0].task)  # done all the same
+    second = pool.submit("second")
+    await settle()
+    answer(told[0].task)  # once more
+    answer(told[2].task, attempt=7)
+    await settle()
+    assert not second.done()
+    answer(told[2].task)
+    assert (await second).payload == b"second"
+    attached.cancel()
+
+
+async def test_draining_waits_for_a_task_that_is_being_cancelled(pool):
+    [worker] = await pool.connect("w")
+    running = pool.submit("slow")
+    await pool.bench.until_started(1)
+    running.cancel()
+    async with asyncio.timeout(PATIENCE_S):
+        await pool.dispatcher.drain("w")
+        await worker
+    assert pool.bench.cancelled == ["slow"]
 
 
 async def test_giving_a_task_up_in_the_moment_it_gets_a_worker_does_not_leak_the_worker(pool):

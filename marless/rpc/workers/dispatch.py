@@ -1,5 +1,6 @@
 """The pool's side of a worker's stream: tasks wait in a bounded queue, run one at a time per worker, and are tried
-again elsewhere when their worker dies or hangs. Jobs that wait take turns.
+again elsewhere when their worker dies or hangs. Jobs that wait take turns. A task that is given up is cancelled, and
+its worker takes the next one.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from marless.rpc.workers.handover import Tickets
 from marless.rpc.workers.turns import Turns
 from marless.stopwatch import Stopwatch
 
+QUEUE_LIMIT = 4096
+CANCEL_GRACE_S = 5.0
+"""How long a worker may take to stop, before it is given up."""
 Send = Callable[[common_pb2.PoolMessage], Awaitable[None]]
 _log = structlog.get_logger("marless.workers")
 
@@ -51,6 +55,8 @@ class _Worker:
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.running: asyncio.Future[common_pb2.TaskResult] | None = None
         """Set from the moment a task is promised this worker until its result has been taken."""
+        self.expected = ("", 0)
+        """Id and attempt of the one result that is heard."""
 
     def promise(self) -> None:
         """Keep this worker for one task."""
@@ -68,7 +74,9 @@ class Dispatcher:
     Of several idle workers, one that ran the same `affinity` last is preferred.
     """
 
-    def __init__(self, *, queue_limit: int = 4096, max_attempts: int = 3, tickets: Tickets | None = None) -> None:
+    def __init__(
+        self, *, queue_limit: int = QUEUE_LIMIT, max_attempts: int = 3, tickets: Tickets | None = None
+    ) -> None:
         self._tickets = tickets or Tickets()
         self._queue_limit = queue_limit
         self._max_attempts = max_attempts
@@ -79,8 +87,10 @@ class Dispatcher:
         self._waiting: Turns[asyncio.Future[_Worker]] = Turns()
         self._changed = asyncio.Condition()
         self._closed = ""
+        self._recalled: dict[_Worker, asyncio.Task[None]] = {}
+        """Workers that are about to stop what was given up."""
         self.attempts: Counter[str] = Counter()
-        """Attempts at tasks that have ended so far: "done", "failed", or "lost" with their worker."""
+        """Attempts at tasks that have ended so far: "done", "failed", "cancelled", or "lost" with their worker."""
 
     @property
     def queued(self) -> int:
@@ -118,22 +128,32 @@ class Dispatcher:
         return self._tickets.issue(worker)
 
     async def run(
-        self, task: str, payload: bytes, *, timeout_s: float, setting: str, affinity: str = ""
+        self,
+        task: str,
+        payload: Callable[[], bytes],
+        *,
+        timeout_s: float,
+        setting: str,
+        affinity: str = "",
+        queued: Stopwatch | None = None,
     ) -> common_pb2.TaskResult:
         """Run the task "<job>/…" to its result on some worker. `setting` is what the job calls `timeout_s`.
+
+        `payload` is built when a worker is there. `queued` runs since the caller began to wait; by default, from now
+        on. Whoever is cancelled in here has its task cancelled, and need not wait for that.
 
         Raises OverloadedError if the queue is full, UnavailableError if no worker can be had, if workers die or hang
         `max_attempts` times or the task runs out of time `MAX_TIMEOUTS` times, and whatever domain error the task
         itself ended with.
         """
-        queued, hung = Stopwatch.start(), 0
+        queued, hung = queued or Stopwatch.start(), 0
         lost: list[common_pb2.Invocation] = []
         for attempt in range(1, self._max_attempts + 1):
             worker = await self._acquire(task.partition("/")[0], affinity, again=attempt > 1)
             waited_s, started = queued.seconds, Stopwatch.start()
             try:
                 result = await self._run_on(
-                    worker, common_pb2.Task(id=task, attempt=attempt, payload=payload), timeout_s
+                    worker, common_pb2.Task(id=task, attempt=attempt, payload=payload()), timeout_s
                 )
             except WorkerLostError as error:
                 self.attempts["lost"] += 1
@@ -235,25 +255,57 @@ class Dispatcher:
         self.fail_waiting(reason, UnreachableError)
 
     async def _run_on(self, worker: _Worker, task: common_pb2.Task, timeout_s: float) -> common_pb2.TaskResult:
-        running = worker.running
+        running, sent = worker.running, False
         assert running is not None  # promised by _acquire
+        worker.expected = (task.id, task.attempt)
         try:
             async with asyncio.timeout(timeout_s):
                 await worker.send(common_pb2.PoolMessage(task=task))
-                worker.invocations += 1
+                worker.invocations, sent = worker.invocations + 1, True
                 await _either(running, worker.lost)
+        except asyncio.CancelledError:
+            self.attempts["cancelled"] += 1
+            if sent and not running.done() and not worker.lost.done():
+                self._recall(worker, running, task)
+            raise
         except TimeoutError:
             _log.error("task.hung", task=task.id, worker=worker.hello.worker, timeout_s=timeout_s)
             raise WorkerHungError from None
         except grpc.aio.BaseError as error:  # the stream broke under the write
             _log.warning("task.not_sent", task=task.id, worker=worker.hello.worker, error=str(error))
         finally:
-            if not running.done():
-                worker.lose()  # hung, or given up in mid-task: its late result must not meet the next task
-            self._release(worker)
+            if worker not in self._recalled:
+                self._let_go(worker, running)
         if running.cancelled():
             raise WorkerLostError
         return running.result()
+
+    def _let_go(self, worker: _Worker, running: asyncio.Future[common_pb2.TaskResult]) -> None:
+        """The worker's task is over; if it has not answered, its late result must not meet the next task."""
+        if not running.done():
+            worker.lose()
+        self._release(worker)
+
+    def _recall(self, worker: _Worker, running: asyncio.Future[common_pb2.TaskResult], task: common_pb2.Task) -> None:
+        recall = asyncio.create_task(self._take_back(worker, running, task))
+        self._recalled[worker] = recall
+        recall.add_done_callback(lambda _: self._recalled.pop(worker))
+
+    async def _take_back(
+        self, worker: _Worker, running: asyncio.Future[common_pb2.TaskResult], task: common_pb2.Task
+    ) -> None:
+        """Have a worker stop what nobody waits for; one that does not say so soon is given up."""
+        try:
+            async with asyncio.timeout(CANCEL_GRACE_S):
+                cancel = common_pb2.Cancel(id=task.id, attempt=task.attempt)
+                await worker.send(common_pb2.PoolMessage(cancel=cancel))
+                await _either(running, worker.lost)
+        except TimeoutError:
+            _log.warning("task.not_cancelled", task=task.id, worker=worker.hello.worker, grace_s=CANCEL_GRACE_S)
+        except grpc.aio.BaseError as error:
+            _log.warning("task.not_cancelled", task=task.id, worker=worker.hello.worker, error=str(error))
+        finally:
+            self._let_go(worker, running)
 
     async def _acquire(self, job: str, affinity: str, *, again: bool) -> _Worker:
         if self._closed:
@@ -269,7 +321,7 @@ class Dispatcher:
 
     async def _wait(self, job: str, *, again: bool) -> _Worker:
         if len(self._waiting) >= self._queue_limit:
-            raise OverloadedError(f"{self._queue_limit} tasks wait for a worker already; try again later")
+            raise OverloadedError(f"no room in the pool's queue: {self._queue_limit} tasks wait for a worker already")
         waiter: asyncio.Future[_Worker] = asyncio.get_running_loop().create_future()
         self._waiting.add(job, waiter, again=again)
         try:
@@ -337,5 +389,8 @@ async def _listen(worker: _Worker, messages: AsyncIterator[common_pb2.WorkerMess
             return
         if not received.HasField("result"):
             raise SpecError("after its hello, a worker sends results and nothing else")
-        if worker.running is not None and not worker.running.done():
-            worker.running.set_result(received.result)
+        result = received.result
+        if worker.running is None or worker.running.done() or (result.id, result.attempt) != worker.expected:
+            _log.warning("result.not_expected", task=result.id, attempt=result.attempt, worker=worker.hello.worker)
+            continue
+        worker.running.set_result(result)

@@ -10,6 +10,7 @@ import socket
 import time
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
@@ -29,6 +30,7 @@ from marless.stopwatch import Stopwatch
 DETAIL_BYTES = 4096
 """Of a traceback, its end: what is sent along with the sentence."""
 Handle = Callable[[bytes], Awaitable[bytes]]
+Stream = grpc.aio.StreamStreamCall[common_pb2.WorkerMessage, common_pb2.PoolMessage]
 Work = grpc.aio.StreamStreamMultiCallable[common_pb2.WorkerMessage, common_pb2.PoolMessage]
 _log = structlog.get_logger("marless.worker")
 
@@ -114,36 +116,98 @@ def _end_with_pool() -> NoReturn:
 
 async def _session(peer: Peer, method: Work, hello: common_pb2.WorkerHello, handle: Handle) -> None:
     stream = method(metadata=peer.metadata, wait_for_ready=True)
+    bench = _Bench(handle, stream, hello.worker)
     try:
         await stream.write(common_pb2.WorkerMessage(hello=hello))
-        cold = True
-        async for message in _messages(stream):
-            if message.HasField("drain"):
-                break
-            result = await _run(message.task, handle, worker=hello.worker, cold=cold)
-            cold = False
-            await stream.write(common_pb2.WorkerMessage(result=result))
+        await _serve(stream, bench)
         await stream.done_writing()
     except grpc.aio.AioRpcError as error:
         _log.warning("worker.pool_lost", worker=hello.worker, code=error.code().name)
     except asyncio.InvalidStateError:  # what gRPC raises for a write to a stream that the other side has ended
         _log.warning("worker.given_up", worker=hello.worker)
     finally:
+        bench.close()
         stream.cancel()
 
 
-async def _messages(
-    stream: grpc.aio.StreamStreamCall[common_pb2.WorkerMessage, common_pb2.PoolMessage],
-) -> AsyncIterator[common_pb2.PoolMessage]:
+async def _serve(stream: Stream, bench: _Bench) -> None:
+    try:
+        async for message in _messages(stream):
+            if message.HasField("drain"):
+                break
+            if message.HasField("cancel"):
+                bench.cancel(message.cancel)
+            else:
+                bench.start(message.task)
+    except grpc.aio.AioRpcError:
+        await bench.finished()  # what a learner publishes may be wanted all the same
+        raise
+    await bench.finished()
+
+
+class _Bench:
+    """Runs the pool's tasks, one at a time, beside the reading of its stream, so that it hears of a cancellation."""
+
+    def __init__(self, handle: Handle, stream: Stream, worker: str) -> None:
+        self._handle = handle
+        self._stream = stream
+        self._worker = worker
+        self._cold = True
+        self._task = common_pb2.Task()
+        self._work: asyncio.Future[bytes] | None = None
+        self._answering: asyncio.Task[None] | None = None
+        self._writing = asyncio.Lock()
+        """A pool may answer a result before gRPC says that it is sent; a second write meanwhile breaks the stream."""
+
+    def start(self, task: common_pb2.Task) -> None:
+        """Run a task; its result goes to the pool. The pool sends the next one when it has that."""
+        self._task, began = task, (Stopwatch.start(), time.process_time())
+        self._work = asyncio.ensure_future(self._handle(task.payload))
+        self._answering = asyncio.create_task(self._answer(task, self._work, began))
+
+    def cancel(self, cancel: common_pb2.Cancel) -> None:
+        """Stop this attempt at this task, if that is what runs."""
+        if self._work and (cancel.id, cancel.attempt) == (self._task.id, self._task.attempt):
+            self._work.cancel()
+
+    async def finished(self) -> None:
+        """Wait for what runs, and for its result to be sent."""
+        if self._answering:
+            await self._answering
+
+    def close(self) -> None:
+        """Leave nothing running; twice is safe."""
+        for task in (self._answering, self._work):
+            if task:
+                task.cancel()
+
+    async def _answer(self, task: common_pb2.Task, work: asyncio.Future[bytes], began: tuple[Stopwatch, float]) -> None:
+        result = await _finished(task, work, worker=self._worker, cold=self._cold, began=began)
+        self._cold = False
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # its reader finds out, too
+            async with self._writing:
+                await self._stream.write(common_pb2.WorkerMessage(result=result))
+
+
+async def _messages(stream: Stream) -> AsyncIterator[common_pb2.PoolMessage]:
     while (message := await stream.read()) is not grpc.aio.EOF:
         yield message  # type: ignore[misc]  # the stub types EOF as an instance, not as a sentinel
 
 
-async def _run(task: common_pb2.Task, handle: Handle, *, worker: str, cold: bool) -> common_pb2.TaskResult:
+async def _finished(
+    task: common_pb2.Task, work: asyncio.Future[bytes], *, worker: str, cold: bool, began: tuple[Stopwatch, float]
+) -> common_pb2.TaskResult:
+    """What came of a task that `began` then, and at this CPU time of the process."""
     result = common_pb2.TaskResult(id=task.id, attempt=task.attempt)
-    watch, start_cpu_s = Stopwatch.start(), time.process_time()
+    watch, start_cpu_s = began
     try:
-        result.payload = await handle(task.payload)
+        await asyncio.wait([work])
+        result.payload = work.result()
+    except asyncio.CancelledError:
+        if not work.cancelled():
+            work.cancel()
+            raise
+        result.error_code, result.error = "InternalError", f"cancelled in {worker}"
     except MarlessError as error:
         result.error_code, result.error, result.detail = type(error).__name__, str(error), error.detail
     except Exception as error:  # noqa: BLE001  # a defect must reach the pool as a failed task, not as a dead worker

@@ -1,6 +1,7 @@
 """How a rollout is cut into actors: every one with its seed and its share."""
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
 from itertools import product
 
 import pytest
@@ -15,7 +16,9 @@ from marless.rpc.v1.actor_pool_pb2 import (
     RolloutSettings,
     RolloutTask,
 )
-from marless.rpc.v1.common_pb2 import TaskResult
+from marless.rpc.v1.common_pb2 import PoolMessage, TaskResult, WorkerHello, WorkerMessage
+from marless.rpc.workers.dispatch import QUEUE_LIMIT, Dispatcher
+from marless.stopwatch import Stopwatch
 from services.actor_pool.actor import actor_seed
 from services.actor_pool.rollouts import Rollouts
 
@@ -41,9 +44,12 @@ class Recorder:
     async def ensure(self, workers: int) -> None:
         self.wanted = workers
 
-    async def run(self, task: str, payload: bytes, *, timeout_s: float, setting: str) -> TaskResult:
+    async def run(
+        self, task: str, payload: Callable[[], bytes], *, timeout_s: float, setting: str, queued: Stopwatch
+    ) -> TaskResult:
         assert setting == "actors.timeout_s"
-        parsed = RolloutTask.FromString(payload)
+        assert queued.seconds >= 0
+        parsed = RolloutTask.FromString(payload())
         self.tasks.append((task, parsed, timeout_s))
         for _ in range(10 - parsed.index):
             await asyncio.sleep(0)
@@ -89,3 +95,50 @@ async def test_episodes_are_shared_out_exactly(mode, episodes, shares):
 async def test_requests_that_cannot_work_are_refused(fields):
     with pytest.raises(SpecError, match=r"a rollout('s| needs)"):
         await run(**fields)
+
+
+class Workers:
+    """A real dispatcher with workers that answer at once, in this process."""
+
+    def __init__(self) -> None:
+        self.dispatcher = Dispatcher()
+        self.most_queued = 0
+        self.ran: list[str] = []
+
+    async def ensure(self, workers: int) -> None: ...
+
+    async def serve(self, name: str) -> None:
+        asked: asyncio.Queue[PoolMessage] = asyncio.Queue()
+        ticket = self.dispatcher.launching(name)
+
+        async def messages() -> AsyncIterator[WorkerMessage]:
+            yield WorkerMessage(hello=WorkerHello(worker=name, ticket=ticket))
+            while True:
+                task = (await asked.get()).task
+                self.most_queued = max(self.most_queued, self.dispatcher.queued)
+                self.ran.append(task.id.partition("/")[0])
+                receipt = RolloutReceipt(index=RolloutTask.FromString(task.payload).index).SerializeToString()
+                yield WorkerMessage(result=TaskResult(id=task.id, attempt=task.attempt, payload=receipt))
+
+        await self.dispatcher.attach(messages(), asked.put)
+
+
+async def test_rollouts_larger_than_the_queue_wait_in_it_and_all_succeed():
+    """Red before: of two jobs with 2,500 actors each, the second was refused; a rollout may have 4,096."""
+    workers = Workers()
+    rollouts = Rollouts(workers.dispatcher, workers)
+    serving = [asyncio.create_task(workers.serve(name)) for name in "ab"]
+    sizes = {"a": 2500, "b": 2500, **{f"small-{index}": 2 for index in range(20)}}
+    requests = [
+        RolloutRequest(job=job, settings=SETTINGS, mode=ROLLOUT_MODE_TRAIN, actors=actors)
+        for job, actors in sizes.items()
+    ]
+    async with asyncio.timeout(30):
+        responses = await asyncio.gather(*map(rollouts.run, requests))
+    assert [len(response.receipts) for response in responses] == list(sizes.values())
+    assert [receipt.index for receipt in responses[0].receipts] == list(range(2500))
+    assert workers.most_queued < QUEUE_LIMIT
+    first_b, last_small = workers.ran.index("b"), max(at for at, job in enumerate(workers.ran) if job.startswith("sm"))
+    assert (first_b < 10, last_small < 1000) == (True, True), "jobs take turns"
+    for each in serving:
+        each.cancel()

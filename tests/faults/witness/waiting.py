@@ -1,0 +1,47 @@
+"""An environment whose steps take as long as a test likes: `simple_spread`, held up for as long as a file is there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from marless.envs import registry
+from marless.envs.base import ActionArray, BatchedEnv, Frame, Transition
+
+STEP_S = 0.02
+
+
+class Waiting:
+    """`hangs`: one step lasts until the file has gone; else each takes 20 ms until then."""
+
+    def __init__(self, inner: BatchedEnv, hold: Path, *, hangs: bool) -> None:
+        self.spaces = inner.spaces
+        self.batch = inner.batch
+        self._inner = inner
+        self._hold = hold
+        self._hangs = hangs
+
+    def reset(self, seed: int) -> Frame:
+        """As the environment within."""
+        return self._inner.reset(seed)
+
+    def step(self, actions: tuple[ActionArray, ...]) -> Transition:
+        """As the environment within, later."""
+        while self._hold.exists():
+            time.sleep(STEP_S)
+            if not self._hangs:
+                break
+        return self._inner.step(actions)
+
+    def close(self) -> None:
+        """As the environment within."""
+        self._inner.close()
+
+
+def make(options: Mapping[str, Any], batch: int) -> BatchedEnv:  # Any: YAML values
+    """`hold` is the file, `hangs` as above; the other options are those of `simple_spread`."""
+    rest = {name: value for name, value in options.items() if name not in ("hold", "hangs")}
+    inner = registry.make("mpe/simple_spread", rest, batch)
+    return Waiting(inner, Path(options["hold"]), hangs=bool(options.get("hangs")))

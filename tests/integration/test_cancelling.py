@@ -1,0 +1,116 @@
+"""Rollouts that nobody waits for any more are cancelled, and their workers, still good, take the next ones."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from itertools import count
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from marless.rpc.v1 import actor_pool_pb2, common_pb2
+from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
+from marless.rpc.workers import dispatch
+from services.coordinator.jobs import IfExists, Jobs, JobsOptions, Submission
+from services.coordinator.watching import watch
+from tests.integration.running import ACTORS, STEPS, Cluster, created, go_on, outcome, ready, running_scripted, spec
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+PATIENCE_S = 30.0
+_serials = count()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(redis_url, tmp_path_factory) -> AsyncIterator[Cluster]:
+    async for each in running_scripted(tmp_path_factory.mktemp("cluster"), redis_url):
+        yield each
+
+
+@pytest.fixture(scope="module")
+def hold(tmp_path_factory) -> Path:
+    """While this file is there, steps of environments take their time."""
+    return tmp_path_factory.mktemp("hold") / "here"
+
+
+def waiting(hold: Path, *, hangs: bool = False, **changes: object) -> dict[str, object]:
+    options = {"agents": 2, "max_cycles": STEPS, "hold": str(hold), "hangs": hangs}
+    return {
+        "env": {"name": "waiting", "options": options},
+        "actors": {"count": ACTORS, "envs": 2, "steps": 500},
+    } | changes
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def undisturbed(cluster, hold, tmp_path_factory):
+    folder = created(tmp_path_factory.mktemp("runs") / "undisturbed", spec(**waiting(hold)))
+    assert (await go_on(folder, cluster.pools)).status.state == "SUCCEEDED"
+    return outcome(folder)
+
+
+async def workers(cluster: Cluster) -> list[common_pb2.WorkerInfo]:
+    peer = cluster.peers["actor_pool"]
+    asked = actor_pool_pb2.ListWorkersRequest()
+    return list((await peer.call(ActorPoolServiceStub(peer.channel).ListWorkers, asked)).workers)
+
+
+async def until(cluster: Cluster, condition: Callable[[list[common_pb2.WorkerInfo]], bool]) -> set[int]:
+    """The workers' process ids once this is true of them."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition(found := await workers(cluster)):  # noqa: ASYNC110  # what is waited for knows no events
+            await asyncio.sleep(0.01)
+    return {worker.pid for worker in found}
+
+
+def all_busy(found: list[common_pb2.WorkerInfo]) -> bool:
+    return len(found) == ACTORS and all(worker.busy for worker in found)
+
+
+def all_idle(found: list[common_pb2.WorkerInfo]) -> bool:
+    return len(found) == ACTORS and not any(worker.busy for worker in found)
+
+
+async def test_workers_outlive_a_coordinator_that_is_killed_in_mid_rollout(cluster, hold, undisturbed, tmp_path):
+    """Red before: both workers were killed. What they run next is not changed by what they did not finish."""
+    folder = created(tmp_path / "killed", spec(**waiting(hold)))
+    before = await until(cluster, all_idle)
+    for _ in range(2):
+        hold.touch()
+        run = asyncio.create_task(ready(folder, cluster.pools).run())
+        assert await until(cluster, all_busy) == before
+        run.cancel()
+        await asyncio.wait([run])
+        assert await until(cluster, all_idle) == before
+    hold.unlink()
+    assert (await go_on(folder, cluster.pools)).status.state == "SUCCEEDED"
+    assert outcome(folder) == undisturbed
+    assert await until(cluster, all_idle) == before
+
+
+async def test_workers_outlive_a_job_that_is_replaced(cluster, hold, undisturbed, tmp_path):
+    before = await until(cluster, all_idle)
+    hold.touch()
+    async with Jobs(tmp_path, cluster.pools, JobsOptions(lease_s=1.0)) as jobs:
+        await jobs.submit(Submission(job="a", spec_json=spec(**waiting(hold, seed=8)).to_json(), request_id="1"))
+        assert await until(cluster, all_busy) == before
+        other = spec(**waiting(hold)).to_json()
+        await jobs.submit(Submission(job="a", spec_json=other, request_id="2", if_exists=IfExists.REPLACE))
+        hold.unlink()
+        async with asyncio.timeout(PATIENCE_S):
+            [*_, last] = [event async for event in watch(jobs, "a", 0)]
+        assert last.view.status.state == "SUCCEEDED"
+        assert outcome(jobs.folder("a")) == undisturbed
+    assert await until(cluster, all_idle) == before
+
+
+async def test_a_worker_whose_environment_hangs_is_replaced_within_the_grace(cluster, hold, tmp_path, monkeypatch):
+    monkeypatch.setattr(dispatch, "CANCEL_GRACE_S", 0.3)
+    folder = created(tmp_path / "hung", spec(**waiting(hold, hangs=True)))
+    hold.touch()
+    run = asyncio.create_task(ready(folder, cluster.pools).run())
+    before = await until(cluster, all_busy)
+    run.cancel()
+    await asyncio.wait([run])
+    after = await until(cluster, lambda found: all_idle(found) and not before & {each.pid for each in found})
+    hold.unlink()
+    assert (await go_on(folder, cluster.pools)).status.state == "SUCCEEDED"
+    assert await until(cluster, all_idle) == after
