@@ -38,16 +38,21 @@ from marless.rpc.roles import Role
 from marless.rpc.security import Security, TokenInterceptor
 
 MAX_CONCURRENT_RPCS = 512
+MAX_REQUEST_BYTES = 4 * 2**20
+"""Bulk comes in frames of 1 MiB, and a spec has as much at most: what a service holds is this times its RPCs."""
+IDLE_S = 20.0
+"""A connection without a call is closed; whoever was there connects again with the next one."""
 DRAIN_S = 10.0
 HEALTH_PERIOD_S = 0.25
 
 _OPTIONS: tuple[tuple[str, Any], ...] = (  # Any: gRPC option values are ints or strings
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.so_reuseport", 0),
     *KEEPALIVE,
     ("grpc.http2.max_ping_strikes", 0),  # clients ping idle channels too
     ("grpc.server_handshake_timeout_ms", 3_000),
+    ("grpc.max_connection_idle_ms", round(IDLE_S * 1000)),
 )
 _log = structlog.get_logger("marless.server")
 Register = Callable[[grpc.aio.Server], None]

@@ -1,4 +1,4 @@
-"""The four real services in this process, with all their RPCs as the descriptors have them; workers never start."""
+"""The four real services in this process, with all their RPCs as the descriptors have them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from pathlib import Path
 
 from google.protobuf.descriptor import MethodDescriptor
 
-from marless.errors import UnavailableError
 from marless.rpc import v1
 from marless.rpc.server import serving
-from marless.rpc.workers.launcher import LocalLauncher
 from services.actor_pool import __main__ as actor_pool
 from services.actor_pool.config import parse as actor_pool_config
 from services.coordinator import __main__ as coordinator
@@ -34,10 +32,6 @@ METHODS: dict[str, MethodDescriptor] = {
     for service in module.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 }
-
-
-async def _no_worker(launcher: LocalLauncher, worker: str, ticket: str) -> None:
-    raise UnavailableError(f"cannot start worker {worker}: there are none in this test")
 
 
 @asynccontextmanager

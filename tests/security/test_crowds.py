@@ -1,0 +1,213 @@
+"""S2 and S3: messages that are too large or claim to be, many at once, and connections that are left hanging."""
+
+import asyncio
+import json
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+
+from marless.rpc import server
+from marless.rpc.client import Peer
+from marless.rpc.security import Security
+from marless.rpc.server import MAX_REQUEST_BYTES
+from marless.rpc.v1 import actor_pool_pb2
+from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
+from tests.security.four_services import METHODS, four_services
+
+MIB = 2**20
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+ROLLOUT = "/marless.rpc.v1.ActorPoolService/Rollout"
+
+
+@dataclass(frozen=True)
+class Running:
+    """A service as a process of its own, whose memory can be measured."""
+
+    address: str
+    pid: int
+
+    def peak_mib(self) -> float:
+        """The most that it ever held."""
+        return int(Path(f"/proc/{self.pid}/status").read_text().partition("VmHWM:")[2].split()[0]) / 1024
+
+    def connections(self) -> int:
+        """Sockets that it has open."""
+        found = 0
+        for path in Path(f"/proc/{self.pid}/fd").iterdir():
+            with suppress(FileNotFoundError):  # closed since it was listed
+                found += path.readlink().as_posix().startswith("socket:")
+        return found
+
+
+@asynccontextmanager
+async def actor_pool() -> AsyncIterator[Running]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "services.actor_pool", "--listen", "127.0.0.1:0", "--exit-with-stdin"),
+        stdin=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        while True:
+            line = await process.stderr.readline()
+            assert line, "the service ended before it served"
+            said = json.loads(line) if line.startswith(b"{") else {}
+            if said.get("event") == "serving":
+                break
+        yield Running(said["address"], process.pid)
+        assert process.returncode is None
+    finally:
+        process.stdin.close()
+        with suppress(ProcessLookupError):
+            process.terminate()
+        await process.wait()
+
+
+def large_channel(address: str) -> grpc.aio.Channel:
+    """Of a client that keeps to no limit."""
+    return grpc.aio.insecure_channel(address, options=[("grpc.max_send_message_length", -1)])
+
+
+async def code_of(call) -> grpc.StatusCode:
+    with suppress(grpc.aio.AioRpcError):
+        if hasattr(call, "__aiter__"):
+            async for _ in call:
+                pass
+        else:
+            await call
+    return await call.code()
+
+
+async def test_a_message_that_is_too_large_is_refused_by_every_rpc(tmp_path, redis_url, no_workers):
+    huge = b"\0" * (MAX_REQUEST_BYTES + 1)
+    async with four_services(tmp_path, redis_url) as addresses:
+        channels = {service: large_channel(address) for service, address in addresses.items()}
+        for name, method in METHODS.items():
+            kind = (
+                f"{'stream' if method.client_streaming else 'unary'}_{'stream' if method.server_streaming else 'unary'}"
+            )
+            sent = iter([huge]) if method.client_streaming else huge
+            call = getattr(channels[method.containing_service.name], kind)(name)(sent, timeout=10.0)
+            assert await code_of(call) == grpc.StatusCode.RESOURCE_EXHAUSTED, name
+        for channel in channels.values():
+            await channel.close()
+
+
+def literal(name: bytes, value: bytes) -> bytes:
+    """A header field as HPACK writes it without a table."""
+    return b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
+
+
+def frame(kind: int, flags: int, stream: int, body: bytes) -> bytes:
+    """One HTTP/2 frame."""
+    return len(body).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + body
+
+
+def claiming(length: int, body: bytes, *, last: bool) -> bytes:
+    """A call of Rollout whose message claims so many bytes."""
+    headers = {
+        b":method": b"POST", b":scheme": b"http", b":path": ROLLOUT.encode(), b":authority": b"x",
+        b"te": b"trailers", b"content-type": b"application/grpc",
+    }  # fmt: skip
+    block = b"".join(literal(name, value) for name, value in headers.items())
+    data = b"\0" + length.to_bytes(4, "big") + body
+    return PREFACE + frame(4, 0, 0, b"") + frame(1, 4, 1, block) + frame(0, int(last), 1, data if length >= 0 else b"")
+
+
+async def answered(address: str, sent: bytes) -> bytes:
+    """All that a raw connection hears within a second of silence."""
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    heard = b""
+    writer.write(sent)
+    with suppress(TimeoutError, ConnectionError):
+        while more := await asyncio.wait_for(reader.read(65_536), 1.0):
+            heard += more
+            if b"grpc-status" in heard:
+                break
+    writer.close()
+    return heard
+
+
+async def test_claims_crowds_and_connections_that_hang_cost_a_service_little():
+    """At the size for every day; see below for the full one."""
+    async with actor_pool() as running:
+        await claims_of_four_gib(running)
+        await forty_of_the_largest(running)
+        await hanging_connections(running, 150, kinds=(b"", PREFACE[:9]), p99_s=1.0, gone_s=15.0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_a_thousand_connections_that_hang_are_gone_in_thirty_seconds():
+    async with actor_pool() as running:
+        begun = PREFACE + frame(4, 0, 0, b"") + frame(4, 1, 0, b"")
+        kinds = (b"", PREFACE[:9], PREFACE, begun, begun + b"\0\0")
+        await hanging_connections(running, 1000, kinds=kinds, p99_s=0.05, gone_s=30.0)
+
+
+async def claims_of_four_gib(running: Running) -> None:
+    before_mib = running.peak_mib()
+    for _ in range(20):
+        heard = await answered(running.address, claiming(2**32 - 1, b"x" * 100, last=False))
+        assert b"grpc-status\x018" in heard  # RESOURCE_EXHAUSTED
+    assert running.peak_mib() - before_mib < 16
+
+
+async def forty_of_the_largest(running: Running) -> None:
+    before_mib = running.peak_mib()
+    largest = actor_pool_pb2.RolloutRequest(job="x" * (MAX_REQUEST_BYTES - 100)).SerializeToString()
+    channels = [large_channel(running.address) for _ in range(8)]
+    calls = [channel.unary_unary(ROLLOUT)(largest, timeout=60.0) for channel in channels for _ in range(5)]
+    assert set(await asyncio.gather(*map(code_of, calls))) == {grpc.StatusCode.INVALID_ARGUMENT}
+    assert running.peak_mib() - before_mib < 40 * MAX_REQUEST_BYTES / MIB + 64
+    for channel in channels:
+        await channel.close()
+
+
+async def hanging_connections(
+    running: Running, count: int, *, kinds: tuple[bytes, ...], p99_s: float, gone_s: float
+) -> None:
+    peer = Peer(running.address, Security())
+    stub = ActorPoolServiceStub(peer.channel)
+    await peer.call(stub.ListWorkers, actor_pool_pb2.ListWorkersRequest())
+    before, before_mib = running.connections(), running.peak_mib()
+    host, _, port = running.address.rpartition(":")
+    hanging = []
+    for number in range(count):
+        hanging.append(socket.create_connection((host, int(port))))
+        hanging[-1].sendall(kinds[number % len(kinds)])
+        hanging[-1].setblocking(False)
+    started_s, took_s = time.monotonic(), []
+    for _ in range(200):
+        called_s = time.perf_counter()
+        await peer.call(stub.ListWorkers, actor_pool_pb2.ListWorkersRequest())
+        took_s.append(time.perf_counter() - called_s)
+    assert sorted(took_s)[197] < p99_s
+    assert running.peak_mib() - before_mib < 64
+    while running.connections() > before:
+        assert time.monotonic() - started_s < gone_s, f"{running.connections() - before} connections are still there"
+        for each in hanging:
+            with suppress(OSError):
+                answer_pings(each)
+        await asyncio.sleep(0.5)
+    for each in hanging:
+        each.close()
+    await peer.close()
+
+
+def answer_pings(connection: socket.socket) -> None:
+    """So that it is not taken for dead."""
+    heard = connection.recv(65_536)
+    for after in heard.split(b"\0\0\x08\x06\0\0\0\0\0")[1:]:
+        connection.send(frame(6, 1, 0, after[:8]))
+
+
+def test_the_limit_leaves_room_for_what_services_say():
+    assert MAX_REQUEST_BYTES >= 2 * server.chunks.PIECE_BYTES
