@@ -1,5 +1,6 @@
 """R7, end to end: two coordinators look after one runs directory. The one that runs the job is paused for longer than
-its lease and wakes up; so is a learner worker whose pool was killed meanwhile. The job never notices.
+its lease and wakes up; so is a learner worker whose pool is killed meanwhile, and which the next pool ends. The job
+does not notice.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ async def _pause(job: Disturbed, owner: psutil.Process) -> float:
 
 
 async def _orphan_a_worker(job: Disturbed, rng: random.Random) -> None:
-    """Pause a learner worker, take its pool away, and wake it up when the job goes on without it."""
+    """Pause a learner worker, take its pool away, and wake up what is left of it when the job goes on without it."""
     workers = job.rig.workers("learner_pool")
     if not workers:
         return
