@@ -151,14 +151,23 @@ class Updates:
             task = asyncio.create_task(self._once(known, request, before))
             task.add_done_callback(_heard)
             known.running = before = _Running(request.round, request.epoch, task)
-        return await asyncio.shield(before.task)
+        try:
+            return await asyncio.shield(before.task)
+        except asyncio.CancelledError:
+            if before.task.cancelled():  # not the caller, who would wait for ever
+                raise NotFoundError(f"job {request.job!r} was closed while it was updated") from None
+            raise
 
     async def _once(
         self, known: _OpenJob, request: learner_pool_pb2.UpdateRequest, before: _Running | None
     ) -> learner_pool_pb2.UpdateResponse:
         """Update unless that has been done, one update of a job at a time."""
         if before:
-            await asyncio.wait([before.task])  # however it ended
+            try:
+                await asyncio.wait([before.task])  # however it ended
+            except asyncio.CancelledError:
+                before.task.cancel()  # the job is closed
+                raise
         if known.last and request.round < known.last.request.round:
             raise StaleError(f"job {request.job}: round {request.round} has passed")
         response = await self._answered(known, request) or await self._earlier(known, request)

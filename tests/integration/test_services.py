@@ -1,5 +1,6 @@
 """Pools, store and coordinator wired as `marless train` wires them, with real workers, on jobs of a few env steps."""
 
+import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
@@ -282,6 +283,39 @@ async def test_an_update_of_an_older_epoch_is_fenced_and_the_next_coordinator_ha
     with pytest.raises(StaleError, match=r"round 1: no trajectory of actors \[0, 1\]"):  # and nothing of theirs is used
         await job.update(1)
     await job.round(1)
+
+
+async def test_a_job_that_is_closed_ends_its_update_whoever_waits_for_it(cluster, monkeypatch):
+    job, begun, ended = await opened(cluster), asyncio.Queue(), []
+    await job.train(0)
+    once, run_one = Updates._once, Updates._run_one
+
+    async def noted(updates, known, request, before):
+        if before:
+            begun.put_nowait("waits")
+        return await once(updates, known, request, before)
+
+    async def stuck(updates, task, verb):
+        if verb != "update":
+            return await run_one(updates, task, verb)
+        begun.put_nowait("runs")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(task.epoch)
+
+    monkeypatch.setattr(Updates, "_once", noted)
+    monkeypatch.setattr(Updates, "_run_one", stuck)
+    first = asyncio.create_task(job.update(0))
+    assert await begun.get() == "runs"
+    await taken_over(job, 0)
+    second = asyncio.create_task(job.update(0))
+    assert await begun.get() == "waits"
+    await cluster.pools.close_job(job.id, epoch=job.epoch)
+    for waiting in (first, second):
+        with pytest.raises(NotFoundError, match="was closed while it was updated"):
+            await waiting
+    assert ended == [job.epoch - 1]
 
 
 async def test_a_coordinator_that_decides_otherwise_has_it_computed_again(cluster, updated):
