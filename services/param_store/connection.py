@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from typing import Any
 
 import structlog
 from redis import exceptions
@@ -13,6 +14,7 @@ from redis.backoff import NoBackoff
 
 from marless.errors import OverloadedError, SpecError, UnavailableError, UnreachableError
 from services.param_store.redis_server import Provided
+from services.param_store.redis_url import settings_of
 
 OLDEST_VERSION = (6, 2)
 CONNECTIONS = 128
@@ -24,27 +26,34 @@ _log = structlog.get_logger("marless.param_store")
 
 @asynccontextmanager
 async def connected(provided: Provided) -> AsyncIterator[Redis]:
-    """A Redis client; raises SpecError for a bad URL or a server too old, UnavailableError if none answers."""
-    try:
-        pool = BlockingConnectionPool.from_url(
-            provided.url,
-            protocol=2,
-            max_connections=CONNECTIONS,
-            timeout=CONNECTION_WAIT_S,
-            socket_connect_timeout=CONNECT_TIMEOUT_S,
-            socket_timeout=ANSWER_TIMEOUT_S,
-            # Once more on a fresh connection, for those that a restarted Redis left dead in the pool. Further
-            # attempts are the caller's, who knows the deadline.
-            retry=Retry(NoBackoff(), 1),
-        )
-    except ValueError as error:
-        raise SpecError(f"the Redis URL cannot be used: {error}") from None
+    """A Redis client.
+
+    Raises SpecError for a URL that is bad or not safe, or a server too old, UnavailableError if none answers.
+    """
+    pool = BlockingConnectionPool(**_settings(provided))
     async with Redis(connection_pool=pool) as redis:
         await _check(redis, provided)
         try:
             yield redis
         finally:
             await pool.disconnect()
+
+
+def _settings(provided: Provided) -> dict[str, Any]:  # Any: as redis-py has them
+    own = {"username": provided.username} if provided.username else {}
+    return {
+        "protocol": 2,
+        "max_connections": CONNECTIONS,
+        "timeout": CONNECTION_WAIT_S,
+        "socket_connect_timeout": CONNECT_TIMEOUT_S,
+        "socket_timeout": ANSWER_TIMEOUT_S,
+        "driver_info": None,  # which a client tells by a command that its user need not be allowed
+        # Once more on a fresh connection, for those that a restarted Redis left dead in the pool. Further attempts are
+        # the caller's, who knows the deadline.
+        "retry": Retry(NoBackoff(), 1),
+        **settings_of(provided.url, provided.password, insecure=provided.insecure),
+        **own,
+    }
 
 
 async def _check(redis: Redis, provided: Provided) -> None:
@@ -71,6 +80,10 @@ def redis_errors(trouble: Callable[[], str]) -> Iterator[None]:
         ) from None
     except (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.ReadOnlyError) as error:
         raise UnreachableError(f"Redis cannot be used now ({error}); {trouble()}") from None
+    except exceptions.NoPermissionError as error:
+        raise UnavailableError(
+            f"Redis does not let the store's user do what it must ({error}); docs/operating.md has the ACL to give it"
+        ) from None
     except exceptions.ResponseError as error:
         if "MISCONF" in str(error):
             raise UnavailableError(f"Redis cannot write to its disk, is it full? {error}") from None

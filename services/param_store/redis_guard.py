@@ -6,11 +6,15 @@ standard library, and none of marless, so that it is small.
 """
 
 import fcntl
+import json
 import os
 import socket
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
+
+ANSWER_S = 5.0
 
 
 def main() -> None:
@@ -26,7 +30,9 @@ def main() -> None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # no store adopts what is about to end
         except BlockingIOError:
             return  # another store has taken over, and has a guard of its own
-        _shut_down(address)
+        passwords = os.fdopen(os.open(home / "redis_passwords.json", os.O_RDONLY | os.O_NOFOLLOW))
+        with passwords:
+            _shut_down(address, json.load(passwords)["supervisor"])
 
 
 def _answers(address: str) -> bool:
@@ -34,11 +40,13 @@ def _answers(address: str) -> bool:
         return line.connect_ex(address) == 0
 
 
-def _shut_down(address: str) -> None:
-    with socket.socket(socket.AF_UNIX) as line:
+def _shut_down(address: str, password: str) -> None:
+    with suppress(OSError), socket.socket(socket.AF_UNIX) as line:
         if line.connect_ex(address) == 0:
-            line.sendall(b"SHUTDOWN NOSAVE\r\n")
-            line.recv(1)  # ends with the connection
+            line.settimeout(ANSWER_S)
+            line.sendall(f"AUTH supervisor {password}\r\nSHUTDOWN NOSAVE\r\n".encode())
+            while line.recv(4096):  # ends with the connection
+                pass
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Finding Redis: a URL that is given, or a server of our own that is started, watched, and stopped.
 
-A server of our own listens on a private unix socket only and appends every write to its log before it answers, so
-that what was acknowledged survives kill -9. If it dies it is started again; if we die, the next store on the same
-data directory takes it over; if there is none, a guard ends it.
+A server of our own listens on a private unix socket only, lets in only users with a password, and appends every write
+to its log before it answers, so that what was acknowledged survives kill -9. If it dies it is started again; if we die,
+the next store on the same data directory takes it over; if there is none, a guard ends it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import structlog
@@ -25,6 +25,7 @@ from marless import private_files
 from marless.errors import SpecError, UnavailableError
 from marless.rpc.redis_program import find_binary
 from services.param_store import redis_guard
+from services.param_store.redis_users import STORE, SUPERVISOR, RedisUsers
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 5.0
@@ -40,12 +41,16 @@ _log = structlog.get_logger("marless.param_store")
 class RedisOptions:
     """Which Redis, or how to start one."""
 
-    url: str = ""
-    """Of a Redis that somebody else runs; then the rest does not matter."""
+    url: str = field(default="", repr=False)
+    """Of a Redis that somebody else runs; then the data directory and the memory bound do not matter."""
     data_dir: str = ""
     """Where a server of our own keeps its data; "": a temporary directory."""
     maxmemory: str = "1gb"
     """Memory bound of a server of our own, in Redis's notation; beyond it, publishes are refused."""
+    password_file: str = ""
+    """Holds the password for `url`, which then names none."""
+    insecure: bool = False
+    """`url` may lead beyond this machine without TLS, without a certificate that is verified, or without a password."""
 
 
 def _unknown() -> str:
@@ -60,7 +65,11 @@ def _none() -> int:
 class Provided:
     """A Redis to connect to."""
 
-    url: str
+    url: str = field(repr=False)
+    username: str = ""
+    password: str = field(default="", repr=False)
+    insecure: bool = False
+    """See `RedisOptions`."""
     trouble: Callable[[], str] = _unknown
     """Asked when it cannot be reached: what may be the matter."""
     restarts: Callable[[], int] = _none
@@ -72,23 +81,39 @@ async def provided(options: RedisOptions) -> AsyncIterator[Provided]:
     """A Redis that answers; raises UnavailableError or SpecError with the reason if there can be none."""
     async with AsyncExitStack() as stack:
         if options.url:
-            yield Provided(options.url)
+            yield Provided(options.url, password=_password(options.password_file), insecure=options.insecure)
             return
         data_dir = options.data_dir or stack.enter_context(tempfile.TemporaryDirectory(prefix="marless-"))
         home = _private(Path(data_dir, "redis"))
         stack.enter_context(_locked(home))
-        server = LocalRedis(find_binary(), home, options.maxmemory)
+        with _usable(home):
+            users = RedisUsers.of(home)
+        server = LocalRedis(find_binary(), home, options.maxmemory, users)
         url = await stack.enter_async_context(server.running())
-        yield Provided(url, server.trouble, lambda: server.restarts)
+        yield Provided(url, STORE, users.passwords[STORE], trouble=server.trouble, restarts=lambda: server.restarts)
+
+
+def _password(path: str) -> str:
+    if not path:
+        return ""
+    try:
+        password = Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise SpecError(f"--redis-password-file {path}: {why}") from None
+    if not password:
+        raise SpecError(f"--redis-password-file {path}: it is empty; write the password into it")
+    return password
 
 
 class LocalRedis:
     """A Redis server of our own in one data directory."""
 
-    def __init__(self, binary: Path, home: Path, maxmemory: str) -> None:
+    def __init__(self, binary: Path, home: Path, maxmemory: str, users: RedisUsers) -> None:
         self._binary = binary
         self._home = home
         self._maxmemory = maxmemory
+        self._users = users
         self._socket = _socket_path(home)
         self._process: asyncio.subprocess.Process | None = None
         self.restarts = 0
@@ -154,7 +179,7 @@ class LocalRedis:
                 return line
 
     async def _up(self) -> _Line:
-        if line := await _Line.open(self._socket):
+        if line := await _Line.open(self._socket, self._users):
             _log.info("redis.adopted", socket=str(self._socket))
             return line
         log = self._log()
@@ -191,13 +216,14 @@ class LocalRedis:
             "appendfsync": "always",
             "maxmemory": self._maxmemory,
             "maxmemory-policy": "noeviction",
+            "aclfile": str(self._users.acl_file),
         }
         return [word for name, value in settings.items() for word in (f"--{name}", value)]
 
     async def _answering(self, process: asyncio.subprocess.Process) -> _Line:
         give_up = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < give_up:
-            if line := await _Line.open(self._socket):
+            if line := await _Line.open(self._socket, self._users):
                 return line
             if process.returncode is not None:
                 raise UnavailableError(f"{self._binary} ended with code {process.returncode}: {self._last_words()}")
@@ -206,7 +232,7 @@ class LocalRedis:
 
     async def _stop(self) -> None:
         with suppress(UnavailableError):
-            if line := await _Line.open(self._socket):
+            if line := await _Line.open(self._socket, self._users):
                 await line.shut_down()
         if self._process and self._process.returncode is None:
             try:
@@ -236,29 +262,43 @@ class _Line:
     writer: asyncio.StreamWriter
 
     @classmethod
-    async def open(cls, socket: Path) -> _Line | None:
-        """Connect and wait until data are loaded; None if nobody is there. Raises UnavailableError if it hangs."""
+    async def open(cls, socket: Path, users: RedisUsers) -> _Line | None:
+        """Connect and wait until data are loaded; None if nobody is there.
+
+        A Redis that lets everybody in, as stores of before there were users have left them, is ended first. Raises
+        UnavailableError for one that hangs, or does not know our passwords.
+        """
         try:
             line = cls(*await asyncio.open_unix_connection(str(socket)))
         except OSError:
             return None
         try:
-            if await asyncio.wait_for(line._loaded(), START_TIMEOUT_S):
-                return line
+            known, answer = await asyncio.wait_for(line._greeted(users), START_TIMEOUT_S)
         except TimeoutError:
             raise UnavailableError(f"the Redis at {socket} does not answer; end that process first") from None
+        if answer.startswith(b"-NOAUTH"):
+            await line.close()
+            raise UnavailableError(f"the Redis at {socket} does not know its store's passwords; end that process first")
+        if known and answer.startswith(b"+PONG"):
+            return line
+        if answer.startswith(b"+PONG"):
+            _log.warning("redis.unprotected", socket=str(socket), advice="it is started again with users")
+            await line.shut_down()
         await line.close()
         return None
 
-    async def _loaded(self) -> bool:
+    async def _greeted(self, users: RedisUsers) -> tuple[bool, bytes]:
+        """Whether it knows us, and what it answers to a ping once it has loaded its data; b"" if it went away."""
         with suppress(ConnectionError):
+            self.writer.write(f"AUTH {SUPERVISOR} {users.passwords[SUPERVISOR]}\r\n".encode())
+            known = (await self.reader.readline()).startswith(b"+OK")
             while True:
                 self.writer.write(b"PING\r\n")
                 answer = await self.reader.readline()
                 if not answer.startswith(b"-LOADING"):
-                    return answer.startswith(b"+PONG")
+                    return known, answer
                 await asyncio.sleep(0.01)
-        return False
+        return False, b""
 
     async def gone(self) -> None:
         with suppress(ConnectionError):

@@ -24,10 +24,13 @@ from services.param_store import connection, redis_server
 from services.param_store.__main__ import build
 from services.param_store.config import Config, parse
 from services.param_store.redis_server import Provided, RedisOptions, provided
+from services.param_store.redis_users import RULES, STORE, RedisUsers
 
 
-async def info(url: str, field: str) -> object:
-    async with connection.connected(Provided(url)) as redis:
+async def info(home: Path, field: str) -> object:
+    """As the user of the store in a data directory."""
+    password = RedisUsers.of(home).passwords[STORE]
+    async with connection.connected(Provided(f"unix://{home}/redis.sock", STORE, password)) as redis:
         return (await redis.info())[field]
 
 
@@ -40,7 +43,8 @@ async def start_process(directory: Path, *options: str) -> asyncio.subprocess.Pr
     )
 
 
-async def test_our_own_redis_is_private_and_durable(tmp_path):
+async def test_our_own_redis_is_private_and_durable(tmp_path, monkeypatch):
+    monkeypatch.setitem(RULES, STORE, f"{RULES[STORE]} +config")
     async with provided(RedisOptions(data_dir=str(tmp_path), maxmemory="7mb")) as found:
         home = tmp_path / "redis"
         assert found.url == f"unix://{home}/redis.sock"
@@ -65,7 +69,8 @@ async def test_a_data_dir_with_a_long_path_works(tmp_path):
     deep = tmp_path / ("d" * 120)
     async with provided(RedisOptions(data_dir=str(deep))) as found:
         assert len(found.url) < 108
-        assert await info(found.url, "aof_enabled") == 1
+        async with connection.connected(found) as redis:
+            assert (await redis.info())["aof_enabled"] == 1
         assert (deep / "redis" / "appendonly.aof").exists()
 
 
@@ -85,7 +90,7 @@ async def test_health_follows_redis_and_data_survive_its_death(tmp_path):
         health = health_pb2_grpc.HealthStub(peer.channel).Watch(health_pb2.HealthCheckRequest())
         assert (await health.read()).status == health_pb2.HealthCheckResponse.SERVING
         await store.publish("job", 0, 0, [PolicyWrite("a", 0, "r", {"acting": b"kept"})])
-        pid = await info(f"unix://{tmp_path}/redis/redis.sock", "process_id")
+        pid = await info(tmp_path / "redis", "process_id")
         os.kill(pid, signal.SIGSTOP)
         assert (await health.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
         os.kill(pid, signal.SIGKILL)
@@ -95,24 +100,23 @@ async def test_health_follows_redis_and_data_survive_its_death(tmp_path):
 
 
 async def test_a_killed_store_finds_its_redis_again(tmp_path):
-    url = f"unix://{tmp_path}/redis/redis.sock"
     peer = Peer(f"unix:{tmp_path}/store.sock", Security())
     store = ParamStore(peer)
     first = await start_process(tmp_path)
     await store.publish("job", 0, 0, [PolicyWrite("a", 0, "r", {"acting": b"kept"})])
-    pid = await info(url, "process_id")
+    pid = await info(tmp_path / "redis", "process_id")
     first.kill()
     await first.communicate()
 
     second = await start_process(tmp_path)
     assert (await store.get("job", {"a": LATEST}, ["acting"]))["a"].blobs["acting"] == b"kept"
-    assert await info(url, "process_id") == pid
+    assert await info(tmp_path / "redis", "process_id") == pid
     await peer.close()
     _, said = await second.communicate(b"")  # closes its standard input
     assert second.returncode == 0
     assert b"redis.adopted" in said
     with pytest.raises(UnavailableError):
-        await info(url, "process_id")
+        await info(tmp_path / "redis", "process_id")
 
 
 async def test_a_redis_is_ended_once_its_store_was_killed_for_good(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -11,6 +12,8 @@ from types import TracebackType
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
+
+from services.param_store.redis_users import PASSWORDS_FILE, STORE
 
 KEEP_ALL = 10**6
 STOP_S = 30.0
@@ -59,7 +62,13 @@ class StoreProcess:
 
     async def kill_redis(self) -> bool:
         """Kill Redis; False if it is dead already."""
-        redis = Redis.from_url(f"unix://{self._data}/redis/redis.sock", retry=None)
+        try:
+            passwords = json.loads((self._data / "redis" / PASSWORDS_FILE).read_text())
+        except FileNotFoundError:
+            return False
+        redis = Redis.from_url(
+            f"unix://{self._data}/redis/redis.sock", username=STORE, password=passwords[STORE], retry=None
+        )
         try:
             os.kill((await redis.info("server"))["process_id"], signal.SIGKILL)
         except (RedisError, ProcessLookupError):

@@ -1,0 +1,82 @@
+"""The address of a Redis that somebody else runs: what it takes beyond this machine, and that its password is not told.
+
+A password travels in the URL or beside it, so a URL is a secret: nothing shows it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import ssl
+from collections.abc import Mapping
+from typing import Any
+
+from redis.asyncio import SSLConnection, UnixDomainSocketConnection
+from redis.asyncio.connection import parse_url
+
+from marless.errors import SpecError
+
+_INSECURE = "or ask for it with --redis-insecure (MARLESS_REDIS_INSECURE=1)"
+
+
+def settings_of(url: str, password: str, *, insecure: bool) -> Mapping[str, Any]:  # Any: as redis-py has them
+    """How to connect; `password` stands in for the one that the URL lacks.
+
+    Raises SpecError, without any secret, for a URL that is none, and for one beyond this machine that neither encrypts
+    nor proves who answers, or needs no password, unless that is asked for.
+    """
+    try:
+        settings = dict(parse_url(url))
+    except ValueError:  # its words may hold a part of the password
+        raise SpecError(
+            f"the Redis URL cannot be used: {_scheme(url)}give redis://, rediss:// or unix://, and percent-encode "
+            "what is special in a password"
+        ) from None
+    if password:
+        settings["password"] = password
+    if not insecure:
+        _check(settings)
+    return settings
+
+
+def holds_password(url: str) -> bool:
+    """True if a URL names a password; one that cannot be read may."""
+    try:
+        return bool(parse_url(url).get("password"))
+    except ValueError:
+        return "@" in url
+
+
+def _check(settings: Mapping[str, Any]) -> None:  # Any: as redis-py has them
+    encrypted = settings.get("connection_class") is SSLConnection
+    if encrypted and not _verifies(settings):
+        raise SpecError(f"the Redis URL turns off the verification of certificates: leave that out, {_INSECURE}")
+    if settings.get("connection_class") is UnixDomainSocketConnection or _is_loopback(settings.get("host", "")):
+        return
+    if not encrypted:
+        raise SpecError(
+            f"the Redis at {settings['host']} would be spoken to in plain text: use rediss:// (TLS), {_INSECURE}"
+        )
+    if not settings.get("password"):
+        raise SpecError(
+            f"the Redis at {settings['host']} would let anybody in: give its user a password, by MARLESS_REDIS_URL or "
+            f"--redis-password-file, {_INSECURE}"
+        )
+
+
+def _verifies(settings: Mapping[str, Any]) -> bool:  # Any: as redis-py has them
+    required = settings.get("ssl_cert_reqs", "required") in ("required", ssl.CERT_REQUIRED, str(int(ssl.CERT_REQUIRED)))
+    return required and bool(settings.get("ssl_check_hostname", True))
+
+
+def _is_loopback(host: str) -> bool:
+    if host in ("", "localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _scheme(url: str) -> str:
+    scheme, there, _ = url.partition("://")
+    return f"{scheme}:// is none of Redis's; " if there and scheme not in ("redis", "rediss", "unix") else ""
