@@ -181,6 +181,13 @@ async def test_the_next_store_comes_in_with_the_same_passwords(tmp_path, home):
         assert await VersionStore(redis, second.trouble, keep=2).acquire_epoch("j", "r") == 1
 
 
+def test_the_user_that_redis_reads_its_log_as_may_do_everything_and_nobody_is_it(tmp_path):
+    """Redis 7.0 lost all versions at a restart whose default user was allowed nothing."""
+    first, *others = RedisUsers.of(tmp_path).acl_file.read_text().splitlines()
+    assert first == "user default off resetpass ~* &* +@all"
+    assert [each.split()[1] for each in others] == [STORE, SUPERVISOR]
+
+
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"store": ""}', None])
 async def test_passwords_that_are_lost_are_made_anew(tmp_path, home, damage):
     async with provided(RedisOptions(data_dir=str(tmp_path))):
