@@ -14,7 +14,7 @@ from marless.envs.base import AgentClass, Box, Discrete, EnvSpaces
 from marless.rpc import chunks
 from marless.rpc.v1 import learner_pool_pb2, param_store_pb2
 from marless.rpc.workers.handover import Handover
-from services.learner_pool.intake import Intake, _check_header, declared_bytes
+from services.learner_pool.intake import Intake, check_header, declared_bytes
 from services.param_store.servicer import _parts, _writes
 from services.param_store.uploads import Uploads
 from tests.fuzz import scratch
@@ -162,7 +162,7 @@ def upload_header(choices: Choices) -> None:
         header = learner_pool_pb2.UploadHeader.FromString(raw(_changed(header, choices).SerializeToString(), choices))
     except DecodeError:
         return  # as in `chunks.read_header`, which "transfer" tries
-    _check_header(SCHEMA, header)
+    check_header(SCHEMA, header)
     assert 0 < declared_bytes(header) <= 512 * 2**20
 
 
