@@ -17,8 +17,8 @@ MAX_DEPTH = 20
 """Sections and lists within one another."""
 MAX_TEXT = 10_000
 """Characters of one text."""
-MAX_BITS = 64
-"""Of a whole number: Python cannot print those of millions of bits, which YAML can write in hexadecimal."""
+MAX_BITS = 14_000
+"""Of a whole number: Python prints none of more than 4,300 digits, and YAML can write longer ones in hexadecimal."""
 
 
 def from_json(text: str, what: str, *, finite: bool = True) -> object:

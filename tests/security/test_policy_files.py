@@ -191,7 +191,7 @@ DOCUMENTS = (
     LAUGHS + "env: {name: pettingzoo/mpe2.simple_spread_v3, options: {N: *a11}}\nalgorithm: {name: ippo}\n",
     "[" * 100_000,
     "a: &a [*a]\n",
-    "seed: 0x" + "f" * 10_000,
+    "seed: 0x" + "f" * 9000,
     "a: 2026-13-45\n",
     "x" * (5 * 2**20),
     "- 1\n" * 300_000,
