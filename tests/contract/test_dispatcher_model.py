@@ -1,0 +1,405 @@
+"""Dispatcher and fleet against what they promise, for any sequence of tasks, cancellations, deaths and late answers.
+
+`-m slow` runs 500 examples of 50 steps. Seeded defects show that the models see what they are for.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+
+from marless.errors import MarlessError, OverloadedError, UnavailableError
+from marless.rpc.v1 import common_pb2
+from marless.rpc.workers import dispatch
+from marless.rpc.workers.dispatch import Dispatcher
+from marless.rpc.workers.fleet import Fleet
+from marless.rpc.workers.turns import Turns
+
+QUEUE, LIMIT, GRACE_S = 6, 3, 0.002
+JOBS = st.sampled_from("abc")
+WORKERS = st.sampled_from(["w0", "w1", "w2"])
+SMALL = settings(max_examples=25, stateful_step_count=30, deadline=None)
+FULL = settings(max_examples=500, stateful_step_count=50, deadline=None)
+HUNT = settings(max_examples=200, stateful_step_count=40, deadline=None, database=None, phases=[Phase.generate])
+
+
+class Worker:
+    """One stream, as the worker sees it: what it was sent, and what it has not answered."""
+
+    def __init__(self, dispatcher: Dispatcher, name: str, sent: Callable[[str], None]) -> None:
+        self.name = name
+        self.sent = sent
+        self.open: list[common_pb2.Task] = []
+        self.cancels: list[common_pb2.Cancel] = []
+        self.says: asyncio.Queue[common_pb2.WorkerMessage | None] = asyncio.Queue()
+        ticket = dispatcher.launching(name)
+        self.says.put_nowait(common_pb2.WorkerMessage(hello=common_pb2.WorkerHello(worker=name, ticket=ticket)))
+        self.attached = asyncio.create_task(dispatcher.attach(self.messages(), self.send))
+
+    async def send(self, message: common_pb2.PoolMessage) -> None:
+        if message.HasField("task"):
+            self.open.append(message.task)
+            self.sent(message.task.id)
+        elif message.HasField("cancel"):
+            self.cancels.append(message.cancel)
+        else:
+            self.says.put_nowait(None)
+
+    async def messages(self) -> AsyncIterator[common_pb2.WorkerMessage]:
+        while (message := await self.says.get()) is not None:
+            yield message
+
+    def answer(self, task: common_pb2.Task, **changes: object) -> None:
+        result = common_pb2.TaskResult(**{"id": task.id, "attempt": task.attempt, "payload": task.payload} | changes)
+        self.says.put_nowait(common_pb2.WorkerMessage(result=result))
+
+
+class DispatcherMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.do(self.begin())
+
+    async def begin(self) -> None:
+        self.dispatcher = Dispatcher(queue_limit=QUEUE)
+        self.workers: dict[str, Worker] = {}
+        self.tasks: dict[str, asyncio.Task[common_pb2.TaskResult]] = {}
+        self.given_up: set[str] = set()
+        self.serial = 0
+        self.behind: Counter[tuple[str, str]] = Counter()
+        """(job that waits, other job) → turns that the other one had meanwhile."""
+        self.waiting: Counter[str] = Counter()
+
+    def teardown(self) -> None:
+        self.do(self.end())
+        self.runner.close()
+
+    async def end(self) -> None:
+        self.dispatcher.close("over")
+        for worker in self.workers.values():
+            worker.says.put_nowait(None)
+        await asyncio.wait([worker.attached for worker in self.workers.values()] or [asyncio.ensure_future(settled())])
+        await settled()
+        stuck = [name for name, task in self.tasks.items() if not task.done()]
+        assert not stuck, f"{stuck} wait for a pool that is closed"
+
+    def do(self, coroutine) -> None:
+        async def then_settle() -> None:
+            await coroutine
+            await settled()
+
+        self.runner.run(then_settle())
+
+    def sent(self, task: str) -> None:
+        """A task has reached a worker: whoever else waits was passed by its job."""
+        job = task.partition("/")[0]
+        for other in {name.partition("/")[0] for name in self.queued()} - {job}:
+            self.behind[other, job] += 1
+            assert self.behind[other, job] <= 2, f"{job} had three turns while {other} waited"
+        for pair in [pair for pair in self.behind if pair[0] == job]:
+            del self.behind[pair]
+
+    def held(self) -> list[common_pb2.Task]:
+        return [task for worker in self.workers.values() for task in worker.open if not worker.attached.done()]
+
+    def queued(self) -> list[str]:
+        running = {task.id for task in self.held()}
+        return [name for name, task in self.tasks.items() if not task.done() and name not in running]
+
+    @rule(job=JOBS)
+    def submit(self, job: str) -> None:
+        self.serial += 1
+        name = f"{job}/{self.serial}"
+        full = len(self.queued()) >= QUEUE
+        self.do(self.submitted(name))
+        if full:
+            with pytest.raises(OverloadedError):
+                self.tasks[name].result()
+
+    async def submitted(self, name: str) -> None:
+        run = self.dispatcher.run(name, name.encode, timeout_s=3600, setting="s")
+        self.tasks[name] = asyncio.create_task(run)
+        self.tasks[name].add_done_callback(lambda task: task.cancelled() or task.exception())  # heard
+
+    @rule(name=WORKERS)
+    def attach(self, name: str) -> None:
+        if name not in self.workers:
+            self.do(self.attached(name))
+
+    async def attached(self, name: str) -> None:
+        self.workers[name] = Worker(self.dispatcher, name, self.sent)
+
+    @rule(name=WORKERS, code=st.sampled_from(["", "", "StaleError"]))
+    def answer(self, name: str, code: str) -> None:
+        worker = self.workers.get(name)
+        if worker is None or not worker.open:
+            return
+        task = worker.open.pop(0)
+        worker.answer(task, error_code=code)
+        self.do(settled())
+        if task.id not in self.given_up:
+            assert self.tasks[task.id].done(), f"{task.id} was answered, and waits"
+            if not code:
+                assert self.tasks[task.id].result().payload == task.id.encode()
+
+    @rule(name=WORKERS, attempt=st.sampled_from([0, 1, 7]))
+    def answer_late(self, name: str, attempt: int) -> None:
+        """What this worker was asked long ago, or another attempt of what it runs now."""
+        if worker := self.workers.get(name):
+            task = common_pb2.Task(id="a/1" if attempt < 2 else (worker.open or [common_pb2.Task(id="a/1")])[0].id)
+            if not any((each.id, each.attempt) == (task.id, attempt) for each in worker.open):
+                worker.answer(task, attempt=attempt, payload=b"late")
+                self.do(settled())
+
+    @rule(name=WORKERS)
+    def die(self, name: str) -> None:
+        if worker := self.workers.pop(name, None):
+            worker.says.put_nowait(None)
+            self.do(ended(worker))
+
+    @rule(index=st.integers(0, 20), stops=st.booleans())
+    def cancel(self, index: int, stops: bool) -> None:
+        alive = [name for name, task in self.tasks.items() if not task.done()]
+        if not alive:
+            return
+        name = alive[index % len(alive)]
+        self.given_up.add(name)
+        holder = next((w for w in self.workers.values() if any(task.id == name for task in w.open)), None)
+        self.tasks[name].cancel()
+        self.do(settled())
+        if holder is None:
+            return
+        assert [(each.id, each.attempt) for each in holder.cancels[-1:]] == [
+            (holder.open[0].id, holder.open[0].attempt)
+        ]
+        if stops:
+            holder.answer(holder.open.pop(0), error_code="InternalError")
+            self.do(settled())
+            assert not holder.attached.done(), "a worker that stops is kept"
+        else:
+            self.do(asyncio.wait_for(ended(holder), 5))
+            self.workers.pop(holder.name)
+
+    @rule(name=WORKERS)
+    def drain(self, name: str) -> None:
+        if (worker := self.workers.get(name)) and not worker.open:
+            self.do(self.dispatcher.drain(name))
+            self.do(ended(worker))
+            self.workers.pop(name)
+
+    @invariant()
+    def no_task_is_lost_or_run_twice(self) -> None:
+        held = Counter(task.id for task in self.held())
+        assert all(count == 1 for count in held.values()), f"{held}: at two workers"
+        assert all(len(worker.open) <= 1 for worker in self.workers.values()), "two tasks at one worker"
+        assert self.dispatcher.queued == len(self.queued()), "a task neither waits nor runs"
+        assert self.dispatcher.queued <= QUEUE + len(self.workers) + LIMIT
+        idle = [worker.name for worker in self.workers.values() if not worker.open]
+        assert not (idle and self.queued()), f"{idle} have nothing to do while tasks wait"
+        busy = {info.worker for info in self.dispatcher.workers() if info.busy}
+        assert busy == {worker.name for worker in self.workers.values() if worker.open}
+
+
+async def settled() -> None:
+    for _ in range(12):
+        await asyncio.sleep(0)
+
+
+async def ended(worker: Worker) -> None:
+    await asyncio.wait([worker.attached])
+
+
+class Process:
+    """What a launcher gives: a process that is there until it dies or is killed."""
+
+    def __init__(self) -> None:
+        self.gone = asyncio.Event()
+
+    async def ended(self) -> str:
+        await self.gone.wait()
+        return "exit code 1"
+
+    def kill(self) -> None:
+        self.gone.set()
+
+
+class FleetMachine(RuleBasedStateMachine):
+    """A fleet whose processes connect, hang and die as they are told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.processes: list[tuple[str, Process]] = []
+        self.refuses = False
+        self.runner.run(self.begin())
+
+    async def begin(self) -> None:
+        self.dispatcher = Dispatcher()
+        self.workers: dict[str, Worker] = {}
+        self.asked: list[asyncio.Task[None]] = []
+        self.fleet = Fleet(self.dispatcher, self, prefix="w", limit=LIMIT, keep_alive_s=3600)
+        await self.fleet.__aenter__()
+
+    async def launch(self, name: str, ticket: str = "") -> Process:
+        if self.refuses:
+            raise UnavailableError("no process can be started")
+        process = Process()
+        self.processes.append((name, process))
+        return process
+
+    def alive(self) -> list[tuple[str, Process]]:
+        return [(name, process) for name, process in self.processes if not process.gone.is_set()]
+
+    def do(self, action: Callable[[], object]) -> None:
+        async def act() -> None:
+            action()
+            await settled()
+            await settled()
+
+        self.runner.run(act())
+
+    def ask(self, coroutine) -> None:
+        self.asked.append(asyncio.ensure_future(coroutine))
+
+    @rule(workers=st.integers(0, LIMIT + 2))
+    def expect(self, workers: int) -> None:
+        self.do(lambda: self.fleet.expect(workers))
+
+    @rule(workers=st.integers(0, LIMIT + 1))
+    def scale(self, workers: int) -> None:
+        self.do(lambda: self.ask(self.fleet.scale(workers)))
+
+    @rule(index=st.integers(0, 5))
+    def connect(self, index: int) -> None:
+        silent = [(name, process) for name, process in self.alive() if name not in self.workers]
+        if silent:
+            name, _ = silent[index % len(silent)]
+            self.do(lambda: self.workers.update({name: self.hello(name)}))
+
+    def hello(self, name: str) -> Worker:
+        worker = Worker(self.dispatcher, name, lambda _: None)
+        worker.attached.add_done_callback(lambda _: self.workers.pop(name, None))
+        return worker
+
+    @rule(index=st.integers(0, 5))
+    def die(self, index: int) -> None:
+        if alive := self.alive():
+            name, process = alive[index % len(alive)]
+
+            def end() -> None:
+                process.kill()
+                if worker := self.workers.get(name):
+                    worker.says.put_nowait(None)
+
+            self.do(end)
+
+    @rule(index=st.integers(0, 5))
+    def lose_the_stream(self, index: int) -> None:
+        """The process hangs: it is there, and says nothing."""
+        if self.workers:
+            worker = list(self.workers.values())[index % len(self.workers)]
+            self.do(lambda: worker.says.put_nowait(None))
+
+    @rule(refuses=st.booleans())
+    def refuse(self, refuses: bool) -> None:
+        self.refuses = refuses
+
+    @invariant()
+    def never_more_than_allowed(self) -> None:
+        names = Counter(name for name, _ in self.alive())
+        assert len(self.alive()) <= LIMIT, f"{names} above the limit"
+        assert all(count == 1 for count in names.values()), f"{names}: two processes of a name"
+        connected = {info.worker for info in self.dispatcher.workers()}
+        assert connected <= set(names), f"{connected - set(names)} are connected, and gone"
+
+    def teardown(self) -> None:
+        async def end() -> None:
+            async with asyncio.timeout(2):
+                await self.fleet.stop()
+                done = await asyncio.gather(*self.asked, return_exceptions=True)
+            assert all(each is None or isinstance(each, MarlessError) for each in done), done
+
+        self.runner.run(end())
+        self.runner.close()
+        assert not self.alive(), f"{self.alive()} were left"
+
+
+@pytest.fixture(autouse=True)
+def short_grace(monkeypatch):
+    monkeypatch.setattr(dispatch, "CANCEL_GRACE_S", GRACE_S * 10)
+
+
+@pytest.mark.parametrize("machine", [DispatcherMachine, FleetMachine])
+def test_pools_keep_their_promises(machine):
+    run_state_machine_as_test(machine, settings=SMALL)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("machine", [DispatcherMachine, FleetMachine])
+def test_pools_keep_their_promises_at_full_size(machine):
+    run_state_machine_as_test(machine, settings=FULL)
+
+
+def keeps_no_order(self: Turns, job: str, waiter: object, *, again: bool = False) -> None:
+    """The job that came last is always next."""
+    self._jobs.setdefault(job, type(self._jobs)())[waiter] = None
+    self._jobs.move_to_end(job, last=False)
+    self._count += 1
+
+
+def forgets_a_release(self: Dispatcher, worker: object) -> None:
+    worker.running = None
+
+
+def loses_the_cancelled(self: Dispatcher, worker, running, task) -> None:
+    worker.lose()
+
+
+def hears_everything(self: object, name: str, value: object) -> None:
+    """Any result is taken for the expected one."""
+
+
+async def leaves_its_process(self: Fleet, name: str, handle) -> str:
+    await self._dispatcher.disconnected(name)
+    return "stream ended"
+
+
+def ignores_the_limit(self: Fleet, workers: int) -> None:
+    self._wanted = max(self._wanted, workers)
+    self._start()
+
+
+async def never_full(self: Dispatcher, job: str, *, again: bool) -> object:
+    waiter = asyncio.get_running_loop().create_future()
+    self._waiting.add(job, waiter, again=again)
+    return await waiter
+
+
+MUTANTS = {
+    "jobs do not take turns": (DispatcherMachine, Turns, "add", keeps_no_order),
+    "a worker is not given back": (DispatcherMachine, Dispatcher, "_release", forgets_a_release),
+    "a cancelled task loses its worker": (DispatcherMachine, Dispatcher, "_recall", loses_the_cancelled),
+    "who is cancelled in the queue stays there": (DispatcherMachine, Dispatcher, "_wait", never_full),
+    "a queue without a bound": (
+        DispatcherMachine,
+        Dispatcher,
+        "_queue_limit",
+        property(lambda _: 10**6, lambda *_: None),
+    ),
+    "more workers than the limit": (FleetMachine, Fleet, "expect", ignores_the_limit),
+    "a process that is not ended with its worker": (FleetMachine, Process, "kill", lambda _: None),
+}
+
+
+@pytest.mark.parametrize("defect", MUTANTS)
+def test_the_models_see_a_seeded_defect(defect, monkeypatch):
+    machine, owner, name, mutant = MUTANTS[defect]
+    monkeypatch.setattr(owner, name, mutant, raising=False)
+    with pytest.raises(BaseException) as caught:  # whatever the model says
+        run_state_machine_as_test(machine, settings=HUNT)
+    assert not isinstance(caught.value, KeyboardInterrupt | pytest.skip.Exception)
