@@ -90,6 +90,8 @@ def _recorded(source: str, spec: str, status: str, records: tuple[RoundRecord, .
 
     try:
         known = json.loads(status)
+        if not (isinstance(known["job"], str) and isinstance(known["state"], str)):
+            raise TypeError(known)
         random = Returns(**known["random"]) if known.get("random") else None
         return Recorded(
             job=known["job"],
@@ -98,5 +100,5 @@ def _recorded(source: str, spec: str, status: str, records: tuple[RoundRecord, .
             random=random,
             state=known["state"],
         )
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise CorruptError(f"{source}: job.json or spec.yaml is none of a job") from None

@@ -233,3 +233,15 @@ def test_no_word_of_a_file_steers_the_terminal(tmp_path, marless):
         ):
             _, out, said = marless(*verb)
             assert not any(word in out + said for word in ("\x1b]", "\x1b[2J", "\x07", "\x9b"))
+
+
+def test_a_status_of_another_kind_is_a_sentence(tmp_path, marless):
+    run = save(tmp_path / "run", {"p": state(OBS, Discrete(5), seed=0)}, {"p": ("a",)}).parents[1]
+    spec = {"algorithm": {"name": "ippo"}, "env": {"name": "mpe/simple_spread"}, "stop": {"rounds": 1}}
+    (run / "spec.yaml").write_text(yaml.safe_dump(spec), "utf-8")
+    (run / "rounds.jsonl").write_text("", "utf-8")
+    for status in ("[]", "3", '"x"', '{"job": 1, "state": "x"}', '{"job": "x", "state": {}}', "[" * 99_999):
+        (run / "job.json").write_text(status, "utf-8")
+        code, out, said = marless("cost", run)
+        assert (code != 0, out, said.count("\n")) == (True, "", 1)
+        assert "job.json or spec.yaml is none of a job" in said
