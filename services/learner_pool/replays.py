@@ -7,12 +7,13 @@ this pool has it open; or when it was not used for `keep_s`.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -49,6 +50,8 @@ class Replays:
         """The last report on a file; none yet on one that an earlier pool has left."""
         self.samples: Counter[str] = Counter(dict.fromkeys(_OUTCOMES, 0))
         """What became of env steps, and how many samples were drawn, since this pool was started."""
+        self._lock: int | None = None
+        self._hold()
         self._sweep()
 
     @property
@@ -66,6 +69,7 @@ class Replays:
         self._open[job] = paths
         self._sweep()
         spool.replays(self._place, self._name)  # another pool may have found it empty, and old
+        self._hold()
         for scope, path in paths.items():
             if not path.exists():
                 self._make_room(sizes[scope], f"job {job}: the replay of {scope}")
@@ -113,8 +117,20 @@ class Replays:
 
     def shutdown(self) -> None:
         """Leave nothing that is of no use: files stay, a directory without any does not."""
+        self._let_go()
         with suppress(OSError):
             self._directory.rmdir()
+
+    def _hold(self) -> None:
+        """Show other pools that this one lives: they leave its files alone, whatever the clock says of their age."""
+        self._let_go()
+        self._lock = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fcntl.flock(self._lock, fcntl.LOCK_SH)
+
+    def _let_go(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def _make_room(self, size: int, whose: str) -> None:
         """Remove files that no job has open, the longest unused first, until so many bytes fit."""
@@ -138,12 +154,13 @@ class Replays:
         """Remove what nobody has used for long, here and where pools that are gone have left it."""
         since_s = time.time() - self._keep_s
         for directory in spool.all_replays(self._place):
-            with suppress(OSError):  # somebody else has just removed it
-                ours = directory == self._directory
-                for path in self._unused() if ours else _files(directory):
-                    if _used_s(path) < since_s:
-                        path.unlink(missing_ok=True)
-                if not ours and _used_s(directory) < since_s:
+            if directory == self._directory:
+                _remove_older(self._unused(), since_s)
+                continue
+            with suppress(OSError), _left(directory):  # somebody else has just removed it, or has a pool there
+                used_s = _used_s(directory)
+                _remove_older(_files(directory), since_s)
+                if used_s < since_s:
                     directory.rmdir()
         self._account()
 
@@ -153,6 +170,23 @@ class Replays:
 
     def _account(self) -> None:
         self._intake.room.set_aside(self.held_bytes)
+
+
+@contextmanager
+def _left(directory: Path) -> Iterator[None]:
+    """Around the removal of what is in the directory of a pool that is gone; raises BlockingIOError if it lives."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _remove_older(paths: Iterable[Path], since_s: float) -> None:
+    for path in paths:
+        if _used_s(path) < since_s:
+            path.unlink(missing_ok=True)
 
 
 def _files(directory: Path) -> list[Path]:

@@ -100,6 +100,7 @@ def test_what_nobody_used_for_long_goes_unless_its_job_is_open(pool, tmp_path):
         if job != "new":
             aged(replays.path(job, "team"))
     here.forget("left")
+    gone.shutdown()
     here.open("another", {})
     names = sorted(path.name for path in tmp_path.glob("marless-replay-*/*"))
     assert names == ["new@team", "open@team"]
@@ -110,6 +111,18 @@ def test_what_nobody_used_for_long_goes_unless_its_job_is_open(pool, tmp_path):
     assert len(list(tmp_path.glob("marless-replay-*"))) == 1, "an empty directory is left"
     gone.open("new", {"team": 10})
     assert gone.path("new", "team").exists()
+
+
+def test_a_clock_that_jumps_removes_nothing_of_a_pool_that_lives(pool, tmp_path):
+    lives, other = pool("unix:/lives"), pool()
+    lives.open("job", {"team": 10})
+    aged(lives.path("job", "team"))
+    other.open("another", {})
+    pool("unix:/third")
+    assert lives.path("job", "team").exists()
+    lives.shutdown()
+    other.open("another", {})
+    assert list(tmp_path.glob("marless-replay-*/*")) == []
 
 
 def test_a_file_counts_as_used_when_its_job_is_opened_and_at_each_update(pool):
