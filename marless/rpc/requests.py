@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from functools import partial
 from typing import Any, TypeVar
 
+import grpc
 from google.protobuf.message import DecodeError, Message
 
-from marless.errors import SpecError, shown
+from marless.errors import SpecError, UnreachableError, shown
 from marless.limits import MAX_AGENTS, MAX_COUNT, MAX_NAME
 from marless.rpc import chunks
 from marless.rpc.handlers import Handler, Method, wrapped
@@ -19,21 +21,50 @@ Kind = TypeVar("Kind", bound=Message)
 
 
 def parsing(handler: Handler) -> Handler:
-    """The same handler for raw bytes, which it parses itself: what gRPC cannot parse it answers with UNKNOWN."""
-    read = handler.request_deserializer
-    if read is None or read is chunks.identity:
-        return handler
-    parsed = partial(_each if handler.request_streaming else _parsed, read)
+    """The same handler for raw bytes, which it parses itself: what gRPC cannot parse it answers with UNKNOWN.
 
+    A single request is read as a stream of one, which is the same for clients, so that it must come in time: gRPC would
+    wait for it for as long as its connection lasts.
+    """
+    read = handler.request_deserializer or chunks.identity
+    if handler.request_streaming:
+        return handler if read is chunks.identity else _parsing_each(handler, read)
+    inner: Any = handler.unary_stream or handler.unary_unary  # Any: a coroutine function or a generator function
+
+    async def coroutine(requests: AsyncIterator[bytes], context: object) -> object:
+        return await inner(_parsed(read, await _only(requests)), context)
+
+    async def generator(requests: AsyncIterator[bytes], context: object) -> AsyncIterator[object]:
+        async for response in inner(_parsed(read, await _only(requests)), context):
+            yield response
+
+    method = generator if inspect.isasyncgenfunction(inner) else coroutine
+    make = grpc.stream_stream_rpc_method_handler if handler.response_streaming else grpc.stream_unary_rpc_method_handler
+    return make(method, chunks.identity, handler.response_serializer)
+
+
+async def _only(requests: AsyncIterator[bytes]) -> bytes:
+    """The one request of a call; raises UnreachableError if it does not come in time, SpecError if none does."""
+    try:
+        async with asyncio.timeout(chunks.STALL_S):
+            request = await anext(requests, None)
+    except TimeoutError:
+        raise UnreachableError(f"no request came within {chunks.STALL_S:g} s; call again") from None
+    if request is None:
+        raise SpecError("the call ended without a request")
+    return request
+
+
+def _parsing_each(handler: Handler, read: Read) -> Handler:
     def coroutine(inner: Method) -> Method:
-        async def call(request: Any, context: object) -> object:  # Any: bytes, or a stream of them
-            return await inner(parsed(request), context)
+        async def call(requests: AsyncIterator[bytes], context: object) -> object:
+            return await inner(_each(read, requests), context)
 
         return call
 
     def generator(inner: Method) -> Method:
-        async def call(request: Any, context: object) -> AsyncIterator[object]:  # Any: as above
-            async for response in inner(parsed(request), context):
+        async def call(requests: AsyncIterator[bytes], context: object) -> AsyncIterator[object]:
+            async for response in inner(_each(read, requests), context):
                 yield response
 
         return call

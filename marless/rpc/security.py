@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,6 +33,7 @@ SECRET_VARIABLES = (
     "MARLESS_REDIS_URL",
 )
 """Variables that hold secrets, or say where they are."""
+_REFUSED_S = 10.0
 _HEADER = "authorization"
 _SCHEME = b"Bearer "
 
@@ -201,7 +204,10 @@ def _token(details: grpc.HandlerCallDetails) -> bytes:
 
 
 def _refusal(error: MarlessError) -> Handler:
-    async def refuse(request: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    async def refuse(requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        with suppress(TimeoutError):  # a client that is refused while it still sends would be told of that instead
+            async with asyncio.timeout(_REFUSED_S):
+                await anext(requests, None)
         await abort(context, error)
 
-    return grpc.unary_unary_rpc_method_handler(refuse)
+    return grpc.stream_stream_rpc_method_handler(refuse)

@@ -194,6 +194,7 @@ class Jobs:
         task = asyncio.create_task(alone())
         self._verbs.add(task)
         task.add_done_callback(self._verbs.discard)
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be left to hear it
         return await asyncio.shield(task)
 
     async def _submit(self, request: Submission) -> View:

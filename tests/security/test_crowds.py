@@ -13,6 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from marless.errors import OverloadedError
 from marless.rpc import server
 from marless.rpc.client import Peer
 from marless.rpc.security import Security
@@ -109,15 +110,19 @@ def frame(kind: int, flags: int, stream: int, body: bytes) -> bytes:
     return len(body).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + body
 
 
-def claiming(length: int, body: bytes, *, last: bool) -> bytes:
-    """A call of Rollout whose message claims so many bytes."""
+def calling(*, last: bool) -> bytes:
+    """A call of Rollout without a message, yet or for good."""
     headers = {
         b":method": b"POST", b":scheme": b"http", b":path": ROLLOUT.encode(), b":authority": b"x",
         b"te": b"trailers", b"content-type": b"application/grpc",
     }  # fmt: skip
     block = b"".join(literal(name, value) for name, value in headers.items())
-    data = b"\0" + length.to_bytes(4, "big") + body
-    return PREFACE + frame(4, 0, 0, b"") + frame(1, 4, 1, block) + frame(0, int(last), 1, data if length >= 0 else b"")
+    return PREFACE + frame(4, 0, 0, b"") + frame(1, 4 | int(last), 1, block)
+
+
+def claiming(length: int, body: bytes, *, last: bool) -> bytes:
+    """A call of Rollout whose message claims so many bytes."""
+    return calling(last=False) + frame(0, int(last), 1, b"\0" + length.to_bytes(4, "big") + body)
 
 
 async def answered(address: str, sent: bytes) -> bytes:
@@ -145,11 +150,46 @@ async def test_claims_crowds_and_connections_that_hang_cost_a_service_little():
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+async def test_calls_that_never_send_their_request_do_not_keep_others_out():
+    async with actor_pool() as running:
+        await calls_without_a_request(running)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 async def test_a_thousand_connections_that_hang_are_gone_in_thirty_seconds():
     async with actor_pool() as running:
         begun = PREFACE + frame(4, 0, 0, b"") + frame(4, 1, 0, b"")
         kinds = (b"", PREFACE[:9], PREFACE, begun, begun + b"\0\0")
         await hanging_connections(running, 1000, kinds=kinds, p99_s=0.05, gone_s=30.0)
+
+
+async def calls_without_a_request(running: Running) -> None:
+    """More than may go on at a time: each waits for a request that does not come, or ends without one."""
+    ended = await answered(running.address, calling(last=True))
+    assert b"grpc-status\x013" in ended  # INVALID_ARGUMENT
+    open_ones = [calling(last=False)] * (server.MAX_CONCURRENT_RPCS + 10)
+    host, _, port = running.address.rpartition(":")
+    connections = [socket.create_connection((host, int(port))) for _ in open_ones]
+    for connection, sent in zip(connections, open_ones, strict=True):
+        connection.sendall(sent)
+        connection.setblocking(False)
+    peer, started_s = Peer(running.address, Security()), time.monotonic()
+    stub = ActorPoolServiceStub(peer.channel)
+    while True:
+        for connection in connections:
+            with suppress(OSError):
+                answer_pings(connection)
+        try:
+            await peer.call(stub.ListWorkers, actor_pool_pb2.ListWorkersRequest())
+        except OverloadedError:
+            assert time.monotonic() - started_s < 20.0
+            await asyncio.sleep(0.25)
+            continue
+        break
+    for connection in connections:
+        connection.close()
+    await peer.close()
 
 
 async def claims_of_four_gib(running: Running) -> None:

@@ -43,6 +43,9 @@ async def status(channel: grpc.aio.Channel, name: str, method: MethodDescriptor,
         if error.details() == WRITE_FAILED:  # says this client, which was still sending when it was refused
             return grpc.StatusCode.CANCELLED
         return error.code()
+    except asyncio.CancelledError:
+        if not call.done():
+            raise
     return await call.code()
 
 

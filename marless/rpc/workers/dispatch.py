@@ -26,6 +26,7 @@ QUEUE_LIMIT = 4096
 CANCEL_GRACE_S = 5.0
 """How long a worker may take to stop, before it is given up."""
 Send = Callable[[common_pb2.PoolMessage], Awaitable[None]]
+HELLO_S = 10.0
 _log = structlog.get_logger("marless.workers")
 
 
@@ -178,7 +179,11 @@ class Dispatcher:
         A second stream under the same name, with the same ticket, takes the first one's place. Raises
         UnauthenticatedError for a worker that may not have its name.
         """
-        first = await anext(messages, None)
+        try:
+            async with asyncio.timeout(HELLO_S):
+                first = await anext(messages, None)
+        except TimeoutError:
+            raise UnreachableError(f"no hello came within {HELLO_S:g} s") from None
         if first is None or not first.HasField("hello"):
             raise SpecError("a worker's stream starts with its hello")
         hello, name = first.hello, first.hello.worker
