@@ -29,6 +29,7 @@ from tests.faults import (
     job_kills,
     linearizability,
     mid_update,
+    overload,
     partitions,
     paused_processes,
     paused_writer,
@@ -241,6 +242,11 @@ CASES = (
         attack="each line between services cut for 1, 5 and 30 s, with what was under way held or lost",
         run=_r8,
         limits={"progress after at most (s)": 10.0},
+    ),
+    Case(
+        id="R13",
+        attack="ten times as many callers as keep a service busy: publishes, gets, uploads, rollouts",
+        run=lambda _seed, place, _: overload.run(place, seconds=10.0, least=0.8),
     ),
     Case(
         id="R14",
