@@ -300,7 +300,7 @@ def _returns(data: dict[str, Any] | None) -> Returns | None:  # Any: JSON
     kept = {name: data[name] for name in ("episodes", "mean", "standard_error")}
     wins = data.get("wins")  # not in records of before wins were counted
     found = _made(Returns, kept | {"per_agent": _numbers(data["per_agent"]), "wins": wins})
-    if not isinstance(wins, int | None) or found.episodes < 1:
+    if found.episodes < 1 or not (wins is None or (isinstance(wins, int) and 0 <= wins <= found.episodes)):
         raise ValueError(f"{wins!r:.80} wins of {found.episodes} episodes")
     return found
 
