@@ -24,7 +24,9 @@ JOBS = st.sampled_from("abc")
 WORKERS = st.sampled_from(["w0", "w1", "w2"])
 SMALL = settings(max_examples=25, stateful_step_count=30, deadline=None)
 FULL = settings(max_examples=500, stateful_step_count=50, deadline=None)
-HUNT = settings(max_examples=200, stateful_step_count=40, deadline=None, database=None, phases=[Phase.generate])
+HUNT = settings(
+    max_examples=600, stateful_step_count=40, deadline=None, database=None, phases=[Phase.generate], derandomize=True
+)
 
 
 class Worker:
