@@ -194,9 +194,10 @@ class Disturbed:
             self._records, self._file, self._offset = [], path.open("rb"), 0
         self._file.seek(self._offset)
         for line in self._file:
-            if line.endswith(b"\n"):
-                self._records.append(from_json(line.decode()))
-                self._offset += len(line)
+            if not line.endswith(b"\n"):
+                break  # it is being written: what a further read would give begins in mid-line
+            self._records.append(from_json(line.decode()))
+            self._offset += len(line)
         return self._records
 
     def status(self) -> Mapping[str, Any]:  # Any: JSON
