@@ -117,12 +117,12 @@ def prepare(spec: JobSpec) -> Job:
 
 def _check_trajectory(spec: JobSpec, schema: TrajectorySchema) -> None:
     """Raises SpecError if what an actor samples can never be uploaded."""
-    if schema.least_bytes <= MAX_TRAJECTORY_BYTES:
+    least_bytes, actors = schema.bytes_with(0), spec.actors
+    if least_bytes <= MAX_TRAJECTORY_BYTES:
         return
-    actors = spec.actors
     raise SpecError(
         f"actors: {actors.envs} envs · {actors.steps} steps of {len(schema.spaces.agents)} agents make a trajectory of "
-        f"{schema.least_bytes / 2**20:,.0f} MiB, and an actor may upload {MAX_TRAJECTORY_BYTES / 2**20:,.0f}; lower "
+        f"{least_bytes / 2**20:,.0f} MiB, and an actor may upload {MAX_TRAJECTORY_BYTES / 2**20:,.0f}; lower "
         "actors.envs or actors.steps, and raise actors.count"
     )
 

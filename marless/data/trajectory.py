@@ -73,10 +73,9 @@ class TrajectorySchema:
     batch: int
     with_state: bool
 
-    @property
-    def least_bytes(self) -> int:
-        """What a trajectory takes at least: without bootstrap rows."""
-        return sum(np.dtype(dtype).itemsize * prod(shape) for dtype, shape in self.shapes(boot_rows=0).values())
+    def bytes_with(self, boot_rows: int) -> int:
+        """Bytes of a trajectory with so many bootstrap rows; none has less than one without any."""
+        return sum(np.dtype(dtype).itemsize * prod(shape) for dtype, shape in self.shapes(boot_rows).values())
 
     def shapes(self, boot_rows: int) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Name → (NumPy dtype name, shape) for a trajectory with `boot_rows` bootstrap rows."""

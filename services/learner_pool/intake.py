@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import math
 import mmap
 import os
 from collections.abc import AsyncIterator, Iterator
@@ -97,8 +96,7 @@ class Intake:
         if known is None or known.schema != schema:
             self.close(job)
             self._jobs[job] = _OpenJob(schema, epoch, round_)
-            usual = schema_bytes(schema, boot_rows=schema.batch)
-            self.reservations.open(job, least_bytes=schema_bytes(schema, boot_rows=0), usual_bytes=usual)
+            self.reservations.open(job, least_bytes=schema.bytes_with(0), usual_bytes=schema.bytes_with(schema.batch))
         elif known.round != round_:  # also back to a round whose update was not recorded, or whose versions were lost
             self._go_to(job, round_)
         self._jobs[job].epoch = epoch
@@ -303,12 +301,6 @@ def declared_bytes(header: learner_pool_pb2.UploadHeader) -> int:
     if not 0 < total <= MAX_TRAJECTORY_BYTES:
         raise CorruptError(f"a trajectory of {total} bytes is refused; at most {MAX_TRAJECTORY_BYTES} are taken")
     return total
-
-
-def schema_bytes(schema: TrajectorySchema, *, boot_rows: int) -> int:
-    """Bytes of a trajectory with so many bootstrap rows."""
-    shapes = schema.shapes(boot_rows).values()
-    return sum(np.dtype(dtype).itemsize * math.prod(shape) for dtype, shape in shapes)
 
 
 def views(header: learner_pool_pb2.UploadHeader, buffer: memoryview) -> Trajectory:

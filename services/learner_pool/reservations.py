@@ -78,11 +78,14 @@ class Reservations:
         holding.actors = 0
 
     def check(self, job: str, actors: int, beside_bytes: int) -> None:
-        """Raise TooLargeError if a round of so many actors can never fit beside what else the job needs."""
+        """Raise TooLargeError if a round of so many actors can never fit beside what else the job needs.
+
+        Replays that alone exceed the spool are refused where they are made, with the name of each.
+        """
         holding = self._jobs[job]
         holding.beside_bytes = beside_bytes
         most, needed = self._room.limit_bytes - beside_bytes, actors * holding.least_bytes
-        if needed > most:
+        if 0 <= most < needed:
             raise self._too_large(job, holding, f"a round of {actors} actors takes {needed:,} bytes")
 
     async def reserve(self, job: str, round_: int, actors: int, idle_s: float) -> None:
@@ -173,10 +176,13 @@ class Reservations:
         self._change(job, holding, used=size)
 
     def _too_large(self, job: str, holding: _Holding, what: str) -> TooLargeError:
-        beside = f" beside {holding.beside_bytes:,} of its replays" if holding.beside_bytes else ""
+        beside, lower = "", ""
+        if holding.beside_bytes:
+            beside = f" beside {holding.beside_bytes:,} of its replays"
+            lower = " lower algorithm.replay.capacity,"
         return TooLargeError(
-            f"job {job}: {what}{beside}, and the spool holds {self._room.limit_bytes:,}; sample less a round, or raise "
-            "--spool-bytes (MARLESS_SPOOL_BYTES)"
+            f"job {job}: {what}{beside}, and the spool holds {self._room.limit_bytes:,}; sample less a round,{lower} "
+            "or raise --spool-bytes (MARLESS_SPOOL_BYTES)"
         )
 
     def _wanted(self, job: str, holding: _Holding, actors: int) -> int:
