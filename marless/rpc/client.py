@@ -35,7 +35,8 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (  # Any: gRPC option values are ints or
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     *KEEPALIVE,
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 50),
+    # How long one attempt to connect may take: with TLS, or on a busy machine, a tenth of a second can be too little.
+    ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
     # A shared subchannel would hand a fresh channel the back-off of a dead one.
     ("grpc.use_local_subchannel_pool", 1),

@@ -40,8 +40,11 @@ from marless.rpc.security import Security, TokenInterceptor
 MAX_CONCURRENT_RPCS = 512
 MAX_REQUEST_BYTES = 4 * 2**20
 """Bulk comes in frames of 1 MiB, and a spec has as much at most: what a service holds is this times its RPCs."""
-IDLE_S = 20.0
-"""A connection without a call is closed; whoever was there connects again with the next one."""
+CONNECTION_S = 20.0
+"""Then a connection takes no new calls, and is closed when those under way have ended; the next call connects again.
+
+So none is held for nothing. A limit of idle time would do too, but gRPC tells each client's stderr about that one.
+"""
 DRAIN_S = 10.0
 HEALTH_PERIOD_S = 0.25
 
@@ -52,7 +55,7 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (  # Any: gRPC option values are ints or
     *KEEPALIVE,
     ("grpc.http2.max_ping_strikes", 0),  # clients ping idle channels too
     ("grpc.server_handshake_timeout_ms", 3_000),
-    ("grpc.max_connection_idle_ms", round(IDLE_S * 1000)),
+    ("grpc.max_connection_age_ms", round(CONNECTION_S * 1000)),
 )
 _log = structlog.get_logger("marless.server")
 Register = Callable[[grpc.aio.Server], None]
