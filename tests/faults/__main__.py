@@ -306,8 +306,19 @@ async def perform(case: Case, seeds: Sequence[int], references: dict[int, Result
         "figures": ", ".join(f"{name} {value:,}" for name, value in figures.items()),
         "result": problem or "pass",
         "seconds": round(time.monotonic() - started_s),
+        "measured": str(machine()["measured"]),
     }
     return row, not problem
+
+
+def merged(document: str, rows: Sequence[Row]) -> list[Row]:
+    """These rows, and of the table in the document those of cases that were not run now; in the order of the cases."""
+    begin, end = "<!-- faults -->", "<!-- /faults -->"
+    lines = document.partition(begin)[2].partition(end)[0].splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines if line.startswith("|")]
+    earlier: list[Row] = [dict(zip(cells[0], each, strict=False)) for each in cells[2:]] if cells else []
+    by_case = {(row["id"], row["attack"]): row for row in (*earlier, *rows)}
+    return [by_case[case.id, case.attack] for case in CASES if (case.id, case.attack) in by_case]
 
 
 async def main(options: argparse.Namespace) -> int:
@@ -323,13 +334,13 @@ async def main(options: argparse.Namespace) -> int:
         say(f"{row['result']}: {row['figures']} ({row['seconds']} s)")
         rows.append(row)
         sound = sound and passed
+    document = options.document.read_text(encoding="utf-8") if options.document else ""
     text = (
-        f"{table(rows)}\n\n{about['measured']}, {about['cores']} cores of {about['cpu']}, {about['memory_gib']} GiB; "
+        f"{table(merged(document, rows))}\n\n{about['cores']} cores of {about['cpu']}, {about['memory_gib']} GiB; "
         f"Python {about['python']}; load average before: {about['load_before']}."
     )
     sys.stdout.write(f"{text}\n")
     if options.document:
-        document = options.document.read_text(encoding="utf-8")
         options.document.write_text(insert(document, "faults", text), encoding="utf-8")
     return 0 if sound else 1
 
@@ -340,5 +351,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", metavar="ID", help="run these lines of the table, such as R1 R4")
     parser.add_argument("--seed", type=int, help="use this seed alone")
-    parser.add_argument("--document", type=Path, help="put the table into this file, between its `faults` markers")
+    parser.add_argument(
+        "--document", type=Path, help="put the lines into the table of this file, between its `faults` markers"
+    )
     sys.exit(asyncio.run(main(parser.parse_args())))

@@ -79,6 +79,9 @@ async def _lines(place: Path) -> AsyncIterator[tuple[Mapping[str, Proxy], Mappin
             target = targets.get(callee) or f"unix:{socket_directory(data_of(place)) / callee}.sock"
             listen = place / f"{caller[:5]}-{callee[:5]}.sock"
             line = lines[f"{caller} → {callee}"] = await stack.enter_async_context(Proxy(target, f"unix:{listen}"))
-            name, address = ("REDIS_URL", f"unix://{listen}") if callee == "redis" else (callee.upper(), line.address)
+            user = f"{redis.username}:{redis.password}"
+            name, address = (
+                ("REDIS_URL", f"unix://{user}@{listen}") if callee == "redis" else (callee.upper(), line.address)
+            )
             of_service.setdefault(caller, {})[f"MARLESS_{name}"] = address
         yield lines, of_service

@@ -183,7 +183,7 @@ def test_a_dry_run_without_a_run_that_is_alike_measures(marless, job_file, calib
     code, out, err = marless("submit", job_file, "--dry-run", "-o", "json")
     found = json.loads(out)
     [(command, options)] = calibrated
-    assert (command[1:], options["env"]["OPENBLAS_NUM_THREADS"]) == (["-m", "marless.pricing.calibration"], "1")
+    assert (command[1:], options["env"]["OPENBLAS_NUM_THREADS"]) == (["-P", "-m", "marless.pricing.calibration"], "1")
     assert (code, found["from"], found["modelled"]) == (0, "calibration", ["seconds", "serverful"])
     for each in (found["seconds"], *found["usd"].values()):
         assert each["low"] < each["likely"] < each["high"]
