@@ -144,7 +144,6 @@ def _wrap_coroutine(inner: Method) -> Method:
             raise
         except Exception as error:  # noqa: BLE001  # the boundary: everything becomes a status
             answer = _answer(error)
-        del request
         return await _end(context, answer)
 
     return call
@@ -160,7 +159,6 @@ def _wrap_generator(inner: Method) -> Method:
             raise
         except Exception as error:  # noqa: BLE001  # the boundary: everything becomes a status
             answer = _answer(error)
-        del request
         await _end(context, answer)
 
     return call

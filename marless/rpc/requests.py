@@ -17,6 +17,7 @@ from marless.rpc.handlers import Handler, Method, wrapped
 from marless.rpc.v1 import common_pb2
 
 Read = Callable[[bytes], Any]  # Any: whatever message a method takes
+Context = grpc.aio.ServicerContext[Any, Any]  # Any: one context type serves all methods
 Kind = TypeVar("Kind", bound=Message)
 
 
@@ -31,11 +32,11 @@ def parsing(handler: Handler) -> Handler:
         return handler if read is chunks.identity else _parsing_each(handler, read)
     inner: Any = handler.unary_stream or handler.unary_unary  # Any: a coroutine function or a generator function
 
-    async def coroutine(requests: AsyncIterator[bytes], context: object) -> object:
-        return await inner(_parsed(read, await _only(requests)), context)
+    async def coroutine(_: AsyncIterator[bytes], context: Context) -> object:
+        return await inner(_parsed(read, await _only(context)), context)
 
-    async def generator(requests: AsyncIterator[bytes], context: object) -> AsyncIterator[object]:
-        async for response in inner(_parsed(read, await _only(requests)), context):
+    async def generator(_: AsyncIterator[bytes], context: Context) -> AsyncIterator[object]:
+        async for response in inner(_parsed(read, await _only(context)), context):
             yield response
 
     method = generator if inspect.isasyncgenfunction(inner) else coroutine
@@ -43,28 +44,31 @@ def parsing(handler: Handler) -> Handler:
     return make(method, chunks.identity, handler.response_serializer)
 
 
-async def _only(requests: AsyncIterator[bytes]) -> bytes:
-    """The one request of a call; raises UnreachableError if it does not come in time, SpecError if none does."""
+async def _only(context: Context) -> bytes:
+    """The one request of a call; raises UnreachableError if it does not come in time, SpecError if none does.
+
+    Read from the context, because gRPC's iterator of requests holds the last one for as long as the call lasts.
+    """
     try:
         async with asyncio.timeout(chunks.STALL_S):
-            request = await anext(requests, None)
+            request = await context.read()
     except TimeoutError:
         raise UnreachableError(f"no request came within {chunks.STALL_S:g} s; call again") from None
-    if request is None:
+    if request is grpc.aio.EOF:
         raise SpecError("the call ended without a request")
-    return request
+    return request  # type: ignore[no-any-return]
 
 
 def _parsing_each(handler: Handler, read: Read) -> Handler:
     def coroutine(inner: Method) -> Method:
-        async def call(requests: AsyncIterator[bytes], context: object) -> object:
-            return await inner(_each(read, requests), context)
+        async def call(_: AsyncIterator[bytes], context: Context) -> object:
+            return await inner(_each(read, context), context)
 
         return call
 
     def generator(inner: Method) -> Method:
-        async def call(requests: AsyncIterator[bytes], context: object) -> AsyncIterator[object]:
-            async for response in inner(_each(read, requests), context):
+        async def call(_: AsyncIterator[bytes], context: Context) -> AsyncIterator[object]:
+            async for response in inner(_each(read, context), context):
                 yield response
 
         return call
@@ -79,9 +83,13 @@ def _parsed(read: Read, request: bytes) -> Any:  # Any: as of `Read`
         raise SpecError("the request's bytes are not the message that this method takes") from None
 
 
-async def _each(read: Read, requests: AsyncIterator[bytes]) -> AsyncIterator[Any]:  # Any: as of `Read`
-    async for request in requests:
-        yield _parsed(read, request)
+async def _each(read: Read, context: Context) -> AsyncIterator[Any]:  # Any: as of `Read`
+    """The requests of a stream, none of which is held while the next one is awaited."""
+    while (request := await context.read()) is not grpc.aio.EOF:
+        parsed = _parsed(read, request)
+        del request
+        yield parsed
+        del parsed
 
 
 def message(kind: type[Kind], data: bytes, what: str) -> Kind:

@@ -204,10 +204,10 @@ def _token(details: grpc.HandlerCallDetails) -> bytes:
 
 
 def _refusal(error: MarlessError) -> Handler:
-    async def refuse(requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    async def refuse(_: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]) -> None:
         with suppress(TimeoutError):  # a client that is refused while it still sends would be told of that instead
             async with asyncio.timeout(_REFUSED_S):
-                await anext(requests, None)
+                await context.read()  # not from the iterator, which would hold it
         await abort(context, error)
 
     return grpc.stream_stream_rpc_method_handler(refuse)
