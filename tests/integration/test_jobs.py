@@ -5,7 +5,7 @@ import json
 import time
 from collections.abc import AsyncIterator
 from itertools import count
-from types import SimpleNamespace
+from typing import Self
 
 import pytest
 import pytest_asyncio
@@ -19,7 +19,8 @@ from marless.errors import (
     UnavailableError,
 )
 from marless.record import RoundRecord, from_json
-from services.coordinator import ownership, rounds
+from marless.stopwatch import Stopwatch
+from services.coordinator import ownership, rounds, timing
 from services.coordinator.adoption import ATTACHED_LEASES
 from services.coordinator.jobs import IfExists, Jobs, JobsOptions, Submission
 from services.coordinator.run_folder import RunFolder
@@ -153,11 +154,28 @@ async def test_a_cancelled_job_ends_after_its_present_round(jobs):
     assert json.loads(last.view.status.summary_json)["rounds"] == last.cursor < 10_000
 
 
-@pytest.mark.parametrize("wall_s", range(4, 14))
+def ticking() -> type[Stopwatch]:
+    """Stopwatches by a clock on which a second passes with every look at it."""
+    clock = count()
+
+    class Ticking(Stopwatch):
+        @classmethod
+        def start(cls, already_s: float = 0.0) -> Self:
+            return cls(time.time(), next(clock) - already_s)
+
+        @property
+        def seconds(self) -> float:
+            return next(clock) - self._since_s
+
+    return Ticking
+
+
+@pytest.mark.parametrize("wall_s", range(4, 18))
 async def test_the_last_round_of_a_job_that_ends_by_the_clock_is_an_evaluated_one(jobs, monkeypatch, wall_s):
-    """Whenever the time runs out: here a second passes with every look at the clock."""
-    seconds = count()
-    monkeypatch.setattr(rounds, "time", SimpleNamespace(time=lambda: float(next(seconds))))
+    """Whenever the time runs out: there is a limit for every look of a whole round."""
+    stopwatch = ticking()
+    for module in (timing, rounds):  # the job's own, and nobody else's
+        monkeypatch.setattr(module, "Stopwatch", stopwatch)
     job = name()
     await jobs.submit(submission(job, evaluation={"every": 0, "episodes": 1}, stop={"wall_s": wall_s}))
     records = records_of(await ended(jobs, job))
