@@ -21,7 +21,7 @@ BATCH_BYTES = 2**19
 _STEP_BYTES = 2**18
 _SEEK_BYTES = 2**16
 _HEAD_BYTES = 2**12
-_HEAD = re.compile(rb'\{"job": ?"(?:[^"\\]|\\.)*", ?"round": ?(\d+)[,}]')
+_HEAD = re.compile(rb'\{"job": ?"(?:[^"\\]|\\.)*", ?"round": ?(\d{1,15})[,}]')
 """How a line begins: see `RoundRecord.to_json`."""
 _EVALUATED = re.compile(rb'"evaluation": ?\{')
 _SECONDS = rb"(\d{1,12}(?:\.\d{1,20})?)"

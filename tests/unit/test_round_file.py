@@ -134,8 +134,12 @@ def test_lines_of_other_programs_are_found_by_counting(lines):
     assert [json.loads(line) for line in RoundReader(lines).batch(1)] == shuffled[1:]
 
 
+LONG_NUMBER = b'{"job":"j","round":' + 5000 * b"1" + b"}"  # beyond what Python turns into an int
+
+
 @pytest.mark.parametrize(
-    "line", [b"{}", b"", b'{"job":"j","round":7,}', b'{"job":"j","round":3,', b'{"job":"j","round":3,"\xff"}']
+    "line",
+    [b"{}", b"", b'{"job":"j","round":7,}', b'{"job":"j","round":3,', b'{"job":"j","round":3,"\xff"}', LONG_NUMBER],
 )
 def test_a_line_that_is_not_its_rounds_record_ends_a_batch_with_its_name(lines, line):
     with lines.open("ab") as file:
