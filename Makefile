@@ -24,7 +24,7 @@ test-slow: .venv/.dev .venv/.sinks
 test-gpu: .venv/.dev
 	$(BIN)/python -m pytest -m gpu
 
-# Kills, pauses, cuts and fills everything at full size (about 25 minutes); prints the table and puts it into docs/faults.md.
+# Kills, pauses, cuts and fills everything at full size (about 50 minutes on 2 cores); writes the table of docs/faults.md.
 faults: .venv/.dev
 	$(BIN)/python -m tests.faults --document docs/faults.md
 
