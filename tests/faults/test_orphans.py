@@ -1,4 +1,6 @@
-"""Processes that an environment has started end with its worker, however that ends, and leave no zombies."""
+"""Processes that an environment or an algorithm has started end with its worker, however that ends, and leave no
+zombies.
+"""
 
 import asyncio
 import json
@@ -18,27 +20,31 @@ from marless.client import AsyncClient
 from marless.errors import MarlessError
 from marless.rpc.client import Peer
 from marless.rpc.security import Security
-from marless.rpc.v1 import actor_pool_pb2 as pb
+from marless.rpc.v1 import actor_pool_pb2, common_pb2, learner_pool_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
+from marless.rpc.v1.learner_pool_pb2_grpc import LearnerPoolServiceStub
+from marless.spec import spaces_to_json
+from tests.faults.pools import small_job
 
 WITNESS = Path(__file__).parent / "witness"
 STARTED = 6
 """Processes of one brood that live: its kinds but the zombie, and the shell of the grandchild."""
 GONE_S = 5.0
+START_S = 30.0
+
+
+HANG_S = 0.3
+OTHER_ENDS = ("SIGTERM", "it hangs", "it is idle", "its pool is killed")
 
 
 @dataclass
 class Pool:
-    """An actor pool with one worker, and what its environments have started."""
+    """A pool with one worker, and what the environments or algorithms of its jobs have started."""
 
     process: asyncio.subprocess.Process
     peer: Peer
     name: str
-    """On the command lines of all that environments start."""
-
-    @property
-    def stub(self) -> ActorPoolServiceStub:
-        return ActorPoolServiceStub(self.peer.channel)
+    """On the command lines of all that is started."""
 
     def left(self) -> list[psutil.Process]:
         return [each for each in psutil.process_iter() if self._is_ours(each)]
@@ -54,19 +60,16 @@ class Pool:
         except (psutil.NoSuchProcess, psutil.ZombieProcess):
             return False
 
-    async def play(self, **options: object) -> None:
-        settings = pb.RolloutSettings(
-            env="brood",
-            env_options_json=json.dumps({"name": self.name} | options),
-            **{"envs": 2, "steps": 3, "seed": 1, "timeout_s": 0.3 if options else 30.0},
-        )
-        request = pb.RolloutRequest(job="job", mode=pb.ROLLOUT_MODE_RANDOM, actors=1, episodes=2, settings=settings)
-        await self.peer.call(self.stub.Rollout, request, timeout_s=30.0, wait_for_ready=True)
+    async def play(self, *, hangs: bool = False) -> None:
+        """Have the worker start its brood; raises what its task ends with if it hangs."""
+        await self.begin(hangs=hangs)
         await self.until(lambda: len(self.left()) == STARTED)
 
+    async def begin(self, *, hangs: bool) -> None:
+        raise NotImplementedError
+
     async def worker(self) -> int:
-        [worker] = (await self.peer.call(self.stub.ListWorkers, pb.ListWorkersRequest())).workers
-        return worker.pid
+        raise NotImplementedError
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(GONE_S):
@@ -82,51 +85,112 @@ class Pool:
             each.kill()
 
 
-async def started(place: Path) -> Pool:
+class Actors(Pool):
+    """An environment starts its processes in its first episode."""
+
+    @property
+    def stub(self) -> ActorPoolServiceStub:
+        return ActorPoolServiceStub(self.peer.channel)
+
+    async def begin(self, *, hangs: bool) -> None:
+        settings = actor_pool_pb2.RolloutSettings(
+            env="brood",
+            env_options_json=json.dumps({"name": self.name, "hangs": hangs}),
+            **{"envs": 2, "steps": 3, "seed": 1, "timeout_s": HANG_S if hangs else 30.0},
+        )
+        request = actor_pool_pb2.RolloutRequest(
+            job="job", mode=actor_pool_pb2.ROLLOUT_MODE_RANDOM, actors=1, episodes=2, settings=settings
+        )
+        await self.peer.call(self.stub.Rollout, request, timeout_s=30.0, wait_for_ready=True)
+
+    async def worker(self) -> int:
+        [worker] = (await self.peer.call(self.stub.ListWorkers, actor_pool_pb2.ListWorkersRequest())).workers
+        return worker.pid
+
+    async def drain(self) -> None:
+        await self.peer.call(self.stub.Scale, actor_pool_pb2.ScaleRequest(workers=0))
+
+
+class Learners(Pool):
+    """An algorithm starts its processes with its learner, which is made when its job is opened."""
+
+    async def begin(self, *, hangs: bool) -> None:
+        job = small_job()
+        spec = json.loads(job.spec.to_json())
+        spec["algorithm"] = {"name": "breeding", "brood": self.name, "hangs": hangs}
+        spec["learner"]["timeout_s"] = HANG_S if hangs else 30.0
+        groups = [common_pb2.Group(policy=each.policy, agents=each.agents) for each in job.sharing.decide(()).groups]
+        request = learner_pool_pb2.OpenJobRequest(
+            job="job", spec_json=json.dumps(spec), spaces_json=spaces_to_json(job.spaces), groups=groups
+        )
+        stub = LearnerPoolServiceStub(self.peer.channel)
+        opening = asyncio.create_task(self.peer.call(stub.OpenJob, request, timeout_s=30.0, wait_for_ready=True))
+        if hangs:
+            await opening
+        async with asyncio.timeout(START_S):
+            while len(await asyncio.to_thread(self.left)) < STARTED:  # noqa: ASYNC110  # processes tell nobody
+                await asyncio.sleep(0.02)
+        opening.cancel()  # it would wait for the store
+        await asyncio.wait([opening])
+
+    async def worker(self) -> int:
+        parent = psutil.Process(self.process.pid)
+        [worker] = [each for each in parent.children() if "services.learner_pool.worker" in each.cmdline()]
+        return worker.pid
+
+
+async def started(kind: type[Pool], place: Path, *options: str) -> Pool:
     address = f"unix:{place}/pool.sock"
+    own = ("--actor-workers", "1") if kind is Actors else ("--learner-workers", "1", "--spool", str(place))
     process = await asyncio.create_subprocess_exec(
-        *(
-            sys.executable,
-            "-m",
-            "services.actor_pool",
-            "--listen",
-            address,
-            "--exit-with-stdin",
-            "--param-store",
-            "unix:/nowhere",
-        ),
-        *("--actor-workers", "1"),
+        *(sys.executable, "-m", "services.actor_pool" if kind is Actors else "services.learner_pool"),
+        *("--listen", address, "--exit-with-stdin", "--param-store", "unix:/nowhere", *own, *options),
         stdin=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
         env=os.environ | {"PYTHONPATH": str(WITNESS)},
     )
-    return Pool(process, Peer(address, Security()), f"{10**9 + secrets.randbelow(10**9)}")
+    return kind(process, Peer(address, Security()), f"{10**9 + secrets.randbelow(10**9)}")
 
 
 @pytest.fixture
-async def pool(tmp_path) -> AsyncIterator[Pool]:
-    pool = await started(tmp_path)
+async def pool(tmp_path) -> AsyncIterator[Actors]:
+    pool = await started(Actors, tmp_path)
     yield pool
     await pool.end()
 
 
 async def test_nothing_is_left_of_a_worker_however_it_ends(pool):
-    async def drained() -> None:
-        await pool.peer.call(pool.stub.Scale, pb.ScaleRequest(workers=0))
-
     async def killed() -> None:
         os.kill(await pool.worker(), signal.SIGKILL)
 
     async def terminated() -> None:
         os.kill(await pool.worker(), signal.SIGTERM)
 
-    for ended in (drained, killed, terminated):
+    for ended in (pool.drain, killed, terminated):
         await pool.play()
         await ended()
         await pool.until(lambda: not pool.left() and not pool.zombies())
     with pytest.raises(MarlessError, match="timeout_s"):
         await pool.play(hangs=True)
     await pool.until(lambda: not pool.left() and not pool.zombies())
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", *(pytest.param(each, marks=pytest.mark.slow) for each in OTHER_ENDS)])
+async def test_nothing_is_left_of_a_learner_worker_however_it_ends(tmp_path, how):
+    pool = await started(Learners, tmp_path, *(("--keep-alive-s", "3") if how == "it is idle" else ()))
+    try:
+        if how == "it hangs":
+            with pytest.raises(MarlessError, match="timeout_s"):
+                await pool.play(hangs=True)
+        else:
+            await pool.play()
+        if how == "its pool is killed":
+            pool.process.kill()
+        elif how.startswith("SIG"):
+            os.kill(await pool.worker(), signal.Signals[how])
+        await pool.until(lambda: not pool.left() and not pool.zombies())
+    finally:
+        await pool.end()
 
 
 @pytest.mark.parametrize("how", ["SIGTERM", "SIGKILL", "its command is killed"])
@@ -147,7 +211,7 @@ async def test_nothing_is_left_once_another_pool_has_started(pool, tmp_path):
     pool.process.kill()
     await pool.process.wait()
     (tmp_path / "next").mkdir()
-    following = await started(tmp_path / "next")
+    following = await started(Actors, tmp_path / "next")
     try:
         await following.play()
         await pool.until(lambda: not pool.left() and not worker.is_running())

@@ -19,6 +19,11 @@ KINDS = {
 }
 
 
+def start(name):
+    """One process of each kind, most with `name` on their command lines."""
+    return [subprocess.Popen([word.format(name=name) for word in command], **how) for command, how in KINDS.values()]
+
+
 class Brood(ScriptedEnv):
     """Its processes have `name` on their command lines. `early`: they start with it, not with its first episode, which
     lasts for ever if it `hangs`.
@@ -39,6 +44,4 @@ class Brood(ScriptedEnv):
         return super().reset(seed)
 
     def _start(self):
-        for command, how in KINDS.values():
-            filled = [word.format(name=self._options["name"]) for word in command]
-            self._started.append(subprocess.Popen(filled, **how))
+        self._started = start(self._options["name"])
