@@ -59,13 +59,42 @@ def yaml_of(text: str, what: str) -> object:
 
     _check_length(len(text), what)
     try:
+        _check_events(text, what)
         document: object = yaml.safe_load(text)
     except RecursionError:
         raise _too_deep(what) from None
-    except (yaml.YAMLError, ValueError, TypeError, AttributeError) as error:  # the last three: a date that is none
+    except (yaml.YAMLError, ValueError, TypeError, AttributeError, OverflowError) as error:  # also: a date that is none
         raise SpecError(f"{what}: not valid YAML: {' '.join(str(error).split())}") from None
     check(document, what)
     return document
+
+
+def _check_events(text: str, what: str) -> None:
+    """Raises SpecError if YAML exceeds the limits, before anything is made of it: merging mappings (`<<`) and reading
+    long numbers in base 60 can take hours.
+    """
+    import yaml
+
+    values = 0
+    opened: list[tuple[str | None, int]] = []
+    """Anchors of the sections and lists around here, and how many values came before each."""
+    sizes: dict[str | None, int] = {}
+    """Values of what has an anchor."""
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        if isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = opened.pop()
+            sizes[anchor] = values - before
+        elif isinstance(event, yaml.CollectionStartEvent):
+            opened.append((event.anchor, values))
+            values += 1
+        elif isinstance(event, yaml.NodeEvent):
+            values += sizes.get(event.anchor, 1) if isinstance(event, yaml.AliasEvent) else 1
+        if isinstance(event, yaml.ScalarEvent):
+            sizes[event.anchor] = 1
+            _check_value(event.value, what)
+        _check_count(values, what)
+        if len(opened) > MAX_DEPTH + 1:
+            raise _too_deep(what)
 
 
 def check(document: object, what: str) -> None:
@@ -77,8 +106,7 @@ def check(document: object, what: str) -> None:
             _check_value(value, what)
             if isinstance(value, Mapping | list | tuple | set):
                 values += len(value) * (2 if isinstance(value, Mapping) else 1)
-                if values > MAX_VALUES:
-                    raise SpecError(f"{what}: more than {MAX_VALUES:,} values; say it with fewer")
+                _check_count(values, what)
                 below.extend(_inside(value))
         if not below:
             return
@@ -103,6 +131,11 @@ def _check_value(value: object, what: str) -> None:
         raise SpecError(f"{what}: {shown(value)} has {len(value):,} characters; at most {MAX_TEXT:,} are taken")
     if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
         raise SpecError(f"{what}: {shown(value)} holds half a character (a lone surrogate), which is no text")
+
+
+def _check_count(values: int, what: str) -> None:
+    if values > MAX_VALUES:
+        raise SpecError(f"{what}: more than {MAX_VALUES:,} values; say it with fewer")
 
 
 def _check_length(characters: int, what: str) -> None:

@@ -203,7 +203,7 @@ async def statuses(address: str, security: Security) -> AsyncGenerator[int, None
         peer = Peer(address, security)
         try:
             watch = health_pb2_grpc.HealthStub(peer.channel).Watch
-            async for answer in watch(health_pb2.HealthCheckRequest(), wait_for_ready=True):
+            async for answer in watch(health_pb2.HealthCheckRequest(), metadata=peer.metadata, wait_for_ready=True):
                 yield answer.status
         except grpc.aio.AioRpcError:
             pass  # it died; the next one will answer

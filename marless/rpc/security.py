@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,10 +15,10 @@ from typing import Any, Self
 
 import grpc
 
-from marless.errors import MarlessError, PermissionDeniedError, SpecError, UnauthenticatedError
+from marless.errors import MarlessError, OverloadedError, PermissionDeniedError, SpecError, UnauthenticatedError
 from marless.rpc import roles
 from marless.rpc.errors import abort
-from marless.rpc.handlers import Handler
+from marless.rpc.handlers import Handler, Method, wrapped
 from marless.rpc.roles import Role
 from marless.rpc.tokens import Tokens
 
@@ -33,9 +34,12 @@ SECRET_VARIABLES = (
     "MARLESS_REDIS_URL",
 )
 """Variables that hold secrets, or say where they are."""
+MAX_STRANGERS = 64
+"""Calls of each method at a time by callers without a good token: those who have one need the room."""
 _REFUSED_S = 10.0
 _HEADER = "authorization"
 _SCHEME = b"Bearer "
+Context = grpc.aio.ServicerContext[Any, Any]  # Any: one context type serves all methods
 
 
 @dataclass(frozen=True)
@@ -172,10 +176,15 @@ def _read(path: str) -> bytes:
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):
-    """Refuses calls without a token, and those that the token's role may not make; see `marless.rpc.roles`."""
+    """Refuses calls without a token, and those that the token's role may not make; see `marless.rpc.roles`.
+
+    Calls that are refused, and questions after health without a token, hold little of what a service takes at a time.
+    """
 
     def __init__(self, security: Security) -> None:
         self._tokens = security.tokens
+        self._health: dict[str, _Strangers] = defaultdict(_Strangers)
+        self._refused = _Strangers()
 
     async def intercept_service(
         self,
@@ -184,30 +193,80 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
     ) -> Handler | None:
         """Let the call through if its token is of a role that may make it."""
         method = str(handler_call_details.method)
-        if self._tokens is None or roles.is_open(method):
+        if self._tokens is None:
             return await continuation(handler_call_details)
-        role = self._tokens.role_of(_token(handler_call_details))
+        role = self._tokens.role_of(token) if (token := _token(handler_call_details)) else None
+        if roles.is_open(method):
+            handler = await continuation(handler_call_details)
+            return handler if role or not handler else self._health[method].some_of(handler)
         if role is None:
-            return _refusal(UnauthenticatedError("the token is missing or wrong; set MARLESS_TOKEN to the service's"))
+            return self._refusal(
+                UnauthenticatedError("the token is missing or wrong; set MARLESS_TOKEN to the service's")
+            )
         try:
             roles.check(role, method)
         except PermissionDeniedError as error:
-            return _refusal(error)
+            return self._refusal(error)
         roles.caller.set(role)
         return await continuation(handler_call_details)
+
+    def _refusal(self, error: MarlessError) -> Handler:
+        async def refuse(_: AsyncIterator[bytes], context: Context) -> None:
+            if self._refused.room:  # a client that is refused while it still sends would be told of that instead
+                with self._refused.one(), suppress(TimeoutError):
+                    async with asyncio.timeout(_REFUSED_S):
+                        await context.read()  # not from the iterator, which would hold it
+            await abort(context, error)
+
+        return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+class _Strangers:
+    """Calls at a time by callers without a good token."""
+
+    def __init__(self) -> None:
+        self._calls = 0
+
+    @property
+    def room(self) -> bool:
+        return self._calls < MAX_STRANGERS
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        self._calls += 1
+        try:
+            yield
+        finally:
+            self._calls -= 1
+
+    def some_of(self, handler: Handler) -> Handler:
+        """The same handler for as many calls as there is room for; others are refused."""
+
+        def coroutine(inner: Method) -> Method:
+            async def call(request: object, context: Context) -> object:
+                await self._check(context)
+                with self.one():
+                    return await inner(request, context)
+
+            return call
+
+        def generator(inner: Method) -> Method:
+            async def call(request: object, context: Context) -> AsyncIterator[object]:
+                await self._check(context)
+                with self.one():
+                    async for response in inner(request, context):
+                        yield response
+
+            return call
+
+        return wrapped(handler, coroutine, generator)
+
+    async def _check(self, context: Context) -> None:
+        if not self.room:
+            await abort(context, OverloadedError(f"{MAX_STRANGERS} callers without a token ask for this already"))
 
 
 def _token(details: grpc.HandlerCallDetails) -> bytes:
     given = dict(details.invocation_metadata or ()).get(_HEADER, "")
     sent = given if isinstance(given, bytes) else given.encode()
     return sent.removeprefix(_SCHEME) if sent.startswith(_SCHEME) else b""
-
-
-def _refusal(error: MarlessError) -> Handler:
-    async def refuse(_: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        with suppress(TimeoutError):  # a client that is refused while it still sends would be told of that instead
-            async with asyncio.timeout(_REFUSED_S):
-                await context.read()  # not from the iterator, which would hold it
-        await abort(context, error)
-
-    return grpc.stream_stream_rpc_method_handler(refuse)

@@ -12,15 +12,21 @@ from pathlib import Path
 
 import grpc
 import pytest
+from grpc_health.v1.health_pb2 import HealthCheckRequest
+from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from marless.errors import OverloadedError
-from marless.rpc import server
+from marless.rpc import security, server
 from marless.rpc.client import Peer
+from marless.rpc.health import is_serving
+from marless.rpc.roles import Role
 from marless.rpc.security import Security
 from marless.rpc.server import MAX_REQUEST_BYTES
 from marless.rpc.v1 import actor_pool_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
+from tests import tokens
 from tests.security.four_services import METHODS, four_services
+from tests.security.test_roles import everything, status
 
 MIB = 2**20
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -256,3 +262,26 @@ def answer_pings(connection: socket.socket) -> None:
 
 def test_the_limit_leaves_room_for_what_services_say():
     assert MAX_REQUEST_BYTES >= 2 * server.chunks.PIECE_BYTES
+
+
+async def test_strangers_keep_nobody_out_who_has_a_token(tmp_path, monkeypatch):
+    """Watching health for ever, asking for it without ever sending the request, and calling what they may not."""
+    monkeypatch.setattr(server, "MAX_CONCURRENT_RPCS", 40)
+    monkeypatch.setattr(security, "MAX_STRANGERS", 8)
+    async with everything("127.0.0.1:0", Security(tokens=tokens.made(tmp_path / "tokens"))) as address:
+        channel, peer = grpc.aio.insecure_channel(address), Peer(address, tokens.client(Role.OPERATOR))
+        health = HealthStub(channel)
+        watching = [asyncio.create_task(code_of(health.Watch(HealthCheckRequest()))) for _ in range(50)]
+        paths = ("/grpc.health.v1.Health/Check", ROLLOUT) * 50
+        silent = [channel.stream_unary(path)() for path in paths]
+        await asyncio.wait(watching, return_when=asyncio.FIRST_COMPLETED)  # there is no room for more of these
+        for _ in range(20):
+            listed = await status(peer.channel, "/marless.rpc.v1.ActorPoolService/ListWorkers", peer.metadata)
+            assert listed == grpc.StatusCode.UNIMPLEMENTED  # let through
+            assert await is_serving(peer)
+        assert {task.result() for task in watching if task.done()} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+        for call in (*watching, *silent):
+            call.cancel()
+        await asyncio.gather(*watching, return_exceptions=True)
+        await channel.close()
+        await peer.close()

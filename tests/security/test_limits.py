@@ -56,6 +56,30 @@ def test_a_small_spec_is_refused_quickly_and_in_few_words(what):
     assert len(str(caught.value)) < 8000
 
 
+MERGES = "m0: &m0 {k: v}\n" + "\n".join(f"m{n}: &m{n} {{<<: [{', '.join([f'*m{n - 1}'] * 9)}]}}" for n in range(1, 12))
+EXPENSIVE_YAML = {
+    "mappings that are merged into one another": MERGES,
+    "a number in base 60": "a: 1" + ":59" * 300_000,
+    "a number in base 60 with a fraction": "a: 1" + ":59" * 3000 + ".5",
+    "a quarter of a million values": "- a\n" * 250_000,
+    "a list that holds itself": "a: &a [*a, *a]",
+}
+
+
+@pytest.mark.parametrize("what", EXPENSIVE_YAML)
+def test_small_yaml_is_refused_before_much_is_made_of_it(what):
+    started_s = time.perf_counter()
+    with pytest.raises(SpecError, match=r"^job\.yaml: "):
+        documents.yaml_of(EXPENSIVE_YAML[what], "job.yaml")
+    assert time.perf_counter() - started_s < SOON_S
+
+
+def test_aliases_and_merged_mappings_of_a_useful_size_are_taken():
+    text = "base: &b {a: 1, c: 2}\nmine: {<<: *b, a: 3}\nlist: [*b, *b]\n"
+    taken = documents.yaml_of(text, "job.yaml")
+    assert taken == {"base": {"a": 1, "c": 2}, "mine": {"a": 3, "c": 2}, "list": [{"a": 1, "c": 2}] * 2}
+
+
 def test_what_nests_too_deep_for_the_parser_is_refused_too():
     for text in ("[" * 100_000, '{"a":' * 100_000, "[" * 30 + "]" * 30):
         with pytest.raises(SpecError, match=r"deep within one another|not valid JSON"):
