@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 LONGEST_SHOWN = 80
 """Characters of what somebody gave that a sentence repeats."""
+_LONGEST_TOLD = 500
 _MOST_NAMED = 40
 _LONGEST_COMPARED = 100  # comparing takes time with the product of the lengths, for each name
 _MOST_COMPARED = 500
@@ -99,6 +100,16 @@ def shown(value: object) -> str:
     """What somebody gave, as a sentence repeats it: cut after `LONGEST_SHOWN` characters."""
     given = repr(value[: LONGEST_SHOWN + 1] if isinstance(value, str) else value)
     return given if len(given) <= LONGEST_SHOWN else given[: LONGEST_SHOWN - 1] + "…"
+
+
+def told(error: BaseException) -> str:
+    """What code of others has raised, as a sentence repeats it: its kind, and at most `_LONGEST_TOLD` characters."""
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # noqa: BLE001  # who writes an exception writes its __str__
+        text = ""
+    cut = text if len(text) <= _LONGEST_TOLD else text[: _LONGEST_TOLD - 1] + "…"
+    return f"{type(error).__name__}: {cut}" if cut else type(error).__name__
 
 
 def some_of(names: Sequence[str]) -> str:

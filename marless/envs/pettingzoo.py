@@ -161,7 +161,8 @@ class _Codec:
         if isinstance(self.action, gymnasium_spaces.Discrete):
             return Discrete(int(self.action.n))
         if isinstance(self.action, gymnasium_spaces.Box) and self.action.is_bounded():
-            return Box(low=tuple(self.action.low.ravel().tolist()), high=tuple(self.action.high.ravel().tolist()))
+            low, high = (bound.ravel().astype(float).tolist() for bound in (self.action.low, self.action.high))
+            return Box(low=tuple(low), high=tuple(high))
         raise SpecError(f"action space {self.action} is not supported; known: Discrete, bounded Box")
 
     def encode(self, observation: Any) -> NDArray[np.generic]:
@@ -173,7 +174,8 @@ class _Codec:
     def decode(self, action: Any) -> Any:
         if isinstance(self.action, gymnasium_spaces.Discrete):
             return int(action) + int(self.action.start)
-        return np.asarray(action, self.action.dtype).reshape(self.action.shape)
+        whole = np.issubdtype(self.action.dtype, np.integer)
+        return np.asarray(np.rint(action) if whole else action, self.action.dtype).reshape(self.action.shape)
 
     def mask(self, observation: Any, info: Mapping[str, Any]) -> Any:
         mask = observation.get(MASK) if self.nested else info.get(MASK)

@@ -8,21 +8,22 @@ callable `(options, batch) -> BatchedEnv` that raises SpecError for options it c
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 from marless.envs import allowed, games, mpe
 from marless.envs.base import BatchedEnv, EnvSpaces
-from marless.errors import MarlessError, SpecError, unknown_name
+from marless.errors import MarlessError, SpecError, told, unknown_name
 
 Options = Mapping[str, Any]  # Any: options are YAML values
 Factory = Callable[[Options, int], BatchedEnv]
 OptionsType = TypeVar("OptionsType")
 
 ENTRY_POINTS = "marless.envs"
-_LONGEST_ERROR = 500
 PETTINGZOO = "pettingzoo/"
 """What follows is a module, e.g. `pettingzoo/mpe2.simple_spread_v3`; `marless.envs.allowed` says which."""
 
@@ -31,25 +32,36 @@ def make(name: str, options: Options, batch: int) -> BatchedEnv:
     """Build `batch` copies of an environment; raises SpecError for an unknown name or option, whatever it meets."""
     if batch < 1:
         raise SpecError(f"environment {name}: needs at least one copy, got {batch}")
-    factory = _factory(name)
-    try:
-        return factory(options, batch)
-    except SpecError as error:
-        raise SpecError(f"environment {name}: {error}") from error
-    except MarlessError:
-        raise
-    except Exception as error:  # an environment raises what it likes at options that a job chose
-        said = f"{type(error).__name__}: {str(error)[:_LONGEST_ERROR]}"
-        raise SpecError(f"environment {name}: cannot be made with these options: {said}") from error
+    with _blaming(name):
+        return _factory(name)(options, batch)
 
 
 def spaces(name: str, options: Options) -> EnvSpaces:
     """What an environment's agents see and do; raises SpecError as `make` does."""
     env = make(name, options, 1)
+    with _blaming(name):
+        try:
+            return env.spaces
+        finally:
+            env.close()
+
+
+@contextmanager
+def _blaming(name: str) -> Iterator[None]:
+    """Raises SpecError for whatever an environment raises at options that a job chose.
+
+    Also for SystemExit and its like, which would end the service that makes the environment.
+    """
     try:
-        return env.spaces
-    finally:
-        env.close()
+        yield
+    except SpecError as error:
+        raise SpecError(f"environment {name}: {error}") from error
+    except MarlessError:
+        raise
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+            raise  # by the user, not by the environment
+        raise SpecError(f"environment {name}: cannot be made with these options: {told(error)}") from error
 
 
 def read_options(options_type: type[OptionsType], options: Options) -> OptionsType:

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
+from marless.errors import InternalError, told
+
 T = TypeVar("T")
 
 
@@ -22,16 +24,25 @@ async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 async def stoppable(function: Callable[[threading.Event], T]) -> T:
     """Run a function in a thread; who is cancelled meanwhile sets the event that it was given, and waits until it has
-    ended.
+    ended. Raises InternalError for what is no Exception, such as SystemExit, which would end this process.
     """
     stop = threading.Event()
-    work = asyncio.create_task(asyncio.to_thread(function, stop))
+    work = asyncio.create_task(asyncio.to_thread(_contained, function, stop))
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
         stop.set()
         await asyncio.gather(work, return_exceptions=True)
         raise
+
+
+def _contained(function: Callable[[threading.Event], T], stop: threading.Event) -> T:
+    try:
+        return function(stop)
+    except Exception:
+        raise
+    except BaseException as error:
+        raise InternalError(f"the code that ran tried to end its process: {told(error)}") from error
 
 
 async def to_the_end(function: Callable[..., T], *args: object) -> T:

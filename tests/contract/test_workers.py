@@ -1,6 +1,7 @@
 """Dispatcher, fleet and session over a real gRPC server: workers that die, hang, err, come late or never come."""
 
 import asyncio
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -19,7 +20,7 @@ from marless.errors import (
     UnavailableError,
 )
 from marless.rpc.client import Peer
-from marless.rpc.concurrency import to_the_end
+from marless.rpc.concurrency import stoppable, to_the_end
 from marless.rpc.security import Security
 from marless.rpc.server import ServerOptions, Service, serving
 from marless.rpc.v1 import actor_pool_pb2, common_pb2
@@ -64,11 +65,24 @@ class Bench:
             raise ZeroDivisionError("1/0")
         if what == "deep":
             down(300)
+        if what == "exit":
+            await stoppable(lambda _: sys.exit(3))
+        if what == "long":
+            raise OSError("x\n" * 3_000_000)  # as much as no message takes
+        if what == "mute":
+            raise MuteError
         return f"{what} by {worker}".encode()
 
     async def until_started(self, count: int) -> None:
         async with asyncio.timeout(PATIENCE_S), self.started:
             await self.started.wait_for(lambda: len(self.ran) >= count)
+
+
+class MuteError(Exception):
+    """Cannot even say what is wrong."""
+
+    def __str__(self) -> str:
+        raise ValueError
 
 
 def down(depth: int) -> None:
@@ -221,8 +235,17 @@ async def test_a_domain_error_arrives_as_itself_and_a_defect_as_an_internal_erro
     await pool.connect("w")
     with pytest.raises(NotFoundError, match=r"^policy 'p' has no version 7$"):
         await pool.run("bad")
-    with pytest.raises(InternalError, match="ZeroDivisionError in w: 1/0"):
+    with pytest.raises(InternalError, match=r"^ZeroDivisionError: 1/0 \(in w\)$"):
         await pool.run("defect")
+    assert (await pool.run("fast")).invocation.worker == "w"  # neither ended the worker
+
+
+@pytest.mark.parametrize("what", ["exit", "long", "mute"])
+async def test_whatever_a_task_raises_is_a_failed_task_in_one_short_line(pool, what):
+    await pool.connect("w")
+    with pytest.raises(InternalError, match=r"^(the code .* process: SystemExit: 3|OSError: x x .*…|Mute) ?") as caught:
+        await pool.run(what)
+    assert len(str(caught.value)) < 600
     assert (await pool.run("fast")).invocation.worker == "w"  # neither ended the worker
 
 

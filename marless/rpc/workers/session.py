@@ -17,7 +17,7 @@ from typing import NoReturn
 import grpc
 import structlog
 
-from marless.errors import MarlessError
+from marless.errors import MarlessError, told
 from marless.rpc.client import Peer
 from marless.rpc.process import add_env_modules, add_option, add_process_options, forget_secrets, security_of
 from marless.rpc.roles import Role
@@ -212,7 +212,7 @@ async def _finished(
         result.error_code, result.error, result.detail = type(error).__name__, str(error), error.detail
     except Exception as error:  # noqa: BLE001  # a defect must reach the pool as a failed task, not as a dead worker
         _log.error("task.failed", task=task.id, exc_info=error)
-        result.error_code, result.error = "InternalError", f"{type(error).__name__} in {worker}: {error}"
+        result.error_code, result.error = "InternalError", f"{told(error)} (in {worker})"
         result.detail = _end("".join(traceback.format_exception(error)))
     result.invocation.CopyFrom(
         common_pb2.Invocation(

@@ -260,6 +260,38 @@ def test_what_cannot_be_used_is_named(monkeypatch, path, module, options, messag
     assert str(caught.value).startswith(f"environment pettingzoo/{path}: ")
 
 
+@pytest.mark.parametrize(
+    "raised", [SystemExit("I give up"), GeneratorExit(), KeyError("layout"), RuntimeError("x" * 10**7)]
+)
+def test_whatever_an_environment_raises_when_it_is_made_is_a_mistake_in_the_job(monkeypatch, raised):
+    """In particular SystemExit, which would end the coordinator."""
+
+    def parallel_env():
+        raise raised
+
+    monkeypatch.setitem(sys.modules, "aviary", SimpleNamespace(parallel_env=parallel_env))
+    with pytest.raises(SpecError, match=f"cannot be made with these options: {type(raised).__name__}") as caught:
+        registry.spaces("pettingzoo/aviary", {})
+    assert len(str(caught.value)) < 700
+
+
+def test_an_environment_that_cannot_be_closed_is_a_mistake_in_the_job(monkeypatch):
+    monkeypatch.setattr(Aviary, "close", lambda self: sys.exit(1), raising=False)
+    make(monkeypatch)
+    with pytest.raises(SpecError, match="SystemExit: 1"):
+        registry.spaces("pettingzoo/aviary", {})
+
+
+def test_whole_numbers_as_continuous_actions_are_rounded(monkeypatch):
+    monkeypatch.setattr(Aviary, "action_space", lambda self, agent: Box(0, 5, (2,), np.int64))
+    env, built = make(monkeypatch, ((), ()), ((), ()))
+    assert env.spaces.classes[0].action.high == (5.0, 5.0)
+    env.reset(0)
+    env.step((np.full((2, 1, 2), 1.7, np.float32), np.full((1, 1, 2), 0.2, np.float32)))
+    assert built[0].received[0]["hawk_0"].tolist() == [2, 2]
+    assert built[0].received[0]["dove_0"].dtype == np.int64
+
+
 def test_turn_based_games_are_converted():
     env = registry.make("pettingzoo/pettingzoo.classic.tictactoe_v3", {}, 1)
     frame = env.reset(0)
