@@ -378,39 +378,82 @@ async def test_a_worker_that_does_not_stop_is_dropped_so_that_no_late_result_mee
     pool.bench.released.set()
 
 
-async def test_a_result_that_crosses_its_cancellation_meets_no_other_task(pool, monkeypatch):
-    """The task is done as it is given up: its worker hears of a cancellation of what it does not run any more."""
-    told: list[common_pb2.PoolMessage] = []
-    answers: asyncio.Queue[common_pb2.WorkerMessage] = asyncio.Queue()
-    answers.put_nowait(common_pb2.WorkerMessage(hello=common_pb2.WorkerHello(worker="w", ticket="its own")))
+class ByHand:
+    """A worker whose side of the stream the test plays: what it was told, and what it says."""
 
-    async def send(message: common_pb2.PoolMessage) -> None:
-        told.append(message)
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self.told: list[common_pb2.PoolMessage] = []
+        self.reads = asyncio.Event()
+        self.reads.set()
+        self._says: asyncio.Queue[common_pb2.WorkerMessage] = asyncio.Queue()
+        self._says.put_nowait(common_pb2.WorkerMessage(hello=common_pb2.WorkerHello(worker="w", ticket="its own")))
+        self._writing = False
+        self.attached = asyncio.create_task(dispatcher.attach(self._messages(), self._send))
 
-    async def messages() -> AsyncIterator[common_pb2.WorkerMessage]:
+    async def _send(self, message: common_pb2.PoolMessage) -> None:
+        assert not self._writing, "gRPC takes one message at a time"
+        self.told.append(message)
+        self._writing = True
+        await self.reads.wait()
+        self._writing = False
+
+    async def _messages(self) -> AsyncIterator[common_pb2.WorkerMessage]:
         while True:
-            yield await answers.get()
+            yield await self._says.get()
 
-    def answer(task: common_pb2.Task, **changes: object) -> None:
+    def kinds(self) -> list[str | None]:
+        return [each.WhichOneof("message") for each in self.told]
+
+    def answer(self, task: common_pb2.Task, **changes: object) -> None:
         result = common_pb2.TaskResult(**{"id": task.id, "attempt": task.attempt, "payload": task.payload} | changes)
-        answers.put_nowait(common_pb2.WorkerMessage(result=result))
+        self._says.put_nowait(common_pb2.WorkerMessage(result=result))
 
-    attached = asyncio.create_task(pool.dispatcher.attach(messages(), send))
+
+async def test_a_result_that_crosses_its_cancellation_meets_no_other_task(pool):
+    """The task is done as it is given up: its worker hears of a cancellation of what it does not run any more."""
+    worker = ByHand(pool.dispatcher)
     first = pool.submit("first")
     await settle()
     first.cancel()
     await settle()
-    assert [each.WhichOneof("message") for each in told] == ["task", "cancel"]
-    answer(told[0].task)  # done all the same
+    assert worker.kinds() == ["task", "cancel"]
+    worker.answer(worker.told[0].task)  # done all the same
     second = pool.submit("second")
     await settle()
-    answer(told[0].task)  # once more
-    answer(told[2].task, attempt=7)
+    worker.answer(worker.told[0].task)  # once more
+    worker.answer(worker.told[2].task, attempt=7)
     await settle()
     assert not second.done()
-    answer(told[2].task)
+    worker.answer(worker.told[2].task)
     assert (await second).payload == b"second"
-    attached.cancel()
+    worker.attached.cancel()
+
+
+@pytest.mark.parametrize("answered", ["before", "after"])
+async def test_a_task_that_is_given_up_while_it_is_sent_costs_no_worker(pool, answered):
+    """Red before: the write was cut off, which breaks a stream of gRPC, and the worker was dropped."""
+    worker = ByHand(pool.dispatcher)
+    await settle()
+    worker.reads.clear()
+    first = pool.submit("first")
+    await settle()
+    if answered == "before":
+        worker.answer(worker.told[0].task)  # a worker can be faster than the answer to the write
+        await settle()
+    first.cancel()
+    second = pool.submit("second")
+    await settle()
+    assert worker.kinds() == ["task"]
+    worker.reads.set()
+    await settle()
+    if answered == "after":
+        assert worker.kinds() == ["task", "cancel"]
+        worker.answer(worker.told[0].task, error_code="InternalError")
+        await settle()
+    worker.answer(worker.told[-1].task)
+    async with asyncio.timeout(PATIENCE_S):
+        assert (await second).payload == b"second"
+    worker.attached.cancel()
 
 
 async def test_draining_waits_for_a_task_that_is_being_cancelled(pool):

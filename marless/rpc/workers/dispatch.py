@@ -27,12 +27,10 @@ CANCEL_GRACE_S = 5.0
 """How long a worker may take to stop, before it is given up."""
 Send = Callable[[common_pb2.PoolMessage], Awaitable[None]]
 HELLO_S = 10.0
-_log = structlog.get_logger("marless.workers")
-
-
 MAX_TIMEOUTS = 2
 """A worker that is not done in time may have been paused, or may wait for ever: its task is tried elsewhere. Where the
 next one is not done either, the task takes too long."""
+_log = structlog.get_logger("marless.workers")
 
 
 class WorkerLostError(Exception):
@@ -58,6 +56,8 @@ class _Worker:
         """Set from the moment a task is promised this worker until its result has been taken."""
         self.expected = ("", 0)
         """Id and attempt of the one result that is heard."""
+        self.sending: asyncio.Future[None] = self.lost
+        """Of its task. To cut a write off breaks the stream, so a task that is given up is sent all the same."""
 
     def promise(self) -> None:
         """Keep this worker for one task."""
@@ -260,17 +260,17 @@ class Dispatcher:
         self.fail_waiting(reason, UnreachableError)
 
     async def _run_on(self, worker: _Worker, task: common_pb2.Task, timeout_s: float) -> common_pb2.TaskResult:
-        running, sent = worker.running, False
+        running = worker.running
         assert running is not None  # promised by _acquire
-        worker.expected = (task.id, task.attempt)
+        worker.expected, worker.invocations = (task.id, task.attempt), worker.invocations + 1
+        worker.sending = asyncio.ensure_future(worker.send(common_pb2.PoolMessage(task=task)))
         try:
             async with asyncio.timeout(timeout_s):
-                await worker.send(common_pb2.PoolMessage(task=task))
-                worker.invocations, sent = worker.invocations + 1, True
+                await asyncio.shield(worker.sending)
                 await _either(running, worker.lost)
         except asyncio.CancelledError:
             self.attempts["cancelled"] += 1
-            if sent and not running.done() and not worker.lost.done():
+            if not worker.lost.done() and not (running.done() and worker.sending.done()):
                 self._recall(worker, running, task)
             raise
         except TimeoutError:
@@ -302,10 +302,12 @@ class Dispatcher:
         """Have a worker stop what nobody waits for; one that does not say so soon is given up."""
         try:
             async with asyncio.timeout(CANCEL_GRACE_S):
+                await worker.sending
                 cancel = common_pb2.Cancel(id=task.id, attempt=task.attempt)
                 await worker.send(common_pb2.PoolMessage(cancel=cancel))
                 await _either(running, worker.lost)
         except TimeoutError:
+            worker.lose()
             _log.warning("task.not_cancelled", task=task.id, worker=worker.hello.worker, grace_s=CANCEL_GRACE_S)
         except grpc.aio.BaseError as error:
             _log.warning("task.not_cancelled", task=task.id, worker=worker.hello.worker, error=str(error))
