@@ -20,7 +20,7 @@ from marless.rpc.v1.common_pb2 import PoolMessage, TaskResult, WorkerHello, Work
 from marless.rpc.workers.dispatch import QUEUE_LIMIT, Dispatcher
 from marless.stopwatch import Stopwatch
 from services.actor_pool.actor import actor_seed
-from services.actor_pool.rollouts import Rollouts
+from services.actor_pool.rollouts import MAX_ROLLOUTS, WINDOW, Rollouts
 
 SETTINGS = RolloutSettings(env="e", envs=4, steps=5, timeout_s=7.0)
 
@@ -142,3 +142,21 @@ async def test_rollouts_larger_than_the_queue_wait_in_it_and_all_succeed():
     assert (first_b < 10, last_small < 1000) == (True, True), "jobs take turns"
     for each in serving:
         each.cancel()
+
+
+async def test_more_rollouts_than_the_queue_has_room_for_wait_for_one_of_them_to_end():
+    """No worker is there: all of their actors that may wait in the queue do so, and none is refused."""
+    workers = Workers()
+    rollouts = Rollouts(workers.dispatcher, workers)
+    requests = [
+        RolloutRequest(job=f"job-{index}", settings=SETTINGS, mode=ROLLOUT_MODE_TRAIN, actors=WINDOW + 1)
+        for index in range(MAX_ROLLOUTS + 4)
+    ]
+    running = [asyncio.create_task(rollouts.run(request)) for request in requests]
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert (workers.dispatcher.queued, [each for each in running if each.done()]) == (QUEUE_LIMIT, [])
+    for each in running:
+        each.cancel()
+    await asyncio.wait(running)
+    assert workers.dispatcher.queued == 0

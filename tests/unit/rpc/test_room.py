@@ -67,6 +67,21 @@ async def test_those_within_their_share_keep_their_order():
     assert asking.room.held_bytes == 6
 
 
+async def test_nobody_passes_who_would_exceed_its_own_share_or_who_passes_one_within_its_own():
+    asking = Asking(10)
+    await asking.ask("a", 4)
+    await asking.ask("big", 8)
+    await asking.ask("middle", 4)  # there is room, but a third of 10 is less
+    assert asking.admitted() == {"a"}
+    asking = Asking(10)
+    await asking.ask("a", 9)
+    await asking.ask("b", 2)
+    await asking.ask("c", 1)  # there is room
+    assert asking.admitted() == {"a"}
+    await asking.give("a", 9)
+    assert asking.admitted() == {"a", "b", "c"}
+
+
 async def test_waiting_is_bounded_in_number_and_time_and_leaves_nothing():
     asking = Asking(10, waiting=1)
     await asking.ask("a", 10)
