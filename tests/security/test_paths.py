@@ -14,7 +14,17 @@ import yaml
 
 from marless import spec as specs
 from marless.algos.base import PolicyState
-from marless.checkpoint import MANIFEST, PARTS, Checkpoint, DiskCheckpoints, Manifest, Progress, SavedPolicy, read
+from marless.checkpoint import (
+    MANIFEST,
+    MOST_MANIFEST_BYTES,
+    PARTS,
+    Checkpoint,
+    DiskCheckpoints,
+    Manifest,
+    Progress,
+    SavedPolicy,
+    read,
+)
 from marless.client import AsyncClient
 from marless.errors import CorruptError, MarlessError, NotFoundError, OverloadedError, SpecError
 from marless.nets import serial
@@ -244,6 +254,7 @@ async def test_only_a_checkpoint_can_be_uploaded(address, tmp_path):
     assert not list(tmp_path.rglob("*evil*"))
     assert not list((tmp_path / "runs" / uploads.DIRECTORY).glob("*"))
     assert await sent(address, sizes, data) == await sent(address, sizes, data)
+    assert len(list((tmp_path / "runs" / uploads.DIRECTORY).iterdir())) == 1  # and nothing of the second attempt
 
 
 async def test_uploads_that_nobody_takes_are_bounded_private_and_go(address, tmp_path, monkeypatch):
@@ -261,9 +272,19 @@ async def test_uploads_that_nobody_takes_are_bounded_private_and_go(address, tmp
     assert len(list(there.iterdir())) == 1
 
 
+async def test_a_manifest_that_is_too_large_is_refused_before_it_is_read(tmp_path):
+    async def nothing() -> AsyncIterator[bytes]:
+        raise AssertionError("it was read")
+        yield b""
+
+    with pytest.raises(SpecError, match="no checkpoint has 0 files and a manifest of 4194305 bytes"):
+        await Uploads(tmp_path, 2**24).receive([MOST_MANIFEST_BYTES + 1], nothing())
+
+
 def test_an_upload_is_not_to_be_had_by_another_name(tmp_path):
     kept = Uploads(tmp_path, LIMIT)
     (tmp_path / "job" / "checkpoints").mkdir(parents=True)
+    (tmp_path / uploads.DIRECTORY).mkdir()  # or "../job" leads nowhere
     for name in ("upload:../job", "upload:", "job", f"upload:{'A' * 64}"):
         with pytest.raises(NotFoundError):
             kept.find(name)
