@@ -210,7 +210,7 @@ def spaces(**changes: object) -> EnvSpaces:
         spaces(classes=(AgentClass("a", ("a",), 4, Discrete(3)),) * 2),
         spaces(classes=(AgentClass("a", tuple(f"a{k}" for k in range(513)), 4, Discrete(3)),)),
         spaces(classes=(AgentClass("a", ("a" * 201,), 4, Discrete(3)),)),
-        spaces(classes=(AgentClass("a", ("a",), 4, Box((0.0,) * 9000, (1.0,) * 9000)),) * 2),
+        spaces(classes=tuple(AgentClass(each, (each,), 4, Box((0.0,) * 9000, (1.0,) * 9000)) for each in "ab")),
         spaces(state_size=-1),
         spaces(state_size=2**40),
         spaces(max_steps=0),
