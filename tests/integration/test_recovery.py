@@ -465,6 +465,31 @@ async def test_a_foreign_coordinator_of_the_same_name_does_not_go_unnoticed(clus
     assert (await cluster.store.list(folder.path.name)).policies.keys() == {"agent_0", "agent_1"}  # theirs
 
 
+@pytest.mark.parametrize("before", [True, False], ids=["before-it-closes-the-job", "before-it-drops-the-versions"])
+async def test_a_coordinator_that_was_replaced_as_it_ends_takes_nothing_from_its_successor(
+    cluster, tmp_path, after, before
+):
+    folder = new(tmp_path)
+    run = ready(folder, cluster.pools)
+    job, held = folder.path.name, run._job
+    opened = []
+
+    async def succeeded() -> None:
+        epoch = await cluster.store.acquire_epoch(job, "its successor")
+        groups = held.sharing.decide(()).groups
+        opened.append((epoch, await cluster.pools.open_job(job, held, epoch, groups, round_=5)))
+
+    after("close_job", 1, succeeded, before=before)  # the first call is that of its beginning
+    await run.run()
+    [(epoch, versions)] = opened
+    assert run.status.state == "RUNNING"  # as far as it knows
+    assert dict(versions) == {
+        name: held.head.version for name, held in (await cluster.store.list(job)).policies.items()
+    }
+    await cluster.pools.reserve(job, held, 5, 1, epoch=epoch)  # its job is still open
+    await cluster.pools.close_job(job, epoch=epoch)
+
+
 # Starting from a checkpoint
 
 
