@@ -19,7 +19,7 @@ from marless.rpc.workers.dispatch import Dispatcher
 from marless.rpc.workers.fleet import Fleet
 from marless.rpc.workers.turns import Turns
 
-QUEUE, LIMIT, GRACE_S = 6, 3, 0.002
+QUEUE, LIMIT, GRACE_S, LONG_S = 6, 3, 0.02, 600.0
 JOBS = st.sampled_from("abc")
 WORKERS = st.sampled_from(["w0", "w1", "w2"])
 SMALL = settings(max_examples=25, stateful_step_count=30, deadline=None)
@@ -74,7 +74,7 @@ class DispatcherMachine(RuleBasedStateMachine):
         self.serial = 0
         self.behind: Counter[tuple[str, str]] = Counter()
         """(job that waits, other job) → turns that the other one had meanwhile."""
-        self.waiting: Counter[str] = Counter()
+        self.unfair: list[str] = []
 
     def teardown(self) -> None:
         self.do(self.end())
@@ -101,7 +101,8 @@ class DispatcherMachine(RuleBasedStateMachine):
         job = task.partition("/")[0]
         for other in {name.partition("/")[0] for name in self.queued()} - {job}:
             self.behind[other, job] += 1
-            assert self.behind[other, job] <= 2, f"{job} had three turns while {other} waited"
+            if self.behind[other, job] > 2:  # not raised here, where the dispatcher would take it for a broken stream
+                self.unfair.append(f"{job} had three turns while {other} waited")
         for pair in [pair for pair in self.behind if pair[0] == job]:
             del self.behind[pair]
 
@@ -171,14 +172,15 @@ class DispatcherMachine(RuleBasedStateMachine):
         name = alive[index % len(alive)]
         self.given_up.add(name)
         holder = next((w for w in self.workers.values() if any(task.id == name for task in w.open)), None)
+        dispatch.CANCEL_GRACE_S = LONG_S if stops else GRACE_S
         self.tasks[name].cancel()
         self.do(settled())
         if holder is None:
             return
-        assert [(each.id, each.attempt) for each in holder.cancels[-1:]] == [
-            (holder.open[0].id, holder.open[0].attempt)
-        ]
         if stops:
+            assert [(each.id, each.attempt) for each in holder.cancels[-1:]] == [
+                (holder.open[0].id, holder.open[0].attempt)
+            ]
             holder.answer(holder.open.pop(0), error_code="InternalError")
             self.do(settled())
             assert not holder.attached.done(), "a worker that stops is kept"
@@ -195,6 +197,7 @@ class DispatcherMachine(RuleBasedStateMachine):
 
     @invariant()
     def no_task_is_lost_or_run_twice(self) -> None:
+        assert not self.unfair
         held = Counter(task.id for task in self.held())
         assert all(count == 1 for count in held.values()), f"{held}: at two workers"
         assert all(len(worker.open) <= 1 for worker in self.workers.values()), "two tasks at one worker"
@@ -291,20 +294,24 @@ class FleetMachine(RuleBasedStateMachine):
     def die(self, index: int) -> None:
         if alive := self.alive():
             name, process = alive[index % len(alive)]
+            comes_back = name in self.workers and not self.refuses and all(task.done() for task in self.asked)
 
             def end() -> None:
-                process.kill()
+                process.gone.set()
                 if worker := self.workers.get(name):
                     worker.says.put_nowait(None)
 
             self.do(end)
+            assert not comes_back or name in dict(self.alive()), f"{name} died, and nothing came in its place"
 
     @rule(index=st.integers(0, 5))
     def lose_the_stream(self, index: int) -> None:
         """The process hangs: it is there, and says nothing."""
         if self.workers:
             worker = list(self.workers.values())[index % len(self.workers)]
+            hangs = dict(self.alive())[worker.name]
             self.do(lambda: worker.says.put_nowait(None))
+            assert hangs.gone.is_set(), f"{worker.name} hangs, and was left"
 
     @rule(refuses=st.booleans())
     def refuse(self, refuses: bool) -> None:
@@ -331,8 +338,9 @@ class FleetMachine(RuleBasedStateMachine):
 
 
 @pytest.fixture(autouse=True)
-def short_grace(monkeypatch):
-    monkeypatch.setattr(dispatch, "CANCEL_GRACE_S", GRACE_S * 10)
+def grace(monkeypatch):
+    """Put back what the model sets."""
+    monkeypatch.setattr(dispatch, "CANCEL_GRACE_S", LONG_S)
 
 
 @pytest.mark.parametrize("machine", [DispatcherMachine, FleetMachine])
@@ -366,9 +374,17 @@ def hears_everything(self: object, name: str, value: object) -> None:
     """Any result is taken for the expected one."""
 
 
-async def leaves_its_process(self: Fleet, name: str, handle) -> str:
-    await self._dispatcher.disconnected(name)
-    return "stream ended"
+async def looks_at_processes_only(self: Fleet, name: str, handle: Process) -> str:
+    return await handle.ended()
+
+
+async def launches_once(self: Fleet, name: str) -> str:
+    handle = await self._launcher.launch(name, self._dispatcher.launching(name))
+    try:
+        return await self._until_gone(name, handle)
+    finally:
+        handle.kill()
+        await self._dispatcher.disconnect(name)
 
 
 def ignores_the_limit(self: Fleet, workers: int) -> None:
@@ -382,6 +398,18 @@ async def never_full(self: Dispatcher, job: str, *, again: bool) -> object:
     return await waiter
 
 
+SAYS = {
+    "jobs do not take turns": "had three turns while",
+    "a worker is not given back": "have nothing to do while tasks wait|a task neither waits nor runs",
+    "a cancelled task loses its worker": r"assert \[\] == \[",
+    "who is cancelled in the queue stays there": "a task neither waits nor runs",
+    "a queue without a bound": "Result is not set",
+    "more workers than the limit": "above the limit",
+    "a worker that hangs is left": "hangs, and was left",
+    "a worker that died is not replaced": "nothing came in its place",
+    "a process that is not ended with its worker": "were left|hangs, and was left|two processes of a name",
+}
+"""What a model says to the defect: that it fails for another reason does not count."""
 MUTANTS = {
     "jobs do not take turns": (DispatcherMachine, Turns, "add", keeps_no_order),
     "a worker is not given back": (DispatcherMachine, Dispatcher, "_release", forgets_a_release),
@@ -394,6 +422,8 @@ MUTANTS = {
         property(lambda _: 10**6, lambda *_: None),
     ),
     "more workers than the limit": (FleetMachine, Fleet, "expect", ignores_the_limit),
+    "a worker that hangs is left": (FleetMachine, Fleet, "_until_gone", looks_at_processes_only),
+    "a worker that died is not replaced": (FleetMachine, Fleet, "_keep", launches_once),
     "a process that is not ended with its worker": (FleetMachine, Process, "kill", lambda _: None),
 }
 
@@ -402,6 +432,5 @@ MUTANTS = {
 def test_the_models_see_a_seeded_defect(defect, monkeypatch):
     machine, owner, name, mutant = MUTANTS[defect]
     monkeypatch.setattr(owner, name, mutant, raising=False)
-    with pytest.raises(BaseException) as caught:  # whatever the model says
+    with pytest.raises((AssertionError, asyncio.InvalidStateError), match=SAYS[defect]):
         run_state_machine_as_test(machine, settings=HUNT)
-    assert not isinstance(caught.value, KeyboardInterrupt | pytest.skip.Exception)
