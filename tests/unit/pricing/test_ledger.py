@@ -108,12 +108,13 @@ def test_a_clock_that_was_set_back_makes_no_round_free_and_charges_no_time_twice
         assert lines(each, "billed")["redis", "", "node"] == picos(Decimal("0.032") * 4 / 3600)
 
 
-def test_a_gap_is_as_long_as_the_coordinator_counted_whatever_the_clock_shows():
-    """Two seconds between two rounds, while the clock is set ahead by an hour."""
+@pytest.mark.parametrize(("idle_s", "charged_s"), [(2.0, 6), (1000.0, 604)])
+def test_a_gap_is_as_long_as_the_coordinator_counted_whatever_the_clock_shows(idle_s, charged_s):
+    """Between two rounds of 4 s, while the clock is set ahead by an hour; up to the keep-alive of 600 s."""
     ledger = Ledger(job(), load())
     ledger.add(small_round(0, at=100.0))
-    cost = lines(ledger.add(replace(small_round(1, at=3706.0), idle_s=2.0)), "billed")
-    assert cost["redis", "", "node"] == picos(Decimal("0.032") * 6 / 3600)
+    cost = lines(ledger.add(replace(small_round(1, at=3706.0), idle_s=idle_s)), "billed")
+    assert cost["redis", "", "node"] == picos(Decimal("0.032") * charged_s / 3600)
 
 
 def test_an_interruption_keeps_no_container_for_longer_than_the_keep_alive():
