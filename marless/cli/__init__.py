@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 
@@ -11,9 +12,12 @@ def command() -> None:
     # gRPC writes notes of lost connections to standard error; what matters of them, we say in a sentence.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
-        from marless.cli.main import main
+        try:
+            from marless.cli.main import main
 
-        main()
+            main()
+        finally:  # what is left is the interpreter's own end, which an interrupt fills with tracebacks
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
     except KeyboardInterrupt:
         print("marless: interrupted", file=sys.stderr)  # noqa: T201  # for people
         sys.exit(130)

@@ -119,7 +119,7 @@ def _report(outcome: Outcome, output: Output) -> None:
     _draw(Path(job.run_dir))
     if job.state == "FAILED":
         say(f"job failed: {job.reason}")
-    elif outcome.interrupted:
+    elif job.state == "CANCELLED":
         say(f"`marless train --resume {job.job}` goes on")
     raise typer.Exit(exits.ExitCode.INTERRUPTED if outcome.interrupted else exits.of_state(job.state))
 

@@ -111,16 +111,24 @@ class _Attended:
                 environment={"coordinator": {"MARLESS_ONLY": self.folder.name}}, told=self.show.trouble
             ),
         )
-        job = asyncio.run(self._attend(stack, begin))
-        if job.rounds in (0, *DiskCheckpoints(self.folder / "checkpoints").rounds()):
-            shutil.rmtree(data, ignore_errors=True)  # the checkpoint holds what it held
+        before = signal.getsignal(signal.SIGINT)
+        try:
+            job = asyncio.run(self._attend(stack, data, begin))
+        finally:
+            signal.signal(signal.SIGINT, before)
         return Outcome(job, self.interrupted.is_set())
 
-    async def _attend(self, stack: LocalStack, begin: Callable[[AsyncClient], Awaitable[int]]) -> Job:
-        async with _interrupts(self.interrupted), stack:
-            client = AsyncClient(stack.coordinator, token="", tls_ca="", contact_s=START_S)
-            async with client:
-                return await _unless_failed(stack, self._follow(client, begin))
+    async def _attend(self, stack: LocalStack, data: Path, begin: Callable[[AsyncClient], Awaitable[int]]) -> Job:
+        async with _interrupts(self.interrupted) as hold_off:
+            async with stack:
+                try:
+                    async with AsyncClient(stack.coordinator, token="", tls_ca="", contact_s=START_S) as client:
+                        job = await _unless_failed(stack, self._follow(client, begin))
+                finally:
+                    hold_off()
+            if job.rounds in (0, *DiskCheckpoints(self.folder / "checkpoints").rounds()):
+                shutil.rmtree(data, ignore_errors=True)  # the checkpoint holds what it held
+            return job
 
     async def _follow(self, client: AsyncClient, begin: Callable[[AsyncClient], Awaitable[int]]) -> Job:
         first = await begin(client)
@@ -157,19 +165,25 @@ async def _unless_failed(stack: LocalStack, work: Coroutine[Any, Any, Job]) -> J
 
 
 @asynccontextmanager
-async def _interrupts(event: asyncio.Event) -> AsyncIterator[None]:
-    """Set by the first Ctrl-C (or SIGTERM), which lets the present round finish; the second cancels at once."""
+async def _interrupts(event: asyncio.Event) -> AsyncIterator[Callable[[], None]]:
+    """Set by the first Ctrl-C (or SIGTERM), which lets the present round finish; the second cancels at once.
+
+    Yields what to call when nothing is left to cancel. From then on, and after the second one, a Ctrl-C cancels
+    nothing: services are being stopped, and one that is not waited for would outlive this command.
+    """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    cancellable = [task] if task else []
 
     def interrupt() -> None:
-        if event.is_set() and task:
-            task.cancel()
+        if event.is_set() and cancellable:
+            cancellable.pop().cancel()
         event.set()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, interrupt)
     try:
-        yield
+        yield cancellable.clear
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # until the loop is closed: who called asyncio.run restores it
