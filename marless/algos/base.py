@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Protocol, Self, 
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat
 
+from marless.interruption import Stopped, never
+
 if TYPE_CHECKING:  # so that a job file can be checked without loading NumPy: `marless submit` is to answer at once
     from pathlib import Path
 
@@ -168,6 +170,8 @@ class RoundInput:
     pooling: Literal["pooled", "drawn"] = "pooled"
     """What a group trains on: all samples of its members; or as many as one agent has, drawn from all of them."""
     measure: Measure = field(default_factory=Measure)
+    stopped: Stopped = field(default=never, compare=False)
+    """True once nobody wants the update any more, because its job was closed. Learners ask between gradient steps."""
 
 
 FunctionKind: TypeAlias = Literal["post_process", "critic", "mixer", "policy", "curvature", "similarity"]
@@ -277,7 +281,8 @@ class Learner(Protocol):
     def update(self, inputs: RoundInput) -> UpdateOutput:
         """Train every group on the round's trajectories; the states of `names(groups)` are then the new ones.
 
-        Starts from the held state of each group's `start`.
+        Starts from the held state of each group's `start`. May raise StoppedError, see `marless.interruption`, once
+        `inputs.stopped` answers True: the states of `names(groups)` are then loaded again before they are used.
         """
         ...
 

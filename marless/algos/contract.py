@@ -11,7 +11,9 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -36,7 +38,11 @@ from marless.algos.made_up import CASES, ROUNDS, SEED, MadeUpJob, Round
 from marless.data.trajectory import Trajectory
 from marless.envs.base import AgentClass
 from marless.errors import CorruptError, SpecError
+from marless.interruption import StoppedError
 from marless.nets import serial
+
+_ASKED = 4
+"""How often an update may ask whether it is to stop before it is: some of its gradient steps are done by then."""
 
 
 def check_algorithm(
@@ -164,6 +170,7 @@ class _Trial:
                 trained_states = {name: each for name, each in updated.items() if each.metadata.get("kind") != REPLAY}
                 unmeasured = replace(inputs, measure=Measure())
                 self._redo(scope, unmeasured, before, trained_states, f"{where}: without measurements,")
+                self._stop(scope, inputs, before, updated, f"{where}: after an update that was stopped,")
         self.states |= updated
 
     def _redo(
@@ -171,6 +178,19 @@ class _Trial:
     ) -> None:
         """A fresh learner that holds what the update started from, and nothing else, comes to the same states."""
         learner = self._started(scope, inputs.groups, replay)
+        learner.update(inputs)
+        for name, state in expected.items():
+            _require_equal(learner, name, state, where)
+
+    def _stop(
+        self, scope: Scope, inputs: RoundInput, replay: Path, expected: Mapping[str, PolicyState], where: str
+    ) -> None:
+        """A learner that is stopped, if it asks, and then gets its states again, comes to the same states."""
+        learner, asked = self._started(scope, inputs.groups, replay), count()
+        with suppress(StoppedError):
+            learner.update(replace(inputs, stopped=lambda: next(asked) >= _ASKED))
+        for name in _starts(learner, inputs.groups):
+            learner.load(name, self.states[name])
         learner.update(inputs)
         for name, state in expected.items():
             _require_equal(learner, name, state, where)

@@ -6,7 +6,7 @@ No torch, no I/O. Suffixes as in `marless.envs.base` and `marless.data.trajector
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,14 +25,7 @@ from marless.envs.base import (
     random_actions,
 )
 from marless.errors import SpecError
-
-
-class StoppedError(Exception):
-    """Somebody has asked to stop, between two steps. The environment may be used again: episodes start with a reset."""
-
-
-def _never() -> bool:
-    return False
+from marless.interruption import Stopped, check, never
 
 
 class ActingPolicy(Protocol):
@@ -89,13 +82,13 @@ def rollout(
     steps: int,
     seed: int,
     with_state: bool,
-    stopped: Callable[[], bool] = _never,
+    stopped: Stopped = never,
 ) -> tuple[Trajectory, EpisodeStats]:
     """Start fresh episodes and explore for `steps` time steps in every copy.
 
     `policies` holds one entry per agent class. Environment and actions draw from separate streams of `seed`.
     Raises SpecError if `with_state` asks for a global state that the environment does not have, StoppedError once
-    `stopped` answers True, which is asked before each step.
+    `stopped` answers True, which is asked before each step. The environment may be used again afterwards.
     """
     if with_state and not env.spaces.state_size:
         raise SpecError("the algorithm needs a global state, which this environment does not have")
@@ -104,8 +97,7 @@ def rollout(
     meter = _EpisodeMeter(env.spaces, np.full(env.batch, steps))
     frame = begin(env, policies, env_seed)
     for t in range(steps):
-        if stopped():
-            raise StoppedError
+        check(stopped)
         recorder.saw(t, frame)
         actions = []
         for k, policy in enumerate(policies):
@@ -151,20 +143,20 @@ def play(
     episodes: int,
     seed: int,
     explore: bool = False,
-    stopped: Callable[[], bool] = _never,
+    stopped: Stopped = never,
 ) -> EpisodeStats:
     """Play exactly `episodes` whole episodes: greedily or exploring; uniformly over legal actions without `policies`.
 
     How many each copy contributes is fixed beforehand; counting whichever end first would favour short ones. Raises
-    StoppedError once `stopped` answers True, which is asked before each step.
+    StoppedError once `stopped` answers True, which is asked before each step. The environment may be used again
+    afterwards.
     """
     env_seed, rng = _streams(seed)
     copies = np.arange(env.batch)
     meter = _EpisodeMeter(env.spaces, episodes // env.batch + (copies < episodes % env.batch))
     frame = begin(env, policies or (), env_seed)
     while not meter.full:
-        if stopped():
-            raise StoppedError
+        check(stopped)
         if policies is None:
             actions = random_actions(env.spaces, frame, rng)
         else:

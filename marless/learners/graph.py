@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from marless.algos.base import FunctionKind, FunctionNode, FunctionRun
+from marless.interruption import Stopped, check, never
 from marless.learners.meter import Meter
 
 ResultT = TypeVar("ResultT")
@@ -34,17 +35,27 @@ class Pass(Generic[ResultT]):
 class Graph:
     """The functions of one update as declared, and what they took so far."""
 
-    def __init__(self, nodes: Sequence[FunctionNode], *, threads: int = 1, meter: Meter | None = None) -> None:
-        """Passes run on at most `threads` threads; what they compute must not depend on the number."""
+    def __init__(
+        self,
+        nodes: Sequence[FunctionNode],
+        *,
+        threads: int = 1,
+        meter: Meter | None = None,
+        stopped: Stopped = never,
+    ) -> None:
+        """Passes run on at most `threads` threads; what they compute must not depend on the number. None begins once
+        `stopped` answers True.
+        """
         self._nodes = {node.id: node for node in nodes}
         self._threads = threads
         self._meter = meter or Meter()
+        self._stopped = stopped
 
     def run(self, passes: Sequence[Pass[ResultT]]) -> list[ResultT]:
         """Run passes, listed after those that they wait for, and return their results in the order given.
 
         May be called again, for each gradient step. Raises ValueError for a pass that was not declared, or is listed
-        too early; and what a pass raises.
+        too early; StoppedError; and what a pass raises.
         """
         waits = self._waits(passes)
         if self._threads == 1 or len(passes) == 1:
@@ -82,5 +93,6 @@ class Graph:
         return self._measured(each)
 
     def _measured(self, each: Pass[ResultT]) -> ResultT:
+        check(self._stopped)
         with self._meter.measure(each.function, each.names):
             return each.compute()

@@ -92,7 +92,9 @@ def _measure(
     watch, before_s = Stopwatch.start(), time.thread_time()
     rng = np.random.default_rng([inputs.seed, inputs.round, _STREAM])
     seen = behaviour(table(), agent_class, acting, config.samples, rng)
-    distances = make_similarity(config).distances(seen, rng) if seen else None
+    distances = None
+    if seen:
+        distances = make_similarity(config).distances(replace(seen, stopped=inputs.stopped), rng)
     return distances, watch.started_s, watch.now_s, time.thread_time() - before_s
 
 

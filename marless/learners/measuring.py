@@ -21,6 +21,7 @@ from marless.algos.base import CurvatureSpec, Measure, RoundInput
 from marless.curvature import lanczos
 from marless.curvature.noise import noise_scale
 from marless.curvature.ratio import convexity_ratio
+from marless.interruption import Stopped, check
 
 _STREAM = 1
 """Keeps what is drawn here apart from the order of the minibatches, which has the same seed."""
@@ -82,30 +83,40 @@ def measured(policies: Measurable, samples: Measured, inputs: RoundInput, miniba
 
     Samples and starts are drawn from the job's seed and the round alone, so that a policy gets the same measurements
     alone as in a stack. `minibatches` are the parts that the noise scale compares with the whole. Numbers by metric,
-    one per net, [P].
+    one per net, [P]. Raises StoppedError between two products or parts once `inputs.stopped` answers True.
     """
     metrics: dict[str, Tensor] = {}
     rng = np.random.default_rng([inputs.seed, inputs.round, _STREAM])
     order_S = torch.from_numpy(rng.permutation(samples.count)).to(policies.tensors["flat"].device)
     if inputs.measure.curvature is not None:
-        metrics |= _curvature(policies, samples, order_S, inputs.measure.curvature, rng)
+        metrics |= _curvature(policies, samples, order_S, inputs.measure.curvature, rng, inputs.stopped)
     if inputs.measure.noise and samples.count > 1:  # one segment has no parts to compare with the whole
-        metrics["noise_scale"] = _noise(policies, samples, order_S, max(minibatches, 2))
+        metrics["noise_scale"] = _noise(policies, samples, order_S, max(minibatches, 2), inputs.stopped)
     return metrics
 
 
 def _curvature(
-    policies: Measurable, samples: Measured, order_S: Tensor, spec: CurvatureSpec, rng: np.random.Generator
+    policies: Measurable,
+    samples: Measured,
+    order_S: Tensor,
+    spec: CurvatureSpec,
+    rng: np.random.Generator,
+    stopped: Stopped,
 ) -> dict[str, Tensor]:
     flat_PD = policies.tensors["flat"]
     starts = [lanczos.rademacher(rng, flat_PD) for _ in range(spec.probes)]
     product = policies.hessian(samples.subset(order_S[: -(-spec.samples // samples.unit)]))
-    highest_P, lowest_P = lanczos.extremes(product, starts, spec.steps)
+
+    def unless_stopped(vector_PD: Tensor) -> Tensor:
+        check(stopped)
+        return product(vector_PD)
+
+    highest_P, lowest_P = lanczos.extremes(unless_stopped, starts, spec.steps)
     found = {"lambda_max": highest_P, "lambda_min": lowest_P, "curvature": convexity_ratio(highest_P, lowest_P)}
     return {name: torch.from_numpy(values_P) for name, values_P in found.items()}
 
 
-def _noise(policies: Measurable, samples: Measured, order_S: Tensor, parts: int) -> Tensor:
+def _noise(policies: Measurable, samples: Measured, order_S: Tensor, parts: int, stopped: Stopped) -> Tensor:
     """From the gradients of a round's parts and of the whole round; dead agents' samples are counted, with weight 0."""
     samples.shuffle(order_S)
     batches = samples.minibatches(parts)
@@ -113,6 +124,7 @@ def _noise(policies: Measurable, samples: Measured, order_S: Tensor, parts: int)
     big_PD = torch.zeros_like(policies.tensors["flat"])
     small_square_P1 = torch.zeros_like(share_NP1[0])
     for batch, share_P1 in zip(batches, share_NP1, strict=True):
+        check(stopped)
         gradient_PD = policies.score_gradient(batch)
         big_PD += share_P1 * gradient_PD
         small_square_P1 += share_P1 * gradient_PD.square().sum(dim=1, keepdim=True)

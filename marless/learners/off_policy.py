@@ -36,6 +36,7 @@ from marless.algos.off_policy import OffPolicyConfig
 from marless.data.frames import ReplaySchema
 from marless.data.replay import Replay
 from marless.errors import CorruptError, NotFoundError
+from marless.interruption import check
 from marless.learners import likeness, measuring
 from marless.learners.batches import Batch, BatchSource, RewardMoments
 from marless.learners.meter import Meter
@@ -203,6 +204,7 @@ class OffPolicyLearner(ABC):
         if self._ready():
             rng = draw_generator(inputs)
             for batch in self._draws(inputs, rng, training.count, self._gradient_steps(inputs), meter):
+                check(inputs.stopped)
                 self._reprioritise(batch, training.step(batch, meter))
             _merge(metrics, training.metrics())
             if measuring.asked(inputs.measure):

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from scipy.stats import gaussian_kde
 from sklearn.decomposition import PCA
 
+from marless.interruption import Stopped, check, never
 from marless.sharing.similarity import Behaviour
 
 FloatArray = NDArray[np.float64]
@@ -34,7 +35,7 @@ class Densities:
         scores_NSd = self.compressed(samples_NSD)
         if not scores_NSd.shape[2]:
             return np.zeros((len(samples_NSD), len(samples_NSD)))
-        return divergences(scores_NSd + BLUR * rng.standard_normal(scores_NSd.shape[1:]))
+        return divergences(scores_NSd + BLUR * rng.standard_normal(scores_NSd.shape[1:]), behaviour.stopped)
 
     def compressed(self, samples_NSD: FloatArray) -> FloatArray:
         """[N, S, d]: joint principal components of all agents' standardised samples; features that are constant
@@ -54,7 +55,7 @@ class Densities:
         return np.ascontiguousarray(scores[:, :kept]).reshape(agents, count, kept)
 
 
-def divergences(scores_NSd: FloatArray) -> FloatArray:
+def divergences(scores_NSd: FloatArray, stopped: Stopped = never) -> FloatArray:
     """Symmetrised Monte-Carlo KL, clamped at 0, from samples in no order, [N, N].
 
     A Gaussian kernel with Scott's bandwidth on one half of an agent's samples gives its density p; over the other half
@@ -64,10 +65,16 @@ def divergences(scores_NSd: FloatArray) -> FloatArray:
     agents, count, dimensions = scores_NSd.shape
     made_of, seen = scores_NSd[:, : count // 2], scores_NSd[:, count // 2 :]
     points = seen.reshape(-1, dimensions).T
-    log_p_NNS = np.stack([gaussian_kde(own.T, bw_method="scott").logpdf(points) for own in made_of])
+    log_p_NNS = np.stack([_log_density(own, points, stopped) for own in made_of])
     log_p_NNS = log_p_NNS.reshape(agents, agents, -1)  # of density j, at the samples of i
     own_NS = log_p_NNS[np.arange(agents), np.arange(agents)]
     kl_NN = np.maximum((own_NS[:, None] - log_p_NNS.transpose(1, 0, 2)).mean(axis=2), 0)
     both_NN: FloatArray = (kl_NN + kl_NN.T) / 2
     np.fill_diagonal(both_NN, 0)
     return both_NN
+
+
+def _log_density(own_Sd: FloatArray, points: FloatArray, stopped: Stopped) -> FloatArray:
+    check(stopped)
+    found: FloatArray = gaussian_kde(own_Sd.T, bw_method="scott").logpdf(points)
+    return found

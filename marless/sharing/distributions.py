@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial.distance import jensenshannon
 
+from marless.interruption import check
 from marless.sharing.similarity import Behaviour, Choices, Normals
 
 
@@ -25,6 +26,7 @@ class PolicyDistances:
         count = len(behaviour.obs)
         far_NN = np.zeros((count, count))
         for i, j in itertools.combinations(range(count), 2):
+            check(behaviour.stopped)
             far_NN[i, j] = far_NN[j, i] = _apart(acting, i, j)
         return far_NN
 

@@ -7,12 +7,13 @@ similarity's config, imports no NumPy.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from marless.algos.base import SimilarityConfig
 from marless.errors import SpecError
+from marless.interruption import Stopped, never
 from marless.named import named
 from marless.registry import Registry
 
@@ -57,6 +58,8 @@ class Behaviour:
     """[N, S, A], True = legal; None if every action always is."""
     policies: Callable[[FloatArray, BoolArray | None], Choices | Normals]
     """How the policy of each agent, as it was before the update, acts on any observations [M, O], legal [M, A]."""
+    stopped: Stopped = field(default=never, compare=False)
+    """True once nobody wants the distances any more; similarities whose work grows with the agents ask now and then."""
 
 
 class Similarity(Protocol):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -29,7 +31,7 @@ from marless.envs.base import EnvSpaces
 from marless.errors import CorruptError, SpecError
 from marless.failpoint import reach
 from marless.nets import serial
-from marless.rpc.concurrency import to_the_end
+from marless.rpc.concurrency import stoppable, to_the_end
 from marless.rpc.param_store import ParamStore, PolicyWrite
 from marless.rpc.v1 import common_pb2, learner_pool_pb2
 from marless.sharing import registry as sharing_policies
@@ -149,7 +151,7 @@ class Learning:
             measure=_measure(task.measure, held.spec),
         )
         held.versions.clear()  # what is held is of no version until it has been published
-        output = await to_the_end(held.learner.update, inputs)
+        output = await stoppable(partial(_computed, held.learner, inputs))
         functions, distances = _functions(task, output.runs, held.after(groups)), _distances(held.spaces, output)
         heads = {version.policy: version.version for version in task.versions}
         expected = {name: heads.get(name, 0) for name in names}
@@ -186,6 +188,11 @@ class Learning:
         reach("learner.publish.after")
         held.versions.update(versions)
         return versions
+
+
+def _computed(learner: Learner, inputs: RoundInput, stop: threading.Event) -> UpdateOutput:
+    """What an update gives, which ends early once `stop` is set."""
+    return learner.update(replace(inputs, stopped=stop.is_set))
 
 
 def _writes(

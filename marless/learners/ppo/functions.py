@@ -18,6 +18,7 @@ from marless.curvature.lanczos import Product
 from marless.curvature.memory import hessian_product
 from marless.curvature.outputs import CategoricalScore, GaussianScore, OutputObjective
 from marless.envs.base import Box, Discrete
+from marless.interruption import Stopped, check, never
 from marless.learners.samples import Samples, weights
 from marless.losses import normalise, ppo, value
 from marless.nets import adam, heads, stacked
@@ -64,13 +65,21 @@ class _Trained(ABC):
         self.tensors = tensors
         self.net = stacked.net(layout, tensors["flat"], activation)
 
-    def train(self, samples: Samples, orders: Sequence[Tensor], minibatches: int, settings: Settings) -> Metrics:
-        """Update the nets in place; metrics are means over the last epoch."""
+    def train(
+        self,
+        samples: Samples,
+        orders: Sequence[Tensor],
+        minibatches: int,
+        settings: Settings,
+        stopped: Stopped = never,
+    ) -> Metrics:
+        """Update the nets in place; metrics are means over the last epoch. Raises StoppedError before a minibatch."""
         optimizer = self._optimizer(settings, steps=len(orders) * minibatches)
         seen: list[Metrics] = []
         for epoch, order_S in enumerate(orders):
             samples.shuffle(order_S)
             for batch in samples.minibatches(minibatches):
+                check(stopped)
                 metrics = self._gradient(batch, settings, measure=epoch == len(orders) - 1)
                 metrics[self.norm] = adam.clip_norm_(self.net.gradient_PD, settings.max_grad_norm)
                 optimizer.step(self.net.gradient_PD)

@@ -148,7 +148,7 @@ class PPOLearner:
         settings, minibatches = self._settings(inputs.env_steps), self._config.minibatches
 
         def train(key: _Key, job: _Job) -> Metrics:
-            return job.trained.train(job.samples, job.orders, minibatches, settings)
+            return job.trained.train(job.samples, job.orders, minibatches, settings, inputs.stopped)
 
         return self._run(inputs, train, self._policies.arrange, self._critics.arrange)
 
@@ -216,7 +216,7 @@ class PPOLearner:
         prepare = partial(self._prepare, work, inputs, chosen, policies, critics)
         passes = [Pass("post_process", (self._context.scope.name,), prepare)]
         passes += self._passes(work, inputs, [stack.names for stack in chosen], compute)
-        graph = Graph(self._functions(inputs), threads=threads)
+        graph = Graph(self._functions(inputs), threads=threads, stopped=inputs.stopped)
         metrics: Reports = {name: {} for name in self.names(inputs.groups)}
         for each, found in zip(passes, graph.run(passes), strict=True):
             _report(metrics, each.names, found)

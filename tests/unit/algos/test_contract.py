@@ -179,6 +179,19 @@ class Broken(PPOLearner):
         return replace(output, metrics={name: {"loss": float("nan")} for name in output.metrics})
 
 
+class Interrupted(PPOLearner):
+    """Remembers an update that was stopped."""
+
+    stopped = False
+
+    def update(self, inputs):
+        inputs = replace(inputs, round=inputs.round + self.stopped)
+        self.stopped = True
+        output = super().update(inputs)
+        self.stopped = False
+        return output
+
+
 class Frozen(PPOLearner):
     """Learns nothing."""
 
@@ -194,9 +207,10 @@ class Frozen(PPOLearner):
     ("learner", "broken"),
     [
         (Restless, "made twice, or loaded and read, scout_0 has another state"),
-        (Forgetful, "round 1, scout: by a learner that was started again, scout_0 has another state"),
+        (Forgetful, "round 0, scout: after an update that was stopped, scout_0 has another state"),
         (Stubborn, "round 3, walker: by a learner that was started again, walker_0 has another state"),
         (Measuring, "round 0, scout: without measurements, scout_0 has another state"),
+        (Interrupted, "round 0, scout: after an update that was stopped, scout_0 has another state"),
         (Blind, "no curvature of scout_0, which was asked for"),
         (Idle, r"functions .*mixer/scout.* ran, \["),
         (Lossy, "round 1, scout: by a learner that was started again, scout_0 has another state"),
