@@ -1,10 +1,11 @@
-"""Rollouts that nobody waits for any more are cancelled, and their workers, still good, take the next ones."""
+"""Rollouts and updates that nobody wants any more are cancelled, and their workers, still good, take the next ones."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from itertools import count
 from pathlib import Path
 
+import psutil
 import pytest
 import pytest_asyncio
 
@@ -12,11 +13,15 @@ from marless.rpc.v1 import actor_pool_pb2, common_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 from marless.rpc.workers import dispatch
 from services.coordinator.jobs import IfExists, Jobs, JobsOptions, Submission
+from services.coordinator.run_folder import RunFolder
 from services.coordinator.watching import watch
 from tests.integration.running import ACTORS, STEPS, Cluster, created, go_on, outcome, ready, running_scripted, spec
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PATIENCE_S = 30.0
+LONG = {"name": "ippo", "epochs": 1000, "minibatches": 400}
+"""An update of more than a minute, if nobody stops it."""
+COMPUTED_S = 0.3
 _serials = count()
 
 
@@ -69,6 +74,30 @@ def all_idle(found: list[common_pb2.WorkerInfo]) -> bool:
     return len(found) == ACTORS and not any(worker.busy for worker in found)
 
 
+def learner() -> psutil.Process:
+    """The only learner worker."""
+    [found] = [each for each in psutil.Process().children() if "services.learner_pool.worker" in each.cmdline()]
+    return found
+
+
+async def computing(worker: psutil.Process) -> None:
+    """Return once a worker has used some CPU time from now on."""
+    until_s = worker.cpu_times().user + COMPUTED_S
+    async with asyncio.timeout(PATIENCE_S):
+        while worker.cpu_times().user < until_s:  # noqa: ASYNC110  # what is waited for knows no events
+            await asyncio.sleep(0.01)
+
+
+async def in_mid_update(folder: RunFolder) -> psutil.Process:
+    """Wait for the first update of a job that is run; returns its worker."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not folder.read_pending(0):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    worker = learner()
+    await computing(worker)
+    return worker
+
+
 async def test_workers_outlive_a_coordinator_that_is_killed_in_mid_rollout(cluster, hold, undisturbed, tmp_path):
     """Red before: both workers were killed. What they run next is not changed by what they did not finish."""
     folder = created(tmp_path / "killed", spec(**waiting(hold)))
@@ -114,3 +143,38 @@ async def test_a_worker_whose_environment_hangs_is_replaced_within_the_grace(clu
     hold.unlink()
     assert (await go_on(folder, cluster.pools)).status.state == "SUCCEEDED"
     assert await until(cluster, all_idle) == after
+
+
+async def test_an_update_outlives_its_coordinator_but_not_its_job(cluster, hold, undisturbed, tmp_path):
+    """Red before: the worker was killed five seconds after its job was closed. The next job finds it warm."""
+    folder = created(tmp_path / "closed", spec(**waiting(hold, algorithm=LONG)))
+    run = asyncio.create_task(ready(folder, cluster.pools).run())
+    worker = await in_mid_update(folder)
+    versions = await cluster.store.list("closed")
+    run.cancel()
+    await asyncio.wait([run])
+    await computing(worker)  # for the next coordinator
+    await cluster.pools.close_job("closed")
+    folder = created(tmp_path / "next", spec(**waiting(hold)))
+    async with asyncio.timeout(PATIENCE_S):
+        assert (await go_on(folder, cluster.pools)).status.state == "SUCCEEDED"
+    assert outcome(folder) == undisturbed
+    assert learner() == worker
+    billed = [each for record in folder.records() for each in record.invocations if each.function == "learner"]
+    assert billed
+    assert not any(each.cold for each in billed)
+    assert await cluster.store.list("closed") == versions  # nothing was published
+
+
+async def test_a_learner_worker_outlives_a_job_that_is_replaced(cluster, hold, undisturbed, tmp_path):
+    async with Jobs(tmp_path, cluster.pools, JobsOptions(lease_s=1.0)) as jobs:
+        long = spec(**waiting(hold, algorithm=LONG)).to_json()
+        await jobs.submit(Submission(job="a", spec_json=long, request_id="1"))
+        worker = await in_mid_update(jobs.folder("a"))
+        other = spec(**waiting(hold)).to_json()
+        await jobs.submit(Submission(job="a", spec_json=other, request_id="2", if_exists=IfExists.REPLACE))
+        async with asyncio.timeout(PATIENCE_S):
+            [*_, last] = [event async for event in watch(jobs, "a", 0)]
+        assert last.view.status.state == "SUCCEEDED"
+        assert outcome(jobs.folder("a")) == undisturbed
+    assert learner() == worker
