@@ -55,5 +55,5 @@ class Adam:
 
 def _each(constant_SP1: Tensor) -> Iterator[Tensor]:
     """Of one step after the other, [P, 1]."""
-    for some_SP1 in constant_SP1.split(_AT_ONCE):
+    for some_SP1 in torch.split(constant_SP1, _AT_ONCE):
         yield from some_SP1.unbind(0)
