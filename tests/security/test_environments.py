@@ -265,3 +265,15 @@ def test_a_name_from_a_job_is_never_a_package_to_install():
             registry.make(f"pettingzoo/{name}", {}, 1)
         installing = str(caught.value).partition("install")[2]
         assert name.partition(".")[0] not in installing or name.startswith(("pettingzoo.", "mpe2."))
+
+
+def test_nor_is_one_that_an_allowed_module_needs(marker, tmp_path, monkeypatch):
+    (tmp_path / "path" / "shed.py").write_text("import left_pad\n", "utf-8")
+    monkeypatch.setenv(SETTING, "shed, no_such_zoo")
+    for name, said in (
+        ("shed", "shed needs 'left_pad', which is not installed$"),
+        ("no_such_zoo.butterfly", "there is no module 'no_such_zoo' on this machine$"),
+    ):
+        with pytest.raises(SpecError, match=said) as caught:
+            registry.make(f"pettingzoo/{name}", {}, 1)
+        assert "pip" not in str(caught.value)
