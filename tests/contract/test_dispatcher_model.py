@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import gc
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 
@@ -240,6 +241,8 @@ class FleetMachine(RuleBasedStateMachine):
         self.runner = asyncio.Runner()
         self.processes: list[tuple[str, Process]] = []
         self.refuses = False
+        self.stillborn = 0
+        """Processes that died before they connected, since the last one that did."""
         self.runner.run(self.begin())
 
     async def begin(self) -> None:
@@ -283,6 +286,7 @@ class FleetMachine(RuleBasedStateMachine):
         silent = [(name, process) for name, process in self.alive() if name not in self.workers]
         if silent:
             name, _ = silent[index % len(silent)]
+            self.stillborn = 0
             self.do(lambda: self.workers.update({name: self.hello(name)}))
 
     def hello(self, name: str) -> Worker:
@@ -294,7 +298,9 @@ class FleetMachine(RuleBasedStateMachine):
     def die(self, index: int) -> None:
         if alive := self.alive():
             name, process = alive[index % len(alive)]
-            comes_back = name in self.workers and not self.refuses and all(task.done() for task in self.asked)
+            self.stillborn += name not in self.workers
+            given_up = self.refuses or self.stillborn  # or will be soon
+            comes_back = name in self.workers and not given_up and all(task.done() for task in self.asked)
 
             def end() -> None:
                 process.gone.set()
@@ -327,13 +333,16 @@ class FleetMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         async def end() -> None:
-            async with asyncio.timeout(2):
-                await self.fleet.stop()
-                done = await asyncio.gather(*self.asked, return_exceptions=True)
+            try:
+                async with asyncio.timeout(2):
+                    await self.fleet.stop()
+                    done = await asyncio.gather(*self.asked, return_exceptions=True)
+            except TimeoutError:
+                raise AssertionError(f"the fleet does not stop, and {self.alive()} were left") from None
             assert all(each is None or isinstance(each, MarlessError) for each in done), done
 
-        self.runner.run(end())
-        self.runner.close()
+        with self.runner:
+            self.runner.run(end())
         assert not self.alive(), f"{self.alive()} were left"
 
 
@@ -407,7 +416,7 @@ SAYS = {
     "more workers than the limit": "above the limit",
     "a worker that hangs is left": "hangs, and was left",
     "a worker that died is not replaced": "nothing came in its place",
-    "a process that is not ended with its worker": "were left|hangs, and was left|two processes of a name",
+    "a process that is not ended with its worker": "were left|hangs, and was left",
 }
 """What a model says to the defect: that it fails for another reason does not count."""
 MUTANTS = {
@@ -430,6 +439,7 @@ MUTANTS = {
 
 @pytest.mark.parametrize("defect", MUTANTS)
 def test_the_models_see_a_seeded_defect(defect, monkeypatch):
+    gc.collect()  # else what other defects have left is collected in the midst of an ast: python/cpython issue 106905
     machine, owner, name, mutant = MUTANTS[defect]
     monkeypatch.setattr(owner, name, mutant, raising=False)
     with pytest.raises((AssertionError, asyncio.InvalidStateError), match=SAYS[defect]):
