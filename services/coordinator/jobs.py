@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections import Counter
 from collections.abc import Collection, Coroutine
 from dataclasses import dataclass, replace
-from enum import Enum
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-from marless import documents
 from marless.errors import (
     AlreadyExistsError,
     CorruptError,
@@ -24,10 +21,9 @@ from marless.errors import (
     SpecError,
     shown,
 )
-from marless.job import Job, check_id, is_id, prepare
-from marless.limits import MAX_NAME
-from marless.spec import JobSpec, from_json, parse
-from services.coordinator import costs, sinks, start, stopping, view
+from marless.job import Job, check_id, is_id
+from marless.spec import JobSpec, from_json
+from services.coordinator import start, stopping, view
 from services.coordinator.adoption import Adoption
 from services.coordinator.costs import Costs
 from services.coordinator.figures import Tally
@@ -35,36 +31,16 @@ from services.coordinator.index import Index
 from services.coordinator.journal import Journal
 from services.coordinator.live import LiveJob
 from services.coordinator.pools import Pools
+from services.coordinator.preparing import Preparing, with_stop
 from services.coordinator.roster import Roster
 from services.coordinator.run_folder import JobStatus, RunFolder
+from services.coordinator.submission import IfExists, Submission, check_request_id
 from services.coordinator.uploads import Uploads
 from services.coordinator.view import Progress, View
 
 MAX_WAITING = 1000
 WAITING_RETRY_S = 60.0
 T = TypeVar("T")
-
-
-class IfExists(Enum):
-    """What to do when the id of a new job is taken."""
-
-    FAIL = "fail"
-    USE = "use"
-    """Answer the job that exists, if its spec is equal."""
-    REPLACE = "replace"
-    """Delete the job that exists, wherever it stands."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Submission:
-    """A request to run a job."""
-
-    job: str
-    spec_json: str
-    request_id: str = ""
-    """The same when the request is repeated; "": an equal spec is the same request."""
-    if_exists: IfExists = IfExists.FAIL
-    attached: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +69,7 @@ class Jobs:
         self.uploads = Uploads(self.runs, self._options.uploads_bytes)
         self._index = Index(self.runs)
         self._roster = Roster(self._options.running)
+        self._preparing = Preparing()
         self._adoption = Adoption(
             self._index,
             self.runs,
@@ -120,6 +97,7 @@ class Jobs:
     async def stop(self) -> None:
         """Let go of all jobs, and end what streams. Twice is safe."""
         self.stopped = True
+        self._preparing.stop()
         await self._adoption.stop()
         await asyncio.gather(*self._verbs, return_exceptions=True)
         await self._roster.stop()
@@ -164,7 +142,7 @@ class Jobs:
         Raises SpecError, AlreadyExistsError, OverloadedError, UnavailableError.
         """
         check_id(request.job)
-        _check_request_id(request.request_id)
+        check_request_id(request.request_id)
         return await self._whole(request.job, self._submit(request))
 
     async def cancel(self, job: str) -> View:
@@ -176,7 +154,7 @@ class Jobs:
 
         Raises NotFoundError, SpecError, JobStateError, OverloadedError, UnavailableError.
         """
-        _check_request_id(request_id)
+        check_request_id(request_id)
         return await self._whole(job, self._resume(job, request_id, stop_json))
 
     async def delete(self, job: str, *, allow_missing: bool) -> None:
@@ -206,7 +184,7 @@ class Jobs:
         if known and await self._answers(request, spec, known):
             return known
         self._check_room()
-        job = await asyncio.to_thread(_ready, spec)
+        job = await self._preparing.prepared(spec, new=True)
         source = await asyncio.to_thread(self._start, spec, job, request.job)
         if known:
             await self._remove(request.job)
@@ -292,12 +270,12 @@ class Jobs:
 
     async def _restart(self, folder: RunFolder, request_id: str, stop_json: str) -> View:
         given, status = await asyncio.to_thread(folder.load)
-        spec = await asyncio.to_thread(_with_stop, given, stop_json)
+        spec = await asyncio.to_thread(with_stop, given, stop_json)
         journal = Journal(folder, Costs(spec, folder))
         await asyncio.to_thread(journal.read)
         if status.state != "FAILED" and (reached := stopping.ending(spec.stop, journal)):
             raise JobStateError(f"job {status.job!r} has no round left to run: {reached}; give it new stop rules")
-        job = await asyncio.to_thread(_ready, spec)
+        job = await self._preparing.prepared(spec, new=True)
         if spec != given:
             await asyncio.to_thread(folder.write_spec, spec)
         status = replace(
@@ -406,7 +384,7 @@ class Jobs:
             reason = f"its coordinator was killed {where}; `marless resume {status.job}` goes on"
         try:
             spec, _ = await asyncio.to_thread(folder.load)
-            job = await asyncio.to_thread(prepare, spec)
+            job = await self._preparing.prepared(spec)
         except (SpecError, CorruptError) as error:
             reason = str(error)
         if reason:
@@ -416,23 +394,3 @@ class Jobs:
             folder.release()
             return
         self._take(job, folder, status, progress, "job.found")
-
-
-def _check_request_id(request_id: str) -> None:
-    if len(request_id) > MAX_NAME:
-        raise SpecError(f"a request_id of {len(request_id):,} characters; at most {MAX_NAME} are taken")
-
-
-def _ready(spec: JobSpec) -> Job:
-    """A job whose sinks and prices can be used here, and that can work; raises SpecError."""
-    sinks.check(spec)
-    costs.check(spec)
-    return prepare(spec)
-
-
-def _with_stop(spec: JobSpec, stop_json: str) -> JobSpec:
-    """The spec with other stop rules, if there are some; raises SpecError."""
-    if not stop_json:
-        return spec
-    stop = documents.from_json(stop_json, "stop")
-    return parse(json.loads(spec.to_json()) | {"stop": stop}, "resume")

@@ -17,8 +17,9 @@ from marless.rpc.server import bulk_download, bulk_upload, register_bulk
 from marless.rpc.v1 import coordinator_pb2 as pb
 from marless.rpc.v1.coordinator_pb2_grpc import CoordinatorServiceServicer, add_CoordinatorServiceServicer_to_server
 from services.coordinator import files
-from services.coordinator.jobs import IfExists, Jobs, Submission
+from services.coordinator.jobs import Jobs
 from services.coordinator.readiness import Readiness
+from services.coordinator.submission import IfExists, Submission
 from services.coordinator.view import View
 from services.coordinator.watching import read_log, watch
 

@@ -17,8 +17,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from marless.errors import AlreadyExistsError, JobStateError, MarlessError, NotFoundError
 from marless.record import PhaseSeconds, RoundRecord
 from services.coordinator import live, run_folder
-from services.coordinator.jobs import IfExists, Jobs, JobsOptions, Submission
+from services.coordinator.jobs import Jobs, JobsOptions
 from services.coordinator.run_folder import JobStatus, RunFolder
+from services.coordinator.submission import IfExists, Submission
 from services.coordinator.view import ended
 from tests.integration.running import spec
 

@@ -12,8 +12,9 @@ import pytest_asyncio
 from marless.rpc.v1 import actor_pool_pb2, common_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 from marless.rpc.workers import dispatch
-from services.coordinator.jobs import IfExists, Jobs, JobsOptions, Submission
+from services.coordinator.jobs import Jobs, JobsOptions
 from services.coordinator.run_folder import RunFolder
+from services.coordinator.submission import IfExists, Submission
 from services.coordinator.watching import watch
 from tests.integration.running import ACTORS, STEPS, Cluster, created, go_on, outcome, ready, running_scripted, spec
 

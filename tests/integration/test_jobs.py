@@ -22,8 +22,9 @@ from marless.record import RoundRecord, from_json
 from marless.stopwatch import Stopwatch
 from services.coordinator import ownership, rounds, timing
 from services.coordinator.adoption import ATTACHED_LEASES
-from services.coordinator.jobs import IfExists, Jobs, JobsOptions, Submission
+from services.coordinator.jobs import Jobs, JobsOptions
 from services.coordinator.run_folder import RunFolder
+from services.coordinator.submission import IfExists, Submission
 from services.coordinator.watching import Event, read_log, watch
 from tests.integration.running import Cluster, created, go_on, outcome, running, spec
 

@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import sys
 import threading
 import time
 import tracemalloc
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -12,12 +14,14 @@ import yaml
 from marless import documents
 from marless.data.trajectory import TrajectorySchema
 from marless.envs.base import AgentClass, Box, Discrete, EnvSpaces
-from marless.errors import CorruptError, SpecError, unknown_name
+from marless.errors import CorruptError, MarlessError, NotFoundError, OverloadedError, SpecError, unknown_name
 from marless.job import prepare
 from marless.rpc import chunks
 from marless.rpc.v1 import common_pb2, learner_pool_pb2
 from marless.spec import from_json, load, parse, spaces_from_json, spaces_to_json
-from services.coordinator.jobs import Jobs, Submission
+from services.coordinator import preparing
+from services.coordinator.jobs import Jobs
+from services.coordinator.submission import Submission
 from services.learner_pool.intake import Intake
 from services.learner_pool.updates import Updates
 
@@ -312,6 +316,38 @@ async def test_others_are_served_while_a_spec_is_read(tmp_path):
     ticking.cancel()
     assert longest_s < SOON_S
     await jobs.stop()
+
+
+async def test_environments_that_are_never_made_hold_nobody_up(tmp_path, monkeypatch):
+    """Neither others, while they are waited for or given up, nor the end of the coordinator."""
+    monkeypatch.setattr(preparing, "PREPARE_S", 1.0)
+    monkeypatch.setattr(preparing, "MAX_AT_ONCE", 40)
+    monkeypatch.setenv("MARLESS_ENV_MODULES", "abyss")
+    loop, begun, released = asyncio.get_running_loop(), asyncio.Queue(), threading.Event()
+
+    def parallel_env():
+        loop.call_soon_threadsafe(begun.put_nowait, None)
+        released.wait()
+
+    monkeypatch.setitem(sys.modules, "abyss", SimpleNamespace(parallel_env=parallel_env))
+    hanging = json.dumps(JOB | {"env": {"name": "pettingzoo/abyss"}})
+    jobs = Jobs(tmp_path, None)
+    submitted = [asyncio.create_task(jobs.submit(Submission(job=f"j{n}", spec_json=hanging))) for n in range(40)]
+    async with asyncio.timeout(SOON_S):
+        for _ in submitted:
+            await begun.get()
+        with pytest.raises(NotFoundError):
+            await jobs.get("another")
+    with pytest.raises(OverloadedError, match="40 jobs are being prepared already"):
+        await jobs.submit(Submission(job="one-more", spec_json=json.dumps(JOB)))
+    with pytest.raises(SpecError, match="environment pettingzoo/abyss: was not made within 1 s"):
+        await submitted[0]
+    await asyncio.gather(*submitted, return_exceptions=True)
+    stopped = asyncio.create_task(jobs.submit(Submission(job="last", spec_json=hanging)))
+    released.set()
+    await jobs.stop()
+    with pytest.raises(MarlessError):
+        await stopped
 
 
 def test_a_document_within_the_limits_passes():

@@ -1,0 +1,94 @@
+"""Making jobs ready. That makes each job's environment once, with code of others, which may take long or never end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+from marless import documents
+from marless.errors import OverloadedError, SpecError, UnreachableError
+from marless.job import Job, prepare
+from marless.spec import JobSpec, parse
+from services.coordinator import costs, sinks
+
+PREPARE_S = 60.0
+"""How long an environment may take to be made."""
+MAX_AT_ONCE = 16
+"""Jobs that are prepared, those included whose environments have not been made in time and still run."""
+
+
+class Preparing:
+    """Prepares each job in a thread of its own, so that an environment that hangs holds up nothing else: neither the
+    threads that read and write files nor the end of this process.
+    """
+
+    def __init__(self) -> None:
+        self._threads = 0
+        self._waiting: set[asyncio.Future[Job]] = set()
+
+    async def prepared(self, spec: JobSpec, *, new: bool = False) -> Job:
+        """The job of a spec; if it is `new`, its sinks and prices are checked first.
+
+        Raises SpecError for a job that cannot work, or whose environment is not made in time, OverloadedError if too
+        many are prepared already, UnreachableError if this coordinator stops.
+        """
+        if self._threads >= MAX_AT_ONCE:
+            raise OverloadedError(f"no room in the coordinator: {self._threads} jobs are being prepared already")
+        done: asyncio.Future[Job] = asyncio.get_running_loop().create_future()
+        make = partial(_checked if new else prepare, spec)
+        thread = threading.Thread(target=self._run, args=(make, done), name="prepare", daemon=True)
+        self._threads += 1
+        self._waiting.add(done)
+        thread.start()
+        try:
+            async with asyncio.timeout(PREPARE_S):
+                return await done
+        except TimeoutError:
+            raise SpecError(
+                f"environment {spec.env.name}: was not made within {PREPARE_S:g} s; it hangs, or its options ask for "
+                "too much"
+            ) from None
+        finally:
+            self._waiting.discard(done)
+
+    def stop(self) -> None:
+        """Wait for nothing any more; twice is safe."""
+        for done in self._waiting:
+            if not done.done():
+                done.set_exception(UnreachableError("this coordinator stops; the next one takes the job"))
+
+    def _run(self, make: Callable[[], Job], done: asyncio.Future[Job]) -> None:
+        job: Job | None = None
+        try:
+            job, error = make(), None
+        except Exception as problem:  # noqa: BLE001  # whoever waits raises it
+            error = problem
+        with suppress(RuntimeError):  # the loop has ended
+            done.get_loop().call_soon_threadsafe(self._ended, done, job, error)
+
+    def _ended(self, done: asyncio.Future[Job], job: Job | None, error: Exception | None) -> None:
+        self._threads -= 1
+        if done.done():
+            return
+        if job:
+            done.set_result(job)
+        else:
+            done.set_exception(error or AssertionError)
+
+
+def _checked(spec: JobSpec) -> Job:
+    sinks.check(spec)
+    costs.check(spec)
+    return prepare(spec)
+
+
+def with_stop(spec: JobSpec, stop_json: str) -> JobSpec:
+    """The spec with other stop rules, if there are some; raises SpecError."""
+    if not stop_json:
+        return spec
+    stop = documents.from_json(stop_json, "stop")
+    return parse(json.loads(spec.to_json()) | {"stop": stop}, "resume")
