@@ -11,7 +11,8 @@ import structlog
 from marless.errors import MarlessError, NotFoundError
 from services.coordinator.index import Index
 from services.coordinator.ownership import beat_of
-from services.coordinator.run_folder import JobStatus, RunFolder
+from services.coordinator.run_folder import RunFolder
+from services.coordinator.status import JobStatus
 
 ATTACHED_LEASES = 3
 """How many leases an attached job without a sign of life is left to the process that it belongs to."""

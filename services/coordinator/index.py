@@ -18,7 +18,8 @@ from marless import private_files
 from marless.checkpoint import make_directory
 from marless.errors import CorruptError, NotFoundError, SpecError, UnavailableError, shown
 from marless.job import check_id
-from services.coordinator.run_folder import DELETED, ENDED, JobStatus, RunFolder
+from services.coordinator.run_folder import DELETED, RunFolder
+from services.coordinator.status import ENDED, JobStatus
 
 PAGE = 100
 LARGEST_PAGE = 1000

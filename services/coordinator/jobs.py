@@ -33,7 +33,8 @@ from services.coordinator.live import LiveJob
 from services.coordinator.pools import Pools
 from services.coordinator.preparing import Preparing, with_stop
 from services.coordinator.roster import Roster
-from services.coordinator.run_folder import JobStatus, RunFolder
+from services.coordinator.run_folder import RunFolder
+from services.coordinator.status import JobStatus
 from services.coordinator.submission import IfExists, Submission, check_request_id
 from services.coordinator.uploads import Uploads
 from services.coordinator.view import Progress, View

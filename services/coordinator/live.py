@@ -13,8 +13,9 @@ from services.coordinator.logs import JobLog
 from services.coordinator.news import News
 from services.coordinator.pools import Pools
 from services.coordinator.rounds import JobRun
-from services.coordinator.run_folder import JobStatus, RunFolder
+from services.coordinator.run_folder import RunFolder
 from services.coordinator.sinks import SinkFeed
+from services.coordinator.status import JobStatus
 from services.coordinator.view import Progress, View, ended, view_of
 
 SAVE_PERIOD_S = 1.0

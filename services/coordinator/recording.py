@@ -8,7 +8,7 @@ from dataclasses import replace
 from marless.record import Decision, GroupRecord, PhaseSeconds, RoundRecord
 from services.coordinator.planning import Plan
 from services.coordinator.pools import Rollout, Update
-from services.coordinator.run_folder import Pending
+from services.coordinator.status import Pending
 from services.coordinator.timing import RoundTimes
 
 

@@ -34,7 +34,8 @@ from services.coordinator.planning import Plan, Planner
 from services.coordinator.pools import Pools, Rollout, Update, Versions
 from services.coordinator.recovery import Recovery
 from services.coordinator.reserving import Reserving
-from services.coordinator.run_folder import JobStatus, Pending, RunFolder
+from services.coordinator.run_folder import RunFolder
+from services.coordinator.status import JobStatus, Pending
 from services.coordinator.timing import Timing
 from services.coordinator.warming import Warming
 

@@ -23,7 +23,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
@@ -36,66 +36,14 @@ from marless.checkpoint import Checkpoint, DiskCheckpoints, fsync, make_director
 from marless.errors import AlreadyExistsError, CorruptError, FencedError, NotFoundError, SpecError, UnavailableError
 from marless.failpoint import reach
 from marless.private_files import UntrustedPathError
-from marless.record import InvocationRecord, Returns, RoundRecord
+from marless.record import RoundRecord
 from marless.round_file import read
 from marless.spec import JobSpec
 from services.coordinator.ownership import Ownership, inherit
+from services.coordinator.status import PENDING, STATUS, JobStatus, Pending
 
 DELETED = ".deleted-"
 """How the names of folders begin that are being removed, or were when their coordinator was killed."""
-ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobStatus:
-    """The content of job.json."""
-
-    job: str
-    state: str
-    """PENDING, RUNNING, SUCCEEDED, FAILED or CANCELLED."""
-    reason: str
-    accepted_s: float
-    """Unix seconds."""
-    random: Returns | None = None
-    """What chance scores, once measured."""
-    summary_json: str = ""
-    """Once the job has ended."""
-    request_id: str = ""
-    """Of the request that submitted it."""
-    attached: bool = False
-    """Belongs to the process that submitted it: not continued by itself once its coordinator was killed."""
-    env: str = ""
-    """Name of the spec's environment."""
-    algorithm: str = ""
-    """Name of the spec's algorithm."""
-    cancelling: bool = False
-    """Its user has asked it to stop after the present round."""
-    resumes: int = 0
-    """How often it was continued after an interruption or an end."""
-    resume_request_id: str = ""
-    """Of the request that last resumed it."""
-    ended_s: float = 0.0
-    """Unix seconds; 0 while it has not ended."""
-
-    @property
-    def ended(self) -> bool:
-        """True once nothing more happens, unless it is resumed."""
-        return self.state in ENDED
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pending:
-    """What came of a round's rollout: the content of pending.json."""
-
-    round: int
-    rollout_s: float
-    env_steps: int
-    returns: Returns | None
-    invocations: tuple[InvocationRecord, ...]
-
-
-_STATUS = TypeAdapter(JobStatus)
-_PENDING = TypeAdapter(Pending)
 
 
 class RunFolder:
@@ -213,7 +161,7 @@ class RunFolder:
     def read_status(self) -> JobStatus:
         """The content of job.json; raises NotFoundError or CorruptError."""
         try:
-            status: JobStatus = _read_json(self.path / "job.json", _STATUS)
+            status: JobStatus = _read_json(self.path / "job.json", STATUS)
             return status
         except (FileNotFoundError, NotADirectoryError) as error:
             raise NotFoundError(f"there is no job in {self.path}: {error.filename} is missing") from None
@@ -279,7 +227,7 @@ class RunFolder:
         It is written in place, for it is on the path between a rollout and its update: one that is found torn means
         that there was no update yet, and that the rollout can be had again.
         """
-        line, file = _PENDING.dump_json(pending) + b"\n", self._pending
+        line, file = PENDING.dump_json(pending) + b"\n", self._pending
         self.check_owned()
         assert file is not None  # opened by take_over
         reach("coordinator.pending.before")
@@ -297,7 +245,7 @@ class RunFolder:
     def read_pending(self, round_: int) -> Pending | None:
         """What came of this round's rollout, if it was written and survived."""
         try:
-            pending = _read_json(self._pending_path, _PENDING)
+            pending = _read_json(self._pending_path, PENDING)
         except (FileNotFoundError, CorruptError):
             return None
         return pending if pending.round == round_ else None

@@ -25,7 +25,7 @@ from marless.sinks.base import Sink, SinkConfig, SinkJob
 from marless.sinks.scalars import scalars, settings
 from marless.spec import JobSpec
 from services.coordinator.logs import JobLog
-from services.coordinator.run_folder import ENDED
+from services.coordinator.status import ENDED
 
 STOP_S = 5.0
 """How long the end of a job waits for its sinks."""

@@ -11,7 +11,8 @@ from typing import Any
 from marless.errors import CorruptError
 from marless.record import Returns, RoundRecord, Summary
 from marless.round_file import lines_backwards, may_be_evaluated, parse
-from services.coordinator.run_folder import JobStatus, RunFolder
+from services.coordinator.run_folder import RunFolder
+from services.coordinator.status import JobStatus
 
 LOOK_BACK_ROUNDS = 512
 """An evaluation that is older than this many rounds is not looked for."""

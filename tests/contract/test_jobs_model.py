@@ -18,7 +18,8 @@ from marless.errors import AlreadyExistsError, JobStateError, MarlessError, NotF
 from marless.record import PhaseSeconds, RoundRecord
 from services.coordinator import live, run_folder
 from services.coordinator.jobs import Jobs, JobsOptions
-from services.coordinator.run_folder import JobStatus, RunFolder
+from services.coordinator.run_folder import RunFolder
+from services.coordinator.status import JobStatus
 from services.coordinator.submission import IfExists, Submission
 from services.coordinator.view import ended
 from tests.integration.running import spec

@@ -23,8 +23,9 @@ from marless.rpc.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from services.coordinator.costs import Costs
 from services.coordinator.jobs import Jobs, JobsOptions
 from services.coordinator.journal import HISTORY_ROUNDS, Journal
-from services.coordinator.run_folder import JobStatus, RunFolder
+from services.coordinator.run_folder import RunFolder
 from services.coordinator.servicer import CoordinatorServicer
+from services.coordinator.status import JobStatus
 from services.coordinator.view import Progress, progress_of
 from services.coordinator.watching import watch
 from tests.contract.test_jobs_model import NoPools

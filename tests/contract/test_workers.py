@@ -68,7 +68,7 @@ class Bench:
         if what == "exit":
             await stoppable(lambda _: sys.exit(3))
         if what == "long":
-            raise OSError("x\n" * 3_000_000)  # as much as no message takes
+            raise OSError("x\n" * 2_500_000)  # as much as no message takes
         if what == "mute":
             raise MuteError
         return f"{what} by {worker}".encode()
@@ -454,6 +454,67 @@ async def test_a_task_that_is_given_up_while_it_is_sent_costs_no_worker(pool, an
     async with asyncio.timeout(PATIENCE_S):
         assert (await second).payload == b"second"
     worker.attached.cancel()
+
+
+def hello(name: str) -> common_pb2.WorkerMessage:
+    return common_pb2.WorkerMessage(hello=common_pb2.WorkerHello(worker=name, ticket="its own"))
+
+
+async def test_a_worker_that_keeps_sending_what_nobody_asked_for_is_let_go():
+    async def flood() -> AsyncIterator[common_pb2.WorkerMessage]:
+        yield hello("w")
+        while True:
+            await asyncio.sleep(0)
+            yield common_pb2.WorkerMessage(result=common_pb2.TaskResult(id="another's" * 1000))
+
+    dispatcher = Dispatcher(tickets=Tickets(others=True))
+    with capture_logs() as logs, pytest.raises(SpecError, match="more than 100 results that nobody has asked for"):
+        async with asyncio.timeout(PATIENCE_S):
+            await dispatcher.attach(flood(), lambda _: settle())
+    assert len(str(logs)) < 100_000
+    assert not dispatcher.workers()
+
+
+@pytest.mark.parametrize(
+    "forged", [{"start_s": float("nan")}, {"end_s": -1.0}, {"vcpu_s": 1e300}, {"memory_bytes": -5}]
+)
+async def test_a_worker_that_forges_numbers_is_let_go(forged):
+    await forging(common_pb2.Invocation(**forged), ends=True)
+
+
+async def test_a_pool_says_itself_who_ran_what_and_what_was_lost():
+    result = await forging(common_pb2.Invocation(id="x", attempt=9, worker="somebody else", end_s=1.0), ends=False)
+    run = result.invocation
+    assert (run.id, run.attempt, run.worker, list(result.lost)) == ("job/a", 1, "w", [])
+
+
+async def forging(invocation: common_pb2.Invocation, *, ends: bool) -> common_pb2.TaskResult | None:
+    """A worker that answers its first task with this; `ends` says that it is let go for that."""
+    asked: asyncio.Queue[common_pb2.PoolMessage] = asyncio.Queue()
+
+    async def messages() -> AsyncIterator[common_pb2.WorkerMessage]:
+        yield hello("w")
+        task = (await asked.get()).task
+        lost = [common_pb2.Invocation(end_s=1e6)] * 3
+        yield common_pb2.WorkerMessage(
+            result=common_pb2.TaskResult(id=task.id, attempt=task.attempt, invocation=invocation, lost=lost)
+        )
+        await asked.get()
+
+    dispatcher = Dispatcher(tickets=Tickets(others=True))
+    working = asyncio.create_task(dispatcher.attach(messages(), asked.put))
+    running = asyncio.create_task(dispatcher.run("job/a", bytes, timeout_s=LONG_S, setting="field.s"))
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            if not ends:
+                return await running
+            with pytest.raises(SpecError, match="of an invocation is"):
+                await working
+            return None
+    finally:
+        for task in (working, running):
+            task.cancel()
+        await asyncio.gather(working, running, return_exceptions=True)
 
 
 async def test_draining_waits_for_a_task_that_is_being_cancelled(pool):

@@ -26,7 +26,8 @@ from services.actor_pool.config import Config as ActorConfig
 from services.coordinator.logs import JobLog
 from services.coordinator.pools import Pools
 from services.coordinator.rounds import JobRun
-from services.coordinator.run_folder import JobStatus, RunFolder
+from services.coordinator.run_folder import RunFolder
+from services.coordinator.status import JobStatus
 from services.learner_pool import __main__ as learner_pool
 from services.learner_pool.config import Config as LearnerConfig
 from services.param_store import __main__ as param_store

@@ -19,7 +19,8 @@ from marless.data.frame_file import FrameFile
 from marless.data.frames import ReplaySchema
 from marless.errors import SpecError, UnavailableError
 from services.coordinator.index import Index
-from services.coordinator.run_folder import JobStatus, RunFolder
+from services.coordinator.run_folder import RunFolder
+from services.coordinator.status import JobStatus
 from services.learner_pool.intake import Intake
 from services.learner_pool.replays import Replays
 from services.param_store import redis_server

@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Iterable
 
 import grpc
 import structlog
@@ -18,6 +17,7 @@ from marless.errors import OverloadedError, SpecError, UnavailableError, Unreach
 from marless.rpc.errors import by_name
 from marless.rpc.requests import check_text
 from marless.rpc.v1 import common_pb2
+from marless.rpc.workers.attached import Send, Worker, WorkerHungError, WorkerLostError, either, listen
 from marless.rpc.workers.handover import Tickets
 from marless.rpc.workers.turns import Turns
 from marless.stopwatch import Stopwatch
@@ -25,48 +25,11 @@ from marless.stopwatch import Stopwatch
 QUEUE_LIMIT = 4096
 CANCEL_GRACE_S = 5.0
 """How long a worker may take to stop, before it is given up."""
-Send = Callable[[common_pb2.PoolMessage], Awaitable[None]]
 HELLO_S = 10.0
 MAX_TIMEOUTS = 2
 """A worker that is not done in time may have been paused, or may wait for ever: its task is tried elsewhere. Where the
 next one is not done either, the task takes too long."""
 _log = structlog.get_logger("marless.workers")
-
-
-class WorkerLostError(Exception):
-    """The worker's stream ended while it held a task; the task goes to another worker."""
-
-
-class WorkerHungError(WorkerLostError):
-    """The worker held a task for longer than it may."""
-
-
-class _Worker:
-    """One connected worker."""
-
-    def __init__(self, hello: common_pb2.WorkerHello, send: Send, init_s: float) -> None:
-        self.hello = hello
-        self.send = send
-        self.init_s = init_s
-        self.invocations = 0
-        self.affinity = ""
-        self.draining = False
-        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.running: asyncio.Future[common_pb2.TaskResult] | None = None
-        """Set from the moment a task is promised this worker until its result has been taken."""
-        self.expected = ("", 0)
-        """Id and attempt of the one result that is heard."""
-        self.sending: asyncio.Future[None] = self.lost
-        """Of its task. To cut a write off breaks the stream, so a task that is given up is sent all the same."""
-
-    def promise(self) -> None:
-        """Keep this worker for one task."""
-        self.running = asyncio.get_running_loop().create_future()
-
-    def lose(self) -> None:
-        """Give it up: its stream ends, and what it still says is not heard."""
-        if not self.lost.done():
-            self.lost.set_result(None)
 
 
 class Dispatcher:
@@ -81,14 +44,14 @@ class Dispatcher:
         self._tickets = tickets or Tickets()
         self._queue_limit = queue_limit
         self._max_attempts = max_attempts
-        self._workers: dict[str, _Worker] = {}
+        self._workers: dict[str, Worker] = {}
         self._launched_s: dict[str, float] = {}
         """Of workers that have not connected yet, by the monotonic clock."""
-        self._idle: list[_Worker] = []
-        self._waiting: Turns[asyncio.Future[_Worker]] = Turns()
+        self._idle: list[Worker] = []
+        self._waiting: Turns[asyncio.Future[Worker]] = Turns()
         self._changed = asyncio.Condition()
         self._closed = ""
-        self._recalled: dict[_Worker, asyncio.Task[None]] = {}
+        self._recalled: dict[Worker, asyncio.Task[None]] = {}
         """Workers that are about to stop what was given up."""
         self.attempts: Counter[str] = Counter()
         """Attempts at tasks that have ended so far: "done", "failed", "cancelled", or "lost" with their worker."""
@@ -190,7 +153,7 @@ class Dispatcher:
         check_text("a worker's name", name)
         before = self._workers.get(name)
         self._tickets.check(name, hello.ticket, before.hello.ticket if before else None)
-        worker = _Worker(hello, send, self._since_launch(name))
+        worker = Worker(hello, send, self._since_launch(name))
         if before:
             before.lose()
         self._workers[name] = worker
@@ -199,7 +162,7 @@ class Dispatcher:
         try:
             self._release(worker)
             await self._notify()
-            await _listen(worker, messages)
+            await listen(worker, messages)
         finally:
             worker.lose()
             if self._workers.get(name) is worker:
@@ -240,7 +203,7 @@ class Dispatcher:
         if worker in self._idle:
             self._idle.remove(worker)
         while worker.running is not None and not worker.lost.done():
-            await _either(worker.running, worker.lost)
+            await either(worker.running, worker.lost)
         if not worker.lost.done():
             try:
                 await worker.send(common_pb2.PoolMessage(drain=common_pb2.Drain()))
@@ -259,7 +222,7 @@ class Dispatcher:
         self._closed = reason
         self.fail_waiting(reason, UnreachableError)
 
-    async def _run_on(self, worker: _Worker, task: common_pb2.Task, timeout_s: float) -> common_pb2.TaskResult:
+    async def _run_on(self, worker: Worker, task: common_pb2.Task, timeout_s: float) -> common_pb2.TaskResult:
         running = worker.running
         assert running is not None  # promised by _acquire
         worker.expected, worker.invocations = (task.id, task.attempt), worker.invocations + 1
@@ -267,7 +230,7 @@ class Dispatcher:
         try:
             async with asyncio.timeout(timeout_s):
                 await asyncio.shield(worker.sending)
-                await _either(running, worker.lost)
+                await either(running, worker.lost)
         except asyncio.CancelledError:
             self.attempts["cancelled"] += 1
             if not worker.lost.done() and not (running.done() and worker.sending.done()):
@@ -285,19 +248,19 @@ class Dispatcher:
             raise WorkerLostError
         return running.result()
 
-    def _let_go(self, worker: _Worker, running: asyncio.Future[common_pb2.TaskResult]) -> None:
+    def _let_go(self, worker: Worker, running: asyncio.Future[common_pb2.TaskResult]) -> None:
         """The worker's task is over; if it has not answered, its late result must not meet the next task."""
         if not running.done():
             worker.lose()
         self._release(worker)
 
-    def _recall(self, worker: _Worker, running: asyncio.Future[common_pb2.TaskResult], task: common_pb2.Task) -> None:
+    def _recall(self, worker: Worker, running: asyncio.Future[common_pb2.TaskResult], task: common_pb2.Task) -> None:
         recall = asyncio.create_task(self._take_back(worker, running, task))
         self._recalled[worker] = recall
         recall.add_done_callback(lambda _: self._recalled.pop(worker))
 
     async def _take_back(
-        self, worker: _Worker, running: asyncio.Future[common_pb2.TaskResult], task: common_pb2.Task
+        self, worker: Worker, running: asyncio.Future[common_pb2.TaskResult], task: common_pb2.Task
     ) -> None:
         """Have a worker stop what nobody waits for; one that does not say so soon is given up."""
         try:
@@ -305,7 +268,7 @@ class Dispatcher:
                 await worker.sending
                 cancel = common_pb2.Cancel(id=task.id, attempt=task.attempt)
                 await worker.send(common_pb2.PoolMessage(cancel=cancel))
-                await _either(running, worker.lost)
+                await either(running, worker.lost)
         except TimeoutError:
             worker.lose()
             _log.warning("task.not_cancelled", task=task.id, worker=worker.hello.worker, grace_s=CANCEL_GRACE_S)
@@ -314,7 +277,7 @@ class Dispatcher:
         finally:
             self._let_go(worker, running)
 
-    async def _acquire(self, job: str, affinity: str, *, again: bool) -> _Worker:
+    async def _acquire(self, job: str, affinity: str, *, again: bool) -> Worker:
         if self._closed:
             raise UnreachableError(self._closed)
         if self._idle:
@@ -326,10 +289,10 @@ class Dispatcher:
         worker.affinity = affinity
         return worker
 
-    async def _wait(self, job: str, *, again: bool) -> _Worker:
+    async def _wait(self, job: str, *, again: bool) -> Worker:
         if len(self._waiting) >= self._queue_limit:
             raise OverloadedError(f"no room in the pool's queue: {self._queue_limit} tasks wait for a worker already")
-        waiter: asyncio.Future[_Worker] = asyncio.get_running_loop().create_future()
+        waiter: asyncio.Future[Worker] = asyncio.get_running_loop().create_future()
         self._waiting.add(job, waiter, again=again)
         try:
             return await waiter
@@ -338,7 +301,7 @@ class Dispatcher:
                 self._release(waiter.result())  # a worker came in the very moment its task was given up
             raise
 
-    def _release(self, worker: _Worker) -> None:
+    def _release(self, worker: Worker) -> None:
         if worker.running is not None:
             worker.running.cancel()  # no effect on a result; whoever waits for one that cannot come is freed
             worker.running = None
@@ -364,7 +327,7 @@ def _too_slow(task: str, timeout_s: float, setting: str) -> UnavailableError:
     )
 
 
-def _lost(task: str, attempt: int, worker: _Worker, started: Stopwatch, waited_s: float) -> common_pb2.Invocation:
+def _lost(task: str, attempt: int, worker: Worker, started: Stopwatch, waited_s: float) -> common_pb2.Invocation:
     """An attempt that ended with its worker: run, and paid for, until now. What CPU it used is not known."""
     cold = worker.invocations <= 1
     return common_pb2.Invocation(
@@ -377,27 +340,3 @@ def _lost(task: str, attempt: int, worker: _Worker, started: Stopwatch, waited_s
         cold=cold,
         init_s=worker.init_s if cold else 0.0,
     )
-
-
-async def _either(*futures: asyncio.Future[Any]) -> None:  # Any: results of several kinds
-    await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
-
-
-async def _listen(worker: _Worker, messages: AsyncIterator[common_pb2.WorkerMessage]) -> None:
-    """Take results in until the stream ends or the worker is given up."""
-    while True:
-        message = asyncio.ensure_future(anext(messages, None))
-        try:
-            await _either(message, worker.lost)
-        finally:
-            if not message.done():
-                message.cancel()
-        if worker.lost.done() or (received := message.result()) is None:
-            return
-        if not received.HasField("result"):
-            raise SpecError("after its hello, a worker sends results and nothing else")
-        result = received.result
-        if worker.running is None or worker.running.done() or (result.id, result.attempt) != worker.expected:
-            _log.warning("result.not_expected", task=result.id, attempt=result.attempt, worker=worker.hello.worker)
-            continue
-        worker.running.set_result(result)

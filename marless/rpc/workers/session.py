@@ -211,9 +211,9 @@ async def _finished(
     except MarlessError as error:
         result.error_code, result.error, result.detail = type(error).__name__, str(error), error.detail
     except Exception as error:  # noqa: BLE001  # a defect must reach the pool as a failed task, not as a dead worker
-        _log.error("task.failed", task=task.id, exc_info=error)
         result.error_code, result.error = "InternalError", f"{told(error)} (in {worker})"
         result.detail = _end("".join(traceback.format_exception(error)))
+        _log.error("task.failed", task=task.id, exception=result.detail)  # the end of it: it may have megabytes
     result.invocation.CopyFrom(
         common_pb2.Invocation(
             id=task.id,

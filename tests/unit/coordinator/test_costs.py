@@ -8,7 +8,8 @@ from marless.pricing.ledger import Ledger
 from services.coordinator import costs as module
 from services.coordinator.costs import MOST_DUE, Costs
 from services.coordinator.journal import Journal
-from services.coordinator.run_folder import JobStatus, RunFolder
+from services.coordinator.run_folder import RunFolder
+from services.coordinator.status import JobStatus
 from services.coordinator.stopping import cost_reached, ending, spent_up
 from tests.unit.pricing.rounds import invocation, job, round_of
 

@@ -7,7 +7,8 @@ import pytest
 
 from marless.errors import UnavailableError
 from services.coordinator.index import Index
-from services.coordinator.run_folder import DELETED, JobStatus, RunFolder
+from services.coordinator.run_folder import DELETED, RunFolder
+from services.coordinator.status import JobStatus
 
 
 def write(runs, job: str, state: str, accepted_s: float) -> None:

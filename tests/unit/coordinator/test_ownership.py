@@ -13,14 +13,16 @@ import pytest
 
 from services.coordinator import ownership
 from services.coordinator.ownership import LOCK, Ownership, beat_of, inherit
-from services.coordinator.run_folder import JobStatus, RunFolder
+from services.coordinator.run_folder import RunFolder
+from services.coordinator.status import JobStatus
 from tests.unit.coordinator.test_run_folder import SPEC
 from tests.unit.test_record import record
 
 WRITER = """
 import dataclasses, pathlib, sys
 from marless.errors import FencedError
-from services.coordinator.run_folder import Pending, RunFolder
+from services.coordinator.run_folder import RunFolder
+from services.coordinator.status import Pending
 from tests.unit.test_record import record
 folder = RunFolder(pathlib.Path(sys.argv[1]))
 assert folder.own()

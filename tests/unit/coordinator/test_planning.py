@@ -15,7 +15,8 @@ from marless.spec import parse
 from services.coordinator.costs import Costs
 from services.coordinator.journal import HISTORY_ROUNDS, Journal
 from services.coordinator.planning import Planner
-from services.coordinator.run_folder import JobStatus, RunFolder
+from services.coordinator.run_folder import RunFolder
+from services.coordinator.status import JobStatus
 from tests.unit.test_record import record
 
 DOCUMENT = {

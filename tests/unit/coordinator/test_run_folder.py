@@ -13,7 +13,8 @@ from marless import spec
 from marless.checkpoint import Checkpoint, Progress, SavedPolicy
 from marless.errors import AlreadyExistsError, CorruptError, FencedError, NotFoundError, UnavailableError
 from services.coordinator.ownership import Ownership, beat_of
-from services.coordinator.run_folder import JobStatus, Pending, RunFolder
+from services.coordinator.run_folder import RunFolder
+from services.coordinator.status import JobStatus, Pending
 from tests.unit.test_record import RETURNS, record
 
 SPEC = spec.parse({"env": {"name": "mpe/simple_spread"}, "algorithm": "ippo", "stop": {"rounds": 1}}, "spec")

@@ -5,7 +5,8 @@ import pytest
 from marless.spec import StopSpec
 from services.coordinator.costs import Costs
 from services.coordinator.journal import Journal
-from services.coordinator.run_folder import JobStatus, RunFolder
+from services.coordinator.run_folder import RunFolder
+from services.coordinator.status import JobStatus
 from services.coordinator.stopping import ending
 from tests.unit.coordinator.test_run_folder import SPEC
 from tests.unit.test_record import RETURNS, record
