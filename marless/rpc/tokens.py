@@ -13,6 +13,7 @@ import secrets
 import stat
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from marless.errors import SpecError
@@ -112,7 +113,8 @@ def read(directory: Path, before: Mapping[Role, tuple[str, ...]]) -> dict[Role, 
 def create(directory: Path) -> None:
     """Make the directory, and a token for every role that has none. Raises SpecError."""
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            directory.mkdir(mode=0o700, parents=True)
         _check_directory(directory)
         for role in Role:
             if not (directory / role).exists():

@@ -171,3 +171,9 @@ def test_the_command_makes_keeps_rotates_and_retires_and_shows_nothing(tmp_path)
     third = type_("--retire", "actor")
     assert third == second | {"actor": second["actor"][:1]}
     assert CliRunner().invoke(app, ["tokens", str(place), "--rotate", "emperor"]).exit_code == 2
+
+
+def test_a_file_where_the_directory_should_be_is_said_to_be_none(tmp_path):
+    (tmp_path / "tokens").touch()
+    with pytest.raises(SpecError, match="tokens is no directory; `marless tokens DIR` makes one"):
+        files.create(tmp_path / "tokens")
