@@ -27,10 +27,11 @@ _COLUMNS = ("job", "state", "rounds", "env steps", "return", "random", "env", "a
 
 def say(sentence: str) -> None:
     """Tell a person something; it is no data."""
-    print(f"marless: {_shown(sentence)}", file=sys.stderr)  # noqa: T201
+    print(f"marless: {harmless(sentence)}", file=sys.stderr)  # noqa: T201
 
 
-def _shown(text: str) -> str:
+def harmless(text: str) -> str:
+    """A text of others, with its control characters written out: none steers the terminal."""
     return _NO_TEXT.sub(_escaped, text)
 
 
@@ -99,7 +100,7 @@ def log_line(line: LogLine, *, whole: bool = True) -> str:
     details = [f"{name}={text}" for name, text in texts.items() if "\n" not in text]
     first = " ".join([clock.partition("T")[2][:12] or clock, f"{level:<7}", event, *details]).rstrip()
     below = [textwrap.indent(text.rstrip(), "    ") for text in texts.values() if "\n" in text]
-    return _shown("\n".join([first, *below]) if whole else first)
+    return harmless("\n".join([first, *below]) if whole else first)
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -131,7 +132,8 @@ def _show_table(jobs: Sequence[Job]) -> None:
         table.add_column(name, justify="right" if number else "left", no_wrap=name == "job")
     for job in jobs:
         numbers = (f"{job.rounds:,}", f"{job.env_steps:,}", _number(job.greedy_return), _number(job.random_return))
-        table.add_row(job.job, job.state, *numbers, job.env, job.algorithm, _time(job.accepted_s))
+        texts = (job.job, job.state, *numbers, job.env, job.algorithm, _time(job.accepted_s))
+        table.add_row(*map(harmless, texts))
     console().print(table)
 
 
@@ -157,7 +159,7 @@ def _show_pairs(job: Job) -> None:
         ("resumes", str(job.resumes)),
         ("run folder", job.run_dir),
     ):
-        table.add_row(name, text)
+        table.add_row(name, harmless(text))
     console().print(table)
 
 

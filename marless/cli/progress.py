@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
-from marless.cli.output import cost
+from marless.cli.output import cost, harmless
 from marless.record import Returns, RoundRecord
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class TrainingProgress:
 
     def note(self, sentence: str) -> None:
         """Say something that is no progress."""
-        self._console.print(f"marless: {sentence}", highlight=False, markup=False, soft_wrap=True)
+        self._console.print(f"marless: {harmless(sentence)}", highlight=False, markup=False, soft_wrap=True)
 
     def _line(self, record: RoundRecord) -> str:
         first = self._recent[0]

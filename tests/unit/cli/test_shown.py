@@ -7,8 +7,11 @@ import pytest
 from rich.console import Console
 
 from marless import spec
+from marless.cli import output
 from marless.cli.curve import draw
+from marless.cli.options import Output
 from marless.cli.progress import TrainingProgress, fraction_done, summary_table
+from marless.client import Job, JobState
 from marless.errors import CorruptError
 from marless.spec import StopSpec
 from tests.unit.test_record import RETURNS, WON, record
@@ -107,3 +110,17 @@ def test_records_that_cannot_be_read_are_named(folder):
     (folder / "rounds.jsonl").write_text("{}\n")
     with pytest.raises(CorruptError, match="line 1"):
         draw(folder)
+
+
+def test_what_an_environment_says_does_not_steer_the_terminal(capsys):
+    said = "no display\x1b]0;mine\x07\x1b[2J\x9b31m"
+    job = Job(
+        job="a", state=JobState.FAILED, reason=said, env=said, algorithm=said, rounds=0, env_steps=0, resumes=0,
+        greedy_return=None, random_return=None, accepted_s=1.0, ended_s=None, run_dir=said, summary=None,
+    )  # fmt: skip
+    output.show_job(job, Output.table)
+    output.show_jobs([job], Output.table)
+    TrainingProgress(Console(width=200), "a", None, "").note(said)
+    shown = capsys.readouterr().out
+    assert shown.count(r"no display\x1b]0;mine\x07\x1b[2J") == 7  # four of one job, two of the list, one note
+    assert not {"\x1b", "\x07", "\x9b"} & set(shown)
