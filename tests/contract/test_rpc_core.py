@@ -179,8 +179,10 @@ async def test_what_grpc_itself_refuses_passes_unless_it_is_too_long(tmp_path, m
     async with probe_peer(tmp_path, probe=Busy()) as peer:
         first = asyncio.create_task(ask(peer, "Unary", b"first"))
         await asyncio.wait([first], timeout=0.1)
-        with pytest.raises(errors.OverloadedError, match=r"^no room in the unix:.*: Concurrent RPC limit exceeded"):
+        refusal = r"^no room in the unix:.*: Concurrent RPC limit exceeded"
+        with pytest.raises(errors.OverloadedError, match=refusal) as refused:
             await ask(peer, "Unary", b"second")
+        assert refused.value.retry_after_s > 0
         release.set()
         assert await first == [b"first"]
         with pytest.raises(errors.TooLargeError, match="larger than max"):
