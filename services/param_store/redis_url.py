@@ -10,7 +10,7 @@ import ssl
 from collections.abc import Mapping
 from typing import Any
 
-from redis.asyncio import SSLConnection, UnixDomainSocketConnection
+from redis.asyncio import ConnectionPool, SSLConnection, UnixDomainSocketConnection
 from redis.asyncio.connection import parse_url
 
 from marless.errors import SpecError
@@ -25,7 +25,7 @@ def settings_of(url: str, password: str, *, insecure: bool) -> Mapping[str, Any]
     nor proves who answers, or needs no password, unless that is asked for.
     """
     try:
-        settings = dict(parse_url(url))
+        settings: dict[str, Any] = dict(parse_url(url))  # Any: as redis-py has them
     except ValueError:  # its words may hold a part of the password
         raise SpecError(
             f"the Redis URL cannot be used: {_scheme(url)}give redis://, rediss:// or unix://, and percent-encode "
@@ -33,6 +33,10 @@ def settings_of(url: str, password: str, *, insecure: bool) -> Mapping[str, Any]
         ) from None
     if password:
         settings["password"] = password
+    try:
+        ConnectionPool(**settings).make_connection()  # type: ignore[no-untyped-call]  # connects to nothing yet
+    except (TypeError, ValueError):  # as above
+        raise SpecError("the Redis URL has an option after its ? that cannot be used; leave it out") from None
     if not insecure:
         _check(settings)
     return settings

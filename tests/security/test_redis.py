@@ -20,6 +20,7 @@ from services.param_store import redis_server
 from services.param_store.config import parse
 from services.param_store.connection import connected, redis_errors
 from services.param_store.redis_server import Provided, RedisOptions, provided
+from services.param_store.redis_url import settings_of
 from services.param_store.redis_users import ACL_FILE, PASSWORDS_FILE, RULES, STORE, SUPERVISOR, RedisUsers
 from services.param_store.store import VersionStore, Write
 
@@ -380,3 +381,10 @@ async def test_an_acl_that_allows_too_little_is_said(shared):
 def test_the_documented_acl_is_the_one_in_use():
     document = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
     assert f"user marless on >PASSWORD {RULES[STORE]}" in document
+
+
+@pytest.mark.parametrize("option", ["colour=red", "max_connections=-1"])
+def test_an_option_that_no_connection_takes_is_refused_without_the_password(option):
+    with pytest.raises(SpecError, match=r"an option after its \?") as caught:
+        settings_of(f"redis://:canary@127.0.0.1:1?{option}", "", insecure=False)
+    assert "canary" not in str(caught.value)
