@@ -401,7 +401,9 @@ def ignores_the_limit(self: Fleet, workers: int) -> None:
     self._start()
 
 
-async def never_full(self: Dispatcher, job: str, *, again: bool) -> object:
+async def forgets_nobody(self: Dispatcher, job: str, *, again: bool) -> object:
+    if len(self._waiting) >= QUEUE:
+        raise OverloadedError("full")
     waiter = asyncio.get_running_loop().create_future()
     self._waiting.add(job, waiter, again=again)
     return await waiter
@@ -423,7 +425,7 @@ MUTANTS = {
     "jobs do not take turns": (DispatcherMachine, Turns, "add", keeps_no_order),
     "a worker is not given back": (DispatcherMachine, Dispatcher, "_release", forgets_a_release),
     "a cancelled task loses its worker": (DispatcherMachine, Dispatcher, "_recall", loses_the_cancelled),
-    "who is cancelled in the queue stays there": (DispatcherMachine, Dispatcher, "_wait", never_full),
+    "who is cancelled in the queue stays there": (DispatcherMachine, Dispatcher, "_wait", forgets_nobody),
     "a queue without a bound": (
         DispatcherMachine,
         Dispatcher,
