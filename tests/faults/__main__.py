@@ -245,7 +245,7 @@ CASES = (
     ),
     Case(
         id="R13",
-        attack="ten times as many callers as keep a service busy: publishes, gets, uploads, rollouts",
+        attack="ten times as many callers as keep a service busy: publishes, gets, uploads, rollouts, submits",
         run=lambda _seed, place, _: overload.run(place, seconds=10.0, least=0.8),
     ),
     Case(

@@ -6,9 +6,12 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import psutil
 
@@ -17,6 +20,12 @@ from marless.limits import MAX_ACTORS
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore, PolicyWrite
 from marless.rpc.security import Security
+from marless.rpc.server import ServerOptions, serving
+from marless.rpc.v1 import coordinator_pb2
+from marless.rpc.v1.coordinator_pb2_grpc import CoordinatorServiceStub
+from services.coordinator import __main__ as coordinator
+from services.coordinator.config import Config
+from services.coordinator.jobs import Jobs, JobsOptions
 from services.coordinator.pools import Pools
 from tests.faults.pools import RunningPools, running_pools, small_job
 from tests.faults.uploads import UPLOADERS, Send, Storm
@@ -27,6 +36,7 @@ TURNS = 3
 """Few callers and many take turns: whatever else the machine does befalls both."""
 GROWTH_BYTES = 512 * 2**20
 BLOB = bytes(20_000)
+SUBMIT_TIMEOUT_S = 60.0
 Operation = Callable[[int], Awaitable[object]]
 """Given its caller, who shares a connection with `CALLERS` others."""
 
@@ -37,9 +47,14 @@ async def run(place: Path, *, seconds: float, least: float) -> Mapping[str, floa
     The share of goodput that is kept must be `least`. Pools and callers are one process, whose growth counts for both.
     """
     figures: dict[str, float] = {}
-    async with running_pools(place, actor_workers=2) as running, _Uploads(running) as uploads:
+    async with (
+        running_pools(place, actor_workers=2) as running,
+        _Uploads(running) as uploads,
+        _Submissions(place) as submissions,
+    ):
         store = psutil.Process(await _pid_of_store(running))
-        for name, operation in (await _operations(running, uploads)).items():
+        operations = await _operations(running, uploads) | {"submits": submissions.submit}
+        for name, operation in operations.items():
             before, alone, crowded = _resident(store), _Tally(), _Tally()
             for _ in range(TURNS):
                 await _drive(operation, CALLERS, seconds / TURNS, alone)
@@ -50,6 +65,7 @@ async def run(place: Path, *, seconds: float, least: float) -> Mapping[str, floa
             assert grown <= GROWTH_BYTES, f"{name}: {grown:,} bytes more under overload"
             figures |= {f"{name} kept (%)": round(100 * share), f"{name} refused": crowded.refused}
         uploads.check()
+        submissions.check()
     return figures
 
 
@@ -135,6 +151,51 @@ class _Uploads:
         """Raises AssertionError unless each upload that was answered was read, checked and stored."""
         applied = self._running.intake.counts.applied
         assert applied >= self._taken, f"{self._taken:,} uploads were answered, {applied:,} stored"
+
+
+class _Submissions:
+    """New jobs of a coordinator that runs none. Each is cancelled once it was accepted, as room for the next one."""
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+        self._jobs: list[Jobs] = []
+        self._serial = count()
+        self._spec_json = small_job().spec.to_json()
+        self._stack = AsyncExitStack()
+        self._peers: list[Peer] = []
+        self._accepted = 0
+
+    async def __aenter__(self) -> _Submissions:
+        def jobs(*given: Any) -> Jobs:  # Any: as `Jobs`
+            self._jobs.append(Jobs(*given))
+            return self._jobs[-1]
+
+        nowhere = dict.fromkeys(("actor_pool", "learner_pool", "param_store"), "unix:/nowhere")
+        options = ServerOptions(f"unix:{self._place}/coordinator.sock", Security())
+        config = Config(options, nowhere, self._place / "runs", JobsOptions(running=0))
+        self._stack.enter_context(mock.patch.object(coordinator, "Jobs", jobs))
+        address = await self._stack.enter_async_context(serving(options, lambda at: coordinator.build(config, at)))
+        self._peers = [Peer(address, Security(), "coordinator") for _ in range(TIMES)]
+        for peer in self._peers:
+            self._stack.push_async_callback(peer.close)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._stack.aclose()
+
+    async def submit(self, caller: int) -> None:
+        """One that the coordinator has not seen."""
+        job = f"job-{next(self._serial)}"
+        request = coordinator_pb2.SubmitJobRequest(job=job, spec_json=self._spec_json, request_id=job)
+        peer = self._peers[caller // CALLERS]
+        await peer.call(CoordinatorServiceStub(peer.channel).SubmitJob, request, timeout_s=SUBMIT_TIMEOUT_S)
+        self._accepted += 1
+        await self._jobs[0].cancel(job)
+
+    def check(self) -> None:
+        """Raises AssertionError unless each job that was accepted is there, and none that was refused."""
+        states = self._jobs[0].states()
+        assert states["CANCELLED"] == states.total() == self._accepted, f"{self._accepted:,} accepted, {dict(states)}"
 
 
 @dataclass
