@@ -631,11 +631,14 @@ class InProcessLauncher:
         self.pool = pool
         self.stillborn = 0
         self.refusal = ""
+        self.may_launch = asyncio.Event()
+        self.may_launch.set()
         self.launched: list[str] = []
         self.handles: dict[str, Handle] = {}
 
     async def launch(self, worker: str, ticket: str) -> Handle:
         self.launched.append(worker)
+        await self.may_launch.wait()
         if self.refusal:
             raise UnavailableError(self.refusal)
         if self.stillborn:
@@ -850,6 +853,24 @@ async def test_prewarming_keeps_workers_that_would_be_released(pool, make, launc
         await pool.gone("actor-0")
     events = [(each["event"], each["worker"]) for each in logs if each["event"].startswith("worker.")]
     assert events[:3] == [(f"worker.{what}", "actor-0") for what in ("launched", "connected", "released")]
+
+
+async def test_a_worker_that_is_waited_for_is_not_released_however_long_it_takes_to_start(
+    pool, make, launcher, monkeypatch
+):
+    clock = Clock()
+    monkeypatch.setattr("marless.rpc.workers.fleet.time", clock)
+    fleet = await make(limit=1, keep_alive_s=0.02)  # by the clock above
+    launcher.may_launch.clear()
+    waiting = asyncio.create_task(fleet.ensure(1))
+    for _ in range(3):
+        await clock.looked_at()
+        clock.now_s += 1.0
+    await clock.looked_at()
+    launcher.may_launch.set()
+    async with asyncio.timeout(PATIENCE_S):
+        await waiting
+    assert launcher.launched == ["actor-0"]
 
 
 async def test_a_busy_worker_is_not_released_however_long_its_task_takes(pool, make, launcher):

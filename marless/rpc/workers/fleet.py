@@ -53,6 +53,8 @@ class Fleet:
         """Worker → what keeps it alive; ends with the reason if that is given up."""
         self._reaper: asyncio.Task[None] | None = None
         self._scaling = asyncio.Lock()
+        self._awaited = 0
+        """How many wait for workers to connect: until they have, those are not idle, however long their start takes."""
 
     async def __aenter__(self) -> Fleet:
         self._reaper = asyncio.create_task(self._reap())
@@ -124,6 +126,7 @@ class Fleet:
         """Wait until any or all of the workers are connected; raises UnavailableError if they cannot be."""
         tasks = dict(self._tasks)
         ready = asyncio.create_task(self._dispatcher.connected(list(tasks), quorum))
+        self._awaited += 1
         try:
             await asyncio.wait([ready, *tasks.values()], timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
             if not ready.done():
@@ -134,6 +137,8 @@ class Fleet:
                 raise UnavailableError(next((task.result() for task in ended if not task.cancelled()), late))
         finally:
             ready.cancel()
+            self._awaited -= 1
+            self._used_s = time.monotonic()
 
     async def _keep(self, name: str) -> str:
         """Launch this worker, again whenever it ends; returns why that was given up."""
@@ -193,7 +198,7 @@ class Fleet:
         while True:
             await asyncio.sleep(min(self._keep_alive_s / 4, _LONGEST_NAP_S))
             idle_s = time.monotonic() - self._used_s
-            if self._dispatcher.busy:
+            if self._awaited or self._dispatcher.busy:
                 self._used_s = time.monotonic()
             elif self._tasks and idle_s >= self._keep_alive_s:
                 _log.info("workers.idle", workers=len(self._tasks), idle_s=round(idle_s))
