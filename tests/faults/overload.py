@@ -27,6 +27,7 @@ from services.coordinator import __main__ as coordinator
 from services.coordinator.config import Config
 from services.coordinator.jobs import Jobs, JobsOptions
 from services.coordinator.pools import Pools
+from services.coordinator.preparing import MAX_AT_ONCE
 from tests.faults.pools import RunningPools, running_pools, small_job
 from tests.faults.uploads import UPLOADERS, Send, Storm
 
@@ -56,9 +57,10 @@ async def run(place: Path, *, seconds: float, least: float) -> Mapping[str, floa
         operations = await _operations(running, uploads) | {"submits": submissions.submit}
         for name, operation in operations.items():
             before, alone, crowded = _resident(store), _Tally(), _Tally()
+            few = MAX_AT_ONCE if name == "submits" else CALLERS
             for _ in range(TURNS):
-                await _drive(operation, CALLERS, seconds / TURNS, alone)
-                await _drive(operation, CALLERS * TIMES, seconds / TURNS, crowded)
+                await _drive(operation, few, seconds / TURNS, alone)
+                await _drive(operation, few * TIMES, seconds / TURNS, crowded)
             share, grown = crowded.goodput / alone.goodput, _resident(store) - before
             told = f"{crowded.goodput:.0f} a second of {alone.goodput:.0f} under overload"
             assert share >= least, f"{name}: {told}, {crowded.refused:,} refused"
