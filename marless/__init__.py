@@ -6,6 +6,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    __version__: str
+
     from marless.policies.load import load_policy as load_policy
     from marless.policies.team import Team as Team
 
@@ -16,8 +18,12 @@ _HOMES = {"Team": "marless.policies.team", "load_policy": "marless.policies.load
 def __getattr__(name: str) -> Any:  # Any: whatever is asked for
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("marless")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    return sorted([*globals(), *_HOMES, "__version__"])

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from marless.errors import SpecError, shown
+
+if TYPE_CHECKING:
+    import yaml
 
 MAX_CHARACTERS = 2**20
 """Of a whole document."""
@@ -19,6 +25,10 @@ MAX_TEXT = 10_000
 """Characters of one text."""
 MAX_BITS = 14_000
 """Of a whole number: Python prints none of more than 4,300 digits, and YAML can write longer ones in hexadecimal."""
+_STDIN, _STDIN_NAME = Path("-"), "standard input"
+_TAG, _NUMBER_STARTS = "!exponent", list("-+.0123456789")
+_EXPONENT = re.compile(r"^[-+]?([0-9][0-9_]*(\.[0-9_]*)?|\.[0-9]+)[eE][-+]?[0-9]+$")
+"""Numbers such as 1e6 and 2.5e-4, which YAML 1.2 reads as numbers and PyYAML, which knows YAML 1.1, as texts."""
 
 
 def from_json(text: str, what: str, *, finite: bool = True) -> object:
@@ -53,6 +63,29 @@ def from_yaml(path: Path, kind: str = "job file") -> object:
     return yaml_of(text, str(path))
 
 
+def given(path: Path) -> object:
+    """A YAML document that a user names: of a file, or "-" for standard input. Raises SpecError as `from_yaml`."""
+    if path != _STDIN:
+        return from_yaml(path)
+    try:
+        text = sys.stdin.read(MAX_CHARACTERS + 1)
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"{_STDIN_NAME}: cannot be read ({' '.join(str(error).split())}); pipe a job into it") from None
+    return yaml_of(text, _STDIN_NAME)
+
+
+def name_of(path: Path) -> str:
+    """What mistakes in a document that was given are reported under."""
+    return _STDIN_NAME if path == _STDIN else str(path)
+
+
+def to_yaml(document: object) -> str:
+    """YAML that `yaml_of` reads as the same document; its keys in their order."""
+    import yaml
+
+    return yaml.dump(document, Dumper=_dumper(), sort_keys=False)
+
+
 def yaml_of(text: str, what: str) -> object:
     """Read YAML; raises SpecError, which starts with `what`, for anything else and for what exceeds the limits."""
     import yaml  # here, because actors read JSON only
@@ -60,7 +93,7 @@ def yaml_of(text: str, what: str) -> object:
     _check_length(len(text), what)
     try:
         _check_events(text, what)
-        document: object = yaml.safe_load(text)
+        document: object = _read(text)
     except RecursionError:
         raise _too_deep(what) from None
     except (yaml.YAMLError, ValueError, TypeError, AttributeError, OverflowError) as error:  # also: a date that is none
@@ -95,6 +128,43 @@ def _check_events(text: str, what: str) -> None:
         _check_count(values, what)
         if len(opened) > MAX_DEPTH + 1:
             raise _too_deep(what)
+
+
+def _read(text: str) -> Any:  # Any: YAML
+    loader = _loader()(text)
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
+
+
+@cache
+def _loader() -> type[yaml.SafeLoader]:
+    """YAML's safe loader, which also reads numbers that have an exponent; whole ones become ints: 1e6, but not 1e-3."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    def number(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int | float:
+        found = float(str(loader.construct_scalar(node)).replace("_", ""))
+        return int(found) if found.is_integer() else found
+
+    Loader.add_implicit_resolver(_TAG, _EXPONENT, _NUMBER_STARTS)
+    Loader.add_constructor(_TAG, number)
+    return Loader
+
+
+@cache
+def _dumper() -> type[yaml.SafeDumper]:
+    """Quotes texts that the loader would take for numbers."""
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        pass
+
+    Dumper.add_implicit_resolver(_TAG, _EXPONENT, _NUMBER_STARTS)
+    return Dumper
 
 
 def check(document: object, what: str) -> None:

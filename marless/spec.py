@@ -5,6 +5,7 @@ A mistake is answered with one sentence per field: where it is, what was given, 
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import yaml
 from pydantic import (
     BeforeValidator,
     Field,
@@ -258,7 +258,7 @@ class JobSpec(Strict):
 
     def to_yaml(self) -> str:
         """The resolved spec as YAML, every default written out."""
-        return yaml.safe_dump(self.model_dump(mode="json", by_alias=True), sort_keys=False)
+        return documents.to_yaml(self.model_dump(mode="json", by_alias=True))
 
 
 def from_json(text: str) -> JobSpec:
@@ -321,16 +321,21 @@ def _inner_types(document: Mapping[str, Any]) -> dict[tuple[str, ...], type[Stri
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
-    """Read a job file and the files that it names, and apply `a.b=value` overrides (values are YAML).
+    """Read a job file ("-": standard input) and the files that it names, and apply `a.b=value` overrides.
 
-    For where the user sits. Raises SpecError.
+    For where the user sits; values are YAML. Raises SpecError.
     """
-    document = documents.from_yaml(path)
+    return of_document(documents.given(path), overrides, documents.name_of(path))
+
+
+def of_document(document: object, overrides: Sequence[str], source: str) -> JobSpec:
+    """The job of a document that `load` would read from a file, which is left as it is. Raises SpecError."""
     if isinstance(document, dict):
+        document = copy.deepcopy(document)
         for override in overrides:
             override_field(document, override)
-        document = with_files(document, str(path))
-    return parse(document, str(path))
+        document = with_files(document, source)
+    return parse(document, source)
 
 
 def load_resolved(path: Path) -> JobSpec:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -22,6 +23,29 @@ CONTACT_S = 3.0
 """How long a verb tries to reach a coordinator that has never answered it; a supervised one is back in less."""
 
 
+def whole(given: str | int, least: int = 0) -> int:
+    """A whole number as it is typed, 1000 or 1e3; raises BadParameter for anything else and for less than `least`."""
+    try:
+        number = int(given)
+    except ValueError:
+        number = _with_exponent(str(given))
+    if number < least:
+        raise typer.BadParameter(f"{given} is less than {least}")
+    return number
+
+
+def _with_exponent(given: str) -> int:
+    with suppress(ValueError):
+        if (found := float(given)).is_integer():
+            return int(found)
+    raise typer.BadParameter(f"{given!r} is not a whole number, such as 1000 or 1e3")
+
+
+def positive(given: str | int) -> int:
+    """A whole number of at least one."""
+    return whole(given, least=1)
+
+
 class Output(StrEnum):
     """How data are printed."""
 
@@ -32,7 +56,8 @@ class Output(StrEnum):
     name = "name"
 
 
-JobFileArgument = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job to run.")]
+JobFileArgument = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job to run; -: standard input.")]
+JobsArgument = Annotated[list[str], typer.Argument(metavar="JOB...", help="Ids of jobs.", autocompletion=job_ids)]
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.", autocompletion=job_ids)]
 OverrideOption = Annotated[list[str], typer.Option("--set", metavar="A.B=C", help="Override a field of the job.")]
 OutputOption = Annotated[Output, typer.Option("--output", "-o", help="How to print the data.")]

@@ -6,17 +6,18 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from marless import documents
 from marless.client import address, download, streams
 from marless.client.jobs import Event, File, Info, Job, JobState, LogLine, info_of, job_of
 from marless.client.line import Line
-from marless.errors import AlreadyExistsError, NotFoundError, SpecError
+from marless.errors import AlreadyExistsError, NotFoundError, SpecError, unknown_name
 from marless.rpc.security import Security
 from marless.rpc.v1 import coordinator_pb2 as pb
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 CONTACT_S = 5.0
 PATIENCE_S = 300.0
 SUBMIT_TIMEOUT_S = 60.0
+PAGE = 1000
+"""The most jobs that one answer lists."""
 UPLOADS = 3
 """How often a checkpoint is sent for one job, at most."""
 IfExists = Literal["fail", "use", "replace"]
@@ -103,6 +106,8 @@ class AsyncClient:
         """
         if job is None and if_exists != "fail":
             raise SpecError(f"if_exists={if_exists!r} needs a job id: without one, each submission is a job of its own")
+        if if_exists not in get_args(IfExists):
+            raise SpecError(f"if_exists: {unknown_name('choice', str(if_exists), get_args(IfExists))}")
         resolved, source = _resolved(spec, overrides)
         request = pb.SubmitJobRequest(
             job=job or f"{resolved.name}-{time.strftime('%Y%m%d-%H%M%S')}",
@@ -149,15 +154,19 @@ class AsyncClient:
         """One job as it is now."""
         return job_of((await self._line.call(self._line.stub.GetJob, pb.GetJobRequest(job=job))).job)
 
-    async def list(self, *, states: Sequence[JobState | str] = ()) -> tuple[Job, ...]:
-        """All jobs, newest first, or those in one of `states`."""
-        request = pb.ListJobsRequest(states=[pb.JobState.Value(f"JOB_STATE_{state}") for state in states])
+    async def list(self, *, states: Sequence[JobState | str] = (), limit: int | None = None) -> tuple[Job, ...]:
+        """All jobs, newest first, or those in one of `states`; at most `limit`. Raises SpecError for a wrong state."""
+        wanted = [states] if isinstance(states, str) else states
+        request = pb.ListJobsRequest(
+            states=[pb.JobState.Value(f"JOB_STATE_{JobState.named(state)}") for state in wanted],
+            page_size=0 if limit is None else min(max(limit, 1), PAGE),
+        )
         jobs: tuple[Job, ...] = ()
         while True:
             page = await self._line.call(self._line.stub.ListJobs, request)
             jobs += tuple(map(job_of, page.jobs))
-            if not page.next_page_token:
-                return jobs
+            if not page.next_page_token or (limit is not None and len(jobs) >= limit):
+                return jobs[:limit]
             request.page_token = page.next_page_token
 
     async def cancel(self, job: str) -> Job:
@@ -213,16 +222,23 @@ class AsyncClient:
         """One file of the run folder; raises NotFoundError if there is none such."""
         return await download.read(self._line, job, path)
 
-    async def download(self, job: str, to: Path | str) -> tuple[File, ...]:
+    async def download(
+        self, job: str, to: Path | str, *, told: Callable[[int, int], None] | None = None
+    ) -> tuple[File, ...]:
         """Bring the run folder's files into the directory `to`, each whole or not at all; returns those that it lacked.
 
-        Raises UnavailableError if they cannot be written.
+        After each file `told` is called with the bytes that are there and those that are to come in all. Raises
+        UnavailableError if they cannot be written.
         """
-        folder, brought = Path(to), []
-        for file in download.wanted(await self.files(job), folder):
+        folder, brought, done_bytes = Path(to), [], 0
+        wanted = download.wanted(await self.files(job), folder)
+        for file in wanted:
             with suppress(NotFoundError):  # a checkpoint that a newer one has replaced meanwhile
                 await download.fetch(self._line, job, file, folder)
                 brought.append(file)
+            done_bytes += file.bytes
+            if told:
+                told(done_bytes, sum(each.bytes for each in wanted))
         return tuple(brought)
 
     async def info(self) -> Info:
@@ -238,6 +254,6 @@ def _resolved(
     from marless import spec as specs
 
     if isinstance(spec, Path | str):
-        return specs.load(Path(spec), overrides), str(spec)
+        return specs.load(Path(spec), overrides), documents.name_of(Path(spec))
     document = spec.model_dump(mode="json", by_alias=True) if isinstance(spec, specs.JobSpec) else dict(spec)
     return specs.parse(specs.with_files(document, "spec"), "spec"), "spec"

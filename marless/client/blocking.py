@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from marless.client.asynchronous import CONTACT_S, PATIENCE_S, AsyncClient, IfExists
 from marless.client.jobs import Event, File, Info, Job, JobState, LogLine
-from marless.errors import SpecError
 
 if TYPE_CHECKING:
     from marless.spec import JobSpec
@@ -19,9 +20,10 @@ Result = TypeVar("Result")
 
 
 class Client:
-    """An `AsyncClient` on an event loop of its own, which runs on the caller's thread while a method does.
+    """An `AsyncClient` on an event loop of its own, which runs while one of its methods does.
 
-    A context manager. Not for use where an event loop runs already (raises SpecError), nor by several threads at once.
+    A context manager. It runs on the caller's thread; where an event loop runs there already, as in a notebook, on
+    another, for which the caller waits. Not for use by several threads at once.
     """
 
     def __init__(
@@ -47,7 +49,7 @@ class Client:
             patience_s=patience_s,
         )
         self.address = self._client.address
-        self._runner = asyncio.Runner()
+        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self._closed = False
 
     def __enter__(self) -> Client:
@@ -62,7 +64,7 @@ class Client:
         """Hang up; jobs go on."""
         if not self._closed:
             self._run(self._client.close())
-            self._runner.close()
+            self._drive(self._runner.close)
             self._closed = True
 
     def submit(
@@ -83,9 +85,9 @@ class Client:
         """See `AsyncClient.get`."""
         return self._run(self._client.get(job))
 
-    def list(self, *, states: Sequence[JobState | str] = ()) -> tuple[Job, ...]:
+    def list(self, *, states: Sequence[JobState | str] = (), limit: int | None = None) -> tuple[Job, ...]:
         """See `AsyncClient.list`."""
-        return self._run(self._client.list(states=states))
+        return self._run(self._client.list(states=states, limit=limit))
 
     def cancel(self, job: str) -> Job:
         """See `AsyncClient.cancel`."""
@@ -125,21 +127,26 @@ class Client:
         """See `AsyncClient.read`."""
         return self._run(self._client.read(job, path))
 
-    def download(self, job: str, to: Path | str) -> tuple[File, ...]:
+    def download(
+        self, job: str, to: Path | str, *, told: Callable[[int, int], None] | None = None
+    ) -> tuple[File, ...]:
         """See `AsyncClient.download`."""
-        return self._run(self._client.download(job, to))
+        return self._run(self._client.download(job, to, told=told))
 
     def info(self) -> Info:
         """See `AsyncClient.info`."""
         return self._run(self._client.info())
 
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        return self._drive(lambda: self._runner.run(work))
+
+    def _drive(self, step: Callable[[], Result]) -> Result:
+        """Do something that runs our loop: here, or beside the loop that runs here already."""
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            return self._runner.run(work)
-        work.close()
-        raise SpecError("an event loop runs here already: use marless.client.AsyncClient, and await its methods")
+            return step()
+        return _Beside(self._runner, step).result()
 
     def _iterate(self, start: Callable[[], AsyncGenerator[Result, None]]) -> Generator[Result, None, None]:
         items = self._run(_started(start))
@@ -149,6 +156,38 @@ class Client:
         finally:
             if not self._closed:
                 self._run(items.aclose())
+
+
+class _Beside(Generic[Result]):
+    """A step of our loop on a thread of its own, which ends with it."""
+
+    def __init__(self, runner: asyncio.Runner, step: Callable[[], Result]) -> None:
+        self._loop = runner.get_loop()
+        self._before = asyncio.all_tasks(self._loop)
+        self._step = step
+        self._outcome: Future[Result] = Future()
+        self._thread = threading.Thread(target=self._take, name="marless-client", daemon=True)
+
+    def result(self) -> Result:
+        """Wait for it; Ctrl-C, and a notebook's interrupt, end what the step was doing."""
+        self._thread.start()
+        try:
+            return self._outcome.result()
+        except KeyboardInterrupt:
+            self._loop.call_soon_threadsafe(self._cancel)
+            raise
+        finally:
+            self._thread.join()
+
+    def _take(self) -> None:
+        try:
+            self._outcome.set_result(self._step())
+        except BaseException as error:  # noqa: BLE001  # whatever it is, the caller is to have it
+            self._outcome.set_exception(error)
+
+    def _cancel(self) -> None:
+        for task in asyncio.all_tasks(self._loop) - self._before:
+            task.cancel()
 
 
 async def _started(start: Callable[[], Result]) -> Result:

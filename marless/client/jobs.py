@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from marless.errors import CorruptError
+from marless.errors import CorruptError, SpecError, unknown_name
 from marless.record import RoundRecord, from_json
 from marless.rpc.v1 import coordinator_pb2 as pb
 
@@ -26,6 +26,14 @@ class JobState(StrEnum):
     def ended(self) -> bool:
         """Nothing happens any more, unless somebody resumes the job."""
         return self not in (JobState.PENDING, JobState.RUNNING)
+
+    @classmethod
+    def named(cls, name: str) -> JobState:
+        """The state of this name, in capitals or not; raises SpecError, with the nearest that there is."""
+        try:
+            return cls(name.upper())
+        except ValueError:
+            raise SpecError(unknown_name("state", name.upper(), map(str, cls))) from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +55,10 @@ class Job:
     """Of the newest evaluation, per agent."""
     random_return: float | None
     """What chance scores, per agent."""
+    win_rate: float | None
+    """Share of the newest evaluation's episodes that were won; None where the environment knows no wins."""
+    random_win_rate: float | None
+    """The same of chance."""
     accepted_s: float
     ended_s: float | None
     resumes: int
@@ -115,6 +127,10 @@ class Info:
 
 def job_of(message: pb.Job) -> Job:
     """A job as it came over the wire."""
+
+    def known(name: str) -> float | None:
+        return getattr(message, name) if message.HasField(name) else None  # type: ignore[arg-type]  # one of its fields
+
     return Job(
         job=message.job,
         state=JobState(pb.JobState.Name(message.state).removeprefix("JOB_STATE_")),
@@ -123,8 +139,10 @@ def job_of(message: pb.Job) -> Job:
         algorithm=message.algorithm,
         rounds=message.rounds,
         env_steps=message.env_steps,
-        greedy_return=message.greedy_return if message.HasField("greedy_return") else None,
-        random_return=message.random_return if message.HasField("random_return") else None,
+        greedy_return=known("greedy_return"),
+        random_return=known("random_return"),
+        win_rate=known("win_rate"),
+        random_win_rate=known("random_win_rate"),
         accepted_s=message.accepted_s,
         ended_s=message.ended_s or None,
         resumes=message.resumes,

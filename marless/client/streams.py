@@ -37,7 +37,7 @@ async def watch(line: Line, job: str, cursor: int) -> AsyncGenerator[Event, None
 
 def _standing(job: Job) -> Job:
     """A job without what its records tell: a new stream begins with the present state, changed or not."""
-    return replace(job, rounds=0, env_steps=0, greedy_return=None)
+    return replace(job, rounds=0, env_steps=0, greedy_return=None, win_rate=None)
 
 
 async def logs(line: Line, job: str, *, follow: bool, tail: int, cursor: int) -> AsyncGenerator[LogLine, None]:

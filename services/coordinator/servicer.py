@@ -154,6 +154,8 @@ def _job(view: View) -> pb.Job:
         ended_s=status.ended_s,
         greedy_return=view.greedy_return,
         random_return=view.random_return,
+        win_rate=view.win_rate,
+        random_win_rate=view.random_win_rate,
         env=status.env,
         algorithm=status.algorithm,
         resumes=status.resumes,

@@ -51,6 +51,9 @@ class View:
     env_steps: int
     greedy_return: float | None
     random_return: float | None
+    win_rate: float | None
+    """Share of the newest evaluation's episodes that were won; None where there are no wins."""
+    random_win_rate: float | None
 
 
 def progress_of(folder: RunFolder) -> Progress:
@@ -76,6 +79,8 @@ def view_of(status: JobStatus, run_dir: Path, progress: Progress) -> View:
         env_steps=progress.env_steps,
         greedy_return=progress.greedy.mean if progress.greedy else None,
         random_return=status.random.mean if status.random else None,
+        win_rate=progress.greedy.win_rate if progress.greedy else None,
+        random_win_rate=status.random.win_rate if status.random else None,
     )
 
 
@@ -93,6 +98,8 @@ def read(folder: RunFolder) -> View:
             env_steps=summary["env_steps"],
             greedy_return=summary["return"],
             random_return=summary["random_return"],
+            win_rate=summary.get("win_rate"),  # not in summaries of before wins were counted
+            random_win_rate=summary.get("random_win_rate"),
         )
     except (ValueError, KeyError, TypeError, RecursionError):
         raise CorruptError(f"{folder.path}: the summary in job.json is none of a job") from None

@@ -471,14 +471,6 @@ def test_a_full_disk_is_given_a_moment_and_then_named(coordinator):
         client.submit(SPEC)
 
 
-def test_inside_a_running_loop_the_blocking_client_says_which_to_use(client):
-    async def run() -> None:
-        client.list()
-
-    with pytest.raises(SpecError, match="AsyncClient"):
-        asyncio.run(run())
-
-
 def test_what_the_coordinator_says_of_itself(client):
     info = client.info()
     assert (info.version, info.runs, info.services[0].name, info.services[0].serving) == (
@@ -490,3 +482,76 @@ def test_the_client_loads_neither_torch_nor_redis_nor_services_nor_pydantic():
     program = "import marless.client, sys; print(*{name.partition('.')[0] for name in sys.modules})"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert not set(done.stdout.split()) & {"torch", "redis", "services", "pydantic", "typer", "rich", "structlog"}
+
+
+# In a notebook: an event loop runs where the blocking client is used.
+
+
+def test_the_blocking_client_works_where_an_event_loop_runs(coordinator):
+    async def cell() -> tuple[str, list[int], str]:
+        with Client(coordinator.address) as client:
+            job = client.submit(SPEC, job="mine").job
+            coordinator.happen("mine", rounds=2, state="SUCCEEDED")
+            return job, rounds(list(client.watch("mine"))), client.get("mine").state
+
+    assert asyncio.run(cell()) == ("mine", [0, 1], "SUCCEEDED")
+
+
+def test_a_client_goes_from_a_script_into_a_loop_and_back(client, coordinator):
+    coordinator.add("a")
+    coordinator.happen("a", rounds=3)
+    events = client.watch("a")
+    first = next(events)
+
+    async def cell() -> Event:
+        assert client.get("a").rounds == 3
+        return next(events)
+
+    second = asyncio.run(cell())
+    assert rounds([first, second, next(events)]) == [0, 1, 2]
+    events.close()
+    assert client.get("a").job == "a"
+
+
+def test_an_interrupt_in_a_notebook_ends_the_wait_and_not_the_client(coordinator):
+    coordinator.add("a")
+    script = (
+        "import asyncio, signal, sys, threading\n"
+        "from marless.client import Client\n"
+        "async def cell():\n"
+        "    client = Client(sys.argv[1])\n"
+        "    me = threading.main_thread().ident\n"
+        "    threading.Timer(0.3, signal.pthread_kill, [me, signal.SIGINT]).start()\n"
+        "    try:\n"
+        "        client.wait('a')\n"
+        "    except KeyboardInterrupt:\n"
+        "        print(client.get('a').state)\n"
+        "    client.close()\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "loop = asyncio.new_event_loop()\n"
+        "loop.run_until_complete(cell())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, coordinator.address], capture_output=True, timeout=20)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"RUNNING\n", b"")
+
+
+def test_a_state_and_a_choice_that_are_none_are_refused(client, coordinator):
+    with pytest.raises(SpecError, match="did you mean 'RUNNING'"):
+        client.list(states=["RUNING"])
+    with pytest.raises(SpecError, match="if_exists: unknown choice 'perhaps'"):
+        client.submit(SPEC, job="a", if_exists="perhaps")
+    assert not coordinator.servicer.asked
+
+
+def test_a_list_stops_at_its_limit_and_takes_states_in_small_letters(client, coordinator):
+    for number in range(5):
+        coordinator.add(f"job-{number}")
+    assert [job.job for job in client.list(limit=2)] == ["job-0", "job-1"]
+    assert len(coordinator.asked(pb.ListJobsRequest)) == 1
+    assert len(client.list(states="running")) == 5
+
+
+def test_wins_come_along_where_there_are_any(client, coordinator):
+    coordinator.add("a").job.win_rate = 0.0
+    coordinator.add("b")
+    assert (client.get("a").win_rate, client.get("b").win_rate, client.get("b").random_win_rate) == (0.0, None, None)

@@ -25,17 +25,17 @@ _sym_db = _symbol_database.Default()
 from marless.rpc.v1 import common_pb2 as marless_dot_rpc_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n marless/rpc/v1/coordinator.proto\x12\x0emarless.rpc.v1\x1a\x1bmarless/rpc/v1/common.proto\"\x85\x01\n\x10SubmitJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x11\n\tspec_json\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12+\n\tif_exists\x18\x04 \x01(\x0e\x32\x18.marless.rpc.v1.IfExists\x12\x10\n\x08\x61ttached\x18\x05 \x01(\x08\"5\n\x11SubmitJobResponse\x12 \n\x03job\x18\x01 \x01(\x0b\x32\x13.marless.rpc.v1.Job\">\n\x10\x43heckpointHeader\x12\x16\n\x0emanifest_bytes\x18\x01 \x01(\x03\x12\x12\n\nfile_bytes\x18\x02 \x03(\x03\".\n\x18UploadCheckpointResponse\x12\x12\n\ncheckpoint\x18\x01 \x01(\t\"\x1c\n\rGetJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"2\n\x0eGetJobResponse\x12 \n\x03job\x18\x01 \x01(\x0b\x32\x13.marless.rpc.v1.Job\"\xc7\x02\n\x03Job\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\'\n\x05state\x18\x02 \x01(\x0e\x32\x18.marless.rpc.v1.JobState\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07run_dir\x18\x04 \x01(\t\x12\x0e\n\x06rounds\x18\x05 \x01(\x03\x12\x14\n\x0csummary_json\x18\x06 \x01(\t\x12\x11\n\tenv_steps\x18\x07 \x01(\x03\x12\x12\n\naccepted_s\x18\x08 \x01(\x01\x12\x0f\n\x07\x65nded_s\x18\t \x01(\x01\x12\x1a\n\rgreedy_return\x18\n \x01(\x01H\x00\x88\x01\x01\x12\x1a\n\rrandom_return\x18\x0b \x01(\x01H\x01\x88\x01\x01\x12\x0b\n\x03\x65nv\x18\x0c \x01(\t\x12\x11\n\talgorithm\x18\r \x01(\t\x12\x0f\n\x07resumes\x18\x0e \x01(\x05\x42\x10\n\x0e_greedy_returnB\x10\n\x0e_random_return\"b\n\x0fListJobsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12(\n\x06states\x18\x03 \x03(\x0e\x32\x18.marless.rpc.v1.JobState\"N\n\x10ListJobsResponse\x12!\n\x04jobs\x18\x01 \x03(\x0b\x32\x13.marless.rpc.v1.Job\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"F\n\x10ResumeJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x11\n\tstop_json\x18\x03 \x01(\t\"5\n\x11ResumeJobResponse\x12 \n\x03job\x18\x01 \x01(\x0b\x32\x13.marless.rpc.v1.Job\"6\n\x10\x44\x65leteJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x15\n\rallow_missing\x18\x02 \x01(\x08\"\x13\n\x11\x44\x65leteJobResponse\"N\n\x11StreamLogsRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\x03\x12\x0e\n\x06\x66ollow\x18\x03 \x01(\x08\x12\x0c\n\x04tail\x18\x04 \x01(\x05\"\'\n\x07LogLine\x12\x0e\n\x06\x63ursor\x18\x01 \x01(\x03\x12\x0c\n\x04json\x18\x02 \x01(\t\"\x1f\n\x10ListFilesRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"<\n\x11ListFilesResponse\x12\'\n\x05\x66iles\x18\x01 \x03(\x0b\x32\x18.marless.rpc.v1.FileInfo\"\'\n\x08\x46ileInfo\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x03\",\n\x0fReadFileRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\"\x10\n\x0eGetInfoRequest\"n\n\x0fGetInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\r\n\x05now_s\x18\x02 \x01(\x01\x12\x0c\n\x04runs\x18\x03 \x01(\t\x12-\n\x08services\x18\x04 \x03(\x0b\x32\x1b.marless.rpc.v1.ServiceInfo\"=\n\x0bServiceInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0f\n\x07serving\x18\x03 \x01(\x08\".\n\x0fWatchJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\x03\"`\n\x08JobEvent\x12\x0e\n\x06\x63ursor\x18\x01 \x01(\x03\x12\x15\n\x0brecord_json\x18\x02 \x01(\tH\x00\x12$\n\x05state\x18\x03 \x01(\x0b\x32\x13.marless.rpc.v1.JobH\x00\x42\x07\n\x05\x65vent\"\x1f\n\x10\x43\x61ncelJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"5\n\x11\x43\x61ncelJobResponse\x12 \n\x03job\x18\x01 \x01(\x0b\x32\x13.marless.rpc.v1.Job*\x9b\x01\n\x08JobState\x12\x19\n\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11JOB_STATE_PENDING\x10\x01\x12\x15\n\x11JOB_STATE_RUNNING\x10\x02\x12\x17\n\x13JOB_STATE_SUCCEEDED\x10\x03\x12\x14\n\x10JOB_STATE_FAILED\x10\x04\x12\x17\n\x13JOB_STATE_CANCELLED\x10\x05*c\n\x08IfExists\x12\x19\n\x15IF_EXISTS_UNSPECIFIED\x10\x00\x12\x12\n\x0eIF_EXISTS_FAIL\x10\x01\x12\x11\n\rIF_EXISTS_USE\x10\x02\x12\x15\n\x11IF_EXISTS_REPLACE\x10\x03\x32\xc4\x07\n\x12\x43oordinatorService\x12P\n\tSubmitJob\x12 .marless.rpc.v1.SubmitJobRequest\x1a!.marless.rpc.v1.SubmitJobResponse\x12U\n\x10UploadCheckpoint\x12\x15.marless.rpc.v1.Chunk\x1a(.marless.rpc.v1.UploadCheckpointResponse(\x01\x12G\n\x06GetJob\x12\x1d.marless.rpc.v1.GetJobRequest\x1a\x1e.marless.rpc.v1.GetJobResponse\x12M\n\x08ListJobs\x12\x1f.marless.rpc.v1.ListJobsRequest\x1a .marless.rpc.v1.ListJobsResponse\x12G\n\x08WatchJob\x12\x1f.marless.rpc.v1.WatchJobRequest\x1a\x18.marless.rpc.v1.JobEvent0\x01\x12J\n\nStreamLogs\x12!.marless.rpc.v1.StreamLogsRequest\x1a\x17.marless.rpc.v1.LogLine0\x01\x12P\n\tCancelJob\x12 .marless.rpc.v1.CancelJobRequest\x1a!.marless.rpc.v1.CancelJobResponse\x12P\n\tResumeJob\x12 .marless.rpc.v1.ResumeJobRequest\x1a!.marless.rpc.v1.ResumeJobResponse\x12P\n\tDeleteJob\x12 .marless.rpc.v1.DeleteJobRequest\x1a!.marless.rpc.v1.DeleteJobResponse\x12P\n\tListFiles\x12 .marless.rpc.v1.ListFilesRequest\x1a!.marless.rpc.v1.ListFilesResponse\x12\x44\n\x08ReadFile\x12\x1f.marless.rpc.v1.ReadFileRequest\x1a\x15.marless.rpc.v1.Chunk0\x01\x12J\n\x07GetInfo\x12\x1e.marless.rpc.v1.GetInfoRequest\x1a\x1f.marless.rpc.v1.GetInfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n marless/rpc/v1/coordinator.proto\x12\x0emarless.rpc.v1\x1a\x1bmarless/rpc/v1/common.proto\"\x85\x01\n\x10SubmitJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x11\n\tspec_json\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12+\n\tif_exists\x18\x04 \x01(\x0e\x32\x18.marless.rpc.v1.IfExists\x12\x10\n\x08\x61ttached\x18\x05 \x01(\x08\"5\n\x11SubmitJobResponse\x12 \n\x03job\x18\x01 \x01(\x0b\x32\x13.marless.rpc.v1.Job\">\n\x10\x43heckpointHeader\x12\x16\n\x0emanifest_bytes\x18\x01 \x01(\x03\x12\x12\n\nfile_bytes\x18\x02 \x03(\x03\".\n\x18UploadCheckpointResponse\x12\x12\n\ncheckpoint\x18\x01 \x01(\t\"\x1c\n\rGetJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"2\n\x0eGetJobResponse\x12 \n\x03job\x18\x01 \x01(\x0b\x32\x13.marless.rpc.v1.Job\"\x9d\x03\n\x03Job\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\'\n\x05state\x18\x02 \x01(\x0e\x32\x18.marless.rpc.v1.JobState\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07run_dir\x18\x04 \x01(\t\x12\x0e\n\x06rounds\x18\x05 \x01(\x03\x12\x14\n\x0csummary_json\x18\x06 \x01(\t\x12\x11\n\tenv_steps\x18\x07 \x01(\x03\x12\x12\n\naccepted_s\x18\x08 \x01(\x01\x12\x0f\n\x07\x65nded_s\x18\t \x01(\x01\x12\x1a\n\rgreedy_return\x18\n \x01(\x01H\x00\x88\x01\x01\x12\x1a\n\rrandom_return\x18\x0b \x01(\x01H\x01\x88\x01\x01\x12\x0b\n\x03\x65nv\x18\x0c \x01(\t\x12\x11\n\talgorithm\x18\r \x01(\t\x12\x0f\n\x07resumes\x18\x0e \x01(\x05\x12\x15\n\x08win_rate\x18\x0f \x01(\x01H\x02\x88\x01\x01\x12\x1c\n\x0frandom_win_rate\x18\x10 \x01(\x01H\x03\x88\x01\x01\x42\x10\n\x0e_greedy_returnB\x10\n\x0e_random_returnB\x0b\n\t_win_rateB\x12\n\x10_random_win_rate\"b\n\x0fListJobsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12(\n\x06states\x18\x03 \x03(\x0e\x32\x18.marless.rpc.v1.JobState\"N\n\x10ListJobsResponse\x12!\n\x04jobs\x18\x01 \x03(\x0b\x32\x13.marless.rpc.v1.Job\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"F\n\x10ResumeJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x11\n\tstop_json\x18\x03 \x01(\t\"5\n\x11ResumeJobResponse\x12 \n\x03job\x18\x01 \x01(\x0b\x32\x13.marless.rpc.v1.Job\"6\n\x10\x44\x65leteJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x15\n\rallow_missing\x18\x02 \x01(\x08\"\x13\n\x11\x44\x65leteJobResponse\"N\n\x11StreamLogsRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\x03\x12\x0e\n\x06\x66ollow\x18\x03 \x01(\x08\x12\x0c\n\x04tail\x18\x04 \x01(\x05\"\'\n\x07LogLine\x12\x0e\n\x06\x63ursor\x18\x01 \x01(\x03\x12\x0c\n\x04json\x18\x02 \x01(\t\"\x1f\n\x10ListFilesRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"<\n\x11ListFilesResponse\x12\'\n\x05\x66iles\x18\x01 \x03(\x0b\x32\x18.marless.rpc.v1.FileInfo\"\'\n\x08\x46ileInfo\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x03\",\n\x0fReadFileRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\"\x10\n\x0eGetInfoRequest\"n\n\x0fGetInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\r\n\x05now_s\x18\x02 \x01(\x01\x12\x0c\n\x04runs\x18\x03 \x01(\t\x12-\n\x08services\x18\x04 \x03(\x0b\x32\x1b.marless.rpc.v1.ServiceInfo\"=\n\x0bServiceInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0f\n\x07serving\x18\x03 \x01(\x08\".\n\x0fWatchJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\x03\"`\n\x08JobEvent\x12\x0e\n\x06\x63ursor\x18\x01 \x01(\x03\x12\x15\n\x0brecord_json\x18\x02 \x01(\tH\x00\x12$\n\x05state\x18\x03 \x01(\x0b\x32\x13.marless.rpc.v1.JobH\x00\x42\x07\n\x05\x65vent\"\x1f\n\x10\x43\x61ncelJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"5\n\x11\x43\x61ncelJobResponse\x12 \n\x03job\x18\x01 \x01(\x0b\x32\x13.marless.rpc.v1.Job*\x9b\x01\n\x08JobState\x12\x19\n\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11JOB_STATE_PENDING\x10\x01\x12\x15\n\x11JOB_STATE_RUNNING\x10\x02\x12\x17\n\x13JOB_STATE_SUCCEEDED\x10\x03\x12\x14\n\x10JOB_STATE_FAILED\x10\x04\x12\x17\n\x13JOB_STATE_CANCELLED\x10\x05*c\n\x08IfExists\x12\x19\n\x15IF_EXISTS_UNSPECIFIED\x10\x00\x12\x12\n\x0eIF_EXISTS_FAIL\x10\x01\x12\x11\n\rIF_EXISTS_USE\x10\x02\x12\x15\n\x11IF_EXISTS_REPLACE\x10\x03\x32\xc4\x07\n\x12\x43oordinatorService\x12P\n\tSubmitJob\x12 .marless.rpc.v1.SubmitJobRequest\x1a!.marless.rpc.v1.SubmitJobResponse\x12U\n\x10UploadCheckpoint\x12\x15.marless.rpc.v1.Chunk\x1a(.marless.rpc.v1.UploadCheckpointResponse(\x01\x12G\n\x06GetJob\x12\x1d.marless.rpc.v1.GetJobRequest\x1a\x1e.marless.rpc.v1.GetJobResponse\x12M\n\x08ListJobs\x12\x1f.marless.rpc.v1.ListJobsRequest\x1a .marless.rpc.v1.ListJobsResponse\x12G\n\x08WatchJob\x12\x1f.marless.rpc.v1.WatchJobRequest\x1a\x18.marless.rpc.v1.JobEvent0\x01\x12J\n\nStreamLogs\x12!.marless.rpc.v1.StreamLogsRequest\x1a\x17.marless.rpc.v1.LogLine0\x01\x12P\n\tCancelJob\x12 .marless.rpc.v1.CancelJobRequest\x1a!.marless.rpc.v1.CancelJobResponse\x12P\n\tResumeJob\x12 .marless.rpc.v1.ResumeJobRequest\x1a!.marless.rpc.v1.ResumeJobResponse\x12P\n\tDeleteJob\x12 .marless.rpc.v1.DeleteJobRequest\x1a!.marless.rpc.v1.DeleteJobResponse\x12P\n\tListFiles\x12 .marless.rpc.v1.ListFilesRequest\x1a!.marless.rpc.v1.ListFilesResponse\x12\x44\n\x08ReadFile\x12\x1f.marless.rpc.v1.ReadFileRequest\x1a\x15.marless.rpc.v1.Chunk0\x01\x12J\n\x07GetInfo\x12\x1e.marless.rpc.v1.GetInfoRequest\x1a\x1f.marless.rpc.v1.GetInfoResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'marless.rpc.v1.coordinator_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_JOBSTATE']._serialized_start=1911
-  _globals['_JOBSTATE']._serialized_end=2066
-  _globals['_IFEXISTS']._serialized_start=2068
-  _globals['_IFEXISTS']._serialized_end=2167
+  _globals['_JOBSTATE']._serialized_start=1997
+  _globals['_JOBSTATE']._serialized_end=2152
+  _globals['_IFEXISTS']._serialized_start=2154
+  _globals['_IFEXISTS']._serialized_end=2253
   _globals['_SUBMITJOBREQUEST']._serialized_start=82
   _globals['_SUBMITJOBREQUEST']._serialized_end=215
   _globals['_SUBMITJOBRESPONSE']._serialized_start=217
@@ -49,45 +49,45 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETJOBRESPONSE']._serialized_start=414
   _globals['_GETJOBRESPONSE']._serialized_end=464
   _globals['_JOB']._serialized_start=467
-  _globals['_JOB']._serialized_end=794
-  _globals['_LISTJOBSREQUEST']._serialized_start=796
-  _globals['_LISTJOBSREQUEST']._serialized_end=894
-  _globals['_LISTJOBSRESPONSE']._serialized_start=896
-  _globals['_LISTJOBSRESPONSE']._serialized_end=974
-  _globals['_RESUMEJOBREQUEST']._serialized_start=976
-  _globals['_RESUMEJOBREQUEST']._serialized_end=1046
-  _globals['_RESUMEJOBRESPONSE']._serialized_start=1048
-  _globals['_RESUMEJOBRESPONSE']._serialized_end=1101
-  _globals['_DELETEJOBREQUEST']._serialized_start=1103
-  _globals['_DELETEJOBREQUEST']._serialized_end=1157
-  _globals['_DELETEJOBRESPONSE']._serialized_start=1159
-  _globals['_DELETEJOBRESPONSE']._serialized_end=1178
-  _globals['_STREAMLOGSREQUEST']._serialized_start=1180
-  _globals['_STREAMLOGSREQUEST']._serialized_end=1258
-  _globals['_LOGLINE']._serialized_start=1260
-  _globals['_LOGLINE']._serialized_end=1299
-  _globals['_LISTFILESREQUEST']._serialized_start=1301
-  _globals['_LISTFILESREQUEST']._serialized_end=1332
-  _globals['_LISTFILESRESPONSE']._serialized_start=1334
-  _globals['_LISTFILESRESPONSE']._serialized_end=1394
-  _globals['_FILEINFO']._serialized_start=1396
-  _globals['_FILEINFO']._serialized_end=1435
-  _globals['_READFILEREQUEST']._serialized_start=1437
-  _globals['_READFILEREQUEST']._serialized_end=1481
-  _globals['_GETINFOREQUEST']._serialized_start=1483
-  _globals['_GETINFOREQUEST']._serialized_end=1499
-  _globals['_GETINFORESPONSE']._serialized_start=1501
-  _globals['_GETINFORESPONSE']._serialized_end=1611
-  _globals['_SERVICEINFO']._serialized_start=1613
-  _globals['_SERVICEINFO']._serialized_end=1674
-  _globals['_WATCHJOBREQUEST']._serialized_start=1676
-  _globals['_WATCHJOBREQUEST']._serialized_end=1722
-  _globals['_JOBEVENT']._serialized_start=1724
-  _globals['_JOBEVENT']._serialized_end=1820
-  _globals['_CANCELJOBREQUEST']._serialized_start=1822
-  _globals['_CANCELJOBREQUEST']._serialized_end=1853
-  _globals['_CANCELJOBRESPONSE']._serialized_start=1855
-  _globals['_CANCELJOBRESPONSE']._serialized_end=1908
-  _globals['_COORDINATORSERVICE']._serialized_start=2170
-  _globals['_COORDINATORSERVICE']._serialized_end=3134
+  _globals['_JOB']._serialized_end=880
+  _globals['_LISTJOBSREQUEST']._serialized_start=882
+  _globals['_LISTJOBSREQUEST']._serialized_end=980
+  _globals['_LISTJOBSRESPONSE']._serialized_start=982
+  _globals['_LISTJOBSRESPONSE']._serialized_end=1060
+  _globals['_RESUMEJOBREQUEST']._serialized_start=1062
+  _globals['_RESUMEJOBREQUEST']._serialized_end=1132
+  _globals['_RESUMEJOBRESPONSE']._serialized_start=1134
+  _globals['_RESUMEJOBRESPONSE']._serialized_end=1187
+  _globals['_DELETEJOBREQUEST']._serialized_start=1189
+  _globals['_DELETEJOBREQUEST']._serialized_end=1243
+  _globals['_DELETEJOBRESPONSE']._serialized_start=1245
+  _globals['_DELETEJOBRESPONSE']._serialized_end=1264
+  _globals['_STREAMLOGSREQUEST']._serialized_start=1266
+  _globals['_STREAMLOGSREQUEST']._serialized_end=1344
+  _globals['_LOGLINE']._serialized_start=1346
+  _globals['_LOGLINE']._serialized_end=1385
+  _globals['_LISTFILESREQUEST']._serialized_start=1387
+  _globals['_LISTFILESREQUEST']._serialized_end=1418
+  _globals['_LISTFILESRESPONSE']._serialized_start=1420
+  _globals['_LISTFILESRESPONSE']._serialized_end=1480
+  _globals['_FILEINFO']._serialized_start=1482
+  _globals['_FILEINFO']._serialized_end=1521
+  _globals['_READFILEREQUEST']._serialized_start=1523
+  _globals['_READFILEREQUEST']._serialized_end=1567
+  _globals['_GETINFOREQUEST']._serialized_start=1569
+  _globals['_GETINFOREQUEST']._serialized_end=1585
+  _globals['_GETINFORESPONSE']._serialized_start=1587
+  _globals['_GETINFORESPONSE']._serialized_end=1697
+  _globals['_SERVICEINFO']._serialized_start=1699
+  _globals['_SERVICEINFO']._serialized_end=1760
+  _globals['_WATCHJOBREQUEST']._serialized_start=1762
+  _globals['_WATCHJOBREQUEST']._serialized_end=1808
+  _globals['_JOBEVENT']._serialized_start=1810
+  _globals['_JOBEVENT']._serialized_end=1906
+  _globals['_CANCELJOBREQUEST']._serialized_start=1908
+  _globals['_CANCELJOBREQUEST']._serialized_end=1939
+  _globals['_CANCELJOBRESPONSE']._serialized_start=1941
+  _globals['_CANCELJOBRESPONSE']._serialized_end=1994
+  _globals['_COORDINATORSERVICE']._serialized_start=2256
+  _globals['_COORDINATORSERVICE']._serialized_end=3220
 # @@protoc_insertion_point(module_scope)

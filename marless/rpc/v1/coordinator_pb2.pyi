@@ -225,6 +225,8 @@ class Job(_message.Message):
     ENV_FIELD_NUMBER: _builtins.int
     ALGORITHM_FIELD_NUMBER: _builtins.int
     RESUMES_FIELD_NUMBER: _builtins.int
+    WIN_RATE_FIELD_NUMBER: _builtins.int
+    RANDOM_WIN_RATE_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     state: Global___JobState.ValueType
     reason: _builtins.str
@@ -249,6 +251,10 @@ class Job(_message.Message):
     algorithm: _builtins.str
     resumes: _builtins.int
     """how often it was continued after an interruption or an end"""
+    win_rate: _builtins.float
+    """share of the newest evaluation's episodes that were won, where there are wins"""
+    random_win_rate: _builtins.float
+    """the same of a random policy"""
     def __init__(
         self,
         *,
@@ -266,19 +272,29 @@ class Job(_message.Message):
         env: _builtins.str = ...,
         algorithm: _builtins.str = ...,
         resumes: _builtins.int = ...,
+        win_rate: _builtins.float | None = ...,
+        random_win_rate: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_greedy_return", b"_greedy_return", "_random_return", b"_random_return", "greedy_return", b"greedy_return", "random_return", b"random_return"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_greedy_return", b"_greedy_return", "_random_return", b"_random_return", "_random_win_rate", b"_random_win_rate", "_win_rate", b"_win_rate", "greedy_return", b"greedy_return", "random_return", b"random_return", "random_win_rate", b"random_win_rate", "win_rate", b"win_rate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_greedy_return", b"_greedy_return", "_random_return", b"_random_return", "accepted_s", b"accepted_s", "algorithm", b"algorithm", "ended_s", b"ended_s", "env", b"env", "env_steps", b"env_steps", "greedy_return", b"greedy_return", "job", b"job", "random_return", b"random_return", "reason", b"reason", "resumes", b"resumes", "rounds", b"rounds", "run_dir", b"run_dir", "state", b"state", "summary_json", b"summary_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_greedy_return", b"_greedy_return", "_random_return", b"_random_return", "_random_win_rate", b"_random_win_rate", "_win_rate", b"_win_rate", "accepted_s", b"accepted_s", "algorithm", b"algorithm", "ended_s", b"ended_s", "env", b"env", "env_steps", b"env_steps", "greedy_return", b"greedy_return", "job", b"job", "random_return", b"random_return", "random_win_rate", b"random_win_rate", "reason", b"reason", "resumes", b"resumes", "rounds", b"rounds", "run_dir", b"run_dir", "state", b"state", "summary_json", b"summary_json", "win_rate", b"win_rate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__greedy_return: _TypeAlias = _typing.Literal["greedy_return"]  # noqa: Y015
     _WhichOneofArgType__greedy_return: _TypeAlias = _typing.Literal["_greedy_return", b"_greedy_return"]  # noqa: Y015
     _WhichOneofReturnType__random_return: _TypeAlias = _typing.Literal["random_return"]  # noqa: Y015
     _WhichOneofArgType__random_return: _TypeAlias = _typing.Literal["_random_return", b"_random_return"]  # noqa: Y015
+    _WhichOneofReturnType__random_win_rate: _TypeAlias = _typing.Literal["random_win_rate"]  # noqa: Y015
+    _WhichOneofArgType__random_win_rate: _TypeAlias = _typing.Literal["_random_win_rate", b"_random_win_rate"]  # noqa: Y015
+    _WhichOneofReturnType__win_rate: _TypeAlias = _typing.Literal["win_rate"]  # noqa: Y015
+    _WhichOneofArgType__win_rate: _TypeAlias = _typing.Literal["_win_rate", b"_win_rate"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__greedy_return) -> _WhichOneofReturnType__greedy_return | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__random_return) -> _WhichOneofReturnType__random_return | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__random_win_rate) -> _WhichOneofReturnType__random_win_rate | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__win_rate) -> _WhichOneofReturnType__win_rate | None: ...
 
 Global___Job: _TypeAlias = Job  # noqa: Y015
 
