@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 _UNBOUNDED_COLUMNS = 10_000
 _NO_TEXT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """Control characters but line ends and tabs: what a file or a service has named must not steer the terminal."""
-_COLUMNS = ("job", "state", "rounds", "env steps", "return", "random", "env", "algorithm", "accepted")
 
 
 def say(sentence: str) -> None:
@@ -58,7 +57,10 @@ def show_jobs(jobs: Sequence[Job], output: Output) -> None:
     rows = [_fields(job) for job in jobs]
     match output:
         case Output.table:
-            _show_table(jobs)
+            from marless.cli.job_table import job_table
+
+            shown = console()
+            shown.print(job_table(jobs, shown.width))
         case Output.json:
             data(json.dumps(rows, indent=2))
         case Output.yaml:
@@ -123,20 +125,6 @@ def _yaml(value: object) -> str:
     return yaml.safe_dump(value, sort_keys=False).rstrip()
 
 
-def _show_table(jobs: Sequence[Job]) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for name in _COLUMNS:
-        number = name in ("rounds", "env steps", "return", "random")
-        table.add_column(name, justify="right" if number else "left", no_wrap=name == "job")
-    for job in jobs:
-        numbers = (f"{job.rounds:,}", f"{job.env_steps:,}", _number(job.greedy_return), _number(job.random_return))
-        texts = (job.job, job.state, *numbers, job.env, job.algorithm, _time(job.accepted_s))
-        table.add_row(*map(harmless, texts))
-    console().print(table)
-
-
 def _show_pairs(job: Job) -> None:
     from rich.table import Table
 
@@ -151,11 +139,13 @@ def _show_pairs(job: Job) -> None:
         ("algorithm", job.algorithm),
         ("rounds", f"{job.rounds:,}"),
         ("env steps", f"{job.env_steps:,}"),
-        ("greedy return per agent", _number(job.greedy_return)),
-        ("random policy", _number(job.random_return)),
+        ("greedy return per agent", number(job.greedy_return)),
+        ("random policy", number(job.random_return)),
+        *([] if job.win_rate is None else [("greedy episodes won", percent(job.win_rate))]),
+        *([] if job.random_win_rate is None else [("random policy won", percent(job.random_win_rate))]),
         ("cost", cost(job.summary or {})),
-        ("accepted", _time(job.accepted_s)),
-        ("ended", _time(job.ended_s)),
+        ("accepted", clock(job.accepted_s)),
+        ("ended", clock(job.ended_s)),
         ("resumes", str(job.resumes)),
         ("run folder", job.run_dir),
     ):
@@ -169,9 +159,23 @@ def cost(summary: Mapping[str, Any]) -> str:  # Any: JSON
     return "" if usd is None else f"{usd:.6f} USD ({accounting})"
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
+    """A return, for people; "" if it is not known."""
     return "" if value is None else f"{value:,.2f}"
 
 
-def _time(unix_s: float | None) -> str:
+def percent(share: float | None) -> str:
+    """A share, for people; "" if it is not known."""
+    return "" if share is None else f"{share:.0%}"
+
+
+def clock(unix_s: float | None) -> str:
+    """A moment in local time; "" if it has not come."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_s)) if unix_s else ""
+
+
+def duration(seconds: float) -> str:
+    """A length of time as a watch shows it: 0:42, 12:03, 1:02:03."""
+    minutes, rest = divmod(max(round(seconds), 0), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections import deque
 from itertools import pairwise
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
-from marless.cli.output import cost, harmless
+from marless.cli.output import cost, duration, harmless, number, percent
+from marless.cli.working import EVERY_S
 from marless.record import Returns, RoundRecord
 
 if TYPE_CHECKING:
     from marless.spec import StopSpec
 
 _RATE_ROUNDS = 50
+_WIDE = 110
+"""Columns of a terminal from which on there is room for everything."""
+_WIDE_BAR, _NARROW_BAR, _LONGEST_TITLE = 24, 10, 24
+_PERCENT = 4
 
 
 class TrainingProgress:
-    """A bar on a terminal; elsewhere one line for each evaluation.
+    """A bar on a terminal; elsewhere a line for each evaluation, and every few seconds if there is none.
 
     `stop` says how far the job is, if it is known; `status` is shown before the first round.
     """
@@ -32,18 +39,20 @@ class TrainingProgress:
         self._recent: deque[RoundRecord] = deque(maxlen=_RATE_ROUNDS)
         self._trained_s = 0.0
         self._greedy: Returns | None = None
+        self._course: deque[tuple[float, float]] = deque(maxlen=_RATE_ROUNDS)
+        """What part of the job was done, and after how many seconds of training."""
+        self._said_s = time.monotonic()
+        self._wide = console.width >= _WIDE
+        self._title = title if self._wide else _shortened(title)
         self._bar = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=24),
-            TaskProgressColumn(),
-            TextColumn("{task.fields[status]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
-            TimeElapsedColumn(),
+            *_columns(wide=self._wide),
             console=console,
             expand=True,
             disable=not console.is_terminal,
             transient=True,
+            redirect_stdout=sys.stdout.isatty(),  # where data go elsewhere, they are not to come out where the bar is
         )
-        self._task = self._bar.add_task(title, total=1.0, status=status)
+        self._task = self._bar.add_task(self._title, total=1.0, status=status)
 
     def __enter__(self) -> TrainingProgress:
         self._bar.start()
@@ -60,14 +69,46 @@ class TrainingProgress:
         self._recent.append(record)
         if record.evaluation:
             self._greedy = record.evaluation
-        status = self._line(record)
-        self._bar.update(self._task, completed=fraction_done(self._stop, record, self._trained_s), status=status)
-        if record.evaluation and not self._console.is_terminal:
-            self._console.print(status, highlight=False, soft_wrap=True)
+        done = fraction_done(self._stop, record, self._trained_s)
+        self._course.append((done, self._trained_s))
+        self._bar.update(self._task, completed=done, status=self._status(record))
+        if self._console.is_terminal:
+            return
+        now_s = time.monotonic()
+        if record.evaluation or now_s - self._said_s >= EVERY_S:
+            self._said_s = now_s
+            self._console.print(" · ".join([self._line(record), *self._left()]), highlight=False, soft_wrap=True)
 
     def note(self, sentence: str) -> None:
         """Say something that is no progress."""
         self._console.print(f"marless: {harmless(sentence)}", highlight=False, markup=False, soft_wrap=True)
+
+    def _status(self, record: RoundRecord) -> str:
+        """As much as there is room for, the most important things first."""
+        if self._wide:
+            return " · ".join([*self._left(), self._line(record)])
+        room = self._console.width - len(self._title) - _NARROW_BAR - _PERCENT - len("   ")
+        greedy = self._greedy or record.returns
+        parts = [f"return {number(greedy.mean)}"] if greedy else []
+        parts += self._left()
+        if greedy and greedy.win_rate is not None:
+            parts.append(f"won {percent(greedy.win_rate)}")
+        status = ""
+        for part in [*parts, f"round {record.round + 1:,}", f"{record.env_steps:,} env steps"]:
+            longer = f"{status} · {part}" if status else part
+            if len(longer) > room:
+                break
+            status = longer
+        return status
+
+    def _left(self) -> list[str]:
+        """How long it will take at the present pace, if that can be known."""
+        (done, trained_s), (first, first_s) = self._course[-1], self._course[0]
+        if len(self._course) == 1:
+            first = first_s = 0.0
+        if done <= first or trained_s <= first_s:
+            return []
+        return [f"{duration((1 - done) * (trained_s - first_s) / (done - first))} left"]
 
     def _line(self, record: RoundRecord) -> str:
         first = self._recent[0]
@@ -83,6 +124,23 @@ class TrainingProgress:
         if record.returns:
             parts.append(f"exploring {record.returns.mean:.2f}")
         return " · ".join([*parts, f"{record.actors} actors, {learners} learners"])
+
+
+def _columns(*, wide: bool) -> list[ProgressColumn]:
+    status = Column(ratio=1, no_wrap=True, overflow="ellipsis")
+    columns = [
+        TextColumn("[bold]{task.description}"),
+        BarColumn(bar_width=_WIDE_BAR if wide else _NARROW_BAR),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[status]}", table_column=status),
+    ]
+    return [*columns, TimeElapsedColumn()] if wide else columns
+
+
+def _shortened(title: str) -> str:
+    """Its ends, which tell jobs of one name apart."""
+    half = _LONGEST_TITLE // 2
+    return title if len(title) <= _LONGEST_TITLE else f"{title[: half - 1]}…{title[-half:]}"
 
 
 def fraction_done(stop: StopSpec | None, record: RoundRecord, trained_s: float) -> float:

@@ -34,9 +34,9 @@ def test_how_far_a_job_is(stop, fraction):
     assert fraction_done(StopSpec(**stop), record(1), trained_s=1.5) == pytest.approx(fraction)
 
 
-def shown(records, *, terminal: bool) -> str:
+def shown(records, *, terminal: bool, title: str = "job", width: int = 80) -> str:
     out = io.StringIO()
-    with TrainingProgress(Console(file=out, force_terminal=terminal, width=80), "job", SPEC.stop, "") as progress:
+    with TrainingProgress(Console(file=out, force_terminal=terminal, width=width), title, SPEC.stop, "") as progress:
         for each in records:
             progress.show(each)
     return out.getvalue()
@@ -44,7 +44,15 @@ def shown(records, *, terminal: bool) -> str:
 
 def test_a_log_gets_one_whole_line_for_each_evaluation():
     lines = shown([record(0), record(1, evaluation=RETURNS), record(2)], terminal=False).splitlines()
-    assert lines == ["round 2 · 200 env steps · 100/s · greedy return -20.50 · exploring -20.50 · 2 actors, 0 learners"]
+    line = "round 2 · 200 env steps · 100/s · greedy return -20.50 · exploring -20.50 · 2 actors, 0 learners"
+    assert lines == [f"{line} · 0:08 left"]
+
+
+def test_a_log_gets_a_line_every_few_seconds_where_nothing_is_evaluated(monkeypatch):
+    times = iter([0.0, 1.0, 5.5, 6.0, 11.0])  # when it was made, and each round
+    monkeypatch.setattr("marless.cli.progress.time.monotonic", lambda: next(times))
+    lines = shown([record(number) for number in range(4)], terminal=False).splitlines()
+    assert [line.split(" · ")[0] for line in lines] == ["round 2", "round 4"]
 
 
 def test_wins_are_shown_where_there_are_any():
@@ -59,6 +67,17 @@ def test_wins_are_shown_where_there_are_any():
 
 def test_a_terminal_gets_a_bar():
     assert "round 2" in shown([record(0), record(1)], terminal=True)
+
+
+@pytest.mark.parametrize("title", ["spread-20261120-143736", "a-comparison-of-spread-" + 70 * "x" + "-seed1"])
+def test_at_80_columns_the_bar_shows_return_and_time_left_and_which_job(title):
+    bar = shown([record(0), record(1, evaluation=WON)], terminal=True, title=title)
+    assert "return 7.00 · 0:08 left · won 75%" in bar
+    assert title[:10] in bar and title[-10:] in bar
+
+
+def test_a_wide_terminal_shows_the_rate_too():
+    assert "0:08 left · round 2 · 200 env steps · 100/s" in shown([record(0), record(1)], terminal=True, width=160)
 
 
 def test_the_bar_counts_wall_clock_from_the_first_round_however_many_there_are():

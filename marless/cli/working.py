@@ -1,0 +1,97 @@
+"""What is told while a command works: nothing in the first two seconds, then a bar, or a line every few seconds."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from marless.cli.output import duration, say
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+QUIET_S = 1.0
+"""A command that is done sooner shows nothing; on a pipe, its first line comes after twice that."""
+EVERY_S = 5.0
+"""Between two lines on a pipe."""
+_FRAME_S = 0.1
+_LEAST_SHARE = 0.02
+"""Done, before the time left is told: sooner it would only be guessed."""
+
+
+class Working:
+    """A context manager around something that may take long; `told` may be called from anywhere, as often as wanted."""
+
+    def __init__(self, what: str, unit: str = "") -> None:
+        self._what = what
+        self._unit = unit
+        self._done = self._total = 0.0
+        self._note = ""
+        self._started_s = time.monotonic()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._show, name="progress", daemon=True)
+
+    def __enter__(self) -> Working:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def told(self, done: float, total: float, note: str = "") -> None:
+        """So much of `total` has been done."""
+        self._done, self._total, self._note = done, total, note
+
+    def line(self) -> str:
+        """How far it is, for who reads lines."""
+        took_s = time.monotonic() - self._started_s
+        parts = [f"{self._what} …"]
+        if self._total:
+            counted = f"{self._done:,.0f} of {self._total:,.0f} {self._unit}".rstrip()
+            parts.append(f"{counted} ({self._done / self._total:.0%})")
+        parts += [self._note] if self._note else []
+        parts.append(f"{duration(took_s)} so far")
+        if self._done and self._done >= _LEAST_SHARE * self._total:
+            parts.append(f"{duration(took_s * (self._total - self._done) / self._done)} left")
+        return f"{parts[0]} {', '.join(parts[1:])}"
+
+    def _show(self) -> None:
+        if self._over.wait(QUIET_S):
+            return
+        if sys.stderr.isatty():
+            self._show_bar()
+            return
+        pause_s = QUIET_S
+        while not self._over.wait(pause_s):
+            say(self.line())
+            pause_s = EVERY_S
+
+    def _show_bar(self) -> None:
+        with _bar() as bar:
+            task = bar.add_task(self._what, total=None, note="")
+            while not self._over.wait(_FRAME_S):
+                bar.update(task, completed=self._done, total=self._total or None, note=self._note)
+
+
+def _bar() -> Progress:
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    from marless.cli.output import console
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[note]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console(stderr=True),
+        transient=True,
+        redirect_stdout=False,  # data do not go where the bar is
+    )
