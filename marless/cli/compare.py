@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from marless.cli import exits
-from marless.cli.options import Connection, JobFileArgument, Output, OutputOption, OverrideOption
+from marless.cli import completion, exits
+from marless.cli.options import Connection, JobFileArgument, Output, OutputOption, OverrideOption, positive
 from marless.cli.output import console, data, say, show_object
 from marless.errors import JobStateError, MarlessError, SpecError, UnavailableError
 
@@ -47,14 +47,26 @@ def compare(  # noqa: PLR0913, PLR0917  # a verb has as many parameters as optio
     at: Connection,
     job_file: JobFileArgument,
     presets: Annotated[
-        str, typer.Option(metavar="A,B,…", help="Ways to run it, of marless or of a file as FILE.yaml:NAME.")
+        str,
+        typer.Option(
+            metavar="A,B,…",
+            help="Ways to run it, of marless or of a file as FILE.yaml:NAME.",
+            autocompletion=completion.presets,
+        ),
     ] = ALL,
     seeds: Annotated[
-        int, typer.Option(min=1, help="Runs of each, with equal seeds: the job's and those after it.")
+        int,
+        typer.Option(
+            parser=positive, metavar="N", help="Runs of each, with equal seeds: the job's and those after it."
+        ),
     ] = 5,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Short for --set stop.rounds=N.")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(parser=positive, metavar="N", help="Short for --set stop.rounds=N.")
+    ] = None,
     override: OverrideOption = [],  # noqa: B006  # typer's way
-    slots: Annotated[int, typer.Option(min=1, help="vCPUs that the modelled wall-clock is for.")] = 64,
+    slots: Annotated[
+        int, typer.Option(parser=positive, metavar="N", help="vCPUs that the modelled wall-clock is for.")
+    ] = 64,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Keeps runs, table and picture; default: <runs>/compare-<job>.")
     ] = None,

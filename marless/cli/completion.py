@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import typer
 
 from marless.errors import MarlessError
@@ -11,17 +14,40 @@ BUDGET_S = 0.3
 
 
 def job_ids(context: typer.Context, incomplete: str) -> list[str]:
-    """Ids of the coordinator's jobs that begin so; none if it does not answer at once."""
+    """Ids that begin so: of the coordinator's jobs, if it answers at once, and of the run folders here."""
+    runs = Path(context.params.get("runs") or os.environ.get("MARLESS_RUNS") or "runs")
+    here = [path.parent.name for path in runs.glob("*/job.json")]
+    known = dict.fromkeys([*_asked(context, runs), *sorted(here)])
+    return [job for job in known if job.startswith(incomplete)]
+
+
+def _asked(context: typer.Context, runs: Path) -> list[str]:
     import asyncio
 
     from marless.client import AsyncClient
 
     async def ask() -> list[str]:
-        client = AsyncClient(context.params.get("coordinator"), runs=context.params.get("runs"), contact_s=0.0)
+        client = AsyncClient(context.params.get("coordinator"), runs=runs, contact_s=0.0)
         async with asyncio.timeout(BUDGET_S), client:
-            return [job.job for job in await client.list() if job.job.startswith(incomplete)]
+            return [job.job for job in await client.list()]
 
     try:
         return asyncio.run(ask())
     except (MarlessError, TimeoutError):
         return []
+
+
+def states(incomplete: str) -> list[str]:
+    """States of jobs that begin so, in capitals or not."""
+    from marless.client import JobState
+
+    return [state for state in JobState if state.startswith(incomplete.upper())]
+
+
+def presets(incomplete: str) -> list[str]:
+    """Lists of presets, separated by commas, whose last begins so."""
+    from marless.presets import PRESETS
+
+    before, comma, last = incomplete.rpartition(",")
+    given = before.split(",")
+    return [f"{before}{comma}{name}" for name in PRESETS if name.startswith(last) and name not in given]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import IntEnum
 
 from marless.errors import MarlessError, NotFoundError, SpecError
@@ -30,6 +31,13 @@ _OF_STATE = {"SUCCEEDED": ExitCode.SUCCESS, "FAILED": ExitCode.FAILED, "CANCELLE
 def of_state(state: str) -> ExitCode:
     """For a verb that waited for a job."""
     return _OF_STATE.get(state, ExitCode.UNFINISHED)
+
+
+def of_states(states: Iterable[str]) -> ExitCode:
+    """For a verb that waited for several jobs: the worst of their codes."""
+    codes = {of_state(state) for state in states}
+    worst = (ExitCode.FAILED, ExitCode.CANCELLED, ExitCode.UNFINISHED)
+    return next((code for code in worst if code in codes), ExitCode.SUCCESS)
 
 
 def of_error(error: MarlessError) -> ExitCode:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from marless.cli.options import Connection, Output, OutputOption
+from marless.cli.options import Connection, Output, OutputOption, positive
 from marless.cli.output import console, data, say, show_object
 from marless.cli.recorded import Recorded, RecordedArgument, find
 from marless.errors import NotFoundError, SpecError
@@ -27,7 +27,10 @@ def explain(
     at: Connection,
     job: RecordedArgument,
     round_: Annotated[
-        int | None, typer.Option("--round", min=1, help="All that this round was decided from; the first is 1.")
+        int | None,
+        typer.Option(
+            "--round", parser=positive, metavar="N", help="All that this round was decided from; the first is 1."
+        ),
     ] = None,
     picture: Annotated[
         Path | None, typer.Option(metavar="FILE.png", help="Draw learners, actors, return and cost over rounds.")

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import fnmatch
+import operator
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar
 
 import typer
-import yaml
 
 from marless import documents
 from marless.cli import exits
-from marless.cli.options import Connection, JobArgument, JobFileArgument, Output, OutputOption, OverrideOption
+from marless.cli.completion import states
+from marless.cli.options import Connection, JobArgument, JobsArgument, Output, OutputOption, positive, whole
 from marless.cli.output import console, data, log_line, say, show_job, show_jobs
-from marless.errors import NotFoundError, SpecError, unknown_name
+from marless.cli.working import Working
+from marless.errors import JobStateError, MarlessError, NotFoundError, SpecError
 
 if TYPE_CHECKING:
     from marless.cli.progress import TrainingProgress
@@ -25,102 +30,117 @@ if TYPE_CHECKING:
 RECENT_ROUNDS = 50
 """Who starts to watch in the middle sees so many rounds of the past, which is where the present rate comes from."""
 ALL = sys.maxsize
+LOOK_S = 2.0
+"""Between two looks at several jobs that are waited for; of the first that runs, the end is told at once."""
 _LOG_LINES = 20
 FollowOption = Annotated[bool, typer.Option("--follow", help="Show progress until it ends.")]
-DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="Check the job and estimate its rounds, duration and bills; start nothing.")
-]
-LikeOption = Annotated[
-    str,
-    typer.Option("--from", metavar="RUN", help="Of --dry-run: the recorded run to go by; default: the newest alike."),
-]
+Result = TypeVar("Result")
 
 
-def submit(  # noqa: PLR0913, PLR0917  # a verb has as many parameters as options
-    to: Connection,
-    job_file: JobFileArgument,
-    override: OverrideOption = [],  # noqa: B006  # typer's way
-    job: Annotated[str, typer.Option(help="Job id; default: the job's name and the time.")] = "",
-    if_exists: Annotated[
-        Literal["fail", "use", "replace"], typer.Option(help="If a job has this id: refuse, use it, or replace it.")
-    ] = "fail",
-    wait: Annotated[bool, typer.Option("--wait", help="Return when it has ended.")] = False,
-    follow: FollowOption = False,
-    dry_run: DryRunOption = False,
-    run: LikeOption = "",
-    output: OutputOption = Output.table,
-) -> None:
-    """Hand a job to the coordinator, and print its id; with --dry-run, say what it would take and cost instead."""
-    if estimated(job_file, override, dry_run=dry_run, run=run, at=to, output=output):
-        return
-    with to.client() as client:
-        accepted = client.submit(job_file, job=job or None, if_exists=if_exists, overrides=override)
-        if follow:
-            _follow(client, accepted, output)
-        say(f"submitted; `marless watch {accepted.job}` shows it")
-        if wait:
-            _wait(client, accepted.job, None, output)
-        show_job(accepted, Output.name if output is Output.table else output)
+class Order(StrEnum):
+    """What jobs are sorted by."""
+
+    accepted = "accepted"
+    job = "job"
+    state = "state"
+    rounds = "rounds"
+    env_steps = "env-steps"
+    greedy_return = "return"
+    win_rate = "won"
+    ended = "ended"
+
+    def of(self, jobs: Sequence[Job], *, reverse: bool) -> list[Job]:
+        """The jobs in this order: numbers from the highest on, texts from A on; what is not known comes last."""
+        field = {"accepted": "accepted_s", "ended": "ended_s"}.get(self.name, self.name)
+        known = [job for job in jobs if getattr(job, field) is not None]
+        texts = self in (Order.job, Order.state)
+        known.sort(key=operator.attrgetter(field), reverse=texts is reverse)
+        return known + [job for job in jobs if getattr(job, field) is None]
 
 
 def list_(
     to: Connection,
-    state: Annotated[list[str], typer.Option(metavar="STATE", help="Only jobs in this state.")] = [],  # noqa: B006
+    state: Annotated[
+        list[str], typer.Option(metavar="STATE", help="Only jobs in this state.", autocompletion=states)
+    ] = [],  # noqa: B006
+    name: Annotated[
+        str, typer.Option(metavar="PATTERN", help="Only jobs whose id contains this, or matches it: 'spread-*'.")
+    ] = "",
+    sort: Annotated[Order, typer.Option(help="What comes first: the newest, the highest, or A.")] = Order.accepted,
+    reverse: Annotated[bool, typer.Option("--reverse", help="The other way round.")] = False,
+    limit: Annotated[
+        int | None, typer.Option(parser=positive, metavar="N", help="Only the first N, after sorting.")
+    ] = None,
     output: OutputOption = Output.table,
 ) -> None:
     """List jobs, newest first."""
     from marless.client import JobState
 
-    for each in state:
-        if each.upper() not in list(JobState):
-            raise SpecError(f"--state: {unknown_name('state', each.upper(), map(str, JobState))}")
+    try:
+        wanted = [JobState.named(each) for each in state]
+    except SpecError as error:
+        raise SpecError(f"--state: {error}") from None
+    newest = not name and sort is Order.accepted and not reverse
     with to.client() as client:
-        show_jobs(client.list(states=[each.upper() for each in state]), output)
+        found = client.list(states=wanted, limit=limit if newest else None)
+    show_jobs(sort.of([job for job in found if _matches(job.job, name)], reverse=reverse)[:limit], output)
 
 
-def get(to: Connection, job: JobArgument, output: OutputOption = Output.table) -> None:
-    """Show one job."""
+def get(to: Connection, jobs: JobsArgument, output: OutputOption = Output.table) -> None:
+    """Show one job, or several."""
     with to.client() as client:
-        show_job(client.get(job), output)
+        _show_each(jobs, client.get, output)
 
 
 def watch(to: Connection, job: JobArgument, output: OutputOption = Output.table) -> None:
     """Show a job's progress until it ends; with -o jsonl, print the record of every round."""
     with to.client() as client:
-        _follow(client, client.get(job), output, past_rounds=ALL if output is Output.jsonl else RECENT_ROUNDS)
+        follow_job(client, client.get(job), output, past_rounds=ALL if output is Output.jsonl else RECENT_ROUNDS)
 
 
 def logs(
     to: Connection,
     job: JobArgument,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
-    tail: Annotated[int, typer.Option(min=0, metavar="N", help="Only the last N lines; 0: all.")] = 0,
+    tail: Annotated[int, typer.Option(parser=whole, metavar="N", help="Only the last N lines; 0: all.")] = 0,
     output: Annotated[Literal["table", "jsonl"], typer.Option("--output", "-o", help="jsonl: as written.")] = "table",
 ) -> None:
     """Print a job's log."""
-    with to.client() as client, _detachable(job):
+    with to.client() as client, detachable(job):
         for line in client.logs(job, follow=follow, tail=tail):
             data(log_line(line) if output == "table" else line.text)
 
 
 def wait(
     to: Connection,
-    job: JobArgument,
+    jobs: JobsArgument,
     timeout: Annotated[float | None, typer.Option(min=0, metavar="SECONDS", help="Give up after this long.")] = None,
     output: OutputOption = Output.table,
 ) -> None:
-    """Wait until a job has ended; the exit code tells how: 0, 100 failed, 103 cancelled, 101 not within --timeout."""
+    """Wait until all of these jobs have ended; the exit code tells how.
+
+    0: all have succeeded; 100: one has failed; 103: one was cancelled; 101: one has not ended within --timeout.
+    """
     with to.client() as client:
-        _wait(client, job, timeout, output)
+        if len(set(jobs)) == 1:
+            wait_for(client, jobs[0], timeout, output)
+        with detachable(*jobs):
+            found = ended(client, [client.get(job) for job in dict.fromkeys(jobs)], timeout)
+        show_jobs(found, output)
+        end_all(client, found, timeout)
 
 
-def cancel(to: Connection, job: JobArgument, output: OutputOption = Output.table) -> None:
-    """Ask a job to stop after its present round."""
-    with to.client() as client:
+def cancel(to: Connection, jobs: JobsArgument, output: OutputOption = Output.table) -> None:
+    """Ask jobs to stop after their present round."""
+
+    def cancelled(job: str) -> Job:
         found = client.cancel(job)
-    if found.state.ended:
-        say(f"job {job} has ended: {found.state}")
-    show_job(found, output)
+        if found.state.ended:
+            say(f"job {job} has ended: {found.state}")
+        return found
+
+    with to.client() as client:
+        _show_each(jobs, cancelled, output)
 
 
 def resume(
@@ -136,16 +156,22 @@ def resume(
     with to.client() as client:
         resumed = client.resume(job, stop=stop_rules(override))
         if follow:
-            _follow(client, resumed, output, past_rounds=0)
+            follow_job(client, resumed, output, past_rounds=0)
         say(f"resumed after round {resumed.rounds}; `marless watch {job}` shows it")
         show_job(resumed, output)
 
 
-def delete(to: Connection, job: JobArgument) -> None:
-    """Delete a job that has ended, with its run folder and its versions."""
+def delete(to: Connection, jobs: JobsArgument) -> None:
+    """Delete jobs that have ended, with their run folders and their versions."""
+
+    def deleted(job: str) -> None:
+        with Working(f"deleting {job}"):
+            client.delete(job)
+        say(f"deleted {job}")
+
     with to.client() as client:
-        client.delete(job)
-    say(f"deleted {job}")
+        _, refused = _each(jobs, deleted)
+    _end_refused(refused)
 
 
 def download(
@@ -157,23 +183,10 @@ def download(
 ) -> None:
     """Fetch a job's run folder; files that are here already are not fetched again."""
     folder = target or Path(job)
-    with to.client() as client:
-        brought = client.download(job, folder)
+    with to.client() as client, Working(f"downloading {job}", "bytes") as working:
+        brought = client.download(job, folder, told=working.told)
     say(f"{len(brought)} files, {sum(file.bytes for file in brought) / 1e6:.1f} MB")
     data(str(folder))
-
-
-def estimated(job_file: Path, override: list[str], *, dry_run: bool, run: str, at: Connection, output: Output) -> bool:
-    """Estimate a job if that was asked for; raises SpecError for a job that cannot work."""
-    if not dry_run:
-        if run:
-            raise SpecError("--from goes with --dry-run: it names the recorded run that an estimate goes by")
-        return False
-    from marless import spec as specs
-    from marless.cli.dry_run import estimate
-
-    estimate(specs.load(job_file, override), str(job_file), run=run, at=at, output=output)
-    return True
 
 
 def stop_rules(overrides: list[str]) -> dict[str, Any] | None:  # Any: YAML
@@ -188,34 +201,106 @@ def stop_rules(overrides: list[str]) -> dict[str, Any] | None:  # Any: YAML
                 f"--set {override!r}: only stop rules can change; submit a new job that starts from this one"
             )
         try:
-            rules[key.removeprefix("stop.")] = yaml.safe_load(value)
-        except yaml.YAMLError:
+            rules[key.removeprefix("stop.")] = documents.yaml_of(value, key)
+        except SpecError:
             raise SpecError(f"--set {override!r}: {value!r} is not a YAML value") from None
     return rules or None
 
 
 @contextmanager
-def _detachable(job: str) -> Iterator[None]:
-    """Ctrl-C ends the verb, not the job."""
+def detachable(*jobs: str) -> Iterator[None]:
+    """Ctrl-C ends the verb, not the jobs."""
     try:
         yield
     except KeyboardInterrupt:
-        say(f"detached; the job goes on: `marless watch {job}` shows it, `marless cancel {job}` ends it")
+        if len(jobs) == 1:
+            say(f"detached; the job goes on: `marless watch {jobs[0]}` shows it, `marless cancel {jobs[0]}` ends it")
+        else:
+            say(f"detached; the jobs go on: `marless cancel {' '.join(jobs)}` ends them")
         raise typer.Exit(exits.ExitCode.INTERRUPTED) from None
 
 
-def _wait(client: Client, job: str, timeout_s: float | None, output: Output) -> NoReturn:
-    with _detachable(job):
-        found = client.wait(job, timeout_s=timeout_s)
+def wait_for(client: Client, job: str, timeout_s: float | None, output: Output) -> NoReturn:
+    """Wait for one job, show it, and end the command as it ended."""
+    with detachable(job):
+        [found] = ended(client, [client.get(job)], timeout_s)
     show_job(found, output)
     if not found.state.ended:
         say(f"job {job} has not ended within {timeout_s:g} s; it goes on")
     _end(client, found)
 
 
-def _follow(client: Client, found: Job, output: Output, *, past_rounds: int = RECENT_ROUNDS) -> NoReturn:
+def ended(client: Client, jobs: Sequence[Job], timeout_s: float | None) -> list[Job]:
+    """The jobs once all of them have ended, or as they are when `timeout_s` is over; tells how far they are."""
+    known = {job.job: job for job in jobs}
+    give_up_s = time.monotonic() + (ALL if timeout_s is None else timeout_s)
+    with Working(f"waiting for {jobs[0].job if len(jobs) == 1 else f'{len(jobs)} jobs'}") as working:
+        while running := [job for job in known.values() if not job.state.ended]:
+            working.told(*_far(list(known.values())))
+            left_s = give_up_s - time.monotonic()
+            first = client.wait(running[0].job, timeout_s=max(min(LOOK_S, left_s), 0.0))
+            known |= {first.job: first} | {job.job: client.get(job.job) for job in running[1:]}
+            if left_s <= 0:
+                break
+    return list(known.values())
+
+
+def _far(jobs: Sequence[Job]) -> tuple[int, int, str]:
+    """How many have ended of how many, and where the one that runs is."""
+    running = [job for job in jobs if job.state == "RUNNING"]
+    if len(jobs) > 1:
+        return sum(job.state.ended for job in jobs), len(jobs), f"{len(running)} running"
+    [job] = jobs
+    return 0, 0, f"round {job.rounds:,}" if running else job.reason or "pending"
+
+
+def end_all(client: Client, jobs: Sequence[Job], timeout_s: float | None) -> NoReturn:
+    """End the command as the worst of the jobs ended, and say which did not succeed."""
+    for job in jobs:
+        if job.state == "FAILED":
+            say(f"job {job.job} failed: {job.reason}; `marless logs {job.job}` says more")
+        elif not job.state.ended:
+            say(f"job {job.job} has not ended within {timeout_s:g} s; it goes on")
+    raise typer.Exit(exits.of_states([job.state for job in jobs]))
+
+
+def _each(jobs: Sequence[str], action: Callable[[str], Result]) -> tuple[list[Result], list[MarlessError]]:
+    """Do something to each job; what is wrong with one of several is said, and keeps nobody from the others."""
+    done: list[Result] = []
+    refused: list[MarlessError] = []
+    for job in dict.fromkeys(jobs):
+        try:
+            done.append(action(job))
+        except (NotFoundError, JobStateError) as error:
+            if len(set(jobs)) == 1:
+                raise
+            say(str(error))
+            refused.append(error)
+    return done, refused
+
+
+def _show_each(jobs: Sequence[str], action: Callable[[str], Job], output: Output) -> None:
+    found, refused = _each(jobs, action)
+    if len(set(jobs)) == 1:
+        show_job(found[0], output)
+    else:
+        show_jobs(found, output)
+    _end_refused(refused)
+
+
+def _end_refused(refused: Sequence[MarlessError]) -> None:
+    if refused:
+        raise typer.Exit(exits.of_error(refused[0]))
+
+
+def _matches(job: str, pattern: str) -> bool:
+    return pattern in job or fnmatch.fnmatchcase(job, pattern)
+
+
+def follow_job(client: Client, found: Job, output: Output, *, past_rounds: int = RECENT_ROUNDS) -> NoReturn:
+    """Show one job's progress to its end, and end the command as it ended."""
     job = found.job
-    with _detachable(job), _progress(client, job) as shown:
+    with detachable(job), _progress(client, job) as shown:
         for event in client.watch(job, cursor=max(found.rounds - past_rounds, 0)):
             if event.record:
                 shown.show(event.record)
@@ -231,7 +316,7 @@ def _progress(client: Client, job: str) -> TrainingProgress:
     from marless.cli.progress import TrainingProgress
 
     screen = console(stderr=True)
-    return TrainingProgress(screen, job, _stop_rules_of(client, job) if screen.is_terminal else None, "waiting …")
+    return TrainingProgress(screen, job, _stop_rules_of(client, job), "waiting …")
 
 
 def _stop_rules_of(client: Client, job: str) -> StopSpec | None:

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from marless.cli import exits
-from marless.cli.jobs import DryRunOption, LikeOption, estimated, stop_rules
+from marless.cli.completion import job_ids
+from marless.cli.jobs import stop_rules
 from marless.cli.options import RUNS, Connection, Output, OutputOption, RunsOption
-from marless.cli.output import console, data, say
+from marless.cli.output import console, data, say, show_object
+from marless.cli.submitting import DryRunOption, LikeOption, estimated
 from marless.errors import MarlessError, SpecError, UnavailableError
 
 if TYPE_CHECKING:
@@ -30,7 +32,12 @@ def train(
     runs: RunsOption = RUNS,
     job: Annotated[str, typer.Option(help="Job id; default: the job's name and the time.")] = "",
     resume: Annotated[
-        str, typer.Option(metavar="JOB", help="Continue this job of --runs, however it was interrupted or ended.")
+        str,
+        typer.Option(
+            metavar="JOB",
+            help="Continue this job of --runs, however it was interrupted or ended.",
+            autocompletion=job_ids,
+        ),
     ] = "",
     dry_run: DryRunOption = False,
     like: LikeOption = "",
@@ -115,7 +122,7 @@ def _report(outcome: Outcome, output: Output) -> None:
     if output is Output.table:
         console().print(summary_table(summary))
     else:
-        data(json.dumps(summary))
+        data(json.dumps(summary)) if output is Output.json else show_object(summary, job.job, output)
     _draw(Path(job.run_dir))
     if job.state == "FAILED":
         say(f"job failed: {job.reason}")

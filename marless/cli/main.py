@@ -6,10 +6,25 @@ Data go to standard output, everything else to standard error. Exit codes: `marl
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 
-from marless.cli import compare, costs, exits, explain, jobs, local, output, policies, scheduler, simulate, tokens, up
+from marless.cli import (
+    compare,
+    costs,
+    exits,
+    explain,
+    jobs,
+    local,
+    output,
+    policies,
+    scheduler,
+    simulate,
+    submitting,
+    tokens,
+    up,
+)
 from marless.cli.doctor import verb
 from marless.cli.options import connected
 from marless.errors import MarlessError
@@ -28,7 +43,7 @@ app.command(rich_help_panel=HERE)(up.up)
 app.command(rich_help_panel=HERE)(up.down)
 app.command(rich_help_panel=HERE)(tokens.tokens)
 app.command(rich_help_panel=HERE)(verb.doctor)
-app.command(rich_help_panel=JOBS)(connected(jobs.submit))
+app.command(rich_help_panel=JOBS)(connected(submitting.submit))
 app.command("list", rich_help_panel=JOBS)(connected(jobs.list_))
 app.command(rich_help_panel=JOBS)(connected(jobs.get))
 app.command(rich_help_panel=JOBS)(connected(jobs.watch))
@@ -46,9 +61,19 @@ app.command(rich_help_panel=POLICIES)(policies.evaluate)
 app.command(rich_help_panel=POLICIES)(policies.export)
 
 
+def _say_version(asked: bool) -> None:
+    if asked:
+        import marless
+
+        output.data(f"marless {marless.__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _marless() -> None:
-    """A group of verbs, also as long as there is one only."""
+def _marless(
+    version: Annotated[bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say it.")] = False,
+) -> None:
+    """A group of verbs; --version needs none."""
 
 
 def main() -> None:

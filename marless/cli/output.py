@@ -54,7 +54,7 @@ def flush() -> None:
 
 def show_jobs(jobs: Sequence[Job], output: Output) -> None:
     """Print a list of jobs."""
-    rows = [_fields(job) for job in jobs]
+    rows = [job_fields(job) for job in jobs]
     match output:
         case Output.table:
             from marless.cli.job_table import job_table
@@ -75,7 +75,7 @@ def show_job(job: Job, output: Output) -> None:
     if output is Output.table:
         _show_pairs(job)
     else:
-        show_object(_fields(job), job.job, output)
+        show_object(job_fields(job), job.job, output)
 
 
 def show_object(fields: Mapping[str, object], name: str, output: Output) -> None:
@@ -115,7 +115,8 @@ def console(*, stderr: bool = False) -> Console:
     return shown
 
 
-def _fields(job: Job) -> dict[str, Any]:  # Any: JSON
+def job_fields(job: Job) -> dict[str, Any]:  # Any: JSON
+    """A job for programs."""
     return dataclasses.asdict(job) | {"state": str(job.state)}
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from marless import documents
-from marless.cli.options import RUNS, Output, OutputOption, RunsOption
+from marless.cli.options import RUNS, Output, OutputOption, RunsOption, positive, whole
 from marless.cli.output import console, data, say, show_object
 from marless.errors import SpecError, UnavailableError
 
@@ -22,14 +22,16 @@ if TYPE_CHECKING:
 SourceArgument = Annotated[
     str, typer.Argument(metavar="JOB_OR_PATH", help="Job id, run folder, checkpoint, or exported policy.")
 ]
-RoundOption = Annotated[int | None, typer.Option("--round", help="After so many rounds; default: the newest.")]
+RoundOption = Annotated[
+    int | None, typer.Option("--round", parser=positive, metavar="N", help="After so many rounds; default: the newest.")
+]
 
 
 def evaluate(  # noqa: PLR0913, PLR0917  # a verb has as many parameters as options
     source: SourceArgument,
     round_: RoundOption = None,
-    episodes: Annotated[int, typer.Option(min=1, help="How many to play.")] = 100,
-    seed: Annotated[int, typer.Option(min=0, help="Of the episodes' starts, and of chance.")] = 0,
+    episodes: Annotated[int, typer.Option(parser=positive, metavar="N", help="How many to play.")] = 100,
+    seed: Annotated[int, typer.Option(parser=whole, metavar="N", help="Of the episodes' starts, and of chance.")] = 0,
     explore: Annotated[bool, typer.Option("--explore", help="Sample actions as in training; default: greedy.")] = False,
     env: Annotated[str, typer.Option(help="Another environment than that of training.")] = "",
     env_option: Annotated[list[str], typer.Option(metavar="NAME=VALUE", help="Set an option of it.")] = [],  # noqa: B006  # typer's way

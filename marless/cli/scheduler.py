@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from marless.cli.options import Connection, Output, OutputOption, OverrideOption, connected
+from marless.cli.options import Connection, Output, OutputOption, OverrideOption, connected, positive, whole
 from marless.cli.output import console, say, show_object
 from marless.errors import SpecError, UnavailableError
 
@@ -36,9 +36,9 @@ def train(  # noqa: PLR0913  # a verb has as many parameters as options
     ] = [],  # noqa: B006  # typer's way
     *,
     spec: Annotated[Path, typer.Option("--spec", metavar="JOB.yaml", help="The job that it is for.")],
-    episodes: Annotated[int, typer.Option(min=1, help="Simulated runs to learn from.")] = 100,
+    episodes: Annotated[int, typer.Option(parser=positive, metavar="N", help="Simulated runs to learn from.")] = 100,
     out: Annotated[Path, typer.Option(help="Folder of the scheduler.")] = Path("scheduler"),
-    seed: Annotated[int, typer.Option(min=0, help="Of everything that chance does.")] = 0,
+    seed: Annotated[int, typer.Option(parser=whole, metavar="N", help="Of everything that chance does.")] = 0,
     target: Annotated[
         float | None, typer.Option(help="J, the return to reach; default: stop.return, else 95 % of the recorded rise.")
     ] = None,

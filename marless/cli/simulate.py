@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from marless.cli.options import Connection, Output, OutputOption, OverrideOption
+from marless.cli.options import Connection, Output, OutputOption, OverrideOption, positive, whole
 from marless.cli.output import console, data, say, show_object
 from marless.cli.recorded import RecordedArgument, find
 
@@ -28,10 +28,13 @@ def simulate(
     scaling: Annotated[str, typer.Option(metavar="POLICY", help="Who decides on actors; default: who did.")] = "",
     sharing: Annotated[str, typer.Option(metavar="POLICY", help="Who decides on groups; default: who did.")] = "",
     slots: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="vCPUs of the cluster; default: as many as were used.")
+        int | None,
+        typer.Option(parser=positive, metavar="N", help="vCPUs of the cluster; default: as many as were used."),
     ] = None,
     override: OverrideOption = [],  # noqa: B006  # typer's way
-    seed: Annotated[int | None, typer.Option(min=0, help="Of the durations; default: the job's.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(parser=whole, metavar="N", help="Of the durations; default: the job's.")
+    ] = None,
     output: OutputOption = Output.table,
 ) -> None:
     """Replay a recorded run under other policies, on a cluster of so many slots: decisions, time and cost, modelled.

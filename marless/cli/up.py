@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from marless.cli.options import RUNS, RunsOption
+from marless.cli.options import RUNS, RunsOption, positive
 from marless.cli.output import say
 
 
@@ -15,8 +15,12 @@ def up(
     listen: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Where the coordinator listens; default: a private unix socket.")
     ] = "",
-    actor_workers: Annotated[int | None, typer.Option(min=1, help="Most actor workers at once.")] = None,
-    learner_workers: Annotated[int | None, typer.Option(min=1, help="Most learner workers at once.")] = None,
+    actor_workers: Annotated[
+        int | None, typer.Option(parser=positive, metavar="N", help="Most actor workers at once.")
+    ] = None,
+    learner_workers: Annotated[
+        int | None, typer.Option(parser=positive, metavar="N", help="Most learner workers at once.")
+    ] = None,
     foreground: Annotated[bool, typer.Option("--foreground", help="Stay, and stop the services on Ctrl-C.")] = False,
 ) -> None:
     """Start the four services and keep them alive; go on with the jobs of --runs that have not ended.

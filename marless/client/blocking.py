@@ -127,9 +127,7 @@ class Client:
         """See `AsyncClient.read`."""
         return self._run(self._client.read(job, path))
 
-    def download(
-        self, job: str, to: Path | str, *, told: Callable[[int, int], None] | None = None
-    ) -> tuple[File, ...]:
+    def download(self, job: str, to: Path | str, *, told: Callable[[int, int], None] | None = None) -> tuple[File, ...]:
         """See `AsyncClient.download`."""
         return self._run(self._client.download(job, to, told=told))
 

@@ -1,0 +1,189 @@
+"""The verb `submit`: a job handed to a coordinator, or several jobs as a sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from marless import documents
+from marless.cli import jobs as verbs
+from marless.cli.completion import job_ids
+from marless.cli.options import Connection, JobFileArgument, Output, OutputOption, OverrideOption, positive
+from marless.cli.output import say, show_job
+from marless.cli.working import Working
+from marless.errors import AlreadyExistsError, JobStateError, NotFoundError, SpecError
+
+if TYPE_CHECKING:
+    from marless.cli.sweep import SweepRun
+    from marless.client import Client, Job
+    from marless.spec import JobSpec
+
+MOST_JOBS = 20
+"""That a sweep starts unasked."""
+IfExists = Literal["fail", "use", "replace"]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Check the job and estimate its rounds, duration and bills; start nothing.")
+]
+LikeOption = Annotated[
+    str,
+    typer.Option(
+        "--from",
+        metavar="RUN",
+        help="Of --dry-run: the recorded run to go by; default: the newest alike.",
+        autocompletion=job_ids,
+    ),
+]
+
+
+def submit(  # noqa: PLR0913, PLR0917  # a verb has as many parameters as options
+    to: Connection,
+    job_file: JobFileArgument,
+    override: OverrideOption = [],  # noqa: B006  # typer's way
+    job: Annotated[
+        str, typer.Option(help="Job id; default: the job's name and the time. Of a sweep: what its ids begin with.")
+    ] = "",
+    seeds: Annotated[
+        int | None,
+        typer.Option(parser=positive, metavar="N", help="A sweep: N jobs, with the job's seed and those after it."),
+    ] = None,
+    sweep: Annotated[
+        list[str], typer.Option(metavar="A.B=C,D", help="A sweep: a job for each value; several: for each combination.")
+    ] = [],  # noqa: B006  # typer's way
+    yes: Annotated[
+        int, typer.Option(parser=positive, metavar="N", help="Most jobs that a sweep may start.")
+    ] = MOST_JOBS,
+    if_exists: Annotated[
+        IfExists | None,
+        typer.Option(help="If a job has this id: refuse (default), use it (default of a sweep), or replace it."),
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when it has ended.")] = False,
+    follow: verbs.FollowOption = False,
+    dry_run: DryRunOption = False,
+    run: LikeOption = "",
+    output: OutputOption = Output.table,
+) -> None:
+    """Hand a job to the coordinator, and print its id; with --dry-run, say what it would take and cost instead.
+
+    With --seeds and --sweep, hand over several, and print their ids; with --wait, a table once all have ended.
+    Repeated, such a command goes on: jobs that exist are used, and those that failed or were cancelled are resumed.
+    """
+    if seeds or sweep:
+        if dry_run or run:
+            raise SpecError("--dry-run estimates one job: leave --seeds and --sweep out, and multiply")
+        found = _planned(job_file, override, job, seeds, sweep, yes)
+        with to.client() as client:
+            _submit_sweep(_Sweep(found, if_exists or "use", output), client, stay=wait or follow)
+        return
+    if estimated(job_file, override, dry_run=dry_run, run=run, at=to, output=output):
+        return
+    with to.client() as client:
+        with Working("submitting"):
+            accepted = client.submit(job_file, job=job or None, if_exists=if_exists or "fail", overrides=override)
+        if follow:
+            verbs.follow_job(client, accepted, output)
+        say(f"submitted; `marless watch {accepted.job}` shows it")
+        if wait:
+            verbs.wait_for(client, accepted.job, None, output)
+        show_job(accepted, Output.name if output is Output.table else output)
+
+
+def estimated(job_file: Path, override: list[str], *, dry_run: bool, run: str, at: Connection, output: Output) -> bool:
+    """Estimate a job if that was asked for; raises SpecError for a job that cannot work."""
+    if not dry_run:
+        if run:
+            raise SpecError("--from goes with --dry-run: it names the recorded run that an estimate goes by")
+        return False
+    from marless import spec as specs
+    from marless.cli.dry_run import estimate
+
+    estimate(specs.load(job_file, override), documents.name_of(job_file), run=run, at=at, output=output)
+    return True
+
+
+@dataclass(frozen=True)
+class _Sweep:
+    """Jobs to be submitted together."""
+
+    runs: Sequence[SweepRun]
+    if_exists: IfExists
+    output: Output
+
+    @property
+    def ids(self) -> list[str]:
+        """Of all of its jobs."""
+        return [run.id for run in self.runs]
+
+
+def _planned(
+    job_file: Path, override: list[str], job: str, seeds: int | None, sweep: list[str], most: int
+) -> Sequence[SweepRun]:
+    """The jobs of a sweep; whatever cannot work is refused before the first is submitted."""
+    from marless.cli import sweep as sweeps
+
+    source, axes = documents.name_of(job_file), sweeps.axes(sweep)
+    sweeps.check_count(axes, seeds, most, source)
+    document = documents.given(job_file)
+    return sweeps.runs(document, source, prefix=job, overrides=override, sweep=axes, seeds=seeds)
+
+
+def _submit_sweep(sweep: _Sweep, client: Client, *, stay: bool) -> None:
+    from marless.cli.sweep_table import show_sweep
+
+    with verbs.detachable(*sweep.ids):
+        jobs = _handed_over(sweep, client)
+        if stay:
+            jobs = verbs.ended(client, jobs, None)
+    show_sweep(sweep.runs, jobs, sweep.output if stay or sweep.output is not Output.table else Output.name)
+    if stay:
+        verbs.end_all(client, jobs, None)
+
+
+def _handed_over(sweep: _Sweep, client: Client) -> list[Job]:
+    """All jobs of the sweep, submitted. First those that exist: one that is of another kind stops all others."""
+    with Working("submitting", "jobs") as working:
+        known = {run.id: job for run in sweep.runs if (job := _known(client, run.id))}
+        if known and sweep.if_exists == "fail":
+            raise AlreadyExistsError(f"these jobs exist: {', '.join(known)}; leave --if-exists out to go on with them")
+        found, resumed = {}, 0
+        for done, run in enumerate(sorted(sweep.runs, key=lambda run: run.id not in known)):
+            working.told(done, len(sweep.runs), run.id)
+            job = _submitted(client, run.id, run.spec, sweep.if_exists)
+            goes_on = sweep.if_exists == "use" and job.state in ("FAILED", "CANCELLED")
+            found[run.id] = _resumed(client, job) if goes_on else job
+            resumed += goes_on
+    new = len(sweep.runs) - len(known)
+    parts = [f"{new} jobs submitted"] + ([f"{len(known)} were there already"] if known else [])
+    parts += [f"{resumed} of them resumed"] if resumed else []
+    say(f"{', '.join(parts)}; the same command with --wait shows them when they have ended")
+    return [found[run.id] for run in sweep.runs]
+
+
+def _known(client: Client, job: str) -> Job | None:
+    try:
+        return client.get(job)
+    except NotFoundError:
+        return None
+
+
+def _submitted(client: Client, job: str, spec: JobSpec, if_exists: IfExists) -> Job:
+    try:
+        return client.submit(spec, job=job, if_exists=if_exists)
+    except AlreadyExistsError as error:
+        raise AlreadyExistsError(
+            f"{error}: give the sweep a name of its own with --job, or --if-exists replace"
+        ) from None
+
+
+def _resumed(client: Client, job: Job) -> Job:
+    """A job that failed or was cancelled, once more; as it is if somebody else has resumed it, or nothing is left."""
+    try:
+        return client.resume(job.job)
+    except JobStateError as error:
+        now = client.get(job.job)
+        if now.state.ended:
+            say(str(error))
+        return now
