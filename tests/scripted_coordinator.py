@@ -73,7 +73,9 @@ class Servicer(CoordinatorServiceServicer):
                 accepted_s=1e9,
             )
             known = self.jobs[request.job] = ScriptedJob(new, request.spec_json, request.request_id)
-        elif known.request_id != request.request_id:
+        elif request.if_exists == pb.IF_EXISTS_USE and json.loads(known.spec_json) != json.loads(request.spec_json):
+            raise AlreadyExistsError(f"job {request.job!r} exists with another spec; choose another id")
+        elif request.if_exists != pb.IF_EXISTS_USE and known.request_id != request.request_id:
             raise AlreadyExistsError(f"job {request.job!r} exists; choose another id")
         return pb.SubmitJobResponse(job=known.job)
 

@@ -156,7 +156,7 @@ def _handed_over(sweep: _Sweep, client: Client) -> list[Job]:
             found[run.id] = _resumed(client, job) if goes_on else job
             resumed += goes_on
     new = len(sweep.runs) - len(known)
-    parts = [f"{new} jobs submitted"] + ([f"{len(known)} were there already"] if known else [])
+    parts = [f"{new} job{'' if new == 1 else 's'} submitted"] + ([f"{len(known)} were there already"] if known else [])
     parts += [f"{resumed} of them resumed"] if resumed else []
     say(f"{', '.join(parts)}; the same command with --wait shows them when they have ended")
     return [found[run.id] for run in sweep.runs]

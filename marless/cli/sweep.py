@@ -146,10 +146,10 @@ def _label(text: str) -> str:
 
 def _labels(values: Sequence[str]) -> tuple[str, ...]:
     """Values as parts of ids; those that would look alike, or are long, get a digest."""
-    plain = [_label(value) for value in values]
+    plain = [("minus" if value.startswith("-") else "") + _label(value) for value in values]
 
     def told(value: str, label: str) -> str:
-        if label and len(label) <= _LONGEST_LABEL and plain.count(label) == 1 and not value.startswith("-"):
+        if label and len(label) <= _LONGEST_LABEL and plain.count(label) == 1:
             return label
         return f"{label[:12]}-{hashlib.sha256(value.encode()).hexdigest()[:_DIGEST]}".strip("-")
 
