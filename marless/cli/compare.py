@@ -16,6 +16,7 @@ import typer
 from marless.cli import completion, exits
 from marless.cli.options import Connection, JobFileArgument, Output, OutputOption, OverrideOption, positive
 from marless.cli.output import console, data, say, show_object
+from marless.cli.working import Working
 from marless.errors import JobStateError, MarlessError, SpecError, UnavailableError
 
 if TYPE_CHECKING:
@@ -95,11 +96,14 @@ def compare(  # noqa: PLR0913, PLR0917  # a verb has as many parameters as optio
         document=document,
         command=_command(job_file, presets, seeds, slots, overrides),
     )
-    runs = _planned(asked)
+    with Working("checking the runs"):
+        runs = _planned(asked)
     if not resume and asked.folder.exists() and any(asked.folder.iterdir()):
         raise SpecError(f"{asked.folder} holds something already; --resume goes on with it, or choose another --out")
     _make(asked, runs, at)
-    _report(asked, _compared(asked, runs), output)
+    with Working("comparing"):
+        comparison = _compared(asked, runs)
+    _report(asked, comparison, output)
 
 
 def _command(job_file: Path, presets: str, seeds: int, slots: int, overrides: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ import typer
 from marless.cli.options import Connection, Output, OutputOption
 from marless.cli.output import console, data, say, show_object
 from marless.cli.recorded import Recorded, RecordedArgument, find
+from marless.cli.working import Working
 from marless.errors import SpecError, unknown_name
 
 if TYPE_CHECKING:
@@ -41,9 +42,11 @@ def cost(
     from marless.pricing.bill import bill
 
     wanted = _accountings(accounting)
-    found = find(job, at)
+    with Working(f"reading {job}"):
+        found = find(job, at)
     table = tables.load(str(prices)) if prices else tables.merged(found.spec.bill.prices)
-    made = bill(found.records, found.spec, table)
+    with Working(f"billing {len(found.records):,} rounds"):
+        made = bill(found.records, found.spec, table)
     if output is Output.table:
         _about(found, made, table)
         _show(made, by, wanted)

@@ -14,6 +14,7 @@ from marless.cli.costs import dollars
 from marless.cli.options import Connection, Output
 from marless.cli.output import console, data, say, show_object
 from marless.cli.recorded import Recorded, find, from_folder
+from marless.cli.working import Working
 from marless.errors import InternalError, MarlessError, SpecError
 
 if TYPE_CHECKING:
@@ -110,7 +111,8 @@ def _from_calibration(job: Job, table: Prices) -> _Basis:
 
     spec = job.spec
     say("no recorded run is alike: measuring one actor and two updates of this job here …")
-    found = _calibrated(spec)
+    with Working("measuring"):
+        found = _calibrated(spec)
     work = invented.work_of(found, job)
     slots = max(
         len(os.sched_getaffinity(0)), *(int(-(-s.vcpus // 1)) for s in (spec.functions.actor, spec.functions.learner))

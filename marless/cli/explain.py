@@ -12,6 +12,7 @@ import typer
 from marless.cli.options import Connection, Output, OutputOption, positive
 from marless.cli.output import console, data, say, show_object
 from marless.cli.recorded import Recorded, RecordedArgument, find
+from marless.cli.working import Working
 from marless.errors import NotFoundError, SpecError
 
 if TYPE_CHECKING:
@@ -41,7 +42,14 @@ def explain(
 
     For people rounds count from 1, as `watch` has it; in data, as in the records, from 0.
     """
-    found = find(job, at)
+    if round_ is not None and output is Output.jsonl:
+        raise SpecError("--round shows one thing: -o table, json or yaml")
+    if picture:
+        from marless.cli.picture import check
+
+        check(picture)
+    with Working(f"reading {job}"):
+        found = find(job, at)
     if picture:
         _draw(found, picture)
     if not found.records:
@@ -132,8 +140,6 @@ def _show_round(found: Recorded, number: int, output: Output) -> None:
     if number not in by_round:
         raise NotFoundError(f"job {found.job} has no round {number}; {len(by_round)} rounds are recorded")
     record, before = by_round[number], by_round.get(number - 1)
-    if output is Output.jsonl:
-        raise SpecError("--round shows one thing: -o table, json or yaml")
     if output is not Output.table:
         show_object(_fields(record), found.job, output)
         return

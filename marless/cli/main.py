@@ -18,6 +18,7 @@ from marless.cli import (
     jobs,
     local,
     output,
+    plot,
     policies,
     scheduler,
     simulate,
@@ -56,6 +57,7 @@ app.command(rich_help_panel=JOBS)(connected(jobs.download))
 app.command(rich_help_panel=JOBS)(connected(costs.cost))
 app.command(rich_help_panel=JOBS)(connected(explain.explain))
 app.command(rich_help_panel=JOBS)(connected(simulate.simulate))
+app.command(rich_help_panel=JOBS)(connected(plot.plot))
 app.add_typer(scheduler.app, name="scheduler", rich_help_panel=POLICIES)
 app.command(rich_help_panel=POLICIES)(policies.evaluate)
 app.command(rich_help_panel=POLICIES)(policies.export)

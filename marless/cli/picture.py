@@ -6,6 +6,7 @@ tell apart; lines differ in their dashes too.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -16,6 +17,7 @@ from marless.errors import SpecError, UnavailableError
 from marless.pricing.charges import ACCOUNTINGS
 
 if TYPE_CHECKING:
+    from marless.cli.plot import Over
     from marless.cli.recorded import Recorded
     from marless.comparison.table import Column, Comparison
 
@@ -23,6 +25,11 @@ Axes = Any  # matplotlib has no types
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
 _DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 _COST_LABELS = {"paper": "paper accounting", "billed": "billed", "serverful": "serverful, modelled"}
+_OVER = {
+    "env-steps": "env steps (all agents act once in one copy)",
+    "rounds": "round",
+    "seconds": "seconds of rounds",
+}
 _SUFFIXES = (".png", ".svg", ".pdf")
 
 
@@ -72,18 +79,58 @@ def draw_comparison(comparison: Comparison, target: Path) -> None:
     _save(figure, target)
 
 
+def draw_returns(runs: Sequence[Recorded], target: Path, over: Over) -> None:
+    """Draw the returns of jobs over env steps, rounds or seconds of training. Raises as `draw_run`."""
+    if empty := [run.job for run in runs if not run.records]:
+        raise SpecError(f"{', '.join(empty)}: no round has been recorded yet: there is nothing to draw")
+    check(target)
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.add_subplot(xlabel=_OVER[over], ylabel="return per agent")
+    for number, run in enumerate(runs):
+        _draw_course(axes, run, number, over)
+    for mean in sorted({round(run.random.mean, 2) for run in runs if run.random}):
+        _draw_random(axes, mean)
+    handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))  # each label once
+    axes.legend(handles.values(), handles.keys(), fontsize="small")
+    axes.grid(alpha=0.3)
+    _write(figure, target)
+
+
+def _draw_course(axes: Axes, run: Recorded, number: int, over: Over) -> None:
+    """What a job scored while exploring, faint, and in its greedy evaluations."""
+    style = {"color": _COLOURS[number % len(_COLOURS)], "linestyle": _DASHES[number // len(_COLOURS) % len(_DASHES)]}
+    exploring, greedy, seconds = [], [], 0.0
+    for record in run.records:
+        seconds += record.took_s
+        place = {"env-steps": record.env_steps, "rounds": record.round + 1, "seconds": seconds}[over]
+        exploring += [(place, record.returns.mean)] if record.returns else []
+        greedy += [(place, record.evaluation.mean)] if record.evaluation else []
+    if exploring:
+        label = None if greedy else f"{run.job}, exploring"
+        axes.plot(*zip(*exploring, strict=True), alpha=0.4, linewidth=1, label=label, **style)
+    if greedy:
+        axes.plot(*zip(*greedy, strict=True), marker="o", markersize=3, label=run.job, **style)
+
+
 def _costed(column: Column) -> str:
     return f"{column.preset} ({_COST_LABELS[column.counts]})"
 
 
-def _panels(target: Path, title: str) -> tuple[Any, Sequence[Axes]]:  # Any: matplotlib has no types
+def check(target: Path) -> None:
+    """Refuse a picture that could not be written, before anything is read for it; raises as `draw_run`."""
     if target.suffix not in _SUFFIXES:
         raise SpecError(f"{target}: a picture's name ends with one of {', '.join(_SUFFIXES)}")
-    try:
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import MaxNLocator
-    except ImportError:
-        raise UnavailableError("pictures need matplotlib; install it with: pip install 'marless[plot]'") from None
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UnavailableError("pictures need matplotlib; install it with: pip install 'marless[plot]'")
+
+
+def _panels(target: Path, title: str) -> tuple[Any, Sequence[Axes]]:  # Any: matplotlib has no types
+    check(target)
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
     figure = Figure(figsize=(10, 6.5), layout="constrained")
     figure.suptitle(title)
     axes = figure.subplots(2, 2, sharex=True).ravel().tolist()
@@ -129,6 +176,10 @@ def _band(panel: Axes, lines: Sequence[Sequence[float | None]], style: Mapping[s
 def _save(figure: Any, target: Path) -> None:  # Any: matplotlib has no types
     for panel in (figure.axes[0], figure.axes[1], figure.axes[3]):
         panel.set_ylim(bottom=0)
+    _write(figure, target)
+
+
+def _write(figure: Any, target: Path) -> None:  # Any: matplotlib has no types
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(target, dpi=120)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from marless import documents
+from marless.cli.completion import job_ids
 from marless.cli.options import RUNS, Output, OutputOption, RunsOption, positive, whole
 from marless.cli.output import console, data, say, show_object
+from marless.cli.working import Working
 from marless.errors import SpecError, UnavailableError
 
 if TYPE_CHECKING:
@@ -20,7 +23,10 @@ if TYPE_CHECKING:
     from marless.record import Returns
 
 SourceArgument = Annotated[
-    str, typer.Argument(metavar="JOB_OR_PATH", help="Job id, run folder, checkpoint, or exported policy.")
+    str,
+    typer.Argument(
+        metavar="JOB_OR_PATH", help="Job id, run folder, checkpoint, or exported policy.", autocompletion=job_ids
+    ),
 ]
 RoundOption = Annotated[
     int | None, typer.Option("--round", parser=positive, metavar="N", help="After so many rounds; default: the newest.")
@@ -40,18 +46,21 @@ def evaluate(  # noqa: PLR0913, PLR0917  # a verb has as many parameters as opti
     output: OutputOption = Output.table,
 ) -> None:
     """Play trained policies here, beside chance; prints returns per agent, summed over an episode."""
-    from marless import load_policy
-    from marless.policies import evaluation
+    from marless.policies import evaluation, film
 
     options = _options(env_option)
+    if render:
+        film.check(render)
     with _disk():
-        team = load_policy(source, round=round_, runs=runs)
-        played = evaluation.evaluate(team, env or None, options, episodes=episodes, seed=seed, explore=explore)
+        team = _loaded(source, round_, runs)
+        with Working("playing", "episodes") as working:
+            played = evaluation.evaluate(
+                team, env or None, options, episodes=episodes, seed=seed, explore=explore, told=working.told
+            )
         before = evaluation.reported(team.origin)
         if render:
-            from marless.policies.film import film
-
-            pictures = film(team, render, env or None, options, seed=seed, explore=explore)
+            with Working("filming one episode"):
+                pictures = film.film(team, render, env or None, options, seed=seed, explore=explore)
             say(f"filmed one episode: {render}, {pictures} pictures")
     if output is Output.table:
         _show(played, before)
@@ -69,12 +78,22 @@ def export(
     runs: RunsOption = RUNS,
 ) -> None:
     """Write one policy to a file of its own, which `marless.load_policy` and `evaluate` read; prints its name."""
-    from marless import load_policy
-
-    with _disk():
-        team = load_policy(source, round=round_, runs=runs)
+    with _disk(), Working(f"exporting {source}"):
+        team = _loaded(source, round_, runs)
         team.export(policy or _only(team, source), to)
     data(str(to))
+
+
+def _loaded(source: str, round_: int | None, runs: Path) -> Team:
+    """What `load_policy` loads; what it warns of is said."""
+    from marless import load_policy
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        team = load_policy(source, round=round_, runs=runs)
+    for warning in caught:
+        say(str(warning.message))
+    return team
 
 
 def _only(team: Team, source: str) -> str:

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from marless import shadow
 from marless.cli.completion import job_ids
 from marless.cli.options import Connection
+from marless.cli.output import say
 from marless.errors import CorruptError, NotFoundError, UnavailableError
 from marless.record import Returns, RoundRecord, from_json
 from marless.round_file import read
@@ -45,6 +47,7 @@ def find(source: str, at: Connection) -> Recorded:
     """
     if at.coordinator and not (Path(source) / "rounds.jsonl").exists():
         return _asked(source, at)
+    _say_which(source, at)
     for folder in (Path(source), at.runs / source):
         if (folder / "job.json").exists():
             return from_folder(folder)
@@ -55,6 +58,17 @@ def find(source: str, at: Connection) -> Recorded:
             f"{source}: there is no such run folder here, no such job in {at.runs.resolve()}, and no coordinator "
             "answers that could know it; start one with `marless up`, or name yours with --coordinator"
         ) from None
+
+
+def _say_which(source: str, at: Connection) -> None:
+    """Where a name may mean two things, say which was taken, and how to get the other."""
+    if note := shadow.taken(source, at.runs):
+        say(note)
+    elif at.coordinator and Path(source).name == source:
+        say(
+            f"note: {source} is read from ./{source}, not from a job of the coordinator; run this in another directory "
+            f"to ask the coordinator, or write `./{source}` to leave no doubt"
+        )
 
 
 def from_folder(folder: Path, *, records: bool = True) -> Recorded:

@@ -11,6 +11,7 @@ import typer
 
 from marless.cli.options import Connection, Output, OutputOption, OverrideOption, connected, positive, whole
 from marless.cli.output import console, say, show_object
+from marless.cli.working import Working
 from marless.errors import SpecError, UnavailableError
 
 if TYPE_CHECKING:
@@ -76,8 +77,10 @@ def _trained(model: RunModel, task: Task, episodes: int, seed: int) -> tuple[Tra
         from marless.scaling.minions import training
     except ModuleNotFoundError as error:
         raise UnavailableError(f"training needs {error.name}: pip install 'marless[learner]'") from None
-    trained = training.train(model, task, episodes=episodes, seed=seed)
-    return trained, training.compare(model, task, trained, seed)
+    with Working("training", "runs") as working:
+        trained = training.train(model, task, episodes=episodes, seed=seed, told=working.told)
+    with Working("comparing"):
+        return trained, training.compare(model, task, trained, seed)
 
 
 def _found(sources: Sequence[str], at: Connection, job: JobSpec, path: Path) -> list[Recorded]:
@@ -86,7 +89,8 @@ def _found(sources: Sequence[str], at: Connection, job: JobSpec, path: Path) -> 
 
     found = []
     for source in sources:
-        recorded = find(source, at)
+        with Working(f"reading {source}"):
+            recorded = find(source, at)
         for what, theirs, ours in _same(recorded.spec, job):
             if theirs != ours:
                 raise SpecError(

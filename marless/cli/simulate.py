@@ -11,6 +11,7 @@ import typer
 from marless.cli.options import Connection, Output, OutputOption, OverrideOption, positive, whole
 from marless.cli.output import console, data, say, show_object
 from marless.cli.recorded import RecordedArgument, find
+from marless.cli.working import Working
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,9 +44,11 @@ def simulate(
     """
     from marless.replay import simulate as replay
 
-    found = find(job, at)
+    with Working(f"reading {job}"):
+        found = find(job, at)
     spec = replay.replayed_spec(found.spec, scaling=scaling, sharing=sharing, overrides=override)
-    done = replay.simulate(found.records, found.spec, spec, slots=slots, seed=seed)
+    with Working("simulating", "rounds") as working:
+        done = replay.simulate(found.records, found.spec, spec, slots=slots, seed=seed, told=working.told)
     if output is Output.table:
         _show(done)
     elif output is Output.jsonl:

@@ -8,6 +8,7 @@ import typer
 
 from marless.cli.options import RUNS, RunsOption, positive
 from marless.cli.output import say
+from marless.cli.working import Working
 
 
 def up(
@@ -38,7 +39,8 @@ def up(
     if foreground:
         asyncio.run(background.supervise(settings))
         return
-    standing, before = background.up(settings)
+    with Working("starting four services"):
+        standing, before = background.up(settings)
     if before:
         say(f"up already, since process {standing.pid}; `marless down` first to change its options")
     else:
@@ -51,7 +53,8 @@ def down(runs: RunsOption = RUNS) -> None:
     from marless.cli import background
     from marless.cli.runs import unfinished
 
-    was_up = background.down(runs)
+    with Working("stopping the services"):
+        was_up = background.down(runs)
     say("down" if was_up else "nothing was up")
     if waiting := [job.job for job in unfinished(runs) if not (job.attached or job.run_by_somebody)]:
         say(f"at the next `marless up` these jobs go on: {', '.join(waiting)}")

@@ -144,12 +144,13 @@ def play(
     seed: int,
     explore: bool = False,
     stopped: Stopped = never,
+    ended: Callable[[int], None] | None = None,
 ) -> EpisodeStats:
     """Play exactly `episodes` whole episodes: greedily or exploring; uniformly over legal actions without `policies`.
 
     How many each copy contributes is fixed beforehand; counting whichever end first would favour short ones. Raises
-    StoppedError once `stopped` answers True, which is asked before each step. The environment may be used again
-    afterwards.
+    StoppedError once `stopped` answers True, which is asked before each step; `ended` hears after each how many
+    episodes have ended. The environment may be used again afterwards.
     """
     env_seed, rng = _streams(seed)
     copies = np.arange(env.batch)
@@ -164,6 +165,8 @@ def play(
         transition = step(env, policies or (), actions)
         meter.add(transition)
         frame = transition.frame
+        if ended:
+            ended(meter.episodes)
     return meter.stats()
 
 
@@ -248,6 +251,11 @@ class _EpisodeMeter:
     def full(self) -> bool:
         """True once every copy has contributed its share."""
         return not self._missing_B.any()
+
+    @property
+    def episodes(self) -> int:
+        """That have ended, and count."""
+        return self._episodes
 
     def add(self, transition: Transition) -> None:
         """Count one step of all copies."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from marless import record, round_file
 from marless.data.rollout import EpisodeStats, play
@@ -43,19 +44,27 @@ def evaluate(
     episodes: int,
     seed: int,
     explore: bool = False,
+    told: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
     """Play `episodes` episodes with the team, and with uniformly random legal actions.
 
-    `env` and `options` are those the team was trained in unless given. Raises SpecError if the environment is not known
-    or cannot be made, or if the team does not fit it.
+    `env` and `options` are those the team was trained in unless given; `told` hears how many episodes have ended, of
+    how many in all. Raises SpecError if the environment is not known or cannot be made, or if the team does not fit it.
     """
     copies = environment(team, env, options, batch=min(episodes, BATCH))
     try:
         policies = team.acting(copies.spaces)
-        played = play(copies, policies, episodes=episodes, seed=seed, explore=explore)
-        return Evaluation(team=_score(played), chance=_score(play(copies, None, episodes=episodes, seed=seed)))
+        ended, ended_by_chance = (partial(_tell, told, before, 2 * episodes) for before in (0, episodes))
+        played = play(copies, policies, episodes=episodes, seed=seed, explore=explore, ended=ended)
+        chance = play(copies, None, episodes=episodes, seed=seed, ended=ended_by_chance)
+        return Evaluation(team=_score(played), chance=_score(chance))
     finally:
         copies.close()
+
+
+def _tell(told: Callable[[int, int], None] | None, before: int, total: int, episodes: int) -> None:
+    if told:
+        told(before + episodes, total)
 
 
 def environment(team: Team, env: str | None, options: Mapping[str, object] | None, *, batch: int) -> BatchedEnv:

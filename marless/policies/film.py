@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from marless.errors import SpecError
 from marless.policies.evaluation import environment
 from marless.policies.team import Team
 
+SUFFIX = ".gif"
+
 
 @dataclass(frozen=True)
 class Shot:
@@ -22,6 +25,19 @@ class Shot:
 
     picture: Picture
     caption: str
+
+
+def check(path: Path) -> None:
+    """Refuse, before anything is played, a film that could not be written.
+
+    Raises SpecError for a name that does not end with .gif, for a directory that is not there, and without Pillow.
+    """
+    if path.suffix.lower() != SUFFIX:
+        raise SpecError(f"{path}: a film is an animated GIF; give it a name that ends with {SUFFIX}")
+    if not path.parent.is_dir():
+        raise SpecError(f"{path}: there is no directory {path.parent}; make it, or choose another")
+    if importlib.util.find_spec("PIL") is None:
+        raise SpecError("a film needs Pillow, which is not installed; pip install 'marless[render]'")
 
 
 def film(
@@ -35,12 +51,11 @@ def film(
 ) -> int:
     """Play one episode and write it to `path`; returns the number of pictures: one of each state, the last included.
 
-    Raises SpecError if the environment cannot be filmed or Pillow is not there, OSError.
+    Raises what `check` does, SpecError if the environment cannot be filmed, and OSError.
     """
-    try:
-        from marless.policies import drawing
-    except ModuleNotFoundError:
-        raise SpecError("a film needs Pillow, which is not installed; pip install 'marless[render]'") from None
+    check(path)
+    from marless.policies import drawing
+
     stage = _stage(team, env, options or {})
     try:
         shots = shoot(team, stage, seed=seed, explore=explore)

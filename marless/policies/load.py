@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 
-from marless import checkpoint, documents
+from marless import checkpoint, documents, shadow
 from marless.checkpoint import Checkpoint, DiskCheckpoints
 from marless.errors import CorruptError, NotFoundError, SpecError
 from marless.nets.serial import decode_acting
@@ -24,12 +25,16 @@ def load_policy(
     """Load the newest policies of a job, or those after `round` rounds, ready to act.
 
     Takes a run folder, a checkpoint's directory, an exported policy's file, or a job id, which is looked for in `runs`
-    (default: $MARLESS_RUNS, else ./runs). Needs no torch.
+    (default: $MARLESS_RUNS, else ./runs). What is here is taken first; a warning says so where a job of `runs` has the
+    same name. Needs no torch.
 
     Raises NotFoundError if there is no such thing or no such checkpoint, CorruptError if a file is damaged, and
     SpecError for a `round` where there is just one, or a file of another kind.
     """
-    path = _find(str(path_or_job), Path(runs or os.environ.get("MARLESS_RUNS") or "runs"))
+    home = Path(runs or os.environ.get("MARLESS_RUNS") or "runs")
+    path = _find(str(path_or_job), home)
+    if path == Path(path_or_job) and (note := shadow.taken(str(path_or_job), home)):
+        warnings.warn(note, stacklevel=2)
     if _is_run(path):
         return _from_run(path, round)
     if round is not None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
 
@@ -109,11 +109,13 @@ def simulate(
     *,
     slots: int | None = None,
     seed: int | None = None,
+    told: Callable[[int, int], None] | None = None,
 ) -> Replay:
     """Replay `records` of the job `recorded` under the policies of `spec`, on `slots` vCPUs.
 
     Without `slots`, on as many as the recording used at once; policies then see rounds that nothing changed in as they
     were measured. With `slots`, they see the phases as modelled there. `seed` (default: the job's) draws durations.
+    `told` hears how many rounds have been replayed, and of how many.
 
     Raises SpecError if there is nothing to replay, or if a policy needs what was not recorded.
     """
@@ -130,6 +132,8 @@ def simulate(
         if ending:
             break
         steps.append(walk.step(number))
+        if told:
+            told(number + 1, len(records))
     return Replay(
         job=records[0].job,
         spec=spec,

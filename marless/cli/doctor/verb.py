@@ -12,6 +12,7 @@ import typer
 from marless.cli import exits
 from marless.cli.options import RUNS, Output, OutputOption, RunsOption
 from marless.cli.output import console, data, show_object
+from marless.cli.working import Working
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +35,8 @@ def doctor(
     from marless.cli.doctor.examination import examine
     from marless.cli.doctor.finding import Level
 
-    findings = list(examine(runs, _job(job_file) if job_file else None, deep=deep))
+    with Working("examining this machine"):
+        findings = list(examine(runs, _job(job_file) if job_file else None, deep=deep))
     if output is Output.table:
         _show(findings)
     elif output is Output.json:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -84,8 +84,9 @@ def train(
     episodes: int,
     seed: int,
     settings: PPOSettings = PPOSettings(),
+    told: Callable[[int, int], None] | None = None,
 ) -> Trained:
-    """Train for `episodes` simulated runs; equal arguments give equal schedulers.
+    """Train for `episodes` simulated runs, and tell after how many; equal arguments give equal schedulers.
 
     Starts near the best fixed number of actors (ours; MinionsRL starts from a random net): in runs of a hundred rounds
     one choice shows so little in the last return that a hundred episodes would not get from chance to there.
@@ -105,6 +106,8 @@ def train(
             learning.update(play(model, task, learning.sampled, count, [seed, _SAMPLE, update]))
             candidate = (tried(learning.scheduler()), learning.scheduler())
             curve.append(candidate[0].objective)
+            if told:
+                told(first + count, episodes)
             if candidate[0].objective > best[0].objective:
                 best = candidate
             if _cheapness(candidate[0]) > _cheapness(cheapest[0]):

@@ -8,7 +8,6 @@ import pytest
 import yaml
 
 from marless.cli import sweep
-from marless.errors import SpecError
 from marless.rpc.v1 import coordinator_pb2 as pb
 from tests.scripted_coordinator import ScriptedCoordinator
 
@@ -60,7 +59,7 @@ def test_a_value_may_be_a_list_or_a_name():
 
 def test_ids_tell_all_jobs_apart_whatever_the_values_are_called():
     found = planned("actors.count=1,2", "functions.actor.vcpus=1.5,2")
-    assert list(found)[0] == "tiny-count1-vcpus1-5"
+    assert next(iter(found)) == "tiny-count1-vcpus1-5"
     alike = planned("env.options.x=a b,a-b,-1,1")
     assert len(alike) == 4 and {"tiny-x1", "tiny-xminus1"} < set(alike)
     assert list(planned("actors.count=1", "env.options.count=2")) == ["tiny-actors-count1-env-options-count2"]

@@ -1,0 +1,50 @@
+"""The verb `plot`: training curves of one or several jobs, in one picture."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from marless.cli.completion import job_ids
+from marless.cli.options import Connection
+from marless.cli.output import data
+from marless.cli.recorded import find
+from marless.cli.working import Working
+
+
+class Over(StrEnum):
+    """What the horizontal axis counts."""
+
+    env_steps = "env-steps"
+    rounds = "rounds"
+    seconds = "seconds"
+
+
+def plot(
+    at: Connection,
+    jobs: Annotated[
+        list[str], typer.Argument(metavar="JOB_OR_FOLDER...", help="Job ids or run folders.", autocompletion=job_ids)
+    ],
+    to: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.png", help="Or .svg, .pdf; default: the job's id.png, or curves.png of several."),
+    ] = None,
+    over: Annotated[Over, typer.Option(help="What the horizontal axis counts.")] = Over.env_steps,
+) -> None:
+    """Draw the returns of one or several jobs, and what a random policy scores; prints the picture's name."""
+    from marless.cli import picture
+
+    sources = list(dict.fromkeys(jobs))
+    picture.check(to or Path("curves.png"))
+    with Working("reading", "jobs") as working:
+        found = []
+        for done, source in enumerate(sources):
+            working.told(done, len(sources), source)
+            found.append(find(source, at))
+    target = to or Path("curves.png" if len(found) > 1 else f"{found[0].job}.png")
+    with Working("drawing"):
+        picture.draw_returns(found, target, over)
+    data(str(target))
