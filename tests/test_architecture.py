@@ -39,7 +39,7 @@ def forbidden(module: str) -> tuple[str, ...]:
         here = module.split(".")[1]
         others = {"coordinator", "actor_pool", "learner_pool", "param_store"} - {here}
         return (*(f"services.{other}" for other in others), "marless.cli")
-    if within(module, ("marless.cli", "marless.client")):
+    if within(module, ("marless.cli", "marless.client", "marless.__main__")):
         return ("services", "redis", "torch")
     if within(module, ("marless.rpc",)):
         return ("services", "marless.cli", "torch")

@@ -6,7 +6,7 @@ tell apart; lines differ in their dashes too.
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -122,8 +122,10 @@ def check(target: Path) -> None:
     """Refuse a picture that could not be written, before anything is read for it; raises as `draw_run`."""
     if target.suffix not in _SUFFIXES:
         raise SpecError(f"{target}: a picture's name ends with one of {', '.join(_SUFFIXES)}")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise UnavailableError("pictures need matplotlib; install it with: pip install 'marless[plot]'")
+    try:
+        importlib.import_module("matplotlib.figure")
+    except ImportError:
+        raise UnavailableError("pictures need matplotlib; install it with: pip install 'marless[plot]'") from None
 
 
 def _panels(target: Path, title: str) -> tuple[Any, Sequence[Axes]]:  # Any: matplotlib has no types

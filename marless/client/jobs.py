@@ -55,10 +55,6 @@ class Job:
     """Of the newest evaluation, per agent."""
     random_return: float | None
     """What chance scores, per agent."""
-    win_rate: float | None
-    """Share of the newest evaluation's episodes that were won; None where the environment knows no wins."""
-    random_win_rate: float | None
-    """The same of chance."""
     accepted_s: float
     ended_s: float | None
     resumes: int
@@ -67,6 +63,10 @@ class Job:
     """Its run folder, on the coordinator's machine."""
     summary: Mapping[str, Any] | None  # Any: JSON
     """What `marless train -o json` prints, once the job has ended."""
+    win_rate: float | None = None
+    """Share of the newest evaluation's episodes that were won; None where the environment knows no wins."""
+    random_win_rate: float | None = None
+    """The same of chance."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ import numpy as np
 from marless.data.rollout import act, begin, step
 from marless.envs.base import BatchedEnv, EnvSpaces, Picture, Pictured, RewardArray
 from marless.envs.registry import PETTINGZOO
-from marless.errors import SpecError
+from marless.errors import SpecError, UnavailableError
 from marless.policies.evaluation import environment
 from marless.policies.team import Team
 
@@ -30,12 +30,12 @@ class Shot:
 def check(path: Path) -> None:
     """Refuse, before anything is played, a film that could not be written.
 
-    Raises SpecError for a name that does not end with .gif, for a directory that is not there, and without Pillow.
+    Raises SpecError for a name that does not end with .gif and without Pillow, UnavailableError without its directory.
     """
     if path.suffix.lower() != SUFFIX:
         raise SpecError(f"{path}: a film is an animated GIF; give it a name that ends with {SUFFIX}")
     if not path.parent.is_dir():
-        raise SpecError(f"{path}: there is no directory {path.parent}; make it, or choose another")
+        raise UnavailableError(f"{path}: there is no directory {path.parent}; make it, or choose another")
     if importlib.util.find_spec("PIL") is None:
         raise SpecError("a film needs Pillow, which is not installed; pip install 'marless[render]'")
 

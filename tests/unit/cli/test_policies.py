@@ -87,7 +87,11 @@ MISTAKES = {
     ("evaluate", "job-1", "--env-option", "agent=2"): (2, "environment mpe/simple_spread: unknown option 'agent'"),
     ("evaluate", "job-1", "--env-option", "agents=3"): (2, "no policy for agent_2 of this environment"),
     ("evaluate", "runs/job-1/spec.yaml"): (1, "runs/job-1/spec.yaml is no policy, or it is damaged"),
-    ("evaluate", "job-1", "--render", "none/film.gif"): (1, "none/film.gif: No such file or directory"),
+    ("evaluate", "job-1", "--render", "none/film.gif"): (1, "none/film.gif: there is no directory none; make"),
+    ("evaluate", "nowhere", "--render", "film.mp4"): (
+        2,
+        "film.mp4: a film is an animated GIF; give it a name that ends",
+    ),
     ("export", "job-1", "--to", "one"): (2, "job-1 holds 2 policies: choose one with --policy: agent_0, agent_1"),
     ("export", "job-1", "--to", "one", "--policy", "agent_2"): (2, "unknown policy 'agent_2'; did you mean"),
     ("export", "shared", "--to", "none/one"): (1, "none/.one.partial: No such file or directory"),
