@@ -41,7 +41,8 @@ def states(incomplete: str) -> list[str]:
     """States of jobs that begin so, in capitals or not."""
     from marless.client import JobState
 
-    return [state for state in JobState if state.startswith(incomplete.upper())]
+    case = str.lower if incomplete.islower() else str.upper
+    return [case(state) for state in JobState if state.startswith(incomplete.upper())]
 
 
 def presets(incomplete: str) -> list[str]:

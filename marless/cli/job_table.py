@@ -14,9 +14,8 @@ if TYPE_CHECKING:
 
     from marless.client import Job
 
-_GAP = 1
+_GAP = 2
 """Between two columns."""
-_DAY_S = 86_400
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +79,4 @@ def _least(column: Column, kept: Sequence[Column]) -> int | None:
 
 
 def _accepted(unix_s: float) -> str:
-    """The time of a job of the last day, the date of an older one."""
-    if not unix_s:
-        return ""
-    recent = time.time() - unix_s < _DAY_S
-    return time.strftime("%H:%M:%S" if recent else "%Y-%m-%d", time.localtime(unix_s))
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(unix_s)) if unix_s else ""

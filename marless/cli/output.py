@@ -54,20 +54,25 @@ def flush() -> None:
 
 def show_jobs(jobs: Sequence[Job], output: Output) -> None:
     """Print a list of jobs."""
-    rows = [job_fields(job) for job in jobs]
-    match output:
-        case Output.table:
-            from marless.cli.job_table import job_table
+    if output is Output.table:
+        from marless.cli.job_table import job_table
 
-            shown = console()
-            shown.print(job_table(jobs, shown.width))
+        shown = console()
+        shown.print(job_table(jobs, shown.width))
+    else:
+        show_objects([(job.job, job_fields(job)) for job in jobs], output)
+
+
+def show_objects(named: Sequence[tuple[str, Mapping[str, object]]], output: Output) -> None:
+    """Print several things, each with its name, in any way but as a table."""
+    match output:
         case Output.json:
-            data(json.dumps(rows, indent=2))
+            data(json.dumps([fields for _, fields in named], indent=2))
         case Output.yaml:
-            data(_yaml(rows))
+            data(_yaml([fields for _, fields in named]))
         case _:
-            for job in jobs:
-                show_job(job, output)
+            for name, fields in named:
+                show_object(fields, name, output)
 
 
 def show_job(job: Job, output: Output) -> None:
@@ -121,9 +126,9 @@ def job_fields(job: Job) -> dict[str, Any]:  # Any: JSON
 
 
 def _yaml(value: object) -> str:
-    import yaml
+    from marless import documents
 
-    return yaml.safe_dump(value, sort_keys=False).rstrip()
+    return documents.to_yaml(json.loads(json.dumps(value))).rstrip()  # as in JSON: an enum's member is its name
 
 
 def _show_pairs(job: Job) -> None:

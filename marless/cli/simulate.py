@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from marless.cli.options import Connection, Output, OutputOption, OverrideOption, positive, whole
-from marless.cli.output import console, data, say, show_object
+from marless.cli.output import console, data, percent, say, show_object
 from marless.cli.recorded import RecordedArgument, find
 from marless.cli.working import Working
 
@@ -151,7 +151,9 @@ def _show(done: Replay) -> None:
     screen.print(
         f"{done.job}, replayed: {policies}; seconds and USD modelled, {done.slots} slots; return as recorded\n"
     )
-    for name in ("round", "actors", "policies", "seconds", *(f"{each} USD" for each in ACCOUNTINGS), "return"):
+    won = any(step.replayed.returns and step.replayed.returns.wins is not None for step in done.steps)
+    costs = (f"{each} USD" for each in ACCOUNTINGS)
+    for name in ("round", "actors", "policies", "seconds", *costs, "return", *(["won"] if won else [])):
         table.add_column(name, justify="right")
     for step in done.steps:
         before, after = step.recorded, step.replayed
@@ -162,6 +164,7 @@ def _show(done: Replay) -> None:
             f"{total(step.replayed_s):.3f}",
             *(f"{step.replayed_usd[each]:.7f}" for each in ACCOUNTINGS),
             f"{after.returns.mean:.2f}" if after.returns else "",
+            *([percent(after.returns.win_rate if after.returns else None)] if won else []),
         )
     screen.print(table)
     screen.print()

@@ -9,7 +9,7 @@ import yaml
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from marless import spec
+from marless import documents, spec
 from marless.envs.base import AgentClass, Box, Discrete, EnvSpaces
 from marless.errors import SpecError
 from marless.job import advice, check_id, prepare
@@ -340,3 +340,31 @@ def test_a_threshold_that_one_policy_can_force_is_pointed_out(scaling, said):
 def test_actors_that_never_see_an_episodes_end_are_pointed_out(steps, said):
     note = advice(prepare(spec.parse(document(f"actors: {{steps: {steps}}}"), "job.yaml")))
     assert note.startswith(said) and bool(note) == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1e6", 1_000_000), ("2.5E3", 2500), ("-1e1", -10), ("1e-3", 0.001), ("1e400", float("inf")), ("e6", "e6"),
+     ("1e", "1e"), ("'1e6'", "1e6")],
+)  # fmt: skip
+def test_numbers_with_an_exponent_are_numbers(text, value):
+    found = documents.yaml_of(text, "x")
+    assert (found, type(found)) == (value, type(value))
+
+
+def test_whole_numbers_may_have_an_exponent_in_a_job_and_in_overrides(tmp_path):
+    file = tmp_path / "job.yaml"
+    file.write_text("{env: {name: mpe/simple_spread, options: {agents: 3e0}}, algorithm: ippo, stop: {env_steps: 1e6}}")
+    found = spec.load(file, ["evaluation.every=1e1", "algorithm.lr=2e-3", "stop.rounds=1.5e2"])
+    assert (found.stop.env_steps, found.stop.rounds, found.evaluation.every) == (1_000_000, 150, 10)
+    assert (found.env.options, found.algorithm.lr) == ({"agents": 3}, 0.002)
+    with pytest.raises(SpecError, match=r"stop.rounds: got 1500.5; allowed: a whole number"):
+        spec.load(file, ["stop.rounds=1.5005e3"])
+
+
+def test_a_text_that_looks_like_such_a_number_survives_the_round_trip(tmp_path):
+    job = spec.parse(
+        {"name": "1e6", "env": {"name": "mpe/simple_spread"}, "algorithm": "ippo", "stop": {"rounds": 1}}, "spec"
+    )
+    (tmp_path / "spec.yaml").write_text(job.to_yaml())
+    assert spec.load_resolved(tmp_path / "spec.yaml") == job

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +10,7 @@ import typer
 
 from marless.cli import exits
 from marless.cli.options import RUNS, Output, OutputOption, RunsOption
-from marless.cli.output import console, data, show_object
+from marless.cli.output import console, show_objects
 from marless.cli.working import Working
 
 if TYPE_CHECKING:
@@ -39,11 +38,8 @@ def doctor(
         findings = list(examine(runs, _job(job_file) if job_file else None, deep=deep))
     if output is Output.table:
         _show(findings)
-    elif output is Output.json:
-        data(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
-        for finding in findings:
-            show_object(asdict(finding), finding.check, output)
+        show_objects([(finding.check, asdict(finding)) for finding in findings], output)
     if any(finding.level is Level.fail for finding in findings):
         raise typer.Exit(exits.ExitCode.ERROR)
 

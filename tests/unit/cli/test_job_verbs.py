@@ -1,5 +1,6 @@
 """The verbs that speak to a coordinator: what they print where, how they exit, and what they say of every mistake."""
 
+import io
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import threading
 import pytest
 import yaml
 
+import marless as marless_package
 from marless.errors import OverloadedError, SpecError
 from marless.rpc.security import Security
 from marless.rpc.v1 import coordinator_pb2 as pb
@@ -99,6 +101,54 @@ def test_jobs_are_listed_for_people_and_for_programs(coordinator, marless):
     assert [job["greedy_return"] for job in yaml.safe_load(marless("list", "-o", "yaml")[1])] == [-3.25, None, None]
 
 
+def at_80_columns(marless, monkeypatch, *argv) -> list[str]:
+    """The lines of a table as a terminal of 80 columns shows them."""
+    from rich.console import Console
+
+    monkeypatch.setattr("marless.cli.output.console", lambda **_: Console(width=80, markup=False, highlight=False))
+    return [line.rstrip() for line in marless(*argv)[1].splitlines()]
+
+
+@pytest.mark.parametrize("won", [None, 0.5])
+def test_at_80_columns_a_list_shows_whole_words(coordinator, marless, monkeypatch, won):
+    for number in range(3):
+        job = coordinator.add(f"spread-20261122-18000{number}", "SUCCEEDED").job
+        job.rounds, job.env_steps, job.greedy_return, job.random_return = 400, 1_600_000, -12.34, -1234.5
+        if won is not None:
+            job.win_rate = won
+    header, *rows = at_80_columns(marless, monkeypatch, "list")
+    assert max(map(len, rows)) <= 80 and "…" not in "".join(rows)
+    assert rows[0].split()[:5] == ["spread-20261122-180000", "SUCCEEDED", "400", "-12.34", "-1,234.50"]
+    assert header.split() == ["job", "state", "rounds", "return", "random", "won" if won else "accepted"]
+    assert ("50%" in rows[0]) == (won is not None)
+
+
+def test_an_id_that_is_too_long_for_the_terminal_goes_on_below(coordinator, marless, monkeypatch):
+    coordinator.add(long := "x" * 100, "SUCCEEDED")
+    rows = at_80_columns(marless, monkeypatch, "list")[1:]
+    assert "".join(row.split()[0] for row in rows) == long and "SUCCEEDED" in rows[0]
+
+
+def test_a_list_is_sorted_filtered_and_cut(coordinator, marless):
+    for number, (name, mean) in enumerate([("a-1", -3.0), ("b-1", None), ("a-2", -1.0), ("a-3", -2.0)]):
+        job = coordinator.add(name).job
+        job.accepted_s = 1e9 - number
+        if mean is not None:
+            job.greedy_return = mean
+
+    def names(*argv: str) -> list[str]:
+        return marless("list", "-o", "name", *argv)[1].split()
+
+    assert names("--limit", "2") == ["a-1", "b-1"]
+    assert names("--limit", "1e0", "--reverse") == ["a-3"]
+    assert names("--sort", "return") == ["a-2", "a-3", "a-1", "b-1"]
+    assert names("--sort", "return", "--reverse", "--limit", "1") == ["a-1"]
+    assert names("--sort", "job") == ["a-1", "a-2", "a-3", "b-1"]
+    assert names("--name", "a-*", "--sort", "return", "--limit", "2") == ["a-2", "a-3"]
+    assert names("--name", "-1") == ["a-1", "b-1"]
+    assert names("--name", "?-2") == ["a-2"]
+
+
 def test_an_empty_list_is_one_for_programs_too(coordinator, marless):
     assert marless("list", "-o", "json")[1] == "[]\n"
     assert marless("list", "-o", "name")[1] == ""
@@ -174,6 +224,84 @@ def test_cancel_resume_delete(coordinator, marless):
     assert marless("resume", "one")[::2] == (1, "marless: job 'one' has not ended; cancel it first\n")
     marless("cancel", "one")
     assert marless("delete", "one") == (0, "", "marless: deleted one\n")
+
+
+def test_several_jobs_at_once(coordinator, marless):
+    for job in ("one", "two", "three"):
+        coordinator.add(job)
+    assert [job["job"] for job in json.loads(marless("get", "two", "one", "two", "-o", "json")[1])] == ["two", "one"]
+    _, out, err = marless("cancel", "one", "two", "-o", "name")
+    assert (out, err.splitlines()) == (
+        "one\ntwo\n",
+        [f"marless: job {job} has ended: CANCELLED" for job in ("one", "two")],
+    )
+    code, _, err = marless("delete", "one", "nobody", "three", "two")
+    assert (code, err.splitlines()) == (
+        102,
+        [
+            "marless: deleted one",
+            "marless: there is no job 'nobody'",
+            "marless: job 'three' has not ended; cancel it first",
+            "marless: deleted two",
+        ],
+    )
+    assert list(coordinator.servicer.jobs) == ["three"]
+
+
+@pytest.mark.parametrize(
+    ("states", "code"),
+    [
+        (["SUCCEEDED", "SUCCEEDED"], 0),
+        (["SUCCEEDED", "CANCELLED"], 103),
+        (["CANCELLED", "FAILED"], 100),
+        (["SUCCEEDED", "RUNNING"], 101),
+    ],
+)
+def test_waiting_for_several_jobs_ends_as_the_worst_of_them(coordinator, marless, states, code):
+    for number, state in enumerate(states):
+        coordinator.add(f"job-{number}", state)
+    got, out, err = marless("wait", "job-0", "job-1", "--timeout", "0.05", "-o", "jsonl")
+    assert (got, [json.loads(line)["state"] for line in out.splitlines()]) == (code, states)
+    assert ("has not ended within 0.05 s" in err) == (code == 101)
+
+
+def test_waiting_for_several_jobs_lasts_until_the_last_has_ended(coordinator, marless):
+    for job in ("one", "two", "three"):
+        coordinator.add(job)
+
+    def live() -> None:
+        for job in ("two", "one", "three"):
+            coordinator.happen(job, rounds=1, state="SUCCEEDED")
+
+    life = threading.Timer(0.1, live)
+    life.start()
+    assert marless("wait", "one", "two", "three", "-o", "name")[:2] == (0, "one\ntwo\nthree\n")
+    life.join()
+
+
+def test_a_job_may_come_from_standard_input(coordinator, marless, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO(yaml.safe_dump(JOB)))
+    assert marless("submit", "-", "--job", "mine", "--set", "stop.env_steps=1e6")[:2] == (0, "mine\n")
+    assert json.loads(coordinator.asked(pb.SubmitJobRequest)[0].spec_json)["stop"]["env_steps"] == 1_000_000
+    monkeypatch.setattr("sys.stdin", io.StringIO("{seed: -1}"))
+    code, _, err = marless("submit", "-")
+    assert code == 2 and "standard input: seed: got -1" in err
+
+
+@pytest.mark.parametrize(("given", "tail"), [("2", 2), ("1e1", 10), ("1.5", None), ("-1", None), ("many", None)])
+def test_whole_numbers_of_options_may_have_an_exponent(coordinator, marless, given, tail):
+    coordinator.add("one", "FAILED", log=[LOG[0]] * 12)
+    code, out, err = marless("logs", "one", "--tail", given)
+    assert (code, len(out.splitlines())) == ((0, tail) if tail else (2, 0))
+    assert tail or "less than 0" in err or "is not a whole number" in err
+
+
+def test_the_version_is_said_in_every_way():
+    said = [
+        start("--version"),
+        subprocess.Popen([sys.executable, "-m", "marless", "--version"], stdout=subprocess.PIPE, text=True),
+    ]
+    assert {process.communicate(timeout=20)[0] for process in said} == {f"marless {marless_package.__version__}\n"}
 
 
 def test_resume_may_stay_and_shows_what_is_new(coordinator, marless):
@@ -318,18 +446,44 @@ def test_a_reader_that_leaves_is_no_mistake(coordinator):
     process.wait(timeout=20)
 
 
-@pytest.mark.parametrize(("running", "expected"), [(True, ["job-a", "job-b"]), (False, [])])
-def test_the_shell_completes_ids(coordinator, running, expected):
+def completed(words: str) -> list[str]:
+    environment = os.environ | {
+        "_MARLESS_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" ")),
+    }  # fmt: skip
+    out, err = start(env=environment).communicate(timeout=20)
+    assert err == ""
+    return out.split()
+
+
+@pytest.mark.parametrize(("running", "expected"), [(True, ["job-a", "job-b", "job-c"]), (False, ["job-c"])])
+def test_the_shell_completes_ids(coordinator, tmp_path, running, expected):
     for job in ("job-a", "other", "job-b"):
         coordinator.add(job)
+    (tmp_path / "runs/job-c").mkdir(parents=True)
+    (tmp_path / "runs/job-c/job.json").touch()
     if not running:
         coordinator.kill()
-    environment = os.environ | {
-        "_MARLESS_COMPLETE": "complete_bash", "COMP_WORDS": "marless get job", "COMP_CWORD": "2",
-    }  # fmt: skip
-    process = start(env=environment)
-    out, err = process.communicate(timeout=20)
-    assert (out.split(), err) == (expected, "")
+    assert completed("marless get job") == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("marless list --state can", ["cancelled"]),
+        ("marless list --sort ret", ["return"]),
+        ("marless compare job.yaml --presets vanilla,marless-m", ["vanilla,marless-minus"]),
+        ("marless wait job-a jo", ["job-a"]),
+        ("marless evaluate jo", ["job-a"]),
+        ("marless plot jo", ["job-a"]),
+        ("marless train --resume jo", ["job-a"]),
+        ("marless export jo", ["job-a"]),
+    ],
+)
+def test_the_shell_completes_states_presets_and_ids_everywhere(tmp_path, monkeypatch, words, expected):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs/job-a").mkdir(parents=True)
+    (tmp_path / "runs/job-a/job.json").touch()
+    assert completed(words) == expected
 
 
 def test_colour_is_for_terminals_that_want_it(coordinator):
