@@ -6,7 +6,8 @@ import fnmatch
 import operator
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
@@ -234,9 +235,10 @@ def ended(client: Client, jobs: Sequence[Job], timeout_s: float | None) -> list[
     """The jobs once all of them have ended, or as they are when `timeout_s` is over; tells how far they are."""
     known = {job.job: job for job in jobs}
     give_up_s = time.monotonic() + (ALL if timeout_s is None else timeout_s)
+    rules = {job.job: None if job.state.ended else _stop_rules_of(client, job.job) for job in jobs}
     with Working(f"waiting for {jobs[0].job if len(jobs) == 1 else f'{len(jobs)} jobs'}") as working:
         while running := [job for job in known.values() if not job.state.ended]:
-            working.told(*_far(list(known.values())))
+            working.told(*_far(known, rules))
             left_s = give_up_s - time.monotonic()
             first = client.wait(running[0].job, timeout_s=max(min(LOOK_S, left_s), 0.0))
             known |= {first.job: first} | {job.job: client.get(job.job) for job in running[1:]}
@@ -245,13 +247,20 @@ def ended(client: Client, jobs: Sequence[Job], timeout_s: float | None) -> list[
     return list(known.values())
 
 
-def _far(jobs: Sequence[Job]) -> tuple[int, int, str]:
-    """How many have ended of how many, and where the one that runs is."""
-    running = [job for job in jobs if job.state == "RUNNING"]
+def _far(jobs: Mapping[str, Job], rules: Mapping[str, StopSpec | None]) -> tuple[float, int, str]:
+    """What part of how many jobs has been done, as far as stop rules tell; and a note."""
+    done = sum(1.0 if job.state.ended else _part(job, rules[name]) for name, job in jobs.items())
     if len(jobs) > 1:
-        return sum(job.state.ended for job in jobs), len(jobs), f"{len(running)} running"
-    [job] = jobs
-    return 0, 0, f"round {job.rounds:,}" if running else job.reason or "pending"
+        counts = Counter(job.state.lower() for job in jobs.values())
+        return done, len(jobs), ", ".join(f"{number} {state}" for state, number in counts.items())
+    [job] = jobs.values()
+    return done, 1 if done else 0, f"round {job.rounds:,}" if job.state == "RUNNING" else job.reason or "pending"
+
+
+def _part(job: Job, stop: StopSpec | None) -> float:
+    rounds = job.rounds / stop.rounds if stop and stop.rounds else 0.0
+    steps = job.env_steps / stop.env_steps if stop and stop.env_steps else 0.0
+    return min(max(rounds, steps), 1.0)
 
 
 def end_all(client: Client, jobs: Sequence[Job], timeout_s: float | None) -> NoReturn:

@@ -26,6 +26,7 @@ class Working:
     """A context manager around something that may take long; `told` may be called from anywhere, as often as wanted."""
 
     def __init__(self, what: str, unit: str = "") -> None:
+        """`unit`: of what is counted; without one, only the share that has been done is told."""
         self._what = what
         self._unit = unit
         self._done = self._total = 0.0
@@ -53,8 +54,8 @@ class Working:
         took_s = time.monotonic() - self._started_s
         parts = [f"{self._what} …"]
         if self._total:
-            counted = f"{self._done:,.0f} of {self._total:,.0f} {self._unit}".rstrip()
-            parts.append(f"{counted} ({self._done / self._total:.0%})")
+            counted = f"{self._done:,.0f} of {self._total:,.0f} {self._unit}, " if self._unit else ""
+            parts.append(f"{counted}{self._done / self._total:.0%}")
         parts += [self._note] if self._note else []
         parts.append(f"{duration(took_s)} so far")
         if self._done and self._done >= _LEAST_SHARE * self._total:

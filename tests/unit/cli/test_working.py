@@ -45,7 +45,7 @@ def test_a_pipe_gets_a_line_every_few_seconds(soon, monkeypatch):
     what = Working("playing", "episodes")
     what._started_s -= 60
     lines = lines_of(monkeypatch, what, 250, 1000, "simple_spread", count=3)
-    assert lines[2] == "playing … 250 of 1,000 episodes (25%), simple_spread, 1:00 so far, 3:00 left"
+    assert lines[2] == "playing … 250 of 1,000 episodes, 25%, simple_spread, 1:00 so far, 3:00 left"
 
 
 def test_what_cannot_be_counted_says_how_long_it_has_taken(soon, monkeypatch):
