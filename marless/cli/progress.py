@@ -89,7 +89,7 @@ class TrainingProgress:
             return " · ".join([*self._left(), self._line(record)])
         room = self._console.width - len(self._title) - _NARROW_BAR - _PERCENT - len("   ")
         greedy = self._greedy or record.returns
-        parts = [f"return {number(greedy.mean)}"] if greedy else []
+        parts = [f"{'return' if self._greedy else 'exploring'} {number(greedy.mean)}"] if greedy else []
         parts += self._left()
         if greedy and greedy.win_rate is not None:
             parts.append(f"won {percent(greedy.win_rate)}")
