@@ -10,7 +10,7 @@ from typing import Any
 
 from marless.cli.job_table import Column, fitted
 from marless.cli.options import Output
-from marless.cli.output import console, data, duration, job_fields, number, percent, show_object
+from marless.cli.output import console, data, duration, harmless, job_fields, number, percent, show_object
 from marless.cli.sweep import SweepRun
 from marless.client import Job
 
@@ -97,7 +97,7 @@ def _columns(rows: Sequence[_Row]) -> list[Column]:
         return Column(title=title, cells=cells, right=True, goes=goes)
 
     columns = [
-        Column(title="job", cells=[row.name for row in rows]),
+        Column(title="job", cells=[harmless(row.name) for row in rows]),
         Column(title="state", cells=[row.state for row in rows]),
         Column(title="return", cells=[_return(row) for row in rows], right=True),
         column("random", lambda job: job.random_return, number, 2),

@@ -8,7 +8,7 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from marless.cli.output import duration, say
+from marless.cli.output import duration, harmless, say
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -75,9 +75,9 @@ class Working:
 
     def _show_bar(self) -> None:
         with _bar() as bar:
-            task = bar.add_task(self._what, total=None, note="")
+            task = bar.add_task(harmless(self._what), total=None, note="")
             while not self._over.wait(_FRAME_S):
-                bar.update(task, completed=self._done, total=self._total or None, note=self._note)
+                bar.update(task, completed=self._done, total=self._total or None, note=harmless(self._note))
 
 
 def _bar() -> Progress:
@@ -93,10 +93,10 @@ def _bar() -> Progress:
     from marless.cli.output import console
 
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=20),
         TaskProgressColumn(),
-        TextColumn("{task.fields[note]}"),
+        TextColumn("{task.fields[note]}", markup=False),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
         console=console(stderr=True),

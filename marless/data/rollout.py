@@ -6,7 +6,7 @@ No torch, no I/O. Suffixes as in `marless.envs.base` and `marless.data.trajector
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
