@@ -327,14 +327,19 @@ class Summary:
     """`bill.accounting`: billed, paper or serverful."""
 
     def to_json(self) -> str:
-        """One JSON object; `return` and `random_return` are means per agent of greedy and random play, `win_rate` and
-        `random_win_rate` shares of episodes, null where the environment knows no wins.
+        """One JSON object; `return` and `random_return` are means per agent of greedy and random play, with their
+        standard errors and the number of episodes; `win_rate` and `random_win_rate` are shares of episodes, null where
+        the environment knows no wins.
         """
         data = dataclasses.asdict(self)
         greedy, random = data.pop("greedy"), data.pop("random")
         headline = {
             "return": greedy and greedy["mean"],
             "random_return": random and random["mean"],
+            "return_standard_error": greedy and greedy["standard_error"],
+            "random_return_standard_error": random and random["standard_error"],
+            "return_episodes": greedy and greedy["episodes"],
+            "random_return_episodes": random and random["episodes"],
             "return_per_agent": greedy and greedy["per_agent"],
             "random_return_per_agent": random and random["per_agent"],
             "win_rate": self.greedy and self.greedy.win_rate,

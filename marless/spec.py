@@ -110,11 +110,25 @@ class BillSpec(Strict):
 
 
 class EvaluationSpec(Strict):
-    """Periodic greedy evaluation, and the random baseline measured once per job."""
+    """Periodic greedy evaluation, and the random baseline, which is measured once per job, beside training."""
 
     every: int = Field(10, ge=0, le=MOST_ROUNDS, description="rounds between evaluations; 0: only at the end")
-    episodes: int = Field(100, ge=1, le=MAX_EPISODES, description="episodes of one evaluation")
-    random_episodes: int = Field(1000, ge=1, le=MAX_EPISODES, description="episodes that measure what chance scores")
+    episodes: int = Field(100, ge=1, le=MAX_EPISODES, description="episodes of one evaluation, at most")
+    random_episodes: int = Field(1000, ge=1, le=MAX_EPISODES, description="episodes of the random baseline, at most")
+    limit_s: float | None = Field(
+        10.0,
+        gt=0,
+        le=MAX_TIMEOUT_S,
+        description="seconds of play after which an evaluation, or the random baseline, starts no further batch of "
+        "episodes; null: no limit",
+    )
+    relative_error: float = Field(
+        0.01,
+        ge=0,
+        lt=1,
+        description="a standard error of this fraction of |mean return| suffices, once each actor has played 30 "
+        "episodes; 0: play all episodes",
+    )
 
 
 class LearnerSpec(Strict):

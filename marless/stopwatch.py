@@ -8,7 +8,9 @@ wall clock is read once, at the beginning, and says only when that was.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 
 
@@ -35,3 +37,24 @@ class Stopwatch:
     def now_s(self) -> float:
         """Unix seconds, by a wall clock that was not set since: never before `started_s`."""
         return self.started_s + self.seconds
+
+
+class RunningTime:
+    """Seconds that the calling thread has run or slept since this was made, without those that it was ready to run and
+    other processes had the CPUs. To be read in the thread that made it.
+    """
+
+    def __init__(self) -> None:
+        self._watch, self._waited_s = Stopwatch.start(), _waited_for_cpu_s()
+
+    @property
+    def seconds(self) -> float:
+        """Never negative."""
+        return max(self._watch.seconds - (_waited_for_cpu_s() - self._waited_s), 0.0)
+
+
+def _waited_for_cpu_s() -> float:
+    """Of this thread, as Linux counts it; 0 where nobody does, so that all of the time counts as run."""
+    with suppress(OSError, ValueError, IndexError):
+        return int(Path("/proc/thread-self/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
+    return 0.0

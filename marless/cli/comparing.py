@@ -106,13 +106,15 @@ def _shown(run: Run, number: str, action: Callable[[Show], Result]) -> Result:
 
     say(f"run {number}: {run.id} for {', '.join(run.presets)}")
     with TrainingProgress(console(stderr=True), run.id, run.spec.stop, "starting four services …") as shown:
-        return action(Show(record=shown.show, trouble=shown.note))
+        return action(Show(record=shown.show, trouble=shown.note, doing=shown.doing))
 
 
 def _follow(client: Client, job: str, show: Show) -> None:
     for event in client.watch(job):
         if event.record:
             show.record(event.record)
+        elif event.job and not event.job.state.ended:
+            show.doing(event.job.reason)
 
 
 def _spec_there(client: Client, job: str) -> JobSpec:

@@ -132,7 +132,7 @@ def wait(
 
 
 def cancel(to: Connection, jobs: JobsArgument, output: OutputOption = Output.table) -> None:
-    """Ask jobs to stop after their present round."""
+    """Ask jobs to stop: after their present round, or without it if it takes longer than 2 s."""
 
     def cancelled(job: str) -> Job:
         found = client.cancel(job)
@@ -316,6 +316,8 @@ def follow_job(client: Client, found: Job, output: Output, *, past_rounds: int =
                 if output is Output.jsonl:
                     data(event.record.to_json())
             found = event.job or found
+            if event.job and not found.state.ended:
+                shown.doing(found.reason)
     if output is not Output.jsonl:
         show_job(found, output)
     _end(client, found)

@@ -18,6 +18,9 @@ from marless.cli.output import console, data, say, show_object
 from marless.cli.submitting import DryRunOption, LikeOption, estimated
 from marless.errors import MarlessError, SpecError, UnavailableError
 
+CHECK_QUIET_S = 0.4
+"""A job is checked before anything else is seen of the command, whose first line is to come within two seconds."""
+
 if TYPE_CHECKING:
     from marless.cli.train import Outcome, Show
     from marless.spec import StopSpec
@@ -63,7 +66,8 @@ def _begin(job_file: Path, override: list[str], job: str, runs: Path) -> Outcome
 
     spec = specs.load(job_file, override)
     try:
-        note = advice(prepare(spec))
+        with Working(f"checking {job_file}: making {spec.env.name} once", quiet_s=CHECK_QUIET_S):
+            note = advice(prepare(spec))
     except SpecError as error:
         raise SpecError(f"{job_file}: {error}") from None
     if note:
@@ -97,8 +101,8 @@ def _attended(job: str, runs: Path, stop: StopSpec | None, action: Callable[[Sho
     from marless.cli.train import Show
 
     try:
-        with TrainingProgress(console(stderr=True), job, stop, "starting four services …") as shown:
-            return action(Show(record=shown.show, trouble=shown.note))
+        with TrainingProgress(console(stderr=True), job, stop, "starting four services", first_s=0.0) as shown:
+            return action(Show(record=shown.show, trouble=shown.note, doing=shown.doing))
     except asyncio.CancelledError:  # the second Ctrl-C
         say(f"interrupted; all services were stopped{_how_to_go_on(job, runs)}")
         raise typer.Exit(exits.ExitCode.INTERRUPTED) from None

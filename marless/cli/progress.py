@@ -1,10 +1,12 @@
-"""What a person sees while a job trains."""
+"""What a person sees while a job starts and trains: a bar on a terminal, elsewhere a line every few seconds."""
 
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from itertools import pairwise
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -14,7 +16,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, TaskProgressColum
 from rich.table import Column, Table
 
 from marless.cli.output import cost, duration, harmless, number, percent
-from marless.cli.working import EVERY_S
+from marless.cli.working import EVERY_S, QUIET_S
 from marless.record import Returns, RoundRecord
 
 if TYPE_CHECKING:
@@ -27,21 +29,64 @@ _WIDE_BAR, _NARROW_BAR, _LONGEST_TITLE = 24, 10, 24
 _PERCENT = 4
 
 
-class TrainingProgress:
-    """A bar on a terminal; elsewhere a line for each evaluation, and every few seconds if there is none.
+class _Lines:
+    """Prints where something stands: `first_s` seconds from now, and then whenever nothing was printed for long.
 
-    `stop` says how far the job is, if it is known; `status` is shown before the first round.
+    In a thread of its own, so that it is seen whatever the others do.
     """
 
-    def __init__(self, console: Console, title: str, stop: StopSpec | None, status: str) -> None:
+    def __init__(self, console: Console, status: Callable[[], str], first_s: float) -> None:
+        self._console = console
+        self._status = status
+        self._began_s = time.monotonic()
+        self._due_s = self._began_s + first_s
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
+
+    def start(self) -> None:
+        """Begin, unless the console is a terminal."""
+        if not self._console.is_terminal:
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Print no more."""
+        self._ended.set()
+        if self._thread.ident:
+            self._thread.join()
+
+    def printed(self) -> None:
+        """Another line was printed just now."""
+        self._due_s = time.monotonic() + EVERY_S
+
+    def _run(self) -> None:
+        while not self._ended.wait(max(self._due_s - time.monotonic(), 0.0)):
+            now_s = time.monotonic()
+            if now_s >= self._due_s:
+                self._due_s = now_s + EVERY_S
+                line = f"{harmless(self._status())} · {duration(now_s - self._began_s)} so far"
+                self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+class TrainingProgress:
+    """A bar on a terminal; elsewhere a line for each evaluation, and one every few seconds.
+
+    `stop` says how far the job is, if it is known; `status` is shown before the first round, where there is no terminal
+    after `first_s` seconds.
+    """
+
+    def __init__(
+        self, console: Console, title: str, stop: StopSpec | None, status: str, *, first_s: float = QUIET_S
+    ) -> None:
         self._console = console
         self._stop = stop
+        self._now = status
+        """What a line says."""
+        self._lines = _Lines(console, lambda: self._now, first_s)
         self._recent: deque[RoundRecord] = deque(maxlen=_RATE_ROUNDS)
         self._trained_s = 0.0
         self._greedy: Returns | None = None
         self._course: deque[tuple[float, float]] = deque(maxlen=_RATE_ROUNDS)
         """What part of the job was done, and after how many seconds of training."""
-        self._said_s = time.monotonic()
         self._wide = console.width >= _WIDE
         self._title = title if self._wide else _shortened(title)
         self._bar = Progress(
@@ -56,12 +101,22 @@ class TrainingProgress:
 
     def __enter__(self) -> TrainingProgress:
         self._bar.start()
+        self._lines.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._lines.stop()
         self._bar.stop()
+
+    def doing(self, reason: str) -> None:
+        """Take in what the job says it does, which its last round tells better while it simply trains."""
+        if self._recent and reason == "training":
+            self._now, status = self._whole(self._recent[-1]), self._status(self._recent[-1])
+        else:
+            self._now = status = reason
+        self._bar.update(self._task, status=harmless(status))
 
     def show(self, record: RoundRecord) -> None:
         """Take a finished round in."""
@@ -72,12 +127,10 @@ class TrainingProgress:
         done = fraction_done(self._stop, record, self._trained_s)
         self._course.append((done, self._trained_s))
         self._bar.update(self._task, completed=done, status=self._status(record))
-        if self._console.is_terminal:
-            return
-        now_s = time.monotonic()
-        if record.evaluation or now_s - self._said_s >= EVERY_S:
-            self._said_s = now_s
-            self._console.print(" · ".join([self._line(record), *self._left()]), highlight=False, soft_wrap=True)
+        self._now = self._whole(record)
+        if record.evaluation and not self._console.is_terminal:
+            self._lines.printed()
+            self._console.print(self._now, highlight=False, soft_wrap=True)
 
     def note(self, sentence: str) -> None:
         """Say something that is no progress."""
@@ -100,6 +153,9 @@ class TrainingProgress:
                 break
             status = longer
         return status
+
+    def _whole(self, record: RoundRecord) -> str:
+        return " · ".join([self._line(record), *self._left()])
 
     def _left(self) -> list[str]:
         """How long it will take at the present pace, if that can be known."""
@@ -178,10 +234,18 @@ def summary_table(summary: dict[str, object]) -> Table:
         label = {"return": "greedy return per agent", "random_return": "random policy"}.get(
             name, name.replace("_", " ")
         )
-        table.add_row(label, text)
+        table.add_row(label, text + _precision(summary, name))
     for name, label in (("win_rate", "greedy episodes won"), ("random_win_rate", "random policy won")):
         if (rate := summary.get(name)) is not None:
             table.add_row(label, f"{rate:.0%}")
     table.add_row("cost", cost(summary))
     table.add_row("run folder", str(summary.get("run_dir", "")))
     return table
+
+
+def _precision(summary: dict[str, object], name: str) -> str:
+    """How well a mean return is known, as far as the summary says."""
+    error, episodes = summary.get(f"{name}_standard_error"), summary.get(f"{name}_episodes")
+    if not (isinstance(error, float) and isinstance(episodes, int)):
+        return ""
+    return f" ± {error:.2f} ({episodes:,} episodes)"

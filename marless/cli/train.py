@@ -7,10 +7,10 @@ import shutil
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from marless.checkpoint import DiskCheckpoints
 from marless.cli.runs import unfinished
@@ -22,6 +22,14 @@ from marless.record import RoundRecord
 from marless.spec import JobSpec
 
 START_S = 120.0
+INTERRUPT_S = 2.0
+"""Seconds that a job which is being handed over when Ctrl-C comes may take to be there, and then be cancelled."""
+
+T = TypeVar("T")
+
+
+def _unheard(_sentence: str) -> None:
+    pass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +40,8 @@ class Show:
     """Of every round."""
     trouble: Callable[[str], None]
     """A sentence about a service that died."""
+    doing: Callable[[str], None] = _unheard
+    """What the job says it does, whenever that changes."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +130,8 @@ class _Attended:
 
     async def _attend(self, stack: LocalStack, data: Path, begin: Callable[[AsyncClient], Awaitable[int]]) -> Job:
         async with _interrupts(self.interrupted) as hold_off:
-            async with stack:
+            async with AsyncExitStack() as held:
+                await self._unless_interrupted(held.enter_async_context(stack))
                 try:
                     async with AsyncClient(stack.coordinator, token="", tls_ca="", contact_s=START_S) as client:
                         job = await _unless_failed(stack, self._follow(client, begin))
@@ -130,8 +141,21 @@ class _Attended:
                 shutil.rmtree(data, ignore_errors=True)  # the checkpoint holds what it held
             return job
 
+    async def _unless_interrupted(self, work: Coroutine[Any, Any, T]) -> T:  # Any: as asyncio has it
+        """What comes before the job is there to be cancelled; raises CancelledError if it is interrupted and long."""
+        working, interrupted = asyncio.create_task(work), asyncio.create_task(self.interrupted.wait())
+        try:
+            await asyncio.wait([working, interrupted], return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                await asyncio.wait([working], timeout=INTERRUPT_S)
+        finally:
+            interrupted.cancel()
+            working.cancel()
+            await asyncio.wait([working])
+        return working.result()
+
     async def _follow(self, client: AsyncClient, begin: Callable[[AsyncClient], Awaitable[int]]) -> Job:
-        first = await begin(client)
+        first = await self._unless_interrupted(_given(begin(client)))
         cancelling = asyncio.create_task(self._cancel_when_interrupted(client))
         try:
             async with aclosing(client.watch(self.folder.name, cursor=first)) as events:
@@ -140,6 +164,8 @@ class _Attended:
                         self.show.record(event.record)
                     elif event.job and event.job.state.ended:
                         return event.job
+                    elif event.job:
+                        self.show.doing(event.job.reason)
         finally:
             cancelling.cancel()
             await asyncio.gather(cancelling, return_exceptions=True)
@@ -148,6 +174,10 @@ class _Attended:
     async def _cancel_when_interrupted(self, client: AsyncClient) -> None:
         await self.interrupted.wait()
         await client.cancel(self.folder.name)
+
+
+async def _given(awaitable: Awaitable[T]) -> T:
+    return await awaitable
 
 
 async def _unless_failed(stack: LocalStack, work: Coroutine[Any, Any, Job]) -> Job:  # Any: as asyncio has it

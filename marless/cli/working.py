@@ -25,9 +25,12 @@ _LEAST_SHARE = 0.02
 class Working:
     """A context manager around something that may take long; `told` may be called from anywhere, as often as wanted."""
 
-    def __init__(self, what: str, unit: str = "") -> None:
-        """`unit`: of what is counted; without one, only the share that has been done is told."""
+    def __init__(self, what: str, unit: str = "", *, quiet_s: float | None = None) -> None:
+        """`unit`: of what is counted; without one, only the share that has been done is told. `quiet_s`: in place of
+        `QUIET_S`.
+        """
         self._what = what
+        self._quiet_s = QUIET_S if quiet_s is None else quiet_s
         self._unit = unit
         self._done = self._total = 0.0
         self._note = ""
@@ -63,12 +66,12 @@ class Working:
         return f"{parts[0]} {', '.join(parts[1:])}"
 
     def _show(self) -> None:
-        if self._over.wait(QUIET_S):
+        if self._over.wait(self._quiet_s):
             return
         if sys.stderr.isatty():
             self._show_bar()
             return
-        pause_s = QUIET_S
+        pause_s = self._quiet_s
         while not self._over.wait(pause_s):
             say(self.line())
             pause_s = EVERY_S

@@ -170,7 +170,9 @@ class AsyncClient:
             request.page_token = page.next_page_token
 
     async def cancel(self, job: str) -> Job:
-        """Ask a job to stop after its present round; one that has ended stays as it is."""
+        """Ask a job to stop: after its present round, or without it if that takes longer than 2 s. One that has ended
+        stays as it is.
+        """
         return job_of((await self._line.call(self._line.stub.CancelJob, pb.CancelJobRequest(job=job))).job)
 
     async def resume(

@@ -170,6 +170,22 @@ def play(
     return meter.stats()
 
 
+def total(parts: Sequence[EpisodeStats]) -> EpisodeStats:
+    """The sums over several batches of episodes, at least one."""
+    first = parts[0]
+    return EpisodeStats(
+        env_steps=sum(each.env_steps for each in parts),
+        episodes=sum(each.episodes for each in parts),
+        episode_steps=sum(each.episode_steps for each in parts),
+        return_sum={agent: math.fsum(each.return_sum[agent] for each in parts) for agent in first.return_sum},
+        return_square_sum={
+            agent: math.fsum(each.return_square_sum[agent] for each in parts) for agent in first.return_square_sum
+        },
+        judged=sum(each.judged for each in parts),
+        wins=sum(each.wins for each in parts),
+    )
+
+
 def _streams(seed: int) -> tuple[int, np.random.Generator]:
     env, actions = np.random.SeedSequence(seed).spawn(2)
     return int(env.generate_state(1)[0]), np.random.Generator(np.random.PCG64(actions))

@@ -64,6 +64,11 @@ def _blaming(name: str) -> Iterator[None]:
         raise SpecError(f"environment {name}: cannot be made with these options: {told(error)}") from error
 
 
+def one_by_one(name: str) -> bool:
+    """True if the copies of this environment are Python objects that are stepped one after another."""
+    return name.startswith(PETTINGZOO)
+
+
 def read_options(options_type: type[OptionsType], options: Options) -> OptionsType:
     """Make an options dataclass; raises SpecError, with the nearest match, for an option it does not have."""
     known = [field.name for field in dataclasses.fields(options_type)]  # type: ignore[arg-type]  # any dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator
@@ -17,6 +18,7 @@ from marless.rpc.workers.figures import figures
 from marless.rpc.workers.fleet import Fleet
 from marless.rpc.workers.handover import Tickets
 from marless.rpc.workers.launcher import LocalLauncher
+from services.actor_pool.background import background
 from services.actor_pool.config import Config, parse
 from services.actor_pool.rollouts import Rollouts
 from services.actor_pool.servicer import ActorPoolServicer
@@ -36,12 +38,17 @@ async def build(config: Config, address: str) -> AsyncIterator[Service]:
         config.server.security.showing(Role.ACTOR),
     )
     dispatcher = Dispatcher(tickets=Tickets(others=config.server.security.tokens is not None))
-    async with Fleet(
+    fleet = Fleet(
         dispatcher, launcher, prefix="actor", limit=config.workers, keep_alive_s=config.keep_alive_s, warm=config.warm
-    ) as fleet:
-        servicer = ActorPoolServicer(Rollouts(dispatcher, fleet), dispatcher, fleet)
+    )
+    async with fleet, background(launcher, config.keep_alive_s) as behind:
+        servicer = ActorPoolServicer(Rollouts(dispatcher, fleet), dispatcher, fleet, behind)
         register = partial(add_ActorPoolServiceServicer_to_server, servicer)
-        yield Service(register, fleet.ready, fleet.stop, "ActorPoolService", partial(figures, dispatcher))
+
+        async def stop() -> None:
+            await asyncio.gather(fleet.stop(), behind.fleet.stop())
+
+        yield Service(register, fleet.ready, stop, "ActorPoolService", partial(figures, dispatcher))
 
 
 if __name__ == "__main__":

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 
 import numpy as np
 
 from marless import documents
-from marless.data.rollout import EpisodeStats, play, rollout
+from marless.data.bounds import Bounds, batches
+from marless.data.rollout import EpisodeStats, play, rollout, total
 from marless.data.trajectory import Trajectory
 from marless.envs import registry
 from marless.envs.base import BatchedEnv
 from marless.errors import AlreadyExistsError, FencedError, SpecError, StaleError
 from marless.nets.acting import ActingPolicies, ActingState
 from marless.nets.serial import decode_acting
+from marless.record import returns_of
 from marless.rpc import chunks
 from marless.rpc.client import Peer
 from marless.rpc.concurrency import stoppable
@@ -25,6 +27,7 @@ from marless.rpc.param_store import ParamStore
 from marless.rpc.retry import retry
 from marless.rpc.security import Security
 from marless.rpc.v1 import actor_pool_pb2, learner_pool_pb2
+from marless.stopwatch import RunningTime
 
 UPLOAD_TIMEOUT_S = 60.0
 UPLOAD_PATIENCE_S = 20.0
@@ -48,10 +51,12 @@ class Actor:
         """Run one RolloutTask; returns its RolloutReceipt."""
         task = actor_pool_pb2.RolloutTask.FromString(payload)
         acting = {} if task.mode == actor_pool_pb2.ROLLOUT_MODE_RANDOM else await self._pull(task)
+        if task.mode != actor_pool_pb2.ROLLOUT_MODE_TRAIN:
+            return (await stoppable(partial(self._play, task, acting))).SerializeToString()
         trajectory, stats = await stoppable(partial(self._act, task, acting))
         uploaded = 0
         with suppress(*_NOT_NEEDED):
-            uploaded = await self._upload(task, trajectory) if trajectory else 0
+            uploaded = await self._upload(task, trajectory)
         return _receipt(task, stats, uploaded).SerializeToString()
 
     async def close(self) -> None:
@@ -78,22 +83,40 @@ class Actor:
 
     def _act(
         self, task: actor_pool_pb2.RolloutTask, acting: Mapping[str, ActingState], stop: threading.Event
-    ) -> tuple[Trajectory | None, EpisodeStats]:
+    ) -> tuple[Trajectory, EpisodeStats]:
         settings = task.settings
-        train = task.mode == actor_pool_pb2.ROLLOUT_MODE_TRAIN
-        env = self._env(settings, settings.envs if train else min(settings.envs, task.episodes))
-        seed = actor_seed(settings.seed, task.mode, task.round, task.index)
-        if not acting:
-            return None, play(env, None, episodes=task.episodes, seed=seed, stopped=stop.is_set)
-        policies = [
-            ActingPolicies.from_states(agent_class, [acting[agent] for agent in agent_class.agents])
-            for agent_class in env.spaces.classes
-        ]
-        if not train:
-            return None, play(env, policies, episodes=task.episodes, seed=seed, stopped=stop.is_set)
+        env = self._env(settings, settings.envs)
         return rollout(
-            env, policies, steps=settings.steps, seed=seed, with_state=settings.with_state, stopped=stop.is_set
+            env,
+            _policies(env, acting),
+            steps=settings.steps,
+            seed=actor_seed(settings.seed, task.mode, task.round, task.index),
+            with_state=settings.with_state,
+            stopped=stop.is_set,
         )
+
+    def _play(
+        self, task: actor_pool_pb2.RolloutTask, acting: Mapping[str, ActingState], stop: threading.Event
+    ) -> actor_pool_pb2.RolloutReceipt:
+        """Play whole episodes, greedily or at random, batch by batch until a bound is reached."""
+        settings, running, played = task.settings, RunningTime(), list[EpisodeStats]()
+        bounds = Bounds(
+            episodes=task.episodes,
+            limit_s=settings.limit_s,
+            relative_error=settings.relative_error,
+            parts=max(task.actors, 1),
+        )
+        seed = actor_seed(settings.seed, task.mode, task.round, task.index)
+        for number, episodes in enumerate(_batches(task)):
+            if bounds.reached(returns_of(played), running.seconds, episodes):
+                break
+            env = self._env(settings, min(settings.envs, episodes))
+            policies = _policies(env, acting) if acting else None
+            at = batch_seed(seed, number)
+            played.append(play(env, policies, episodes=episodes, seed=at, stopped=stop.is_set))
+        receipt = _receipt(task, total(played), 0)
+        receipt.played_s = running.seconds
+        return receipt
 
     def _env(self, settings: actor_pool_pb2.RolloutSettings, batch: int) -> BatchedEnv:
         key = (settings.env, settings.env_options_json, batch)
@@ -141,6 +164,25 @@ def actor_seed(job_seed: int, mode: int, round_: int, index: int) -> int:
     """The seed of one actor: a function of job, mode, round and index only, never of the worker or the time."""
     low, high = np.random.SeedSequence((job_seed, mode, round_, index)).generate_state(2)
     return int(high) << 32 | int(low)
+
+
+def batch_seed(seed: int, number: int) -> int:
+    """The seed of one batch of an actor's episodes."""
+    return actor_seed(seed, 0, 0, number) if number else seed
+
+
+def _batches(task: actor_pool_pb2.RolloutTask) -> Iterator[int]:
+    """Random play is cut into batches by who asks for it."""
+    if task.mode == actor_pool_pb2.ROLLOUT_MODE_RANDOM:
+        return iter((task.episodes,))
+    return batches(task.episodes, task.settings.envs, one_by_one=registry.one_by_one(task.settings.env))
+
+
+def _policies(env: BatchedEnv, acting: Mapping[str, ActingState]) -> list[ActingPolicies]:
+    return [
+        ActingPolicies.from_states(agent_class, [acting[agent] for agent in agent_class.agents])
+        for agent_class in env.spaces.classes
+    ]
 
 
 def _receipt(task: actor_pool_pb2.RolloutTask, stats: EpisodeStats, uploaded: int) -> actor_pool_pb2.RolloutReceipt:

@@ -83,6 +83,8 @@ def _check(request: actor_pool_pb2.RolloutRequest) -> None:
         ("steps", settings.steps, 1, MAX_STEPS),
         ("timeout_s", settings.timeout_s, 1e-3, MAX_TIMEOUT_S),
         ("episodes", request.episodes, 0, MAX_EPISODES),
+        ("limit_s", settings.limit_s, 0, MAX_TIMEOUT_S),
+        ("relative_error", settings.relative_error, 0, 1),
     ):
         check_number(f"a rollout's {what}", value, least, most)
     check_text("a rollout's env", settings.env)
@@ -114,4 +116,5 @@ def _payload(request: actor_pool_pb2.RolloutRequest, actors: int, index: int) ->
         settings=request.settings,
         groups=request.groups,
         episodes=0 if train else share + (index < rest),
+        actors=actors,
     ).SerializeToString()

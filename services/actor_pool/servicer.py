@@ -9,8 +9,10 @@ import grpc
 
 from marless.rpc.v1 import actor_pool_pb2, common_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceServicer
+from marless.rpc.workers.attached import hello_of
 from marless.rpc.workers.dispatch import Dispatcher
 from marless.rpc.workers.fleet import Fleet
+from services.actor_pool.background import Background
 from services.actor_pool.rollouts import Rollouts
 
 Context = grpc.aio.ServicerContext[Any, Any]  # Any: one context type serves all methods
@@ -19,15 +21,20 @@ Context = grpc.aio.ServicerContext[Any, Any]  # Any: one context type serves all
 class ActorPoolServicer(ActorPoolServiceServicer):
     """The RPCs of actor_pool.proto."""
 
-    def __init__(self, rollouts: Rollouts, dispatcher: Dispatcher, fleet: Fleet) -> None:
+    def __init__(
+        self, rollouts: Rollouts, dispatcher: Dispatcher, fleet: Fleet, background: Background | None = None
+    ) -> None:
         self._rollouts = rollouts
         self._dispatcher = dispatcher
         self._fleet = fleet
+        self._background = background
 
     async def Rollout(  # noqa: N802  # gRPC names
         self, request: actor_pool_pb2.RolloutRequest, context: Context
     ) -> actor_pool_pb2.RolloutResponse:
-        """Run the actors of one round."""
+        """Run the actors of one round, or the episodes of an evaluation."""
+        if self._background and request.background:
+            return await self._background.rollouts.run(request)
         return await self._rollouts.run(request)
 
     async def Scale(  # noqa: N802
@@ -54,4 +61,8 @@ class ActorPoolServicer(ActorPoolServiceServicer):
         self, request_iterator: AsyncIterator[common_pb2.WorkerMessage], context: Context
     ) -> None:
         """Serve one worker's stream."""
-        await self._dispatcher.attach(request_iterator, context.write)
+        hello = await hello_of(request_iterator)
+        if self._background and self._background.launched(hello.worker):
+            await self._background.dispatcher.admit(hello, request_iterator, context.write)
+        else:
+            await self._dispatcher.admit(hello, request_iterator, context.write)

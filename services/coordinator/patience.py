@@ -69,3 +69,13 @@ class Patience:
         except TimeoutError:
             return
         raise CancelledJobError("cancelled by its user")
+
+
+def doing(trouble: MarlessError) -> str:
+    """What a job in trouble says it does. Errors of `Peer` start with the service that did not answer."""
+    sentence = str(trouble)
+    if sentence.partition(":")[0] in ("actor_pool", "learner_pool", "param_store"):
+        return f"waits for the {sentence}"
+    if isinstance(trouble, OverloadedError):
+        return f"waits for {sentence.removeprefix('no ')}"
+    return f"tries again: {sentence}"

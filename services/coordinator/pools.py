@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from marless.algos.base import Group
 from marless.job import Job
-from marless.record import Distances, InvocationRecord, Returns, returns_of
+from marless.limits import MAX_TIMEOUT_S
+from marless.record import Distances, EpisodeSums, InvocationRecord, Returns, returns_of
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
 from marless.rpc.v1 import actor_pool_pb2, common_pb2, learner_pool_pb2
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 PREWARM_TIMEOUT_S = 5.0
 RESERVED_S = 60.0  # after the last upload, beyond the time that one actor may take, room may go to another job
 CALL_TIMEOUT_S = 24 * 3600.0  # a round takes as long as it takes; actors and learners have their own deadlines
+BACKGROUND_FACTOR = 10
+"""Times `actors.timeout_s`: how long the background worker may take for a batch beside a busy machine."""
 Versions = Mapping[str, int]
 
 
@@ -34,6 +37,15 @@ class Rollout:
     env_steps: int
     returns: Returns | None
     invocations: tuple[InvocationRecord, ...]
+
+
+@dataclass(frozen=True)
+class Played:
+    """What came of a batch of episodes."""
+
+    sums: EpisodeSums
+    played_s: float
+    """Seconds of play, without those in which the worker waited for a CPU."""
 
 
 @dataclass(frozen=True)
@@ -116,14 +128,21 @@ class Pools:
         """Play greedily for the spec's number of episodes."""
         request = self._rollout(job_id, job, round_, actor_pool_pb2.ROLLOUT_MODE_GREEDY, epoch)
         request.actors, request.episodes = job.spec.actors.count, job.spec.evaluation.episodes
+        request.settings.limit_s = job.spec.evaluation.limit_s or 0.0
+        request.settings.relative_error = job.spec.evaluation.relative_error
         request.groups.extend(_groups(groups, versions))
         return await self._run(request)
 
-    async def random_baseline(self, job_id: str, job: Job) -> Rollout:
-        """Measure what chance scores."""
-        request = self._rollout(job_id, job, 0, actor_pool_pb2.ROLLOUT_MODE_RANDOM, epoch=0)
-        request.actors, request.episodes = job.spec.actors.count, job.spec.evaluation.random_episodes
-        return await self._run(request)
+    async def play_randomly(
+        self, job_id: str, job: Job, batch: int, episodes: int, *, background: bool = True
+    ) -> Played:
+        """Play one batch of the random baseline's episodes; in the `background` of a busy machine it takes its time."""
+        request = self._rollout(job_id, job, batch, actor_pool_pb2.ROLLOUT_MODE_RANDOM, epoch=0)
+        request.actors, request.episodes, request.background = 1, episodes, background
+        if background:
+            request.settings.timeout_s = min(BACKGROUND_FACTOR * job.spec.actors.timeout_s, MAX_TIMEOUT_S)
+        reply = await self._actor_pool.call(self._actors.Rollout, request, timeout_s=CALL_TIMEOUT_S)
+        return Played(reply.receipts[0], reply.receipts[0].played_s)
 
     async def update(
         self,

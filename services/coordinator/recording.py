@@ -1,15 +1,17 @@
-"""What a round came to, as its record, and what changed since the round before."""
+"""What a round came to, as its record, what changed since the round before, and what a job came to."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
-from marless.record import Decision, GroupRecord, PhaseSeconds, RoundRecord
+from marless.record import Decision, GroupRecord, PhaseSeconds, RoundRecord, Summary
+from services.coordinator.journal import Journal
 from services.coordinator.planning import Plan
 from services.coordinator.pools import Rollout, Update
-from services.coordinator.status import Pending
-from services.coordinator.timing import RoundTimes
+from services.coordinator.status import JobStatus, Pending
+from services.coordinator.timing import RoundTimes, Timing
 
 
 def trained(
@@ -73,6 +75,25 @@ def changes(before: RoundRecord | None, record: RoundRecord) -> Iterator[tuple[s
                 "reason": _reason(why.get("scaling")),
             },
         )
+
+
+def summary(status: JobStatus, journal: Journal, timing: Timing, path: Path, cost_usd: float | None) -> Summary:
+    """What a job came to, whose run has ended with this status."""
+    last, trained_s = journal.last, timing.trained_s
+    return Summary(
+        job=status.job,
+        state=status.state,
+        reason=status.reason,
+        rounds=journal.rounds,
+        env_steps=journal.env_steps,
+        greedy=journal.greedy,
+        random=status.random,
+        wall_s=round(timing.since(status.accepted_s), 3),
+        env_steps_per_s=round(last.env_steps / trained_s, 1) if last and trained_s > 0 else 0.0,
+        run_dir=str(path),
+        cost_usd=cost_usd,
+        accounting=journal.costs.accounting,
+    )
 
 
 def _reason(decision: Decision | None) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -17,23 +18,24 @@ from marless.errors import (
     CancelledJobError,
     FencedError,
     MarlessError,
-    OverloadedError,
     StaleError,
     UnavailableError,
 )
 from marless.job import Job
-from marless.record import RoundRecord, Summary
+from marless.record import Returns, RoundRecord
 from marless.rpc.concurrency import to_the_end
 from marless.stopwatch import Stopwatch
 from services.coordinator import recording, stopping
+from services.coordinator.baseline import Baseline
+from services.coordinator.cancelling import CANCELLED, Cancellation
 from services.coordinator.costs import Costs
 from services.coordinator.journal import Journal
 from services.coordinator.logs import JobLog
-from services.coordinator.patience import PASSING, Patience
+from services.coordinator.patience import PASSING, Patience, doing
 from services.coordinator.planning import Plan, Planner
 from services.coordinator.pools import Pools, Rollout, Update, Versions
 from services.coordinator.recovery import Recovery
-from services.coordinator.reserving import Reserving
+from services.coordinator.reserving import SHOWN_AFTER_S, Reserving
 from services.coordinator.run_folder import RunFolder
 from services.coordinator.status import JobStatus, Pending
 from services.coordinator.timing import Timing
@@ -42,7 +44,8 @@ from services.coordinator.warming import Warming
 PATIENCE_S = 120.0
 MAX_FENCED = 3
 DETAIL_FRAMES = 8
-_CANCELLED = "cancelled by its user"
+_TRAINED = "training is done"
+_BASELINE = "; random baseline so far: "
 _log = structlog.get_logger("coordinator")
 
 
@@ -75,9 +78,11 @@ class JobRun:
         self._planner = Planner(job, self._journal)
         self._warming = Warming(pools, wanted=job.spec.functions.prewarm)
         self._recovery = Recovery(job_id=job_id, job=job, folder=folder, pools=pools, journal=self._journal, log=log)
-        self._cancelled = asyncio.Event()
+        self._cancellation = Cancellation()
+        self._cancelled = self._cancellation.asked
         self._patience = Patience(patience_s, self._cancelled)
         self._room = Reserving(job_id=job_id, job=job, pools=pools, cancelled=self._cancelled, show=self._show)
+        self._baseline = Baseline(job_id=job_id, job=job, pools=pools, log=log, progressed=self._show_baseline)
         self._fenced = 0
         self._timing = Timing()
         self._pending: Pending | None = None
@@ -91,9 +96,9 @@ class JobRun:
         return self._patience.waiting
 
     def cancel(self) -> None:
-        """Stop once the present round is recorded; that has been written down when this returns."""
+        """Stop after the present round, or without it if that takes long; written down when this returns."""
         if not self.status.ended and not self._cancelled.is_set():
-            self._cancelled.set()
+            self._cancellation.ask()
             self._set(cancelling=True)
 
     async def run(self) -> None:
@@ -110,6 +115,7 @@ class JobRun:
             _log.warning("job.taken_over", job=self._id, error=str(error))
         finally:
             self._warming.stop()
+            await self._baseline.stop()
             self._folder.release()
 
     async def _live(self) -> tuple[str, str]:
@@ -117,8 +123,12 @@ class JobRun:
         try:
             await self._begin()
             ending = await self._train()
+            if self._baseline.measuring:
+                self._show(_TRAINED)
+                await self._baseline.wait(self._cancelled)
+            self._take_baseline()
         except CancelledJobError:
-            return "CANCELLED", _CANCELLED
+            return "CANCELLED", CANCELLED
         except FencedError:
             self._folder.check_owned()
             return "FAILED", f"another coordinator publishes under the name {self._id!r} in the same store"
@@ -129,7 +139,7 @@ class JobRun:
             _log.error("job.failed", job=self._id, exc_info=error)
             self.detail = "".join(traceback.format_exception(error)[-DETAIL_FRAMES:])
             return "FAILED", f"internal error: {type(error).__name__}: {error}"
-        return ("SUCCEEDED", ending) if ending else ("CANCELLED", _CANCELLED)
+        return ("SUCCEEDED", ending) if ending else ("CANCELLED", CANCELLED)
 
     async def _begin(self) -> None:
         """Take in what the folder holds."""
@@ -137,8 +147,10 @@ class JobRun:
         await asyncio.to_thread(self._journal.read)
         self._timing.go_on_after(self._journal.rounds_s)
         self._pending = await asyncio.to_thread(self._folder.read_pending, self._journal.rounds)
+        if self.status.random is None or self.status.random_cut:
+            self._baseline.start()
         if self.status.cancelling:
-            self._cancelled.set()
+            self._cancellation.ask()
         if self.status.state == "RUNNING":
             self._set(resumes=self.status.resumes + 1, reason=f"goes on after {self._journal.rounds} rounds")
             self._log.info("job.continued", rounds=self._journal.rounds, rolled_out=self._pending is not None)
@@ -149,6 +161,7 @@ class JobRun:
         while True:
             try:
                 plan = plan or await self._stand()
+                self._take_baseline()
                 await self._checkpoint(plan.ending)
                 if plan.ending or self._cancelled.is_set():
                     return plan.ending
@@ -166,29 +179,25 @@ class JobRun:
             self._recovery.epoch, self._fenced = 0, self._fenced + 1
             if self._fenced > MAX_FENCED:
                 raise trouble
-        self._show(_reason(trouble))
+        self._show(doing(trouble))
         await self._patience.bear(trouble)
 
     def _settle(self) -> None:
         """A round is done: whatever was waited for is there."""
-        if self._patience.waiting:
+        if self.status.reason != "training":
             self._show("training")
         self._patience.over()
 
     async def _stand(self) -> Plan:
-        """Open the job where it stands; chance plays meanwhile, if it has not: learners take a while to start."""
+        """Open the job where it stands."""
         last = self._journal.last
         self._warming.expect(last.actors if last else self._job.spec.actors.count)
-        baseline = None if self.status.random else asyncio.create_task(self._pools.random_baseline(self._id, self._job))
-        try:
+        if not self._patience.waiting:
+            self._show("starting learners")
+        async with self._cancellation.abandoning():
             versions = await self._recovery.stand(rolled_out=self._pending is not None)
-            random = (await baseline).returns if baseline else self.status.random
-        finally:
-            if baseline:
-                baseline.cancel()
-                await asyncio.gather(baseline, return_exceptions=True)
-        if self.status.state != "RUNNING" or baseline:
-            self._set(state="RUNNING", reason="training", random=random)
+        if self.status.state != "RUNNING":
+            self._set(state="RUNNING", reason="training")
         elif not self._patience.waiting:
             self._show("training")
         return self._planner.plan(versions, stopping.ending(self._job.spec.stop, self._journal))
@@ -198,13 +207,15 @@ class JobRun:
             self._pending = await self._roll_out(plan)
         pending, times = self._pending, self._timing.present(self._pending.rollout_s)
         updating = Stopwatch.start()
-        update = await self._update(plan, pending)
+        async with self._step(plan, "learners update"):
+            update = await self._update(plan, pending)
         self._room.kept = update.room
         record = recording.trained(self._id, plan, pending, update, times=times, update_s=updating.seconds)
         ending = self._limit_reached(record)
         last = bool(ending) or self._cancelled.is_set()
         evaluating = Stopwatch.start()
         evaluation = await self._evaluate(plan, record.versions) if last or self._is_evaluated(plan.round) else None
+        ending = ending if evaluation else ""  # a last round that its user did not wait for
         record = recording.finished(record, evaluation, times=times, evaluation_s=evaluating.seconds)
         before = self._journal.last
         await to_the_end(self._journal.append, record)
@@ -217,6 +228,18 @@ class JobRun:
         spent = stopping.spent_up(stop, self._journal)  # now with the evaluation
         ending = spent or ending or stopping.return_reached(stop, self._journal.greedy)
         return self._planner.plan(record.versions, ending)
+
+    def _take_baseline(self) -> None:
+        """Record the random baseline once it is measured."""
+        if measured := self._baseline.measured():
+            self._set(random=measured, random_cut=False)
+
+    def _show_baseline(self, played: Returns) -> None:
+        """Before the first round and after the last one, when there is nothing else to show."""
+        present = self.status.reason.partition(_BASELINE)[0]
+        if not self._journal.rounds or present == _TRAINED:
+            numbers = f"{played.episodes} episodes, {played.mean:.2f} ± {played.standard_error:.2f}"
+            self._show(f"{present}{_BASELINE}{numbers}")
 
     def _beside_the_update(self) -> None:
         self._folder.sync_pending()
@@ -244,9 +267,10 @@ class JobRun:
         """Run the round's actors, and note what came of them before anything is made of it."""
         await self._room.make_sure(plan.round, plan.actors, self._recovery.epoch)
         times = self._timing.begin(plan.round)
-        rollout = await self._pools.train(
-            *(self._id, self._job, plan.round, plan.actors, plan.groups, plan.versions), epoch=self._recovery.epoch
-        )
+        async with self._step(plan, "actors sample"):
+            rollout = await self._pools.train(
+                *(self._id, self._job, plan.round, plan.actors, plan.groups, plan.versions), epoch=self._recovery.epoch
+            )
         pending = Pending(
             round=plan.round,
             rollout_s=times.watch.seconds,
@@ -256,6 +280,16 @@ class JobRun:
         )
         self._folder.write_pending(pending)
         return pending
+
+    @asynccontextmanager
+    async def _step(self, plan: Plan, doing: str) -> AsyncIterator[None]:
+        """A step of a round, which is shown if it takes long, and abandoned if the job is cancelled."""
+        late = asyncio.get_running_loop().call_later(SHOWN_AFTER_S, self._show, f"round {plan.round + 1}: {doing}")
+        try:
+            async with self._cancellation.abandoning():
+                yield
+        finally:
+            late.cancel()
 
     async def _update(self, plan: Plan, pending: Pending) -> Update:
         """Train, and have the rollout's outcome on the disk when that is done; actors are warmed meanwhile."""
@@ -279,12 +313,15 @@ class JobRun:
         finally:
             await syncing
 
-    async def _evaluate(self, plan: Plan, versions: Versions) -> Rollout:
-        """Play greedily with what the round published; what a group started from is behind it now."""
+    async def _evaluate(self, plan: Plan, versions: Versions) -> Rollout | None:
+        """Play greedily with what the round published, not what a group started from. None if cancelled meanwhile."""
         own = [Group(group.policy, group.agents) for group in plan.groups]
-        return await self._pools.evaluate(
-            self._id, self._job, plan.round + 1, own, versions, epoch=self._recovery.epoch
-        )
+        with suppress(CancelledJobError):
+            async with self._step(plan, "actors evaluate"):
+                return await self._pools.evaluate(
+                    self._id, self._job, plan.round + 1, own, versions, epoch=self._recovery.epoch
+                )
+        return None
 
     async def _checkpoint(self, ending: str, *, final: bool = False) -> None:
         """Save what the newest round came to, if it is time: every so many rounds, and at the end."""
@@ -309,11 +346,15 @@ class JobRun:
             problem = await self._put_away()
         if problem:
             state, reason = ("FAILED", problem) if state == "SUCCEEDED" else (state, reason)
+        if unfinished := await self._baseline.stop():
+            self.status = replace(self.status, random=unfinished, random_cut=True)
         cost_usd = await asyncio.to_thread(self._costs.total_usd)
         if self._costs.problem:
             self._log.warning("job.cost_unknown", problem=self._costs.problem)
-        summary = self._summary(state, reason, cost_usd)
-        self._set(state=state, reason=reason, cancelling=False, ended_s=time.time(), summary_json=summary.to_json())
+        ended = replace(self.status, state=state, reason=reason, cancelling=False, ended_s=time.time())
+        summary = recording.summary(ended, self._journal, self._timing, self._folder.path, cost_usd)
+        self.status = ended
+        self._set(summary_json=summary.to_json())
 
     async def _put_away(self) -> str:
         """Save the last versions, and have the other services forget the job; returns what went wrong with the saving.
@@ -338,24 +379,6 @@ class JobRun:
             self._log.warning("job.not_forgotten", error=str(error))
         return problem
 
-    def _summary(self, state: str, reason: str, cost_usd: float | None) -> Summary:
-        last = self._journal.last
-        trained_s = self._timing.trained_s
-        return Summary(
-            job=self._id,
-            state=state,
-            reason=reason,
-            rounds=self._journal.rounds,
-            env_steps=self._journal.env_steps,
-            greedy=self._journal.greedy,
-            random=self.status.random,
-            wall_s=round(self._timing.since(self.status.accepted_s), 3),
-            env_steps_per_s=round(last.env_steps / trained_s, 1) if last and trained_s > 0 else 0.0,
-            run_dir=str(self._folder.path),
-            cost_usd=cost_usd,
-            accounting=self._costs.accounting,
-        )
-
     def _show(self, reason: str) -> None:
         """What the job does now, for whoever looks; not worth a write."""
         self.status = replace(self.status, reason=reason)
@@ -369,13 +392,3 @@ class JobRun:
         except UnavailableError as error:
             self._log.error("job.status_not_saved", error=str(error))
         self._changed(None)
-
-
-def _reason(trouble: MarlessError) -> str:
-    """What a job in trouble says it does. Errors of `Peer` start with the service that did not answer."""
-    sentence = str(trouble)
-    if sentence.partition(":")[0] in ("actor_pool", "learner_pool", "param_store"):
-        return f"waits for the {sentence}"
-    if isinstance(trouble, OverloadedError):
-        return f"waits for {sentence.removeprefix('no ')}"
-    return f"tries again: {sentence}"

@@ -22,7 +22,9 @@ class JobStatus:
     accepted_s: float
     """Unix seconds."""
     random: Returns | None = None
-    """What chance scores, once measured."""
+    """What a random policy scores, once measured."""
+    random_cut: bool = False
+    """The job ended before that was measured to the bounds of its spec: it is measured anew when the job is resumed."""
     summary_json: str = ""
     """Once the job has ended."""
     request_id: str = ""

@@ -12,7 +12,10 @@ import pytest_asyncio
 from marless.rpc.v1 import actor_pool_pb2, common_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 from marless.rpc.workers import dispatch
+from marless.stopwatch import Stopwatch
+from services.coordinator.cancelling import GRACE_S
 from services.coordinator.jobs import Jobs, JobsOptions
+from services.coordinator.pools import Pools
 from services.coordinator.run_folder import RunFolder
 from services.coordinator.submission import IfExists, Submission
 from services.coordinator.watching import watch
@@ -138,6 +141,7 @@ async def test_a_worker_whose_environment_hangs_is_replaced_within_the_grace(clu
     hold.touch()
     run = asyncio.create_task(ready(folder, cluster.pools).run())
     before = await until(cluster, all_busy)
+    await until(cluster, lambda _: all(hold.with_name(f"{pid}.hangs").exists() for pid in before))
     run.cancel()
     await asyncio.wait([run])
     after = await until(cluster, lambda found: all_idle(found) and not before & {each.pid for each in found})
@@ -179,3 +183,38 @@ async def test_a_learner_worker_outlives_a_job_that_is_replaced(cluster, hold, u
         assert last.view.status.state == "SUCCEEDED"
         assert outcome(jobs.folder("a")) == undisturbed
     assert learner() == worker
+
+
+async def test_a_cancelled_job_ends_within_seconds_of_the_present_step(cluster, hold, tmp_path):
+    """Red before: the round went on for its 500 held-up steps, and the job ended after 12 s and more."""
+    folder = created(tmp_path / "cancelled", spec(**waiting(hold)))
+    before = await until(cluster, all_idle)
+    hold.touch()
+    run = ready(folder, cluster.pools)
+    task = asyncio.create_task(run.run())
+    await until(cluster, all_busy)
+    asked = Stopwatch.start()
+    run.cancel()
+    await task
+    assert asked.seconds < GRACE_S + 3.0
+    hold.unlink()
+    assert (run.status.state, run.status.reason) == ("CANCELLED", "cancelled by its user")
+    assert await until(cluster, all_idle) == before
+
+
+async def test_a_round_whose_evaluation_is_abandoned_is_recorded_without_it(cluster, hold, tmp_path, monkeypatch):
+    folder, real = created(tmp_path / "unevaluated", spec(**waiting(hold))), Pools.evaluate
+    run = ready(folder, cluster.pools)
+
+    async def evaluate(pools: Pools, *args: object, **options: object) -> object:
+        hold.touch()
+        run.cancel()
+        return await real(pools, *args, **options)
+
+    monkeypatch.setattr(Pools, "evaluate", evaluate)
+    monkeypatch.setattr("services.coordinator.cancelling.GRACE_S", 0.05)
+    await run.run()
+    hold.unlink()
+    assert run.status.state == "CANCELLED"
+    assert [(record.round, record.evaluation) for record in folder.records()] == [(0, None), (1, None)]
+    assert folder.checkpoints.rounds() == (2,)

@@ -1,6 +1,7 @@
 """Whatever is interrupted, restarted or lost, a job goes on where it was and comes to the same bits."""
 
 import asyncio
+import dataclasses
 import json
 import os
 import shutil
@@ -93,6 +94,7 @@ async def test_an_undisturbed_run_repeats_nothing(cluster, undisturbed, tmp_path
         ("checkpoint", 3),
         ("drop", 1),
         ("status", 2),
+        ("status", 3),
     ],
 )
 async def test_a_coordinator_that_is_killed_is_continued(
@@ -352,7 +354,7 @@ async def test_a_resumed_job_comes_to_what_one_longer_run_comes_to(cluster, undi
 
 async def test_a_job_without_a_round_left_ends_as_it_did(cluster, tmp_path, kill_at):
     folder = new(tmp_path)
-    kill_at("coordinator.status.before", 2)  # RUNNING, then its end
+    kill_at("coordinator.status.before", 3)  # RUNNING, the random baseline, then its end
     with pytest.raises(KilledError):
         await go_on(folder, cluster.pools)
     assert (await cluster.store.list(folder.path.name)).policies == {}
@@ -523,3 +525,64 @@ async def test_a_checkpoint_that_does_not_fit_is_refused_with_the_array(cluster,
         assert "policy 'agent_0'" in run.status.reason
         assert "policy.0.weight is float32[8, 12], expected float32[9, 12]" in run.status.reason
         assert not (folder.path / "checkpoints").exists()
+
+
+# The random baseline
+
+
+async def test_the_random_baseline_is_measured_beside_training_and_changes_nothing_in_it(
+    cluster, undisturbed, tmp_path, monkeypatch
+):
+    """Red before: no round began before it was measured. One that is killed measures it anew, to the same figures."""
+    folder, real, rounds = new(tmp_path), Pools.play_randomly, []
+    run = ready(folder, cluster.pools, changed=lambda record: rounds.append(record) if record else None)
+
+    async def late(pools, *args, **options):
+        if options.get("background", True):
+            await until(lambda: len([record for record in rounds if record]) >= 3)
+        return await real(pools, *args, **options)
+
+    monkeypatch.setattr(Pools, "play_randomly", late)
+    await run.run()
+    assert outcome(folder) == undisturbed
+    measured = RunFolder(folder.path).read_status()
+    assert (measured.random.episodes, measured.random_cut) == (4, False)
+    assert json.loads(measured.summary_json)["random_return_episodes"] == 4
+    again = new(tmp_path)
+    assert (await go_on(again, cluster.pools)).status.random == measured.random
+
+
+async def test_a_random_baseline_that_is_recorded_is_not_measured_anew(cluster, tmp_path, monkeypatch):
+    folder = new(tmp_path)
+    random = (await go_on(folder, cluster.pools)).status.random
+    played = []
+    monkeypatch.setattr(Pools, "play_randomly", lambda *_args, **_options: played.append(1))
+    folder = RunFolder(folder.path)
+    assert folder.own()
+    folder.write_status(dataclasses.replace(folder.read_status(), state="RUNNING", summary_json=""))
+    assert (await go_on(folder, cluster.pools)).status.random == random
+    assert played == []
+
+
+async def test_a_random_baseline_that_was_cut_short_is_measured_anew(cluster, tmp_path, monkeypatch):
+    folder, real = new(tmp_path), Pools.play_randomly
+
+    async def once(pools, job_id, job, batch, episodes, **options):
+        if batch:
+            await asyncio.Event().wait()
+        return await real(pools, job_id, job, batch, episodes, **options)
+
+    monkeypatch.setattr(Pools, "play_randomly", once)
+    run = ready(folder, cluster.pools)
+    task = asyncio.create_task(run.run())
+    await until(lambda: run.status.reason.startswith("training is done; random baseline so far: 2 episodes, "))
+    run.cancel()
+    await task
+    status = RunFolder(folder.path).read_status()
+    assert (status.state, status.random.episodes, status.random_cut) == ("SUCCEEDED", 2, True)
+    monkeypatch.setattr(Pools, "play_randomly", real)
+    folder = RunFolder(folder.path)
+    assert folder.own()
+    folder.write_status(dataclasses.replace(status, state="RUNNING", cancelling=False, summary_json=""))
+    status = (await go_on(folder, cluster.pools)).status
+    assert (status.random.episodes, status.random_cut) == (4, False)

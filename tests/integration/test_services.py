@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
+import psutil
 import pytest
 import pytest_asyncio
 
@@ -362,7 +363,7 @@ async def test_a_bad_environment_is_the_callers_mistake(cluster):
     job = await opened(cluster)
     bad = dataclasses.replace(job.job, spec=spec(env={"name": "mpe/simple_spred"}))
     with pytest.raises(SpecError, match="did you mean 'mpe/simple_spread'"):
-        await cluster.pools.random_baseline(job.id, bad)
+        await cluster.pools.play_randomly(job.id, bad, 0, 1)
 
 
 async def test_weights_depend_on_the_seed_and_not_on_the_number_of_workers(cluster):
@@ -395,30 +396,30 @@ async def test_scale_and_list_workers(cluster):
         await cluster.scale(3)
 
 
-def chance(job: Job, episodes: list[int]) -> Returns:
+def by_hand(job: Job, batch: int, episodes: int) -> Returns:
     """What random play scores, by the environment itself."""
-    receipts = []
-    for index, share in enumerate(episodes):
-        env = registry.make(job.spec.env.name, job.spec.env.options, min(ENVS, share))
-        stats = play(
-            env,
-            None,
-            episodes=share,
-            seed=actor_seed(job.spec.seed, actor_pool_pb2.ROLLOUT_MODE_RANDOM, 0, index),
-        )
-        receipts.append(
-            actor_pool_pb2.RolloutReceipt(
-                episodes=stats.episodes, return_sum=stats.return_sum, return_square_sum=stats.return_square_sum
-            )
-        )
-    return returns_of(receipts)
+    env = registry.make(job.spec.env.name, job.spec.env.options, min(ENVS, episodes))
+    seed = actor_seed(job.spec.seed, actor_pool_pb2.ROLLOUT_MODE_RANDOM, batch, 0)
+    return returns_of([play(env, None, episodes=episodes, seed=seed)])
 
 
-async def test_the_random_baseline_is_random_play(cluster):
+def weights(pid: int) -> set[int]:
+    """Nice values of a process, and of its session where the system weighs sessions: those outweigh the former."""
+    group = Path(f"/proc/{pid}/autogroup")
+    return {psutil.Process(pid).nice(), *([int(group.read_text().split()[-1])] if group.exists() else [])}
+
+
+async def test_a_batch_of_the_random_baseline_comes_to_the_same_wherever_it_is_played(cluster):
+    """In the background it takes no worker of the pool's, and gives way to all other processes."""
     job = prepare(spec())
-    baseline = await cluster.pools.random_baseline("baseline", job)
-    assert baseline.returns == chance(job, [3, 2])  # 5 episodes over 2 actors
-    assert baseline.returns.episodes == 5
+    await cluster.scale(0)
+    played = await cluster.pools.play_randomly("baseline", job, 1, 5)
+    [worker] = [each for each in psutil.Process().children() if "--background" in each.cmdline()]
+    assert weights(worker.pid) == {19}
+    assert await cluster.scale(0) == []
+    again = await cluster.pools.play_randomly("baseline", job, 1, 5, background=False)
+    assert returns_of([played.sums]) == returns_of([again.sums]) == by_hand(job, 1, 5)
+    assert played.played_s > 0
 
 
 @pytest.mark.parametrize("episodes", [1, 2, 7, 20])

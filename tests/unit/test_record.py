@@ -77,6 +77,8 @@ def test_a_summary_says_what_was_reached_and_what_chance_scores():
         "env_steps_per_s": 133.3, "run_dir": "/runs/j", "cost_usd": 0.25, "accounting": "paper",
         "return": -20.5, "random_return": -30.0, "win_rate": None, "random_win_rate": None,
         "return_per_agent": {"a": -20.0, "b": -21.0}, "random_return_per_agent": {"a": -29.0, "b": -31.0},
+        "return_standard_error": 0.25, "random_return_standard_error": 1.0,
+        "return_episodes": 4, "random_return_episodes": 9,
     }  # fmt: skip
 
 

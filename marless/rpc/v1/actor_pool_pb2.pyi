@@ -32,7 +32,7 @@ class _RolloutModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RolloutMo
     ROLLOUT_MODE_GREEDY: _RolloutMode.ValueType  # 2
     """acts greedily for whole episodes, uploads nothing"""
     ROLLOUT_MODE_RANDOM: _RolloutMode.ValueType  # 3
-    """uniform over legal actions: what chance scores"""
+    """uniform over legal actions: the random baseline"""
 
 class RolloutMode(_RolloutMode, metaclass=_RolloutModeEnumTypeWrapper): ...
 
@@ -42,7 +42,7 @@ ROLLOUT_MODE_TRAIN: RolloutMode.ValueType  # 1
 ROLLOUT_MODE_GREEDY: RolloutMode.ValueType  # 2
 """acts greedily for whole episodes, uploads nothing"""
 ROLLOUT_MODE_RANDOM: RolloutMode.ValueType  # 3
-"""uniform over legal actions: what chance scores"""
+"""uniform over legal actions: the random baseline"""
 Global___RolloutMode: _TypeAlias = RolloutMode  # noqa: Y015
 
 @_typing.final
@@ -56,12 +56,15 @@ class RolloutRequest(_message.Message):
     SETTINGS_FIELD_NUMBER: _builtins.int
     GROUPS_FIELD_NUMBER: _builtins.int
     EPISODES_FIELD_NUMBER: _builtins.int
+    BACKGROUND_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     round: _builtins.int
     mode: Global___RolloutMode.ValueType
     actors: _builtins.int
     episodes: _builtins.int
-    """GREEDY and RANDOM: in total over all actors"""
+    """GREEDY and RANDOM: in total over all actors; GREEDY: at most, see RolloutSettings"""
+    background: _builtins.bool
+    """on the background worker, of the lowest CPU priority, which keeps no actor waiting"""
     @_builtins.property
     def settings(self) -> Global___RolloutSettings: ...
     @_builtins.property
@@ -78,10 +81,11 @@ class RolloutRequest(_message.Message):
         settings: Global___RolloutSettings | None = ...,
         groups: _abc.Iterable[_common_pb2.Group] | None = ...,
         episodes: _builtins.int = ...,
+        background: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["actors", b"actors", "episodes", b"episodes", "groups", b"groups", "job", b"job", "mode", b"mode", "round", b"round", "settings", b"settings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actors", b"actors", "background", b"background", "episodes", b"episodes", "groups", b"groups", "job", b"job", "mode", b"mode", "round", b"round", "settings", b"settings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -102,6 +106,8 @@ class RolloutSettings(_message.Message):
     SINK_FIELD_NUMBER: _builtins.int
     TIMEOUT_S_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    LIMIT_S_FIELD_NUMBER: _builtins.int
+    RELATIVE_ERROR_FIELD_NUMBER: _builtins.int
     env: _builtins.str
     env_options_json: _builtins.str
     envs: _builtins.int
@@ -117,6 +123,10 @@ class RolloutSettings(_message.Message):
     """per invocation"""
     epoch: _builtins.int
     """of the coordinator; a later job of the same name has another, and other weights under its versions"""
+    limit_s: _builtins.float
+    """GREEDY: seconds of play after which an actor starts no further batch of episodes; 0: no limit"""
+    relative_error: _builtins.float
+    """GREEDY: a standard error of this fraction of |mean| suffices; 0: play all episodes"""
     def __init__(
         self,
         *,
@@ -129,10 +139,12 @@ class RolloutSettings(_message.Message):
         sink: _builtins.str = ...,
         timeout_s: _builtins.float = ...,
         epoch: _builtins.int = ...,
+        limit_s: _builtins.float = ...,
+        relative_error: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["env", b"env", "env_options_json", b"env_options_json", "envs", b"envs", "epoch", b"epoch", "seed", b"seed", "sink", b"sink", "steps", b"steps", "timeout_s", b"timeout_s", "with_state", b"with_state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["env", b"env", "env_options_json", b"env_options_json", "envs", b"envs", "epoch", b"epoch", "limit_s", b"limit_s", "relative_error", b"relative_error", "seed", b"seed", "sink", b"sink", "steps", b"steps", "timeout_s", b"timeout_s", "with_state", b"with_state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -151,11 +163,14 @@ class RolloutTask(_message.Message):
     SETTINGS_FIELD_NUMBER: _builtins.int
     GROUPS_FIELD_NUMBER: _builtins.int
     EPISODES_FIELD_NUMBER: _builtins.int
+    ACTORS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     round: _builtins.int
     mode: Global___RolloutMode.ValueType
     index: _builtins.int
     episodes: _builtins.int
+    actors: _builtins.int
+    """of the rollout, this one included"""
     @_builtins.property
     def settings(self) -> Global___RolloutSettings: ...
     @_builtins.property
@@ -170,10 +185,11 @@ class RolloutTask(_message.Message):
         settings: Global___RolloutSettings | None = ...,
         groups: _abc.Iterable[_common_pb2.Group] | None = ...,
         episodes: _builtins.int = ...,
+        actors: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["episodes", b"episodes", "groups", b"groups", "index", b"index", "job", b"job", "mode", b"mode", "round", b"round", "settings", b"settings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actors", b"actors", "episodes", b"episodes", "groups", b"groups", "index", b"index", "job", b"job", "mode", b"mode", "round", b"round", "settings", b"settings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -234,6 +250,7 @@ class RolloutReceipt(_message.Message):
     TRAJECTORY_BYTES_FIELD_NUMBER: _builtins.int
     JUDGED_FIELD_NUMBER: _builtins.int
     WINS_FIELD_NUMBER: _builtins.int
+    PLAYED_S_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     env_steps: _builtins.int
     episodes: _builtins.int
@@ -242,6 +259,8 @@ class RolloutReceipt(_message.Message):
     judged: _builtins.int
     """episodes that were won or not: all, or none if the environment knows no wins"""
     wins: _builtins.int
+    played_s: _builtins.float
+    """GREEDY and RANDOM: seconds of play, less the time in which the actor waited for a CPU"""
     @_builtins.property
     def return_sum(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """per agent, undiscounted"""
@@ -260,10 +279,11 @@ class RolloutReceipt(_message.Message):
         trajectory_bytes: _builtins.int = ...,
         judged: _builtins.int = ...,
         wins: _builtins.int = ...,
+        played_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["env_steps", b"env_steps", "episode_steps", b"episode_steps", "episodes", b"episodes", "index", b"index", "judged", b"judged", "return_square_sum", b"return_square_sum", "return_sum", b"return_sum", "trajectory_bytes", b"trajectory_bytes", "wins", b"wins"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["env_steps", b"env_steps", "episode_steps", b"episode_steps", "episodes", b"episodes", "index", b"index", "judged", b"judged", "played_s", b"played_s", "return_square_sum", b"return_square_sum", "return_sum", b"return_sum", "trajectory_bytes", b"trajectory_bytes", "wins", b"wins"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -151,8 +151,8 @@ class CoordinatorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CancelJob(self, request, context):
-        """Asks a job to stop after the present round's durable record. Idempotent; a job that has ended stays as it is.
-        NOT_FOUND.
+        """Asks a job to stop: after the present round's durable record if that comes within 2 s, else without that round.
+        Idempotent; a job that has ended stays as it is. NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

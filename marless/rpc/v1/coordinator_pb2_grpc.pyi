@@ -57,8 +57,8 @@ class CoordinatorServiceStub:
     client that was cut off continues from the last cursor it saw. NOT_FOUND.
     """
     CancelJob: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.CancelJobRequest, _coordinator_pb2.CancelJobResponse]
-    """Asks a job to stop after the present round's durable record. Idempotent; a job that has ended stays as it is.
-    NOT_FOUND.
+    """Asks a job to stop: after the present round's durable record if that comes within 2 s, else without that round.
+    Idempotent; a job that has ended stays as it is. NOT_FOUND.
     """
     ResumeJob: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.ResumeJobRequest, _coordinator_pb2.ResumeJobResponse]
     """Continues a job that has ended, after its last recorded round. Idempotent by request_id. NOT_FOUND;
@@ -103,8 +103,8 @@ class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
     client that was cut off continues from the last cursor it saw. NOT_FOUND.
     """
     CancelJob: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.CancelJobRequest, _coordinator_pb2.CancelJobResponse]  # type: ignore[assignment]
-    """Asks a job to stop after the present round's durable record. Idempotent; a job that has ended stays as it is.
-    NOT_FOUND.
+    """Asks a job to stop: after the present round's durable record if that comes within 2 s, else without that round.
+    Idempotent; a job that has ended stays as it is. NOT_FOUND.
     """
     ResumeJob: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.ResumeJobRequest, _coordinator_pb2.ResumeJobResponse]  # type: ignore[assignment]
     """Continues a job that has ended, after its last recorded round. Idempotent by request_id. NOT_FOUND;
@@ -188,8 +188,8 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _coordinator_pb2.CancelJobRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_pb2.CancelJobResponse, _abc.Awaitable[_coordinator_pb2.CancelJobResponse]]:
-        """Asks a job to stop after the present round's durable record. Idempotent; a job that has ended stays as it is.
-        NOT_FOUND.
+        """Asks a job to stop: after the present round's durable record if that comes within 2 s, else without that round.
+        Idempotent; a job that has ended stays as it is. NOT_FOUND.
         """
 
     @_abc_1.abstractmethod

@@ -8,11 +8,13 @@ from typing import Any
 
 import structlog
 
-from marless.errors import SpecError
+from marless.errors import SpecError, UnreachableError
 from marless.limits import MAX_NAME
-from marless.rpc.requests import check_number
+from marless.rpc.requests import check_number, check_text
 from marless.rpc.v1 import common_pb2
 
+HELLO_S = 10.0
+"""How long a worker's first message may take."""
 MAX_UNEXPECTED = 100
 """Results that nobody has asked for, of one stream; a worker may send some late, one that goes on is broken."""
 Send = Callable[[common_pb2.PoolMessage], Awaitable[None]]
@@ -53,6 +55,19 @@ class Worker:
         """Give it up: its stream ends, and what it still says is not heard."""
         if not self.lost.done():
             self.lost.set_result(None)
+
+
+async def hello_of(messages: AsyncIterator[common_pb2.WorkerMessage]) -> common_pb2.WorkerHello:
+    """The first message of a worker's stream; raises UnreachableError if none comes, SpecError for another one."""
+    try:
+        async with asyncio.timeout(HELLO_S):
+            first = await anext(messages, None)
+    except TimeoutError:
+        raise UnreachableError(f"no hello came within {HELLO_S:g} s") from None
+    if first is None or not first.HasField("hello"):
+        raise SpecError("a worker's stream starts with its hello")
+    check_text("a worker's name", first.hello.worker)
+    return first.hello
 
 
 async def either(*futures: asyncio.Future[Any]) -> None:  # Any: results of several kinds

@@ -13,11 +13,10 @@ from collections.abc import AsyncIterator, Callable, Iterable
 import grpc
 import structlog
 
-from marless.errors import OverloadedError, SpecError, UnavailableError, UnreachableError
+from marless.errors import OverloadedError, UnavailableError, UnreachableError
 from marless.rpc.errors import by_name
-from marless.rpc.requests import check_text
 from marless.rpc.v1 import common_pb2
-from marless.rpc.workers.attached import Send, Worker, WorkerHungError, WorkerLostError, either, listen
+from marless.rpc.workers.attached import Send, Worker, WorkerHungError, WorkerLostError, either, hello_of, listen
 from marless.rpc.workers.handover import Tickets
 from marless.rpc.workers.turns import Turns
 from marless.stopwatch import Stopwatch
@@ -25,7 +24,6 @@ from marless.stopwatch import Stopwatch
 QUEUE_LIMIT = 4096
 CANCEL_GRACE_S = 5.0
 """How long a worker may take to stop, before it is given up."""
-HELLO_S = 10.0
 MAX_TIMEOUTS = 2
 """A worker that is not done in time may have been paused, or may wait for ever: its task is tried elsewhere. Where the
 next one is not done either, the task takes too long."""
@@ -139,18 +137,19 @@ class Dispatcher:
     async def attach(self, messages: AsyncIterator[common_pb2.WorkerMessage], send: Send) -> None:
         """Serve one worker's stream until it ends; the body of a pool's Work RPC.
 
+        Raises what `hello_of` and `admit` do.
+        """
+        await self.admit(await hello_of(messages), messages, send)
+
+    async def admit(
+        self, hello: common_pb2.WorkerHello, messages: AsyncIterator[common_pb2.WorkerMessage], send: Send
+    ) -> None:
+        """Serve the rest of a worker's stream, whose hello has been read.
+
         A second stream under the same name, with the same ticket, takes the first one's place. Raises
         UnauthenticatedError for a worker that may not have its name.
         """
-        try:
-            async with asyncio.timeout(HELLO_S):
-                first = await anext(messages, None)
-        except TimeoutError:
-            raise UnreachableError(f"no hello came within {HELLO_S:g} s") from None
-        if first is None or not first.HasField("hello"):
-            raise SpecError("a worker's stream starts with its hello")
-        hello, name = first.hello, first.hello.worker
-        check_text("a worker's name", name)
+        name = hello.worker
         before = self._workers.get(name)
         self._tickets.check(name, hello.ticket, before.hello.ticket if before else None)
         worker = Worker(hello, send, self._since_launch(name))

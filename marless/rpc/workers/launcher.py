@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -55,6 +56,14 @@ class LocalLauncher:
         self._environment = dict(environment)
         self._living = _Living()
         self._swept: asyncio.Task[None] | None = None
+
+    def also(self, *arguments: str) -> LocalLauncher:
+        """A launcher of workers with further arguments. A process that adopts orphans waits for all of its workers in
+        one place, so these two know of each other's.
+        """
+        other = copy.copy(self)
+        other._command = (*self._command, *arguments)
+        return other
 
     async def launch(self, worker: str, ticket: str) -> WorkerHandle:
         """Start one process; what it logs goes to the pool's own log."""

@@ -23,7 +23,7 @@ from marless.rpc.process import add_env_modules, add_option, add_process_options
 from marless.rpc.roles import Role
 from marless.rpc.security import Security
 from marless.rpc.v1 import common_pb2
-from marless.rpc.workers import orphans
+from marless.rpc.workers import environment, orphans
 from marless.rpc.workers.handover import Handed, Handover, listen
 from marless.stopwatch import Stopwatch
 
@@ -46,6 +46,8 @@ class WorkerOptions:
     launched: bool
     """By a pool, which holds this process's standard input and ends it by closing that."""
     handover: Handover = field(default_factory=Handover)
+    background: bool = False
+    """Runs at the lowest CPU priority."""
     env_modules: tuple[str, ...] = ()
     """Modules whose environments an actor may make beside PettingZoo's own; see `marless.envs.allowed`."""
 
@@ -59,16 +61,23 @@ def worker_options(description: str, role: Role) -> WorkerOptions:
     add_env_modules(parser)
     add_process_options(parser)
     parser.add_argument("--launched", action="store_true", help="how pools start workers; not for people")
+    parser.add_argument("--background", action="store_true", help="run at the lowest CPU priority")
     args = parser.parse_args()
     security, handover = security_of(args, role), Handover()
     forget_secrets()
     if args.launched:
         security = replace(security, token=lambda: handover.token)
-    return WorkerOptions(args.worker, args.pool, args.param_store, security, args.launched, handover, args.env_modules)
+    return WorkerOptions(
+        *(args.worker, args.pool, args.param_store, security, args.launched, handover),
+        background=args.background,
+        env_modules=args.env_modules,
+    )
 
 
 def serve(run: Callable[[WorkerOptions], Coroutine[None, None, None]], options: WorkerOptions) -> None:
     """Run a worker process to its end; nothing that was started below it stays."""
+    if options.background:
+        environment.yield_cpu()
     with orphans.contained():
         asyncio.run(run(options))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,6 +31,8 @@ class Waiting:
     def step(self, actions: tuple[ActionArray, ...]) -> Transition:
         """As the environment within, later."""
         while self._hold.exists():
+            if self._hangs:
+                self._hold.with_name(f"{os.getpid()}.hangs").touch()
             time.sleep(STEP_S)
             if not self._hangs:
                 break
