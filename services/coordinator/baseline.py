@@ -80,8 +80,8 @@ class Baseline:
             asked.cancel()
 
     async def stop(self) -> Returns | None:
-        """Measure no more; returns what was measured so far and not taken. Twice is safe."""
-        if self._measuring:
+        """Measure no more; returns what was measured so far and not taken. Twice is safe, and lets nobody in between."""
+        if self._measuring and not self._measuring.done():
             self._measuring.cancel()
             await asyncio.wait([self._measuring])
         return None if self._taken else returns_of(self._played)

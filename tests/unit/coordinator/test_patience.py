@@ -9,8 +9,7 @@ import pytest
 
 from marless.errors import CancelledJobError, OverloadedError, TooLargeError, UnreachableError
 from services.coordinator import patience
-from services.coordinator.patience import PASSING, Patience
-from services.coordinator.rounds import _reason
+from services.coordinator.patience import PASSING, Patience, doing
 
 TROUBLE = UnreachableError("store: gone")
 
@@ -79,9 +78,9 @@ async def test_who_has_no_room_says_how_long_to_wait(clock, monkeypatch):
 
 def test_a_job_says_what_it_waits_for():
     full = OverloadedError("no room in the learner pool: 7 bytes are in use")
-    assert _reason(full) == "waits for room in the learner pool: 7 bytes are in use"
-    assert _reason(UnreachableError("learner_pool: gone")) == "waits for the learner_pool: gone"
-    assert _reason(TROUBLE) == "tries again: store: gone"
+    assert doing(full) == "waits for room in the learner pool: 7 bytes are in use"
+    assert doing(UnreachableError("learner_pool: gone")) == "waits for the learner_pool: gone"
+    assert doing(TROUBLE) == "tries again: store: gone"
 
 
 def test_what_can_never_fit_is_no_trouble_that_passes():
