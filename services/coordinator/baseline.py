@@ -80,7 +80,7 @@ class Baseline:
             asked.cancel()
 
     async def stop(self) -> Returns | None:
-        """Measure no more; returns what was measured so far and not taken. Twice is safe, and lets nobody in between."""
+        """Measure no more; returns what was measured so far and not taken. Twice is safe, the second time at once."""
         if self._measuring and not self._measuring.done():
             self._measuring.cancel()
             await asyncio.wait([self._measuring])
