@@ -248,4 +248,4 @@ def _precision(summary: dict[str, object], name: str) -> str:
     error, episodes = summary.get(f"{name}_standard_error"), summary.get(f"{name}_episodes")
     if not (isinstance(error, float) and isinstance(episodes, int)):
         return ""
-    return f" ± {error:.2f} ({episodes:,} episodes)"
+    return f" ± {error:.2f} ({episodes:,} episodes)" if episodes > 1 else " (1 episode)"

@@ -56,11 +56,11 @@ class Bounds:
 def batches(episodes: int, copies: int, *, one_by_one: bool) -> Iterator[int]:
     """The sizes of the batches in which so many episodes are played, an episode in each copy of the environment.
 
-    `one_by_one` says that copies are stepped one after another: then the first batch is a single episode, so that
-    something is known as early as possible.
+    `one_by_one` says that copies are stepped one after another: then the first batches are one and two episodes, so
+    that something is known as early as possible.
     """
-    size = 1 if one_by_one else copies
+    most, size = (min(copies, _ONE_BY_ONE), 1) if one_by_one else (copies, copies)
     while episodes > 0:
         yield min(size, episodes)
         episodes -= size
-        size = min(copies, _ONE_BY_ONE) if one_by_one else copies
+        size = min(2 * size, most)

@@ -238,8 +238,8 @@ class JobRun:
         """Before the first round and after the last one, when there is nothing else to show."""
         present = self.status.reason.partition(_BASELINE)[0]
         if not self._journal.rounds or present == _TRAINED:
-            numbers = f"{played.episodes} episodes, {played.mean:.2f} ± {played.standard_error:.2f}"
-            self._show(f"{present}{_BASELINE}{numbers}")
+            error = f" ± {played.standard_error:.2f}" if played.episodes > 1 else ""
+            self._show(f"{present}{_BASELINE}{played.mean:.2f}{error}, {played.episodes} episodes")
 
     def _beside_the_update(self) -> None:
         self._folder.sync_pending()

@@ -57,8 +57,8 @@ def test_copies_that_are_stepped_together_play_an_episode_each():
 
 
 def test_copies_that_are_stepped_one_after_another_begin_with_one_episode():
-    assert list(batches(12, 80, one_by_one=True)) == [1, 4, 4, 3]
-    assert list(batches(3, 2, one_by_one=True)) == [1, 2]
+    assert list(batches(14, 80, one_by_one=True)) == [1, 2, 4, 4, 3]
+    assert list(batches(5, 2, one_by_one=True)) == [1, 2, 2]
 
 
 @pytest.mark.parametrize("one_by_one", [False, True])
