@@ -16,6 +16,7 @@ from marless.cli.jobs import stop_rules
 from marless.cli.options import RUNS, Connection, Output, OutputOption, RunsOption
 from marless.cli.output import console, data, say, show_object
 from marless.cli.submitting import DryRunOption, LikeOption, estimated
+from marless.cli.working import Working
 from marless.errors import MarlessError, SpecError, UnavailableError
 
 CHECK_QUIET_S = 0.4

@@ -12,7 +12,7 @@ from marless.cli import output
 from marless.cli import progress as progress_module
 from marless.cli.curve import draw
 from marless.cli.options import Output
-from marless.cli.progress import TrainingProgress, fraction_done, summary_table, waiting
+from marless.cli.progress import TrainingProgress, fraction_done, summary_table
 from marless.client import Job, JobState
 from marless.errors import CorruptError
 from marless.spec import StopSpec
@@ -50,16 +50,9 @@ def test_a_log_gets_one_whole_line_for_each_evaluation():
     assert lines == [f"{line} · 0:08 left"]
 
 
-def test_a_log_gets_a_line_every_few_seconds_where_nothing_is_evaluated(monkeypatch):
-    times = iter([0.0, 1.0, 5.5, 6.0, 11.0])  # when it was made, and each round
-    monkeypatch.setattr("marless.cli.progress.time.monotonic", lambda: next(times))
-    lines = shown([record(number) for number in range(4)], terminal=False).splitlines()
-    assert [line.split(" · ")[0] for line in lines] == ["round 2", "round 4"]
-
-
 def spoken(monkeypatch, lines: int, *, first_s: float = 0.0, **steps) -> list[str]:
     """What is printed without a terminal, where lines come every 50 ms: so many, after the progress was told this."""
-    monkeypatch.setattr(progress_module, "LINE_EVERY_S", 0.05)
+    monkeypatch.setattr(progress_module, "EVERY_S", 0.05)
     out = io.StringIO()
     with TrainingProgress(Console(file=out, width=80), "job", SPEC.stop, "starting", first_s=first_s) as progress:
         for verb, argument in steps.items():
@@ -67,37 +60,22 @@ def spoken(monkeypatch, lines: int, *, first_s: float = 0.0, **steps) -> list[st
         give_up_s = time.monotonic() + 20
         while out.getvalue().count("\n") < lines and time.monotonic() < give_up_s:
             time.sleep(0.005)
-    return out.getvalue().splitlines()[:lines]
+    return [line.rpartition(" · ")[0] for line in out.getvalue().splitlines()[:lines]]
 
 
 def test_a_log_gets_a_line_at_once_and_then_every_few_seconds(monkeypatch):
-    """Red before: nothing was printed before the first evaluation."""
-    assert spoken(monkeypatch, 3) == ["starting · 0 s"] * 3
-    assert spoken(monkeypatch, 1, first_s=0.02, doing="starting learners") == ["starting learners · 0 s"]
+    """Red before: nothing was printed before the first round."""
+    assert spoken(monkeypatch, 3) == ["starting"] * 3
+    assert spoken(monkeypatch, 1, first_s=0.02, doing="starting learners") == ["starting learners"]
 
 
 def test_a_log_says_what_a_long_round_does_and_else_how_far_the_job_is(monkeypatch):
-    figures = "round 2 · 200 env steps · 0/s · exploring -20.50 · 2 actors, 0 learners · 0 s"
-    assert spoken(monkeypatch, 1, first_s=0.1, doing="starting", show=record(1)) == [figures]
-    assert spoken(monkeypatch, 1, first_s=0.1, show=record(1), doing="training") == [figures]
+    figures = "round 2 · 200 env steps · 0/s · exploring -20.50 · 2 actors, 0 learners"
+    for steps in ({"doing": "starting", "show": record(1)}, {"show": record(1), "doing": "training"}):
+        [line] = spoken(monkeypatch, 1, first_s=0.1, **steps)
+        assert line.startswith(figures)
     late = spoken(monkeypatch, 1, first_s=0.1, show=record(1), doing="round 3: learners update")
-    assert late == ["round 3: learners update · 0 s"]
-
-
-@pytest.mark.parametrize("terminal", [False, True])
-def test_what_takes_long_before_a_job_starts_is_said(monkeypatch, terminal):
-    monkeypatch.setattr(progress_module, "LATE_S", 0.01)
-    out = io.StringIO()
-    with waiting(Console(file=out, force_terminal=terminal, width=80), "checking job.yaml"):
-        give_up_s = time.monotonic() + 20
-        while "checking job.yaml" not in out.getvalue() and time.monotonic() < give_up_s:
-            time.sleep(0.005)
-    assert "checking job.yaml" in out.getvalue()
-    quick = io.StringIO()
-    monkeypatch.setattr(progress_module, "LATE_S", 60.0)
-    with waiting(Console(file=quick, force_terminal=False), "checking job.yaml"):
-        pass
-    assert quick.getvalue() == ""
+    assert late == ["round 3: learners update"]
 
 
 def test_the_summary_says_how_precise_the_returns_are():
