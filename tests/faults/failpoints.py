@@ -94,18 +94,27 @@ async def elsewhere(rig: Rig, seed: int, name: str, *, kills: int, rounds: int, 
     rng = random.Random(seed)
     service, deaths = ("learner_pool", _worker_deaths) if name.startswith("learner") else ("param_store", _store_deaths)
     job = await rig.submit(f"{service.replace('_', '-')}-{name.rpartition('.')[2]}-{seed}", rounds)
+    cut_off: set[int] = set()
     for _ in range(kills):
         await job.rounds(1)
         # Not in its first publish: the worker that comes after it would die in its first one too, and so on.
-        await rig.restart(service, MARLESS_FAILPOINT=f"{name}:{rng.randint(2, 4)}")
+        cut_off |= await _restarted(job, service, MARLESS_FAILPOINT=f"{name}:{rng.randint(2, 4)}")
         before = deaths(rig)
         await job.until(lambda before=before: deaths(rig) > before)
-    await rig.restart(service)
+    cut_off |= await _restarted(job, service)
     await job.succeeded()
     same(job, reference)
-    twice = sum(count > 1 for count in job.trainings().values())
-    assert twice == 0 or name == "learner.publish.before", f"{twice} rounds were trained twice"
-    return {"kills": kills, "rounds trained again": twice}
+    twice = {number for number, count in job.trainings().items() if count > 1}
+    assert name == "learner.publish.before" or twice <= cut_off, f"rounds {twice - cut_off} were trained twice"
+    return {"kills": kills, "rounds trained again": len(twice)}
+
+
+async def _restarted(job: Disturbed, service: str, **environment: str) -> set[int]:
+    """Kill a service to start the next one; the round whose update that may have cut off, which is trained again if the
+    learner pool was killed before it had published the update.
+    """
+    await job.rig.restart(service, **environment)
+    return set(job.trainings()) - {each.round for each in job.records()} if service == "learner_pool" else set()
 
 
 def _worker_deaths(rig: Rig) -> int:
