@@ -128,7 +128,7 @@ def wait(
         with detachable(*jobs):
             found = ended(client, [client.get(job) for job in dict.fromkeys(jobs)], timeout)
         show_jobs(found, output)
-        end_all(client, found, timeout)
+        end_all(found, timeout, deleted=len(found) < len(set(jobs)))
 
 
 def cancel(to: Connection, jobs: JobsArgument, output: OutputOption = Output.table) -> None:
@@ -232,7 +232,10 @@ def wait_for(client: Client, job: str, timeout_s: float | None, output: Output) 
 
 
 def ended(client: Client, jobs: Sequence[Job], timeout_s: float | None) -> list[Job]:
-    """The jobs once all of them have ended, or as they are when `timeout_s` is over; tells how far they are."""
+    """The jobs once all of them have ended, or as they are when `timeout_s` is over; tells how far they are.
+
+    One of several that was deleted meanwhile is said, and left out.
+    """
     known = {job.job: job for job in jobs}
     give_up_s = time.monotonic() + (ALL if timeout_s is None else timeout_s)
     rules = {job.job: None if job.state.ended else _stop_rules_of(client, job.job) for job in jobs}
@@ -240,8 +243,15 @@ def ended(client: Client, jobs: Sequence[Job], timeout_s: float | None) -> list[
         while running := [job for job in known.values() if not job.state.ended]:
             working.told(*_far(known, rules))
             left_s = give_up_s - time.monotonic()
-            first = client.wait(running[0].job, timeout_s=max(min(LOOK_S, left_s), 0.0))
-            known |= {first.job: first} | {job.job: client.get(job.job) for job in running[1:]}
+            look_s = max(min(LOOK_S, left_s), 0.0)
+            for number, job in enumerate(running):
+                try:
+                    known[job.job] = client.get(job.job) if number else client.wait(job.job, timeout_s=look_s)
+                except NotFoundError as error:  # somebody has deleted it
+                    if len(jobs) == 1:
+                        raise
+                    say(str(error))
+                    del known[job.job]
             if left_s <= 0:
                 break
     return list(known.values())
@@ -263,14 +273,14 @@ def _part(job: Job, stop: StopSpec | None) -> float:
     return min(max(rounds, steps), 1.0)
 
 
-def end_all(client: Client, jobs: Sequence[Job], timeout_s: float | None) -> NoReturn:
+def end_all(jobs: Sequence[Job], timeout_s: float | None, *, deleted: bool) -> NoReturn:
     """End the command as the worst of the jobs ended, and say which did not succeed."""
     for job in jobs:
         if job.state == "FAILED":
             say(f"job {job.job} failed: {job.reason}; `marless logs {job.job}` says more")
         elif not job.state.ended:
             say(f"job {job.job} has not ended within {timeout_s:g} s; it goes on")
-    raise typer.Exit(exits.of_states([job.state for job in jobs]))
+    raise typer.Exit(exits.of_states([job.state for job in jobs]) or deleted * exits.ExitCode.NOT_FOUND)
 
 
 def _each(jobs: Sequence[str], action: Callable[[str], Result]) -> tuple[list[Result], list[MarlessError]]:

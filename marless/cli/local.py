@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from marless import documents
 from marless.cli import exits
 from marless.cli.completion import job_ids
 from marless.cli.jobs import stop_rules
@@ -70,7 +71,7 @@ def _begin(job_file: Path, override: list[str], job: str, runs: Path) -> Outcome
         with Working(f"checking {job_file}: making {spec.env.name} once", quiet_s=CHECK_QUIET_S):
             note = advice(prepare(spec))
     except SpecError as error:
-        raise SpecError(f"{job_file}: {error}") from None
+        raise SpecError(f"{documents.name_of(job_file)}: {error}") from None
     if note:
         say(f"note: {note}")
     job_id = job or local.new_job_id(spec.name)

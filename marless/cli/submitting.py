@@ -137,9 +137,14 @@ def _submit_sweep(sweep: _Sweep, client: Client, *, stay: bool) -> None:
         jobs = _handed_over(sweep, client)
         if stay:
             jobs = verbs.ended(client, jobs, None)
-    show_sweep(sweep.runs, jobs, sweep.output if stay or sweep.output is not Output.table else Output.name)
+    there = {job.job for job in jobs}
+    show_sweep(
+        [run for run in sweep.runs if run.id in there],
+        jobs,
+        sweep.output if stay or sweep.output is not Output.table else Output.name,
+    )
     if stay:
-        verbs.end_all(client, jobs, None)
+        verbs.end_all(jobs, None, deleted=len(jobs) < len(sweep.runs))
 
 
 def _handed_over(sweep: _Sweep, client: Client) -> list[Job]:

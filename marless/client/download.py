@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -20,6 +21,8 @@ from marless.rpc.v1 import coordinator_pb2 as pb
 if TYPE_CHECKING:
     import grpc
 
+_NUMBERS = itertools.count()
+"""Of the files that this process has begun to fetch."""
 REWRITTEN_BYTES = 2**16
 """A file up to this size may have changed without growing (job.json), so it is always fetched again. Larger ones are
 checkpoints, which never change, and journals, which grow."""
@@ -89,19 +92,32 @@ async def _contents(line: Line, job: str, path: str) -> AsyncGenerator[memoryvie
 
 
 class Arriving:
-    """A file that takes its name only when it is whole. Raises OSError when the disk does not let it."""
+    """A file that takes its name only when it is whole, also where several processes fetch it at once.
+
+    Raises OSError when the disk does not let it.
+    """
 
     def __init__(self, target: Path) -> None:
         self._target = target
-        self._partial = target.with_name(f".{target.name}.partial")
+        self._partial = target.with_name(f".{target.name}.{os.getpid()}-{next(_NUMBERS)}.partial")
         self._file: BinaryIO
 
     def __enter__(self) -> Arriving:
         self._target.parent.mkdir(parents=True, exist_ok=True)
-        self._partial.unlink(missing_ok=True)  # of a download that was killed, or what another has put there
+        self._tidy()
         descriptor = private_files.open_own(self._partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         self._file = os.fdopen(descriptor, "wb")
         return self
+
+    def _tidy(self) -> None:
+        """Remove what downloads of this file left that were killed, and what somebody has put where ours goes."""
+        self._partial.unlink(missing_ok=True)
+        start, end = f".{self._target.name}.", ".partial"
+        for each in self._target.parent.iterdir():
+            if each.name.startswith(start) and each.name.endswith(end):
+                process = each.name[len(start) : -len(end)].partition("-")[0]
+                if process.isdecimal() and not Path("/proc", process).exists():
+                    each.unlink(missing_ok=True)
 
     def take(self, data: memoryview) -> None:
         """Write the next bytes."""

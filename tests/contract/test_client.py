@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from marless.client import AsyncClient, Client, Event
+from marless.client.download import Arriving
 from marless.errors import (
     AlreadyExistsError,
     CorruptError,
@@ -320,6 +321,32 @@ def test_a_run_folder_is_fetched_file_by_file(client, coordinator, tmp_path):
     made.files["big"] += b"more"
     client.download("a", to)
     assert (to / "big").read_bytes() == big + b"more"
+
+
+def test_two_shells_may_fetch_the_same_job_at_once(coordinator, tmp_path):
+    coordinator.add("a", files={"big": bytes(range(256)) * 8192, "job.json": b"{}"})
+    script = "import sys; from marless.client import Client; Client(sys.argv[1]).download('a', sys.argv[2])"
+    command = [sys.executable, "-c", script, coordinator.address, str(tmp_path / "here")]
+    both = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(2)]
+    for each in both:
+        assert (each.communicate(timeout=20)[1], each.returncode) == (b"", 0)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "here").iterdir()} == {
+        "big": bytes(range(256)) * 8192, "job.json": b"{}",
+    }  # fmt: skip
+
+
+def test_a_file_that_two_fetch_at_once_is_whole_and_leaves_nothing(tmp_path):
+    target = tmp_path / "big"
+    (tmp_path / ".big.999999999-0.partial").write_bytes(b"of one that was killed")
+    with Arriving(target) as one:
+        one.take(memoryview(b"first "))
+        with Arriving(target) as two:
+            two.take(memoryview(b"first second"))
+            two.keep()
+        assert target.read_bytes() == b"first second"
+        one.take(memoryview(b"second"))
+        one.keep()
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("big", b"first second")]
 
 
 def test_a_download_cut_at_random_leaves_whole_files_only(coordinator, tmp_path):

@@ -95,6 +95,24 @@ def test_a_job_from_submission_to_deletion(running):
     assert not (running.path / "runs" / "third").exists()
 
 
+@pytest.mark.slow
+def test_two_shells_with_one_sweep_and_a_third_that_is_killed_come_to_the_same_jobs(running):
+    sweep = ("submit", "job.yaml", "--seeds", "2", "--sweep", "algorithm.lr=1e-3,2e-3", "--set", "stop.rounds=2")
+    killed = running.start(*sweep, "--wait")
+    killed.stderr.readline()  # submitted
+    killed.kill()
+    killed.communicate()
+    shells = [running.start(*sweep, "--wait", "-o", "json") for _ in range(2)]
+    tables = [json.loads(shell.communicate(timeout=60)[0]) for shell in shells]
+    assert [shell.returncode for shell in shells] == [0, 0]
+    assert tables[0] == tables[1]
+    assert [(each["setting"], each["succeeded"]) for each in tables[0]["settings"]] == [("lr=1e-3", 2), ("lr=2e-3", 2)]
+    ids = [job["job"] for job in tables[0]["jobs"]]
+    assert running.type("list", "-o", "name", "--name", "tiny-lr*", "--sort", "job")[1].split() == sorted(ids)
+    assert running.type("plot", *ids)[1] == "curves.png"
+    assert running.type("delete", *ids)[0] == 0
+
+
 def test_a_job_that_cannot_work_is_refused_with_its_file_and_a_failed_one_with_its_log(running):
     code, _, said = running.type("submit", "job.yaml", "--set", "env.options.agents=0")
     assert (code, said.splitlines()[0].startswith("marless: job.yaml: env: ")) == (2, True)

@@ -279,6 +279,23 @@ def test_waiting_for_several_jobs_lasts_until_the_last_has_ended(coordinator, ma
     life.join()
 
 
+def test_a_job_that_another_shell_deletes_keeps_nobody_waiting(coordinator, marless):
+    for job in ("one", "two"):
+        coordinator.add(job)
+
+    def live() -> None:
+        while not coordinator.asked(pb.WatchJobRequest):
+            pass
+        coordinator.servicer.jobs.pop("two")
+        coordinator.happen("one", state="SUCCEEDED")
+
+    life = threading.Thread(target=live)
+    life.start()
+    code, out, err = marless("wait", "one", "two", "-o", "name")
+    life.join()
+    assert (code, out, err) == (102, "one\n", "marless: there is no job 'two'\n")
+
+
 def test_a_job_may_come_from_standard_input(coordinator, marless, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO(yaml.safe_dump(JOB)))
     assert marless("submit", "-", "--job", "mine", "--set", "stop.env_steps=1e6")[:2] == (0, "mine\n")
