@@ -20,8 +20,8 @@ from marless.cli.submitting import DryRunOption, LikeOption, estimated
 from marless.cli.working import Working
 from marless.errors import MarlessError, SpecError, UnavailableError
 
-CHECK_QUIET_S = 0.4
-"""A job is checked before anything else is seen of the command, whose first line is to come within two seconds."""
+SOON_S = 0.4
+"""What takes longer is told, for the first line of the command to come within two seconds."""
 
 if TYPE_CHECKING:
     from marless.cli.train import Outcome, Show
@@ -68,7 +68,7 @@ def _begin(job_file: Path, override: list[str], job: str, runs: Path) -> Outcome
 
     spec = specs.load(job_file, override)
     try:
-        with Working(f"checking {job_file}: making {spec.env.name} once", quiet_s=CHECK_QUIET_S):
+        with Working(f"checking {job_file}: making {spec.env.name} once", quiet_s=SOON_S):
             note = advice(prepare(spec))
     except SpecError as error:
         raise SpecError(f"{documents.name_of(job_file)}: {error}") from None
@@ -103,7 +103,7 @@ def _attended(job: str, runs: Path, stop: StopSpec | None, action: Callable[[Sho
     from marless.cli.train import Show
 
     try:
-        with TrainingProgress(console(stderr=True), job, stop, "starting four services", first_s=0.0) as shown:
+        with TrainingProgress(console(stderr=True), job, stop, "starting four services", first_s=SOON_S) as shown:
             return action(Show(record=shown.show, trouble=shown.note, doing=shown.doing))
     except asyncio.CancelledError:  # the second Ctrl-C
         say(f"interrupted; all services were stopped{_how_to_go_on(job, runs)}")

@@ -188,8 +188,11 @@ def test_the_run_folder_is_complete_and_agrees_with_the_summary(undisturbed):
 
 
 def test_every_evaluation_is_one_line_on_standard_error(undisturbed):
+    """Beside those that come every few seconds, and say for how long."""
     run, _ = undisturbed
-    assert [line.split(" · ")[0] for line in run.said] == ["round 10"]  # up to where the fixture stopped following
+    evaluations = [line.split(" · ")[0] for line in run.said if not line.endswith(" so far\n")]
+    assert evaluations == ["round 10"]  # up to where the fixture stopped following
+    assert any(line.startswith("starting four services · ") for line in run.said)
 
 
 def test_killed_workers_change_nothing_but_time(undisturbed, train):
@@ -395,7 +398,8 @@ def test_without_redis_there_is_one_sentence(train, tmp_path):
     run = train(PATH="", PYTHONPATH=str(tmp_path / "hidden"))
     code, out, said = run.end()
     assert (code, out) == (1, "")
-    [sentence] = said.splitlines()
+    *progress, sentence = said.splitlines()
+    assert [line for line in progress if "so far" not in line] == []
     assert sentence.startswith("marless: param_store ended: no Redis: install redis-server or valkey-server, or ")
     assert_no_files(tmp_path / "tmp")
 
