@@ -1,1 +1,1 @@
-"""Algorithms by name: each one config, one small class, one line in the registry."""
+"""Algorithms: settings and function graph, without torch; one config, one small class and one registry line each."""

@@ -1,10 +1,10 @@
-"""What an algorithm is to the rest of marless. Importing this module, or any algorithm's config, imports no torch.
+"""The protocols of algorithms and learners. Importing this module, or any algorithm's config, imports no torch.
 
-An algorithm has a config (what a user may set), says which functions an update consists of, and makes learners. A
+An algorithm has a config (its settings), declares the functions of an update, and makes learners. A
 *learner* lives in a learner worker, owns the stacked parameters of every policy of its scope (one agent class, or all),
 and turns the trajectories of a round into updates of all of them in as few stacked passes as their shapes allow.
-Weights and everything else that a learner must remember travel as `PolicyState`: named arrays, published as one
-immutable version.
+Weights and all other state of a learner are transferred as `PolicyState`: named arrays, published as one immutable
+version.
 """
 
 from __future__ import annotations

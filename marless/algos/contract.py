@@ -1,6 +1,6 @@
-"""A check that any algorithm can be put through: does it keep the promises of `marless.algos.base`?
+"""A contract test for algorithms: checks that an algorithm satisfies the protocols of `marless.algos.base`.
 
-Meant for tests, ours and third parties'; see docs/extending/algorithm.md.
+For tests of marless and of other packages; see docs/extending/algorithm.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the algorithms of the deterministic policy gradient family let a user set. No torch in here."""
+"""Settings of the deterministic policy gradient family (MADDPG, IDDPG). Imports no torch."""
 
 from __future__ import annotations
 

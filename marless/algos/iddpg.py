@@ -1,4 +1,4 @@
-"""Independent DDPG (Lillicrap et al. 2016, once per policy): a critic sees what its own agents see and do."""
+"""Independent DDPG (Lillicrap et al. 2016, once per policy): a critic reads the observation and action of one agent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Independent PPO (de Witt et al. 2020): every policy has a critic that sees what its own agents see."""
+"""Independent PPO (de Witt et al. 2020): every policy has a critic of its own agents' observations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Independent Q-learning (Tan 1993; with deep nets, Tampuu et al. 2017): every policy learns its own rewards' worth."""
+"""Independent Q-learning (Tan 1993; with deep nets, Tampuu et al. 2017): every policy trains on its own rewards."""
 
 from __future__ import annotations
 

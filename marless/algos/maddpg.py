@@ -1,4 +1,4 @@
-"""Multi-agent DDPG (Lowe et al. 2017): each agent has a critic that sees what all agents see and do."""
+"""Multi-agent DDPG (Lowe et al. 2017): each agent has a critic of all agents' observations and actions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Made-up jobs for checks of algorithms: a few rounds in which groups merge and split, of teams without sense."""
+"""Synthetic jobs for contract tests of algorithms: a few rounds in which groups merge and split."""
 
 from __future__ import annotations
 

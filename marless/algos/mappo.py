@@ -1,4 +1,4 @@
-"""Multi-agent PPO (Yu et al. 2022): critics see the global state, which only training needs."""
+"""Multi-agent PPO (Yu et al. 2022): critics read the global state, which is used in training only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What algorithms that learn from remembered rounds let a user set. No torch in here."""
+"""Settings common to off-policy algorithms, which train on a replay of past rounds. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the algorithms of the PPO family let a user set. No torch in here: actors and the coordinator read configs."""
+"""Settings of the PPO family (IPPO, MAPPO). Imports no torch, because actors and the coordinator read configs."""
 
 from __future__ import annotations
 

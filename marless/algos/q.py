@@ -1,4 +1,4 @@
-"""What the algorithms of the Q-learning family let a user set. No torch in here."""
+"""Settings of the Q-learning family (IQL, VDN, QMIX). Imports no torch."""
 
 from __future__ import annotations
 

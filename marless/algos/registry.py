@@ -1,4 +1,4 @@
-"""Algorithms by name: ours, and those that other packages offer as entry points of the group "marless.algos"."""
+"""Algorithms by name: those of marless, and those of other packages, by entry points of the group "marless.algos"."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""How an objective bends: extreme eigenvalues of its Hessian, their ratio, and the noise of its gradient."""
+"""The curvature of an objective: extreme eigenvalues of its Hessian, their ratio, and the noise of its gradient."""

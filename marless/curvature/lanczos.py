@@ -1,4 +1,4 @@
-"""Extreme eigenvalues of symmetric matrices that are known only by their products, for a stack of them at once.
+"""Extreme eigenvalues of a stack of symmetric matrices, computed from matrix-vector products only (Lanczos algorithm).
 
 Shapes: P matrices of size D × D, K Lanczos steps.
 """

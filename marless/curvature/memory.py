@@ -1,7 +1,7 @@
-"""Hessian-vector products of nets with memory, by differentiating autograd's gradient through a twin of the net.
+"""Hessian-vector products of nets with memory, by differentiating autograd's gradient through a copy of the net.
 
-Why not by hand, as of perceptrons: through time every product rule would stand twice. A product takes about twice a
-gradient's time, of few samples and some steps of Lanczos a round.
+Not written by hand as for perceptrons, because every product rule would be needed twice for the recurrence. A product
+takes about twice the time of a gradient; it is computed for few samples, in a few Lanczos steps per round.
 Shapes: P nets, D parameters, I inputs + 1, H units, K outputs, F free parameters, T steps, B copies, M = T·B samples.
 """
 

@@ -1,4 +1,4 @@
-"""The gradient noise scale: how many samples a gradient needs before its noise is as small as itself."""
+"""The gradient noise scale: the number of samples at which the noise of a gradient is as large as the gradient."""
 
 from __future__ import annotations
 

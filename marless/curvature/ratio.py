@@ -1,4 +1,4 @@
-"""The convexity ratio C of an objective: how much more it curves upwards than downwards."""
+"""The convexity ratio C of an objective: the ratio of its largest upward to its largest downward curvature."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The torch side of algorithms: what a learner worker runs. One package a family; what they share lies beside them."""
+"""Learners: training with torch in learner workers. One package per family, and modules that families share."""

@@ -1,8 +1,8 @@
-"""What a gradient step of an off-policy algorithm reads: draws from a replay, as tensors for all agents at once.
+"""Batches of off-policy algorithms: draws from a replay, as tensors for all agents at once.
 
 A draw is T time steps of E columns side by side, time-major: column t · E + e. Single env steps are episodes of T = 1.
-Features have one time step more, the last of which is only ever looked ahead to: *now* is the first T · E columns, and
-what comes *after* them begins E columns later. Shapes: N agents of a class, I inputs + 1 (a last row of ones, see
+Features have one more time step, which is used only as a successor: the present (`now`) is the first T · E columns,
+and its successors (`after`) begin E columns later. Shapes: N agents of a class, I inputs + 1 (a last row of ones, see
 `marless.nets.layout`), A actions or action components, S state, M = T · E, F = (T + 1) · E.
 """
 

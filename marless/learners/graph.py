@@ -1,4 +1,4 @@
-"""Runs the functions that an algorithm declares for an update: each after those it waits for, the others side by side.
+"""Runs the functions that an algorithm declares for an update: dependencies first, independent ones concurrently.
 
 A *pass* computes one or several functions of one kind at once, for policies or critics stacked in one tensor.
 """

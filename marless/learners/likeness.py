@@ -1,15 +1,15 @@
-"""How alike the agents of a class behave, measured beside an update, in a thread of its own.
+"""Measures the similarity of the agents of a class, concurrently with an update, on a thread of its own.
 
-It begins as soon as the round's samples are there, and its result is taken when training is done. What it shows to a
-similarity are the round's own samples, of off-policy algorithms too: what agents do now, not what a replay remembers.
-How policies of each kind are shown:
+It starts as soon as the round's samples are available, and its result is read when training is done. A similarity gets
+samples of the round, also for off-policy algorithms: the present behaviour, not that in the replay.
+How each kind of policy is evaluated:
 
-- stochastic ones by their distributions;
-- ε-greedy ones by their greedy actions, deterministic ones by theirs, without deviation: how much they explore is the
-  same for all of a class and says nothing of what they learned;
-- the last action, where nets see it, is a part of what an agent saw; its id is not, or no two would ever be alike:
-  each policy is asked with the id of its own agent;
-- policies with memory are asked as at the start of an episode, for nobody remembers what another agent saw.
+- stochastic policies by their distributions;
+- ε-greedy policies by their greedy actions, deterministic ones by their actions without noise, because exploration is
+  the same for all agents of a class and unrelated to what they learned;
+- the last action, where nets receive it, belongs to the observation; the agent's id does not, else no two agents would
+  be alike: each policy is evaluated with the id of its own agent;
+- policies with memory are evaluated as at the start of an episode, because no policy has the memory of another agent.
 
 Shapes as in `marless.learners.table` and `marless.sharing.similarity`.
 """

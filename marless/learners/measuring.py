@@ -1,8 +1,9 @@
-"""What an update measures of its policies once they are trained: the curvature of each one's objective, and the noise
-of its gradient, both of a whole stack in one pass; of any family whose nets are `Measurable`.
+"""Measures policies after their training: the curvature of each policy's objective, and the noise of its gradient.
 
-An objective is *maximised*: a family that minimises a loss offers minus the loss. PPO's is Nitro's surrogate
-L = E[log π(a|s)·A], with the advantages that were trained on: no clipping, entropy bonus or value loss (Nitro's code
+Both are computed for a whole stack in one pass, in every family whose nets are `Measurable`.
+
+An objective is *maximised*: a family that minimises a loss provides minus the loss. PPO's is Nitro's surrogate
+L = E[log π(a|s)·A], with the advantages used in training: no clipping, entropy bonus or value loss (Nitro's code
 differentiates all of them together, and minimised). Q nets have minus their squared TD error, with the targets trained
 on; actors of deterministic policy gradients their critic's value.
 Shapes: P policies, D parameters, M samples.

@@ -1,4 +1,4 @@
-"""What the functions of an update took: the seconds of their passes, added up over many gradient steps."""
+"""Measures the time of the functions of an update, summed over their passes in many gradient steps."""
 
 from __future__ import annotations
 

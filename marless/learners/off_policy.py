@@ -1,8 +1,8 @@
-"""What learners of all off-policy families share: a round is remembered, then drawn from for some gradient steps.
+"""The base of learners of all off-policy families: a round is added to the replay, then gradient steps draw from it.
 
 A round: insert its trajectories; once the replay holds enough, `updates` times: draw, assemble a batch, take a gradient
-step, move target nets. What a learner remembers beside its nets is one joint state, `replay.<scope>`: it acts for
-nobody, and with the replay's file it is all that an update depends on.
+step, move target nets. The state of a learner beside its nets is one joint state, `replay.<scope>`. No actor
+reads it; with the replay's file it determines an update completely.
 """
 
 from __future__ import annotations

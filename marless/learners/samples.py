@@ -1,4 +1,4 @@
-"""Samples of a stack of nets, and what each counts.
+"""The samples of a stack of nets, and their weights.
 
 Shapes: P nets, R rows, S samples per net, M of a minibatch, T time steps, B segments side by side.
 """

@@ -1,7 +1,7 @@
-"""Which groups train in one stacked pass, and how their samples follow from those of the agents.
+"""Selects the groups that train in one stacked pass, and assembles their samples from those of the agents.
 
-Nets with memory learn from *segments*, what an agent did in one environment copy during the round: they are pooled and
-drawn whole, as columns of samples in time-major order.
+Nets with memory are trained on *segments*: what an agent did in one environment copy during the round. They are pooled
+and drawn whole, as columns of samples in time-major order.
 Shapes: N agents of the class, P policies of a stack, m members of each, R rows, T time steps, B copies, S = T · B
 samples per agent.
 """

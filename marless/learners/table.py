@@ -1,4 +1,4 @@
-"""The trajectories of one round as one table per agent class, feature-major: samples run along the last axis.
+"""Converts the trajectories of a round to one table per agent class, feature-major: samples are on the last axis.
 
 Shapes: N agents of the class, T time, B copies of all actors side by side in actor order, S = T · B samples, I
 features + 1 (a last row of ones, see `marless.nets.layout`), K bootstrap rows. NumPy, on the host.

@@ -1,1 +1,1 @@
-"""Losses and targets: pure functions with shape checks, each with its source."""
+"""Losses and targets: pure functions with shape checks; each docstring names its source."""

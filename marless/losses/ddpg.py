@@ -1,4 +1,4 @@
-"""What deterministic policy gradients need beside regression: actions that gradients pass through, and targets.
+"""Functions for deterministic policy gradients: differentiable actions, and actions of target policies.
 
 Shapes: P policies, A actions or action components, M samples; feature-major, [P, A, M].
 """

@@ -1,4 +1,4 @@
-"""The clipped surrogate of proximal policy optimisation, and what tells how far a policy has moved.
+"""The clipped surrogate loss of proximal policy optimisation, and measures of the policy change.
 
 Shapes: [P, M], P policies, M samples; `weight` sums to 1 per policy (0 for samples of dead agents).
 """

@@ -1,8 +1,8 @@
-"""Targets of temporal-difference learning, and the loss of what is to meet them.
+"""Targets and losses of temporal-difference learning.
 
-Shapes: N agents (or 1, a team), T time, E episodes side by side, M samples, P nets. A *successor's value* is what the
-state after a step is worth; it counts for nothing where the agent terminated (discount 0), and in full where an
-episode was merely cut.
+Shapes: N agents (or 1, a team), T time, E episodes side by side, M samples, P nets. A *successor's value* is the
+value of the state after a step. It is ignored where the agent terminated (discount 0), and used in full where an
+episode was only cut.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Parameter layouts: NumPy inference for actors and torch training for learners, of the same weights."""
+"""Nets: parameter layouts, NumPy inference for actors and torch training for learners, all on the same weights."""

@@ -1,4 +1,4 @@
-"""NumPy inference: all agents of one class act in all environment copies, in one batched product per layer."""
+"""NumPy inference: actions of all agents of a class in all environment copies, with one batched product per layer."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a net's outputs mean to those who act: how actions are chosen from them, and how they are explored. NumPy only.
+"""Action selection from a net's outputs, greedy and exploring. NumPy only.
 
-Shapes: N agents (of parameters: or 1, if all share them), B environment copies, A actions or action components. A
+Shapes: N agents (of parameters also 1, if all share them), B environment copies, A actions or action components. A
 head may write into the outputs it is given.
 """
 

@@ -1,4 +1,4 @@
-"""The nets that policies act with, in NumPy, stacked over the agents of a class: one batched product per layer.
+"""The nets of policies in NumPy, stacked over the agents of a class, with one batched product per layer.
 
 Shapes: N agents (or 1, if all share their weights), B environment copies, I inputs, H units, K outputs.
 """

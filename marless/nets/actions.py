@@ -1,4 +1,4 @@
-"""What a net's outputs mean for each kind of action space; NumPy only, shared by actors and learners.
+"""The meaning of a net's outputs for each kind of action space; NumPy only, used by actors and learners.
 
 Discrete: A outputs are logits; illegal actions get ILLEGAL_LOGIT. Continuous: A outputs are the means of a diagonal
 Gaussian whose log standard deviations are free parameters; it acts in a space where the box is [−1, 1], and what it

@@ -1,4 +1,4 @@
-"""Learner states by name, stacked for batched passes and left stacked while the names stay together."""
+"""Holds learner states by name, stacked for batched passes; a stack is kept as long as the same names are requested."""
 
 from __future__ import annotations
 

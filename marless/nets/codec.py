@@ -1,4 +1,4 @@
-"""What a learner remembers of one net, as a row of tensors and as named arrays of a PolicyState."""
+"""Converts a learner's state of one net between a row of tensors and the named arrays of a PolicyState."""
 
 from __future__ import annotations
 

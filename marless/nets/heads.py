@@ -1,4 +1,4 @@
-"""What a policy net's outputs mean to its learner: log-probabilities, entropies, and their gradients in closed form.
+"""Log-probabilities and entropies from a policy net's outputs, with their gradients in closed form, for learners.
 
 P policies, M samples, A actions or action components. Feature-major: outputs [P, A, M], actions [P, 1, M] (int64)
 or [P, A, M].

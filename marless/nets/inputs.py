@@ -1,5 +1,5 @@
-"""What a net sees beside its agent's observation: the last action, and which agent it is. NumPy only, shared by actors
-and learners.
+"""Inputs of a net beside its agent's observation: the last action and the agent's id. NumPy only, used by actors and
+learners.
 
 Rows of an input, one after another: the observation [O]; the last action [A], one-hot or its components as they were
 chosen, 0 where an episode starts; the agent's id, one-hot. Shapes: N agents of a class, B copies or M samples.

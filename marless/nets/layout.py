@@ -1,4 +1,4 @@
-"""Where the parameters of a net stand in one flat vector, how they start, and what they are called.
+"""The layout of a net's parameters in one flat vector: positions, initial values and names.
 
 A layer is one matrix [outputs, inputs + 1] whose last column is the bias: nets take their input *feature-major*,
 [features + 1, samples], with a last row of ones, so that a layer is one matrix product and so is its gradient.

@@ -1,4 +1,4 @@
-"""Where the parameters of QMIX's mixer stand in one flat vector: four nets of the global state that make its weights.
+"""The parameter layout of QMIX's mixer in one flat vector: four nets of the global state that compute its weights.
 
 Source: Rashid et al. 2018, §4.2 and appendix C. NumPy only, as `marless.nets.layout`.
 """

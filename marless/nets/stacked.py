@@ -1,7 +1,7 @@
 """P nets of one layout, trained together: one batched product per layer, forward and backward by hand.
 
-Why by hand: gradients land in preallocated buffers, no graph is built, and the same lines run on CPU and GPU. A loss
-may be anything: give `backward` its gradient at the outputs, in closed form or from autograd on the output tensor.
+Written by hand, so that gradients go to preallocated buffers, no autograd graph is built, and the same code runs on
+CPU and GPU. Any loss works: `backward` takes its gradient at the outputs, in closed form or from autograd.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""How many actors a round gets."""
+"""Scaling policies: how many actors the next round gets."""

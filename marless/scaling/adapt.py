@@ -1,14 +1,14 @@
-"""Actors in proportion to how near the returns are to a goal: the baseline "Adapt" of MinionsRL (Yu et al. 2024).
+"""Scaling policy `adapt`: actors in proportion to the progress of returns to a goal (MinionsRL, Yu et al. 2024).
 
-Printed: I = clip(Ĵ/J · I_max, 1, I_max), Ĵ the mean of the last five returns, J the goal. That presumes that returns
-start at 0 and rise. In MPE they are negative: -30/-20 would be "beyond the goal", and the nearer the return, the
-fewer the actors. We take the part of the way from a baseline to the goal that has been made,
+Printed: I = clip(Ĵ/J · I_max, 1, I_max), Ĵ the mean of the last five returns, J the goal. This assumes that returns
+start at 0 and rise. In MPE they are negative: −30/−20 would be above 1, and the number of actors would fall while
+returns improve. We use the fraction of the distance from a baseline to the goal,
 
     I = clip((Ĵ − J_0) / (J − J_0) · I_max, I_min, I_max)
 
-which is the printed formula where J_0 = 0, and what the authors' code does: it scales between a least and a greatest
-return, 0 and J in all of its tasks. J_0 is 0 for a goal above 0; else the return of the first round, whose policies
-still play about as chance does.
+which is the printed formula where J_0 = 0. The authors' code does the same: it scales between a minimum and a maximum
+return, 0 and J in all of its tasks. J_0 is 0 for a goal above 0, else the return of the first round, whose policies
+are still close to random.
 """
 
 from __future__ import annotations

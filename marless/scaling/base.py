@@ -1,6 +1,6 @@
-"""What an actor-scaling policy is: how many actors the next round gets, decided from the rounds so far.
+"""The protocol of scaling policies: they decide how many actors the next round gets, from the records of past rounds.
 
-A policy has a config (what a user may set), says what it needs measured, refuses what cannot work, and decides.
+A policy has a config (its settings), declares the measurements that it needs, refuses invalid settings, and decides.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""I_min and I_max: the range that a scaling policy moves in."""
+"""The limits I_min and I_max of the number of actors, common to scaling policies."""
 
 from __future__ import annotations
 

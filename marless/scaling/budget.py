@@ -1,4 +1,4 @@
-"""No more actors than what is left of `stop.cost_usd` can pay: the option `within_budget` of every scaling policy."""
+"""The option `within_budget` of every scaling policy: at most as many actors as the rest of `stop.cost_usd` can pay."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A check that any scaling policy can be put through: does it keep the promises of `marless.scaling.base`?
+"""A contract test for scaling policies: checks that a policy satisfies the protocol of `marless.scaling.base`.
 
-Meant for tests, ours and third parties'; see docs/extending/scaling.md.
+For tests of marless and of other packages; see docs/extending/scaling.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The same number of actors in every round."""
+"""Scaling policy `fixed`: the same number of actors in every round."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""More actors where the gradient is noisy: three rules on the gradient noise scale (McCandlish et al. 2018).
+"""Scaling policy `gns`: more actors for noisy gradients, by three rules on the noise scale (McCandlish et al. 2018).
 
-The noise scale B, which learners measure for each policy in samples, says how much data pays: with far fewer samples a
-gradient is mostly noise, with far more it hardly gets better. Every rule smooths it, z_t = α B_t + (1 − α) z_{t−1},
-and takes the mean of what the policies ask for [our inference; the sources train one policy].
+The noise scale B, which learners measure for each policy in samples, is the batch size beyond which more samples hardly
+improve the gradient; with far fewer samples the gradient is mostly noise. Every rule smooths it, z_t = α B_t + (1 − α)
+z_{t−1}, and takes the mean of what the policies ask for [our inference; the sources train one policy].
 
 - "threshold": Nitro's baseline, as its code has it: I_max while z is at least one standard deviation above the mean of
   its own past (without outliers, that is what lies two median deviations off), else I_min. Departs: the code smooths
-  numerator and denominator of B apart, and looks back on the whole run, we on a window.
+  numerator and denominator of B separately, and uses the whole run; we use a window.
 - "proportional": as KungFu adapts batch sizes: I grows with z_t/z_{t−1}, and never shrinks. Departs from the copy in
-  Nitro's code, which compares with the very first value for ever.
-- "samples": as many actors as give each policy B samples, which is what the noise scale was made for. Ours.
+  Nitro's code, which always compares with the first value.
+- "samples": as many actors as give each policy B samples, which is the purpose of the noise scale. Ours.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What scaling policies read from the rounds so far."""
+"""Reads metrics and stored state of past rounds for scaling policies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Actors by what each policy's loss surface asks for: MARLess's actor scaling (Wei et al. 2025).
+"""Scaling policy `marless`: number of actors by the curvature of each policy's objective (MARLess, Wei et al. 2025).
 
 C is the convexity ratio −λ_max/λ_min of a policy's maximised objective, which learners measure in every round. A
 policy whose C is low within its window gets more actors. Per policy j, over the newest W rounds with the same groups,

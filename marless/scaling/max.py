@@ -1,4 +1,4 @@
-"""As many actors as allowed in every round: the baseline "Max" of MinionsRL (Yu et al. 2024)."""
+"""Scaling policy `max`: the maximum number of actors in every round (baseline "Max" of MinionsRL, Yu et al. 2024)."""
 
 from __future__ import annotations
 

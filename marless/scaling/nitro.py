@@ -1,13 +1,13 @@
-"""Actors by the curvature of the loss surface, fewer as training goes on: Nitro (Yu et al., PVLDB 18(1), 2024).
+"""Scaling policy `nitro`: number of actors by curvature, decaying over the rounds (Yu et al., PVLDB 18(1), 2024).
 
 R is the convexity ratio −λ_max/λ_min of a policy's maximised objective after round k, counted from 1. Printed:
 
     S_k = (R_max − R_k) / (R_max − R_min) · d^k        I = clip(S_k · I_max, I_min, I_max)
 
 over a window of n ratios. The authors' code differs ("coded"): it measures R on the minimised loss; negating a function
-turns R into 1/R, so that a high R there means a low one here, and the score is (R − R_min)/(R_max − R_min). It decays
-R by d^k before it is compared, and keeps the decayed and the raw values in one window, which so covers half as many
-rounds. It raises I_min to I_max · (d^k)^k, which forces boosts in the first rounds, and cuts fractions off.
+turns R into 1/R, so a high R there means a low one here, and the score is (R − R_min)/(R_max − R_min). It decays
+R by d^k before it is compared, and keeps the decayed and the raw values in one window, which therefore covers half as
+many rounds. It raises I_min to I_max · (d^k)^k, which forces boosts in the first rounds, and truncates fractions.
 
 Nitro trains one policy. With several, each asks for its number, and the next round gets their mean [our inference].
 """

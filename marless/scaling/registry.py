@@ -1,4 +1,4 @@
-"""Scaling policies by name: ours, and those of other packages: entry points of the group "marless.scaling"."""
+"""Scaling policies by name: ours, and those of other packages, by entry points of the group "marless.scaling"."""
 
 from __future__ import annotations
 

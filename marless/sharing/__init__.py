@@ -1,1 +1,1 @@
-"""Which agents share a policy and its learner."""
+"""Sharing policies: which agents share a policy and its learner."""

@@ -1,6 +1,6 @@
-"""What a sharing policy is: which agents share a policy and its learner in the next round.
+"""The protocol of sharing policies: they decide which agents share a policy and its learner in the next round.
 
-A policy has a config (what a user may set), says what it needs measured, refuses what cannot work, and decides.
+A policy has a config (its settings), declares the measurements that it needs, refuses invalid settings, and decides.
 """
 
 from __future__ import annotations

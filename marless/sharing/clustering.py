@@ -1,4 +1,4 @@
-"""Clusters of agents by their distances. Imports NumPy and scikit-learn: only where a decision is made."""
+"""Clusters agents by their distances. Imports NumPy and scikit-learn, so import it only where a decision is made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every similarity promises, as a check that any of them can be given: ours, and a third party's."""
+"""A contract test for similarities, of marless and of other packages."""
 
 from __future__ import annotations
 

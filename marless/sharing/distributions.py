@@ -1,4 +1,4 @@
-"""Distances between policies that act on the same observations. Imports NumPy and SciPy: learners only.
+"""Distances between action distributions of policies on the same observations. Imports NumPy and SciPy: learners only.
 
 Shapes: N policies, M observations, A actions or action components.
 """

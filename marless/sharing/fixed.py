@@ -1,4 +1,4 @@
-"""The same groups in every round."""
+"""Sharing policy `fixed`: the same groups in every round."""
 
 from __future__ import annotations
 

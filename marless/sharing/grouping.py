@@ -1,4 +1,4 @@
-"""How many groups a time of sharing has, and which agents are in them.
+"""Number of groups when sharing begins, and the assignment of agents to them.
 
 Source: Wei et al. 2025 (MARLess), §4.2: on the j-th enabling of sharing, N' = min(2^j, 2^(⌊log2 N⌋ + 1)) groups of N
 agents, by K-Means. Inferred: the clamp to N, how N' is divided among agent classes, and what K-Means is given.

@@ -1,4 +1,4 @@
-"""The groups that a job begins with, and what a group must be."""
+"""The first groups of a job, and the validation of groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Similarity by densities: how unlike agents are in what they saw and did, taken together.
+"""Similarity `kde`: divergence between the densities of the (observation, action) pairs of agents.
 
 Source: Wei et al. 2025 (MARLess), §4.2: samples (observation, action) compressed by PCA, a kernel density estimate
 per agent, the Kullback-Leibler divergence of every pair. `marless.sharing.densities` computes it.

@@ -1,8 +1,8 @@
-"""Agents that behave alike share a learner for a while: while the trend of returns lets them.
+"""Sharing policy `marless`: agents that behave alike share a learner while the trend of returns allows it.
 
-Source: Wei et al. 2025 (MARLess), §4.1 and §4.2. Every agent begins with a policy of its own. Where the trend falls
-below the threshold, agents are grouped by similarity, and each group trains one policy; where it does so again, all
-groups dissolve together. What is printed and what is inferred: docs/sharing.md.
+Source: Wei et al. 2025 (MARLess), §4.1 and §4.2. Every agent begins with a policy of its own. When the trend falls
+below the threshold, agents are grouped by similarity, and each group trains one policy. When it does so again, all
+groups are split. What is printed and what is inferred: docs/sharing.md.
 """
 
 from __future__ import annotations

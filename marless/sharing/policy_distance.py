@@ -1,4 +1,4 @@
-"""Similarity by policies: how unlike the policies act on the same observations, whoever saw them.
+"""Similarity `policy_distance`: distance between the actions of policies on the same observations, of all agents.
 
 A substitute for MAPD (Hu et al.) that needs no training, and ours: distances of the action distributions themselves,
 over a pooled batch of observations. `marless.sharing.distributions` computes it.

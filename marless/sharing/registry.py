@@ -1,4 +1,4 @@
-"""Sharing policies by name: ours, and those of other packages: entry points of the group "marless.sharing"."""
+"""Sharing policies by name: ours, and those of other packages, by entry points of the group "marless.sharing"."""
 
 from __future__ import annotations
 

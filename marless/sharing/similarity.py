@@ -1,4 +1,4 @@
-"""How differently agents behave, measured beside an update from what they saw and did; and the measures by name.
+"""The protocol of similarities, which measure how differently agents behave, and their registry.
 
 Ours, and those of other packages: entry points of the group "marless.similarity". Importing this module, or any
 similarity's config, imports no NumPy.

@@ -1,9 +1,9 @@
-"""When agents begin to share, and when they stop: the slope of their returns over the last rounds.
+"""The trend of returns over the last rounds, whose slope decides when sharing begins and ends.
 
 Source: Wei et al. 2025 (MARLess), §4.1. Printed: each agent's return scaled to [0, 1] by its minimum and maximum, an
 aggregate over agents, the least-squares slope over a full window of W = 10 rounds, a change of strategy where the
-slope is below γ, and a window that is cleared by a change. Inferred: what the minimum and maximum run over, that the
-aggregate is the sum, and that the returns in the window are scaled by what is known now. docs/sharing.md says why.
+slope is below γ, and a window that is cleared by a change. Inferred: the rounds of minimum and maximum, that
+the aggregate is the sum, and that returns in the window are scaled by the present range. Reasons: docs/sharing.md.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Deterministic policy gradients: policies that learn from what critics say of their actions."""
+"""Learners of deterministic policy gradients: MADDPG and IDDPG."""

@@ -1,8 +1,8 @@
-"""Policies and the critics that judge them: the gradients of one gradient step, all at the parameters held.
+"""Gradients of policies and critics in one gradient step of DDPG, all computed from the parameters before the step.
 
-Critics regress on r + γ Q′(s′, μ′(s′)); policies climb Q(s, μ(s)), where each agent's own action alone is replaced by
-its policy's, and those of others are what was taken (Lowe et al. 2017, eq. 5 and 6; alone: Lillicrap et al. 2016).
-Both gradients are of one version: Lowe et al. move the critic first, and let the policy follow the moved one.
+Critics regress on r + γ Q′(s′, μ′(s′)); policies maximise Q(s, μ(s)), where only an agent's own action is replaced by
+its policy's, and those of the others are the ones taken (Lowe et al. 2017, eq. 5 and 6; alone: Lillicrap et al. 2016).
+Both gradients are of one version; Lowe et al. update the critic first, and use the result for the policy.
 Shapes: R rows (agents), of all classes one after another where critics read them; P nets, A actions or action
 components, I inputs + 1, M samples.
 """

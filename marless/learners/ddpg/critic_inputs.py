@@ -1,6 +1,6 @@
-"""What critics see: observations and actions, of all agents of the scope or of one.
+"""The inputs of critics: observations and actions of all agents of the scope, or of one agent.
 
-Shapes: N agents of one class, O its observations, A its action rows as critics see them, R agents of all classes, class
+Shapes: N agents of one class, O its observations, A its action rows in critics' inputs, R agents of all classes, class
 after class; M samples. A critic's inputs end with a row of ones, see `marless.nets.layout`.
 """
 

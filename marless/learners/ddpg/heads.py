@@ -1,4 +1,4 @@
-"""What a policy net's outputs are to a critic: actions that gradients pass through, for each kind of action space.
+"""Differentiable actions from a policy net's outputs, as inputs of critics, for each kind of action space.
 
 Shapes: R rows (agents), A actions or action components, M samples. Critics see continuous actions in the nets' own
 units, where the box is [−1, 1], and discrete ones as one-hot vectors.

@@ -1,6 +1,6 @@
-"""The learner of the deterministic policy gradient family: MADDPG, whose critics see everyone, and IDDPG.
+"""The learner of the deterministic policy gradient family: MADDPG, whose critics read all agents, and IDDPG.
 
-What differs between them is what a critic sees and whom it serves, `Critic`; all else is here once.
+They differ only in the input of a critic and in the agents that it serves, `Critic`.
 """
 
 from __future__ import annotations

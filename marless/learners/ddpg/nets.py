@@ -1,6 +1,6 @@
-"""Stacked nets as rows that read and train them: a row for each agent, of which several may have one net.
+"""Stacked nets with one row per agent, where several rows may use the same net.
 
-What rows ask of a net they ask of copies; its gradient is the mean of theirs.
+Rows compute with copies of their net; the gradient of a net is the mean over its rows.
 Shapes: P nets of D parameters, R rows, K outputs, M samples, F numbers of any kind.
 """
 

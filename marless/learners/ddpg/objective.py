@@ -1,4 +1,4 @@
-"""What policies maximise, for who measures it: E[Q(s, μ(s))], its gradient and its Hessian in their parameters.
+"""The objective of policies, E[Q(s, μ(s))], with its gradient and Hessian; used by curvature measurement.
 
 Shapes: R rows (agents), P policies of D parameters, A actions or action components, I inputs + 1, M samples.
 """

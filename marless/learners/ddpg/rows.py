@@ -1,4 +1,4 @@
-"""Which agents train a stack of policies: a row for each agent, so that groups of any size are one stack.
+"""Maps agents to a stack of policies: one row per agent, so that groups of any size form one stack.
 
 A policy's gradient is the mean of its rows'. Shapes: N agents of the class, R rows, P policies, F features or actions,
 M columns (env steps drawn), W columns of a row.

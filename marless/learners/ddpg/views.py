@@ -1,6 +1,6 @@
-"""What the agents of one class saw, did and got in what was drawn, as policies and critics read it.
+"""Observations, actions and rewards of the agents of one class in a batch, in the form that policies and critics read.
 
-Shapes: N agents, I inputs + 1, A actions or action components as critics see them, M samples.
+Shapes: N agents, I inputs + 1, A actions or action components in critics' inputs, M samples.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The two functions of a PPO update that train: one stack of policies, or one stack of critics, over a round's samples.
 
-They share nothing but their inputs, so a learner may run them side by side. Shapes: P nets of the stack, D parameters,
+They share only their inputs, so a learner may run them concurrently. Shapes: P nets of the stack, D parameters,
 R rows, S samples per net and round, M samples of a minibatch, T time steps of a segment, K outputs of a critic.
 """
 

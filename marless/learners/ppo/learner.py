@@ -1,6 +1,6 @@
 """The learner of the PPO family: post-process → critics and policies, all nets of one shape in one stacked pass.
 
-What differs between IPPO and MAPPO is what a critic sees and whom it serves, `Critic`; all else is here once.
+IPPO and MAPPO differ only in the input of a critic and in the agents that it serves, `Critic`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The first function of a PPO update: from trajectories and critics to advantages, returns and training samples.
+"""The first function of a PPO update: computes advantages, returns and training samples from trajectories and critics.
 
 Shapes: N agents of the class, T time, B copies, S = T · B, K bootstrap rows, R rows, I features + 1, P nets of a stack.
 """

@@ -1,4 +1,4 @@
-"""How nets with memory read a round: segment by segment in time, forgetting where an episode ended.
+"""Evaluates nets with memory on a round's segments, and resets the memory where an episode ended.
 
 Shapes: N rows (agents, or one for the state), T time steps, B copies of all actors, S = T · B samples, K bootstrap
 rows, I features + 1, J = T' · B frames.

@@ -1,1 +1,1 @@
-"""The torch side of IQL, VDN and QMIX."""
+"""Learners of Q-learning: IQL, VDN and QMIX."""

@@ -1,4 +1,4 @@
-"""A stack of Q nets with their target nets: what they make of a draw, and how they learn.
+"""A stack of Q nets with their target nets: values of a batch, and training.
 
 Shapes: P nets of the stack, I inputs + 1, A actions, K outputs (A, with a dueling head A + 1), T time steps of C
 columns, M = T · C, F = (T + 1) · C; see `marless.learners.batches`.

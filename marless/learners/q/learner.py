@@ -1,4 +1,4 @@
-"""The learner of the Q-learning family: IQL, VDN and QMIX. What differs is how values are mixed, `Mixing`."""
+"""The learner of the Q-learning family: IQL, VDN and QMIX. They differ in how values are mixed, `Mixing`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the Q values of a team's agents make one of the team, and what of its error each of them bears.
+"""Mixers: the team's value from its agents' Q values, and how the error is attributed to agents.
 
 Shapes: N agents, M samples, E units of the mixer's hidden layer, S + 1 rows of the global state (the last one ones).
 """

@@ -1,7 +1,7 @@
 """Gradient steps of Q-learning over batches of a replay; see `marless.learners.off_policy.Training`.
 
-Independent: the values of each policy are to meet targets of their own. Joint: a mixer's value of the team is, and each
-policy learns from the part that its agents' values have in the error.
+Independent: the values of each policy have targets of their own. Joint: the mixer's value of the team has a target, and
+each policy gets the gradient of that error with respect to its agents' values.
 Shapes: N agents of a class, R agents of all classes, P policies of a stack, T time steps of E columns, M = T · E; a
 stack has C columns of a time step, m · E of m pooled members.
 """

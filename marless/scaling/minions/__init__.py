@@ -1,4 +1,4 @@
-"""The learned scheduler: a small policy, trained beforehand, that says how many actors a round gets (MinionsRL)."""
+"""The learned scheduler of MinionsRL: a small policy, trained before the job, that chooses the number of actors."""
 
 from __future__ import annotations
 

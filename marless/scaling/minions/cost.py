@@ -1,4 +1,4 @@
-"""What a round costs the scheduler: C_k = c (P^l d_l + Σ P^a_i d_a) (MinionsRL), with sizes d in GB."""
+"""A round's cost in the scheduler's budget: C_k = c (P^l d_l + Σ P^a_i d_a) (MinionsRL), with sizes d in GB."""
 
 from __future__ import annotations
 

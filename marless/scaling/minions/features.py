@@ -1,4 +1,4 @@
-"""What the learned scheduler sees of a run: eight numbers a round (MinionsRL, AAAI 2024: its state)."""
+"""The inputs of the learned scheduler: eight numbers per round (the state in MinionsRL, AAAI 2024)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MinionsRL's scheduler as a scaling policy of a job. Reading its settings loads no NumPy."""
+"""Scaling policy `minions`: the learned scheduler of MinionsRL. Reading its settings loads no NumPy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model of training runs, fitted to recorded ones: what a scheduler practises on, for real runs cost hours."""
+"""A model of training runs, fitted to recorded ones. Schedulers train on it, because real runs take hours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trained scheduler as it decides, and as it lies on the disk: no torch, no pickle."""
+"""A trained scheduler: inference and file format, without torch and without pickle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole training runs, simulated side by side as arrays: the episodes that a scheduler learns from."""
+"""Simulates batches of whole training runs as arrays: the episodes that a scheduler is trained on."""
 
 from __future__ import annotations
 

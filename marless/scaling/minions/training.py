@@ -1,4 +1,4 @@
-"""Training a scheduler on simulated runs, with PPO. The only module of this package that needs torch."""
+"""Trains a scheduler on simulated runs with PPO. The only module of this package that needs torch."""
 
 from __future__ import annotations
 
