@@ -45,7 +45,7 @@ class ModelSpec(Strict):
     hidden: tuple[Width, ...] = Field((64, 64), description="units of each hidden layer", min_length=1, max_length=16)
     activation: Literal["tanh", "relu"] = Field("tanh", description="non-linearity after each hidden layer")
     recurrent: Literal["none", "gru"] = Field(
-        "none", description="gru: the last hidden layer is one of gated recurrent units, which remember an episode"
+        "none", description="gru: the last hidden layer consists of gated recurrent units, with a memory of the episode"
     )
 
 
@@ -72,18 +72,20 @@ def value_at(rate: Rate, env_steps: int) -> float:
 
 
 class CurvatureSpec(Strict):
-    """How the curvature of each policy's objective is measured, where a scaling or sharing policy asks for it."""
+    """Settings of curvature measurement, which runs if a scaling or sharing policy needs it."""
 
-    samples: int = Field(128, ge=1, le=65_536, description="of a round's samples per policy, drawn anew each round")
+    samples: int = Field(
+        128, ge=1, le=65_536, description="samples of the round used per policy, drawn anew each round"
+    )
     steps: int = Field(8, ge=2, le=1000, description="Lanczos steps, a Hessian-vector product each")
-    probes: int = Field(1, ge=1, le=100, description="random starts; the most extreme eigenvalues of all count")
+    probes: int = Field(1, ge=1, le=100, description="random starts; the extreme eigenvalues over all starts count")
 
 
 class SimilarityConfig(Strict):
     """Base of every similarity's config; `name` selects it in the registry of `marless.sharing.similarity`."""
 
     name: str
-    samples: int = Field(256, ge=8, le=500, description="of a round's samples per agent, drawn anew each time")
+    samples: int = Field(256, ge=8, le=500, description="samples of the round used per agent, drawn anew each time")
 
 
 class AlgorithmConfig(Strict):

@@ -33,25 +33,25 @@ class DDPGConfig(OffPolicyConfig):
     family: ClassVar[str] = "ddpg"
     lr: Rate = Field(1e-3, description="learning rate of policies")
     critic_lr: Rate = Field(4e-3, description="learning rate of critics")
-    target_tau: float = Field(0.02, gt=0, le=1, description="share of a target net that each gradient step replaces")
+    target_tau: float = Field(0.02, gt=0, le=1, description="fraction by which each gradient step moves a target net")
     critic_hidden: tuple[Width, ...] | None = Field(
         None, min_length=1, max_length=16, description="units of each hidden layer of critics; null: those of policies"
     )
     noise: Rate = Field(
         Schedule(start=0.5, end=0.1, env_steps=100_000),
-        description="continuous actions: deviation of the Gaussian noise that explores, the box being [−1, 1]",
+        description="continuous actions: standard deviation of exploration noise, in units where the box is [−1, 1]",
     )
-    temperature: float = Field(
-        1.0, gt=0, description="discrete actions: of the Gumbel-softmax that gradients pass through"
-    )
+    temperature: float = Field(1.0, gt=0, description="discrete actions: temperature of the Gumbel-softmax")
     straight_through: bool = Field(
-        True, description="discrete actions: critics see one action, not the relaxed mixture, where policies learn"
+        True, description="discrete actions: in the policies' loss, critics get the sampled action, not the relaxed one"
     )
     regularisation: float = Field(1e-3, ge=0, description="weight of the policies' mean squared outputs in their loss")
     policy_every: int = Field(1, ge=1, le=10**6, description="gradient steps of critics per gradient step of policies")
-    twin: bool = Field(False, description="TD3: two critics, of which targets take the lower value, and smoothing")
+    twin: bool = Field(False, description="TD3: two critics, targets with the lower of their values, and smoothing")
     smoothing: float = Field(
-        0.2, ge=0, description="with twin, continuous actions: deviation of the noise on actions of target policies"
+        0.2,
+        ge=0,
+        description="with twin, continuous actions: standard deviation of the noise on target policies' actions",
     )
     smoothing_clip: float = Field(0.5, ge=0, description="with twin: limit of that noise")
 

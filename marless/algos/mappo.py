@@ -20,7 +20,7 @@ class MAPPOConfig(PPOConfig):
 
     name: Literal["mappo"] = Field("mappo", description="this algorithm")
     critic: Literal["central", "per_agent"] = Field(
-        "central", description="central: one critic per agent class, an output per agent; per_agent: one per policy"
+        "central", description="central: one critic per agent class with an output per agent; per_agent: one per policy"
     )
 
 

@@ -18,36 +18,36 @@ OFTEN = 64
 
 
 class ReplaySpec(Strict):
-    """What is remembered of past rounds, and how it is drawn from. Kept per agent, so that groups may change."""
+    """The replay of past rounds, and draws from it. Samples are kept per agent, so that groups may change."""
 
     capacity: int = Field(
         100_000,
         ge=1,
         le=10**9,
-        description="frames kept: env steps, and each episode's last view; the oldest rounds go first",
+        description="frames kept: env steps, and one more per episode; the oldest rounds are dropped first",
     )
     unit: Literal["transitions", "episodes"] = Field(
-        "transitions", description="what is drawn: single env steps, or whole episodes, which memory nets need"
+        "transitions", description="unit of draws: single env steps, or whole episodes, which nets with memory need"
     )
     draw: Literal["uniform", "prioritised"] = Field(
-        "uniform", description="prioritised: surprising samples more often (Schaul et al. 2016)"
+        "uniform", description="prioritised: samples with a large TD error more often (Schaul et al. 2016)"
     )
-    alpha: float = Field(0.6, ge=0, le=1, description="of prioritised draws: 0 draws uniformly")
-    beta: Rate = Field(0.4, description="of prioritised draws: how far importance weights correct the bias")
+    alpha: float = Field(0.6, ge=0, le=1, description="exponent of priorities in prioritised draws; 0: uniform")
+    beta: Rate = Field(0.4, description="prioritised draws: how far importance weights correct the bias")
 
 
 class OffPolicyConfig(AlgorithmConfig):
     """Settings common to the Q-learning and the deterministic policy gradient families."""
 
     lr: Rate = Field(5e-4, description="learning rate of policies")
-    optimizer: Literal["adam", "rmsprop"] = Field("adam", description="what takes gradient steps")
+    optimizer: Literal["adam", "rmsprop"] = Field("adam", description="optimizer of all nets")
     optimizer_eps: float = Field(1e-5, gt=0, description="ε in the optimizer's denominator")
     gamma: float = Field(0.95, ge=0, le=1, description="discount per env step")
     batch: int | None = Field(
         None,
         ge=1,
         le=10**6,
-        description=f"drawn for each gradient step; null: {ENV_STEPS} env steps, or {EPISODES} episodes",
+        description=f"env steps or episodes per gradient step; null: {ENV_STEPS} env steps, or {EPISODES} episodes",
     )
     updates: int | None = Field(
         None,
@@ -55,12 +55,12 @@ class OffPolicyConfig(AlgorithmConfig):
         le=10**6,
         description=f"gradient steps per round; null: one for each {UPDATE_ENV_STEPS} of its env steps",
     )
-    warmup: int = Field(1000, ge=0, le=10**9, description="env steps remembered before the first gradient step")
-    n_step: int = Field(1, ge=1, le=1000, description="rewards summed before a target net is asked")
+    warmup: int = Field(1000, ge=0, le=10**9, description="env steps in the replay before the first gradient step")
+    n_step: int = Field(1, ge=1, le=1000, description="rewards summed before the target net's value is added")
     target_every: int | None = Field(None, ge=1, le=10**9, description="gradient steps between copies to target nets")
-    target_tau: float = Field(0.01, gt=0, le=1, description="share of a target net that each gradient step replaces")
+    target_tau: float = Field(0.01, gt=0, le=1, description="fraction by which each gradient step moves a target net")
     max_grad_norm: float = Field(10.0, gt=0, description="limit of each net's gradient norm")
-    reward_normalisation: bool = Field(True, description="rewards of mean 0 and deviation 1 over what was remembered")
+    reward_normalisation: bool = Field(True, description="rewards scaled to mean 0, standard deviation 1")
     replay: ReplaySpec = ReplaySpec()  # type: ignore[call-arg]  # pydantic's plugin-free view of Field defaults
 
     @property

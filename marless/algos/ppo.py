@@ -24,14 +24,16 @@ class PPOConfig(AlgorithmConfig):
     entropy: Rate = Field(0.01, description="weight of the entropy bonus")
     max_grad_norm: float = Field(0.5, gt=0, description="limit of each net's gradient norm, per policy")
     value_clip: float | None = Field(
-        None, gt=0, description="values may move this far from the old ones per round (normalised units); null: freely"
+        None, gt=0, description="limit of the change of values per round (normalised units); null: none"
     )
     huber: float | None = Field(
-        None, gt=0, description="value errors count linearly beyond this (normalised units); null: squared"
+        None, gt=0, description="value errors above this are penalised linearly (normalised units); null: squared"
     )
-    advantage_normalisation: bool = Field(True, description="advantages of mean 0, deviation 1 per policy and round")
+    advantage_normalisation: bool = Field(
+        True, description="advantages scaled to mean 0, standard deviation 1, per policy and round"
+    )
     value_normalisation: bool = Field(
-        True, description="critics learn returns scaled by their running mean and deviation"
+        True, description="critics are trained on returns scaled by running mean and standard deviation"
     )
     adam_eps: float = Field(1e-5, gt=0, description="Adam's ε")
 

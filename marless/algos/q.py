@@ -31,18 +31,18 @@ class QConfig(OffPolicyConfig):
 
     family: ClassVar[str] = "q"
     lr: Rate = Field(1e-3, description="learning rate of policies")
-    target_tau: float = Field(0.02, gt=0, le=1, description="share of a target net that each gradient step replaces")
-    double: bool = Field(True, description="the net in training chooses the next action, its target net values it")
+    target_tau: float = Field(0.02, gt=0, le=1, description="fraction by which each gradient step moves a target net")
+    double: bool = Field(True, description="the trained net chooses the next action, its target net evaluates it")
     dueling: bool = Field(False, description="nets output a value of the state and an advantage of each action")
     td_lambda: float | None = Field(
         None, ge=0, le=1, description="λ-returns over whole episodes; null: targets of n_step steps"
     )
-    huber: float | None = Field(None, gt=0, description="TD errors count linearly beyond this; null: squared")
+    huber: float | None = Field(None, gt=0, description="TD errors above this are penalised linearly; null: squared")
     epsilon: Rate = Field(
         Schedule(start=1.0, end=0.05, env_steps=50_000), description="probability that an agent acts at random"
     )
-    last_action: bool = Field(False, description="agents also see what they did last")
-    agent_id: bool = Field(False, description="agents also see which of their class they are")
+    last_action: bool = Field(False, description="the last action is an additional input")
+    agent_id: bool = Field(False, description="the agent's id within its class is an additional input")
 
     @model_validator(mode="after")
     def _targets_are_of_one_kind(self) -> QConfig:

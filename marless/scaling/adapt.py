@@ -35,9 +35,9 @@ class AdaptConfig(BoundedConfig):
     name: Literal["adapt"] = "adapt"
     goal: float = Field(description="J: mean training return per agent at which a round gets all actors")
     baseline: float | None = Field(
-        None, description="return at which it gets the fewest; null: 0 for a goal above 0, else the first round's"
+        None, description="J_0: return at which a round gets I_min; null: 0 for a goal above 0, else the first round's"
     )
-    window: int = Field(5, ge=1, le=512, description="newest returns that are averaged")
+    window: int = Field(5, ge=1, le=512, description="number of newest returns that are averaged")
 
 
 @dataclass(frozen=True)

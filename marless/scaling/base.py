@@ -27,7 +27,7 @@ class ScalingConfig(Strict):
     name: str
     within_budget: bool = Field(
         False,
-        description="spend at most what is left of stop.cost_usd: no more actors than the remaining rounds can pay",
+        description="limit the number of actors to what the rest of stop.cost_usd can pay in all remaining rounds",
     )
 
     @classmethod
@@ -40,17 +40,17 @@ class ScalingConfig(Strict):
         return section
 
     def least(self, context: ScalingContext) -> int:
-        """The fewest actors it may decide on: a job whose updates cannot do with their samples is refused."""
+        """The smallest number of actors it may decide on; a job whose updates need more samples is refused."""
         return 1
 
     def advice(self, context: ScalingContext) -> str:
-        """What works but may not be meant, in one sentence; "" if there is nothing to say."""
+        """A warning in one sentence about settings that work but are probably a mistake; "" if there is none."""
         return ""
 
 
 @dataclass(frozen=True)
 class ScalingContext:
-    """What a policy may know of the job before it starts."""
+    """The properties of a job that a policy is made from."""
 
     max_actors: int
     """`actors.count`: I_max."""
@@ -80,7 +80,7 @@ class ScalingDecision:
 
 
 class ActorScaling(Protocol):
-    """Deterministic given its inputs, and without memory of its own: a resumed job decides as an undisturbed one.
+    """Deterministic and stateless, so that a resumed job makes the same decisions as an undisturbed one.
 
     What must be remembered travels in `ScalingDecision.inputs`, which the next round finds in its history.
     """

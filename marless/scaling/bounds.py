@@ -17,7 +17,9 @@ TOLERANCE = 1e-9
 class BoundedConfig(ScalingConfig):
     """Base of policies that move between I_min and I_max; I_max is `actors.count`."""
 
-    min_actors: int | None = Field(None, ge=1, description="I_min, the fewest actors; null: the policy's own default")
+    min_actors: int | None = Field(
+        None, ge=1, description="I_min, the smallest number of actors; null: the policy's own default"
+    )
 
     def least(self, context: ScalingContext) -> int:
         """See `ScalingConfig`."""

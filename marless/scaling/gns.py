@@ -41,11 +41,12 @@ class GnsConfig(BoundedConfig):
 
     name: Literal["gns"] = "gns"
     rule: Literal["threshold", "proportional", "samples"] = Field(
-        "threshold", description="boost when noise is high for this job; grow with noise; or samples to match it"
+        "threshold",
+        description="threshold: I_max while noise is high; proportional: grow with noise; samples: match noise",
     )
-    threshold: float = Field(1.0, description="standard deviations above the mean from which a policy is boosted")
+    threshold: float = Field(1.0, description="standard deviations above the mean at which a policy asks for I_max")
     smoothing: float = Field(0.9, gt=0, le=1, description="α: weight of the newest noise scale; 1: no smoothing")
-    window: int = Field(50, ge=2, le=512, description="rounds that are looked back on")
+    window: int = Field(50, ge=2, le=512, description="number of past rounds that are used")
 
     def usual_min(self, context: ScalingContext) -> float:
         """I_max/8."""

@@ -29,13 +29,15 @@ class MarlessConfig(BoundedConfig):
     """Settings of MARLess's actor scaling; I_min is I_max/N by default, N the number of agents."""
 
     name: Literal["marless"] = "marless"
-    window: int = Field(10, ge=2, le=512, description="W: rounds that a policy's curvature is compared with")
-    beta: float = Field(0.5, ge=0, le=1, description="β: how much of the range the average must reach for the maximum")
+    window: int = Field(10, ge=2, le=512, description="W: number of rounds in a policy's window")
+    beta: float = Field(
+        0.5, ge=0, le=1, description="β: fraction of the range that the average must reach for the maximum"
+    )
     threshold: Literal["printed", "figure"] = Field(
         "printed", description="printed: β (I_max − I_min), as in the paper's text; figure: β I_max, as in its figure 6"
     )
     compare: Literal["ratio", "logarithm"] = Field(
-        "ratio", description="ratio: C itself, as printed; logarithm: log C, so that one huge C does not dwarf the rest"
+        "ratio", description="ratio: C, as printed; logarithm: log C, so that one large C does not dominate the window"
     )
     count: Literal["actors", "samples"] = Field(
         "actors",

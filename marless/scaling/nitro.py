@@ -36,8 +36,10 @@ class NitroConfig(BoundedConfig):
     """Settings of Nitro; I_min is I_max/8 by default, as in the paper's evaluation."""
 
     name: Literal["nitro"] = "nitro"
-    window: int = Field(6, ge=2, le=512, description="n: ratios that the newest one is compared with")
-    decay: float = Field(0.96, gt=0, le=1, description="d: the score is multiplied by its k-th power; 1: no decay")
+    window: int = Field(6, ge=2, le=512, description="n: number of ratios in the window")
+    decay: float = Field(
+        0.96, gt=0, le=1, description="d: the score of round k is multiplied by d to the power k; 1: no decay"
+    )
     variant: Literal["printed", "coded"] = Field(
         "printed", description="printed: the paper's formula; coded: what the authors' code computes"
     )

@@ -32,7 +32,7 @@ class SharingConfig(Strict):
     )
     samples: Literal["pooled", "drawn"] = Field(
         "pooled",
-        description="what a shared policy trains on: all samples of its members, or as many as one agent has, drawn",
+        description="samples of a shared policy: all of its members', or as many as one agent has, drawn from all",
     )
 
 
@@ -52,7 +52,7 @@ class SharingDecision:
 
 
 class Sharing(Protocol):
-    """Deterministic given its inputs, and without memory of its own: a resumed job decides as an undisturbed one.
+    """Deterministic and stateless, so that a resumed job makes the same decisions as an undisturbed one.
 
     What must be remembered travels in `SharingDecision.inputs`, which the next round finds in its history.
     """

@@ -18,8 +18,10 @@ class KdeConfig(SimilarityConfig):
     """Symmetrised Kullback-Leibler divergence, in nats, between kernel density estimates."""
 
     name: Literal["kde"] = "kde"
-    dimensions: int = Field(8, ge=1, le=32, description="most principal components")
-    variance: float = Field(0.95, gt=0, le=1, description="components that hold this share of the variance are enough")
+    dimensions: int = Field(8, ge=1, le=32, description="largest number of principal components")
+    variance: float = Field(
+        0.95, gt=0, le=1, description="fraction of the variance that the principal components explain"
+    )
 
 
 def _make(config: KdeConfig) -> Similarity:

@@ -31,23 +31,23 @@ class MarlessConfig(SharingConfig):
     """MARLess: share and split by the trend of returns, group by similarity."""
 
     name: str = "marless"
-    window: int = Field(10, ge=2, le=512, description="W: rounds whose returns make the trend")
+    window: int = Field(10, ge=2, le=512, description="W: number of rounds in the trend's window")
     threshold: float = Field(
-        0.1, description="γ: a slope below it, in scaled returns per round, changes between sharing and not sharing"
+        0.1, description="γ, in scaled returns per round: a slope below it starts sharing, or ends it"
     )
     split_threshold: float | None = Field(
-        None, description="γ while agents share; null: the same. Below 0, they share until returns fall"
+        None, description="γ while agents share; null: the same. If negative, agents share until returns fall"
     )
     range: Range = Field(
         "history",
-        description="what returns are scaled by: all rounds so far, those in the window, or then: so far then",
+        description="rounds of min and max: all so far, those in the window, or (then) all up to each round",
     )
-    aggregate: Literal["sum", "mean"] = Field("sum", description="how the agents' scaled returns become one")
+    aggregate: Literal["sum", "mean"] = Field("sum", description="how the scaled returns of agents are combined")
     schedule: Schedule = Field(
         "printed",
         description="most groups: 2^(⌊log2 N⌋ + 1), clamped to N agents; or 2^⌊log2 N⌋, as the paper's figure",
     )
-    grouping: Method = Field("kmeans", description="how distances become groups")
+    grouping: Method = Field("kmeans", description="clustering of agents by their distances")
     similarity: Annotated[SerializeAsAny[SimilarityConfig], BeforeValidator(read_similarity)] = Field(
         "kde", validate_default=True, description="how differently agents behave: kde, policy_distance, or your own"
     )
