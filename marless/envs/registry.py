@@ -13,11 +13,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from marless.envs import allowed, games, mpe
 from marless.envs.base import BatchedEnv, EnvSpaces
 from marless.errors import MarlessError, SpecError, told, unknown_name
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 Options = Mapping[str, Any]  # Any: options are YAML values
 Factory = Callable[[Options, int], BatchedEnv]
@@ -32,8 +35,9 @@ def make(name: str, options: Options, batch: int) -> BatchedEnv:
     """Build `batch` copies of an environment; raises SpecError for an unknown name or option, whatever it meets."""
     if batch < 1:
         raise SpecError(f"environment {name}: needs at least one copy, got {batch}")
+    factory = _factory(name)
     with _blaming(name):
-        return _factory(name)(options, batch)
+        return factory(options, batch)
 
 
 def spaces(name: str, options: Options) -> EnvSpaces:
@@ -116,6 +120,11 @@ def _adapted(path: str, options: Options, batch: int) -> BatchedEnv:
     return pettingzoo.adapt(place, options, batch)
 
 
+def _of_package(entry: EntryPoint, options: Options, batch: int) -> BatchedEnv:
+    factory: Factory = entry.load()
+    return factory(options, batch)
+
+
 def _factory(name: str) -> Factory:
     if name in _OURS:
         return _OURS[name]
@@ -125,6 +134,5 @@ def _factory(name: str) -> Factory:
 
     theirs = metadata.entry_points(group=ENTRY_POINTS)
     if name in theirs.names:
-        factory: Factory = theirs[name].load()
-        return factory
+        return partial(_of_package, theirs[name])
     raise SpecError(unknown_name("environment", name, [*_OURS, *theirs.names, f"{PETTINGZOO}<module>"]))
