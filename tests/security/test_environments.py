@@ -268,10 +268,11 @@ def test_a_name_from_a_job_is_never_a_package_to_install():
 
 
 def test_nor_is_one_that_an_allowed_module_needs(marker, tmp_path, monkeypatch):
-    (tmp_path / "path" / "shed.py").write_text("import left_pad\n", "utf-8")
-    monkeypatch.setenv(SETTING, "shed, no_such_zoo")
+    # a name of its own: other tests have imported their `shed`
+    (tmp_path / "path" / "lean_to.py").write_text("import left_pad\n", "utf-8")
+    monkeypatch.setenv(SETTING, "lean_to, no_such_zoo")
     for name, said in (
-        ("shed", "shed needs 'left_pad', which is not installed$"),
+        ("lean_to", "lean_to needs 'left_pad', which is not installed$"),
         ("no_such_zoo.butterfly", "there is no module 'no_such_zoo' on this machine$"),
     ):
         with pytest.raises(SpecError, match=said) as caught:
