@@ -5,16 +5,19 @@ Rounds are numbered from 0, as in the records.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any, Literal
 
 from marless.record import Decision, RoundRecord
 
+Kind = Literal["scaling", "sharing"]
 What = Literal["start", "share", "split", "regroup", "more actors", "fewer actors"]
 MOST_STRETCHES = 6
-"""Between two changes of the groups; a number of actors that turned more often is told in one sentence."""
+"""Between two changes of the groups; of more, the rounds of one kind of reason are told together."""
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?|\b(?:nan|inf)\b")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,18 +47,36 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class Stretch:
-    """Successive rounds over which the number of actors stayed, rose, or fell; or all of a chapter at once."""
+    """Rounds that were decided by one rule for one kind of reason: the same sentence, whatever numbers are in it.
 
-    first: int
-    last: int
+    Successive ones, over which the number of actors stayed, rose, or fell; or of a whole chapter, if that has too many.
+    """
+
+    rounds: tuple[int, ...]
     before: int | None
-    """Actors of the round before; None at the start."""
+    """Actors of the round before; None at the start, and of rounds that do not follow one another."""
     actors: tuple[int, ...]
     """Of every round."""
-    turns: int
-    """How many stretches it stands for."""
     decision: Decision
-    """The last that changed something."""
+    """Of round `decided`: the last that changed something, or the first if none did."""
+    decided: int
+    varies: bool
+    """The other rounds' reasons have other numbers."""
+
+    @property
+    def first(self) -> int:
+        """The first of the rounds."""
+        return self.rounds[0]
+
+    @property
+    def last(self) -> int:
+        """The last of the rounds."""
+        return self.rounds[-1]
+
+    @property
+    def successive(self) -> bool:
+        """True if there is no other round between them."""
+        return self.last - self.first == len(self.rounds) - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +86,10 @@ class Chapter:
     first: int
     last: int
     opening: Change
-    stretches: tuple[Stretch, ...]
+    groups: tuple[Stretch, ...]
+    """Why its rounds had these groups; the first of them begins with the opening."""
+    actors: tuple[Stretch, ...]
+    """Why its rounds had so many actors."""
 
 
 def changes(records: Sequence[RoundRecord]) -> tuple[Change, ...]:
@@ -73,7 +97,7 @@ def changes(records: Sequence[RoundRecord]) -> tuple[Change, ...]:
     found: list[Change] = []
     before: RoundRecord | None = None
     for record in records:
-        for kind, what in (("sharing", _regrouped(before, record)), ("scaling", _scaled(before, record))):
+        for kind, what in _changed(before, record):
             if what:
                 decision = _decision(record, kind)
                 old = _decision(before, kind).outcome if before else ""
@@ -83,7 +107,9 @@ def changes(records: Sequence[RoundRecord]) -> tuple[Change, ...]:
 
 
 def chapters(records: Sequence[RoundRecord]) -> tuple[Chapter, ...]:
-    """The same, so that a person can read it: rounds with equal groups together, and in them rises and falls."""
+    """All rounds, so that a person can read it: those with equal groups together, and in them those that were decided
+    for one kind of reason.
+    """
     openings = {change.round: change for change in changes(records) if change.decision.kind == "sharing"}
     starts = [index for index, record in enumerate(records) if record.round in openings]
     found = []
@@ -93,10 +119,16 @@ def chapters(records: Sequence[RoundRecord]) -> tuple[Chapter, ...]:
             first=part[0].round,
             last=part[-1].round,
             opening=openings[part[0].round],
-            stretches=_few(tuple(_stretches(part, records[start - 1].actors if start else None)), part),
+            groups=_few("sharing", tuple(_grouped(part)), part),
+            actors=_few("scaling", tuple(_scaled_stretches(part, records[start - 1].actors if start else None)), part),
         )
         found.append(chapter)
     return tuple(found)
+
+
+def _changed(before: RoundRecord | None, now: RoundRecord) -> Iterator[tuple[Kind, What | None]]:
+    yield "sharing", _regrouped(before, now)
+    yield "scaling", _scaled(before, now)
 
 
 def _regrouped(before: RoundRecord | None, now: RoundRecord) -> What | None:
@@ -116,7 +148,7 @@ def _scaled(before: RoundRecord | None, now: RoundRecord) -> What | None:
     return "more actors" if now.actors > before.actors else "fewer actors"
 
 
-def _decision(record: RoundRecord, kind: str) -> Decision:
+def _decision(record: RoundRecord, kind: Kind) -> Decision:
     """What was decided for a round; records of before decisions were kept say only what came of it."""
     for decision in record.decisions:
         if decision.kind == kind:
@@ -127,35 +159,54 @@ def _decision(record: RoundRecord, kind: str) -> Decision:
     return Decision(kind="sharing", rule="", outcome=groups, reason="")
 
 
-def _stretches(records: Sequence[RoundRecord], before: int | None) -> Iterator[Stretch]:
-    """Cut where the number of actors turns; rounds without a change belong to what was before them."""
+def _why(decision: Decision) -> tuple[str, str]:
+    """By which rule a round was decided, and the sentence without its numbers: the kind of its reason."""
+    return decision.rule, _NUMBER.sub("#", decision.reason)
+
+
+def _grouped(records: Sequence[RoundRecord]) -> Iterator[Stretch]:
+    """Cut where the groups, which are equal all along, were decided for another kind of reason."""
+    for _, part in groupby(records, key=lambda record: _why(_decision(record, "sharing"))):
+        yield _stretch("sharing", tuple(part), None)
+
+
+def _scaled_stretches(records: Sequence[RoundRecord], before: int | None) -> Iterator[Stretch]:
+    """Cut where the number of actors turns, or was decided for another kind of reason."""
     part: list[RoundRecord] = []
     earlier, last, direction = before, before, 0
-    decision = _decision(records[0], "scaling")
     for record in records:
         step = 0 if last is None else (record.actors > last) - (record.actors < last)
-        if step and step != direction and part:
-            yield _stretch(part, earlier, decision)
-            part, earlier = [], last
-        if step:
-            direction, decision = step, _decision(record, "scaling")
+        turned = step not in (0, direction)
+        if part and (turned or _why(_decision(record, "scaling")) != _why(_decision(part[-1], "scaling"))):
+            yield _stretch("scaling", part, earlier)
+            part, earlier, direction = [], last, 0
+        direction = step or direction
         part.append(record)
         last = record.actors
-    yield _stretch(part, earlier, decision)
+    yield _stretch("scaling", part, earlier)
 
 
-def _stretch(part: Sequence[RoundRecord], before: int | None, decision: Decision, turns: int = 1) -> Stretch:
+def _stretch(kind: Kind, part: Sequence[RoundRecord], before: int | None) -> Stretch:
+    told, last = part[0], before
+    for record in part:
+        if kind == "scaling" and last is not None and record.actors != last:
+            told = record
+        last = record.actors
     return Stretch(
-        first=part[0].round,
-        last=part[-1].round,
+        rounds=tuple(record.round for record in part),
         before=before,
         actors=tuple(record.actors for record in part),
-        turns=turns,
-        decision=decision,
+        decision=_decision(told, kind),
+        decided=told.round,
+        varies=len({_decision(record, kind).reason for record in part}) > 1,
     )
 
 
-def _few(stretches: tuple[Stretch, ...], part: Sequence[RoundRecord]) -> tuple[Stretch, ...]:
+def _few(kind: Kind, stretches: tuple[Stretch, ...], part: Sequence[RoundRecord]) -> tuple[Stretch, ...]:
+    """The same if they are few, else one for each kind of reason, with the rounds that were decided for it."""
     if len(stretches) <= MOST_STRETCHES:
         return stretches
-    return (_stretch(part, stretches[0].before, stretches[-1].decision, turns=len(stretches)),)
+    by_reason: dict[tuple[str, str], list[RoundRecord]] = {}
+    for record in part:
+        by_reason.setdefault(_why(_decision(record, kind)), []).append(record)
+    return tuple(_stretch(kind, same, None) for same in by_reason.values())

@@ -200,20 +200,20 @@ class RoundRecord:
     distances: tuple[Distances, ...] = ()
     """Per agent class, where sharing asked for them."""
     idle_s: float | None = None
-    """Seconds between the end of the round before and the start of this one, by a clock that nobody sets; None if the
-    coordinator that recorded this round did not record that one."""
+    """Seconds between the end of the round before and the start of this one, by a monotonic clock. None after an
+    interruption, and for the first round: no coordinator ran the job all the way from that round to this one."""
 
     @property
     def took_s(self) -> float:
         """Seconds from its start to its end; never negative."""
         return max(self.ended_s - self.started_s, 0.0)
 
-    def spent_s(self, before: RoundRecord | None) -> float:
-        """Seconds from the end of the round before, or from its own start if there is none, to its end."""
-        if before is None:
-            return self.took_s
-        idle_s = max(self.started_s - before.ended_s, 0.0) if self.idle_s is None else self.idle_s
-        return idle_s + self.took_s
+    @property
+    def spent_s(self) -> float:
+        """Seconds that the job ran for this round: from the end of the round before to its own end, without
+        interruptions. Their sum over all rounds is the training time that `stop.wall_s` limits.
+        """
+        return max(self.idle_s or 0.0, 0.0) + self.took_s
 
     def to_json(self) -> str:
         """One line of `rounds.jsonl`."""
@@ -317,9 +317,11 @@ class Summary:
     greedy: Returns | None
     random: Returns | None
     wall_s: float
-    """Since the job was accepted."""
+    """Training time in seconds, as `stop.wall_s` counts it: see `RoundRecord.spent_s`."""
+    elapsed_s: float
+    """Seconds since the job was accepted: start-up, interruptions and the time that it waited for its turn included."""
     env_steps_per_s: float
-    """Over the rounds, without start-up."""
+    """Over the training time."""
     run_dir: str
     cost_usd: float | None = None
     """What its rounds cost, by `accounting`; None if that is not known."""

@@ -26,6 +26,7 @@ _HEAD = re.compile(rb'\{"job": ?"(?:[^"\\]|\\.)*", ?"round": ?(\d{1,15})[,}]')
 _EVALUATED = re.compile(rb'"evaluation": ?\{')
 _SECONDS = rb"(\d{1,12}(?:\.\d{1,20})?)"
 _TIMES = re.compile(rb'"started_s": ?' + _SECONDS + rb', ?"ended_s": ?' + _SECONDS + rb', ?"phases"')
+_IDLE = re.compile(rb'"idle_s": ?(?:null|' + _SECONDS + rb")}$")
 
 
 def read(path: Path, first: int = 0) -> Iterator[RoundRecord]:
@@ -66,11 +67,12 @@ def may_be_evaluated(line: bytes) -> bool:
     return _EVALUATED.search(line) is not None
 
 
-def took_s(path: Path, line: bytes) -> float:
-    """Seconds that the round of a line took, as `RoundRecord.took_s`, without parsing all of it."""
-    if found := _TIMES.search(line):
-        return max(float(found[2]) - float(found[1]), 0.0)
-    return parse(path, line).took_s
+def spent_s(path: Path, line: bytes) -> float:
+    """Seconds that the job ran for the round of a line, as `RoundRecord.spent_s`, without parsing all of it."""
+    times, idle = _TIMES.search(line), _IDLE.search(line)
+    if times and idle:
+        return float(idle[1] or 0.0) + max(float(times[2]) - float(times[1]), 0.0)
+    return parse(path, line).spent_s
 
 
 class RoundReader:
@@ -115,7 +117,7 @@ class RoundReader:
                 return line[:-1].decode()
         except UnicodeDecodeError:
             pass
-        raise CorruptError(f"{self._path}, line {round_ + 1}: this is no record of round {round_}")
+        raise CorruptError(f"{self._path}, line {round_ + 1}: this is no record of round {round_ + 1}")
 
 
 def lines_backwards(path: Path) -> Iterator[bytes]:

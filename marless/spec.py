@@ -168,7 +168,12 @@ class StopSpec(Strict):
     greedy_return: float | None = Field(
         None, alias="return", description="mean greedy evaluation return per agent reached"
     )
-    wall_s: float | None = Field(None, gt=0, le=MOST_ROUNDS, description="seconds since the first round started")
+    wall_s: float | None = Field(
+        None,
+        gt=0,
+        le=MOST_ROUNDS,
+        description="seconds of training: rounds and the time between them; interruptions do not count",
+    )
     cost_usd: float | None = Field(
         None, gt=0, le=MOST_ROUNDS, description="US dollars by `bill.accounting`; no round starts beyond"
     )
@@ -355,6 +360,15 @@ def of_document(document: object, overrides: Sequence[str], source: str) -> JobS
 def load_resolved(path: Path) -> JobSpec:
     """Read the spec.yaml of a run folder, maybe a stranger's: no file that it names is read. Raises SpecError."""
     return parse(documents.from_yaml(path), str(path))
+
+
+def with_stop(spec: JobSpec, rules: object, source: str) -> JobSpec:
+    """The spec with the given stop rules in place of its own of the same name; null removes one, the others stay.
+
+    Raises SpecError, each line starting with `source`, for rules that are none, and if none is left.
+    """
+    document = json.loads(spec.to_json())
+    return parse(document | {"stop": document["stop"] | rules if isinstance(rules, dict) else rules}, source)
 
 
 def with_files(document: Mapping[str, Any], source: str) -> dict[str, Any]:  # Any: YAML

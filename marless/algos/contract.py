@@ -62,7 +62,7 @@ def check_algorithm(
         with tempfile.TemporaryDirectory() as folder:
             trial = _Trial(algorithm, config, job, Path(folder))
             for number, made_up in enumerate(ROUNDS):
-                trial.train(number, made_up, f"{case}, round {number}")
+                trial.train(number, made_up, f"{case}, round {number + 1}")
             _require(trial.moved, f"{case}: no policy has moved; choose settings that learn from 48 env steps a round")
             if one_step is not None:
                 once = algorithm.config_type.model_validate({**config.model_dump(), **one_step})
@@ -77,7 +77,7 @@ def fingerprint(algorithm: Algorithm, config: AlgorithmConfig) -> str:
         with tempfile.TemporaryDirectory() as folder:
             trial = _Trial(algorithm, config, job, Path(folder))
             for number, made_up in enumerate(ROUNDS):
-                trial.train(number, made_up, f"{case}, round {number}", again=False)
+                trial.train(number, made_up, f"{case}, round {number + 1}", again=False)
             for name in sorted(trial.states):
                 digest.update(b"".join(serial.encode(trial.states[name])))
     return digest.hexdigest()

@@ -106,7 +106,7 @@ def _shown(run: Run, number: str, action: Callable[[Show], Result]) -> Result:
 
     say(f"run {number}: {run.id} for {', '.join(run.presets)}")
     with TrainingProgress(console(stderr=True), run.id, run.spec.stop, "starting four services …") as shown:
-        return action(Show(record=shown.show, trouble=shown.note, doing=shown.doing))
+        return action(Show(record=shown.show, past=shown.look_back, trouble=shown.note, doing=shown.doing))
 
 
 def _follow(client: Client, job: str, show: Show) -> None:

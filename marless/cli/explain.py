@@ -90,18 +90,35 @@ def _show_chapters(found: Recorded) -> None:
     for name in ("change", "to", "rule", "because"):
         table.add_column(name)
     for chapter in chapters(found.records):
-        opening = chapter.opening
+        opening, groups = chapter.opening, chapter.groups
         decision = opening.decision
-        groups = _groups(decision.outcome)
-        table.add_row(
-            _rounds(chapter.first, chapter.last), opening.what, groups, decision.rule, decision.reason, style="bold"
-        )
-        for stretch in chapter.stretches:
-            rounds, decision = f"  {_rounds(stretch.first, stretch.last)}", stretch.decision
-            reason = f"last: {decision.reason}" if stretch.turns > 1 else decision.reason
-            table.add_row(rounds, _direction(stretch), _actors(stretch), decision.rule, reason)
+        single = len(groups) == 1 and not groups[0].varies
+        reason = decision.reason if single else _of(opening.round, decision)
+        rounds = _rounds(chapter.first, chapter.last)
+        table.add_row(rounds, opening.what, _groups(decision.outcome), decision.rule, reason, style="bold")
+        for stretch in groups[1:]:
+            table.add_row(_numbers(stretch), "same groups", "", stretch.decision.rule, _reason(stretch))
+        for stretch in chapter.actors:
+            table.add_row(
+                _numbers(stretch), _direction(stretch), _actors(stretch), stretch.decision.rule, _reason(stretch)
+            )
     if found.records:
         console().print(table)
+
+
+def _numbers(stretch: Stretch) -> str:
+    """ "  5–7", or of rounds that do not follow one another "  4 of 5–20"."""
+    count = "" if stretch.successive else f"{len(stretch.rounds)} of "
+    return f"  {count}{_rounds(stretch.first, stretch.last)}"
+
+
+def _reason(stretch: Stretch) -> str:
+    """The reason of all its rounds, or of the one that it names."""
+    return _of(stretch.decided, stretch.decision) if stretch.varies else stretch.decision.reason
+
+
+def _of(round_: int, decision: Decision) -> str:
+    return f"round {round_ + 1}: {decision.reason}"
 
 
 def _rounds(first: int, last: int) -> str:
@@ -110,22 +127,25 @@ def _rounds(first: int, last: int) -> str:
 
 def _groups(outcome: str) -> str:
     """ "4 groups: a+b c+d e f"."""
-    count = len(outcome.split())
-    return f"{count} group{'s' if count > 1 else ''}: {outcome}"
+    return f"{_count(len(outcome.split()), 'group')}: {outcome}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _direction(stretch: Stretch) -> str:
-    if stretch.turns > 1:
-        return f"{stretch.turns} stretches"
     first, last = _path(stretch)[0], stretch.actors[-1]
-    return "" if first == last else "more actors" if last > first else "fewer actors"
+    if first == last or not stretch.successive:
+        return ""
+    return "more actors" if last > first else "fewer actors"
 
 
 def _actors(stretch: Stretch) -> str:
     path = _path(stretch)
-    if stretch.turns > 1 or len(path) > _LONGEST_PATH:
+    if not stretch.successive or len(path) > _LONGEST_PATH:
         mean = sum(stretch.actors) / len(stretch.actors)
-        return f"{path[0]} → {path[-1]} actors, {min(stretch.actors)} to {max(stretch.actors)}, mean {mean:.1f}"
+        return f"{min(stretch.actors)} to {max(stretch.actors)} actors, mean {mean:.1f}"
     return f"{' → '.join(map(str, path))} actors"
 
 
@@ -143,7 +163,8 @@ def _show_round(found: Recorded, number: int, output: Output) -> None:
     if output is not Output.table:
         show_object(_fields(record), found.job, output)
         return
-    data(f"round {number} of job {found.job}: {record.actors} actors, {len(record.groups)} groups")
+    actors, groups = _count(record.actors, "actor"), _count(len(record.groups), "group")
+    data(f"round {number} of {len(by_round)} of job {found.job}: {actors}, {groups}")
     for decision in record.decisions:
         data(f"\n{decision.kind} by {decision.rule}: {decision.outcome}{_was(decision, before)}\n  {decision.reason}")
         if decision.inputs:

@@ -148,7 +148,8 @@ def resume(
     to: Connection,
     job: JobArgument,
     override: Annotated[
-        list[str], typer.Option("--set", metavar="stop.A=B", help="New stop rules, in place of the old ones.")
+        list[str],
+        typer.Option("--set", metavar="stop.A=B", help="Change a stop rule; stop.A=null removes it, the others stay."),
     ] = [],  # noqa: B006  # typer's way
     follow: FollowOption = False,
     output: OutputOption = Output.table,
@@ -156,9 +157,11 @@ def resume(
     """Continue a job that has ended, after its last recorded round."""
     with to.client() as client:
         resumed = client.resume(job, stop=stop_rules(override))
+        rules = _stop_rules_of(client, job)
         if follow:
             follow_job(client, resumed, output, past_rounds=0)
-        say(f"resumed after round {resumed.rounds}; `marless watch {job}` shows it")
+        until = f", until {_either(rules)}" if rules else ""
+        say(f"resumed after round {resumed.rounds:,}{until}; `marless watch {job}` shows it")
         show_job(resumed, output)
 
 
@@ -318,10 +321,12 @@ def _matches(job: str, pattern: str) -> bool:
 
 def follow_job(client: Client, found: Job, output: Output, *, past_rounds: int = RECENT_ROUNDS) -> NoReturn:
     """Show one job's progress to its end, and end the command as it ended."""
-    job = found.job
+    job, first = found.job, max(found.rounds - past_rounds, 0)
     with detachable(job), _progress(client, job) as shown:
-        for event in client.watch(job, cursor=max(found.rounds - past_rounds, 0)):
-            if event.record:
+        for event in client.watch(job, cursor=max(first - 1, 0)):  # one more: a rate is between two rounds
+            if event.record and event.cursor <= first:
+                shown.look_back(event.record)
+            elif event.record:
                 shown.show(event.record)
                 if output is Output.jsonl:
                     data(event.record.to_json())
@@ -347,6 +352,13 @@ def _stop_rules_of(client: Client, job: str) -> StopSpec | None:
     with suppress(SpecError, NotFoundError, ValueError):
         return specs.parse(documents.yaml_of(client.read(job, "spec.yaml").decode(), "spec"), "spec").stop
     return None
+
+
+def _either(rules: StopSpec) -> str:
+    """The stop rules in force, for people: "stop.rounds=70 or stop.cost_usd=0.5"."""
+    return " or ".join(
+        f"stop.{name}={value}" for name, value in rules.model_dump(by_alias=True, exclude_none=True).items()
+    )
 
 
 def _end(client: Client, job: Job) -> NoReturn:

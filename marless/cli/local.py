@@ -91,7 +91,8 @@ def _stop_of(file: Path, rules: dict[str, Any] | None) -> StopSpec | None:  # An
     from marless import spec as specs
 
     with suppress(SpecError, ValueError):
-        return specs.StopSpec.model_validate(rules) if rules else specs.load_resolved(file).stop
+        spec = specs.load_resolved(file)
+        return (specs.with_stop(spec, rules, "resume") if rules else spec).stop
     return None
 
 
@@ -104,7 +105,7 @@ def _attended(job: str, runs: Path, stop: StopSpec | None, action: Callable[[Sho
 
     try:
         with TrainingProgress(console(stderr=True), job, stop, "starting four services", first_s=SOON_S) as shown:
-            return action(Show(record=shown.show, trouble=shown.note, doing=shown.doing))
+            return action(Show(record=shown.show, past=shown.look_back, trouble=shown.note, doing=shown.doing))
     except asyncio.CancelledError:  # the second Ctrl-C
         say(f"interrupted; all services were stopped{_how_to_go_on(job, runs)}")
         raise typer.Exit(exits.ExitCode.INTERRUPTED) from None

@@ -103,7 +103,7 @@ def _draw_course(axes: Axes, run: Recorded, number: int, over: Over) -> None:
     style = {"color": _COLOURS[number % len(_COLOURS)], "linestyle": _DASHES[number // len(_COLOURS) % len(_DASHES)]}
     exploring, greedy, seconds = [], [], 0.0
     for record in run.records:
-        seconds += record.took_s
+        seconds += record.spent_s
         place = {"env-steps": record.env_steps, "rounds": record.round + 1, "seconds": seconds}[over]
         exploring += [(place, record.returns.mean)] if record.returns else []
         greedy += [(place, record.evaluation.mean)] if record.evaluation else []

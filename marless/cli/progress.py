@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,19 @@ _WIDE = 110
 """Columns of a terminal from which on there is room for everything."""
 _WIDE_BAR, _NARROW_BAR, _LONGEST_TITLE = 24, 10, 24
 _PERCENT = 4
+_ROWS = {
+    "job": "job",
+    "state": "state",
+    "reason": "reason",
+    "rounds": "rounds",
+    "env_steps": "env steps",
+    "env_steps_per_s": "env steps per s of training",
+    "return": "greedy return per agent",
+    "random_return": "random policy",
+    "wall_s": "training time, s",
+    "elapsed_s": "since submission, s",
+}
+"""Of the summary, with what people read beside them."""
 
 
 class _Lines:
@@ -118,15 +131,17 @@ class TrainingProgress:
             self._now = status = reason
         self._bar.update(self._task, status=harmless(status))
 
-    def show(self, record: RoundRecord) -> None:
-        """Take a finished round in."""
-        self._trained_s += record.spent_s(self._recent[-1] if self._recent else None)
+    def look_back(self, record: RoundRecord) -> None:
+        """Take in a round of before this was begun to be shown: rates and the last evaluation come from it."""
+        self._trained_s += record.spent_s
         self._recent.append(record)
-        if record.evaluation:
-            self._greedy = record.evaluation
-        done = fraction_done(self._stop, record, self._trained_s)
-        self._course.append((done, self._trained_s))
-        self._bar.update(self._task, completed=done, status=self._status(record))
+        self._greedy = record.evaluation or self._greedy
+        self._course.append((fraction_done(self._stop, record, self._trained_s), self._trained_s))
+
+    def show(self, record: RoundRecord) -> None:
+        """Take in a round that has just been recorded."""
+        self.look_back(record)
+        self._bar.update(self._task, completed=self._course[-1][0], status=self._status(record))
         self._now = self._whole(record)
         if record.evaluation and not self._console.is_terminal:
             self._lines.printed()
@@ -147,7 +162,7 @@ class TrainingProgress:
         if greedy and greedy.win_rate is not None:
             parts.append(f"won {percent(greedy.win_rate)}")
         status = ""
-        for part in [*parts, f"round {record.round + 1:,}", f"{record.env_steps:,} env steps"]:
+        for part in [*parts, self._round(record), f"{record.env_steps:,} env steps"]:
             longer = f"{status} · {part}" if status else part
             if len(longer) > room:
                 break
@@ -161,18 +176,18 @@ class TrainingProgress:
         """How long it will take at the present pace, if that can be known."""
         (done, trained_s), (first, first_s) = self._course[-1], self._course[0]
         if len(self._course) == 1:
+            if self._recent[-1].round:
+                return []  # what went before is not known
             first = first_s = 0.0
         if done <= first or trained_s <= first_s:
             return []
         return [f"{duration((1 - done) * (trained_s - first_s) / (done - first))} left"]
 
     def _line(self, record: RoundRecord) -> str:
-        first = self._recent[0]
-        steps = record.env_steps - first.env_steps
-        spent_s = sum(after.spent_s(before) for before, after in pairwise(self._recent))
-        rate = steps / spent_s if steps and spent_s else 0.0
         learners = sum(invocation.function == "learner" for invocation in record.invocations)
-        parts = [f"round {record.round + 1}", f"{record.env_steps:,} env steps", f"{rate:,.0f}/s"]
+        parts = [self._round(record), f"{record.env_steps:,} env steps"]
+        if rate := self._rate():
+            parts.append(f"{rate:,.0f}/s")
         if self._greedy is not None:
             parts.append(f"greedy return {self._greedy.mean:.2f}")
             if self._greedy.win_rate is not None:
@@ -180,6 +195,20 @@ class TrainingProgress:
         if record.returns:
             parts.append(f"exploring {record.returns.mean:.2f}")
         return " · ".join([*parts, f"{record.actors} actors, {learners} learners"])
+
+    def _round(self, record: RoundRecord) -> str:
+        of = f" of {self._stop.rounds:,}" if self._stop and self._stop.rounds else ""
+        return f"round {record.round + 1:,}{of}"
+
+    def _rate(self) -> float:
+        """Env steps a second of training, over the recent rounds; 0 where one round alone does not say it."""
+        first, last = self._recent[0], self._recent[-1]
+        if first is last:
+            steps, spent_s = (last.env_steps if last.round == 0 else 0), last.spent_s
+        else:
+            steps = last.env_steps - first.env_steps
+            spent_s = sum(record.spent_s for record in islice(self._recent, 1, None))
+        return max(steps / spent_s, 0.0) if spent_s > 0 else 0.0
 
 
 def _columns(*, wide: bool) -> list[ProgressColumn]:
@@ -218,22 +247,9 @@ def summary_table(summary: dict[str, object]) -> Table:
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")
     table.add_column()
-    for name in (
-        "job",
-        "state",
-        "reason",
-        "rounds",
-        "env_steps",
-        "env_steps_per_s",
-        "return",
-        "random_return",
-        "wall_s",
-    ):
+    for name, label in _ROWS.items():
         value = summary.get(name)
         text = "" if value is None else f"{value:,.2f}" if isinstance(value, float) else str(value)
-        label = {"return": "greedy return per agent", "random_return": "random policy"}.get(
-            name, name.replace("_", " ")
-        )
         table.add_row(label, text + _precision(summary, name))
     for name, label in (("win_rate", "greedy episodes won"), ("random_win_rate", "random policy won")):
         if (rate := summary.get(name)) is not None:

@@ -142,7 +142,7 @@ def _cost(recorded: Recorded, table: Prices) -> _Cost:
     return _Cost(
         job=recorded.job,
         rounds=len(recorded.records),
-        wall_s=sum(record.took_s for record in recorded.records),
+        wall_s=sum(record.spent_s for record in recorded.records),
         paper_usd=ledger.total_usd("paper"),
     )
 

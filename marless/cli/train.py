@@ -37,11 +37,13 @@ class Show:
     """What is told while a job trains."""
 
     record: Callable[[RoundRecord], None]
-    """Of every round."""
+    """Of every round that is recorded from now on."""
     trouble: Callable[[str], None]
     """A sentence about a service that died."""
     doing: Callable[[str], None] = _unheard
     """What the job says it does, whenever that changes."""
+    past: Callable[[RoundRecord], None] = lambda _: None
+    """Of the last round of before: a rate is between two rounds."""
 
 
 @dataclass(frozen=True)
@@ -158,10 +160,10 @@ class _Attended:
         first = await self._unless_interrupted(_given(begin(client)))
         cancelling = asyncio.create_task(self._cancel_when_interrupted(client))
         try:
-            async with aclosing(client.watch(self.folder.name, cursor=first)) as events:
+            async with aclosing(client.watch(self.folder.name, cursor=max(first - 1, 0))) as events:
                 async for event in events:
                     if event.record:
-                        self.show.record(event.record)
+                        (self.show.record if event.cursor > first else self.show.past)(event.record)
                     elif event.job and event.job.state.ended:
                         return event.job
                     elif event.job:

@@ -182,7 +182,9 @@ class AsyncClient:
         stop: Mapping[str, Any] | None = None,  # Any: JSON
         request_id: str | None = None,
     ) -> Job:
-        """Continue a job that has ended after its last recorded round, with new `stop` rules in place of the old.
+        """Continue a job that has ended after its last recorded round.
+
+        Each of the `stop` rules replaces the job's own of that name, or removes it if it is None; all others stay.
 
         Raises JobStateError if it has not ended or has no round left to run, SpecError for stop rules that are none.
         """

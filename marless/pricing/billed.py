@@ -1,9 +1,9 @@
 """What a provider charges for a round: minimum charges, starts, requests, keeping warm, the Redis node.
 
 One meter per backend. A meter remembers the time it has charged up to, so rounds are fed to it in order. The time of a
-round reaches from the end of the round before to its own end; a gap longer than the keep-alive is an interruption, of
-which only the keep-alive counts. What the wall clock shows does not matter, as somebody may set it: rounds know how
-long they took and were waited for.
+round reaches from the end of the round before to its own end. After an interruption (`RoundRecord.idle_s` is None) it
+is the round alone: while no coordinator ran the job, none of its functions and machines existed, and nothing is
+charged. What the wall clock shows does not matter, as somebody may set it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Protocol
 from marless.pricing.charges import Charge
 from marless.pricing.money import GB_MB, Rate, milliseconds, per_gb_s, per_h
 from marless.pricing.prices import InstancePrice, Prices, check_sizes, lambda_memory_mb
-from marless.pricing.usage import STARTED, WHOLE, Use
+from marless.pricing.usage import ACTOR, STARTED, WHOLE, Use
 from marless.record import RoundRecord
 from marless.spec import FunctionSize, FunctionsSpec
 
@@ -28,6 +28,8 @@ class Span:
 
     start_ms: int
     end_ms: int
+    interrupted: bool = False
+    """The job was interrupted before it: of what ran then, only what is warm in this round was kept."""
 
     @property
     def length_ms(self) -> int:
@@ -36,32 +38,22 @@ class Span:
 
 
 class Clock:
-    """Lays the spans of rounds side by side: each as long as the round took, and as the gap before it was."""
+    """Lays the spans of rounds side by side: each as long as the round took, and as the job idled before it."""
 
     def __init__(self, keep_alive_s: float) -> None:
-        self._keep_alive_ms = milliseconds(keep_alive_s)
-        self._spent_ms = 0
-        self._ended_ms: int | None = None
-        """When the last round ended, by the wall clock."""
+        self._keep_alive_s = keep_alive_s
+        self._spent_us = 0
+        """Microseconds: to milliseconds only the whole is rounded, not every part of it."""
 
     def span(self, record: RoundRecord) -> Span:
         """The round's, after those of the rounds before it."""
-        begin = self._spent_ms
-        self._spent_ms += self._gap_ms(record) + _took_ms(record)
-        self._ended_ms = milliseconds(record.ended_s)
-        return Span(begin, self._spent_ms)
+        begin, idle_s = self._spent_ms, min(max(record.idle_s or 0.0, 0.0), self._keep_alive_s)
+        self._spent_us += round(1e6 * (idle_s + record.took_s))
+        return Span(begin, self._spent_ms, interrupted=record.idle_s is None)
 
-    def _gap_ms(self, record: RoundRecord) -> int:
-        """By the record, else by the wall clock; one that was set back meanwhile knows of none."""
-        if self._ended_ms is None:
-            return 0
-        if record.idle_s is not None:
-            return min(milliseconds(record.idle_s), self._keep_alive_ms)
-        return min(max(milliseconds(record.started_s) - self._ended_ms, 0), self._keep_alive_ms)
-
-
-def _took_ms(record: RoundRecord) -> int:
-    return max(milliseconds(record.ended_s) - milliseconds(record.started_s), 0)
+    @property
+    def _spent_ms(self) -> int:
+        return -(-self._spent_us // 1000)
 
 
 class Meter(Protocol):
@@ -125,6 +117,10 @@ class Slots:
         self._keep_alive_ms = milliseconds(keep_alive_s)
         self._slots: list[_Slot] = []
 
+    def keep(self, count: int) -> None:
+        """Only so many have survived an interruption; those that are started in place of the rest are paid anew."""
+        self._slots = self._slots[:count]
+
     def spend(self, count: int, span: Span) -> tuple[list[int], int]:
         """Picodollars of each of the `count` slots that this round used, and of those that idled through it."""
         while len(self._slots) < count:
@@ -155,10 +151,13 @@ class FargateMeter:
 
     def charges(self, record: RoundRecord, uses: Sequence[Use], span: Span) -> Iterator[Charge]:
         """See `Meter`."""
+        learners = learners_at_once(uses)
+        if span.interrupted:
+            self._actors.keep(_kept_actors(record))
+            self._learners.keep(sum(not use.cold for use in learners))
         used, idle = self._actors.spend(actors_at_once(record, uses), span)
         yield Charge("actor", "", "work", sum(used))
         yield Charge("actor", "", "ready", idle)
-        learners = learners_at_once(uses)
         used, idle = self._learners.spend(len(learners), span)
         for use, picos in zip(learners, used, strict=True):
             yield Charge(use.function, use.group, "work", picos)
@@ -176,6 +175,8 @@ class Ec2Meter:
     def charges(self, record: RoundRecord, uses: Sequence[Use], span: Span) -> Iterator[Charge]:
         """See `Meter`."""
         count = machines(need_of(record, uses, self._functions), self._machine)
+        if span.interrupted and not _kept_actors(record) and all(use.cold for use in learners_at_once(uses)):
+            self._machines.keep(0)
         used, idle = self._machines.spend(count, span)
         yield Charge("machine", "", "machine", sum(used))
         yield Charge("machine", "", "ready", idle)
@@ -228,6 +229,13 @@ def learners_at_once(uses: Sequence[Use]) -> list[Use]:
     Critics, mixers and policies that wait for one another do so in each gradient step, so no container is free sooner.
     """
     return [use for use in uses if use.function in STARTED]
+
+
+def _kept_actors(record: RoundRecord) -> int:
+    """Actors of a round but those on workers that the round has started."""
+    acting = [each for each in record.invocations if each.function == ACTOR]
+    started = {each.worker for each in acting if each.cold}
+    return max(record.actors - sum(each.worker in started for each in acting), 0)
 
 
 def machines(need: Need, machine: InstancePrice) -> int:

@@ -157,6 +157,7 @@ def _round(
         metrics={},
         invocations=(*acting, *learning, *evaluating),
         decisions=(),
+        idle_s=0.0 if number else None,
     )
 
 

@@ -19,7 +19,8 @@ from marless.spec import FunctionSize, FunctionsSpec
 
 HOST = "learner"
 """A whole execution of a learner worker, in which other functions ran."""
-WHOLE = ("actor", "evaluation")
+ACTOR = "actor"
+WHOLE = (ACTOR, "evaluation")
 """Functions that have a worker to themselves."""
 STARTED = ("critic", "mixer", "policy")
 """Functions inside a learner that train: as functions of their own, each would have a container to itself."""

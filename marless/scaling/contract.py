@@ -36,7 +36,7 @@ def check_scaling(kind: ScalingKind, config: ScalingConfig, *, max_actors: int =
     written: list[RoundRecord] = []
     chance = random.Random(20)
     for number in range(rounds):
-        where, shown = f"round {number}", tuple(history)
+        where, shown = f"round {number + 1}", tuple(history)
         groups = TOGETHER if number // 10 % 2 else APART
         decision = policy.decide(history, groups)
         _require(tuple(history) == shown, f"{where}: changed the history that it was given")

@@ -94,7 +94,7 @@ class MarlessSharing:
         newest = history[-1]
         groups = tuple(Group(group.policy, group.agents) for group in newest.groups)
         if newest.returns is None:
-            return self._stay(memory, groups, f"no episode ended in round {newest.round}")
+            return self._stay(memory, groups, f"no episode ended in round {newest.round + 1}")
         slope = self.detector.slope(memory.seen)
         if slope is None:
             known = f"{len(memory.seen.window)} of {self.config.window} rounds of the trend are known"

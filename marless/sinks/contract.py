@@ -60,7 +60,7 @@ def _serve(sink: Sink, job: SinkJob, records: list[RoundRecord], state: str) -> 
         numbers = scalars(record, before, _RANDOM)
         given = dict(numbers)
         sink.write(record, numbers)
-        _require(numbers == given, f"round {record.round}: changed the scalars that it was given")
+        _require(numbers == given, f"round {record.round + 1}: changed the scalars that it was given")
         before = record
     sink.close(state)
 

@@ -4,7 +4,7 @@ returns/{exploring,greedy,random}         undiscounted episode return, per agent
 wins/{exploring,greedy,random}            share of episodes that were won, where the environment knows wins
 agents/<agent>/{exploring,greedy,random}  the same of one agent
 policies/<policy>/<metric>                losses, KL, entropy, gradient norms of a policy or joint critic
-round/{number,actors,learners,episodes}   what the round consisted of
+round/{number,actors,learners,episodes}   its number, from 1 on, and what it consisted of
 speed/env_steps_per_s                     env steps sampled in the round ÷ its wall-clock seconds
 seconds/{round,rollout,update,evaluation} wall-clock seconds of the round and its phases
 functions/<function>/{count,vcpu_s}       invocations of a function, and the vCPU seconds that they used
@@ -24,7 +24,7 @@ def scalars(record: RoundRecord, before: RoundRecord | None, random: Returns | N
     steps = record.env_steps - (before.env_steps if before else 0)
     round_s = record.took_s
     numbers: dict[str, float] = {
-        "round/number": record.round,
+        "round/number": record.round + 1,
         "round/actors": record.actors,
         "round/learners": len(record.groups),
         "round/episodes": record.returns.episodes if record.returns else 0,

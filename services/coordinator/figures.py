@@ -13,11 +13,17 @@ from marless.rpc.metrics import counter, gauge
 if TYPE_CHECKING:
     from services.coordinator.jobs import Jobs
 
+EXECUTED = ("actor", "evaluation", "learner")
+"""Functions that are executions of workers; every other one runs inside a learner."""
 STATES = ("PENDING", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED")
 
 
 class Tally:
-    """What the rounds came to that this coordinator recorded."""
+    """What the rounds came to that this coordinator recorded.
+
+    Invocations are executions of workers: actors, evaluations, learners. What ran inside learners (post-processing,
+    critics, mixers, policies, measurements) is counted apart, as it is a part of them.
+    """
 
     def __init__(self) -> None:
         self.rounds = 0
@@ -25,8 +31,11 @@ class Tally:
         self.invocations: Counter[str] = Counter()
         """By function; so are the seconds."""
         self.seconds: defaultdict[str, float] = defaultdict(float)
-        """From start to end; 0 for a function that ran inside another one."""
+        """From start to end."""
         self.vcpu_seconds: defaultdict[str, float] = defaultdict(float)
+        self.inner: Counter[str] = Counter()
+        """Inside learners, by function; so are the vCPU seconds."""
+        self.inner_vcpu_seconds: defaultdict[str, float] = defaultdict(float)
         self.repeated = 0
         """Invocations that needed another attempt."""
 
@@ -35,10 +44,14 @@ class Tally:
         self.rounds += 1
         self.env_steps += max(0, record.env_steps - after_env_steps)
         for each in record.invocations:
-            self.invocations[each.function] += 1
-            self.seconds[each.function] += max(each.end_s - each.start_s, 0.0)
-            self.vcpu_seconds[each.function] += each.vcpu_s
-            self.repeated += each.attempt > 1
+            if each.function in EXECUTED:
+                self.invocations[each.function] += 1
+                self.seconds[each.function] += max(each.end_s - each.start_s, 0.0)
+                self.vcpu_seconds[each.function] += each.vcpu_s
+                self.repeated += each.attempt > 1
+            else:
+                self.inner[each.function] += 1
+                self.inner_vcpu_seconds[each.function] += each.vcpu_s
 
 
 def figures(jobs: Jobs) -> list[Metric]:
@@ -49,8 +62,21 @@ def figures(jobs: Jobs) -> list[Metric]:
         gauge("jobs_in_trouble", "Jobs that wait for a service, or try a round again.", jobs.in_trouble),
         counter("rounds", "Rounds recorded.", tally.rounds),
         counter("env_steps", "Env steps sampled for training (all agents act once in one copy).", tally.env_steps),
-        counter("invocations", "Invocations of recorded rounds.", tally.invocations, by="function"),
+        *_functions(tally),
+    ]
+
+
+def _functions(tally: Tally) -> list[Metric]:
+    return [
+        counter("invocations", "Executions of workers in recorded rounds.", tally.invocations, by="function"),
         counter("invocation_seconds", "Their seconds from start to end.", tally.seconds, by="function"),
         counter("invocation_vcpu_seconds", "The vCPU seconds they used.", tally.vcpu_seconds, by="function"),
         counter("invocations_repeated", "Those that needed another attempt.", tally.repeated),
+        counter("learner_functions", "Functions that ran inside learners.", tally.inner, by="function"),
+        counter(
+            "learner_function_vcpu_seconds",
+            "The vCPU seconds they used; a part of those of the learners.",
+            tally.inner_vcpu_seconds,
+            by="function",
+        ),
     ]

@@ -31,7 +31,7 @@ from services.coordinator.index import Index
 from services.coordinator.journal import Journal
 from services.coordinator.live import LiveJob
 from services.coordinator.pools import Pools
-from services.coordinator.preparing import Preparing, with_stop
+from services.coordinator.preparing import Preparing, changed
 from services.coordinator.roster import Roster
 from services.coordinator.run_folder import RunFolder
 from services.coordinator.status import JobStatus
@@ -151,7 +151,7 @@ class Jobs:
         return await self._whole(job, self._cancel(job))
 
     async def resume(self, job: str, request_id: str, stop_json: str) -> View:
-        """Continue a job that has ended, with new stop rules if there are some.
+        """Continue a job that has ended, with the given stop rules in place of its own of the same name.
 
         Raises NotFoundError, SpecError, JobStateError, OverloadedError, UnavailableError.
         """
@@ -271,11 +271,11 @@ class Jobs:
 
     async def _restart(self, folder: RunFolder, request_id: str, stop_json: str) -> View:
         given, status = await asyncio.to_thread(folder.load)
-        spec = await asyncio.to_thread(with_stop, given, stop_json)
+        spec = await asyncio.to_thread(changed, given, stop_json)
         journal = Journal(folder, Costs(spec, folder))
         await asyncio.to_thread(journal.read)
         if status.state != "FAILED" and (reached := stopping.ending(spec.stop, journal)):
-            raise JobStateError(f"job {status.job!r} has no round left to run: {reached}; give it new stop rules")
+            raise JobStateError(f"job {status.job!r} has no round left to run: {reached}; change that stop rule")
         job = await self._preparing.prepared(spec, new=True)
         if spec != given:
             await asyncio.to_thread(folder.write_spec, spec)
@@ -381,7 +381,7 @@ class Jobs:
         progress = await asyncio.to_thread(view.progress_of, folder)
         reason = ""
         if status.attached and status.job != self._options.only:
-            where = f"after round {progress.rounds - 1}" if progress.rounds else "before its first round ended"
+            where = f"after round {progress.rounds}" if progress.rounds else "before its first round ended"
             reason = f"its coordinator was killed {where}; `marless resume {status.job}` goes on"
         try:
             spec, _ = await asyncio.to_thread(folder.load)

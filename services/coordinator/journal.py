@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from marless.record import Returns, RoundRecord
-from marless.round_file import lines_backwards, may_be_evaluated, parse, took_s
+from marless.round_file import lines_backwards, may_be_evaluated, parse, spent_s
 from services.coordinator.costs import Costs
 from services.coordinator.run_folder import RunFolder
 
@@ -67,14 +67,14 @@ class Journal:
         self._history: deque[RoundRecord] = deque(maxlen=HISTORY_ROUNDS)
         self.greedy: Returns | None = None
         """Of the newest evaluation."""
-        self.rounds_s = 0.0
-        """Seconds that the rounds took, without what lay between them."""
+        self.trained_s = 0.0
+        """Training time in seconds: see `RoundRecord.spent_s`."""
         self.costs.clear()
 
     def _look_back(self) -> None:
         path = self._folder.rounds_path
         for line in lines_backwards(path):
-            self.rounds_s += took_s(path, line)
+            self.trained_s += spent_s(path, line)
             if len(self._history) < HISTORY_ROUNDS or (self.greedy is None and may_be_evaluated(line)):
                 record = parse(path, line)
                 self.greedy = self.greedy or record.evaluation
@@ -87,4 +87,4 @@ class Journal:
         self._history.append(record)
         self.greedy = record.evaluation or self.greedy
         self.costs.put(record)
-        self.rounds_s += record.took_s
+        self.trained_s += record.spent_s

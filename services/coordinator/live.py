@@ -137,7 +137,7 @@ class LiveJob:
         if record.evaluation:
             self.log.info(
                 "round.evaluated",
-                round=record.round,
+                round=record.round + 1,
                 env_steps=record.env_steps,
                 episodes=record.evaluation.episodes,
                 greedy_return=record.evaluation.mean,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,7 +11,7 @@ from functools import partial
 from marless import documents
 from marless.errors import OverloadedError, SpecError, UnreachableError
 from marless.job import Job, prepare
-from marless.spec import JobSpec, parse
+from marless.spec import JobSpec, with_stop
 from services.coordinator import costs, sinks
 
 PREPARE_S = 60.0
@@ -86,9 +85,6 @@ def _checked(spec: JobSpec) -> Job:
     return prepare(spec)
 
 
-def with_stop(spec: JobSpec, stop_json: str) -> JobSpec:
+def changed(spec: JobSpec, stop_json: str) -> JobSpec:
     """The spec with other stop rules, if there are some; raises SpecError."""
-    if not stop_json:
-        return spec
-    stop = documents.from_json(stop_json, "stop")
-    return parse(json.loads(spec.to_json()) | {"stop": stop}, "resume")
+    return with_stop(spec, documents.from_json(stop_json, "stop"), "resume") if stop_json else spec

@@ -54,7 +54,10 @@ def finished(record: RoundRecord, evaluation: Rollout | None, *, times: RoundTim
 
 
 def changes(before: RoundRecord | None, record: RoundRecord) -> Iterator[tuple[str, dict[str, object]]]:
-    """What was decided otherwise than for the round before, as lines of the job's log: event and fields."""
+    """What was decided otherwise than for the round before, as lines of the job's log: event and fields.
+
+    In logs, which are for people, rounds count from 1.
+    """
     if before is None:
         return
     why = {decision.kind: decision for decision in record.decisions}
@@ -64,12 +67,12 @@ def changes(before: RoundRecord | None, record: RoundRecord) -> Iterator[tuple[s
     for event, groups in (("learners.shared", joined), ("learners.split", parted)):
         if groups:
             named = {group.policy: group.agents for group in groups}
-            yield event, {"round": record.round, "policies": named, "reason": _reason(why.get("sharing"))}
+            yield event, {"round": record.round + 1, "policies": named, "reason": _reason(why.get("sharing"))}
     if record.actors != before.actors:
         yield (
             "actors.scaled",
             {
-                "round": record.round,
+                "round": record.round + 1,
                 "before": before.actors,
                 "actors": record.actors,
                 "reason": _reason(why.get("scaling")),
@@ -79,7 +82,7 @@ def changes(before: RoundRecord | None, record: RoundRecord) -> Iterator[tuple[s
 
 def summary(status: JobStatus, journal: Journal, timing: Timing, path: Path, cost_usd: float | None) -> Summary:
     """What a job came to, whose run has ended with this status."""
-    last, trained_s = journal.last, timing.trained_s
+    last, trained_s = journal.last, journal.trained_s
     return Summary(
         job=status.job,
         state=status.state,
@@ -88,7 +91,8 @@ def summary(status: JobStatus, journal: Journal, timing: Timing, path: Path, cos
         env_steps=journal.env_steps,
         greedy=journal.greedy,
         random=status.random,
-        wall_s=round(timing.since(status.accepted_s), 3),
+        wall_s=round(trained_s, 3),
+        elapsed_s=round(timing.since(status.accepted_s), 3),
         env_steps_per_s=round(last.env_steps / trained_s, 1) if last and trained_s > 0 else 0.0,
         run_dir=str(path),
         cost_usd=cost_usd,

@@ -26,12 +26,13 @@ class Reserving:
         self.kept = 0
         """So many actors of the next round have room already."""
 
-    async def make_sure(self, round_: int, actors: int, epoch: int) -> None:
-        """Return when there is room for so many actors; raises what `Pools.reserve` does, CancelledJobError if the
-        job is cancelled meanwhile.
+    async def make_sure(self, round_: int, actors: int, epoch: int) -> bool:
+        """Return when there is room for so many actors: True if the job had to wait for it.
+
+        Raises what `Pools.reserve` does, and CancelledJobError if the job is cancelled meanwhile.
         """
         if actors <= self.kept:
-            return
+            return False
         asking = asyncio.create_task(self._pools.reserve(self._id, self._job, round_, actors, epoch=epoch))
         cancelled = asyncio.create_task(self._cancelled.wait())
         try:
@@ -45,6 +46,7 @@ class Reserving:
             if not asking.done():
                 raise CancelledJobError("cancelled by its user")
             await asking
+            return not done
         finally:
             asking.cancel()
             cancelled.cancel()

@@ -145,7 +145,6 @@ class JobRun:
         """Take in what the folder holds."""
         await to_the_end(self._folder.take_over)
         await asyncio.to_thread(self._journal.read)
-        self._timing.go_on_after(self._journal.rounds_s)
         self._pending = await asyncio.to_thread(self._folder.read_pending, self._journal.rounds)
         if self.status.random is None or self.status.random_cut:
             self._baseline.start()
@@ -169,6 +168,7 @@ class JobRun:
                 self._settle()
             except PASSING as trouble:
                 plan = None
+                self._timing.interrupted()
                 await self._bear(trouble)
 
     async def _bear(self, trouble: MarlessError) -> None:
@@ -220,7 +220,7 @@ class JobRun:
         before = self._journal.last
         await to_the_end(self._journal.append, record)
         self._pending = None
-        self._timing.recorded(record.round)
+        self._timing.recorded(record)
         for event, facts in recording.changes(before, record):
             self._log.info(event, **facts)
         self._changed(record)
@@ -252,7 +252,7 @@ class JobRun:
             stop,
             rounds=record.round + 1,
             env_steps=record.env_steps,
-            wall_s=self._timing.training_s,
+            wall_s=self._journal.trained_s + record.spent_s,
         )
         if reached or stop.cost_usd is None:
             return reached
@@ -265,7 +265,8 @@ class JobRun:
 
     async def _roll_out(self, plan: Plan) -> Pending:
         """Run the round's actors, and note what came of them before anything is made of it."""
-        await self._room.make_sure(plan.round, plan.actors, self._recovery.epoch)
+        if await self._room.make_sure(plan.round, plan.actors, self._recovery.epoch):
+            self._timing.interrupted()
         times = self._timing.begin(plan.round)
         async with self._step(plan, "actors sample"):
             rollout = await self._pools.train(

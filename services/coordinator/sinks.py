@@ -223,7 +223,7 @@ class _Courier:
                 self._report("sink.recovered", failures=self._failures)
                 self._failures = 0
         if given is None or given is last:
-            raise CorruptError(f"{self._folder}: rounds before {newest.round} are not in rounds.jsonl")
+            raise CorruptError(f"{self._folder}: rounds before {newest.round + 1} are not in rounds.jsonl")
         return given
 
     def _after(self, last: RoundRecord | None, newest: RoundRecord) -> Iterator[RoundRecord]:
@@ -236,7 +236,7 @@ class _Courier:
     def _recorded(self, round_: int) -> RoundRecord:
         for record in read(self._folder / ROUNDS, round_):
             return record
-        raise CorruptError(f"{self._folder}: round {round_} is no longer in rounds.jsonl")
+        raise CorruptError(f"{self._folder}: round {round_ + 1} is no longer in rounds.jsonl")
 
     def _pause(self) -> None:
         delay_s = min(FIRST_DELAY_S * 2 ** (self._failures - 1), LONGEST_DELAY_S)

@@ -41,7 +41,7 @@ def ending(stop: StopSpec, journal: Journal) -> str:
         return spent
     if journal.last is None or journal.last.evaluation is None:
         return ""
-    reached = limit_reached(stop, rounds=journal.rounds, env_steps=journal.env_steps, wall_s=journal.rounds_s)
+    reached = limit_reached(stop, rounds=journal.rounds, env_steps=journal.env_steps, wall_s=journal.trained_s)
     return reached or return_reached(stop, journal.greedy)
 
 

@@ -1,19 +1,22 @@
-"""How long a job's rounds take: what its records, its limit of time and its bill go by.
+"""When a job's rounds begin, how long they take, and how long the job idles between them: what their records say.
 
-Nothing here is the difference of two wall clocks but the time from a job's acceptance to the coordinator that now runs
-it, which is shown to people and decides nothing.
+Training time, which `stop.wall_s` limits and the bill charges, is the sum of both over the recorded rounds (see
+`RoundRecord.spent_s`). An interruption is in neither: nothing of the job runs while it has no coordinator, waits for a
+service that is down, or for room in the learner pool. Nothing here is the difference of two wall clocks but `since`,
+which is shown to people and decides nothing.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from marless.record import RoundRecord
 from marless.stopwatch import Stopwatch
 
 
 @dataclass(frozen=True)
 class RoundTimes:
-    """When a round began, how long it takes, and how long it was waited for."""
+    """When a round began, how long it takes, and how long the job idled before it."""
 
     watch: Stopwatch
     """Of the round, its rollout included, whoever ran that."""
@@ -26,40 +29,29 @@ class Timing:
 
     def __init__(self) -> None:
         self._life = Stopwatch.start()
-        self._training: Stopwatch | None = None
-        """Since the first round of this run began."""
-        self._before_s = 0.0
         self._round: RoundTimes | None = None
         self._rest: tuple[int, Stopwatch] | None = None
-        """The round that was recorded last in this run, and since when."""
-        self.trained_s = 0.0
-        """Seconds of training up to the last record."""
-
-    def go_on_after(self, recorded_s: float) -> None:
-        """Earlier coordinators have recorded rounds that took so many seconds."""
-        self.trained_s = self._before_s = recorded_s
+        """The round that was recorded last, and the time since its end; None after an interruption."""
 
     def begin(self, round_: int) -> RoundTimes:
         """A round begins, with its rollout."""
-        before = self._rest[1] if self._rest and self._rest[0] + 1 == round_ else None
-        self._round = times = RoundTimes(Stopwatch.start(), before.seconds if before else None)
+        rest = self._rest[1] if self._rest and self._rest[0] + 1 == round_ else None
+        self._round = times = RoundTimes(Stopwatch.start(), rest.seconds if rest else None)
         return times
 
     def present(self, rollout_s: float) -> RoundTimes:
-        """The round whose rollout is done. If an earlier coordinator ran that, what lay between them is left out."""
+        """The round whose rollout is done. If that was before an interruption, the interruption is left out."""
         self._round = times = self._round or RoundTimes(Stopwatch.start(rollout_s), None)
-        self._training = self._training or times.watch
         return times
 
-    def recorded(self, round_: int) -> None:
-        """The present round is on the disk."""
-        self._round, self._rest = None, (round_, Stopwatch.start())
-        self.trained_s = self.training_s
+    def recorded(self, record: RoundRecord) -> None:
+        """The present round is on the disk; the job idles since its end."""
+        since_end_s = self._round.watch.seconds - record.took_s if self._round else 0.0
+        self._round, self._rest = None, (record.round, Stopwatch.start(max(since_end_s, 0.0)))
 
-    @property
-    def training_s(self) -> float:
-        """Seconds of training until now: what earlier coordinators recorded, and all since this one's first round."""
-        return self._before_s + (self._training.seconds if self._training else 0.0)
+    def interrupted(self) -> None:
+        """Nothing of the job runs from here to where it goes on, with a new round or with the update of this one."""
+        self._round = self._rest = None
 
     def since(self, accepted_s: float) -> float:
         """Seconds since a job was accepted, Unix time."""

@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from marless.errors import CorruptError
+from marless.errors import CorruptError, MarlessError
 from marless.record import Returns, RoundRecord, Summary
-from marless.round_file import lines_backwards, may_be_evaluated, parse
+from marless.round_file import lines_backwards, may_be_evaluated, parse, spent_s
+from services.coordinator.costs import Costs
+from services.coordinator.journal import Journal
 from services.coordinator.run_folder import RunFolder
 from services.coordinator.status import JobStatus
 
@@ -28,8 +30,6 @@ class Progress:
     """Recorded, sampled for training."""
     greedy: Returns | None = None
     """Of the newest evaluation."""
-    ended_s: float = 0.0
-    """When the last recorded round ended, Unix time."""
 
     def after(self, record: RoundRecord) -> Progress:
         """With one more round."""
@@ -37,7 +37,6 @@ class Progress:
             rounds=record.round + 1,
             env_steps=record.env_steps,
             greedy=record.evaluation or self.greedy,
-            ended_s=record.ended_s,
         )
 
 
@@ -106,8 +105,10 @@ def read(folder: RunFolder) -> View:
 
 
 def ended(status: JobStatus, folder: RunFolder, state: str, reason: str) -> JobStatus:
-    """The last status of a job that ends while it does not run."""
+    """The last status of a job that ends while it does not run; raises CorruptError for records that are none."""
     progress, now_s = progress_of(folder), time.time()
+    trained_s = sum(spent_s(folder.rounds_path, line) for line in lines_backwards(folder.rounds_path))
+    cost_usd, accounting = _cost(folder)
     summary = Summary(
         job=status.job,
         state=state,
@@ -116,8 +117,22 @@ def ended(status: JobStatus, folder: RunFolder, state: str, reason: str) -> JobS
         env_steps=progress.env_steps,
         greedy=progress.greedy,
         random=status.random,
-        wall_s=round(max((progress.ended_s or now_s) - status.accepted_s, 0.0), 3),
-        env_steps_per_s=0.0,
+        wall_s=round(trained_s, 3),
+        elapsed_s=round(max(now_s - status.accepted_s, 0.0), 3),
+        env_steps_per_s=round(progress.env_steps / trained_s, 1) if trained_s > 0 else 0.0,
         run_dir=str(folder.path),
+        cost_usd=cost_usd,
+        accounting=accounting,
     )
     return replace(status, state=state, reason=reason, ended_s=now_s, summary_json=summary.to_json(), cancelling=False)
+
+
+def _cost(folder: RunFolder) -> tuple[float | None, str]:
+    """What the recorded rounds cost, by which accounting; nothing for a spec or records that cannot be read."""
+    try:
+        spec, _ = folder.load()
+        costs = Costs(spec, folder)
+        Journal(folder, costs).read()
+    except MarlessError:
+        return None, ""
+    return costs.total_usd(), costs.accounting

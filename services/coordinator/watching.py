@@ -52,7 +52,7 @@ async def watch(jobs: Jobs, job: str, cursor: int) -> AsyncIterator[Event]:
             yield Event(cursor, "", view)
         if view.status.ended:
             if cursor < view.rounds:
-                raise CorruptError(f"{view.run_dir}: round {cursor} is not in rounds.jsonl")
+                raise CorruptError(f"{view.run_dir}: round {cursor + 1} is not in rounds.jsonl")
             return
         await source.news()
 

@@ -55,7 +55,7 @@ class Computed:
             else:  # there was no room for it
                 del self.results[scope]
         if self.results:
-            _log.info("update.not_repeated", job=self._job, round=request.round, scopes=sorted(self.results))
+            _log.info("update.not_repeated", job=self._job, round=request.round + 1, scopes=sorted(self.results))
 
     def put(self, task: learner_pool_pb2.LearnTask, result: Result) -> None:
         """A learner has done its part; one that died before it could tell may have left a file that nobody needs."""
@@ -113,5 +113,6 @@ def inputs_of(request: learner_pool_pb2.UpdateRequest) -> learner_pool_pb2.Updat
 def other_groups(job: str, round_: int) -> ConflictError:
     """What a coordinator is told that has decided otherwise than the one before it."""
     return ConflictError(
-        f"job {job}: round {round_} was published for other groups than it is asked for now; resume from a checkpoint"
+        f"job {job}: round {round_ + 1} was published for other groups than it is asked for now; resume from a "
+        "checkpoint"
     )

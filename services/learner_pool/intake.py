@@ -163,7 +163,7 @@ class Intake:
         missing = [index for index in range(actors) if (round_, index) not in waiting]
         if missing:
             raise StaleError(
-                f"job {job}, round {round_}: no trajectory of actors {shown(missing)}; run its rollout again"
+                f"job {job}, round {round_ + 1}: no trajectory of actors {shown(missing)}; run its rollout again"
             )
         return [waiting[round_, index] for index in range(actors)]
 
@@ -219,9 +219,11 @@ class Intake:
         self.check_epoch(header.job, header.epoch)
         known = self._known(header.job)
         if header.round < known.round:
-            raise StaleError(f"job {header.job}: round {header.round} has passed, round {known.round} is next")
+            raise StaleError(f"job {header.job}: round {header.round + 1} has passed, round {known.round + 1} is next")
         if header.round > known.round:  # nobody can have sampled it: the versions that it starts from do not exist
-            raise JobStateError(f"job {header.job}: round {header.round} has not begun, round {known.round} is next")
+            raise JobStateError(
+                f"job {header.job}: round {header.round + 1} has not begun, round {known.round + 1} is next"
+            )
         return known
 
     def shutdown(self) -> None:
@@ -269,8 +271,8 @@ def _is_there(known: _OpenJob, header: learner_pool_pb2.UploadHeader) -> bool:
     if there.header.epoch < header.epoch:
         return False
     raise AlreadyExistsError(
-        f"job {header.job}, round {header.round}: actor {header.index} has uploaded a trajectory with other content; "
-        "that one is used"
+        f"job {header.job}, round {header.round + 1}: actor {header.index} has uploaded a trajectory with other "
+        "content; that one is used"
     )
 
 
@@ -334,7 +336,7 @@ def _elements(info: learner_pool_pb2.ArrayInfo) -> int:
 def check_bytes(schema: TrajectorySchema, header: learner_pool_pb2.UploadHeader, buffer: memoryview) -> None:
     """Refuse an upload whose bytes are not what was sent, or make no trajectory of the job; raises CorruptError."""
     if chunks.checksum(header, [buffer]) != header.crc32:
-        raise CorruptError(f"job {header.job}, round {header.round}, actor {header.index}: checksum does not match")
+        raise CorruptError(f"job {header.job}, round {header.round + 1}, actor {header.index}: checksum does not match")
     schema.check(views(header, buffer))
 
 

@@ -168,10 +168,10 @@ class Reservations:
         if more > self._room.free_bytes:
             if holding.held_bytes + more > self._room.limit_bytes - holding.beside_bytes:
                 raise self._too_large(
-                    job, holding, f"round {holding.round} takes more than {holding.held_bytes:,} bytes"
+                    job, holding, f"round {holding.round + 1} takes more than {holding.held_bytes:,} bytes"
                 )
             self._forget(job, holding)
-            full = self._room.full(more, f"round {holding.round} of job {job} has taken all that it reserved")
+            full = self._room.full(more, f"round {holding.round + 1} of job {job} has taken all that it reserved")
             raise OverloadedError(str(full), retry_after_s=_AFTER_S)
         self._change(job, holding, used=size)
 

@@ -169,7 +169,7 @@ class Updates:
                 before.task.cancel()  # the job is closed
                 raise
         if known.last and request.round < known.last.request.round:
-            raise StaleError(f"job {request.job}: round {request.round} has passed")
+            raise StaleError(f"job {request.job}: round {request.round + 1} has passed")
         response = await self._answered(known, request) or await self._earlier(known, request)
         response = response or await self._update(known, request)
         known.last = _Answered(request, response)

@@ -144,7 +144,7 @@ async def test_each_upload_of_a_hostile_schedule_is_applied_exactly_once(intake)
         intake.advance("job", round_ + 1)
         while late and rng.random() < 0.5:
             key = late.pop()
-            with pytest.raises(StaleError, match=f"round {key[0]} has passed, round {round_ + 1} is next"):
+            with pytest.raises(StaleError, match=f"round {key[0] + 1} has passed, round {round_ + 2} is next"):
                 await upload(intake, arrays[key], round_=key[0], index=key[1])
             expected["stale"] += 1
     assert expected["duplicate"] > 10
@@ -192,7 +192,7 @@ async def test_a_job_that_is_closed_during_an_upload_leaves_nothing(intake, tmp_
 
 async def test_missing_trajectories_are_named(intake):
     await upload(intake, blank(TINY), index=1)
-    with pytest.raises(StaleError, match=r"job job, round 0: no trajectory of actors \[0, 2\]"):
+    with pytest.raises(StaleError, match=r"job job, round 1: no trajectory of actors \[0, 2\]"):
         intake.trajectories("job", 0, 3)
 
 
@@ -248,7 +248,7 @@ async def test_one_flipped_bit_is_refused(intake, at):
     arrays = blank(TINY)
     data = bytearray(b"".join(array.tobytes() for array in arrays.values()))
     data[at % len(data)] ^= 1
-    with pytest.raises(CorruptError, match="job job, round 0, actor 0: checksum does not match"):
+    with pytest.raises(CorruptError, match="job job, round 1, actor 0: checksum does not match"):
         await intake.receive(aiter_of(list(chunks.frames(header_of(arrays), [bytes(data)]))))
 
 
@@ -377,7 +377,7 @@ async def test_where_an_environment_does_not_follow_from_its_seed_the_newest_coo
     assert await upload(intake, reward(2), epoch=EPOCH + 1)
     assert rewards(intake, 0) == [2]
     assert len(files(tmp_path)) == 1
-    with pytest.raises(AlreadyExistsError, match="round 0: actor 0 has uploaded a trajectory with other content"):
+    with pytest.raises(AlreadyExistsError, match="round 1: actor 0 has uploaded a trajectory with other content"):
         await upload(intake, reward(3), epoch=EPOCH + 1)
     assert rewards(intake, 0) == [2]
     assert intake.held_bytes == declared_bytes(header_of(blank(TINY)))
@@ -399,9 +399,9 @@ async def test_an_epoch_that_the_job_was_not_opened_with_is_refused(intake):
 async def test_a_round_that_has_not_begun_is_refused_also_in_a_pool_that_saw_none_before_it(tmp_path):
     intake = Intake(tmp_path, PLENTY)
     intake.open("job", TINY, epoch=1, round_=7)
-    with pytest.raises(JobStateError, match="job job: round 8 has not begun, round 7 is next"):
+    with pytest.raises(JobStateError, match="job job: round 9 has not begun, round 8 is next"):
         await upload(intake, blank(TINY), round_=8, epoch=1)
-    with pytest.raises(StaleError, match="round 6 has passed, round 7 is next"):
+    with pytest.raises(StaleError, match="round 7 has passed, round 8 is next"):
         await upload(intake, blank(TINY), round_=6, epoch=1)
     assert await upload(intake, blank(TINY), round_=7, epoch=1)
     intake.advance("job", 8)

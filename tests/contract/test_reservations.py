@@ -145,7 +145,7 @@ async def test_a_round_larger_than_it_reserved_gives_way_and_reserves_more(tmp_p
     for job in "ab":
         jobs.open(job)
         await jobs.reserve(job)
-    with pytest.raises(OverloadedError, match="round 0 of job a has taken all that it reserved"):
+    with pytest.raises(OverloadedError, match="round 1 of job a has taken all that it reserved"):
         await jobs.fill("a", rows=2)
     assert jobs.intake.room.held_bytes == ROUND, "nobody waits for who waits"
     again = await waits(jobs.reserve("a"))
@@ -158,7 +158,7 @@ async def test_a_round_larger_than_it_reserved_gives_way_and_reserves_more(tmp_p
 async def test_a_round_that_turns_out_too_large_for_the_spool_is_refused_for_good(jobs):
     jobs.open("a")
     await jobs.reserve("a")
-    with pytest.raises(TooLargeError, match="round 0 takes more than"):
+    with pytest.raises(TooLargeError, match="round 1 takes more than"):
         await jobs.fill("a", rows=2)
 
 

@@ -126,7 +126,7 @@ def parsed(monkeypatch) -> list[str]:
 
 def test_asking_how_far_a_job_is_parses_one_record(runs, parsed):
     folder = RunFolder(ended_job(runs, 600))
-    assert progress_of(folder) == replace(Progress().after(record(599, env_steps=100)), ended_s=record(0).ended_s)
+    assert progress_of(folder) == Progress().after(record(599, env_steps=100))
     assert len(parsed) == 1
 
 
@@ -134,7 +134,7 @@ def test_a_job_that_goes_on_parses_what_decisions_look_back_on_only(runs, parsed
     folder = RunFolder(ended_job(runs, 600))
     journal = Journal(folder, Costs(SPEC, folder))
     journal.read()
-    assert (len(parsed), journal.rounds, journal.rounds_s) == (HISTORY_ROUNDS, 600, pytest.approx(300.0))
+    assert (len(parsed), journal.rounds, journal.trained_s) == (HISTORY_ROUNDS, 600, pytest.approx(300.0))
     assert [each.round for each in journal.history] == list(range(600 - HISTORY_ROUNDS, 600))
 
 

@@ -71,7 +71,7 @@ def record(choices: Choices) -> None:
     """One line, read in each way that it is read."""
     line, path = _line(choices), Path("rounds.jsonl")
     round_file.may_be_evaluated(line)
-    round_file.took_s(path, line)
+    round_file.spent_s(path, line)
     read = round_file.parse(path, line)
     read.to_json()
 

@@ -130,11 +130,11 @@ async def test_decisions_and_their_reasons_are_recorded_and_changes_are_lines_of
     assert records[-1].decisions[1].inputs == {"left": 2, "turns": turns}
     lines = [json.loads(line) for line in folder.log_path.read_text().splitlines()]
     shares = {(each["event"], each["round"]): each for each in lines if each["event"].startswith("learners.")}
-    assert list(shares) == [("learners.shared", 2), ("learners.split", 4), ("learners.shared", 6)]
-    assert shares["learners.split", 4]["reason"] == "turn 2: split"
-    assert shares["learners.split", 4]["policies"] == {agent: [agent] for agent in AGENTS}
+    assert list(shares) == [("learners.shared", 3), ("learners.split", 5), ("learners.shared", 7)]
+    assert shares["learners.split", 5]["reason"] == "turn 2: split"
+    assert shares["learners.split", 5]["policies"] == {agent: [agent] for agent in AGENTS}
     scaled = [(each["round"], each["before"], each["actors"]) for each in lines if each["event"] == "actors.scaled"]
-    assert scaled == [(r.round, before.actors, r.actors) for before, r in pairwise(records)]
+    assert scaled == [(r.round + 1, before.actors, r.actors) for before, r in pairwise(records)]
 
 
 @pytest.mark.parametrize("round_", [4, 6, 7])

@@ -376,7 +376,7 @@ async def test_a_job_that_ended_goes_on_with_new_stop_rules(jobs, undisturbed, t
     await jobs.submit(submission(job, stop={"rounds": 2}))
     first = (await ended(jobs, job))[-1].view.status
     for stop, error, sentence in (
-        ("", JobStateError, "has no round left to run: 2 rounds done; give it new stop rules"),
+        ("", JobStateError, "has no round left to run: 2 rounds done; change that stop rule"),
         ('{"rounds": 1}', JobStateError, "has no round left to run"),
         ('{"rounds": 0}', SpecError, "stop.rounds"),
         ('{"round": 9}', SpecError, "stop.round"),
@@ -396,6 +396,22 @@ async def test_a_job_that_ended_goes_on_with_new_stop_rules(jobs, undisturbed, t
     assert (await jobs.resume(job, "r", '{"rounds": 5}')).status == last
     assert outcome(jobs.folder(job)) == undisturbed[3]
     assert "rounds: 5" in (tmp_path / job / "spec.yaml").read_text()
+
+
+async def test_a_stop_rule_that_is_not_changed_stays(jobs):
+    job = name()
+    rules = {"rounds": 1, "return": 1e6, "wall_s": 600.0, "cost_usd": 5.0}
+    await jobs.submit(submission(job, stop=rules))
+    await ended(jobs, job)
+    for changes, wanted in (
+        ({"rounds": 2}, rules | {"rounds": 2}),
+        ({"rounds": 3, "cost_usd": None}, {"rounds": 3, "return": 1e6, "wall_s": 600.0}),
+    ):
+        await jobs.resume(job, f"{changes}", json.dumps(changes))
+        await ended(jobs, job)
+        assert jobs.folder(job).load()[0].stop.model_dump(by_alias=True, exclude_none=True) == wanted
+    with pytest.raises(SpecError, match="resume: stop: set at least one of rounds"):
+        await jobs.resume(job, "none", '{"rounds": null, "return": null, "wall_s": null}')
 
 
 async def test_a_deleted_job_leaves_nothing_and_its_id_is_free(jobs, cluster, tmp_path):
@@ -525,7 +541,7 @@ async def test_an_attached_job_is_left_to_its_own_coordinator(cluster, tmp_path)
         assert time.monotonic() - started_s > ATTACHED_LEASES * LEASE_S
         assert (last.status.state, last.status.reason) == (
             "FAILED",
-            f"its coordinator was killed after round {last.rounds - 1}; `marless resume {orphan}` goes on",
+            f"its coordinator was killed after round {last.rounds}; `marless resume {orphan}` goes on",
         )
         await jobs.resume(orphan, "r", json.dumps({"rounds": last.rounds + 1}))
         assert (await ended(jobs, orphan))[-1].view.status.state == "SUCCEEDED"

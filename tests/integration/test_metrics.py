@@ -18,6 +18,7 @@ from marless.client import AsyncClient
 from marless.record import RoundRecord
 from marless.round_file import read
 from marless.sinks.scalars import scalars
+from services.coordinator.figures import EXECUTED
 from services.coordinator.run_folder import RunFolder
 from tests.e2e.test_train import JOB
 from tests.unit.sinks.test_tensorboard import points
@@ -56,6 +57,10 @@ def scrape(log: Path) -> Samples:
         for sample in family.samples
         if "le" not in sample.labels
     }
+
+
+def summed(samples: Samples, name: str) -> float:
+    return sum(value for key, value in samples.items() if key[0] == name)
 
 
 def recorded(folder: Path, records: list[RoundRecord]) -> dict[tuple[str, int], list[float]]:
@@ -111,9 +116,16 @@ async def test_every_service_tells_prometheus_what_it_did(stack, client, tmp_pat
     assert coordinator["marless_rounds_total",] == ROUNDS
     assert coordinator["marless_env_steps_total",] == records[-1].env_steps
     for function, count in Counter(each.function for each in invocations).items():
-        assert coordinator["marless_invocations_total", function] == count
+        inner = function not in EXECUTED
+        counted, used = ("learner_functions", "learner_function") if inner else ("invocations", "invocation")
+        assert coordinator[f"marless_{counted}_total", function] == count
         vcpu_s = sum(each.vcpu_s for each in invocations if each.function == function)
-        assert coordinator["marless_invocation_vcpu_seconds_total", function] == pytest.approx(vcpu_s)
+        assert coordinator[f"marless_{used}_vcpu_seconds_total", function] == pytest.approx(vcpu_s)
+    # Whoever sums a metric over its labels counts nothing twice: every execution has a worker.
+    assert summed(coordinator, "marless_invocations_total") == sum(bool(each.worker) for each in invocations)
+    assert summed(coordinator, "marless_learner_functions_total") == sum(not each.worker for each in invocations)
+    used_s = sum(each.vcpu_s for each in invocations if each.worker)
+    assert summed(coordinator, "marless_invocation_vcpu_seconds_total") == pytest.approx(used_s)
     assert coordinator["marless_rpc_seconds_count", "OK", "CoordinatorService/SubmitJob"] == 1
 
     acted = sum(each.function in ("actor", "evaluation") for each in invocations)

@@ -9,7 +9,8 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
-from itertools import count
+from itertools import count, cycle, islice
+from typing import Self
 
 import psutil
 import pytest
@@ -17,7 +18,11 @@ import pytest_asyncio
 
 from marless.checkpoint import PARTS
 from marless.errors import UnreachableError
+from marless.pricing import prices
+from marless.pricing.bill import bill
 from marless.rpc.param_store import PolicyWrite
+from marless.stopwatch import Stopwatch
+from services.coordinator import reserving, rounds, timing, view
 from services.coordinator.journal import Journal
 from services.coordinator.ownership import Ownership, beat_of
 from services.coordinator.pools import Pools
@@ -25,6 +30,7 @@ from services.coordinator.run_folder import RunFolder
 from services.learner_pool.outcomes import PART
 from services.learner_pool.updates import Updates
 from tests.integration.running import (
+    ENVS,
     STEPS,
     Cluster,
     KilledError,
@@ -334,6 +340,128 @@ async def test_a_worker_that_hangs_is_given_up(cluster, undisturbed, tmp_path, a
     assert (await go_on(folder, cluster.pools)).status.state == "SUCCEEDED"
     assert time.monotonic() - started_s < 30
     assert outcome(folder) == undisturbed
+
+
+# Money and time
+
+
+class Time:
+    """What a job's stopwatches show: moved by the test, with a wall clock and a monotonic one that go alike."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def stopwatches(self) -> type[Stopwatch]:
+        clock = self
+
+        class Moved(Stopwatch):
+            @classmethod
+            def start(cls, already_s: float = 0.0) -> Self:
+                return cls(1e9 + clock.now_s - already_s, clock.now_s - already_s)
+
+            @property
+            def seconds(self) -> float:
+                return clock.now_s - self._since_s
+
+        return Moved
+
+
+ROLLOUT_S, UPDATE_S, WRITE_S, AWAY_S = 10.0, 20.0, 0.5, 300.0
+BILLED_ROUNDS, INTERRUPTIONS = 12, 10
+
+
+@pytest.fixture
+def moved(monkeypatch) -> Time:
+    """Rounds of 30 s with half a second between them, whatever they really take."""
+    moved, calls = Time(), {"train": ROLLOUT_S, "update": UPDATE_S}
+    for module in (timing, rounds):
+        monkeypatch.setattr(module, "Stopwatch", moved.stopwatches())
+
+    def taking(real, seconds):
+        async def called(*args, **kwargs):
+            answer = await real(*args, **kwargs)
+            moved.now_s += seconds
+            return answer
+
+        return called
+
+    for name, seconds in calls.items():
+        monkeypatch.setattr(Pools, name, taking(getattr(Pools, name), seconds))
+    append = RunFolder.append
+
+    def appended(folder, record) -> None:
+        append(folder, record)
+        moved.now_s += WRITE_S
+
+    monkeypatch.setattr(RunFolder, "append", appended)
+    return moved
+
+
+def charged(folder: RunFolder) -> dict[str, float]:
+    """What the bill charges for time; a function's own work is what its worker measured."""
+    given, _ = folder.load()
+    kinds = bill(folder.records(), given, prices.load()).by("kind", "billed")
+    return {name: kinds[name] for name in ("actor: ready", "redis: node")}
+
+
+async def test_ten_interruptions_of_five_minutes_cost_nothing_and_take_no_training_time(
+    cluster, tmp_path, kill_at, moved, monkeypatch
+):
+    plain, folder = (new(tmp_path, stop={"rounds": BILLED_ROUNDS, "wall_s": 1000.0}) for _ in range(2))
+    assert (await go_on(plain, cluster.pools)).status.state == "SUCCEEDED"
+    for place in islice(cycle(("pending.after", "record.before", "record.after")), INTERRUPTIONS - 1):
+        kill_at(f"coordinator.{place}", passes=2)
+        with pytest.raises(KilledError):
+            await go_on(folder, cluster.pools)
+        moved.now_s += AWAY_S
+    kill_at("nowhere")
+    real, asked = Pools.update, count()
+
+    async def down_once(*args, **kwargs):
+        if not next(asked):
+            moved.now_s += AWAY_S
+            raise UnreachableError("the learner pool is down")
+        return await real(*args, **kwargs)
+
+    monkeypatch.setattr(Pools, "update", down_once)
+    run = await go_on(folder, cluster.pools)
+    assert (run.status.state, run.status.resumes) == ("SUCCEEDED", INTERRUPTIONS - 1)
+    assert charged(folder) == {name: pytest.approx(usd, rel=0.05) for name, usd in charged(plain).items()}
+    summaries = [json.loads(each.read_status().summary_json) for each in (plain, folder)]
+    trained_s = BILLED_ROUNDS * (ROLLOUT_S + UPDATE_S)
+    assert [each["wall_s"] for each in summaries] == [pytest.approx(trained_s, rel=0.05)] * 2
+    rate = BILLED_ROUNDS * spec().actors.count * ENVS * STEPS / trained_s
+    assert [each["env_steps_per_s"] for each in summaries] == [pytest.approx(rate, rel=0.05)] * 2
+
+
+async def test_time_in_which_a_job_waits_for_room_is_not_its_own(cluster, tmp_path, moved, monkeypatch):
+    folder, real = new(tmp_path, stop={"rounds": 3}), Pools.reserve
+
+    async def later(*args, **kwargs):
+        moved.now_s += AWAY_S
+        await asyncio.sleep(0.05)
+        return await real(*args, **kwargs)
+
+    monkeypatch.setattr(reserving, "SHOWN_AFTER_S", 0.01)
+    monkeypatch.setattr(Pools, "reserve", later)
+    await go_on(folder, cluster.pools)
+    assert sum(each.spent_s for each in folder.records()) <= 3 * (ROLLOUT_S + UPDATE_S + WRITE_S)
+
+
+async def test_a_job_that_is_ended_while_it_does_not_run_has_a_whole_summary(cluster, tmp_path, kill_at, moved):
+    folder = new(tmp_path)
+    kill_at("coordinator.record.after", passes=2)
+    with pytest.raises(KilledError):
+        await go_on(folder, cluster.pools)
+    assert folder.own()
+    summary = json.loads(view.ended(folder.read_status(), folder, "CANCELLED", "cancelled by its user").summary_json)
+    given, _ = folder.load()
+    steps = [each.env_steps for each in folder.records()]
+    assert (summary["rounds"], summary["env_steps"]) == (2, steps[-1])
+    assert summary["wall_s"] == 2 * (ROLLOUT_S + UPDATE_S) + WRITE_S
+    assert summary["env_steps_per_s"] == round(steps[-1] / summary["wall_s"], 1)
+    assert summary["cost_usd"] == bill(folder.records(), given, prices.load()).total_usd("billed") > 0
+    folder.release()
 
 
 # Ends, and going on after them

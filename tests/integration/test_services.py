@@ -211,7 +211,7 @@ async def test_requests_that_are_repeated_change_nothing(cluster):
 
 async def test_what_has_passed_and_what_is_missing_is_refused_by_name(cluster):
     job = await opened(cluster)
-    with pytest.raises(StaleError, match=r"round 0: no trajectory of actors \[0, 1\]"):
+    with pytest.raises(StaleError, match=r"round 1: no trajectory of actors \[0, 1\]"):
         await job.update(0)
     await job.train(0)
     with pytest.raises(StaleError, match=r"no trajectory of actors \[2\]"):
@@ -281,7 +281,7 @@ async def test_an_update_of_an_older_epoch_is_fenced_and_the_next_coordinator_ha
         with pytest.raises(FencedError, match=f"epoch {old.epoch} of job {job.id} is over: epoch {job.epoch} has"):
             await late
     assert (await old.train(1)).env_steps == ACTORS * ENVS * STEPS  # its actors end quietly
-    with pytest.raises(StaleError, match=r"round 1: no trajectory of actors \[0, 1\]"):  # and nothing of theirs is used
+    with pytest.raises(StaleError, match=r"round 2: no trajectory of actors \[0, 1\]"):  # and nothing of theirs is used
         await job.update(1)
     await job.round(1)
 
@@ -331,7 +331,7 @@ async def test_a_coordinator_that_decides_otherwise_has_it_computed_again(cluste
     assert updated == [0, 0]
     assert spool(cluster) == []
     await taken_over(job, 0)
-    with pytest.raises(ConflictError, match="round 0 was published for other groups"):
+    with pytest.raises(ConflictError, match="round 1 was published for other groups"):
         await job.update(0)
 
 

@@ -50,22 +50,60 @@ def test_rounds_with_equal_groups_are_a_chapter():
 
 def test_actors_are_told_in_rises_and_falls():
     [chapter] = chapters(job(*((actors, APART) for actors in (50, 50, 40, 40, 30, 30, 35, 50))))
-    assert [(each.first, each.last, each.before, each.actors) for each in chapter.stretches] == [
+    assert [(each.first, each.last, each.before, each.actors) for each in chapter.actors] == [
         (0, 1, None, (50, 50)),
         (2, 5, 50, (40, 40, 30, 30)),
         (6, 7, 30, (35, 50)),
     ]
-    assert [each.decision.reason for each in chapter.stretches] == ["scale 0", "scale 4", "scale 7"]
+    assert [(each.decided, each.decision.reason) for each in chapter.actors] == [
+        (0, "scale 0"),
+        (4, "scale 4"),
+        (7, "scale 7"),
+    ]
 
 
-def test_restless_actors_become_one_line():
-    # 2 and 3 in turn: every stretch is a round.
+def because(*reasons: tuple[str, str], actors: int = 4) -> list:
+    """A record for each pair of why so many actors and why these groups; neither ever changes."""
+    return [record(number, actors=actors, groups=PAIRS, reasons=each) for number, each in enumerate(reasons)]
+
+
+def test_every_round_is_put_under_the_reason_that_was_decided_for_it():
+    """Though nothing changes: rounds 6 to 9 have the same actors and groups, and round 8 was decided otherwise."""
+    scaling = ["asks for 7.5", "asks for 8", "no curvature is known: 12", "asks for 9"]
+    sharing = ["slope 1.5e-05 is not below -1", "slope nan is not below 0.1", "no episode ended", "no episode ended"]
+    [chapter] = chapters(because(*zip(scaling, sharing, strict=True)))
+    told = [(each.rounds, each.decided, each.decision.reason, each.varies) for each in chapter.actors]
+    assert told == [
+        ((0, 1), 0, "asks for 7.5", True),
+        ((2,), 2, "no curvature is known: 12", False),
+        ((3,), 3, "asks for 9", False),
+    ]
+    told = [(each.rounds, each.decided, each.decision.reason, each.varies) for each in chapter.groups]
+    assert told == [((0, 1), 0, sharing[0], True), ((2, 3), 2, "no episode ended", False)]
+
+
+def test_another_rule_is_another_reason():
+    both = because(("why", "why"), ("why", "why"))
+    other = dataclasses.replace(both[1].decisions[0], rule="nitro")
+    both[1] = dataclasses.replace(both[1], decisions=(other, *both[1].decisions[1:]))
+    [chapter] = chapters(both)
+    assert [each.decision.rule for each in chapter.actors] == ["marless", "nitro"]
+
+
+def test_many_stretches_become_one_for_each_kind_of_reason():
+    """2 and 3 actors in turn, every third time for another kind of reason."""
     rounds = MOST_STRETCHES + 1
-    [chapter] = chapters(job(*((2 + number % 2, APART) for number in range(rounds))))
-    [stretch] = chapter.stretches
-    assert (stretch.first, stretch.last, stretch.turns) == (0, rounds - 1, MOST_STRETCHES + 1)
-    [calmer] = chapters(job(*((2 + number % 2, APART) for number in range(rounds - 1))))
-    assert [each.turns for each in calmer.stretches] == [1] * MOST_STRETCHES
+    records = [
+        record(number, actors=2 + number % 2, groups=APART, reasons=("none" if number % 3 == 2 else f"{number}", "why"))
+        for number in range(rounds)
+    ]
+    [chapter] = chapters(records)
+    assert [(each.rounds, each.successive, each.decision.reason) for each in chapter.actors] == [
+        ((0, 1, 3, 4, 6), False, "4"),
+        ((2, 5), False, "none"),
+    ]
+    [calmer] = chapters(records[:-1])
+    assert [each.rounds for each in calmer.actors] == [(number,) for number in range(MOST_STRETCHES)]
 
 
 def test_records_without_decisions_say_what_came_of_them():
@@ -85,6 +123,10 @@ def test_chapters_and_stretches_hold_every_round_once(rounds):
     found = chapters(job(*rounds))
     assert [number for each in found for number in range(each.first, each.last + 1)] == list(range(len(rounds)))
     for chapter in found:
-        numbers = [n for each in chapter.stretches for n in range(each.first, each.last + 1)]
-        assert numbers == list(range(chapter.first, chapter.last + 1))
-        assert [actors for each in chapter.stretches for actors in each.actors] == [rounds[n][0] for n in numbers]
+        every = [*range(chapter.first, chapter.last + 1)]
+        assert sorted(n for each in chapter.groups for n in each.rounds) == every
+        assert sorted(n for each in chapter.actors for n in each.rounds) == every
+        assert all(
+            each.actors == tuple(rounds[n][0] for n in each.rounds) and each.decided in each.rounds
+            for each in chapter.actors
+        )

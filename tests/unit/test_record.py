@@ -58,6 +58,12 @@ def test_a_record_is_read_as_it_was_written(changes):
     assert from_json(record(**changes).to_json()) == record(**changes)
 
 
+def test_the_time_spent_on_a_round_is_its_own_and_what_lay_before_it_but_no_interruption():
+    assert record(1).spent_s == 0.5
+    assert record(1, idle_s=0.25).spent_s == 0.75
+    assert record(1, idle_s=0.25, ended_s=0.0).spent_s == 0.25  # the clock was set back
+
+
 def test_a_line_shows_the_figure_that_readers_look_for():
     assert json.loads(record(evaluation=RETURNS).to_json())["evaluation"]["return"] == -20.5
 
@@ -65,8 +71,8 @@ def test_a_line_shows_the_figure_that_readers_look_for():
 def summary(**changes) -> dict:
     fields = {
         "job": "j", "state": "SUCCEEDED", "reason": "2 rounds done", "rounds": 2, "env_steps": 200, "greedy": RETURNS,
-        "random": None, "wall_s": 1.5, "env_steps_per_s": 133.3, "run_dir": "/runs/j", "cost_usd": 0.25,
-        "accounting": "paper",
+        "random": None, "wall_s": 1.5, "elapsed_s": 9.5, "env_steps_per_s": 133.3, "run_dir": "/runs/j",
+        "cost_usd": 0.25, "accounting": "paper",
     }  # fmt: skip
     return json.loads(Summary(**fields | changes).to_json())
 
@@ -74,7 +80,7 @@ def summary(**changes) -> dict:
 def test_a_summary_says_what_was_reached_and_what_chance_scores():
     assert summary(random=Returns(episodes=9, mean=-30.0, per_agent={"a": -29.0, "b": -31.0}, standard_error=1.0)) == {
         "job": "j", "state": "SUCCEEDED", "reason": "2 rounds done", "rounds": 2, "env_steps": 200, "wall_s": 1.5,
-        "env_steps_per_s": 133.3, "run_dir": "/runs/j", "cost_usd": 0.25, "accounting": "paper",
+        "elapsed_s": 9.5, "env_steps_per_s": 133.3, "run_dir": "/runs/j", "cost_usd": 0.25, "accounting": "paper",
         "return": -20.5, "random_return": -30.0, "win_rate": None, "random_win_rate": None,
         "return_per_agent": {"a": -20.0, "b": -21.0}, "random_return_per_agent": {"a": -29.0, "b": -31.0},
         "return_standard_error": 0.25, "random_return_standard_error": 1.0,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from marless import round_file
 from marless.errors import CorruptError
 from marless.record import Decision
-from marless.round_file import RoundReader, may_be_evaluated, read, read_backwards, took_s
+from marless.round_file import RoundReader, may_be_evaluated, read, read_backwards, spent_s
 from tests.unit.test_record import RETURNS, record
 
 
@@ -144,15 +144,22 @@ LONG_NUMBER = b'{"job":"j","round":' + 5000 * b"1" + b"}"  # beyond what Python 
 def test_a_line_that_is_not_its_rounds_record_ends_a_batch_with_its_name(lines, line):
     with lines.open("ab") as file:
         file.write(line + b"\n")
-    with pytest.raises(CorruptError, match=r"rounds\.jsonl, line 4: this is no record of round 3"):
+    with pytest.raises(CorruptError, match=r"rounds\.jsonl, line 4: this is no record of round 4"):
         RoundReader(lines).batch(2)
 
 
 def test_what_is_known_of_a_line_without_parsing_it():
     plain, evaluated = (record(2, evaluation=each).to_json().encode() for each in (None, RETURNS))
     assert (may_be_evaluated(plain), may_be_evaluated(evaluated)) == (False, True)
-    assert took_s("rounds.jsonl", plain) == record(2).took_s == 0.5
-    set_back = record(2, started_s=2000.0).to_json().encode()
-    assert took_s("rounds.jsonl", set_back) == record(2, started_s=2000.0).took_s == 0.0
-    other = json.dumps(dict(sorted(json.loads(plain).items()))).encode()
-    assert took_s("rounds.jsonl", other) == 0.5
+    for changes, seconds in (
+        ({}, 0.5),
+        ({"idle_s": 0.25}, 0.75),
+        ({"idle_s": 2.5e-05}, 0.500025),
+        ({"idle_s": -1.0}, 0.5),
+        ({"started_s": 2000.0}, 0.0),  # the clock was set back
+    ):
+        known = record(2, **changes)
+        line = known.to_json().encode()
+        assert spent_s("rounds.jsonl", line) == known.spent_s == pytest.approx(seconds)
+        other = json.dumps(dict(sorted(json.loads(line).items()))).encode()
+        assert spent_s("rounds.jsonl", other) == known.spent_s

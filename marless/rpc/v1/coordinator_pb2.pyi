@@ -362,7 +362,7 @@ class ResumeJobRequest(_message.Message):
     job: _builtins.str
     request_id: _builtins.str
     stop_json: _builtins.str
-    """new stop rules in place of the spec's; "": as they were"""
+    """stop rules in place of the spec's of the same name, null: none; "": all as they were"""
     def __init__(
         self,
         *,

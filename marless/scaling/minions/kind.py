@@ -95,7 +95,7 @@ class MinionsScaling:
         return ScalingDecision(
             actors,
             f"minions: {actors} of 1 to {self.loaded.scheduler.task.max_actors} actors is the scheduler's first choice "
-            f"(probability {probability:.2f}) before round {len(history) and history[-1].round + 1}: {seen}",
+            f"(probability {probability:.2f}) before round {history[-1].round + 2 if history else 1}: {seen}",
             {
                 "features": observation,
                 "probability": probability,

@@ -14,7 +14,7 @@ SHARING = {"slope": 0.0712345678, "window": [1.0, 2.0], "classes": {"agent": {"k
 
 
 def records() -> list:
-    shown = [(50, APART), (50, APART), (40, APART), (30, PAIR), (45, PAIR)]
+    shown = [(50, APART), (50, APART), (40, APART), (30, PAIR), (45, PAIR), (45, PAIR)]
     return [
         record(
             number,
@@ -22,7 +22,7 @@ def records() -> list:
             groups=groups,
             mean=-20.0 + number,
             greedy=-15.0 if number == len(shown) - 1 else None,
-            reasons=(f"they need {actors}", f"slope 0.07 of round {number}"),
+            reasons=(f"they need {actors}" if number < 5 else "nothing is known", f"slope {number / 8:g}"),
             inputs=SHARING,
         )
         for number, (actors, groups) in enumerate(shown)
@@ -46,12 +46,13 @@ def test_changes_are_a_table_for_people(folder, marless):
     assert (code, err) == (0, "")
     assert [[cell.strip() for cell in row] for row in lines(out)] == [
         ["rounds", "change", "to", "rule", "because"],
-        ["1–3", "start", "2 groups: agent_0 agent_1", "marless", "slope 0.07 of round 0"],
+        ["1–3", "start", "2 groups: agent_0 agent_1", "marless", "round 1: slope 0"],
         ["1–2", "50 actors", "marless", "they need 50"],
         ["3", "fewer actors", "50 → 40 actors", "marless", "they need 40"],
-        ["4–5", "share", "1 group: agent_0+agent_1", "marless", "slope 0.07 of round 3"],
+        ["4–6", "share", "1 group: agent_0+agent_1", "marless", "round 4: slope 0.375"],
         ["4", "fewer actors", "40 → 30 actors", "marless", "they need 30"],
         ["5", "more actors", "30 → 45 actors", "marless", "they need 45"],
+        ["6", "45 actors", "marless", "nothing is known"],
     ]
 
 
@@ -59,7 +60,7 @@ def test_a_round_shows_all_that_it_was_decided_from(folder, marless):
     code, out, _ = marless("explain", folder, "--round", 4)
     assert code == 0
     assert out == (
-        "round 4 of job tiny: 30 actors, 1 groups\n"
+        "round 4 of 6 of job tiny: 30 actors, 1 group\n"
         "\n"
         "scaling by marless: 30 actors (before: 40 actors)\n"
         "  they need 30\n"
@@ -69,13 +70,13 @@ def test_a_round_shows_all_that_it_was_decided_from(folder, marless):
         "    agent: {k: 1}\n"
         "\n"
         "sharing by marless: agent_0+agent_1 (before: agent_0 agent_1)\n"
-        "  slope 0.07 of round 3\n"
+        "  slope 0.375\n"
     )
 
 
 def test_programs_get_every_change_and_every_input(folder, marless):
     found = json.loads(marless("explain", "tiny", "-o", "json")[1])
-    assert (found["job"], found["rounds"]) == ("tiny", 5)
+    assert (found["job"], found["rounds"]) == ("tiny", 6)
     assert [(each["round"], each["change"]) for each in found["changes"]] == [
         (0, "start"),
         (0, "start"),
@@ -137,7 +138,7 @@ def test_a_job_without_rounds(folder, marless, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (("--round", 6), 102, "job tiny has no round 6; 5 rounds are recorded"),
+        (("--round", 7), 102, "job tiny has no round 7; 6 rounds are recorded"),
         (("--round", 2, "-o", "jsonl"), 2, "--round shows one thing: -o table, json or yaml"),
         (("--picture", "x.txt"), 2, "x.txt: a picture's name ends with one of .png, .svg, .pdf"),
         (("--picture", "job.json/x.png"), 1, "job.json/x.png: cannot be written"),

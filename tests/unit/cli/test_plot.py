@@ -34,7 +34,7 @@ def test_one_job_is_drawn_under_its_own_name(runs, marless, tmp_path):
 
 @pytest.mark.parametrize(
     ("over", "places"),
-    [("rounds", [1, 2, 3, 4, 5]), ("env-steps", [record.env_steps for record in records()]), ("seconds", None)],
+    [("rounds", [1, 2, 3, 4, 5, 6]), ("env-steps", [record.env_steps for record in records()]), ("seconds", None)],
 )
 def test_several_jobs_are_curves_of_one_picture(runs, marless, monkeypatch, over, places):
     figures = []
@@ -42,7 +42,7 @@ def test_several_jobs_are_curves_of_one_picture(runs, marless, monkeypatch, over
     assert marless("plot", "one", "two", "one", "--over", over)[:2] == (0, "curves.png\n")
     [panel] = figures[0].axes
     exploring, greedy, again, _, *chance = panel.get_lines()
-    assert list(exploring.get_ydata()) == list(again.get_ydata()) == [-20.0, -19.0, -18.0, -17.0, -16.0]
+    assert list(exploring.get_ydata()) == list(again.get_ydata()) == [-20.0, -19.0, -18.0, -17.0, -16.0, -15.0]
     assert list(greedy.get_ydata()) == [-15.0] and len(chance) == 1
     assert places is None or list(exploring.get_xdata()) == places
     assert list(exploring.get_xdata()) == sorted(exploring.get_xdata())

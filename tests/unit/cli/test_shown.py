@@ -3,6 +3,7 @@
 import io
 import json
 import time
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -45,9 +46,35 @@ def shown(records, *, terminal: bool, title: str = "job", width: int = 80) -> st
 
 
 def test_a_log_gets_one_whole_line_for_each_evaluation():
-    lines = shown([record(0), record(1, evaluation=RETURNS), record(2)], terminal=False).splitlines()
-    line = "round 2 · 200 env steps · 100/s · greedy return -20.50 · exploring -20.50 · 2 actors, 0 learners"
-    assert lines == [f"{line} · 0:08 left"]
+    """Rounds of half a second and 100 env steps, with half a second between them."""
+    records = [record(0), record(1, evaluation=RETURNS, idle_s=0.5), record(2, idle_s=0.5)]
+    line = "round 2 of 10 · 200 env steps · 100/s · greedy return -20.50 · exploring -20.50 · 2 actors, 0 learners"
+    assert shown(records, terminal=False).splitlines() == [f"{line} · 0:08 left"]
+
+
+def test_the_time_left_is_not_told_from_one_round_in_the_middle():
+    assert "left" not in shown([record(7, evaluation=RETURNS)], terminal=False)
+
+
+@pytest.mark.parametrize(
+    ("past", "new", "rate"),
+    [
+        ([], [record(0)], "200/s"),  # the first round, in half a second
+        ([], [record(7)], None),  # no telling how many of 800 env steps it sampled
+        ([record(6)], [record(7)], "200/s"),  # after a pause of any length
+        ([record(6)], [record(7, started_s=5000.0, ended_s=5001.0)], "100/s"),
+        ([record(5), record(6, idle_s=0.5)], [record(7)], "133/s"),
+    ],
+)
+def test_a_rate_is_of_the_time_in_which_the_job_ran(past, new, rate):
+    out = io.StringIO()
+    with TrainingProgress(Console(file=out), "job", None, "") as progress:
+        for each in past:
+            progress.look_back(each)
+        for each in new:
+            progress.show(replace(each, evaluation=RETURNS))
+    [line] = out.getvalue().splitlines()
+    assert line.split(" · ")[2] == (rate or "greedy return -20.50")
 
 
 def spoken(monkeypatch, lines: int, *, first_s: float = 0.0, **steps) -> list[str]:
@@ -70,7 +97,7 @@ def test_a_log_gets_a_line_at_once_and_then_every_few_seconds(monkeypatch):
 
 
 def test_a_log_says_what_a_long_round_does_and_else_how_far_the_job_is(monkeypatch):
-    figures = "round 2 · 200 env steps · 0/s · exploring -20.50 · 2 actors, 0 learners"
+    figures = "round 2 of 10 · 200 env steps · exploring -20.50 · 2 actors, 0 learners"
     for steps in ({"doing": "starting", "show": record(1)}, {"show": record(1), "doing": "training"}):
         [line] = spoken(monkeypatch, 1, first_s=0.1, **steps)
         assert line.startswith(figures)
@@ -103,19 +130,20 @@ def test_a_terminal_gets_a_bar():
 
 @pytest.mark.parametrize("title", ["spread-20261120-143736", "a-comparison-of-spread-" + 70 * "x" + "-seed1"])
 def test_at_80_columns_the_bar_shows_return_and_time_left_and_which_job(title):
-    bar = shown([record(0), record(1, evaluation=WON)], terminal=True, title=title)
+    bar = shown([record(0), record(1, evaluation=WON, idle_s=0.5)], terminal=True, title=title)
     assert "return 7.00 · 0:08 left · won 75%" in bar
     assert title[:10] in bar and title[-10:] in bar
 
 
 def test_a_wide_terminal_shows_the_rate_too():
-    assert "0:08 left · round 2 · 200 env steps · 100/s" in shown([record(0), record(1)], terminal=True, width=160)
+    bar = shown([record(0), record(1, idle_s=0.5)], terminal=True, width=160)
+    assert "0:08 left · round 2 of 10 · 200 env steps · 100/s" in bar
 
 
-def test_the_bar_counts_wall_clock_from_the_first_round_however_many_there_are():
+def test_the_bar_counts_training_time_from_the_first_round_however_many_there_are():
     progress = TrainingProgress(Console(file=io.StringIO()), "job", StopSpec(wall_s=200.0), "")
     for number in range(100):
-        progress.show(record(number))
+        progress.show(record(number, idle_s=0.5 if number else None))
     assert progress._bar.tasks[0].completed == pytest.approx(99.5 / 200)
 
 
@@ -134,6 +162,15 @@ def test_the_summary_table_says_what_a_job_cost_by_which_accounting():
     out = io.StringIO()
     Console(file=out, width=60).print(summary_table({"cost_usd": 0.0123456, "accounting": "paper"}))
     assert "0.012346 USD (paper)" in out.getvalue()
+
+
+def test_the_summary_table_tells_training_time_from_the_time_since_submission():
+    out = io.StringIO()
+    summary = {"wall_s": 12.5, "elapsed_s": 300.25, "env_steps_per_s": 1000.0}
+    Console(file=out, width=60).print(summary_table(summary))
+    rows = [line.split() for line in out.getvalue().splitlines()]
+    assert ["training", "time,", "s", "12.50"] in rows
+    assert ["since", "submission,", "s", "300.25"] in rows
 
 
 @pytest.fixture

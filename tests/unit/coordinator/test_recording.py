@@ -34,7 +34,7 @@ def test_shares_splits_and_numbers_of_actors_are_told_with_their_reason():
     [(event, fields)] = changes(of("a"), of("a", actors=7))
     assert (event, fields) == (
         "actors.scaled",
-        {"round": 5, "before": 2, "actors": 7, "reason": "why so many"},
+        {"round": 6, "before": 2, "actors": 7, "reason": "why so many"},
     )
     [(_, fields)] = changes(of("a", "b"), of("ab"))
-    assert (fields["round"], fields["reason"]) == (5, "why these")
+    assert (fields["round"], fields["reason"]) == (6, "why these")

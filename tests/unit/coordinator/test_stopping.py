@@ -14,12 +14,14 @@ from tests.unit.test_record import RETURNS, record
 
 @pytest.fixture
 def journal(tmp_path) -> Journal:
-    """Three rounds of half a second and 100 env steps; the last was evaluated, at -20.5."""
+    """Three rounds of half a second and 100 env steps, a quarter of a second before each but the first and, for it was
+    after an interruption, the third; that was evaluated, at -20.5.
+    """
     folder = RunFolder(tmp_path / "j")
     folder.create(SPEC, JobStatus(job="j", state="RUNNING", reason="", accepted_s=1.0))
     folder.take_over()
     for number in range(3):
-        folder.append(record(number, evaluation=RETURNS if number == 2 else None))
+        folder.append(record(number, evaluation=RETURNS if number == 2 else None, idle_s=0.25 if number == 1 else None))
     journal = Journal(folder, Costs(SPEC, folder))
     journal.read()
     return journal
@@ -32,8 +34,8 @@ def journal(tmp_path) -> Journal:
         ({"rounds": 4}, ""),
         ({"env_steps": 300}, "300 env steps sampled"),
         ({"env_steps": 301}, ""),
-        ({"wall_s": 1.5}, "2 s of training passed"),
-        ({"wall_s": 1.6}, ""),
+        ({"wall_s": 1.75}, "2 s of training passed"),
+        ({"wall_s": 1.76}, ""),
         ({"return": -20.5}, "greedy return per agent -20.500 reached -20.5"),
         ({"return": -20.4}, ""),
     ],
@@ -49,6 +51,6 @@ def test_the_last_round_is_an_evaluated_one(journal):
 
 def test_what_is_cut_is_not_counted(journal):
     journal.cut(1)
-    assert (journal.rounds, journal.env_steps, journal.rounds_s, journal.greedy) == (1, 100, 0.5, None)
+    assert (journal.rounds, journal.env_steps, journal.trained_s, journal.greedy) == (1, 100, 0.5, None)
     journal.cut(0)
     assert (journal.rounds, journal.env_steps, journal.last) == (0, 0, None)

@@ -154,7 +154,7 @@ async def test_scopes_that_had_been_published_stay_as_they_are(computed, intake,
         LearnResult(versions=[PolicyVersion(policy="policy-0", version=2)]),
     )
     fenced(computed, intake, 1)
-    with pytest.raises(ConflictError, match="round 0 was published for other groups than it is asked for now"):
+    with pytest.raises(ConflictError, match="round 1 was published for other groups than it is asked for now"):
         await computed.begin(request(2, agents="a"), sampled())
     await computed.begin(request(2), sampled())
     assert versions(computed) == {0: [("policy-0", 2)], 1: [("policy-1", 2)]}

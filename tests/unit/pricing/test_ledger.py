@@ -45,7 +45,8 @@ def small_round(round_: int = 0, *, at: float = 100.0, policies=("p",), **change
         *(invocation("policy", at + 1.0, at + 3.0, name=name, vcpu_s=0.5004, queued_s=0.0) for name in policies),
         round_=round_,
         policies=policies,
-        **{"actors": 1, "started_s": at, "ended_s": at + 4.0, "phases": ROUND} | changes,
+        **{"actors": 1, "started_s": at, "ended_s": at + 4.0, "phases": ROUND, "idle_s": 0.0 if round_ else None}
+        | changes,
     )
 
 
@@ -87,9 +88,9 @@ def test_every_actor_of_the_round_is_provisioned():
 
 
 def test_time_between_rounds_is_charged_up_to_the_keep_alive():
-    """Rounds of 4 s: one at 100, one 6 s after its end, one an hour later."""
+    """Rounds of 4 s: one after an idle time of 6 s, one after an hour in which the coordinator did not get to it."""
     ledger = Ledger(job(), load())
-    costs = [ledger.add(small_round(i, at=at)) for i, at in enumerate((100.0, 110.0, 3714.0))]
+    costs = [ledger.add(small_round(i, idle_s=idle_s)) for i, idle_s in enumerate((None, 6.0, 3600.0))]
     seconds = [4, 6 + 4, 600 + 4]
     assert [lines(cost, "billed")["redis", "", "node"] for cost in costs] == [
         picos(Decimal("0.032") * s / 3600) for s in seconds
@@ -99,30 +100,45 @@ def test_time_between_rounds_is_charged_up_to_the_keep_alive():
     ]
 
 
-@pytest.mark.parametrize("at", [50.0, 104.0])
-def test_a_clock_that_was_set_back_makes_no_round_free_and_charges_no_time_twice(at):
-    """Rounds of 4 s; the second begins by the same clock, or by one that was set back meanwhile."""
+@pytest.mark.parametrize("at", [50.0, 104.0, 204.0, 1e6])
+def test_nothing_is_charged_between_two_coordinators_whatever_the_clock_shows(at):
+    """Rounds of 4 s; the second begins at once, later, or by a clock that was set back meanwhile."""
     ledger = Ledger(job(), load())
     ledger.add(small_round(0, at=100.0))
-    for each in (ledger.add(small_round(number, at=at + 4 * (number - 1))) for number in (1, 2)):
+    for number in (1, 2):
+        each = ledger.add(small_round(number, at=at + 4 * (number - 1), idle_s=None if number == 1 else 0.0))
         assert lines(each, "billed")["redis", "", "node"] == picos(Decimal("0.032") * 4 / 3600)
+        assert lines(each, "billed")["actor", "", "ready"] == picos(Decimal("0.0000041667") * 4 * 1769 / 1024)
 
 
 @pytest.mark.parametrize(("idle_s", "charged_s"), [(2.0, 6), (1000.0, 604)])
-def test_a_gap_is_as_long_as_the_coordinator_counted_whatever_the_clock_shows(idle_s, charged_s):
+def test_idle_time_is_what_the_coordinator_counted_whatever_the_clock_shows(idle_s, charged_s):
     """Between two rounds of 4 s, while the clock is set ahead by an hour; up to the keep-alive of 600 s."""
     ledger = Ledger(job(), load())
     ledger.add(small_round(0, at=100.0))
-    cost = lines(ledger.add(replace(small_round(1, at=3706.0), idle_s=idle_s)), "billed")
+    cost = lines(ledger.add(small_round(1, at=3706.0, idle_s=idle_s)), "billed")
     assert cost["redis", "", "node"] == picos(Decimal("0.032") * charged_s / 3600)
 
 
-def test_an_interruption_keeps_no_container_for_longer_than_the_keep_alive():
+def test_idle_time_keeps_no_container_for_longer_than_the_keep_alive():
     ledger = Ledger(job(), prices(backend="fargate", fargate={"minimum_s": 0}, keep_alive_s=10.0))
     per_s = (Decimal("0.04048") + Decimal("0.004445")) / 3600
     ledger.add(small_round(0, at=100.0))
-    cost = lines(ledger.add(small_round(1, at=3704.0)), "billed")
+    cost = lines(ledger.add(small_round(1, at=3704.0, idle_s=3600.0)), "billed")
     assert cost["actor", "", "work"] == pytest.approx(picos(per_s * 14), abs=3)
+
+
+@pytest.mark.parametrize("backend", ["fargate", "ec2"])
+def test_what_an_interruption_ended_is_started_and_paid_anew_and_what_it_left_is_not(backend):
+    """A minute is paid at once; the next round of 4 s lies within it, unless its functions had to be started."""
+    minute, learner = {"fargate": (0.04048 + 0.004445, 0.04048 + 2 * 0.004445), "ec2": (0.612, 0.0)}[backend]
+    for cold, idle_s, minutes in ((False, None, 0), (True, None, 1), (True, 0.0, 0)):
+        ledger = Ledger(job(), prices(backend=backend, redis={"granularity_s": 3600}))
+        ledger.add(small_round(0))
+        found = small_round(1, idle_s=idle_s)
+        found = replace(found, invocations=tuple(replace(each, cold=cold) for each in found.invocations))
+        cost = ledger.add(found).usd("billed")
+        assert cost == pytest.approx(minutes * (minute + learner) / 60, abs=1e-9), (cold, idle_s)
 
 
 def test_a_redis_node_of_the_jobs_own_is_charged_by_started_hours():
@@ -146,7 +162,7 @@ def test_fargate_charges_at_least_a_minute_per_container():
     assert first["policy", "p", "work"] == picos(learner * 60 / 3600)
     within = lines(ledger.add(small_round(1, at=104.0)), "billed")
     assert set(within) == {("redis", "", "node")}
-    beyond = lines(ledger.add(small_round(2, at=163.0)), "billed")
+    beyond = lines(ledger.add(small_round(2, at=163.0, idle_s=55.0)), "billed")
     assert beyond["actor", "", "work"] == picos(actor * 7 / 3600)
 
 

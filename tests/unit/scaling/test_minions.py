@@ -99,7 +99,7 @@ def test_decides_from_the_records_and_says_from_what(tmp_path):
     decision = policy.decide([last], A)
     assert decision.actors == 4
     assert decision.reason == (
-        "minions: 4 of 1 to 4 actors is the scheduler's first choice (probability 0.81) before round 5: "
+        "minions: 4 of 1 to 4 actors is the scheduler's first choice (probability 0.81) before round 6: "
         "return -20.5, learner s 3, actor s 3, budget left 1"
     )
     assert decision.inputs["features"] == observe([last], 10, 1.0)

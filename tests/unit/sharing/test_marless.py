@@ -163,7 +163,7 @@ def test_rounds_in_which_no_episode_ended_are_passed_over():
     outcomes = [each for number, value in enumerate(CLIMB[:18]) for each in ([None] * (number % 3 == 0) + [value])]
     decisions, asked = runs.lived(runs.policy(), outcomes, measured=lambda _: [apart()])
     assert asked == [len(outcomes) - 1]
-    assert decisions[1].reason == "independent: no episode ended in round 0"
+    assert decisions[1].reason == "independent: no episode ended in round 1"
     assert decisions[-1].inputs["enablings"] == 1
 
 

@@ -38,7 +38,7 @@ def test_a_round_in_full():
             "agents/agent_1/random": -4.0,
             "policies/all/policy_loss": 1.0,
             "policies/all/kl": 0.0,
-            "round/number": 0,
+            "round/number": 1,
             "round/actors": 1,
             "round/learners": 1,
             "round/episodes": 4,
