@@ -14,6 +14,8 @@ Run = Callable[..., tuple[int, str, str]]
 def marless(monkeypatch, capsys) -> Run:
     """Runs the command in this process; answers its exit code, its data, and what it said."""
 
+    monkeypatch.setattr("marless.cli.working.QUIET_S", 60.0)  # however slow this machine is
+
     def run(*argv: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["marless", *map(str, argv)])
         with pytest.raises(SystemExit) as end:
