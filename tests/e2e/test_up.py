@@ -46,7 +46,9 @@ class Place:
             check=False,
         )
         assert "Traceback" not in done.stdout + done.stderr
-        said = [line for line in done.stderr.splitlines() if not line.endswith(" so far")]  # progress, on a slow machine
+        said = [
+            line for line in done.stderr.splitlines() if not line.endswith(" so far")
+        ]  # progress, on a slow machine
         return done.returncode, done.stdout.strip(), "\n".join(said).strip()
 
     def start(self, *words: str) -> subprocess.Popen[str]:
