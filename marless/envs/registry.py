@@ -13,14 +13,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from marless.envs import allowed, games, mpe
 from marless.envs.base import BatchedEnv, EnvSpaces
 from marless.errors import MarlessError, SpecError, told, unknown_name
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
 
 Options = Mapping[str, Any]  # Any: options are YAML values
 Factory = Callable[[Options, int], BatchedEnv]
@@ -120,11 +117,6 @@ def _adapted(path: str, options: Options, batch: int) -> BatchedEnv:
     return pettingzoo.adapt(place, options, batch)
 
 
-def _of_package(entry: EntryPoint, options: Options, batch: int) -> BatchedEnv:
-    factory: Factory = entry.load()
-    return factory(options, batch)
-
-
 def _factory(name: str) -> Factory:
     if name in _OURS:
         return _OURS[name]
@@ -133,6 +125,11 @@ def _factory(name: str) -> Factory:
     from importlib import metadata  # here, because it would cost every actor 2.5 MB
 
     theirs = metadata.entry_points(group=ENTRY_POINTS)
+
+    def loaded(options: Options, batch: int) -> BatchedEnv:  # loads when called: `make` says what its package raises
+        factory: Factory = theirs[name].load()
+        return factory(options, batch)
+
     if name in theirs.names:
-        return partial(_of_package, theirs[name])
+        return loaded
     raise SpecError(unknown_name("environment", name, [*_OURS, *theirs.names, f"{PETTINGZOO}<module>"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -233,6 +234,7 @@ def test_of_an_allowed_module_only_what_it_defines_is_called(marker, tmp_path, m
         "def _private(): os.abort()\nmake = 3\n",
         "utf-8",
     )
+    importlib.invalidate_caches()  # the directory may have been listed within the same tick of the clock
     monkeypatch.setenv(SETTING, "shed, shelf.games")
     for attribute in ("os", "system", "parallel_env_", "_private", "make", "__loader__", "os.system", "env"):
         with pytest.raises(SpecError):
@@ -268,11 +270,11 @@ def test_a_name_from_a_job_is_never_a_package_to_install():
 
 
 def test_nor_is_one_that_an_allowed_module_needs(marker, tmp_path, monkeypatch):
-    # a name of its own: other tests have imported their `shed`
-    (tmp_path / "path" / "lean_to.py").write_text("import left_pad\n", "utf-8")
-    monkeypatch.setenv(SETTING, "lean_to, no_such_zoo")
+    (tmp_path / "path" / "hut.py").write_text("import left_pad\n", "utf-8")
+    importlib.invalidate_caches()
+    monkeypatch.setenv(SETTING, "hut, no_such_zoo")
     for name, said in (
-        ("lean_to", "lean_to needs 'left_pad', which is not installed$"),
+        ("hut", "hut needs 'left_pad', which is not installed$"),
         ("no_such_zoo.butterfly", "there is no module 'no_such_zoo' on this machine$"),
     ):
         with pytest.raises(SpecError, match=said) as caught:
