@@ -7,6 +7,7 @@ import hashlib
 import ipaddress
 import os
 import subprocess
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -35,6 +36,30 @@ KEEP = 3
 settings.register_profile("ci", derandomize=True, deadline=None)
 settings.register_profile("anywhere", deadline=None)
 settings.load_profile("ci" if os.environ.get("CI") else "anywhere")
+
+LONGEST = ("tests/faults/test_jobs.py", "tests/e2e/test_train.py", "tests/faults", "tests/e2e", "tests/integration")
+"""Where tests start many processes and wait for them; each of the two files takes a minute or more."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Have pytest-xdist hand out the longest files first, so that none is left for the end."""
+    if _worker():
+        items.sort(key=lambda item: [not item.nodeid.startswith(place) for place in LONGEST])
+
+
+def _worker() -> str:
+    """The name of this worker of pytest-xdist; empty when tests run one after another."""
+    return os.environ.get("PYTEST_XDIST_WORKER", "")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def temporary_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Each worker of pytest-xdist has its own directory for sockets and temporary files; subprocesses inherit it."""
+    with pytest.MonkeyPatch.context() as patch:
+        if _worker():
+            patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("tmp", numbered=False)))
+            patch.setattr(tempfile, "tempdir", None)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -70,6 +70,7 @@ def ended_job(runs: Path, rounds: int, name: str = "j") -> Path:
     return folder.path
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("rounds", SIZES)
 async def test_a_watcher_of_many_large_rounds_is_served_at_once_and_in_little_memory(runs, rounds):
     await asyncio.to_thread(ended_job, runs, rounds)

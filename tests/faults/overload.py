@@ -42,7 +42,7 @@ Operation = Callable[[int], Awaitable[object]]
 """Given its caller, who shares a connection with `CALLERS` others."""
 
 
-async def run(place: Path, *, seconds: float, least: float) -> Mapping[str, float]:
+async def run(place: Path, *, seconds: float, least: float, turns: int = TURNS) -> Mapping[str, float]:
     """Drive each kind of call for so long with few callers, and as long with ten times as many.
 
     The share of goodput that is kept must be `least`. Pools and callers are one process, whose growth counts for both.
@@ -58,9 +58,9 @@ async def run(place: Path, *, seconds: float, least: float) -> Mapping[str, floa
         for name, operation in operations.items():
             before, alone, crowded = _resident(store), _Tally(), _Tally()
             few = MAX_AT_ONCE if name == "submits" else CALLERS
-            for _ in range(TURNS):
-                await _drive(operation, few, seconds / TURNS, alone)
-                await _drive(operation, few * TIMES, seconds / TURNS, crowded)
+            for _ in range(turns):
+                await _drive(operation, few, seconds / turns, alone)
+                await _drive(operation, few * TIMES, seconds / turns, crowded)
             share, grown = crowded.goodput / alone.goodput, _resident(store) - before
             told = f"{crowded.goodput:.0f} a second of {alone.goodput:.0f} under overload"
             assert share >= least, f"{name}: {told}, {crowded.refused:,} refused"

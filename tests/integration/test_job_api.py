@@ -85,6 +85,7 @@ def record_of(event: pb.JobEvent) -> dict:
     return json.loads(event.record_json)
 
 
+@pytest.mark.alone
 async def test_a_job_is_accepted_at_once_and_its_events_are_shown_as_they_happen(client):
     await client.events(await client.submit(stop={"rounds": 1}))  # workers are warm now
     started_s = time.perf_counter()

@@ -147,6 +147,7 @@ async def answered(address: str, sent: bytes) -> bytes:
     return heard
 
 
+@pytest.mark.alone
 async def test_claims_crowds_and_connections_that_hang_cost_a_service_little():
     """At the size for every day; see below for the full one."""
     async with actor_pool() as running:

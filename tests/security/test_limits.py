@@ -233,6 +233,7 @@ async def frames_of(header: learner_pool_pb2.UploadHeader):
         yield frame
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("arrays", "why"),
     [

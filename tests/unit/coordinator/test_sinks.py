@@ -155,6 +155,7 @@ async def test_a_job_that_ends_without_a_further_round_leaves_none_out(tmp_path)
     assert kept.closed == ["SUCCEEDED"]
 
 
+@pytest.mark.alone
 async def test_a_sink_that_blocks_holds_up_neither_the_job_nor_another_sink(tmp_path, monkeypatch):
     monkeypatch.setattr(sinks, "STOP_S", 0.1)
     held = threading.Event()

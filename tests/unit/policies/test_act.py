@@ -133,6 +133,7 @@ def test_acting_needs_no_torch_and_importing_marless_loads_nothing(run):
     assert not acting & {"torch", "pydantic", "grpc", "asyncio"}
 
 
+@pytest.mark.alone
 def test_one_observation_and_loading_take_as_long_as_promised(tmp_path):
     save(tmp_path / "job", {"p": state(18, Discrete(5), seed=1, hidden=(64, 64))}, {"p": ("a",)})
     seen, times = {"a": np.zeros(18, np.float32)}, {"load": [], "act": []}
