@@ -194,7 +194,7 @@ def test_every_evaluation_is_one_line_on_standard_error(undisturbed):
     """Beside those that come every few seconds, and say for how long."""
     run, _ = undisturbed
     evaluations = [line.split(" · ")[0] for line in run.said if not line.endswith(" so far\n")]
-    assert evaluations == ["round 10"]  # up to where the fixture stopped following
+    assert evaluations == [f"round 10 of {ROUNDS}"]  # up to where the fixture stopped following
     assert any(line.startswith("starting four services · ") for line in run.said)
 
 
