@@ -17,13 +17,14 @@ from mpe2 import simple_spread_v3
 
 import marless
 from marless import spec as specs
-from marless.data.rollout import play
+from marless.data.bounds import batches
+from marless.data.rollout import play, total
 from marless.envs import registry
 from marless.envs.base import ActionArray, AgentClass, BoolArray, FloatArray
 from marless.record import RoundRecord, returns_of
 from marless.round_file import read
 from marless.rpc.v1 import actor_pool_pb2
-from services.actor_pool.actor import actor_seed
+from services.actor_pool.actor import actor_seed, batch_seed
 
 ROOT = Path(__file__).parents[2]
 AGENTS, STEPS, ROUNDS, EPISODES = 3, 25, 12, 90
@@ -81,9 +82,12 @@ def test_acting_on_the_evaluations_seeds_scores_exactly_what_was_reported(run, r
     team, spec = marless.load_policy(run, round=round_), specs.load(run / "spec.yaml")
     stats, share = [], EPISODES // spec.actors.count
     for index in range(spec.actors.count):
-        env = registry.make(spec.env.name, spec.env.options, min(spec.actors.envs, share))
-        seed = actor_seed(spec.seed, actor_pool_pb2.ROLLOUT_MODE_GREEDY, round_, index)
-        stats.append(play(env, [Played(team, env.spaces.classes[0])], episodes=share, seed=seed))
+        seed, played = actor_seed(spec.seed, actor_pool_pb2.ROLLOUT_MODE_GREEDY, round_, index), []
+        for number, episodes in enumerate(batches(share, spec.actors.envs, one_by_one=False)):
+            env = registry.make(spec.env.name, spec.env.options, episodes)
+            policies = [Played(team, env.spaces.classes[0])]
+            played.append(play(env, policies, episodes=episodes, seed=batch_seed(seed, number)))
+        stats.append(total(played))
     assert returns_of(stats) == records[round_ - 1].evaluation
 
 

@@ -98,6 +98,6 @@ async def test_what_was_sampled_from_versions_that_were_lost_is_not_trained_on(r
     for round_ in range(2):
         await refused(storm, FencedError, round=round_, epoch=old)
     await storm.round(0)
-    with pytest.raises(StaleError, match="round 1: no trajectory of actors"):
+    with pytest.raises(StaleError, match="round 2: no trajectory of actors"):
         await storm.update(1)
     assert await came_to(storm, 1) == calm

@@ -46,7 +46,7 @@ def yield_cpu() -> None:
     """Give this process, and all that it starts, the lowest CPU priority: a busy machine leaves it about 1.5 % of a
     CPU beside each process of normal priority.
     """
-    os.nice(_LOWEST)
+    os.setpriority(os.PRIO_PROCESS, 0, _LOWEST)
     if os.getsid(0) == os.getpid():
         # Where Linux groups processes by session (sched_autogroup), it weighs whole groups against each other, and a
         # worker is a group of its own.
