@@ -89,7 +89,9 @@ async def _jump(job: Disturbed, clock: WallClock, rng: random.Random, jumps: int
 
 
 def _pids(rig: Rig) -> set[int]:
-    return {worker.pid for pool in ("actor_pool", "learner_pool") for worker in rig.workers(pool)}
+    """Of the workers that train; the background worker is let go seconds after the random baseline."""
+    workers = [worker for pool in ("actor_pool", "learner_pool") for worker in rig.workers(pool)]
+    return {worker.pid for worker in workers if "--background" not in worker.cmdline()}
 
 
 def _check(job: Disturbed, took_s: float) -> None:
