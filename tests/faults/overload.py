@@ -102,7 +102,7 @@ async def _operations(running: RunningPools, uploads: _Uploads) -> dict[str, Ope
         await stores[caller // CALLERS].get("blobs", {"p0": 1}, ["acting"])
 
     async def roll_out(caller: int) -> None:
-        await pools[caller // CALLERS].play_randomly("baseline", small_job(), 0, 4)
+        await pools[caller // CALLERS].play_randomly("baseline", small_job(), 0, 4, background=False)
 
     await publish_first(running.store)
     return {"publishes": publish, "gets": get, "uploads": uploads.upload, "rollouts": roll_out}
