@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from marless.errors import SpecError
+from marless.errors import SpecError, shown
 from marless.rpc.roles import Role
 
 LOOK_S = 1.0
@@ -116,6 +116,7 @@ def create(directory: Path) -> None:
         with suppress(FileExistsError):
             directory.mkdir(mode=0o700, parents=True)
         _check_directory(directory)
+        _check_content(directory)
         for role in Role:
             if not (directory / role).exists():
                 _write(directory / role, [_new()])
@@ -182,6 +183,15 @@ def _check_directory(directory: Path) -> None:
         raise SpecError(f"the directory of tokens {directory} belongs to another user; make one of your own")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise SpecError(f"others may write to the directory of tokens {directory}; `chmod 700 {directory}`")
+
+
+def _check_content(directory: Path) -> None:
+    """Nobody means to put tokens among other files: a slip of the tab key would fill a directory of jobs with them."""
+    names = {path.name for path in directory.iterdir()}
+    if names and names.isdisjoint(Role):
+        raise SpecError(
+            f"{directory} has other files in it, such as {shown(min(names))}; name a new directory for tokens"
+        )
 
 
 def _of_file(path: Path) -> tuple[str, ...]:

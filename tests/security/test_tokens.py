@@ -177,3 +177,18 @@ def test_a_file_where_the_directory_should_be_is_said_to_be_none(tmp_path):
     (tmp_path / "tokens").touch()
     with pytest.raises(SpecError, match="tokens is no directory; `marless tokens DIR` makes one"):
         files.create(tmp_path / "tokens")
+
+
+def test_no_tokens_are_put_among_other_files(tmp_path):
+    (tmp_path / "job.yaml").touch()
+    with pytest.raises(SpecError, match=r"has other files in it, such as 'job.yaml'; name a new directory"):
+        files.create(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["job.yaml"]
+
+
+def test_tokens_that_are_missing_in_a_directory_of_tokens_are_made(tmp_path):
+    files.create(tmp_path / "tokens")
+    (tmp_path / "tokens" / "actor").unlink()
+    (tmp_path / "tokens" / "README").touch()
+    files.create(tmp_path / "tokens")
+    assert {path.name for path in (tmp_path / "tokens").iterdir()} == {*Role, "README"}

@@ -17,8 +17,8 @@ from marless.rpc.security import Security
 from marless.rpc.v1 import coordinator_pb2 as pb
 from tests import tokens
 from tests.scripted_coordinator import ScriptedCoordinator
+from tests.unit.cli.conftest import JOB
 
-JOB = {"name": "tiny", "env": {"name": "mpe/simple_spread"}, "algorithm": "ippo", "stop": {"rounds": 3}}
 LOG = (
     '{"timestamp": "2027-01-01T12:00:00.123456Z", "level": "info", "event": "round.done", "round": 3}',
     '{"timestamp": "2027-01-01T12:00:01.123456Z", "level": "error", "event": "rollout.lost", "workers": 2}',
@@ -27,21 +27,6 @@ LOG = (
 )
 ONE_JOB = ("get", "watch", "logs", "wait", "cancel", "resume", "delete", "download")
 """Verbs that take a job's id."""
-
-
-@pytest.fixture
-def coordinator(tmp_path, monkeypatch):
-    with ScriptedCoordinator(tmp_path) as running:
-        monkeypatch.setenv("MARLESS_COORDINATOR", running.address)
-        monkeypatch.chdir(tmp_path)
-        yield running
-
-
-@pytest.fixture
-def job_file(tmp_path):
-    path = tmp_path / "job.yaml"
-    path.write_text(yaml.safe_dump(JOB))
-    return path
 
 
 def test_submit_prints_the_id_and_how_to_go_on(coordinator, marless, job_file):

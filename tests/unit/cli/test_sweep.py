@@ -9,25 +9,9 @@ import yaml
 
 from marless.cli import sweep
 from marless.rpc.v1 import coordinator_pb2 as pb
-from tests.scripted_coordinator import ScriptedCoordinator
+from tests.unit.cli.conftest import JOB
 
-JOB = {"name": "tiny", "seed": 5, "env": {"name": "mpe/simple_spread"}, "algorithm": "ippo", "stop": {"rounds": 3}}
 RATES = ("--sweep", "algorithm.lr=1e-3,2e-3")
-
-
-@pytest.fixture
-def coordinator(tmp_path, monkeypatch):
-    with ScriptedCoordinator(tmp_path) as running:
-        monkeypatch.setenv("MARLESS_COORDINATOR", running.address)
-        monkeypatch.chdir(tmp_path)
-        yield running
-
-
-@pytest.fixture
-def job_file(tmp_path):
-    path = tmp_path / "job.yaml"
-    path.write_text(yaml.safe_dump(JOB))
-    return path
 
 
 def planned(*sweeps: str, seeds: int | None = None, prefix: str = "", overrides=()) -> dict[str, dict]:
