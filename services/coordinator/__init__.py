@@ -1,1 +1,1 @@
-"""Owns jobs and decisions; never touches a tensor."""
+"""The coordinator service: accepts jobs, runs their rounds, decides and records; it never handles tensors."""

@@ -1,4 +1,4 @@
-"""`python -m services.coordinator`: the coordinator as a process."""
+"""`python -m services.coordinator`: starts the coordinator process."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def build(config: Config, _address: str) -> AsyncIterator[Service]:
 
 
 def allow_many_files() -> None:
-    """Each job that waits for its turn keeps its run folder locked."""
+    """Raise the limit of open files to its hard limit: each queued job keeps the lock file of its run folder open."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
@@ -46,5 +46,5 @@ if __name__ == "__main__":
     allowed.allow(options.env_modules)
     allow_many_files()
     orphans.end_of_dead_pools()
-    with orphans.contained():  # it makes each job's environment once, to know its spaces
+    with orphans.contained():  # preparing a job makes its environment once, to read its spaces
         sys.exit(main("coordinator", options.server, partial(build, options)))

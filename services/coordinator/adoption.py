@@ -1,4 +1,4 @@
-"""Unfinished jobs that nobody runs any more: found in the runs directory, taken over, and gone on with."""
+"""Failover: finds unfinished jobs in the runs directory whose coordinator is gone, and continues them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,19 @@ from services.coordinator.run_folder import RunFolder
 from services.coordinator.status import JobStatus
 
 ATTACHED_LEASES = 3
-"""How many leases an attached job without a sign of life is left to the process that it belongs to."""
+"""How many leases an attached job whose owner has stopped beating is left to the process that submitted it."""
 _log = structlog.get_logger("coordinator")
 
 
 class Adoption:
-    """Looks through the runs directory from time to time, and waits for the lock of each job that others run."""
+    """Scans the runs directory twice a lease, and waits for the lock of each job that another coordinator runs.
+
+    Args:
+        lease_s: A coordinator that does not touch its lock file for so long loses the job.
+        only: The only job to take over, even if it is attached; "": all of them.
+        is_ours: True for the id of a job that this coordinator runs already.
+        adopt: Continues the job of a run folder; returns False if another coordinator holds its lock.
+    """
 
     def __init__(
         self,
@@ -42,11 +49,11 @@ class Adoption:
         self._looking: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Look now, and then at least once a lease."""
+        """Start the scans; the first is at once."""
         self._looking = asyncio.create_task(self._keep_looking())
 
     async def stop(self) -> None:
-        """Take over nothing more; twice is safe."""
+        """Stop scanning and waiting for locks; calling it twice is safe."""
         tasks = [*self._following.values(), *([self._looking] if self._looking else [])]
         for task in tasks:
             task.cancel()
@@ -65,7 +72,7 @@ class Adoption:
             await asyncio.sleep(self._lease_s / 2)
 
     async def _look(self) -> None:
-        """Go on at once with what nobody holds, what ran before what waited; follow the rest."""
+        """Continue jobs whose lock is free, running ones before pending ones; wait for the locks of the others."""
         found = await self._index.look(self._is_ours)
         for status in sorted(found, key=lambda status: status.state == "PENDING"):
             job = status.job
@@ -97,6 +104,6 @@ class Adoption:
             return await self._adopt(folder)
         except NotFoundError:  # deleted meanwhile
             return True
-        except MarlessError as error:  # looked at again next time
+        except MarlessError as error:  # tried again at the next scan
             _log.error("job.not_continued", job=folder.path.name, error=str(error))
             return True

@@ -1,9 +1,9 @@
-"""The random baseline of a job: what a policy that acts at random scores, measured once, beside training.
+"""The random baseline of a job: the returns of a policy that acts at random, measured once, concurrently with training.
 
-The actor pool plays it on its background worker, a batch of episodes at a time, until one of the bounds in `evaluation`
-is reached; what is left when training ends, on a worker of normal priority. Batches and their seeds follow from the
-job's spec: where time ends it, a faster machine has played further in the same sequence. Training never waits for it,
-and no decision of a job looks at it.
+The actor pool runs the episodes in batches on its background worker until one of the bounds in `evaluation` is
+reached; batches that are left when training ends run on a worker of normal priority. Batches and their seeds follow
+from the job's spec, so that a faster machine gets further in the same sequence when the time limit ends it. Training
+does not wait for the baseline, and no decision of a job depends on it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from services.coordinator.pools import Played, Pools
 
 TOLD_EVERY_S = 1.0
 MOST_FAILURES = 3
-"""Of one batch: the worker does not start, or does not survive it."""
+"""Attempts of one batch whose worker did not start or died; after the last one the baseline is given up."""
 
 
 class Baseline:
-    """Measures one job's baseline until it is stopped; `progressed` is told of it, once a second at most."""
+    """Measures the baseline of one job; calls `progressed` with the returns so far, at most once a second."""
 
     def __init__(
         self, *, job_id: str, job: Job, pools: Pools, log: JobLog, progressed: Callable[[Returns], None]
@@ -44,19 +44,19 @@ class Baseline:
         self._trained = asyncio.Event()
         self._taken = False
         self._told_s = 0.0
-        """When `progressed` was called last, by the monotonic clock."""
+        """When `progressed` was last called, by the monotonic clock."""
 
     def start(self) -> None:
-        """Begin to measure."""
+        """Start to measure in a task of its own."""
         self._measuring = asyncio.create_task(self._measure())
 
     @property
     def measuring(self) -> bool:
-        """True while something is still to be measured."""
+        """True while the measurement is running."""
         return self._measuring is not None and not self._measuring.done()
 
     def measured(self) -> Returns | None:
-        """What came of it, once: None before it is measured, and from the second call on."""
+        """The result, handed out once: None before the measurement is done, and from the second call on."""
         if self._taken or self._measuring is None or not self._measuring.done():
             return None
         self._taken = True
@@ -64,7 +64,7 @@ class Baseline:
         return returns_of(self._played)
 
     async def wait(self, cancelled: asyncio.Event) -> None:
-        """Give what is still to be measured its time, `evaluation.limit_s` at most: training is over."""
+        """Wait for the rest of the measurement after training, for `evaluation.limit_s` at most or until cancelled."""
         assert self._measuring is not None  # started
         self._trained.set()
         self._told_s = -TOLD_EVERY_S
@@ -80,7 +80,7 @@ class Baseline:
             asked.cancel()
 
     async def stop(self) -> Returns | None:
-        """Measure no more; returns what was measured so far and not taken. Twice is safe, the second time at once."""
+        """Stop measuring; returns what was measured, unless `measured` has handed it out. Calling it twice is safe."""
         if self._measuring and not self._measuring.done():
             self._measuring.cancel()
             await asyncio.wait([self._measuring])
@@ -110,7 +110,7 @@ class Baseline:
         self._note(bound, played_s)
 
     async def _play(self, number: int, episodes: int) -> Played:
-        """Play one batch; raises what does not pass by trying again."""
+        """Run one batch; transient errors are retried, all others are raised."""
         failures = 0
         for delay_s in delays(random.Random()):  # unseeded on purpose: no result depends on it
             try:
@@ -123,7 +123,7 @@ class Baseline:
         raise AssertionError("delays never end")
 
     async def _play_somewhere(self, number: int, episodes: int) -> Played:
-        """In the background as long as the job trains; the same batch comes to the same wherever it is played."""
+        """Run a batch on the background worker while the job trains, else with normal priority, to the same result."""
         if not self._trained.is_set():
             trained = asyncio.create_task(self._trained.wait())
             playing = asyncio.create_task(self._pools.play_randomly(self._id, self._job, number, episodes))

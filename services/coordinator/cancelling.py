@@ -1,4 +1,4 @@
-"""A job's cancellation: what it does now may be finished within a grace, and is abandoned after that."""
+"""Cancellation of a job: its present step may finish within a grace period, and is abandoned after that."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ CANCELLED = "cancelled by its user"
 
 
 class Cancellation:
-    """Whether a job was cancelled, and how long what it does may go on."""
+    """Whether a job was cancelled, and until when its present step may continue."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
         self._end_s: float | None = None
-        """By the loop's clock."""
+        """End of the grace period, by the event loop's clock."""
         self._present: asyncio.Timeout | None = None
 
     def ask(self) -> None:
-        """Cancel the job; twice is safe."""
+        """Cancel the job; calling it twice is safe."""
         if self.asked.is_set():
             return
         self.asked.set()
@@ -33,9 +33,9 @@ class Cancellation:
 
     @asynccontextmanager
     async def abandoning(self) -> AsyncIterator[None]:
-        """A block that waits for others. It is cancelled when the grace is over; CancelledJobError is raised then.
+        """Bound a block that waits for other services: raises CancelledJobError when the grace period is over.
 
-        One at a time. What is in it must stand being killed.
+        Only one block at a time; its body must tolerate being cancelled at any `await`.
         """
         try:
             async with asyncio.timeout_at(self._end_s) as self._present:

@@ -1,4 +1,4 @@
-"""Options of the coordinator."""
+"""Command-line options of the coordinator."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ PEERS = ("actor_pool", "learner_pool", "param_store")
 
 @dataclass(frozen=True)
 class Config:
-    """What the coordinator is told."""
+    """All options of the coordinator."""
 
     server: ServerOptions
     peers: Mapping[str, str]
-    """Address of each other service. The learner pool's is also where actors send their trajectories."""
+    """Address of each other service, by name. Actors send their trajectories to that of the learner pool."""
     runs: Path
-    """Run folders are made here, one a job."""
+    """The directory that holds one run folder per job."""
     jobs: JobsOptions
     env_modules: tuple[str, ...] = ()
-    """Modules whose environments jobs may name beside PettingZoo's own; see `marless.envs.allowed`."""
+    """Modules whose environments jobs may use in addition to PettingZoo's own; see `marless.envs.allowed`."""
 
 
 def parse(argv: Sequence[str] | None = None) -> Config:
-    """Read flags and MARLESS_* variables."""
+    """Read the options from flags and MARLESS_* environment variables."""
     usual = JobsOptions()
     parser = option_parser(
         "coordinator", "Owns jobs and decisions: runs rounds, records them, streams events.", for_users=True

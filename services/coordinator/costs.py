@@ -1,4 +1,4 @@
-"""What a job costs, by its records: exact after every round where it has a budget, else no later than at its end."""
+"""The cost of a job, computed from its round records: every round if it has a budget, else at the latest at its end."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from marless.spec import JobSpec
 from services.coordinator.run_folder import RunFolder
 
 MOST_DUE = 8
-"""Rounds that may wait to be added up. Beyond, as after a restart, all are added up from the disk when it is asked."""
+"""Rounds that may wait in memory to be priced. With more, as after a restart, `total_usd` reads all from disk."""
 
 
 def check(spec: JobSpec) -> None:
-    """Refuse a job that asks for prices, or for a budget, that it cannot have; raises SpecError."""
+    """Raise SpecError for a job with a price table or a budget that cannot be used."""
     if _matters(spec):
         Ledger(spec, prices.merged(spec.bill.prices))
 
 
 class Costs:
-    """The ledger of one job. The methods take milliseconds, and none is called twice at the same time."""
+    """The ledger of one job. Methods take milliseconds unless they say otherwise; they must not run concurrently."""
 
     def __init__(self, spec: JobSpec, folder: RunFolder) -> None:
         self._spec = spec
@@ -39,26 +39,26 @@ class Costs:
         self._behind = False
         self._last: RoundCost | None = None
         self.problem = ""
-        """Why the cost is not known, if it is not; never so for a job with a budget, which fails instead."""
+        """Why the cost is unknown; "" if it is known. Never set for a job with a budget, which fails instead."""
 
     @property
     def budget_usd(self) -> float | None:
-        """`stop.cost_usd`."""
+        """The budget, `stop.cost_usd`; None if there is none."""
         return self._spec.stop.cost_usd
 
     @property
     def accounting(self) -> Accounting:
-        """What counts as the job's cost."""
+        """Which way of accounting counts as the job's cost."""
         return self._accounting
 
     def clear(self) -> None:
-        """No round is recorded."""
+        """Forget all rounds."""
         self._ledger = self._last = None
         self._behind = False
         self._due.clear()
 
     def put(self, record: RoundRecord) -> None:
-        """One more round is recorded; raises SpecError for one that cannot be priced, if there is a budget."""
+        """Add a recorded round; raises SpecError if there is a budget and the round cannot be priced."""
         if self.budget_usd is not None:
             self._last = self._opened().add(record)
         elif len(self._due) < MOST_DUE and not self._behind:
@@ -68,7 +68,7 @@ class Costs:
             self._due.clear()
 
     def catch_up(self) -> None:
-        """Add up what is due; for a moment when nobody waits for it."""
+        """Price the rounds that wait in memory; called while the job waits for something else."""
         try:
             while self._due and not self.problem:
                 self._opened().add(self._due[0])
@@ -77,7 +77,7 @@ class Costs:
             self.problem = str(error)
 
     def spent_usd(self, record: RoundRecord | None = None) -> float:
-        """Of a job with a budget, by now; or if this were the next round."""
+        """The cost so far of a job with a budget, with `record` as its next round if one is given."""
         ledger = self._opened()
         if record is not None:
             ledger = copy.deepcopy(ledger, {id(self._prices): self._prices})
@@ -85,14 +85,14 @@ class Costs:
         return ledger.total_usd(self._accounting)
 
     def last_usd(self) -> Mapping[str, float]:
-        """What the newest round of a job with a budget cost, by function."""
+        """The cost in USD of the newest round of a job with a budget, by function."""
         sums: Counter[str] = Counter()
         for charge in self._last.charges[self._accounting] if self._last else ():
             sums[charge.function] += charge.picos
         return {function: usd(picos) for function, picos in sums.items()}
 
     def total_usd(self) -> float | None:
-        """Of all recorded rounds; None if it cannot be known. May take a disk's time, and some ms a round."""
+        """The cost of all recorded rounds; None if it is unknown. May read all records, at some ms per round."""
         try:
             if self._behind:
                 self.clear()

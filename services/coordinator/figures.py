@@ -1,4 +1,4 @@
-"""What Prometheus is told of the coordinator."""
+"""The coordinator's metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -19,28 +19,29 @@ STATES = ("PENDING", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED")
 
 
 class Tally:
-    """What the rounds came to that this coordinator recorded.
+    """Counts over the rounds that this process has recorded.
 
-    Invocations are executions of workers: actors, evaluations, learners. What ran inside learners (post-processing,
-    critics, mixers, policies, measurements) is counted apart, as it is a part of them.
+    Invocations are executions of workers: actors, evaluations, learners. Functions that run inside learners
+    (post-processing, critics, mixers, policies, measurements) are counted separately, because their time is part of
+    the learners' time.
     """
 
     def __init__(self) -> None:
         self.rounds = 0
         self.env_steps = 0
         self.invocations: Counter[str] = Counter()
-        """By function; so are the seconds."""
+        """By function, as are the seconds below."""
         self.seconds: defaultdict[str, float] = defaultdict(float)
-        """From start to end."""
+        """Wall-clock seconds from start to end."""
         self.vcpu_seconds: defaultdict[str, float] = defaultdict(float)
         self.inner: Counter[str] = Counter()
-        """Inside learners, by function; so are the vCPU seconds."""
+        """Functions that ran inside learners, by function, as are their vCPU seconds."""
         self.inner_vcpu_seconds: defaultdict[str, float] = defaultdict(float)
         self.repeated = 0
-        """Invocations that needed another attempt."""
+        """Invocations that needed more than one attempt."""
 
     def add(self, record: RoundRecord, *, after_env_steps: int) -> None:
-        """One more round, of a job that had sampled so many env steps before."""
+        """Count a round of a job that had sampled `after_env_steps` env steps before it."""
         self.rounds += 1
         self.env_steps += max(0, record.env_steps - after_env_steps)
         for each in record.invocations:
@@ -55,7 +56,7 @@ class Tally:
 
 
 def figures(jobs: Jobs) -> list[Metric]:
-    """Jobs, rounds, and the functions that ran for them."""
+    """All metrics: jobs by state, rounds, env steps, and the functions that ran."""
     tally, states = jobs.tally, jobs.states()
     return [
         gauge("jobs", "Jobs of the runs directory.", {state: states[state] for state in STATES}, by="state"),

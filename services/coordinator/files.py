@@ -1,4 +1,4 @@
-"""The files of a run folder that a user may have: listed and read, and nothing outside of it."""
+"""Lists and opens the files of a run folder that clients may download; refuses every path outside of it."""
 
 from __future__ import annotations
 
@@ -12,23 +12,26 @@ from marless.errors import NotFoundError
 from services.coordinator.ownership import LOCK
 
 _NOT_FOR_USERS = ("store",)
-"""Top-level folders of `marless train`: its store is of use to a running Redis only."""
+"""Folders that clients cannot download: `store`, the database of the Redis that `marless train` starts."""
 
 
 class File(NamedTuple):
-    """A file's path relative to the run folder, with forward slashes, and its present size."""
+    """A file's path relative to the run folder, with forward slashes, and its present size in bytes."""
 
     path: str
     bytes: int
 
 
 def listing(folder: Path) -> list[File]:
-    """All finished regular files of a run folder, by path."""
+    """All finished regular files of a run folder, sorted by path."""
     return sorted(_files(folder))
 
 
 def open_file(folder: Path, path: str) -> tuple[BinaryIO, int]:
-    """One of them, opened for reading, and its present size; raises NotFoundError for anything else."""
+    """Open a file that `listing` returns; returns it with its present size in bytes.
+
+    Raises NotFoundError for every other path, symbolic links included.
+    """
     missing = NotFoundError(f"there is no file {path!r} in {folder}; `marless download` shows those that there are")
     if not _is_for_users(path) or path != Path(path).as_posix():
         raise missing
@@ -54,14 +57,14 @@ def _files(folder: Path) -> Iterator[File]:
             path = (here / name).as_posix()
             try:
                 found = (folder / path).lstat()
-            except FileNotFoundError:  # retired since it was listed, as old checkpoints are
+            except FileNotFoundError:  # removed since it was listed, as old checkpoints are
                 continue
             if _is_for_users(path) and stat.S_ISREG(found.st_mode):
                 yield File(path, found.st_size)
 
 
 def _is_for_users(path: str) -> bool:
-    """False for what is being written, for what is not a job's, and for what does not stay in the folder."""
+    """False for files being written, lock files, folders in _NOT_FOR_USERS, and paths that leave the folder."""
     parts = path.split("/")
     return not (
         parts[0] in _NOT_FOR_USERS

@@ -1,4 +1,4 @@
-"""Which jobs there are in the runs directory, whoever ran them: enough of each to list it, and no more."""
+"""An in-memory index of all jobs in the runs directory, whichever coordinator ran them, for listing them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _log = structlog.get_logger("coordinator")
 
 
 class Known(NamedTuple):
-    """What is kept in memory of a job. Newer ones are greater."""
+    """The index entry of a job. A job accepted later compares as greater."""
 
     accepted_s: float
     job: str
@@ -36,7 +36,7 @@ class Known(NamedTuple):
 
 
 class Index:
-    """The jobs of a runs directory. What is said of a job is read from its folder; this is about their order."""
+    """Ids, acceptance times and states of the jobs of one runs directory; all else is read from their folders."""
 
     def __init__(self, runs: Path) -> None:
         self._runs = runs
@@ -44,24 +44,24 @@ class Index:
         self._unreadable: set[str] = set()
 
     def note(self, status: JobStatus) -> None:
-        """Take in what a job has come to."""
+        """Add a job, or update its state."""
         self._known[status.job] = Known(status.accepted_s, status.job, status.state)
 
     def forget(self, job: str) -> None:
-        """A job has been deleted."""
+        """Remove a deleted job."""
         self._known.pop(job, None)
 
     def prepare(self) -> None:
-        """Make the directory; raises UnavailableError if it cannot be had."""
+        """Create the runs directory; raises UnavailableError if that fails or another user could replace it."""
         with self._disk("made"):
             private_files.check_way(self._runs)
             make_directory(self._runs)
 
     async def look(self, is_ours: Callable[[str], bool]) -> list[JobStatus]:
-        """Look through the directory; returns the jobs that others run, or nobody, oldest first.
+        """Scan the directory; returns the unfinished jobs that this coordinator does not run, oldest first.
 
-        Ours are left out: we know better. Reads no ended job twice. Raises UnavailableError if the directory cannot
-        be read.
+        Jobs for which `is_ours` is true are skipped: `note` is called for them with newer states than those on disk.
+        Jobs that have ended are read only once. Raises UnavailableError if the directory cannot be read.
         """
         names, found = await asyncio.to_thread(self._read)
         for job in [job for job in self._known if job not in names and not is_ours(job)]:
@@ -72,7 +72,7 @@ class Index:
         return sorted((status for status in others if not status.ended), key=lambda status: status.accepted_s)
 
     def _read(self) -> tuple[set[str], list[JobStatus]]:
-        """Names in the directory, and what the jobs say that are not known to have ended."""
+        """All names in the directory, and the statuses of the jobs that are not known to have ended."""
         with self._disk("read"):
             names = {path.name for path in self._runs.iterdir()}
         known = (self._known.get(name) for name in names)
@@ -84,15 +84,15 @@ class Index:
         return Counter(known.state for known in self._known.values())
 
     def clear_away(self) -> None:
-        """Remove what is left of jobs whose deletion was interrupted."""
+        """Remove the folders of jobs whose deletion was interrupted."""
         for path in self._runs.glob(f"{DELETED}*"):
             shutil.rmtree(path, ignore_errors=True)
 
     def page(self, size: int, token: str, states: Collection[str]) -> tuple[list[str], str]:
         """Job ids, newest first, and the token of the next page ("": there is none).
 
-        A token says after which job the page starts, so jobs that come and go between pages neither hide nor repeat
-        others. Raises SpecError for a size or token that cannot be.
+        A token names the last job of the page before, so jobs that are added or deleted between pages neither hide
+        nor repeat others. Raises SpecError for an invalid size or token.
         """
         if not 0 <= size <= LARGEST_PAGE:
             raise SpecError(f"page_size {size}: give 1 to {LARGEST_PAGE}, or 0 for {PAGE}")

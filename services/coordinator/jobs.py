@@ -1,4 +1,4 @@
-"""The jobs of a runs directory: accepted once, run side by side, and continued whatever becomes of a coordinator."""
+"""The jobs of a runs directory: submitted idempotently, run concurrently, continued after a coordinator's failure."""
 
 from __future__ import annotations
 
@@ -46,22 +46,25 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class JobsOptions:
-    """How jobs are run."""
+    """Limits and timeouts of a coordinator's jobs."""
 
     running: int = 4
-    """At once; others wait for their turn."""
+    """Jobs that run at once; others are queued."""
     lease_s: float = 5.0
-    """A coordinator that gives no sign of life for so long has lost its jobs."""
+    """A coordinator that does not touch a job's lock file for this many seconds loses the job."""
     patience_s: float = 120.0
-    """How long a job waits for a service that is down."""
+    """Seconds that a job waits for a service that is down, before it fails."""
     uploads_bytes: int = 2**28
-    """Of checkpoints that clients have sent and no job has taken yet."""
+    """Total size of the uploaded checkpoints that no job has taken yet."""
     only: str = ""
-    """The one job to continue; "": all that is in the runs directory."""
+    """The only job to continue; "": all jobs of the runs directory."""
 
 
 class Jobs:
-    """An async context manager. Jobs that run when it ends stay RUNNING on the disk: the next coordinator goes on."""
+    """What the coordinator does with jobs: submit, list, cancel, resume, delete; an async context manager.
+
+    Jobs that run when it exits stay RUNNING on disk, and the next coordinator continues them.
+    """
 
     def __init__(self, runs: Path, pools: Pools, options: JobsOptions | None = None) -> None:
         self.runs = runs.resolve()
@@ -80,7 +83,7 @@ class Jobs:
             adopt=self._adopt,
         )
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._verbs: set[asyncio.Task[Any]] = set()  # Any: each verb answers something else
+        self._verbs: set[asyncio.Task[Any]] = set()  # Any: their results differ
         self.stopped = False
         self.tally = Tally()
 
@@ -96,7 +99,7 @@ class Jobs:
         await self.stop()
 
     async def stop(self) -> None:
-        """Let go of all jobs, and end what streams. Twice is safe."""
+        """Release all jobs and end all streams; calling it twice is safe."""
         self.stopped = True
         self._preparing.stop()
         await self._adoption.stop()
@@ -105,7 +108,7 @@ class Jobs:
 
     @property
     def in_trouble(self) -> int:
-        """Jobs that wait for a service, or try a round again."""
+        """Number of jobs that wait for a service or retry a round."""
         return self._roster.in_trouble
 
     def states(self) -> Counter[str]:
@@ -113,17 +116,17 @@ class Jobs:
         return self._index.states()
 
     def live(self, job: str) -> LiveJob | None:
-        """A job that this coordinator runs, or will run when it is its turn."""
+        """The job if this coordinator runs it or has it queued, else None."""
         return self._roster.get(job)
 
     def folder(self, job: str) -> RunFolder:
-        """The run folder of a job; raises NotFoundError for what cannot be the id of one."""
+        """The run folder of a job; raises NotFoundError for an invalid id."""
         if not is_id(job):
             raise NotFoundError(f"there is no job {shown(job)}")
         return RunFolder(self.runs / job)
 
     async def get(self, job: str) -> View:
-        """What can be said of a job; raises NotFoundError."""
+        """The present view of a job; raises NotFoundError."""
         if live := self._roster.get(job):
             return live.view
         try:
@@ -138,7 +141,7 @@ class Jobs:
         return [found for found in views if isinstance(found, View)], after
 
     async def submit(self, request: Submission) -> View:
-        """Accept a job, or answer as before; see `CoordinatorService.SubmitJob` for the rules.
+        """Accept a job, or return the existing one; see `CoordinatorService.SubmitJob` for the rules.
 
         Raises SpecError, AlreadyExistsError, OverloadedError, UnavailableError.
         """
@@ -147,11 +150,14 @@ class Jobs:
         return await self._whole(request.job, self._submit(request))
 
     async def cancel(self, job: str) -> View:
-        """Ask a job to stop after its present round; one that waits for its turn never starts."""
+        """Ask a job to stop after its present round; a queued job ends at once.
+
+        Raises NotFoundError, and JobStateError if another coordinator runs the job.
+        """
         return await self._whole(job, self._cancel(job))
 
     async def resume(self, job: str, request_id: str, stop_json: str) -> View:
-        """Continue a job that has ended, with the given stop rules in place of its own of the same name.
+        """Continue a job that has ended; the stop rules in `stop_json` replace its own of the same names.
 
         Raises NotFoundError, SpecError, JobStateError, OverloadedError, UnavailableError.
         """
@@ -159,11 +165,14 @@ class Jobs:
         return await self._whole(job, self._resume(job, request_id, stop_json))
 
     async def delete(self, job: str, *, allow_missing: bool) -> None:
-        """Delete a job that has ended, with its versions; raises NotFoundError, JobStateError, UnavailableError."""
+        """Delete a job that has ended, its folder and its versions in the store.
+
+        Raises NotFoundError unless `allow_missing`, JobStateError for an unfinished job, UnavailableError.
+        """
         await self._whole(job, self._delete(job, allow_missing=allow_missing))
 
     async def _whole(self, job: str, verb: Coroutine[Any, Any, T]) -> T:
-        """Run a verb alone among those on the same job, and to its end even if its caller goes away."""
+        """Run `verb` alone among the calls for this job, and to its end even if the caller is cancelled."""
 
         async def alone() -> T:
             async with lock:
@@ -173,7 +182,7 @@ class Jobs:
         task = asyncio.create_task(alone())
         self._verbs.add(task)
         task.add_done_callback(self._verbs.discard)
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be left to hear it
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # the caller may be gone
         return await asyncio.shield(task)
 
     async def _submit(self, request: Submission) -> View:
@@ -206,7 +215,7 @@ class Jobs:
         return self._take(job, folder, status, Progress(), "job.accepted")
 
     def _start(self, spec: JobSpec, job: Job, job_id: str) -> Path | None:
-        """The checkpoint that a job starts from, if it does; raises SpecError if it cannot."""
+        """Find and check the checkpoint that a job starts from; None if there is none. Raises SpecError."""
         if not spec.start.checkpoint:
             return None
         source = start.find(spec.start.checkpoint, self.runs, self.uploads)
@@ -216,7 +225,7 @@ class Jobs:
         return source
 
     async def _answers(self, request: Submission, spec: JobSpec, known: View) -> bool:
-        """True if the job that exists is what was asked for, False if it is to be replaced."""
+        """True if the existing job answers the request, False if it is to be replaced; raises AlreadyExistsError."""
         there, _ = await asyncio.to_thread(self.folder(request.job).load)
         equal = there == spec
         if request.request_id and request.request_id == known.status.request_id:
@@ -232,7 +241,7 @@ class Jobs:
         return True
 
     async def _present(self, job: str) -> View:
-        """What can be said of a job, which we go on with if nobody does."""
+        """The present view of a job, which is first taken over if it is unfinished and no coordinator runs it."""
         seen = await self.get(job)
         if seen.status.ended or self._roster.get(job) or self._options.only not in ("", job):
             return seen
@@ -308,7 +317,10 @@ class Jobs:
         await self._remove(job)
 
     async def _remove(self, job: str) -> None:
-        """Remove a job wherever it stands. First what others keep of it: versions must not meet a new job of its id."""
+        """Remove a job in any state.
+
+        The other services' data of it goes first, so that a new job of the same id never finds old versions.
+        """
         if live := self._roster.get(job):
             await self._roster.remove(live)
         folder = self.folder(job)
@@ -337,7 +349,7 @@ class Jobs:
             )
 
     def _take(self, job: Job, folder: RunFolder, status: JobStatus, progress: Progress, event: str) -> View:
-        """Let a job whose status is on the disk run when it is its turn."""
+        """Queue a job whose status is on the disk."""
         live = LiveJob(
             job=job,
             folder=folder,
@@ -359,7 +371,7 @@ class Jobs:
         return await self._whole(folder.path.name, self._continue(folder))
 
     async def _continue(self, folder: RunFolder) -> bool:
-        """Go on with a job that nobody runs; False if somebody does."""
+        """Continue a job that no coordinator runs; False if another one does."""
         if self._is_ours(folder.path.name):
             folder.release()
             return True

@@ -1,4 +1,4 @@
-"""The rounds of a job so far: all of them in rounds.jsonl, and in memory what its next steps look back on."""
+"""The recorded rounds of a job: all in rounds.jsonl, and in memory the recent ones that decisions depend on."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from services.coordinator.costs import Costs
 from services.coordinator.run_folder import RunFolder
 
 HISTORY_ROUNDS = 512
-"""Rounds that decisions may look back on."""
+"""Number of recent rounds that decisions see."""
 
 
 class Journal:
-    """Reads the recorded rounds once, and appends to them, and to their costs. The methods take a disk's time."""
+    """Reads the recorded rounds once, then appends rounds and their costs. Its methods block on the disk."""
 
     def __init__(self, folder: RunFolder, costs: Costs) -> None:
         self._folder = folder
@@ -22,9 +22,9 @@ class Journal:
         self._clear()
 
     def read(self) -> None:
-        """Take in what is recorded; raises CorruptError for a line that is no record.
+        """Read the recorded rounds; raises CorruptError for a line that is not a record.
 
-        Only what decisions look back on is parsed, unless a budget asks what every round cost.
+        Only the rounds that decisions see are parsed, unless the job has a budget, which needs every round's cost.
         """
         self._clear()
         if self.costs.budget_usd is not None:
@@ -34,39 +34,39 @@ class Journal:
             self._look_back()
 
     def append(self, record: RoundRecord) -> None:
-        """Record a round durably."""
+        """Append a round durably."""
         self._folder.append(record)
         self._take(record)
 
     def cut(self, rounds: int) -> None:
-        """Forget all but the first `rounds`, durably."""
+        """Drop all but the first `rounds` rounds, durably."""
         self._folder.cut(rounds)
         self.read()
 
     @property
     def history(self) -> tuple[RoundRecord, ...]:
-        """The newest rounds, as many as decisions may look back on."""
+        """The newest rounds, HISTORY_ROUNDS at most, oldest first."""
         return tuple(self._history)
 
     @property
     def last(self) -> RoundRecord | None:
-        """The newest round."""
+        """The newest round; None if there is none."""
         return self._history[-1] if self._history else None
 
     @property
     def rounds(self) -> int:
-        """How many are recorded."""
+        """Number of recorded rounds."""
         return self.last.round + 1 if self.last else 0
 
     @property
     def env_steps(self) -> int:
-        """Sampled for training in all of them."""
+        """Env steps sampled for training in all recorded rounds."""
         return self.last.env_steps if self.last else 0
 
     def _clear(self) -> None:
         self._history: deque[RoundRecord] = deque(maxlen=HISTORY_ROUNDS)
         self.greedy: Returns | None = None
-        """Of the newest evaluation."""
+        """Returns of the newest evaluation."""
         self.trained_s = 0.0
         """Training time in seconds: see `RoundRecord.spent_s`."""
         self.costs.clear()

@@ -1,4 +1,4 @@
-"""A job that this coordinator owns and that has not ended: it waits for its turn, or runs."""
+"""A queued or running job that this coordinator owns: its progress, log, sinks and watchers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SAVE_PERIOD_S = 1.0
 
 
 class LiveJob:
-    """Knows how far its job has come, notes in the job's log what happens, and tells whoever watches."""
+    """One job from the queue to its end; keeps its progress, writes its log, feeds its sinks, wakes its watchers."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class LiveJob:
         self.news = News()
         self.log = JobLog(folder.log_path, status.job, self.news.tell)
         self.task: asyncio.Task[None] | None = None
-        """Runs the job, once it is its turn."""
+        """The task that runs the job; None while it is queued."""
         self._sinks = SinkFeed(job_id=status.job, spec=job.spec, folder=folder.path, log=self.log)
         self._tally = tally
         self._progress = progress
@@ -59,45 +59,45 @@ class LiveJob:
 
     @property
     def status(self) -> JobStatus:
-        """The present status; the last one, once the job has ended."""
+        """The present status; after the end, the final one."""
         return self._status
 
     @property
     def in_trouble(self) -> bool:
-        """True while it waits for a service, or tries a round again."""
+        """True while the job waits for a service or retries a round."""
         return self._run.in_trouble and not self._status.ended
 
     @property
     def view(self) -> View:
-        """What can be said of it now."""
+        """The present view of the job."""
         return view_of(self._status, self.folder.path, self._progress)
 
     async def run(self) -> None:
-        """Run the job to its end, or until it is lost to another coordinator."""
+        """Run the job to its end, or until another coordinator takes it over."""
         await self._run.run()
 
     async def saved(self) -> None:
-        """Wait until the last status is on the disk, which may have been full when the job ended."""
+        """Wait until the final status is on the disk, which may have been full when the job ended."""
         while self._status.ended and not await asyncio.to_thread(self._save):  # noqa: ASYNC110  # of a disk
             await asyncio.sleep(SAVE_PERIOD_S)
 
     async def close_sinks(self) -> None:
-        """Let the sinks have what is recorded, and close them; waits some seconds at most."""
+        """Close the sinks once they have all recorded rounds; waits a few seconds at most, see `SinkFeed.stop`."""
         await self._sinks.stop(self._status.state, self._status.random)
 
     def cancel(self) -> None:
-        """Stop after the present round."""
+        """Ask the job to stop after the present round."""
         self._run.cancel()
 
     async def end(self, state: str, reason: str) -> None:
-        """End a job that does not run; raises UnavailableError."""
+        """End a queued job with the given state; raises UnavailableError if the disk cannot be written."""
         status = await asyncio.to_thread(ended, self._status, self.folder, state, reason)
         await asyncio.to_thread(self.folder.write_status, status)
         self._take(status)
 
     def _save(self) -> bool:
         try:
-            if self.folder.read_status() != self._status and self.folder.own():  # else it is another coordinator's now
+            if self.folder.read_status() != self._status and self.folder.own():  # else another coordinator owns it
                 self.folder.write_status(self._status)
         except (UnavailableError, NotFoundError, CorruptError):
             return False

@@ -1,4 +1,4 @@
-"""The log of a job: one JSON object a line in its run folder, for people who ask what happened."""
+"""The log of a job, log.jsonl in its run folder: one JSON object per line, written for people."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ import structlog
 from marless.errors import SpecError
 
 INFO_LIMIT_BYTES = 8 * 2**20
-"""A log that has grown to this size takes no more lines of level info, and says so."""
+"""Size from which lines of level info are dropped; the line that would reach it is replaced by a warning."""
 LIMIT_BYTES = 10 * 2**20
-"""A log that has grown to this size takes no more lines at all."""
+"""Size from which all lines are dropped."""
 BATCH_BYTES = 2**18
 _log = structlog.get_logger("coordinator")
 
 
 class Line(NamedTuple):
-    """A line of a log, and the byte offset of its end, from which a reader goes on."""
+    """A line of a log, and the byte offset of its end, where a reader continues."""
 
     cursor: int
     json: str
@@ -32,8 +32,9 @@ class Line(NamedTuple):
 class JobLog:
     """Writes the log of one job; the same lines go to the coordinator's own log, with the job's id.
 
-    A line is one append, not synced: it survives the death of this process, though not a power cut, and costs a round
-    some 30 µs. A disk that takes no line costs the line, never the job.
+    A line is one append without fsync: it survives the end of this process, though not a power failure, and costs a
+    round some 30 µs. If the disk refuses a line, the line is lost, and the job continues. `wrote` is called after
+    each line.
     """
 
     def __init__(self, path: Path, job: str, wrote: Callable[[], None]) -> None:
@@ -42,15 +43,15 @@ class JobLog:
         self._wrote = wrote
 
     def info(self, event: str, **fields: object) -> None:
-        """Note what happened."""
+        """Log an event of normal operation."""
         self._write("info", event, fields)
 
     def warning(self, event: str, **fields: object) -> None:
-        """Note what went wrong and was mended."""
+        """Log a problem that did not end the job."""
         self._write("warning", event, fields)
 
     def error(self, event: str, **fields: object) -> None:
-        """Note what ended the job or lost data."""
+        """Log a problem that ended the job or lost data."""
         self._write("error", event, fields)
 
     def _write(self, level: str, event: str, fields: dict[str, object]) -> None:
@@ -69,12 +70,12 @@ class JobLog:
             if level == "info" and size + len(line) >= INFO_LIMIT_BYTES:
                 line = _line("warning", "log.full", {"hint": "from here on only warnings and errors are noted"})
             if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
-                line = b"\n" + line  # the machine went down in the middle of a line, or the disk was full
+                line = b"\n" + line  # the last line is torn: the machine crashed, or the disk was full
             file.write(line)
 
 
 def lines(path: Path, cursor: int) -> list[Line]:
-    """Whole lines after `cursor`, some 256 KiB of them at most; raises SpecError if it is not where a line starts."""
+    """Whole lines from the byte offset `cursor` on, BATCH_BYTES at most; raises SpecError if no line starts there."""
     try:
         file = path.open("rb")
     except FileNotFoundError:
@@ -89,7 +90,7 @@ def lines(path: Path, cursor: int) -> list[Line]:
 
 
 def tail(path: Path, count: int) -> int:
-    """The cursor `count` lines before the log's end."""
+    """The cursor after which the last `count` lines of the log follow."""
     last: deque[int] = deque([0], maxlen=count + 1)
     while batch := lines(path, last[-1]):
         last.extend(line.cursor for line in batch)

@@ -1,4 +1,4 @@
-"""Telling whoever watches that something changed."""
+"""A notifier: wakes all tasks that wait for a change."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import asyncio
 
 
 class News:
-    """Wakes all who wait for what comes next. Take `next`, look at what there is, and only then wait."""
+    """Wakes all waiting tasks at each change. To miss none, take `next`, then read the state, then wait for `next`."""
 
     def __init__(self) -> None:
         self.next = asyncio.Event()
 
     def tell(self) -> None:
-        """Something changed."""
+        """Wake all waiting tasks: something has changed."""
         self.next.set()
         self.next = asyncio.Event()

@@ -1,8 +1,8 @@
-"""Who runs a job: one lock file in its run folder, locked by one coordinator and touched twice a second.
+"""Ownership of a job: a lock file in its run folder, locked by one coordinator and touched twice a second.
 
-A lock that is free is taken at once: its holder is dead, however it went. A lock that is held by a process that no
-longer touches it (stopped, or hanging) is taken over by renaming a new lock file over it; when the old holder wakes
-up, the file at the path is not its own any more, and it knows that it has lost the job.
+A free lock is taken at once: its holder has released it, or has exited, in whatever way. A lock whose holder no longer
+touches it (the process is stopped or hangs) is taken over by renaming a new lock file over it. When the old holder
+continues, the file at the path is not its own, and so it knows that it has lost the job.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from pathlib import Path
 LOCK = "owner.lock"
 BEAT_S = 0.5
 Beat = tuple[int, int]
-"""A lock file and when it was last touched: inode, nanoseconds."""
+"""A lock file's inode, and when it was last touched, in Unix nanoseconds."""
 
 
 class Ownership:
-    """A job's lock, held. Nothing is written into a run folder without one that is not `lost`."""
+    """The held lock of a job. A coordinator writes into a run folder only while it holds one that is not `lost`."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self._path = path
@@ -32,7 +32,7 @@ class Ownership:
 
     @classmethod
     def acquire(cls, folder: Path) -> Ownership | None:
-        """Take the lock of a run folder if it is free; None if another holds it. Raises OSError."""
+        """Take the lock of a run folder if it is free; returns None if it is held. Raises OSError."""
         path = folder / LOCK
         while True:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -49,7 +49,7 @@ class Ownership:
 
     @classmethod
     def seize(cls, folder: Path, seen: Beat) -> Ownership | None:
-        """Put a new lock in the place of one that has not been touched since `seen`; None if it has been."""
+        """Replace a lock that has not been touched since `seen` by a new one; returns None if it has been touched."""
         path = folder / LOCK
         with _replacing(folder) as alone:
             if not alone or beat_of(folder) != seen:
@@ -62,7 +62,7 @@ class Ownership:
 
     @property
     def lost(self) -> bool:
-        """True once another has taken the job over, or deleted it."""
+        """True once another coordinator has taken the job over or deleted it."""
         try:
             there, ours = self._path.stat(), os.fstat(self._descriptor)
         except OSError:
@@ -70,11 +70,11 @@ class Ownership:
         return (there.st_dev, there.st_ino) != (ours.st_dev, ours.st_ino)
 
     def beat(self) -> None:
-        """Show that the holder lives."""
+        """Touch the lock file, which shows that its holder is alive."""
         os.utime(self._descriptor)
 
     def keep_beating(self) -> None:
-        """Beat from now on, as long as this event loop runs, until `release`; twice is safe."""
+        """Touch the lock file every BEAT_S in a task of its own until `release`; calling it twice is safe."""
         if self._beating is None:
             self._beating = asyncio.create_task(self._beat_on())
 
@@ -84,7 +84,7 @@ class Ownership:
             await asyncio.sleep(BEAT_S)
 
     def release(self) -> None:
-        """Let go of the job; twice is safe."""
+        """Release the lock; calling it twice is safe."""
         if self._beating is not None:
             self._beating.cancel()
         if self._descriptor < 0:
@@ -108,7 +108,8 @@ def beat_of(folder: Path) -> Beat | None:
 async def inherit(folder: Path, lease_s: float) -> Ownership:
     """Wait until the lock of a folder is free, or has not been touched for `lease_s`, and take it.
 
-    What counts is that the beat was not seen to move by this process's own clock: no two clocks are compared.
+    The lease is measured by this process's monotonic clock between two looks at the file, so that clocks of different
+    machines are never compared.
     """
     seen, since_s = beat_of(folder), time.monotonic()
     while True:
@@ -124,7 +125,8 @@ async def inherit(folder: Path, lease_s: float) -> Ownership:
 
 @contextmanager
 def _replacing(folder: Path) -> Iterator[bool]:
-    """Around the removal or replacement of a lock file, so that it hits the one that was seen; False: not now."""
+    """Lock the folder while its lock file is removed or replaced, so that no other process does so; yields False if
+    another process has the folder locked."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         alone = True

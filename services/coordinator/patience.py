@@ -1,4 +1,4 @@
-"""How a job bears trouble that passes: a service that is down, hangs, is full, or is back without its memory."""
+"""Backoff of a job at transient errors: a service is down, hangs, is full, or has restarted without its state."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ PASSING = (
     UnauthenticatedError,
     PermissionDeniedError,
 )
-"""What may be otherwise when the round is tried again. NotFoundError: a learner pool that does not know the job, a
-store without its versions; StaleError: trajectories that went with their learner pool; FencedError: an epoch that ended
-with the versions that a restore dropped; OverloadedError: room that others use now; UnauthenticatedError and
-PermissionDeniedError: tokens that are not the same everywhere yet."""
+"""Transient errors: the round is retried. NotFoundError: the learner pool does not know the job, or the store lacks its
+versions; StaleError: trajectories were lost with their learner pool; FencedError: an epoch ended with the versions that
+a restore dropped; OverloadedError: others use the room; UnauthenticatedError and PermissionDeniedError: a change of
+tokens has not reached every service yet."""
 
 
 class Patience:
-    """Waits longer and longer between attempts, and gives up once there was only trouble for `patience_s`."""
+    """Waits for growing delays between attempts, and gives up after `patience_s` seconds without a success."""
 
     def __init__(self, patience_s: float, cancelled: asyncio.Event) -> None:
         self._patience_s = patience_s
@@ -43,20 +43,20 @@ class Patience:
         self.over()
 
     def over(self) -> None:
-        """Something was achieved: the next trouble is a new one."""
+        """Reset after a success: the next error starts a new sequence of delays."""
         self._since_s: float | None = None
         self._last_s = 0.0
         self._delays = delays(random.Random())  # unseeded on purpose: no result depends on it
 
     @property
     def waiting(self) -> bool:
-        """True while there is trouble."""
+        """True from an error until the next success."""
         return self._since_s is not None
 
     async def bear(self, trouble: MarlessError) -> None:
-        """Wait before the next attempt; raises `trouble` if that was the last one, CancelledJobError if cancelled."""
+        """Wait before the next attempt; raises `trouble` if the time is up, CancelledJobError if cancelled."""
         now_s = time.monotonic()
-        if now_s - self._last_s >= self._patience_s:  # nothing was wrong for long: a step that takes its time
+        if now_s - self._last_s >= self._patience_s:  # the last error is long past: a long step has run since
             self.over()
         if self._since_s is None:
             self._since_s = now_s
@@ -72,7 +72,7 @@ class Patience:
 
 
 def doing(trouble: MarlessError) -> str:
-    """What a job in trouble says it does. Errors of `Peer` start with the service that did not answer."""
+    """The `reason` that a job shows while it retries. Errors of `Peer` start with the name of the failed service."""
     sentence = str(trouble)
     if sentence.partition(":")[0] in ("actor_pool", "learner_pool", "param_store"):
         return f"waits for the {sentence}"

@@ -1,7 +1,7 @@
-"""What the next round starts from: its groups and actors, as the job's policies decide them from the records.
+"""Plans the next round: the sharing and scaling policies decide its groups and number of actors from the records.
 
-Policies see what a reader of `rounds.jsonl` sees, in the same types. So a coordinator that was restarted decides as an
-undisturbed one, whatever a policy keeps in the inputs of its decisions.
+The policies see only records, as they are in `rounds.jsonl`, so that a restarted coordinator decides as one that was
+never interrupted.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from services.coordinator.pools import Versions
 
 @dataclass(frozen=True)
 class Plan:
-    """What the next round starts from."""
+    """The inputs of the next round."""
 
     round: int
     env_steps: int
     groups: tuple[Group, ...]
     actors: int
     versions: Versions
-    """Heads of all policies and joint critics, also of those that no agent uses now."""
+    """Newest version of every policy and joint critic, also of those that no agent uses now."""
     decisions: tuple[Decision, ...]
     ending: str
-    """Why there is no next round; "" if there is."""
+    """Why there is no next round; "" if there is one."""
 
 
 class Planner:
-    """Asks the policies of one job."""
+    """Plans the rounds of one job with its sharing and scaling policies."""
 
     def __init__(self, job: Job, journal: Journal) -> None:
         self._job = job
         self._journal = journal
 
     def plan(self, versions: Versions, ending: str) -> Plan:
-        """Decide on the round after those that are recorded; raises InternalError for what no round can start from."""
+        """Plan the round after the recorded ones; raises InternalError if a group starts from an unknown policy."""
         journal = self._journal
         decided = decide(self._job, journal.history, None if ending else self._budget())
         _check_starts(self._job.spec.sharing.name, decided.groups, versions)
@@ -56,14 +56,14 @@ class Planner:
         )
 
     def _budget(self) -> Budget | None:
-        """What is left of it; None without one, and where no policy is to mind it."""
+        """What is left of the budget; None if there is none, or the scaling policy is not to consider it."""
         costs = self._journal.costs
         if costs.budget_usd is None or not self._job.spec.scaling.within_budget:
             return None
         return Budget(costs.budget_usd - costs.spent_usd(), costs.last_usd())
 
     def measure(self, returns: Returns | None) -> Measure:
-        """What learners measure beside the update of the present round, whose rollout had these returns."""
+        """What learners measure in addition to the update of the present round, whose rollout had these returns."""
         similarity = self._job.sharing.asks(self._journal.history, returns)
         return Measure(curvature=self._job.curvature, noise=self._job.noise, similarity=similarity)
 

@@ -1,4 +1,4 @@
-"""The coordinator's view of the other services: requests in, plain data out."""
+"""Calls to the actor pool, the learner pool and the param_store: builds the requests, returns plain dataclasses."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from marless.rpc.v1.learner_pool_pb2_grpc import LearnerPoolServiceAsyncStub
 
 PREWARM_TIMEOUT_S = 5.0
-RESERVED_S = 60.0  # after the last upload, beyond the time that one actor may take, room may go to another job
-CALL_TIMEOUT_S = 24 * 3600.0  # a round takes as long as it takes; actors and learners have their own deadlines
+RESERVED_S = 60.0  # how long reserved room is kept after the last upload, beyond the timeout of an actor
+CALL_TIMEOUT_S = 24 * 3600.0  # a round has no time limit of its own; actors and learners have their own deadlines
 BACKGROUND_FACTOR = 10
-"""Times `actors.timeout_s`: how long the background worker may take for a batch beside a busy machine."""
+"""The timeout of a batch on the background worker, which runs at low priority, as a multiple of `actors.timeout_s`."""
 Versions = Mapping[str, int]
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """What came of a rollout."""
+    """The result of a rollout: of a round's actors, or of an evaluation."""
 
     env_steps: int
     returns: Returns | None
@@ -41,27 +41,27 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Played:
-    """What came of a batch of episodes."""
+    """The result of a batch of the random baseline's episodes."""
 
     sums: EpisodeSums
     played_s: float
-    """Seconds of play, without those in which the worker waited for a CPU."""
+    """Seconds that the episodes took, less those in which the worker waited for a CPU."""
 
 
 @dataclass(frozen=True)
 class Update:
-    """What came of an update."""
+    """The result of an update."""
 
     versions: Versions
     metrics: Mapping[str, Mapping[str, float]]
     invocations: tuple[InvocationRecord, ...]
     distances: tuple[Distances, ...]
     room: int = 0
-    """So many actors of the next round have room in the learner pool already."""
+    """Number of actors of the next round for which the learner pool has reserved room already."""
 
 
 class Pools:
-    """Actor pool, learner pool and param_store."""
+    """Clients of the actor pool, the learner pool and the param_store."""
 
     def __init__(self, actor_pool: Peer, learner_pool: Peer, store: ParamStore) -> None:
         self._actor_pool = actor_pool
@@ -71,8 +71,10 @@ class Pools:
         self.store = store
 
     async def open_job(self, job_id: str, job: Job, epoch: int, groups: Sequence[Group], *, round_: int) -> Versions:
-        """Declare a job whose next round is `round_` to the learner pool; returns the head of every policy and joint
-        critic.
+        """Declare a job to the learner pool; returns the newest version of every policy and joint critic.
+
+        Args:
+            round_: The job's next round.
         """
         request = learner_pool_pb2.OpenJobRequest(
             job=job_id,
@@ -87,21 +89,21 @@ class Pools:
         return {version.policy: version.version for version in reply.versions}
 
     async def close_job(self, job_id: str, *, epoch: int = 0, keep_replay: bool = False) -> None:
-        """Let the learner pool forget a job, all of it or but for what it remembers of past rounds.
+        """Make the learner pool drop a job; with `keep_replay`, all but its replay buffers.
 
-        Raises FencedError for a coordinator whose epoch is over; 0 is for a job that nobody runs.
+        Raises FencedError if a newer epoch has begun; epoch 0 is for a job that no coordinator runs.
         """
         request = learner_pool_pb2.CloseJobRequest(job=job_id, epoch=epoch, keep_replay=keep_replay)
         await self._learner_pool.call(self._learners.CloseJob, request)
 
     async def reserve(self, job_id: str, job: Job, round_: int, actors: int, *, epoch: int) -> None:
-        """Have room for a round's trajectories in the learner pool; returns when it is the job's turn."""
+        """Reserve room for a round's trajectories in the learner pool; returns once there is room."""
         idle_s = job.spec.actors.timeout_s + RESERVED_S
         request = learner_pool_pb2.ReserveRequest(job=job_id, round=round_, actors=actors, idle_s=idle_s, epoch=epoch)
         await self._learner_pool.call(self._learners.Reserve, request, timeout_s=CALL_TIMEOUT_S)
 
     async def prewarm(self, actors: int) -> None:
-        """Tell the actor pool to expect so many actors; returns before their workers are there."""
+        """Ask the actor pool to start workers for so many actors; returns before they are ready."""
         request = actor_pool_pb2.PrewarmRequest(actors=actors)
         await self._actor_pool.call(self._actors.Prewarm, request, timeout_s=PREWARM_TIMEOUT_S)
 
@@ -116,7 +118,7 @@ class Pools:
         *,
         epoch: int,
     ) -> Rollout:
-        """Run the actors of a round; their trajectories are in the learner pool when this returns."""
+        """Run the actors of a round; when this returns, their trajectories are in the learner pool."""
         request = self._rollout(job_id, job, round_, actor_pool_pb2.ROLLOUT_MODE_TRAIN, epoch)
         request.actors = actors
         request.groups.extend(_groups(groups, versions))
@@ -125,7 +127,7 @@ class Pools:
     async def evaluate(
         self, job_id: str, job: Job, round_: int, groups: Sequence[Group], versions: Versions, *, epoch: int
     ) -> Rollout:
-        """Play greedily for the spec's number of episodes."""
+        """Run greedy episodes, bounded by the spec's `evaluation`: their number, time and standard error."""
         request = self._rollout(job_id, job, round_, actor_pool_pb2.ROLLOUT_MODE_GREEDY, epoch)
         request.actors, request.episodes = job.spec.actors.count, job.spec.evaluation.episodes
         request.settings.limit_s = job.spec.evaluation.limit_s or 0.0
@@ -136,7 +138,7 @@ class Pools:
     async def play_randomly(
         self, job_id: str, job: Job, batch: int, episodes: int, *, background: bool = True
     ) -> Played:
-        """Play one batch of the random baseline's episodes; in the `background` of a busy machine it takes its time."""
+        """Run one batch of the random baseline's episodes; with `background` at low priority, with a longer timeout."""
         request = self._rollout(job_id, job, batch, actor_pool_pb2.ROLLOUT_MODE_RANDOM, epoch=0)
         request.actors, request.episodes, request.background = 1, episodes, background
         if background:
@@ -156,7 +158,7 @@ class Pools:
         versions: Versions,
         measure: learner_pool_pb2.Measure,
     ) -> Update:
-        """Update every policy once from the trajectories of `actors` actors."""
+        """Update every policy once from the trajectories of the round's `actors` actors."""
         request = learner_pool_pb2.UpdateRequest(
             job=job_id,
             round=round_,

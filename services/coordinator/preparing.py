@@ -1,4 +1,4 @@
-"""Making jobs ready. That makes each job's environment once, with code of others, which may take long or never end."""
+"""Prepares jobs: makes each job's environment once to read its spaces, which runs third-party code and may hang."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from marless.spec import JobSpec, with_stop
 from services.coordinator import costs, sinks
 
 PREPARE_S = 60.0
-"""How long an environment may take to be made."""
+"""Seconds that an environment may take to be made."""
 MAX_AT_ONCE = 16
-"""Jobs that are prepared, those included whose environments have not been made in time and still run."""
+"""Jobs that are prepared at once, including those that have timed out and whose threads still run."""
 
 
 class Preparing:
-    """Prepares each job in a thread of its own, so that an environment that hangs holds up nothing else: neither the
-    threads that read and write files nor the end of this process.
+    """Prepares each job in a daemon thread of its own, so that an environment that hangs blocks neither the threads
+    for file access nor the exit of this process.
     """
 
     def __init__(self) -> None:
@@ -30,10 +30,10 @@ class Preparing:
         self._waiting: set[asyncio.Future[Job]] = set()
 
     async def prepared(self, spec: JobSpec, *, new: bool = False) -> Job:
-        """The job of a spec; if it is `new`, its sinks and prices are checked first.
+        """Prepare the job of a spec; if it is `new`, its sinks and prices are checked first.
 
-        Raises SpecError for a job that cannot work, or whose environment is not made in time, OverloadedError if too
-        many are prepared already, UnreachableError if this coordinator stops.
+        Raises SpecError for an invalid job or one whose environment is not made within PREPARE_S, OverloadedError if
+        MAX_AT_ONCE jobs are being prepared already, UnreachableError if this coordinator stops.
         """
         if self._threads >= MAX_AT_ONCE:
             raise OverloadedError(f"no room in the coordinator: {self._threads} jobs are being prepared already")
@@ -55,7 +55,7 @@ class Preparing:
             self._waiting.discard(done)
 
     def stop(self) -> None:
-        """Wait for nothing any more; twice is safe."""
+        """Fail all waiting calls with UnreachableError; calling it twice is safe."""
         for done in self._waiting:
             if not done.done():
                 done.set_exception(UnreachableError("this coordinator stops; the next one takes the job"))
@@ -64,7 +64,7 @@ class Preparing:
         job: Job | None = None
         try:
             job, error = make(), None
-        except Exception as problem:  # noqa: BLE001  # whoever waits raises it
+        except Exception as problem:  # noqa: BLE001  # raised by `prepared`
             error = problem
         with suppress(RuntimeError):  # the loop has ended
             done.get_loop().call_soon_threadsafe(self._ended, done, job, error)
@@ -86,5 +86,5 @@ def _checked(spec: JobSpec) -> Job:
 
 
 def changed(spec: JobSpec, stop_json: str) -> JobSpec:
-    """The spec with other stop rules, if there are some; raises SpecError."""
+    """The spec with the stop rules of `stop_json`, if it is not empty, in place of its own; raises SpecError."""
     return with_stop(spec, documents.from_json(stop_json, "stop"), "resume") if stop_json else spec

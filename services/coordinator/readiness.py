@@ -1,4 +1,4 @@
-"""Whether the coordinator could run a job now: its peers answer, and its run folders can be written."""
+"""Readiness of the coordinator: its peers serve, and the runs directory can be written."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from marless.rpc.health import is_serving
 
 PERIOD_S = 1.0
 EAGER_PERIOD_S = 0.2
-"""While something is missing, which is mostly at the start."""
+"""The period while something is missing, as at the start."""
 _PROBE_BYTES = 4096
 _log = structlog.get_logger("coordinator")
 
 
 class Readiness:
-    """Looks about once a second; an async context manager. Whoever asks is answered from the last look."""
+    """Checks periodically and answers from the last check; an async context manager."""
 
     def __init__(self, peers: Mapping[str, Peer], runs: Path) -> None:
         self._peers = peers
@@ -42,16 +42,16 @@ class Readiness:
             await asyncio.gather(self._looking, return_exceptions=True)
 
     async def ready(self) -> bool:
-        """True if nothing was missing."""
+        """True if all peers served and the runs directory was writable at the last check."""
         return not self._missing
 
     @property
     def addresses(self) -> Mapping[str, str]:
-        """Where each peer is."""
+        """The address of each peer, by name."""
         return {name: peer.address for name, peer in self._peers.items()}
 
     def serving(self, peer: str) -> bool:
-        """True if this peer was there."""
+        """True if this peer served at the last check."""
         return peer not in self._missing
 
     async def _keep_looking(self) -> None:
@@ -69,7 +69,7 @@ class Readiness:
 
 
 def _is_writable(directory: Path) -> bool:
-    """True if there is room for a small file, which is gone at once."""
+    """True if a small temporary file can be written, which is removed at once."""
     try:
         with tempfile.TemporaryFile(dir=directory) as file:
             file.write(b"\0" * _PROBE_BYTES)

@@ -1,4 +1,4 @@
-"""What a round came to, as its record, what changed since the round before, and what a job came to."""
+"""Builds round records, the log lines about changed decisions, and the summary of a job."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from services.coordinator.timing import RoundTimes, Timing
 def trained(
     job: str, plan: Plan, pending: Pending, update: Update, *, times: RoundTimes, update_s: float
 ) -> RoundRecord:
-    """The record of a round that has trained and not been evaluated."""
+    """The record of a round after its update and before its evaluation."""
     versions = {**plan.versions, **update.versions}
     groups = (
         GroupRecord(policy=g.policy, agents=g.agents, version=versions[g.policy], source=g.source) for g in plan.groups
@@ -43,7 +43,7 @@ def trained(
 
 
 def finished(record: RoundRecord, evaluation: Rollout | None, *, times: RoundTimes, evaluation_s: float) -> RoundRecord:
-    """The record of a round with its evaluation, if it had one."""
+    """The final record of a round: with its evaluation, if it had one."""
     return replace(
         record,
         ended_s=times.watch.now_s,
@@ -54,9 +54,9 @@ def finished(record: RoundRecord, evaluation: Rollout | None, *, times: RoundTim
 
 
 def changes(before: RoundRecord | None, record: RoundRecord) -> Iterator[tuple[str, dict[str, object]]]:
-    """What was decided otherwise than for the round before, as lines of the job's log: event and fields.
+    """Changes of groups and number of actors since the round before, as log lines: event name and fields.
 
-    In logs, which are for people, rounds count from 1.
+    In logs, rounds count from 1.
     """
     if before is None:
         return
@@ -81,7 +81,7 @@ def changes(before: RoundRecord | None, record: RoundRecord) -> Iterator[tuple[s
 
 
 def summary(status: JobStatus, journal: Journal, timing: Timing, path: Path, cost_usd: float | None) -> Summary:
-    """What a job came to, whose run has ended with this status."""
+    """The summary of a job that has ended with this status."""
     last, trained_s = journal.last, journal.trained_s
     return Summary(
         job=status.job,

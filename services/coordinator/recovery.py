@@ -1,9 +1,9 @@
-"""Where a job stands: what its run folder, the store and the learner pool know of it, brought to agree.
+"""Recovery of a job: brings its run folder, the store and the learner pool into a consistent state.
 
-One path serves a new job, one whose coordinator was killed or stopped, one that is resumed, and a round that met
-trouble: what has been recorded is never done again as long as the store has its versions. If it has not, the newest
-checkpoint is put back under the version numbers that it had, and the rounds after it are run again; in synchronous
-mode to the same bits.
+The same path serves a new job, a job whose coordinator was killed or stopped, a resumed job, and a round that failed
+with a transient error. Recorded rounds are not run again as long as the store has their versions. If it has lost them,
+the newest checkpoint is restored under its original version numbers, and the rounds after it are run again, with
+bit-identical results in synchronous mode.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from services.coordinator.snapshots import Snapshots
 from services.coordinator.start import load
 
 FIRST_VERSION = 1
-"""Of every policy that no checkpoint has put back."""
+"""The first version of every policy that was not restored from a checkpoint."""
 
 
 class Recovery:
-    """Brings one job's parts to agree, and holds its epoch."""
+    """Recovers one job, and holds its epoch."""
 
     def __init__(
         self, *, job_id: str, job: Job, folder: RunFolder, pools: Pools, journal: Journal, log: JobLog
@@ -41,14 +41,16 @@ class Recovery:
         self._log = log
         self.snapshots = Snapshots(job_id, folder, pools.store, log)
         self.epoch = 0
-        """Of everything this coordinator publishes; 0 before the first."""
+        """The epoch under which this coordinator publishes; 0 before it has acquired one."""
         self._opened = False
 
     async def stand(self, *, rolled_out: bool) -> Versions:
-        """Agree on where the job stands and open it to the learner pool; returns the versions that its next round
-        starts from. `rolled_out`: that round's rollout is done, its trajectories were in the learner pool.
+        """Recover the job and declare it to the learner pool; returns the versions that its next round starts from.
 
-        Raises what may pass (see `Patience`), and SpecError if what the job starts from does not fit.
+        Args:
+            rolled_out: That round's rollout is done, and its trajectories were in the learner pool.
+
+        Raises transient errors (see `patience.PASSING`), and SpecError if the checkpoint it starts from does not fit.
         """
         if not self.epoch:
             await self._begin_epoch()
@@ -56,18 +58,18 @@ class Recovery:
         if last and not _has(present, last.versions):
             await self._restore(present)
         elif not last and not rolled_out and not self._opened:
-            await self._forget(present)  # of an earlier job of this name, or this one's first moments: done again
+            await self._forget(present)  # left by an earlier job of this id, or by this one before its first round
         opened = await self._open()
         self._opened = True
         return self._journal.last.versions if self._journal.last else dict.fromkeys(opened, FIRST_VERSION)
 
     async def end(self) -> None:
-        """Let the pools and the store forget a job that has ended and whose checkpoint holds what it came to."""
+        """Drop a job that has ended from the learner pool and the store; its final checkpoint is on disk."""
         await self._pools.close_job(self._id, epoch=self.epoch)
         await self._drop()
 
     async def leave(self) -> None:
-        """Let the learner pool forget a job that has ended and may be resumed, but for what it remembers of rounds."""
+        """Drop a job that has ended from the learner pool except for its replay buffers, so that it can be resumed."""
         await self._pools.close_job(self._id, epoch=self.epoch, keep_replay=True)
 
     async def _open(self) -> Versions:
@@ -82,7 +84,7 @@ class Recovery:
         return opened
 
     async def _restore(self, present: Listing) -> None:
-        """Put the newest checkpoint back and forget the rounds after it; without one, begin anew."""
+        """Restore the newest checkpoint and drop the rounds after it; without a checkpoint, start from round 0."""
         rounds = self._journal.rounds
         checkpoint = await asyncio.to_thread(self.snapshots.newest, rounds)
         back_to = checkpoint.progress.round if checkpoint else 0
@@ -97,21 +99,21 @@ class Recovery:
         await to_the_end(self._journal.cut, back_to)
 
     async def _forget(self, present: Listing, *, keep_replay: bool = False) -> None:
-        """Have neither the learner pool nor the store know anything of the job, but for rounds it may need again."""
+        """Drop the job from the learner pool (with `keep_replay`, not its replay buffers) and from the store."""
         await self._pools.close_job(self._id, epoch=self.epoch, keep_replay=keep_replay)
         if present.policies:
             await self._drop()
             await self._begin_epoch()
 
     async def _drop(self) -> None:
-        """Delete the job's versions, which ends its epoch."""
+        """Delete the job's versions from the store, which ends its epoch."""
         self._folder.check_owned()
         reach("coordinator.drop.before")
         await self._pools.store.delete_job(self._id, self.epoch)
         reach("coordinator.drop.after")
 
     async def _begin_epoch(self) -> None:
-        """Shut out whoever publishes for this job: from here on only this coordinator may."""
+        """Acquire a new epoch: from here on, only this coordinator can publish for the job."""
         self._folder.check_owned()
         reach("coordinator.epoch.before")
         self.epoch = await self._pools.store.acquire_epoch(self._id, f"{self._id}/{secrets.token_hex(8)}")

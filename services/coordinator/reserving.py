@@ -1,4 +1,4 @@
-"""Room in the learner pool for a round: asked for before its actors run, unless the last update has kept it."""
+"""Reserves room in the learner pool for a round's trajectories, unless the last update has reserved it already."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SHOWN_AFTER_S = 1.0
 
 
 class Reserving:
-    """One job's reservations. `show` is told what the job does while it waits for its turn."""
+    """The reservations of one job; `show` is called with the job's new `reason` while it waits for room."""
 
     def __init__(
         self, *, job_id: str, job: Job, pools: Pools, cancelled: asyncio.Event, show: Callable[[str], None]
@@ -24,12 +24,12 @@ class Reserving:
         self._cancelled = cancelled
         self._show = show
         self.kept = 0
-        """So many actors of the next round have room already."""
+        """Number of actors of the next round for which room is reserved already."""
 
     async def make_sure(self, round_: int, actors: int, epoch: int) -> bool:
-        """Return when there is room for so many actors: True if the job had to wait for it.
+        """Return once room for `actors` actors is reserved: True if the job had to wait longer than SHOWN_AFTER_S.
 
-        Raises what `Pools.reserve` does, and CancelledJobError if the job is cancelled meanwhile.
+        Raises the errors of `Pools.reserve`, and CancelledJobError if the job is cancelled while it waits.
         """
         if actors <= self.kept:
             return False

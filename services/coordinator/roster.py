@@ -1,4 +1,4 @@
-"""The jobs that this coordinator owns: some run, the others wait for their turn in the order they came."""
+"""The job queue of this coordinator: a bounded number of its jobs run, the others wait in order of arrival."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from services.coordinator.live import LiveJob
 
 
 class Roster:
-    """Keeps up to `running` jobs running. A job leaves it when it has ended, or is lost to another coordinator."""
+    """Runs up to `running` jobs at once. A job leaves when it has ended or another coordinator has taken it over."""
 
     def __init__(self, running: int) -> None:
         self._limit = running
@@ -18,39 +18,39 @@ class Roster:
 
     @property
     def waiting(self) -> int:
-        """Jobs that wait for their turn."""
+        """Number of queued jobs."""
         return len(self._queue)
 
     @property
     def in_trouble(self) -> int:
-        """Jobs that wait for a service, or try a round again."""
+        """Number of jobs that wait for a service or retry a round."""
         return sum(live.in_trouble for live in self._live.values())
 
     @property
     def prospect(self) -> str:
-        """What a job that is added now would wait for."""
+        """The `reason` that a job added now would show."""
         running = self._running()
         return f"waits for its turn: {running} jobs run" if running >= self._limit else "starts"
 
     def get(self, job: str) -> LiveJob | None:
-        """A job that is here."""
+        """The job if it is queued or runs here, else None."""
         return self._live.get(job)
 
     def add(self, live: LiveJob) -> None:
-        """Take a job in, whose folder is owned; it runs when it is its turn."""
+        """Queue a job whose folder is owned; it starts as soon as there is a free place."""
         job = live.status.job
         self._live[job] = self._queue[job] = live
         self._fill()
 
     def withdraw(self, live: LiveJob) -> bool:
-        """Take a job out that still waits for its turn, if it does; its folder stays owned."""
+        """Remove a job if it is still queued; returns whether it was. Its folder stays owned."""
         if self._queue.pop(live.status.job, None) is None:
             return False
         del self._live[live.status.job]
         return True
 
     async def remove(self, live: LiveJob) -> None:
-        """Take a job out wherever it stands, and let go of its folder."""
+        """Remove a queued or running job, and release its folder."""
         if self.withdraw(live):
             live.folder.release()
             return
@@ -60,7 +60,7 @@ class Roster:
             await asyncio.gather(live.task, return_exceptions=True)
 
     async def stop(self) -> None:
-        """Let go of all jobs where they stand: whoever owns them next goes on from there. Twice is safe."""
+        """Stop all jobs and release their folders; their next owner continues them. Calling it twice is safe."""
         self._stopping = True
         tasks = [live.task for live in self._live.values() if live.task]
         for task in tasks:

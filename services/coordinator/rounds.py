@@ -1,4 +1,4 @@
-"""The round loop of one job: rollout, update, decide, record; again until a stop rule is met, whatever happens."""
+"""The round loop of one job: rollout, update, evaluation, record, decisions, until a stop rule is met."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ _log = structlog.get_logger("coordinator")
 
 
 class JobRun:
-    """One job from where its folder says it is to its end. Whoever holds it reads `status` and is told of changes.
+    """Runs one job from the state of its folder to its end; calls `changed` at each new status or recorded round.
 
-    Several may be made of one folder, one after another; the folder must be owned, and is released when `run` ends.
+    The folder must be owned, and is released when `run` ends. Several runs of one folder may follow one another.
     """
 
     def __init__(
@@ -88,24 +88,27 @@ class JobRun:
         self._pending: Pending | None = None
         self.status = status
         self.detail = ""
-        """The end of a traceback, if the job ended by a defect."""
+        """The end of a traceback, if the job failed by an internal error."""
 
     @property
     def in_trouble(self) -> bool:
-        """True while it waits for a service, or tries a round again."""
+        """True while it waits for a service or retries a round."""
         return self._patience.waiting
 
     def cancel(self) -> None:
-        """Stop after the present round, or without it if that takes long; written down when this returns."""
+        """Ask the job to stop after the present round, which is abandoned if it takes longer than a grace period.
+
+        The request is on the disk when this returns.
+        """
         if not self.status.ended and not self._cancelled.is_set():
             self._cancellation.ask()
             self._set(cancelling=True)
 
     async def run(self) -> None:
-        """Run the job to its end; never raises for a failure of the job itself, which ends it FAILED.
+        """Run the job to its end; a failure of the job raises nothing and ends it FAILED.
 
-        A run that is cancelled, or whose job another coordinator takes over, ends without a word in the folder, so
-        that the next one goes on from there.
+        If this task is cancelled, or another coordinator takes the job over, it exits without writing a terminal
+        status, so that the next owner continues the job.
         """
         try:
             if self._folder.ownership:
@@ -119,7 +122,7 @@ class JobRun:
             self._folder.release()
 
     async def _live(self) -> tuple[str, str]:
-        """All rounds; returns the job's last state, and why. Raises FencedError if the job is not ours any more."""
+        """Run all rounds; returns the job's final state and reason. Raises FencedError if the job was taken over."""
         try:
             await self._begin()
             ending = await self._train()
@@ -142,7 +145,7 @@ class JobRun:
         return ("SUCCEEDED", ending) if ending else ("CANCELLED", CANCELLED)
 
     async def _begin(self) -> None:
-        """Take in what the folder holds."""
+        """Read the folder, and start the baseline if it is not measured yet."""
         await to_the_end(self._folder.take_over)
         await asyncio.to_thread(self._journal.read)
         self._pending = await asyncio.to_thread(self._folder.read_pending, self._journal.rounds)
@@ -155,7 +158,7 @@ class JobRun:
             self._log.info("job.continued", rounds=self._journal.rounds, rolled_out=self._pending is not None)
 
     async def _train(self) -> str:
-        """Rounds until one is the last; returns why there is no further one, "" if the job was cancelled."""
+        """Run rounds until a stop rule is met; returns it as a sentence, "" if the job was cancelled."""
         plan: Plan | None = None
         while True:
             try:
@@ -172,7 +175,7 @@ class JobRun:
                 await self._bear(trouble)
 
     async def _bear(self, trouble: MarlessError) -> None:
-        """Wait for what may pass; raises what does not."""
+        """Wait before a retry; raises `trouble` if it has lasted too long."""
         self._room.kept = 0
         self._folder.check_owned()
         if isinstance(trouble, FencedError):
@@ -183,13 +186,13 @@ class JobRun:
         await self._patience.bear(trouble)
 
     def _settle(self) -> None:
-        """A round is done: whatever was waited for is there."""
+        """Reset the backoff after a successful round."""
         if self.status.reason != "training":
             self._show("training")
         self._patience.over()
 
     async def _stand(self) -> Plan:
-        """Open the job where it stands."""
+        """Recover the job, and plan its next round."""
         last = self._journal.last
         self._warming.expect(last.actors if last else self._job.spec.actors.count)
         if not self._patience.waiting:
@@ -215,7 +218,7 @@ class JobRun:
         last = bool(ending) or self._cancelled.is_set()
         evaluating = Stopwatch.start()
         evaluation = await self._evaluate(plan, record.versions) if last or self._is_evaluated(plan.round) else None
-        ending = ending if evaluation else ""  # a last round that its user did not wait for
+        ending = ending if evaluation else ""  # the last round's evaluation was cancelled
         record = recording.finished(record, evaluation, times=times, evaluation_s=evaluating.seconds)
         before = self._journal.last
         await to_the_end(self._journal.append, record)
@@ -230,12 +233,12 @@ class JobRun:
         return self._planner.plan(record.versions, ending)
 
     def _take_baseline(self) -> None:
-        """Record the random baseline once it is measured."""
+        """Write the random baseline into the status once it is measured."""
         if measured := self._baseline.measured():
             self._set(random=measured, random_cut=False)
 
     def _show_baseline(self, played: Returns) -> None:
-        """Before the first round and after the last one, when there is nothing else to show."""
+        """Show the baseline so far, but only before the first round and after the last one."""
         present = self.status.reason.partition(_BASELINE)[0]
         if not self._journal.rounds or present == _TRAINED:
             error = f" ± {played.standard_error:.2f}" if played.episodes > 1 else ""
@@ -246,7 +249,7 @@ class JobRun:
         self._costs.catch_up()
 
     def _limit_reached(self, record: RoundRecord) -> str:
-        """Why the job ends with this round, asked once before its evaluation: the last round is an evaluated one."""
+        """Why the job ends with this round, "" if it does not; asked before its evaluation, as a last round has one."""
         stop = self._job.spec.stop
         reached = stopping.limit_reached(
             stop,
@@ -259,12 +262,12 @@ class JobRun:
         return stopping.cost_reached(stop, self._costs.spent_usd(record), self._costs.accounting)
 
     def _is_evaluated(self, round_: int) -> bool:
-        """True if the round is evaluated whether it is the last one or not."""
+        """True if `evaluation.every` is due in this round."""
         every = self._job.spec.evaluation.every
         return bool(every) and (round_ + 1) % every == 0
 
     async def _roll_out(self, plan: Plan) -> Pending:
-        """Run the round's actors, and note what came of them before anything is made of it."""
+        """Run the round's actors, and write the outcome to pending.json before the update."""
         if await self._room.make_sure(plan.round, plan.actors, self._recovery.epoch):
             self._timing.interrupted()
         times = self._timing.begin(plan.round)
@@ -284,7 +287,7 @@ class JobRun:
 
     @asynccontextmanager
     async def _step(self, plan: Plan, doing: str) -> AsyncIterator[None]:
-        """A step of a round, which is shown if it takes long, and abandoned if the job is cancelled."""
+        """Wrap a step of a round: show it if it takes longer than SHOWN_AFTER_S, abandon it if the job is cancelled."""
         late = asyncio.get_running_loop().call_later(SHOWN_AFTER_S, self._show, f"round {plan.round + 1}: {doing}")
         try:
             async with self._cancellation.abandoning():
@@ -293,7 +296,7 @@ class JobRun:
             late.cancel()
 
     async def _update(self, plan: Plan, pending: Pending) -> Update:
-        """Train, and have the rollout's outcome on the disk when that is done; actors are warmed meanwhile."""
+        """Update the policies; meanwhile sync pending.json to disk and pre-warm the next actors."""
         evaluation = self._job.spec.actors.count if self._is_evaluated(plan.round) else 0
         self._warming.expect(max(plan.actors, evaluation))
         syncing = asyncio.create_task(to_the_end(self._beside_the_update))
@@ -309,13 +312,13 @@ class JobRun:
                 measure=self._planner.measure(pending.returns),
             )
         except StaleError:
-            self._pending = None  # the trajectories went with the learner pool that held them
+            self._pending = None  # the learner pool has lost the trajectories, as after a restart
             raise
         finally:
             await syncing
 
     async def _evaluate(self, plan: Plan, versions: Versions) -> Rollout | None:
-        """Play greedily with what the round published, not what a group started from. None if cancelled meanwhile."""
+        """Evaluate the versions that the round has published; None if the job is cancelled meanwhile."""
         own = [Group(group.policy, group.agents) for group in plan.groups]
         with suppress(CancelledJobError):
             async with self._step(plan, "actors evaluate"):
@@ -325,7 +328,7 @@ class JobRun:
         return None
 
     async def _checkpoint(self, ending: str, *, final: bool = False) -> None:
-        """Save what the newest round came to, if it is time: every so many rounds, and at the end."""
+        """Save the versions of the newest round if `checkpoint.every` is due, and at the end of the job."""
         spec, last = self._job.spec.checkpoint, self._journal.last
         final = final or bool(ending) or self._cancelled.is_set()
         if last is None or not (final or (spec.every and (last.round + 1) % spec.every == 0)):
@@ -342,7 +345,7 @@ class JobRun:
 
     async def _end(self, state: str, reason: str) -> None:
         if self._fenced > MAX_FENCED:
-            problem = ""  # what the store has under this name is another's
+            problem = ""  # the versions in the store are another coordinator's
         else:
             problem = await self._put_away()
         if problem:
@@ -358,9 +361,9 @@ class JobRun:
         self._set(summary_json=summary.to_json())
 
     async def _put_away(self) -> str:
-        """Save the last versions, and have the other services forget the job; returns what went wrong with the saving.
+        """Save the last versions and drop the job from the other services; returns why saving failed, "" if it did not.
 
-        Versions that could not be saved stay in the store, and the replay in the pool, for the job to be resumed from.
+        If saving failed, the versions stay in the store and the replay buffers in the learner pool, for a resume.
         """
         problem, forget = "", self._recovery.end
         try:
@@ -381,12 +384,12 @@ class JobRun:
         return problem
 
     def _show(self, reason: str) -> None:
-        """What the job does now, for whoever looks; not worth a write."""
+        """Set the status's reason for watchers, without writing it to disk."""
         self.status = replace(self.status, reason=reason)
         self._changed(None)
 
     def _set(self, **changes: Any) -> None:  # Any: fields of several types
-        """Note a new status on the disk, and tell whoever watches even if the disk does not let us."""
+        """Write a new status to disk and notify watchers, even if the write fails."""
         self.status = replace(self.status, **changes)
         try:
             self._folder.write_status(self.status)

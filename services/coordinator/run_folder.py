@@ -1,18 +1,18 @@
-"""A job's run folder, which is its durable state: what has been acknowledged is in here, fsynced.
+"""A job's run folder, its durable state: everything that has been acknowledged is in here, fsynced.
 
 spec.yaml            the resolved spec, every default written out
 job.json             state, reason, random baseline
-rounds.jsonl         one RoundRecord a line, appended before the next round starts
-pending.json         what came of the present round's rollout, written before its update
-start/               the checkpoint that the job starts from, if it does
-checkpoints/round-N/ every policy's newest version, see `marless.checkpoint`
-log.jsonl            what happened, see `services.coordinator.logs`
-owner.lock           who runs the job, see `services.coordinator.ownership`
+rounds.jsonl         one RoundRecord per line, appended before the next round starts
+pending.json         the result of the present round's rollout, written before its update
+start/               the checkpoint that the job starts from, if there is one
+checkpoints/round-N/ the versions of all policies after N rounds, see `marless.checkpoint`
+log.jsonl            the job's log, see `services.coordinator.logs`
+owner.lock           the owner's lock, see `services.coordinator.ownership`
 
-Only the owner writes. One that has lost the job, and may learn of it between any two of its steps, is kept out: each
-file is replaced by renaming a partial one, and whoever takes over removes all partial ones and replaces the two that
-are kept open, rounds.jsonl and pending.json, so that a late rename finds nothing, and a late line goes to a file that
-has no name.
+Only the owner writes. An owner that has lost the job may notice it late, between any two of its steps. Its late writes
+have no effect: files are replaced by renaming a partial file, and the new owner first removes all partial files and
+replaces the two files that are kept open, rounds.jsonl and pending.json. So a late rename finds no file, and a late
+line goes to a file that has been unlinked.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from services.coordinator.ownership import Ownership, inherit
 from services.coordinator.status import PENDING, STATUS, JobStatus, Pending
 
 DELETED = ".deleted-"
-"""How the names of folders begin that are being removed, or were when their coordinator was killed."""
+"""Prefix of the names of folders whose deletion is under way or was interrupted."""
 
 
 class RunFolder:
-    """Reads and writes one run folder. Writing raises FencedError for whoever does not own it (any more), and
-    UnavailableError, naming the path, when the disk does not let it.
+    """Reads and writes one run folder. Writing raises FencedError unless the caller owns the folder, and
+    UnavailableError, naming the path, if the disk refuses.
     """
 
     def __init__(self, path: Path) -> None:
@@ -57,21 +57,21 @@ class RunFolder:
         self.ownership: Ownership | None = None
         self._rounds: IO[bytes] | None = None
         self._pending: IO[bytes] | None = None
-        """Both opened when the folder was taken over, never later: see above."""
+        """This and `_rounds` are opened only by `take_over`, see the module's docstring."""
 
     @property
     def rounds_path(self) -> Path:
-        """The job's records."""
+        """Path of the job's round records."""
         return self.path / "rounds.jsonl"
 
     @property
     def log_path(self) -> Path:
-        """The job's log."""
+        """Path of the job's log."""
         return self.path / "log.jsonl"
 
     @property
     def start_path(self) -> Path:
-        """The checkpoint that the job starts from, if there is one."""
+        """Directory of the checkpoint that the job starts from; it exists only if there is one."""
         return self.path / "start"
 
     @property
@@ -81,12 +81,12 @@ class RunFolder:
     # Ownership
 
     def check_ours(self) -> None:
-        """Raise UnavailableError if another user has put the folder into a directory that everybody may write to."""
+        """Raise UnavailableError if the folder is another user's, in a directory that all users may write to."""
         with self._disk():
             private_files.check_way(self.path)
 
     def own(self) -> bool:
-        """Become the owner, if there is none that lives; raises NotFoundError without a folder."""
+        """Become the owner if the lock is free; returns whether it was. Raises NotFoundError without a folder."""
         self.check_ours()
         with self._disk():
             try:
@@ -96,7 +96,7 @@ class RunFolder:
         return self.ownership is not None
 
     async def inherit(self, lease_s: float) -> None:
-        """Become the owner as soon as the present one is gone, or has not given a sign of life for `lease_s`."""
+        """Wait until the owner has exited, or has not touched its lock for `lease_s` seconds; then become the owner."""
         self.check_ours()
         with self._disk():
             try:
@@ -105,7 +105,7 @@ class RunFolder:
                 raise NotFoundError(f"there is no run folder {self.path}") from None
 
     def release(self) -> None:
-        """Let go of the folder; twice is safe."""
+        """Release the lock and close the files; calling it twice is safe."""
         for file in (self._rounds, self._pending):
             if file:
                 file.close()
@@ -114,7 +114,7 @@ class RunFolder:
             self.ownership.release()
 
     def take_over(self) -> None:
-        """Shut an earlier owner out and drop the line that it may have left torn; the owner's first step, always."""
+        """Fence off an earlier owner and drop the torn line that it may have left; always the owner's first step."""
         self.check_owned()
         with self._disk():
             reach("coordinator.take_over.before")
@@ -127,9 +127,9 @@ class RunFolder:
     # The job
 
     def create(self, spec: JobSpec, status: JobStatus, start: Path | None = None) -> None:
-        """Make the folder of a new job, owned; `start` is a checkpoint's directory, which is copied.
+        """Create and own the folder of a new job; `start` is the directory of a checkpoint to copy into it.
 
-        Raises AlreadyExistsError if a job has run in it, or is being created there.
+        Raises AlreadyExistsError if it holds a job, or one is being created there.
         """
         self.check_ours()
         with self._disk():
@@ -148,7 +148,7 @@ class RunFolder:
             raise
 
     def load(self) -> tuple[JobSpec, JobStatus]:
-        """The job as it was last written; raises NotFoundError, or CorruptError for files that are none of ours."""
+        """Read spec.yaml and job.json; raises NotFoundError, or CorruptError for files that marless did not write."""
         status = self.read_status()
         try:
             document = yaml.safe_load((self.path / "spec.yaml").read_text(encoding="utf-8"))
@@ -175,7 +175,7 @@ class RunFolder:
         self._replace("job.json", json.dumps(asdict(status), indent=1), failpoint="status")
 
     def delete(self) -> None:
-        """Remove the folder and all that is in it; whatever happens, half a folder is never taken for a job."""
+        """Remove the folder; it is renamed first, so that an interrupted deletion leaves no half of a job."""
         self.check_owned()
         aside = self.path.with_name(f"{DELETED}{self.path.name}.{secrets.token_hex(4)}")
         with self._disk():
@@ -187,7 +187,7 @@ class RunFolder:
     # Rounds
 
     def append(self, record: RoundRecord) -> None:
-        """Append a round; it is on the disk when this returns, and nothing of it is if this fails."""
+        """Append a round durably; if this fails, the file is unchanged."""
         line, file = record.to_json().encode() + b"\n", self._rounds
         self.check_owned()
         assert file is not None  # opened by take_over
@@ -207,7 +207,7 @@ class RunFolder:
         return read(self.rounds_path, first)
 
     def cut(self, rounds: int) -> None:
-        """Forget all but the first `rounds` records, durably, and later checkpoints."""
+        """Drop all but the first `rounds` records, durably, and the checkpoints of later rounds."""
         self.check_owned()
         with self._disk():
             reach("coordinator.cut.before")
@@ -222,10 +222,10 @@ class RunFolder:
             reach("coordinator.cut.after")
 
     def write_pending(self, pending: Pending) -> None:
-        """Replace pending.json, in microseconds. It survives this process at once, the machine after `sync_pending`.
+        """Replace pending.json. It survives the end of this process at once, and a power failure after `sync_pending`.
 
-        It is written in place, for it is on the path between a rollout and its update: one that is found torn means
-        that there was no update yet, and that the rollout can be had again.
+        It is written in place, in microseconds, because the update waits for it: a torn file means that there was no
+        update yet, and that the rollout can be run again.
         """
         line, file = PENDING.dump_json(pending) + b"\n", self._pending
         self.check_owned()
@@ -237,13 +237,13 @@ class RunFolder:
         reach("coordinator.pending.after")
 
     def sync_pending(self) -> None:
-        """Have pending.json on the disk when this returns; may run beside the update."""
+        """Sync pending.json to the disk; runs concurrently with the update."""
         assert self._pending is not None  # opened by take_over
         with self._disk():
             os.fdatasync(self._pending.fileno())
 
     def read_pending(self, round_: int) -> Pending | None:
-        """What came of this round's rollout, if it was written and survived."""
+        """The result of this round's rollout; None if it is missing or torn, or belongs to another round."""
         try:
             pending = _read_json(self._pending_path, PENDING)
         except (FileNotFoundError, CorruptError):
@@ -259,7 +259,7 @@ class RunFolder:
     # Checkpoints
 
     def save_checkpoint(self, checkpoint: Checkpoint, keep: int) -> None:
-        """Write a checkpoint whole or not at all, unless it is there, and drop all but the `keep` newest."""
+        """Write a checkpoint atomically, unless its round has one, and drop all but the `keep` newest."""
         self.check_owned()
         if checkpoint.progress.round in self.checkpoints.rounds():
             return
@@ -276,7 +276,7 @@ class RunFolder:
             try:
                 partial.write_text(text, encoding="utf-8")
                 fsync(partial)
-                self.check_owned()  # whoever takes over from here on removes the partial file first
+                self.check_owned()  # a coordinator that takes over from here on removes the partial file first
                 reach(f"coordinator.{failpoint}.before")
                 partial.replace(target)
             except FileNotFoundError:
@@ -288,7 +288,7 @@ class RunFolder:
             reach(f"coordinator.{failpoint}.after")
 
     def _renew(self, path: Path, size_bytes: int) -> IO[bytes]:
-        """Replace a file that is kept open by a copy of its first bytes; returns the copy, open."""
+        """Replace a file that is kept open by a copy of its first `size_bytes` bytes; returns the copy, open."""
         partial = path.with_suffix(f".{secrets.token_hex(4)}.partial")
         with partial.open("xb") as copy:
             if size_bytes:
@@ -297,14 +297,14 @@ class RunFolder:
                 copy.truncate(size_bytes)
             copy.flush()
             os.fsync(copy.fileno())
-        renewed = partial.open("r+b", buffering=0)  # before it gets its name, which another may take from it
+        renewed = partial.open("r+b", buffering=0)  # opened before it gets its name, which a later owner may replace
         self.check_owned()
         partial.replace(path)
         fsync(self.path)
         return renewed
 
     def check_owned(self) -> None:
-        """Raise FencedError if another coordinator has taken the folder over."""
+        """Raise FencedError unless this coordinator owns the folder."""
         if self.ownership is None or self.ownership.lost:
             raise FencedError(f"another coordinator has taken {self.path} over")
 
@@ -313,7 +313,7 @@ class RunFolder:
 
 
 class _DiskErrors:
-    """Turns an OSError of the block into a sentence that names the folder."""
+    """Turns an OSError of its block into an UnavailableError that names the folder."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -335,13 +335,13 @@ def _read_json(path: Path, kind: TypeAdapter[Any]) -> Any:  # Any: the adapter's
 
 
 def _write(file: IO[bytes], line: bytes, at_byte: int) -> None:
-    """Write a whole line at a place; a disk that takes only a part of it is full."""
+    """Write a whole line at an offset; raises OSError (ENOSPC) if the disk takes only a part of it."""
     if os.pwrite(file.fileno(), line, at_byte) < len(line):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _whole_lines(path: Path) -> int:
-    """Bytes up to the end of the last whole line."""
+    """Number of bytes up to the end of the last whole line."""
     if not path.exists():
         return 0
     with path.open("rb") as file:

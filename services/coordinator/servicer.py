@@ -1,4 +1,4 @@
-"""CoordinatorService: decode, call, encode."""
+"""The gRPC servicer of CoordinatorService: decodes requests, calls `Jobs`, encodes replies."""
 
 from __future__ import annotations
 

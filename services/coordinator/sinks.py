@@ -1,8 +1,8 @@
-"""How a job's rounds reach its sinks: a thread for each, which the job never waits for.
+"""Feeds a job's rounds to its sinks, in one thread per sink, without blocking the job.
 
-The queue between a job and a sink is rounds.jsonl itself. A thread is told of the newest round and hands over, in
-order, all that its sink has not taken yet; how far that is stands in `sinks/<name>.json`. So a slow sink lags behind
-without holding anything in memory, one that failed catches up, and what was recorded while nobody looked is not missed.
+rounds.jsonl is the queue between a job and its sinks. A thread is notified of the newest round and passes on, in order,
+all rounds that its sink has not had yet; `sinks/<name>.json` holds their number. So a slow sink lags behind without
+using memory, a sink that failed catches up, and rounds that were recorded while no thread ran are not missed.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from services.coordinator.logs import JobLog
 from services.coordinator.status import ENDED
 
 STOP_S = 5.0
-"""How long the end of a job waits for its sinks."""
+"""Seconds that the end of a job waits for its sinks."""
 FIRST_DELAY_S, LONGEST_DELAY_S = 1.0, 60.0
 ATTEMPTS_AFTER_END = 5
-"""How often a sink that fails is tried again once its job has ended; while it runs, for ever."""
+"""Attempts that a failing sink gets after the end of its job; while the job runs, they are not limited."""
 _LONGEST_ERROR = 500
 Report = Callable[..., None]
 ROUNDS = "rounds.jsonl"
 
 
 def check(spec: JobSpec) -> None:
-    """Refuse sinks that cannot work in this process; raises SpecError, saying what to do."""
+    """Raise SpecError, with advice, for sinks that cannot work in this process."""
     for config in spec.sinks:
         registry.check(config)
 
 
 class SinkFeed:
-    """The sinks of one job, for as long as this process runs it. Nothing in here raises, and only `stop` waits."""
+    """The sinks of one job, for as long as this process runs it. Its methods never raise, and only `stop` waits."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class SinkFeed:
         make: Callable[[SinkConfig], Sink] = registry.make,
     ) -> None:
         self._news = _News()
-        job = cache(partial(_sink_job, job_id, spec, folder))  # asked for by threads: a large spec takes long to write
+        job = cache(partial(_sink_job, job_id, spec, folder))  # called in threads: a large spec is slow to write
         loop = asyncio.get_running_loop()
         self._couriers = {
             config.name: _Courier(
@@ -70,7 +70,7 @@ class SinkFeed:
         self._log = log
 
     def put(self, record: RoundRecord, random: Returns | None) -> None:
-        """Tell of a round that has just been recorded; what sinks have already of it or later ones no longer counts."""
+        """Pass on a newly recorded round; a repeated one replaces the round of its number and all later ones."""
         newest = self._news.newest
         if newest is None or record.round <= newest.round:
             for courier in self._couriers.values():
@@ -80,7 +80,7 @@ class SinkFeed:
             self._start()
 
     async def stop(self, state: str, random: Returns | None) -> None:
-        """Let the sinks have what is recorded, and close them; what takes too long goes on in its own time."""
+        """Let the sinks catch up, and close them; waits STOP_S at most, after which slow sinks continue unobserved."""
         if state in ENDED and not self._ends and (last := await asyncio.to_thread(self._last)):
             self.put(last, random)  # the job ended without a further round
         self._news.tell(end=state)
@@ -119,12 +119,12 @@ def _sink_job(job_id: str, spec: JobSpec, folder: Path) -> SinkJob:
 
 @dataclass
 class _News:
-    """What the threads of a job are told."""
+    """State shared with the sink threads of a job, guarded by a condition."""
 
     newest: RoundRecord | None = None
     random: Returns | None = None
     end: str = ""
-    """The job's state, once no more rounds come."""
+    """The job's state once no more rounds follow, until then ""."""
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     def tell(self, **news: object) -> None:
@@ -134,14 +134,14 @@ class _News:
             self.changed.notify_all()
 
     def other_than(self, last: RoundRecord | None) -> RoundRecord | None:
-        """Wait for a newest round that is not `last`; None if the job ends without."""
+        """Wait for a newest round other than `last`; None if the job ends without one."""
         with self.changed:
             self.changed.wait_for(lambda: self.end or (self.newest and not _same(self.newest, last)))
             return None if _same(self.newest, last) else self.newest
 
 
 class _Courier:
-    """Takes one sink its rounds, in a thread."""
+    """Feeds one sink, in a thread."""
 
     def __init__(
         self,
@@ -163,17 +163,17 @@ class _Courier:
 
     @property
     def behind(self) -> int:
-        """Recorded rounds that the sink has not taken."""
+        """Number of recorded rounds that the sink has not had."""
         newest = self._news.newest
         return newest.round + 1 - self._taken.rounds if newest else 0
 
     def take_back(self, round_: int) -> None:
-        """That round and what followed it no longer count."""
+        """Withdraw a round and all later ones: they have been cut from the records and are run again."""
         with self._news.changed:
             self._back_to = round_ if self._back_to is None else min(self._back_to, round_)
 
     def run(self) -> None:
-        """Serve the sink until the job's end, opening it anew whenever it fails or rounds were taken back."""
+        """Feed the sink until the job's end; reopen it after a failure, and when rounds were withdrawn."""
         left = ATTEMPTS_AFTER_END
         while left:
             try:
@@ -189,7 +189,7 @@ class _Courier:
         self._report("sink.given_up", rounds=self.behind)
 
     def _forget(self) -> None:
-        """Note that rounds were taken back, if some were."""
+        """Reduce the number of rounds that the sink has had, if some were withdrawn."""
         back_to = self._back_to
         if back_to is not None:
             self._taken.rounds = min(self._taken.rounds, back_to)
@@ -198,7 +198,7 @@ class _Courier:
                 self._back_to = None
 
     def _serve(self) -> bool:
-        """Open the sink, hand over rounds, and close it; True at the job's end, False when rounds were taken back."""
+        """Open the sink, pass on rounds, and close it; True at the job's end, False when rounds were withdrawn."""
         last = self._recorded(self._taken.rounds - 1) if self._taken.rounds else None
         sink = self._make()
         try:
@@ -213,7 +213,7 @@ class _Courier:
         return newest is None
 
     def _hand_over(self, sink: Sink, last: RoundRecord | None, newest: RoundRecord) -> RoundRecord:
-        """Give the sink what follows `last`, up to the newest round; returns the last one given."""
+        """Write the rounds after `last`, up to the newest, to the sink; returns the last one written."""
         given = last
         for record in self._after(last, newest):
             sink.write(record, scalars(record, given, self._news.random))
@@ -246,7 +246,7 @@ class _Courier:
 
 
 class _Taken:
-    """How many rounds a sink has taken, on the disk; not synced: after a power cut it may be given them all again."""
+    """The number of rounds that a sink has had, in a file; not fsynced: after a power failure it may get them again."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -273,6 +273,6 @@ def _same(record: RoundRecord | None, other: RoundRecord | None) -> bool:
 
 
 def _report(loop: asyncio.AbstractEventLoop, log: JobLog, sink: str, event: str, **fields: object) -> None:
-    """Note something in the job's log, from any thread."""
+    """Write a warning into the job's log, from any thread."""
     with suppress(RuntimeError):  # the loop has ended
         loop.call_soon_threadsafe(partial(log.warning, event, sink=sink, **fields))

@@ -1,4 +1,4 @@
-"""Checkpoints between the store and the disk: bytes that the coordinator copies and does not look into."""
+"""Copies checkpoints between the store and the disk, as bytes that the coordinator does not interpret."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from services.coordinator.run_folder import RunFolder
 
 
 class Snapshots:
-    """Saves the versions of one job, and puts them back."""
+    """Saves the versions of one job to disk, and restores them."""
 
     def __init__(self, job_id: str, folder: RunFolder, store: ParamStore, log: JobLog) -> None:
         self._id = job_id
@@ -24,7 +24,7 @@ class Snapshots:
         self._log = log
 
     async def save(self, progress: Progress, versions: Versions, keep: int) -> None:
-        """Copy these versions to the disk, unless there is a checkpoint of this round."""
+        """Copy these versions to the disk, unless the round has a checkpoint; drop all but the `keep` newest."""
         if progress.round in await asyncio.to_thread(self._folder.checkpoints.rounds):
             return
         stored = await self._store.get(self._id, dict(versions), PARTS)
@@ -34,9 +34,9 @@ class Snapshots:
         self._log.info("checkpoint.saved", round=progress.round)
 
     def newest(self, rounds: int) -> Checkpoint | None:
-        """The newest checkpoint of the first `rounds` rounds that can be read; None if there is none.
+        """The newest readable checkpoint of the first `rounds` rounds; None if there are no checkpoints.
 
-        Raises CorruptError if there are some and none can be read.
+        Raises CorruptError if there are some and none is readable.
         """
         problem = ""
         for round_ in reversed(self._folder.checkpoints.rounds()):
@@ -52,7 +52,7 @@ class Snapshots:
         return None
 
     async def restore(self, checkpoint: Checkpoint, epoch: int) -> None:
-        """Publish what a checkpoint holds under the versions it had; the store must have none of the job's."""
+        """Publish a checkpoint's policies under their original versions; the store must hold no version of the job."""
         reach("coordinator.restore.before")
         round_ = checkpoint.progress.round
         for name, saved in checkpoint.policies.items():
@@ -60,7 +60,7 @@ class Snapshots:
         reach("coordinator.restore.after")
 
     async def start_from(self, checkpoint: Checkpoint, epoch: int) -> None:
-        """Publish what a checkpoint of another job holds as the first versions of this one; repeated, once."""
+        """Publish another job's checkpoint as the first versions of this one; idempotent."""
         for name, saved in checkpoint.policies.items():
             await self._publish(epoch, 0, name, saved, "init", 1)
 

@@ -1,4 +1,4 @@
-"""`start.checkpoint`: where the first versions of a job's policies come from, if not from chance."""
+"""`start.checkpoint`: finds and loads the checkpoint that a job's policies start from instead of random weights."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from services.coordinator.uploads import PREFIX, Uploads
 
 
 def find(reference: str, runs: Path, uploads: Uploads) -> Path:
-    """The directory of the checkpoint that `reference` names: the newest of a job in `runs`, or one that was uploaded.
+    """The directory of the checkpoint that `reference` names: the newest of a job in `runs`, or an uploaded one.
 
-    Raises NotFoundError for an upload that is not here, SpecError for a job without a checkpoint, a damaged one, and
-    anything else, above all a path: files of this machine are none of the caller's.
+    Raises NotFoundError for an unknown upload, SpecError for a job without a checkpoint, for a damaged checkpoint, and
+    for any other reference, paths above all: a client must not read files of this machine.
     """
     if reference.startswith(PREFIX):
         directory = uploads.find(reference)
@@ -47,12 +47,12 @@ def _of_job(job: str, runs: Path) -> Path:
 
 
 def load(directory: Path, job: Job) -> Checkpoint:
-    """Read the checkpoint that a job starts from, its policies under the names of this job's first groups.
+    """Read the checkpoint that a job starts from, with its policies renamed to this job's first groups.
 
-    A policy goes to the group of its name. A group whose name nobody plays under gets what its agents play, if that is
-    one policy for all of them: agents that shared one start from it, each from a copy. Policies that nobody plays any
-    more are left out, and what an off-policy learner remembers of rounds that are not this job's. Raises SpecError if
-    it is not a checkpoint of this job's policies.
+    A group starts from the policy of its own name if the checkpoint's agents used one of that name, else from the one
+    policy that all its agents used; agents that shared a policy can so start from a copy each. Policies that no agent
+    used when the checkpoint was written are left out, and so are replay buffers, which hold another job's rounds.
+    Raises SpecError if the checkpoint does not fit this job.
     """
     checkpoint = _read(directory)
     _check_family(checkpoint.progress.algorithm, job.spec.algorithm)
@@ -71,7 +71,7 @@ def load(directory: Path, job: Job) -> Checkpoint:
 
 
 def _source(group: Group, played: Mapping[str, Sequence[str]]) -> str:
-    """The policy of a checkpoint that a group starts from; "" if there is none."""
+    """The policy of a checkpoint that a group starts from; "" if none fits."""
     if group.policy in played:
         return group.policy
     policies = {policy for policy, agents in played.items() if not set(agents).isdisjoint(group.agents)}
@@ -80,7 +80,7 @@ def _source(group: Group, played: Mapping[str, Sequence[str]]) -> str:
 
 
 def _check_family(saved: str, wanted: AlgorithmConfig) -> None:
-    """Refuse policies of another kind; raises SpecError. What algorithms of one family differ in learners find."""
+    """Raise SpecError for policies of another algorithm family; learners check what differs within a family."""
     if saved in ("", wanted.name):
         return
     try:
@@ -95,8 +95,8 @@ def _check_family(saved: str, wanted: AlgorithmConfig) -> None:
 
 
 def _is_joint(saved: SavedPolicy) -> bool:
-    """True for a joint critic or mixer, which no agent plays; False for a replay too, which is of its job's rounds."""
-    from marless.nets.serial import decode_acting  # here, so that a coordinator loads NumPy when a job needs it
+    """True for a joint critic or mixer; False for the policies of agents and for replay buffers."""
+    from marless.nets.serial import decode_acting  # imported here: the coordinator loads NumPy only for such a job
 
     try:
         state = decode_acting(bytes(saved.blobs["acting"]))

@@ -1,4 +1,4 @@
-"""What a run folder says of where its job stands: the contents of job.json and pending.json."""
+"""The persistent status of a job: the contents of job.json and pending.json."""
 
 from __future__ import annotations
 
@@ -22,37 +22,37 @@ class JobStatus:
     accepted_s: float
     """Unix seconds."""
     random: Returns | None = None
-    """What a random policy scores, once measured."""
+    """The returns of the random baseline, once measured."""
     random_cut: bool = False
-    """The job ended before that was measured to the bounds of its spec: it is measured anew when the job is resumed."""
+    """The job ended before the baseline was complete; it is measured again when the job is resumed."""
     summary_json: str = ""
-    """Once the job has ended."""
+    """The job's Summary as JSON once it has ended, until then ""."""
     request_id: str = ""
-    """Of the request that submitted it."""
+    """Id of the request that submitted the job."""
     attached: bool = False
-    """Belongs to the process that submitted it: not continued by itself once its coordinator was killed."""
+    """The job belongs to the process that submitted it: other coordinators do not continue it."""
     env: str = ""
     """Name of the spec's environment."""
     algorithm: str = ""
     """Name of the spec's algorithm."""
     cancelling: bool = False
-    """Its user has asked it to stop after the present round."""
+    """The user has asked the job to stop after the present round."""
     resumes: int = 0
-    """How often it was continued after an interruption or an end."""
+    """How often the job was continued after an interruption or an end."""
     resume_request_id: str = ""
-    """Of the request that last resumed it."""
+    """Id of the request that last resumed the job."""
     ended_s: float = 0.0
     """Unix seconds; 0 while it has not ended."""
 
     @property
     def ended(self) -> bool:
-        """True once nothing more happens, unless it is resumed."""
+        """True in a terminal state, which only `resume` leaves."""
         return self.state in ENDED
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pending:
-    """What came of a round's rollout: the content of pending.json."""
+    """The result of a round's rollout whose update is not recorded yet: the content of pending.json."""
 
     round: int
     rollout_s: float

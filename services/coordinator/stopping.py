@@ -1,4 +1,4 @@
-"""When a job has reached what it was run for."""
+"""The stop rules of a job: whether its rounds, env steps, time, return or cost have reached their limit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from services.coordinator.journal import Journal
 
 
 def limit_reached(stop: StopSpec, *, rounds: int, env_steps: int, wall_s: float) -> str:
-    """Why there is no round after this many, as a sentence; "" if there is."""
+    """Which limit of rounds, env steps or time is reached, as a sentence; "" if none is."""
     if stop.rounds is not None and rounds >= stop.rounds:
         return f"{rounds} rounds done"
     if stop.env_steps is not None and env_steps >= stop.env_steps:
@@ -19,23 +19,23 @@ def limit_reached(stop: StopSpec, *, rounds: int, env_steps: int, wall_s: float)
 
 
 def return_reached(stop: StopSpec, greedy: Returns | None) -> str:
-    """Why there is no round after this evaluation, as a sentence; "" if there is."""
+    """A sentence if the mean return of an evaluation has reached `stop.greedy_return`, else ""."""
     if stop.greedy_return is None or greedy is None or greedy.mean < stop.greedy_return:
         return ""
     return f"greedy return per agent {greedy.mean:.3f} reached {stop.greedy_return:g}"
 
 
 def cost_reached(stop: StopSpec, spent_usd: float, accounting: str) -> str:
-    """Why there is no round once so much is spent, as a sentence; "" if there is."""
+    """A sentence if the cost has reached `stop.cost_usd`, else ""."""
     if stop.cost_usd is None or spent_usd < stop.cost_usd:
         return ""
     return f"{spent_usd:.6f} USD spent by {accounting} accounting, of a budget of {stop.cost_usd:g} USD"
 
 
 def ending(stop: StopSpec, journal: Journal) -> str:
-    """Why a job has no round left to run, going by what is recorded; "" if it has.
+    """Which stop rule the recorded rounds have met, as a sentence; "" if none.
 
-    A job's last round is evaluated, unless there is no money left for one more.
+    Rules other than the cost count only after an evaluated round, because a job's last round is evaluated.
     """
     if spent := spent_up(stop, journal):
         return spent
@@ -46,7 +46,7 @@ def ending(stop: StopSpec, journal: Journal) -> str:
 
 
 def spent_up(stop: StopSpec, journal: Journal) -> str:
-    """Why what is recorded leaves no money for another round, as a sentence; "" if it does."""
+    """A sentence if the recorded rounds have cost `stop.cost_usd` or more, else ""."""
     if stop.cost_usd is None:
         return ""
     return cost_reached(stop, journal.costs.spent_usd(), journal.costs.accounting)

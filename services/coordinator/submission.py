@@ -1,4 +1,4 @@
-"""What a client asks for when it submits a job."""
+"""A client's request to submit a job, independent of protobuf."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from marless.limits import MAX_NAME
 
 
 class IfExists(Enum):
-    """What to do when the id of a new job is taken."""
+    """What to do if a job of this id exists."""
 
     FAIL = "fail"
     USE = "use"
-    """Answer the job that exists, if its spec is equal."""
+    """Return the existing job if its spec is equal."""
     REPLACE = "replace"
-    """Delete the job that exists, wherever it stands."""
+    """Delete the existing job, in whatever state it is, and run the new one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,12 +26,12 @@ class Submission:
     job: str
     spec_json: str
     request_id: str = ""
-    """The same when the request is repeated; "": an equal spec is the same request."""
+    """Idempotency key, the same in every repetition of the request; "": an equal spec counts as a repetition."""
     if_exists: IfExists = IfExists.FAIL
     attached: bool = False
 
 
 def check_request_id(request_id: str) -> None:
-    """Raises SpecError for one that is too long."""
+    """Raise SpecError for an id longer than MAX_NAME."""
     if len(request_id) > MAX_NAME:
         raise SpecError(f"a request_id of {len(request_id):,} characters; at most {MAX_NAME} are taken")

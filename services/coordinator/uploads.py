@@ -1,7 +1,7 @@
-"""Checkpoints that clients send for jobs to start from: bounded, checked, kept until a job takes them or they are old.
+"""Checkpoints that clients upload for jobs to start from: bounded, verified, kept until a job uses them or they expire.
 
-They lie in a private directory beside the run folders, under the digest of their manifest, which in turn has the
-digests of all their files.
+Each lies in a private directory beside the run folders, named by the SHA-256 of its manifest, which holds the digests
+of all its files.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KEEP_S = 3600.0
 MOST_KEPT = 64
 MOST_FILES = 2**14
 WAIT_S = 10.0
-"""How long an upload waits for room; its bytes are still with its sender."""
+"""Seconds that an upload waits for room, before any of its bytes are read."""
 _REFERENCE = re.compile(rf"{PREFIX}([0-9a-f]{{64}})")
 
 
@@ -41,10 +41,14 @@ class Uploads:
         self._room = Room("directory of uploaded checkpoints", "--uploads-bytes", limit_bytes)
 
     async def receive(self, sizes: Sequence[int], stream: AsyncIterator[bytes]) -> str:
-        """Keep a checkpoint: `sizes` are in bytes, of its manifest and of its files; returns what a spec calls it.
+        """Receive and keep a checkpoint; returns the reference to it for `start.checkpoint`.
 
-        Raises SpecError if it is too large, CorruptError if it is not what its manifest says, OverloadedError if there
-        is no room for long, UnreachableError if its bytes do not come, UnavailableError if it cannot be written.
+        Args:
+            sizes: Bytes of its manifest and of each of its files.
+            stream: The same bytes, concatenated, in frames.
+
+        Raises SpecError if it is too large, CorruptError if its files do not match its manifest, OverloadedError if
+        there is no room within WAIT_S, UnreachableError if the stream stalls, UnavailableError if it cannot be written.
         """
         total = sum(sizes)
         if min(sizes) < 0 or sizes[0] > MOST_MANIFEST_BYTES or len(sizes) > MOST_FILES:
@@ -65,21 +69,21 @@ class Uploads:
             self._room.give_back("", total)
 
     def find(self, reference: str) -> Path:
-        """The directory of an upload; raises NotFoundError if it is not here, or not any more."""
+        """The directory of an upload; raises NotFoundError if it does not exist or has expired."""
         found = _REFERENCE.fullmatch(reference)
         if not found or not (self._directory / found[1]).is_dir():
             raise NotFoundError("start.checkpoint: that upload is not here, or not any more; submit the job again")
         return self._directory / found[1]
 
     def drop(self, reference: str) -> None:
-        """Remove an upload that a job has taken; anything else is left alone."""
+        """Remove an upload that a job has copied; references of other kinds are ignored."""
         if found := _REFERENCE.fullmatch(reference):
             shutil.rmtree(self._directory / found[1], ignore_errors=True)
             with suppress(OSError):  # others are there
                 self._directory.rmdir()
 
     def _tidied(self) -> int:
-        """Remove what is old, also what was never finished; returns how many bytes the rest has."""
+        """Remove uploads older than KEEP_S, incomplete ones included; returns the total bytes of the others."""
         left = []
         for path in self._directory.glob("*"):
             with suppress(OSError):  # a job has just taken it
@@ -107,7 +111,7 @@ class Uploads:
         return PREFIX + digest
 
     def _write(self, digest: str, files: dict[str, memoryview]) -> None:
-        """Whole or not at all; what is there already stays, and is as new."""
+        """Write an upload atomically; if it exists already, only its age starts anew."""
         partial = private_files.directory(self._directory) / f"{secrets.token_hex(8)}.partial"
         partial.mkdir(mode=0o700)
         try:

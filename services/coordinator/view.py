@@ -1,4 +1,4 @@
-"""What can be said of a job at a moment: its status, and how far it has come."""
+"""A job as clients see it: its status, its progress and its results."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from services.coordinator.run_folder import RunFolder
 from services.coordinator.status import JobStatus
 
 LOOK_BACK_ROUNDS = 512
-"""An evaluation that is older than this many rounds is not looked for."""
+"""An evaluation older than this many rounds is not searched for."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a job has come."""
+    """The progress of a job."""
 
     rounds: int = 0
-    """Recorded."""
+    """Recorded rounds."""
     env_steps: int = 0
-    """Recorded, sampled for training."""
+    """Env steps sampled for training in the recorded rounds."""
     greedy: Returns | None = None
-    """Of the newest evaluation."""
+    """Returns of the newest evaluation."""
 
     def after(self, record: RoundRecord) -> Progress:
-        """With one more round."""
+        """The progress after one more round."""
         return Progress(
             rounds=record.round + 1,
             env_steps=record.env_steps,
@@ -42,7 +42,7 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """A job as it is shown."""
+    """A snapshot of a job for clients."""
 
     status: JobStatus
     run_dir: Path
@@ -56,7 +56,7 @@ class View:
 
 
 def progress_of(folder: RunFolder) -> Progress:
-    """What a job's records say; raises CorruptError."""
+    """Read a job's progress from its records; raises CorruptError."""
     newest: RoundRecord | None = None
     for looked, line in enumerate(lines_backwards(folder.rounds_path)):
         if newest is None or may_be_evaluated(line):
@@ -70,7 +70,7 @@ def progress_of(folder: RunFolder) -> Progress:
 
 
 def view_of(status: JobStatus, run_dir: Path, progress: Progress) -> View:
-    """A job that has not ended."""
+    """The view of a job that has not ended."""
     return View(
         status=status,
         run_dir=run_dir,
@@ -84,7 +84,7 @@ def view_of(status: JobStatus, run_dir: Path, progress: Progress) -> View:
 
 
 def read(folder: RunFolder) -> View:
-    """A job as its folder says; raises NotFoundError, CorruptError."""
+    """Read the view of a job from its folder; raises NotFoundError, CorruptError."""
     status = folder.read_status()
     if not status.summary_json:
         return view_of(status, folder.path, progress_of(folder))
@@ -97,7 +97,7 @@ def read(folder: RunFolder) -> View:
             env_steps=summary["env_steps"],
             greedy_return=summary["return"],
             random_return=summary["random_return"],
-            win_rate=summary.get("win_rate"),  # not in summaries of before wins were counted
+            win_rate=summary.get("win_rate"),  # older summaries have no wins
             random_win_rate=summary.get("random_win_rate"),
         )
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -105,7 +105,7 @@ def read(folder: RunFolder) -> View:
 
 
 def ended(status: JobStatus, folder: RunFolder, state: str, reason: str) -> JobStatus:
-    """The last status of a job that ends while it does not run; raises CorruptError for records that are none."""
+    """The final status of a job that ends while it is not running; raises CorruptError for unreadable records."""
     progress, now_s = progress_of(folder), time.time()
     trained_s = sum(spent_s(folder.rounds_path, line) for line in lines_backwards(folder.rounds_path))
     cost_usd, accounting = _cost(folder)
@@ -128,7 +128,7 @@ def ended(status: JobStatus, folder: RunFolder, state: str, reason: str) -> JobS
 
 
 def _cost(folder: RunFolder) -> tuple[float | None, str]:
-    """What the recorded rounds cost, by which accounting; nothing for a spec or records that cannot be read."""
+    """The cost of the recorded rounds and its accounting; (None, "") if spec or records cannot be read."""
     try:
         spec, _ = folder.load()
         costs = Costs(spec, folder)

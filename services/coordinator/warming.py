@@ -1,6 +1,6 @@
-"""Pre-warming: while learners work, the actor pool is told how many actors come next. A hint, which may be lost.
+"""Pre-warming: during an update, asks the actor pool to start workers for the next actors. Requests may get lost.
 
-A pool keeps the workers that it has while a job uses it, so only a number above all earlier ones is worth a call.
+A pool keeps its workers while a job uses them, so a request is sent only for a number above all earlier ones.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from services.coordinator.pools import Pools
 
 
 class Warming:
-    """Sends the hints of one job, and waits for none of them."""
+    """Sends the pre-warming requests of one job, in the background."""
 
     def __init__(self, pools: Pools, *, wanted: bool) -> None:
         self._pools = pools
         self._wanted = wanted
         self._hint: asyncio.Task[None] | None = None
         self._told = 0
-        """The most actors that the pool has heard of."""
+        """The highest number of actors that the pool has acknowledged."""
 
     def expect(self, actors: int) -> None:
-        """Have so many actors' workers started by the time they are asked for, as far as the pool has room."""
+        """Ask for workers for `actors` actors, unless pre-warming is off or as many were asked for before."""
         if self._wanted and actors > self._told and (self._hint is None or self._hint.done()):
             self._hint = asyncio.create_task(self._send(actors))
 
     def stop(self) -> None:
-        """Forget a hint that is under way; twice is safe."""
+        """Cancel a request that is under way; calling it twice is safe."""
         if self._hint:
             self._hint.cancel()
 
@@ -36,4 +36,4 @@ class Warming:
             await self._pools.prewarm(actors)
             self._told = max(self._told, actors)
         except MarlessError:
-            return  # the rollout that comes will start what it needs, or find out what is wrong
+            return  # the next rollout starts the workers that it needs, or raises the error

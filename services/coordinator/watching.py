@@ -1,4 +1,4 @@
-"""What streams: the events of a job and its log, from any point, until the job has ended."""
+"""Streams a job's events and its log to clients, from any position, until the job has ended."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from services.coordinator.view import View
 
 MOST_LINES = 1_000_000
 FOREIGN_PERIOD_S = 0.2
-"""How often the folder of a job is looked at that another coordinator runs."""
+"""Seconds between two looks at the folder of a job that this coordinator does not run."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,8 @@ class Event:
 async def watch(jobs: Jobs, job: str, cursor: int) -> AsyncIterator[Event]:
     """Rounds from number `cursor` on and every change of status, until the job has ended.
 
-    Rounds are read from the disk, a batch of bounded size at a time and no faster than they are taken, so a watcher
-    that is slow or far behind costs little memory. Raises NotFoundError, CorruptError, and UnavailableError when the
-    coordinator stops.
+    Rounds are read from the disk in batches of bounded size, no faster than the client takes them, so that a slow
+    client costs little memory. Raises NotFoundError, CorruptError, and UnavailableError when the coordinator stops.
     """
     check_number("cursor", cursor)
     shown: View | None = None
@@ -80,7 +79,7 @@ async def read_log(jobs: Jobs, job: str, cursor: int, *, follow: bool, tail: int
 
 
 class _Source:
-    """Where news of one job come from: the job itself if it is run here, else its folder."""
+    """The source of one job's changes: the live job if this coordinator runs it, else its folder."""
 
     def __init__(self, jobs: Jobs, job: str) -> None:
         self._jobs = jobs
@@ -90,11 +89,11 @@ class _Source:
 
     @property
     def left(self) -> bool:
-        """True if nobody here runs the job, so that nothing more is said of it."""
+        """True if this coordinator does not run the job, so that it adds nothing to its log."""
         return self._jobs.live(self._job) is None
 
     async def look(self) -> View:
-        """What can be said now. A job that has just ended here is still asked itself: its disk may be full."""
+        """The present view. That of a job that has just ended here is not read from disk, which may be full."""
         live = self._jobs.live(self._job)
         if live or not (self._live and self._live.status.ended):
             self._live = live
@@ -102,7 +101,7 @@ class _Source:
         return self._live.view if self._live else await self._jobs.get(self._job)
 
     async def news(self) -> None:
-        """Wait until there may be something new; raises UnavailableError if there will not be."""
+        """Wait for a possible change; raises UnavailableError if the coordinator is stopping."""
         if self._jobs.stopped:
             raise UnavailableError("the coordinator is stopping; continue from the last cursor")
         if self._next:
