@@ -1,0 +1,55 @@
+"""An environment that notes its episodes: `simple_spread`, slower if a test likes; installed as `witness` is."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from marless.envs import registry
+from marless.envs.base import ActionArray, BatchedEnv, Frame, Transition
+
+
+class Counted:
+    """Appends a JSON line to the file `notes` whenever episodes end: the process, the number of copies, and for each
+    episode that has ended the return of each agent. A step takes `step_s` seconds more than it does by itself.
+    """
+
+    def __init__(self, inner: BatchedEnv, notes: Path, step_s: float) -> None:
+        self.spaces = inner.spaces
+        self.batch = inner.batch
+        self._inner = inner
+        self._notes = notes
+        self._step_s = step_s
+
+    def reset(self, seed: int) -> Frame:
+        """As the environment within."""
+        self._returns_NB = np.zeros((len(self.spaces.agents), self.batch))
+        return self._inner.reset(seed)
+
+    def step(self, actions: tuple[ActionArray, ...]) -> Transition:
+        """As the environment within."""
+        time.sleep(self._step_s)
+        transition = self._inner.step(actions)
+        self._returns_NB += np.concatenate(transition.rewards)
+        if transition.ended.any():
+            ended = self._returns_NB[:, transition.ended].T.tolist()
+            with self._notes.open("a") as file:
+                file.write(json.dumps({"pid": os.getpid(), "copies": self.batch, "returns": ended}) + "\n")
+            self._returns_NB[:, transition.ended] = 0.0
+        return transition
+
+    def close(self) -> None:
+        """As the environment within."""
+        self._inner.close()
+
+
+def make(options: Mapping[str, Any], batch: int) -> BatchedEnv:  # Any: YAML values
+    """`notes` is a path, `step_s` as above; the other options are those of `simple_spread`."""
+    rest = {name: value for name, value in options.items() if name not in ("notes", "step_s")}
+    return Counted(registry.make("mpe/simple_spread", rest, batch), Path(options["notes"]), options.get("step_s", 0.0))
