@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from marless.policies.team import Team as Team
 
 _HOMES = {"Team": "marless.policies.team", "load_policy": "marless.policies.load"}
-"""What users import from here, and the module that has it: loaded when asked for, so that every process stays light."""
+"""Public name → module that defines it. Imported on first use, so that importing `marless` stays cheap."""
 
 
-def __getattr__(name: str) -> Any:  # Any: whatever is asked for
+def __getattr__(name: str) -> Any:  # Any: the type depends on the name
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
     if name == "__version__":

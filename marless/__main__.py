@@ -1,4 +1,4 @@
-"""`python -m marless`: the command, where its script is not on the path."""
+"""`python -m marless`: the `marless` command, for when its script is not on the path."""
 
 from marless.cli import command
 

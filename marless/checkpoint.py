@@ -1,10 +1,10 @@
-"""Checkpoints: everything a job needs to go on, as safetensors files with a manifest.
+"""Checkpoints: everything needed to resume a job, as safetensors files with a manifest.
 
     checkpoints/round-000050/manifest.json
     checkpoints/round-000050/<policy>.acting.safetensors, <policy>.learning.safetensors
 
-"acting" holds the weights and normalisers that play, "learning" the rest of a policy's state: optimizer moments and
-critics. Random streams have no position of their own: every one follows from the job's seed and the round.
+"acting" holds the weights and normalisers used for inference, "learning" the rest of a policy's state: optimizer
+moments and critics. No random generator state is saved: every random stream follows from the job's seed and the round.
 """
 
 from __future__ import annotations
@@ -40,41 +40,41 @@ class SavedPolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """Where a job stood: its counters and groups."""
+    """The progress of a job: its counters and groups."""
 
     round: int
-    """Rounds done: the next one has this number."""
+    """Number of completed rounds, and so the number of the next round (rounds count from 0)."""
     env_steps: int
-    """Sampled for training so far."""
+    """Env steps sampled for training so far."""
     seed: int
-    """Of the job; with `round` it fixes every random stream from here on."""
+    """Seed of the job; with `round` it determines every later random stream."""
     actors: int
-    """Of the newest round; the next one's follow from the records."""
+    """Number of actors in the newest round; the next round's number follows from the records."""
     algorithm: str = ""
-    """Its name; "" in checkpoints of before it was kept."""
+    """Name of the algorithm; "" in older checkpoints, which did not store it."""
     groups: Mapping[str, tuple[str, ...]]
-    """Policy to agents: who plays what, as the newest round trained and evaluated them."""
+    """Policy → agents that it controls, as trained and evaluated in the newest round."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A job after a round."""
+    """The state of a job after a round."""
 
     progress: Progress
     policies: Mapping[str, SavedPolicy]
 
 
 class CheckpointStore(Protocol):
-    """Where the checkpoints of one job are kept."""
+    """Storage for the checkpoints of one job."""
 
     def save(self, checkpoint: Checkpoint, keep: int) -> None:
-        """Write it whole or not at all, and drop all but the `keep` newest; raises OSError."""
+        """Write a checkpoint atomically, and delete all but the `keep` newest; raises OSError."""
 
     def rounds(self) -> tuple[int, ...]:
-        """Rounds of which there is a checkpoint, ascending."""
+        """Rounds that have a checkpoint, ascending."""
 
     def load(self, round_: int, parts: Collection[str] = PARTS) -> Checkpoint:
-        """Read these parts of one; raises NotFoundError, or CorruptError if a file is not what was written."""
+        """Read these parts of a round's checkpoint; raises NotFoundError, or CorruptError if a checksum differs."""
 
 
 class DiskCheckpoints:
@@ -84,9 +84,9 @@ class DiskCheckpoints:
         self.directory = directory
 
     def save(self, checkpoint: Checkpoint, keep: int) -> None:
-        """Write it whole or not at all, and drop all but the `keep` newest; raises OSError."""
+        """Write a checkpoint atomically, and delete all but the `keep` newest; raises OSError."""
         target = self.path(checkpoint.progress.round)
-        partial = target.with_suffix(f".{secrets.token_hex(4)}.partial")  # never that of another who saves
+        partial = target.with_suffix(f".{secrets.token_hex(4)}.partial")  # unique: another process may be saving too
         for unfinished in self.directory.glob("*.partial"):
             shutil.rmtree(unfinished)
         make_directory(self.directory)
@@ -102,12 +102,12 @@ class DiskCheckpoints:
             shutil.rmtree(self.path(old))
 
     def rounds(self) -> tuple[int, ...]:
-        """Rounds of which there is a checkpoint, ascending."""
+        """Rounds that have a checkpoint, ascending."""
         names = (path.name for path in self.directory.glob("round-*") if not path.suffix)
         return tuple(sorted(int(name.removeprefix("round-")) for name in names))
 
     def load(self, round_: int, parts: Collection[str] = PARTS) -> Checkpoint:
-        """Read these parts of one; raises NotFoundError, or CorruptError if a file is not what was written."""
+        """Read these parts of a round's checkpoint; raises NotFoundError, or CorruptError if a checksum differs."""
         return read(self.path(round_), parts)
 
     def path(self, round_: int) -> Path:
@@ -116,7 +116,7 @@ class DiskCheckpoints:
 
 
 def newest(folder: Path) -> Path:
-    """The directory of a checkpoint: `folder` if it is one, else the newest of the run folder that it is.
+    """The checkpoint directory to use: `folder` itself if it is a checkpoint, else the newest one of that run folder.
 
     Raises NotFoundError.
     """
@@ -130,7 +130,10 @@ def newest(folder: Path) -> Path:
 
 
 def read(directory: Path, parts: Collection[str] = PARTS) -> Checkpoint:
-    """Read these parts of a checkpoint; raises NotFoundError, or CorruptError if a file is not what was written."""
+    """Read these parts of the checkpoint in a directory.
+
+    Raises NotFoundError if a file is missing, CorruptError for an invalid manifest or a checksum that differs.
+    """
     path = directory / MANIFEST
     try:
         manifest = Manifest.parse(_read(path, MOST_MANIFEST_BYTES), str(path))
@@ -147,7 +150,7 @@ def read(directory: Path, parts: Collection[str] = PARTS) -> Checkpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyFile:
-    """One file of a checkpoint, by its manifest."""
+    """One file of a checkpoint, as its manifest lists it."""
 
     policy: str
     part: str
@@ -155,7 +158,7 @@ class PolicyFile:
 
     @property
     def name(self) -> str:
-        """In the checkpoint's directory."""
+        """File name in the checkpoint's directory."""
         return f"{self.policy}.{self.part}.safetensors"
 
     def check(self, data: bytes | memoryview, where: str) -> None:
@@ -166,13 +169,13 @@ class PolicyFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a checkpoint says of itself. It may be a stranger's: names of policies become names of files."""
+    """The contents of manifest.json. Untrusted: policy names become file names, so `parse` validates them."""
 
     progress: Progress
     versions: Mapping[str, int]
-    """By policy."""
+    """Version by policy."""
     files: tuple[PolicyFile, ...]
-    """In the order in which the manifest has them."""
+    """In the manifest's order."""
 
     @classmethod
     def parse(cls, data: bytes, where: str) -> Manifest:
@@ -231,7 +234,7 @@ def _write_policy(directory: Path, name: str, saved: SavedPolicy) -> dict[str, o
 
 
 def _read(path: Path, most_bytes: int | None = None) -> bytes:
-    """A regular file; raises CorruptError for what else has its name, and for a longer one."""
+    """Read a regular file; raises CorruptError for any other kind of file, and for more than `most_bytes`."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(descriptor)
@@ -248,7 +251,7 @@ def _write(path: Path, data: bytes | memoryview) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Have a directory; the names of what had to be made are on the disk when this returns. Raises OSError."""
+    """Create a directory and its missing parents durably: their entries are synced to disk. Raises OSError."""
     missing = [each for each in (path, *path.parents) if not each.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for each in missing:
@@ -256,7 +259,7 @@ def make_directory(path: Path) -> None:
 
 
 def fsync(path: Path) -> None:
-    """Have a file's bytes, or a directory's names, on the disk when this returns; raises OSError."""
+    """Sync a file's contents, or a directory's entries, to disk; raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

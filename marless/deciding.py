@@ -1,4 +1,5 @@
-"""What a job's policies decide for its next round, as every reader of its records can decide it again."""
+"""Runs a job's scaling and sharing policies for its next round. The result depends only on the job, the round records
+and the budget, so that it can be recomputed from them."""
 
 from __future__ import annotations
 
@@ -16,16 +17,16 @@ from marless.scaling.budget import within_budget
 
 @dataclass(frozen=True)
 class Budget:
-    """What is left of `stop.cost_usd`."""
+    """What remains of `stop.cost_usd`, in US dollars."""
 
     remaining_usd: float
     last_usd: Mapping[str, float]
-    """What the newest round cost, by function."""
+    """Cost of the newest round, by function."""
 
 
 @dataclass(frozen=True)
 class Decided:
-    """Who trains in the next round, on what how many actors sample, and why."""
+    """The decisions for a round: its groups, its number of actors, and the reasons."""
 
     groups: tuple[Group, ...]
     actors: int
@@ -33,9 +34,10 @@ class Decided:
 
 
 def decide(job: Job, history: Sequence[RoundRecord], budget: Budget | None = None) -> Decided:
-    """Groups and actors of the round after `history`; with a budget, no more actors than it pays.
+    """Decide the groups and the number of actors of the round after `history`.
 
-    Raises InternalError if JSON cannot hold what a policy decided from.
+    With a budget, and if the job sets `scaling.within_budget`, there are no more actors than the budget pays for.
+    Raises InternalError if the inputs of a decision cannot be stored as JSON.
     """
     spec = job.spec
     sharing = job.sharing.decide(history)
@@ -69,7 +71,7 @@ def _decision(
     inputs: Mapping[str, Any],  # Any: what JSON can hold
 ) -> Decision:
     try:
-        kept = json.loads(json.dumps(inputs))  # as it will be read back
+        kept = json.loads(json.dumps(inputs))  # the same types as after reading the record back
     except (TypeError, ValueError) as error:
         raise InternalError(f"{kind} policy {rule!r}: JSON cannot hold the inputs of its decision: {error}") from None
     return Decision(kind=kind, rule=rule, outcome=outcome, reason=reason, inputs=kept)

@@ -1,4 +1,4 @@
-"""Reading JSON and YAML that others wrote, within limits: a small document cannot cost much, whatever it says."""
+"""Reads untrusted JSON and YAML within limits, so that no small document takes much time or memory to read."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ if TYPE_CHECKING:
     import yaml
 
 MAX_CHARACTERS = 2**20
-"""Of a whole document."""
+"""Characters of a document."""
 MAX_VALUES = 20_000
-"""Values and keys, those inside of others included; a YAML alias counts each time that it is used."""
+"""Values and keys of a document, at all depths; a YAML alias counts each time that it is used."""
 MAX_DEPTH = 20
-"""Sections and lists within one another."""
+"""Nesting of sections and lists."""
 MAX_TEXT = 10_000
-"""Characters of one text."""
+"""Characters of one string."""
 MAX_BITS = 14_000
-"""Of a whole number: Python prints none of more than 4,300 digits, and YAML can write longer ones in hexadecimal."""
+"""Bits of an integer: Python prints at most 4,300 digits, and YAML can write longer integers in hexadecimal."""
 _STDIN, _STDIN_NAME = Path("-"), "standard input"
 _TAG, _NUMBER_STARTS = "!exponent", list("-+.0123456789")
 _EXPONENT = re.compile(r"^[-+]?([0-9][0-9_]*(\.[0-9_]*)?|\.[0-9]+)[eE][-+]?[0-9]+$")
-"""Numbers such as 1e6 and 2.5e-4, which YAML 1.2 reads as numbers and PyYAML, which knows YAML 1.1, as texts."""
+"""Numbers such as 1e6 and 2.5e-4: numbers in YAML 1.2, but strings to PyYAML, which implements YAML 1.1."""
 
 
 def from_json(text: str, what: str, *, finite: bool = True) -> object:
-    """Read JSON; raises SpecError, which starts with `what`, for anything else and for what exceeds the limits.
+    """Parse JSON; raises SpecError, starting with `what`, if it is invalid or exceeds the limits.
 
-    `finite` refuses the NaN and Infinity that Python's JSON knows.
+    `finite` refuses NaN and Infinity, which Python's JSON parser accepts.
     """
     _check_length(len(text), what)
 
@@ -52,7 +52,7 @@ def from_json(text: str, what: str, *, finite: bool = True) -> object:
 
 
 def from_yaml(path: Path, kind: str = "job file") -> object:
-    """Read a YAML file; raises SpecError if it cannot be read, is none, or exceeds the limits."""
+    """Read a YAML file; raises SpecError if it cannot be read, is not YAML, or exceeds the limits."""
     try:
         with path.open(encoding="utf-8") as file:
             text = file.read(MAX_CHARACTERS + 1)
@@ -64,7 +64,7 @@ def from_yaml(path: Path, kind: str = "job file") -> object:
 
 
 def given(path: Path) -> object:
-    """A YAML document that a user names: of a file, or "-" for standard input. Raises SpecError as `from_yaml`."""
+    """Read the YAML document at a path that a user gave; "-" is standard input. Raises SpecError as `from_yaml`."""
     if path != _STDIN:
         return from_yaml(path)
     try:
@@ -75,19 +75,19 @@ def given(path: Path) -> object:
 
 
 def name_of(path: Path) -> str:
-    """What mistakes in a document that was given are reported under."""
+    """The name under which error messages refer to the document at a path that a user gave."""
     return _STDIN_NAME if path == _STDIN else str(path)
 
 
 def to_yaml(document: object) -> str:
-    """YAML that `yaml_of` reads as the same document; its keys in their order."""
+    """Write YAML that `yaml_of` reads back as the same document; keys keep their order."""
     import yaml
 
     return yaml.dump(document, Dumper=_dumper(), sort_keys=False)
 
 
 def yaml_of(text: str, what: str) -> object:
-    """Read YAML; raises SpecError, which starts with `what`, for anything else and for what exceeds the limits."""
+    """Parse YAML; raises SpecError, starting with `what`, if it is invalid or exceeds the limits."""
     import yaml  # here, because actors read JSON only
 
     _check_length(len(text), what)
@@ -96,23 +96,23 @@ def yaml_of(text: str, what: str) -> object:
         document: object = _read(text)
     except RecursionError:
         raise _too_deep(what) from None
-    except (yaml.YAMLError, ValueError, TypeError, AttributeError, OverflowError) as error:  # also: a date that is none
+    except (yaml.YAMLError, ValueError, TypeError, AttributeError, OverflowError) as error:  # e.g. an impossible date
         raise SpecError(f"{what}: not valid YAML: {' '.join(str(error).split())}") from None
     check(document, what)
     return document
 
 
 def _check_events(text: str, what: str) -> None:
-    """Raises SpecError if YAML exceeds the limits, before anything is made of it: merging mappings (`<<`) and reading
-    long numbers in base 60 can take hours.
+    """Raises SpecError if YAML exceeds the limits. Runs before any object is constructed, because merging mappings
+    (`<<`) and reading long numbers in base 60 can take hours.
     """
     import yaml
 
     values = 0
     opened: list[tuple[str | None, int]] = []
-    """Anchors of the sections and lists around here, and how many values came before each."""
+    """The enclosing sections and lists: the anchor of each, and the number of values before it."""
     sizes: dict[str | None, int] = {}
-    """Values of what has an anchor."""
+    """Anchor → number of values that an alias to it adds."""
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
         if isinstance(event, yaml.CollectionEndEvent):
             anchor, before = opened.pop()
@@ -140,7 +140,7 @@ def _read(text: str) -> Any:  # Any: YAML
 
 @cache
 def _loader() -> type[yaml.SafeLoader]:
-    """YAML's safe loader, which also reads numbers that have an exponent; whole ones become ints: 1e6, but not 1e-3."""
+    """PyYAML's safe loader, extended to numbers with an exponent; integral ones become ints: 1e6, but not 1e-3."""
     import yaml
 
     class Loader(yaml.SafeLoader):
@@ -157,7 +157,7 @@ def _loader() -> type[yaml.SafeLoader]:
 
 @cache
 def _dumper() -> type[yaml.SafeDumper]:
-    """Quotes texts that the loader would take for numbers."""
+    """PyYAML's safe dumper, extended to quote strings that `_loader` would read as numbers."""
     import yaml
 
     class Dumper(yaml.SafeDumper):
@@ -168,7 +168,7 @@ def _dumper() -> type[yaml.SafeDumper]:
 
 
 def check(document: object, what: str) -> None:
-    """Raises SpecError if a document that has been read exceeds the limits on values, depth and texts."""
+    """Raises SpecError if a parsed document exceeds the limits on values, depth, strings and integers."""
     layer, values = [document], 1
     for _ in range(MAX_DEPTH + 1):
         below: list[object] = []

@@ -1,7 +1,7 @@
-"""Domain errors: what can go wrong, in words that a user can act on.
+"""Domain errors, and helpers for their messages.
 
-Every message says what was wrong, where, and what to do. Nothing here knows gRPC; `marless.rpc.errors` maps each
-class to one status code, and the CLI maps each to an exit code.
+Every message says what was wrong, where, and what to do. This module does not depend on gRPC: `marless.rpc.errors`
+maps each class to a status code, and the CLI maps it to an exit code.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Iterable, Sequence
 
 LONGEST_SHOWN = 80
-"""Characters of what somebody gave that a sentence repeats."""
+"""Characters of a given value that an error message repeats."""
 _LONGEST_TOLD = 500
 _MOST_NAMED = 40
 _LONGEST_COMPARED = 100  # comparing takes time with the product of the lengths, for each name
@@ -21,11 +21,11 @@ class MarlessError(Exception):
     """Base of every error that marless raises on purpose."""
 
     detail: str = ""
-    """What a person who debugs wants to see beside the sentence: the end of a traceback."""
+    """Extra information for debugging, such as the end of a traceback."""
 
 
 class SpecError(MarlessError):
-    """A job, an option or an argument that cannot work; nothing has been started."""
+    """A job, option or argument is invalid; nothing has been started."""
 
 
 class NotFoundError(MarlessError):
@@ -33,7 +33,7 @@ class NotFoundError(MarlessError):
 
 
 class AlreadyExistsError(MarlessError):
-    """The name is taken by something with other content."""
+    """The name is already used for different content."""
 
 
 class ConflictError(MarlessError):
@@ -45,7 +45,7 @@ class FencedError(MarlessError):
 
 
 class StaleError(MarlessError):
-    """The data belong to a round or version that has passed; they were counted and not used."""
+    """The data belong to an earlier round or version; they were counted and discarded."""
 
 
 class CorruptError(MarlessError):
@@ -57,35 +57,35 @@ class JobStateError(MarlessError):
 
 
 class OverloadedError(MarlessError):
-    """A bounded queue or buffer is full now; the same request may be taken once others have been served.
+    """A bounded queue or buffer is full; the same request may succeed later.
 
-    The sentence of one that a job may wait for starts with "no room in the <place>: ".
+    Where a job may wait for room, the message starts with "no room in the <place>: ".
     """
 
     def __init__(self, sentence: str, *, retry_after_s: float = 1.0) -> None:
         super().__init__(sentence)
         self.retry_after_s = retry_after_s
-        """Seconds after which it is worth trying again."""
+        """Seconds after which a retry is worthwhile."""
 
 
 class TooLargeError(MarlessError):
-    """More than a limit of this installation takes at all: waiting does not help, raising the limit does."""
+    """The request exceeds a limit of this installation; retrying does not help, raising the limit does."""
 
 
 class UnavailableError(MarlessError):
-    """A service, Redis, or a worker cannot be reached now."""
+    """A service, Redis, or a worker is temporarily unavailable."""
 
 
 class UnreachableError(UnavailableError):
-    """No answer at all: the process that was called is down, hangs, or the network between is."""
+    """The called process did not answer: it or the network is down, or it hangs."""
 
 
 class UnauthenticatedError(MarlessError):
-    """No token, or the wrong one."""
+    """The token is missing or wrong."""
 
 
 class PermissionDeniedError(MarlessError):
-    """The token is good, and its role may not do this."""
+    """The token is valid, but its role does not permit this call."""
 
 
 class CancelledJobError(MarlessError):
@@ -93,33 +93,33 @@ class CancelledJobError(MarlessError):
 
 
 class InternalError(MarlessError):
-    """A defect of ours; the log of the service that answered has the details."""
+    """A bug in marless; the log of the service that answered has the details."""
 
 
 def shown(value: object) -> str:
-    """What somebody gave, as a sentence repeats it: cut after `LONGEST_SHOWN` characters."""
+    """A given value as error messages repeat it: its repr, cut to `LONGEST_SHOWN` characters."""
     given = repr(value[: LONGEST_SHOWN + 1] if isinstance(value, str) else value)
     return given if len(given) <= LONGEST_SHOWN else given[: LONGEST_SHOWN - 1] + "…"
 
 
 def told(error: BaseException) -> str:
-    """What code of others has raised, as a sentence repeats it: its kind, and at most `_LONGEST_TOLD` characters."""
+    """An exception of third-party code as error messages repeat it: its class and up to `_LONGEST_TOLD` characters."""
     try:
         text = " ".join(str(error).split())
-    except Exception:  # noqa: BLE001  # who writes an exception writes its __str__
+    except Exception:  # noqa: BLE001  # third parties define __str__, which may raise anything
         text = ""
     cut = text if len(text) <= _LONGEST_TOLD else text[: _LONGEST_TOLD - 1] + "…"
     return f"{type(error).__name__}: {cut}" if cut else type(error).__name__
 
 
 def some_of(names: Sequence[str]) -> str:
-    """Names in a sentence, of which there may be too many to be read."""
+    """Names as a comma-separated list, cut after the first `_MOST_NAMED`."""
     more = len(names) - _MOST_NAMED
     return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
-    """One sentence for a name that is not registered, with the nearest match if there is one."""
+    """The message for a name that is not registered, with the nearest match if there is one."""
     names = sorted(known)
     comparable = names[:_MOST_COMPARED] if len(name) <= _LONGEST_COMPARED else ()
     close = difflib.get_close_matches(name, comparable, n=1, cutoff=0.5)

@@ -1,4 +1,4 @@
-"""Why a job had the actors and groups it had: its decisions, read back from its records.
+"""Explains a job's actors and groups by the decisions stored in its round records.
 
 Rounds are numbered from 0, as in the records.
 """
@@ -16,22 +16,22 @@ from marless.record import Decision, RoundRecord
 Kind = Literal["scaling", "sharing"]
 What = Literal["start", "share", "split", "regroup", "more actors", "fewer actors"]
 MOST_STRETCHES = 6
-"""Between two changes of the groups; of more, the rounds of one kind of reason are told together."""
+"""Most stretches of a chapter; if there were more, all its rounds with the same kind of reason form one stretch."""
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?|\b(?:nan|inf)\b")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """The actors or the groups of a round are others than those of the round before, or the job's first."""
+    """A round whose number of actors or groups differ from the round before; the first round counts as a change."""
 
     round: int
     what: What
     before: str
-    """"" at the start."""
+    """Outcome of the previous round's decision; "" for the first round."""
     decision: Decision
 
     def to_json(self) -> dict[str, Any]:  # Any: what JSON can hold
-        """Everything, for programs."""
+        """All fields as a JSON object."""
         decision = self.decision
         return {
             "round": self.round,
@@ -47,21 +47,24 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class Stretch:
-    """Rounds that were decided by one rule for one kind of reason: the same sentence, whatever numbers are in it.
+    """Rounds decided by one rule for one kind of reason: their reasons are the same sentence but for its numbers.
 
-    Successive ones, over which the number of actors stayed, rose, or fell; or of a whole chapter, if that has too many.
+    The rounds are successive, and their numbers of actors never both rise and fall within one stretch; or they are all
+    rounds of a chapter with that kind of reason, if it would have more than `MOST_STRETCHES`.
     """
 
     rounds: tuple[int, ...]
     before: int | None
-    """Actors of the round before; None at the start, and of rounds that do not follow one another."""
+    """Number of actors in the round before; None for the job's first round, for stretches of groups, and for rounds
+    that are not successive."""
     actors: tuple[int, ...]
-    """Of every round."""
+    """Number of actors in each round."""
     decision: Decision
-    """Of round `decided`: the last that changed something, or the first if none did."""
+    """The decision for round `decided`."""
     decided: int
+    """The last round that changed the number of actors, or the first round if none did."""
     varies: bool
-    """The other rounds' reasons have other numbers."""
+    """True if the numbers in the reasons differ between rounds."""
 
     @property
     def first(self) -> int:
@@ -75,25 +78,25 @@ class Stretch:
 
     @property
     def successive(self) -> bool:
-        """True if there is no other round between them."""
+        """True if the rounds follow one another without a gap."""
         return self.last - self.first == len(self.rounds) - 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chapter:
-    """Successive rounds with the same groups."""
+    """Successive rounds with the same groups, and the decisions for them."""
 
     first: int
     last: int
     opening: Change
     groups: tuple[Stretch, ...]
-    """Why its rounds had these groups; the first of them begins with the opening."""
+    """The reasons for the groups; the first stretch begins with `opening`."""
     actors: tuple[Stretch, ...]
-    """Why its rounds had so many actors."""
+    """The reasons for the number of actors."""
 
 
 def changes(records: Sequence[RoundRecord]) -> tuple[Change, ...]:
-    """Every change of groups or actors, in order; the first round's decisions are changes too."""
+    """Every change of groups or actors, in order; the first round's decisions count as changes."""
     found: list[Change] = []
     before: RoundRecord | None = None
     for record in records:
@@ -107,9 +110,7 @@ def changes(records: Sequence[RoundRecord]) -> tuple[Change, ...]:
 
 
 def chapters(records: Sequence[RoundRecord]) -> tuple[Chapter, ...]:
-    """All rounds, so that a person can read it: those with equal groups together, and in them those that were decided
-    for one kind of reason.
-    """
+    """All rounds in a form that people can read: grouped by equal groups, and within those by the kind of reason."""
     openings = {change.round: change for change in changes(records) if change.decision.kind == "sharing"}
     starts = [index for index, record in enumerate(records) if record.round in openings]
     found = []
@@ -149,7 +150,7 @@ def _scaled(before: RoundRecord | None, now: RoundRecord) -> What | None:
 
 
 def _decision(record: RoundRecord, kind: Kind) -> Decision:
-    """What was decided for a round; records of before decisions were kept say only what came of it."""
+    """A round's decision; for older records without decisions, one that has only the outcome."""
     for decision in record.decisions:
         if decision.kind == kind:
             return decision
@@ -160,18 +161,18 @@ def _decision(record: RoundRecord, kind: Kind) -> Decision:
 
 
 def _why(decision: Decision) -> tuple[str, str]:
-    """By which rule a round was decided, and the sentence without its numbers: the kind of its reason."""
+    """The rule of a decision and its kind of reason: the sentence with its numbers replaced by "#"."""
     return decision.rule, _NUMBER.sub("#", decision.reason)
 
 
 def _grouped(records: Sequence[RoundRecord]) -> Iterator[Stretch]:
-    """Cut where the groups, which are equal all along, were decided for another kind of reason."""
+    """Split rounds with equal groups where the kind of reason changes."""
     for _, part in groupby(records, key=lambda record: _why(_decision(record, "sharing"))):
         yield _stretch("sharing", tuple(part), None)
 
 
 def _scaled_stretches(records: Sequence[RoundRecord], before: int | None) -> Iterator[Stretch]:
-    """Cut where the number of actors turns, or was decided for another kind of reason."""
+    """Split rounds where the number of actors starts to rise or fall, or the kind of reason changes."""
     part: list[RoundRecord] = []
     earlier, last, direction = before, before, 0
     for record in records:
@@ -203,7 +204,7 @@ def _stretch(kind: Kind, part: Sequence[RoundRecord], before: int | None) -> Str
 
 
 def _few(kind: Kind, stretches: tuple[Stretch, ...], part: Sequence[RoundRecord]) -> tuple[Stretch, ...]:
-    """The same if they are few, else one for each kind of reason, with the rounds that were decided for it."""
+    """The same stretches, or one per kind of reason if there are more than `MOST_STRETCHES`."""
     if len(stretches) <= MOST_STRETCHES:
         return stretches
     by_reason: dict[tuple[str, str], list[RoundRecord]] = {}

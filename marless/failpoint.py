@@ -1,4 +1,4 @@
-"""Failpoints: named places around each durable write where a test can have this process killed.
+"""Failpoints: named places around each durable write where a test can kill this process.
 
 `MARLESS_FAILPOINT=<name>` kills the process (signal 9) when it first reaches that place, `<name>:3` the third time.
 """
@@ -31,7 +31,7 @@ NAMES = tuple(f"{place}.{moment}" for place in _PLACES for moment in ("before", 
 
 
 class _Trap:
-    """Counts passes of one name; springs once."""
+    """Counts how often one failpoint is reached, and kills the process at the configured count."""
 
     def __init__(self, setting: str) -> None:
         self._name, _, count = setting.partition(":")
@@ -55,9 +55,9 @@ def _trap() -> _Trap | None:
 
 
 def reach(name: str) -> None:
-    """Die here if the environment says so; otherwise this costs one dictionary look-up.
+    """Kill this process here if $MARLESS_FAILPOINT says so; otherwise nearly free.
 
-    Raises SpecError if the environment names a place that does not exist.
+    Raises SpecError if the variable names an unknown failpoint.
     """
     assert name in NAMES, name
     if trap := _trap():

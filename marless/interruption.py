@@ -1,4 +1,4 @@
-"""Stopping a long computation from another thread: it asks, wherever it may end, whether it is to stop."""
+"""Cooperative cancellation: a long computation asks at safe points whether another thread wants it to stop."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 Stopped: TypeAlias = Callable[[], bool]
-"""True once a computation is to stop. Takes no lock, so that it may be asked in each step."""
+"""Returns True once the computation should stop. Takes no lock, so that it may be called in every step."""
 
 
 class StoppedError(Exception):
-    """A computation ended early because it was told to. What it was computing is incomplete and must not be used."""
+    """A computation was stopped early. Its result is incomplete and must not be used."""
 
 
 def never() -> bool:
-    """The answer for a computation that nobody stops."""
+    """A `Stopped` that is always False, for computations that cannot be stopped."""
     return False
 
 
 def check(stopped: Stopped) -> None:
-    """Raises StoppedError if the computation is to stop."""
+    """Raises StoppedError if the computation should stop."""
     if stopped():
         raise StoppedError

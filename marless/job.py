@@ -1,4 +1,4 @@
-"""A job made ready: a spec checked against its environment, with its decision policies built."""
+"""A job ready to run: its spec checked against its environment, with its scaling and sharing policies built."""
 
 from __future__ import annotations
 
@@ -22,41 +22,40 @@ from marless.sharing.groups import initial_groups
 from marless.spec import JobSpec
 
 _BYTES_PER_WEIGHT = 16
-"""float32: a weight, its gradient, and two moments of the optimizer."""
+"""Four float32 numbers: a weight, its gradient, and two optimizer moments."""
 _JOB_ID = re.compile(r"[a-z0-9]([a-z0-9-]{0,98}[a-z0-9])?")
 
 
 @dataclass(frozen=True)
 class Function:
-    """One function of an update."""
+    """One function of an update, and the scope whose learner runs it."""
 
     scope: Scope
-    """Whose learner it runs in."""
     node: FunctionNode
 
     @property
     def index(self) -> int:
-        """Of the scope, as in records."""
+        """Index of the scope, as in records."""
         return self.scope.index
 
 
 @dataclass(frozen=True)
 class Job:
-    """Everything the coordinator needs to run a job, but no tensor."""
+    """Everything that the coordinator needs to run a job; no tensors."""
 
     spec: JobSpec
     spaces: EnvSpaces
     with_state: bool
-    """Trajectories carry the global state."""
+    """True if trajectories carry the global state."""
     scaling: ActorScaling
     sharing: Sharing
     curvature: bool
-    """Learners measure the curvature of each policy's objective in every round."""
+    """True if learners measure the curvature of each policy's objective in every round."""
     noise: bool
-    """Learners measure each policy's gradient noise scale in every round."""
+    """True if learners measure each policy's gradient noise scale in every round."""
 
     def functions(self, groups: Sequence[Group]) -> tuple[Function, ...]:
-        """All functions that an update of these groups consists of, as the algorithm declares them."""
+        """All functions that make up an update of these groups, as the algorithm declares them."""
         config, spaces = self.spec.algorithm, self.spaces
         algorithm, found = algorithms.algorithm(config.name), []
         for scope in scopes(algorithm, config, spaces):
@@ -67,7 +66,7 @@ class Job:
 
 
 def advice(job: Job) -> str:
-    """What works but may not be meant, in a sentence each; "" if there is nothing to say."""
+    """Warnings about settings that work but may be unintended, one sentence each; "" if there are none."""
     spec, groups = job.spec, initial_groups(job.spec.sharing.groups, job.spaces)
     context = _context(spec, job.spaces, groups)
     algorithm = spec.algorithm.advice(_setting(spec, job.spaces, groups, spec.scaling.least(context)))
@@ -85,7 +84,10 @@ def _cut_episodes(job: Job) -> str:
 
 
 def prepare(spec: JobSpec) -> Job:
-    """Make the environment once to learn its spaces, and refuse what cannot work; raises SpecError."""
+    """Build a job: create the environment once to read its spaces, and check the spec against them.
+
+    Raises SpecError if the job cannot run.
+    """
     try:
         spaces = environments.spaces(spec.env.name, spec.env.options)
         check_spaces(spaces)
@@ -116,7 +118,7 @@ def prepare(spec: JobSpec) -> Job:
 
 
 def _check_trajectory(spec: JobSpec, schema: TrajectorySchema) -> None:
-    """Raises SpecError if what an actor samples can never be uploaded."""
+    """Raises SpecError if an actor's trajectory is larger than an upload may be."""
     least_bytes, actors = schema.bytes_with(0), spec.actors
     if least_bytes <= MAX_TRAJECTORY_BYTES:
         return
@@ -128,7 +130,7 @@ def _check_trajectory(spec: JobSpec, schema: TrajectorySchema) -> None:
 
 
 def _check_nets(spec: JobSpec, spaces: EnvSpaces, groups: Sequence[Group]) -> None:
-    """Raises SpecError if a learner cannot hold even the perceptrons of the policies that it trains."""
+    """Raises SpecError if the policies' MLPs, with gradients and optimizer moments, exceed a learner's memory."""
     weights = 0
     for group in groups:
         agents = spaces.class_of(group.agents[0])
@@ -178,11 +180,11 @@ def _context(spec: JobSpec, spaces: EnvSpaces, groups: tuple[Group, ...]) -> Sca
 
 
 def is_id(job_id: str) -> bool:
-    """True if a job may have this id."""
+    """True if this is a valid job id."""
     return _JOB_ID.fullmatch(job_id) is not None
 
 
 def check_id(job_id: str) -> None:
-    """Refuse a job id that cannot name a folder and keys; raises SpecError."""
+    """Raises SpecError unless this is a valid job id, which names folders and Redis keys."""
     if not is_id(job_id):
         raise SpecError(f"job id {shown(job_id)}: use lower-case letters, digits and dashes, at most 100")

@@ -1,30 +1,30 @@
-"""The most that there may be of anything that a job, a file or a request counts; docs/security.md has the table."""
+"""Upper limits on counts and sizes in jobs, files and requests; docs/security.md has the table."""
 
 from __future__ import annotations
 
 MAX_AGENTS = 512
-"""Agents of one environment, and so policies that act at a time."""
+"""Agents of one environment, and so policies that act at the same time."""
 MAX_ACTORS = 4096
 """Actors of one rollout."""
 MAX_ENVS = MAX_STEPS = 65_536
-"""Environment copies of an actor, and its time steps."""
+"""Environment copies per actor, and time steps per copy."""
 MAX_EPISODES = 10**6
 """Episodes of one evaluation."""
 MAX_TIMEOUT_S = 7 * 86_400.0
-"""Seconds that a job may give one actor."""
+"""Seconds: the longest time limit that a job may set."""
 MAX_POLICIES = 4096
-"""Policies and joint critics that one request names, those that no agent uses any more included."""
+"""Policies and joint critics named in one request, including those that no agent uses any more."""
 MAX_PARTS = 16
 """Blobs of one version."""
 MAX_NAME = 200
 """Characters of the name of an agent, a class, a policy, an environment or a worker."""
 MAX_OBSERVATION = 2**20
-"""Numbers that one agent observes."""
+"""Elements of one agent's observation."""
 MAX_ACTIONS = 2**16
-"""Discrete actions, or components of a continuous one."""
+"""Discrete actions, or dimensions of a continuous action."""
 MAX_STATE = 2**24
-"""Numbers of an environment's global state."""
+"""Elements of an environment's global state."""
 MAX_TRAJECTORY_BYTES = 512 * 2**20
-"""What one actor may upload."""
+"""Size of one actor's upload."""
 MAX_COUNT = 2**53
-"""Rounds, epochs, versions, env steps: whole numbers beyond are not exact in JSON, and not in Redis's scripts."""
+"""Rounds, epochs, versions, env steps: larger integers are not exact as the doubles of JSON and of Redis scripts."""

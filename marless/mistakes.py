@@ -1,4 +1,4 @@
-"""What a YAML file got wrong, as sentences: where, what was given, what is allowed."""
+"""Validation messages: turns pydantic's errors into sentences that say where, what was given and what is allowed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KINDS = {
     "tuple": "a list",
     "invalid-json-value": "text, a number, true, false, null, a list or a section of those",
 }
-"""First word of pydantic's name of a mistake → what it wanted."""
+"""First word of pydantic's error type → what it expected."""
 _BOUNDS = {
     "greater_than": "more than {gt}",
     "greater_than_equal": "at least {ge}",
@@ -36,20 +36,20 @@ _BOUNDS = {
     "string_too_long": "at most {max_length} characters",
 }
 Inner = Mapping[tuple[str, ...], type[BaseModel]]
-"""Place in the job → type of the section there."""
-Detail = Any  # pydantic's ErrorDetails, whose context differs from one kind of mistake to the next
+"""Path in the job → type of the section there."""
+Detail = Any  # pydantic's ErrorDetails, whose context depends on the type of error
 
 
 def sentences(error: ValidationError, model: type[BaseModel], inner: Inner) -> list[str]:
-    """One sentence for each of the first fields that `model` refused, and how many more there are.
+    """One sentence for each of the first `_MOST_SENTENCES` invalid fields, and the number of further ones.
 
-    `inner` has the types of sections that their names decide.
+    `inner` holds the types of the sections whose type depends on their name.
     """
     found: dict[tuple[str, ...], list[tuple[Detail, object]]] = {}
     for detail in error.errors(include_url=False):
         path, owner = _locate(detail["loc"], model, inner)
         found.setdefault(path, []).append((detail, owner))
-    # A value that may be one of several kinds is refused once per kind; what lies deepest was meant.
+    # A value of a union type fails once per member of the union; the deepest error is about the one that was meant.
     above = {path[:depth] for path in found for depth in range(len(path))}
     refused = [path for path in found if path not in above]
     told = [": ".join(filter(None, (_shown(path), _sentence(path, found[path])))) for path in refused[:_MOST_SENTENCES]]
@@ -58,12 +58,12 @@ def sentences(error: ValidationError, model: type[BaseModel], inner: Inner) -> l
 
 
 def _shown(path: Sequence[str]) -> str:
-    """A field's place in the job, on one line whatever its names are."""
+    """A field's path in the job, on one line even if a name contains line breaks."""
     return ".".join(part if part.isprintable() and len(part) <= LONGEST_SHOWN else shown(part) for part in path)
 
 
 def _locate(loc: Sequence[int | str], model: type[BaseModel], inner: Inner) -> tuple[tuple[str, ...], object]:
-    """The path that a user wrote, without pydantic's names of a union's branches; and the type its end belongs to."""
+    """The field's path as the user wrote it, without pydantic's names of union members, and the type that owns it."""
     path: list[str] = []
     owner: object = model
     here: Any = model  # Any: an annotation

@@ -1,4 +1,4 @@
-"""Sections of a job file whose `name` decides which fields they have."""
+"""Job sections whose `name` field selects their config type, such as `algorithm: {name: ippo}`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ Config = TypeVar("Config", bound=Strict)
 def named(
     value: object, base: type[Config], type_of: Callable[[str], type[Config]], example: str, default: str | None = None
 ) -> Config:
-    """Read a section given as a name or a mapping; `default` is the name of one that gives none.
+    """Validate a section given as a name or as a mapping; `default` is the name used if it has none.
 
-    Raises ValueError, showing `example`, without a name; and pydantic's ValidationError for its fields.
+    Raises ValueError, showing `example`, if there is no name or an unknown one, and pydantic's ValidationError for its
+    fields.
     """
     if isinstance(value, base):
         return value
@@ -31,5 +32,5 @@ def named(
 
 
 def name_of(section: object) -> object:
-    """What a section calls itself: its `name`, or the section if it is only a name."""
+    """The `name` of a section, or the section itself if it is only a name."""
     return section.get("name") if isinstance(section, Mapping) else section

@@ -1,8 +1,8 @@
-"""Presets: ready combinations of scaling, sharing and accounting, so that jobs can be compared by name.
+"""Presets: named combinations of scaling, sharing and accounting, for comparing jobs.
 
-The five of Wei et al. 2025, §6: serverful, serverless, and serverless with one or both of the policies of MARLess. A
-preset says which policies are on. Their settings are the job's own where the job names the same policy, and that
-policy's defaults, which are the printed ones, where it does not; a variant sets its own, under a name of its own.
+They are the five of Wei et al. 2025, §6 (serverful, serverless, and serverless with one or both policies of MARLess),
+and variants of ours. A preset selects policies. If the job names the same policy, the job's settings for it apply,
+otherwise that policy's defaults, which are those of the paper. A variant also sets fields of its policies.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _NAMED = ("scaling", "sharing")
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
-    """A way to run a job, and the figure that counts as its cost."""
+    """How to run a job, and by which accounting to count its cost."""
 
     name: str
     about: str
-    """One line for people."""
+    """One-line description."""
     accounting: Accounting
     sections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # Any: what a job file can hold
-    """Section of the job → the fields that it sets there."""
+    """Section of the job → fields that the preset sets there."""
 
     def applied(self, job: JobSpec) -> JobSpec:
-        """The job run this way; raises SpecError, naming the preset, if the job cannot be."""
+        """The job with this preset applied; raises SpecError, naming the preset, if the result is invalid."""
         document = job.model_dump(mode="json", by_alias=True)
         for section, fields in self.sections.items():
             own = document.get(section)
@@ -59,7 +59,9 @@ _SHARING = {"sharing": {"name": "marless"}}
 def _lean(
     scaling: Mapping[str, str] | None = None, sharing: Mapping[str, str] | None = None
 ) -> Mapping[str, Mapping[str, str | float]]:
-    """Only the average rule scales, on logarithms of C, and agents share until returns fall; and what is given."""
+    """Sections of a variant in which only the average rule scales, on logarithms of C, and agents share until returns
+    fall; `scaling` and `sharing` are further fields.
+    """
     return {
         "scaling": {"name": "marless", "beta": 1.0, "compare": "logarithm", **(scaling or {})},
         "sharing": {"name": "marless", "split_threshold": -0.1, **(sharing or {})},
@@ -125,12 +127,11 @@ PRESETS: Mapping[str, Preset] = {
         ),
     )
 }
-"""By name: the five of the paper, then variants, which are never meant by the name of another. A variant is one entry
-more."""
+"""Presets by name: the five of the paper, then variants. To add a variant, add an entry here."""
 
 
 def preset(name: str) -> Preset:
-    """A preset by its name, or one of a file's as FILE.yaml:NAME; raises SpecError with the nearest match."""
+    """Look up a preset by name, or in a file as FILE.yaml:NAME; raises SpecError with the nearest match."""
     if name in PRESETS:
         return PRESETS[name]
     file, separator, inner = name.rpartition(":")
@@ -140,7 +141,7 @@ def preset(name: str) -> Preset:
 
 
 def presets(names: str) -> tuple[Preset, ...]:
-    """Several presets, separated by commas; raises SpecError for an unknown one, none, and one given twice."""
+    """Look up comma-separated presets; raises SpecError for an unknown or repeated name, and for none at all."""
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     if not wanted:
         raise SpecError(f"no preset is named; known: {', '.join(PRESETS)}")
@@ -152,7 +153,7 @@ def presets(names: str) -> tuple[Preset, ...]:
 
 
 def own_settings(job: JobSpec) -> tuple[str, ...]:
-    """What the job's deciding policies are set to that is not their default: "sharing.threshold 0.05 (default 0.1)"."""
+    """Scaling, sharing and curvature settings that differ from the default: "sharing.threshold 0.05 (default 0.1)"."""
     found: list[str] = []
     for section, config in (("scaling", job.scaling), ("sharing", job.sharing), ("curvature", job.curvature)):
         given = config.model_dump(mode="json")
@@ -170,7 +171,10 @@ def _differing(place: str, given: Any, default: Any) -> list[str]:  # Any: JSON
 
 
 def training_key(job: JobSpec) -> str:
-    """Equal for jobs that train identically: all but the job's name, its sinks, and, unless money ends it, the bill."""
+    """A key that is equal for jobs that train identically.
+
+    It covers the whole spec but the name, the sinks and, unless `stop.cost_usd` is set, the bill.
+    """
     document = json.loads(job.to_json())
     for section in ("name", "sinks"):
         document.pop(section)
@@ -184,7 +188,7 @@ def _shown(value: Any) -> str:  # Any: JSON
 
 
 def _of_file(path: Path, name: str) -> Preset:
-    """One of a file's presets: a mapping of names to {about, accounting, and the sections of a job that it sets}."""
+    """Read a preset from a file that maps names to {about, accounting, and the sections of a job to set}."""
     try:
         document = documents.yaml_of(path.read_text(encoding="utf-8"), str(path))
     except OSError as error:

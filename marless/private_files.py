@@ -1,9 +1,9 @@
-"""Files that are one user's own in places where others can write too, such as /tmp and /dev/shm.
+"""Safe use of files and directories in places where other users can write too, such as /tmp and /dev/shm.
 
-Another user may have put something there in advance: a link to a file of ours, or a directory with the name that we
-are about to use. Here a directory is used if it is a real one, belongs to this user, and lets nobody else in; a file
-if it is a regular one of this user, never through a link; and neither below anything that another user has put into a
-directory that everybody may write to.
+Another user may have prepared a trap there: a link to one of our files, or a directory with the name that we are about
+to use. A directory is used only if it is not a link, belongs to this user, and nobody else may write to it; a file only
+if it is a regular file of this user. Neither is used below a path component that another user has put into a
+world-writable directory.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class UntrustedPathError(PermissionError):
-    """A path leads to, or through, what another user has made or may change; `strerror` says what to do."""
+    """Another user has created, or may change, a part of a path; `strerror` says what to do."""
 
     def __init__(self, path: Path, why: str) -> None:
         super().__init__(errno.EPERM, why, str(path))
 
 
 def home(place: Path) -> Path:
-    """Where in a directory this user's files go: the directory itself if only this user may write to it, else one
-    below it, named for the user, which is made. Raises OSError.
+    """The directory for this user's files in `place`: `place` itself if only this user may write to it, else
+    `home_in(place)`, which is created. Raises OSError.
     """
     found = look_for_home(place)
     return found if found == place else directory(found)
 
 
 def look_for_home(place: Path) -> Path:
-    """What `home` returns; makes nothing. Raises OSError as `home` does."""
+    """What `home` would return, without creating anything. Raises OSError as `home` does."""
     check_way(place)
     status = place.stat()
     if not stat.S_ISDIR(status.st_mode):
@@ -51,14 +51,14 @@ def look_for_home(place: Path) -> Path:
 
 
 def home_in(place: Path) -> Path:
-    """The directory of this user in a shared one."""
+    """The path of this user's own directory in a shared one."""
     return place / f"marless-{os.getuid()}"
 
 
 def directory(path: Path) -> Path:
-    """Have a directory that only this user can enter, and what is missing above it; returns its absolute path.
+    """Create a directory (mode 0700) and its missing parents, or check the existing one; returns its absolute path.
 
-    Raises OSError, of which UntrustedPathError if there is something else in its place.
+    Raises UntrustedPathError if the path is a link, belongs to another user, or others may write to it; raises OSError.
     """
     path = path.absolute()
     parents(path)
@@ -74,14 +74,17 @@ def directory(path: Path) -> Path:
 
 
 def parents(path: Path) -> None:
-    """Have the directories above a path. Raises OSError."""
+    """Create the missing directories above a path. Raises OSError, UntrustedPathError as `check_way`."""
     check_way(path.parent)
     path.parent.mkdir(parents=True, exist_ok=True)
-    check_way(path.parent)  # somebody may have been faster
+    check_way(path.parent)  # another user may have created one in between
 
 
 def check(path: Path) -> None:
-    """Raise UntrustedPathError unless this is a directory of this user that others cannot write to; raises OSError."""
+    """Check that this is a directory of this user that others cannot write to.
+
+    Raises UntrustedPathError if it is not, NotADirectoryError or another OSError if there is no directory.
+    """
     status = path.lstat()
     if stat.S_ISLNK(status.st_mode):
         raise UntrustedPathError(path, "it is a symbolic link; remove it")
@@ -94,9 +97,9 @@ def check(path: Path) -> None:
 
 
 def check_way(path: Path) -> None:
-    """Raise UntrustedPathError if another user has put a part of a path into a directory that everybody may write to.
+    """Raise UntrustedPathError if another user has put a component of this path into a world-writable directory.
 
-    What is not there yet is nobody's. Links of this user and of root are followed.
+    The check ends at the first component that does not exist. Links of this user and of root are followed.
     """
     here = Path("/")
     for part in path.absolute().parts[1:]:
@@ -108,20 +111,21 @@ def check_way(path: Path) -> None:
         if within.st_mode & stat.S_IWOTH and status.st_uid not in (0, os.geteuid(), within.st_uid):
             raise UntrustedPathError(here, _anothers(status.st_uid))
         if stat.S_ISLNK(status.st_mode):
-            here.stat()  # a loop of links ends here, by an error
+            here.stat()  # raises for a loop of links
             check_way(above / here.readlink())
 
 
 def open_own(path: Path, flags: int, mode: int = 0o600) -> int:
-    """Open a regular file of this user, or make it if `flags` say so; returns its descriptor.
+    """Open a regular file of this user, or create it if `flags` say so; returns its descriptor.
 
-    Raises UntrustedPathError for a link, hard ones included, and for anything of another user; raises OSError.
+    Raises UntrustedPathError for a symbolic or hard link, a file of another user, or what is no regular file; raises
+    OSError.
     """
     return _opened(path, flags, mode, own=True)
 
 
 def open_readable(path: Path) -> int:
-    """Open a regular file of any user for reading; raises UntrustedPathError for a link, raises OSError."""
+    """Open a regular file of any user for reading; raises UntrustedPathError for a symbolic link; raises OSError."""
     return _opened(path, os.O_RDONLY, own=False)
 
 
@@ -149,19 +153,19 @@ def _opened(path: Path, flags: int, mode: int = 0, *, own: bool) -> int:
 
 
 class Claim:
-    """A directory of this process, and of those that inherit `lock`; it goes with them.
+    """A directory in use by this process, and by those that inherit the descriptor `lock`.
 
-    Who makes one in the same home may remove it once all of them have ended, however they ended.
+    It is in use for as long as one of them holds the lock. After that, `sweep` may remove it.
     """
 
     def __init__(self, path: Path, lock: int) -> None:
         self.path = path
         self.lock = lock
-        """Descriptor of what is locked as long as the directory is in use."""
+        """Descriptor of the lock file; -1 after `drop`."""
 
     @classmethod
     def make(cls, path: Path) -> Claim:
-        """Have a directory, made or taken over. Raises OSError, BlockingIOError if it is in use."""
+        """Create a directory, or take over an unused one. Raises OSError; BlockingIOError if it is in use."""
         with _alone(path.parent):
             lock = open_own(directory(path) / _LOCK, os.O_RDWR | os.O_CREAT)
             try:
@@ -172,7 +176,7 @@ class Claim:
         return cls(path, lock)
 
     def drop(self) -> None:
-        """Remove the directory and what is in it; twice is safe."""
+        """Remove the directory and its contents; idempotent."""
         if self.lock < 0:
             return
         shutil.rmtree(self.path, ignore_errors=True)
@@ -181,9 +185,9 @@ class Claim:
 
 
 def sweep(home: Path, pattern: str) -> None:
-    """Remove the claimed directories, of names that match, whose processes are gone; leave all that is not this user's.
+    """Remove claimed directories that match and whose processes have ended; directories of other users are kept.
 
-    Does nothing while another process claims or sweeps there. Raises OSError if the home itself cannot be read.
+    Does nothing while another process claims or sweeps there. Raises OSError if `home` itself cannot be read.
     """
     with suppress(BlockingIOError), _alone(home, fcntl.LOCK_NB):
         for path in home.glob(pattern):
@@ -196,7 +200,7 @@ def _remove_unused(path: Path) -> None:
     try:
         lock = open_own(path / _LOCK, os.O_RDWR)
     except FileNotFoundError:
-        path.rmdir()  # whoever made it was killed before it could lock it
+        path.rmdir()  # its process was killed before it could lock it
         return
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -207,7 +211,7 @@ def _remove_unused(path: Path) -> None:
 
 @contextmanager
 def _alone(home: Path, patience: int = 0) -> Iterator[None]:
-    """While directories are claimed or swept: one that is made and not locked yet would look like one that is left."""
+    """Lock `home` while claiming or sweeping: a directory that is created but not yet locked would look unused."""
     descriptor = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | patience)

@@ -1,4 +1,4 @@
-"""RoundRecord: what is known of one round, durable before the next begins. A line of `rounds.jsonl`."""
+"""RoundRecord: everything recorded about a round; a line of `rounds.jsonl`, durable before the next round begins."""
 
 from __future__ import annotations
 
@@ -25,45 +25,45 @@ class Returns:
     standard_error: float
     """Of `mean`, treating the agents of an episode as fully correlated (an upper bound)."""
     wins: int | None = None
-    """Episodes that were won; None if the environment knows no wins."""
+    """Episodes that were won; None if the environment does not report wins."""
 
     @property
     def win_rate(self) -> float | None:
-        """Share of the episodes that were won; None if the environment knows no wins."""
+        """Fraction of episodes that were won; None if the environment does not report wins."""
         return None if self.wins is None else self.wins / self.episodes
 
 
 class EpisodeSums(Protocol):
-    """What one actor reports of the episodes that ended; see `marless.data.rollout.EpisodeStats`."""
+    """Sums over the episodes that ended in one actor; see `marless.data.rollout.EpisodeStats`."""
 
     @property
     def episodes(self) -> int:
-        """How many there were."""
+        """Number of episodes that ended."""
         ...
 
     @property
     def return_sum(self) -> Mapping[str, float]:
-        """Per agent."""
+        """Sum of returns, per agent."""
         ...
 
     @property
     def return_square_sum(self) -> Mapping[str, float]:
-        """Per agent: sum of squares."""
+        """Sum of squared returns, per agent."""
         ...
 
     @property
     def judged(self) -> int:
-        """How many of them were won or not; 0 if the environment knows no wins."""
+        """Number of episodes with a known result (won or not); 0 if the environment does not report wins."""
         ...
 
     @property
     def wins(self) -> int:
-        """How many were won."""
+        """Number of episodes won."""
         ...
 
 
 def returns_of(actors: Iterable[EpisodeSums]) -> Returns | None:
-    """The returns of all actors' episodes together; None if no episode ended."""
+    """Combine the returns of all actors' episodes; None if no episode ended."""
     episodes = judged = wins = 0
     sums: dict[str, float] = {}
     squares: dict[str, float] = {}
@@ -88,16 +88,16 @@ def returns_of(actors: Iterable[EpisodeSums]) -> Returns | None:
 
 
 def standard_error(total: float, squares: float, episodes: int) -> float:
-    """Of a mean over episodes, from the sum of the values and the sum of their squares."""
+    """Standard error of a mean over episodes, from the sum of the values and the sum of their squares."""
     return math.sqrt(max(squares / episodes - (total / episodes) ** 2, 0.0) / episodes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class InvocationRecord:
-    """One execution of a function: what is billed. Times are Unix seconds.
+    """One execution of a function, the unit of billing. Times are Unix seconds.
 
     Actors, evaluations and learners are whole executions of a worker. Post-processing, critics, mixers, policies and
-    measurements ran inside a learner, several of them in one stacked pass: their start and end are the pass's, and
+    measurements run inside a learner, several of them in one stacked pass: they have the start and end of the pass, and
     `vcpu_s` is their share of it.
     """
 
@@ -105,8 +105,8 @@ class InvocationRecord:
     function: str
     name: str
     index: int
-    """Number of the actor in its round; of a learner and of the functions that ran in it, of its scope among the job's:
-    an agent class, or, of algorithms that learn jointly, the whole team."""
+    """For an actor: its number in the round. For a learner and the functions inside it: the index of its scope, which
+    is an agent class, or the whole team for algorithms that learn jointly."""
     attempt: int
     worker: str
     queued_s: float
@@ -115,21 +115,21 @@ class InvocationRecord:
     vcpu_s: float
     memory_bytes: int
     cold: bool
-    """The first invocation of its worker."""
+    """True for the first invocation of its worker."""
     init_s: float = 0.0
-    """Seconds that its worker took from launch to ready, if cold."""
+    """Seconds from the worker's launch until it was ready, if cold."""
     after: tuple[str, ...] = ()
-    """Of a function inside a learner: "<function>/<name>" of those in it that this one waits for."""
+    """For a function inside a learner: the functions of that learner that it depends on, as "<function>/<name>"."""
 
     @property
     def node(self) -> str:
-        """Which function of its learner it is, as `after` names it."""
+        """The form used in `after`: "<function>/<name>"."""
         return f"{self.function}/{self.name}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseSeconds:
-    """Wall-clock seconds of a round, by phase, as the coordinator saw them."""
+    """Seconds of a round by phase, as measured by the coordinator."""
 
     rollout: float
     update: float
@@ -138,80 +138,80 @@ class PhaseSeconds:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupRecord:
-    """Agents that shared one policy, and the version that this round published for it."""
+    """A group of agents that shared one policy, and the version published for it in this round."""
 
     policy: str
     agents: tuple[str, ...]
     version: int
     source: str = ""
-    """Policy whose state the update started from, if it was another one: the groups have just changed."""
+    """The policy whose state the update started from, if that was another one because the groups changed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Distances:
-    """How differently the agents of one class behave, as measured in this round."""
+    """Pairwise distances between the behaviour of the agents of one class, measured in this round."""
 
     agents: tuple[str, ...]
     values: tuple[tuple[float, ...], ...]
-    """[N, N]: symmetric, 0 on the diagonal; the unit is that of the job's similarity."""
+    """[N, N]: symmetric, 0 on the diagonal; the unit is that of the job's similarity measure."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What a policy decided for one round, and all that it decided from."""
+    """A scaling or sharing policy's decision for one round, with its inputs."""
 
     kind: Literal["scaling", "sharing"]
     rule: str
     """Name of the policy in the registry, e.g. "marless"."""
     outcome: str
-    """In a few words: "38 actors", "shared: agent_0+agent_2 agent_1"."""
+    """Short form: "38 actors", or the groups as "agent_0+agent_2 agent_1"."""
     reason: str
     """One sentence, with the numbers that mattered."""
     inputs: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # Any: what JSON can hold
-    """What it was decided from, and what a stateful policy must remember: enough to decide again."""
+    """The inputs of the decision, and what the policy needs from it in later rounds: enough to decide again."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoundRecord:
-    """Everything a reader needs to know of one round; numbered from 0."""
+    """Everything recorded about one round. Rounds are numbered from 0."""
 
     job: str
     round: int
     env_steps: int
-    """Sampled for training up to and with this round: all agents act once in one copy."""
+    """Env steps sampled for training up to and including this round (one step: all agents act once in one copy)."""
     actors: int
     groups: tuple[GroupRecord, ...]
     versions: Mapping[str, int]
-    """Heads after this round, of every policy and joint critic."""
+    """Newest version of every policy and joint critic after this round."""
     started_s: float
     ended_s: float
     phases: PhaseSeconds
     returns: Returns | None
-    """Of the exploring policies; None if no episode ended in this round."""
+    """Returns of the exploring policies during sampling; None if no episode ended in this round."""
     evaluation: Returns | None
-    """Of the greedy policies, if this round was evaluated."""
+    """Returns of the greedy policies, if this round was evaluated."""
     metrics: Mapping[str, Mapping[str, float]]
     """Per policy and joint critic: losses, KL, entropy, explained variance, gradient norms; curvature and noise where
     a policy asked for them (see `marless.algos.base.UpdateOutput`).
     """
     invocations: tuple[InvocationRecord, ...]
     decisions: tuple[Decision, ...]
-    """Why this round had the actors and groups it had."""
+    """The decisions on this round's actors and groups."""
     distances: tuple[Distances, ...] = ()
-    """Per agent class, where sharing asked for them."""
+    """Per agent class, if the sharing policy needs them."""
     idle_s: float | None = None
-    """Seconds between the end of the round before and the start of this one, by a monotonic clock. None after an
-    interruption, and for the first round: no coordinator ran the job all the way from that round to this one."""
+    """Seconds between the end of the round before and the start of this one, by a monotonic clock. None for the first
+    round, and after an interruption, when no coordinator ran the job all the way between the two rounds."""
 
     @property
     def took_s(self) -> float:
-        """Seconds from its start to its end; never negative."""
+        """Seconds from the start to the end of the round; never negative."""
         return max(self.ended_s - self.started_s, 0.0)
 
     @property
     def spent_s(self) -> float:
-        """Seconds that the job ran for this round: from the end of the round before to its own end, without
-        interruptions. Their sum over all rounds is the training time that `stop.wall_s` limits.
+        """Seconds of training time for this round: from the end of the round before to the end of this one, without
+        interruptions. The sum over all rounds is the training time that `stop.wall_s` limits.
         """
         return max(self.idle_s or 0.0, 0.0) + self.took_s
 
@@ -219,13 +219,13 @@ class RoundRecord:
         """One line of `rounds.jsonl`."""
         data = dataclasses.asdict(self)
         if self.evaluation:
-            data["evaluation"]["return"] = self.evaluation.mean  # the figures that readers of the raw file look for
+            data["evaluation"]["return"] = self.evaluation.mean  # for programs that read the file directly
             data["evaluation"]["win_rate"] = self.evaluation.win_rate
         return json.dumps(data, separators=(",", ":"))
 
 
 def from_json(line: str) -> RoundRecord:
-    """Read one line of `rounds.jsonl`; raises ValueError if it is not one."""
+    """Parse one line of `rounds.jsonl`; raises ValueError if it is not a round record."""
     try:
         return _record(json.loads(line))
     except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
@@ -253,7 +253,7 @@ def _record(data: dict[str, Any]) -> RoundRecord:  # Any: JSON
 
 
 _SCALARS: Mapping[Any, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (float, int), "bool": (bool,)}
-"""What JSON may hold where a field is annotated so."""
+"""Annotation of a field → types that its JSON value may have."""
 
 
 @cache
@@ -262,8 +262,8 @@ def _scalars(kind: Any) -> tuple[tuple[str, tuple[type, ...]], ...]:  # Any: the
 
 
 def _made(kind: Callable[..., Part], data: Mapping[str, Any]) -> Part:  # Any: JSON
-    """A part of a record; raises TypeError for a field that is missing, unknown or of another type, OverflowError for
-    a whole number that is too large for a float.
+    """Construct a part of a record; raises TypeError for a field that is missing, unknown or of the wrong type,
+    OverflowError for an integer that is too large for a float.
     """
     part = kind(**data)
     for name, types in _scalars(kind):
@@ -298,7 +298,7 @@ def _returns(data: dict[str, Any] | None) -> Returns | None:  # Any: JSON
     if data is None:
         return None
     kept = {name: data[name] for name in ("episodes", "mean", "standard_error")}
-    wins = data.get("wins")  # not in records of before wins were counted
+    wins = data.get("wins")  # missing in older records
     found = _made(Returns, kept | {"per_agent": _numbers(data["per_agent"]), "wins": wins})
     if found.episodes < 1 or not (wins is None or (isinstance(wins, int) and 0 <= wins <= found.episodes)):
         raise ValueError(f"{wins!r:.80} wins of {found.episodes} episodes")
@@ -307,7 +307,7 @@ def _returns(data: dict[str, Any] | None) -> Returns | None:  # Any: JSON
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """How a job ended: what `marless train -o json` prints."""
+    """The result of a job, as `marless train -o json` prints it."""
 
     job: str
     state: str
@@ -319,19 +319,19 @@ class Summary:
     wall_s: float
     """Training time in seconds, as `stop.wall_s` counts it: see `RoundRecord.spent_s`."""
     elapsed_s: float
-    """Seconds since the job was accepted: start-up, interruptions and the time that it waited for its turn included."""
+    """Seconds since the job was accepted, including queueing, start-up and interruptions."""
     env_steps_per_s: float
-    """Over the training time."""
+    """Env steps per second of training time."""
     run_dir: str
     cost_usd: float | None = None
-    """What its rounds cost, by `accounting`; None if that is not known."""
+    """Cost of all rounds in US dollars, by `accounting`; None if unknown."""
     accounting: str = ""
     """`bill.accounting`: billed, paper or serverful."""
 
     def to_json(self) -> str:
-        """One JSON object; `return` and `random_return` are means per agent of greedy and random play, with their
-        standard errors and the number of episodes; `win_rate` and `random_win_rate` are shares of episodes, null where
-        the environment knows no wins.
+        """One JSON object. `return` and `random_return` are the mean returns per agent of the greedy policies and of
+        the random baseline, with their standard errors and numbers of episodes; `win_rate` and `random_win_rate` are
+        fractions of episodes, null if the environment does not report wins.
         """
         data = dataclasses.asdict(self)
         greedy, random = data.pop("greedy"), data.pop("random")

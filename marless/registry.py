@@ -1,4 +1,4 @@
-"""What jobs choose by name: ours, and what other packages offer as entry points."""
+"""Registries of extensions that a job selects by name: marless's own modules, and entry points of other packages."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ Entry = TypeVar("Entry")
 
 @dataclass(frozen=True)
 class Registry(Generic[Entry]):
-    """Entries of one kind. A module is imported when its entry is asked for, and not before."""
+    """The extensions of one kind. A module is imported only when its entry is looked up."""
 
     kind: str
-    """As a sentence names it."""
+    """The kind, as error messages name it."""
     group: str
-    """Of entry points, whose names are the entries' and whose objects are entries."""
+    """The group of entry points to search. The name of an entry point is that of its entry, its object the entry."""
     attribute: str
-    """What a module of ours calls its entry."""
+    """The name of the entry in each of marless's modules."""
     modules: Mapping[str, str]
-    """Name → module, of ours. They come first: nobody replaces them."""
+    """Name → module of marless's own entries. They take precedence: an entry point cannot replace them."""
 
     def find(self, name: str) -> Entry:
-        """Look an entry up; raises SpecError with the nearest match for a name that is not registered."""
+        """Look up an entry; raises SpecError with the nearest match if the name is not registered."""
         if name in self.modules:
             ours: Entry = getattr(import_module(self.modules[name]), self.attribute)
             return ours

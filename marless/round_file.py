@@ -1,7 +1,7 @@
-"""Reads `rounds.jsonl` from any round on, or from its end, without parsing or keeping what lies elsewhere.
+"""Reads `rounds.jsonl` from any round on, or backwards from its end, without reading the whole file.
 
-Line n holds round n. A line is found by bisecting the file's bytes, so that it costs as little at the end of a long
-file as at its beginning. What follows the last newline is being written, or was cut short by a crash: it is no round.
+Line n (from 0) holds round n. A line is found by bisecting the file by bytes, so that the cost grows only with the
+logarithm of its size. What follows the last newline is incomplete (being written, or cut short by a crash) and ignored.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from marless.errors import CorruptError
 from marless.record import RoundRecord, from_json
 
 BATCH_BYTES = 2**19
-"""How much a `RoundReader` reads at once, unless one line is longer."""
+"""Most bytes that `RoundReader.batch` returns, unless one line is longer."""
 _STEP_BYTES = 2**18
 _SEEK_BYTES = 2**16
 _HEAD_BYTES = 2**12
 _HEAD = re.compile(rb'\{"job": ?"(?:[^"\\]|\\.)*", ?"round": ?(\d{1,15})[,}]')
-"""How a line begins: see `RoundRecord.to_json`."""
+"""The beginning of a line; see `RoundRecord.to_json`."""
 _EVALUATED = re.compile(rb'"evaluation": ?\{')
 _SECONDS = rb"(\d{1,12}(?:\.\d{1,20})?)"
 _TIMES = re.compile(rb'"started_s": ?' + _SECONDS + rb', ?"ended_s": ?' + _SECONDS + rb', ?"phases"')
@@ -30,7 +30,7 @@ _IDLE = re.compile(rb'"idle_s": ?(?:null|' + _SECONDS + rb")}$")
 
 
 def read(path: Path, first: int = 0) -> Iterator[RoundRecord]:
-    """The records from round `first` on; raises CorruptError, naming the line, for one that is none."""
+    """The records from round `first` on; raises CorruptError, naming the line, for an invalid one."""
     if not path.exists():
         return
     with path.open("rb") as file:
@@ -40,7 +40,7 @@ def read(path: Path, first: int = 0) -> Iterator[RoundRecord]:
         file.seek(at)
         for number, line in enumerate(file, first):
             if not line.endswith(b"\n"):
-                return  # its rest may come, and must not be taken for the next line
+                return  # incomplete: its rest may be appended later
             try:
                 record = from_json(line.decode())
             except ValueError:
@@ -49,13 +49,13 @@ def read(path: Path, first: int = 0) -> Iterator[RoundRecord]:
 
 
 def read_backwards(path: Path) -> Iterator[RoundRecord]:
-    """The records, newest first; raises CorruptError for a line that is none."""
+    """The records, newest first; raises CorruptError for an invalid line."""
     for line in lines_backwards(path):
         yield parse(path, line)
 
 
 def parse(path: Path, line: bytes) -> RoundRecord:
-    """A line of `lines_backwards`; raises CorruptError if it is no record."""
+    """Parse a line of `lines_backwards`; raises CorruptError if it is not a record."""
     try:
         return from_json(line.decode())
     except ValueError:
@@ -63,12 +63,12 @@ def parse(path: Path, line: bytes) -> RoundRecord:
 
 
 def may_be_evaluated(line: bytes) -> bool:
-    """False for a line whose round was certainly not evaluated; far cheaper than parsing it."""
+    """False if the round of this line was certainly not evaluated; far cheaper than parsing the line."""
     return _EVALUATED.search(line) is not None
 
 
 def spent_s(path: Path, line: bytes) -> float:
-    """Seconds that the job ran for the round of a line, as `RoundRecord.spent_s`, without parsing all of it."""
+    """`RoundRecord.spent_s` of a line, in seconds, usually without parsing all of it."""
     times, idle = _TIMES.search(line), _IDLE.search(line)
     if times and idle:
         return float(idle[1] or 0.0) + max(float(times[2]) - float(times[1]), 0.0)
@@ -76,19 +76,19 @@ def spent_s(path: Path, line: bytes) -> float:
 
 
 class RoundReader:
-    """Reads the lines of a file that grows, in batches of bounded size, each batch where the last one ended.
+    """Reads a growing file in batches of bounded size; a batch that continues the last one needs no search.
 
-    The file is opened for each batch: a coordinator that takes a job over puts a copy in its place.
+    The file is reopened for each batch, because a coordinator that takes over a job replaces it by a copy.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._next = (0, 0)
-        """A round, and the byte at which its line starts."""
+        """The round after the last batch, and the byte offset of its line."""
 
     def batch(self, first: int) -> list[str]:
-        """The lines of round `first` and of those after it, without newlines: `BATCH_BYTES`, or one line if that is
-        longer; none if the round is not recorded. Raises CorruptError for a line that is not its round's record.
+        """The lines of round `first` and later, without newlines: at most `BATCH_BYTES`, or one line if that is longer;
+        none if the round is not recorded. Raises CorruptError for a line that is not the record of its round.
         """
         try:
             file = self._path.open("rb")
@@ -121,7 +121,7 @@ class RoundReader:
 
 
 def lines_backwards(path: Path) -> Iterator[bytes]:
-    """Whole lines without their newlines, last one first; a reader of few lines reads no more of a long file."""
+    """Complete lines without their newlines, last one first. Read lazily: few lines cost little of a long file."""
     if not path.exists():
         return
     with path.open("rb") as file:
@@ -132,7 +132,7 @@ def lines_backwards(path: Path) -> Iterator[bytes]:
             rest, *lines = (file.read(at - start) + rest).split(b"\n")
             at = start
             if lines and not whole:
-                lines.pop()  # what follows the last newline: nothing, or a line cut short
+                lines.pop()  # after the last newline: empty, or an incomplete line
                 whole = True
             yield from reversed(lines)
         if whole:
@@ -140,7 +140,7 @@ def lines_backwards(path: Path) -> Iterator[bytes]:
 
 
 def _number(line: bytes) -> int | None:
-    """The round that a line, or its beginning, is of; None if it does not say so."""
+    """The round number in a line, or in the beginning of one; None if there is none."""
     if found := _HEAD.match(line):
         return int(found[1])
     try:
@@ -151,13 +151,13 @@ def _number(line: bytes) -> int | None:
 
 
 def _starts(file: IO[bytes], at: int, round_: int) -> bool:
-    """True if the line of a round starts at this byte."""
+    """True if the line of this round starts at byte `at`."""
     after_newline = at == 0 or os.pread(file.fileno(), 1, at - 1) == b"\n"
     return after_newline and _number(os.pread(file.fileno(), _HEAD_BYTES, at)) == round_
 
 
 def _offset(file: IO[bytes], round_: int) -> int | None:
-    """Where the line of a round starts; None if there is none."""
+    """Byte offset of a round's line; None if there is none."""
     if round_ <= 0:
         return 0
     descriptor = file.fileno()
@@ -176,7 +176,7 @@ def _offset(file: IO[bytes], round_: int) -> int | None:
 
 
 def _line_start(descriptor: int, inside: int, least: int) -> int:
-    """Where the line starts that holds the byte `inside`; `least` is the start of a line before it."""
+    """Byte offset of the line that holds byte `inside`; `least` is the offset of that line or of an earlier one."""
     end = inside
     while end > least:
         start = max(end - _SEEK_BYTES, least)
@@ -187,7 +187,7 @@ def _line_start(descriptor: int, inside: int, least: int) -> int:
 
 
 def _line_end(descriptor: int, inside: int, most: int) -> int | None:
-    """The byte after the newline of the line that holds the byte `inside`; None if it has no newline yet."""
+    """Byte offset after the newline of the line that holds byte `inside`; None if it has no newline before `most`."""
     at = inside
     while at < most:
         piece = os.pread(descriptor, min(_SEEK_BYTES, most - at), at)
@@ -198,7 +198,7 @@ def _line_end(descriptor: int, inside: int, most: int) -> int | None:
 
 
 def _counted(file: IO[bytes], round_: int) -> int | None:
-    """As `_offset`, by counting lines: for files whose lines do not begin as ours, and rounds that are not there."""
+    """As `_offset`, but by counting lines: for files in which bisecting fails or does not find the round."""
     file.seek(0)
     at = 0
     for number, line in enumerate(file):

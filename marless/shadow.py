@@ -1,4 +1,4 @@
-"""A folder in the working directory that has the name of a job: which of the two a name is taken for."""
+"""Detects a file or folder in the working directory that has the same name as a job."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from pathlib import Path
 
 
 def taken(name: str, runs: Path) -> str:
-    """A sentence for people if `name` is both a folder or file here and a job in `runs`; "" if it is not.
+    """A note for the user if `name` is both a path in the working directory and a job in `runs`; else "".
 
-    What is here is taken. With a slash in it, a name is a path, and nothing is in doubt.
+    The path in the working directory takes precedence. A name with a slash is a path and never ambiguous.
     """
     here, there = Path(name), runs / name
     if here.name != name or not (here.exists() and there.exists()) or here.resolve() == there.resolve():

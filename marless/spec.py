@@ -1,6 +1,6 @@
 """JobSpec: everything that defines one training run, read from YAML and checked before any work starts.
 
-A mistake is answered with one sentence per field: where it is, what was given, what is allowed.
+Error messages have one sentence per invalid field: where it is, what was given, what is allowed.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ JOB_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 
 
 class EnvSpec(Strict):
-    """Which environment, and its own options."""
+    """The environment and its options."""
 
     name: str = Field(max_length=MAX_NAME, description="mpe/<game>, game/<game> or pettingzoo/<module>")
     options: dict[str, JsonValue] = Field(default_factory=dict, description="passed to the environment")
 
 
 class ActorsSpec(Strict):
-    """How much each round samples: count · envs · steps env steps."""
+    """How many env steps each round samples: count · envs · steps."""
 
     count: int = Field(2, ge=1, le=MAX_ACTORS, description="actors per round, unless a scaling policy decides")
     envs: int = Field(80, ge=1, le=MAX_ENVS, description="environment copies per actor")
@@ -69,14 +69,14 @@ class ActorsSpec(Strict):
 
 
 class FunctionSize(Strict):
-    """What one function is given, and billed for while it works."""
+    """vCPUs and memory (MiB) of one function; both are billed while it runs."""
 
     vcpus: float = Field(1.0, gt=0, le=192)
     memory_mb: int = Field(1024, ge=128, le=1_048_576)
 
 
 class FunctionsSpec(Strict):
-    """The sizes of the functions that a job is made of (Wei et al. 2025, §5: 1 to 2 vCPUs, at least 1 GB)."""
+    """The sizes of the job's functions (Wei et al. 2025, §5: 1 to 2 vCPUs, at least 1 GB)."""
 
     actor: FunctionSize = FunctionSize()  # type: ignore[call-arg]  # pydantic's plugin-free view of Field defaults
     learner: FunctionSize = Field(
@@ -87,7 +87,7 @@ class FunctionsSpec(Strict):
 
 
 class BillSpec(Strict):
-    """Which of the three figures counts as the job's cost, and at what prices."""
+    """Which of the three accountings gives the job's cost, and at what prices."""
 
     accounting: Literal["billed", "paper", "serverful"] = Field(
         "billed",
@@ -110,7 +110,7 @@ class BillSpec(Strict):
 
 
 class EvaluationSpec(Strict):
-    """Periodic greedy evaluation, and the random baseline, which is measured once per job, beside training."""
+    """Periodic greedy evaluation, and the random baseline, evaluated once per job, concurrently with training."""
 
     every: int = Field(10, ge=0, le=MOST_ROUNDS, description="rounds between evaluations; 0: only at the end")
     episodes: int = Field(100, ge=1, le=MAX_EPISODES, description="episodes of one evaluation, at most")
@@ -132,7 +132,7 @@ class EvaluationSpec(Strict):
 
 
 class LearnerSpec(Strict):
-    """Where updates run, and how long one may take."""
+    """The device for updates, and their time limit."""
 
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d{1,3})?)$", description="auto: a GPU if there is one")
     timeout_s: float = Field(
@@ -144,14 +144,14 @@ class LearnerSpec(Strict):
 
 
 class CheckpointSpec(Strict):
-    """Policies as safetensors files in the run folder."""
+    """How often checkpoints are written to the run folder, and how many are kept."""
 
     every: int = Field(50, ge=0, le=MOST_ROUNDS, description="rounds between checkpoints; 0: only at the end")
     keep: int = Field(3, ge=1, le=MOST_ROUNDS, description="newest checkpoints kept")
 
 
 class StartSpec(Strict):
-    """Where the first versions of the policies come from."""
+    """The initial weights of the policies: new, or from a checkpoint."""
 
     checkpoint: str | None = Field(
         None,
@@ -161,7 +161,7 @@ class StartSpec(Strict):
 
 
 class StopSpec(Strict):
-    """The job succeeds as soon as one of these is reached; at least one must be set."""
+    """Stop rules: the job succeeds as soon as one of them is reached; at least one must be set."""
 
     rounds: int | None = Field(None, ge=1, le=MOST_ROUNDS)
     env_steps: int | None = Field(None, ge=1, le=MOST_ENV_STEPS, description="env steps sampled for training")
@@ -220,7 +220,7 @@ def _sink(value: object) -> SinkConfig:
 
 
 def _few(value: object) -> object:
-    """Counts sinks before any is looked at: looking one up takes milliseconds."""
+    """Raises ValueError for too many sinks before any is looked up, which takes milliseconds each."""
     if isinstance(value, list | tuple) and len(value) > MOST_SINKS:
         raise ValueError(f"{len(value)} sinks; a job has {MOST_SINKS} at most")
     return value
@@ -272,26 +272,26 @@ class JobSpec(Strict):
         return self
 
     def to_json(self) -> str:
-        """The resolved spec as JSON, every default written out."""
+        """The resolved spec as JSON, including all defaults."""
         return self.model_dump_json(by_alias=True)
 
     def to_yaml(self) -> str:
-        """The resolved spec as YAML, every default written out."""
+        """The resolved spec as YAML, including all defaults."""
         return documents.to_yaml(self.model_dump(mode="json", by_alias=True))
 
 
 def from_json(text: str) -> JobSpec:
-    """Read what `JobSpec.to_json` wrote; raises SpecError."""
+    """Parse the output of `JobSpec.to_json`; raises SpecError."""
     return parse(documents.from_json(text, "spec"), "spec")
 
 
 def spaces_to_json(spaces: EnvSpaces) -> str:
-    """The spaces of a job's environment, for services that need not be able to make it."""
+    """The spaces of a job's environment as JSON, for services that cannot create the environment."""
     return json.dumps(dataclasses.asdict(spaces))
 
 
 def spaces_from_json(text: str) -> EnvSpaces:
-    """Read what `spaces_to_json` wrote; raises SpecError."""
+    """Parse the output of `spaces_to_json`; raises SpecError."""
     from marless.envs.base import check_spaces
 
     try:
@@ -306,11 +306,11 @@ def spaces_from_json(text: str) -> EnvSpaces:
 def _spaces_type() -> TypeAdapter[EnvSpaces]:
     from marless.envs.base import EnvSpaces
 
-    return TypeAdapter(EnvSpaces)  # made once: that takes milliseconds
+    return TypeAdapter(EnvSpaces)  # cached, because building it takes milliseconds
 
 
 def parse(document: object, source: str) -> JobSpec:
-    """Check a YAML or JSON document; raises SpecError with one line per mistake, each starting with `source`."""
+    """Validate a parsed document; raises SpecError with one line per error, each starting with `source`."""
     if not isinstance(document, Mapping):
         given = "nothing" if document is None else shown(document)
         raise SpecError(f"{source}: a job is a mapping of sections (env, algorithm, stop, …), got {given}")
@@ -322,7 +322,7 @@ def parse(document: object, source: str) -> JobSpec:
 
 
 def _inner_types(document: Mapping[str, Any]) -> dict[tuple[str, ...], type[Strict]]:  # Any: YAML
-    """The config types of the sections whose name decides them, by the section's place in the job."""
+    """The config types of the sections whose type depends on their name, by the section's path in the job."""
     types: dict[tuple[str, ...], type[Strict]] = {}
     with suppress(SpecError):
         types["algorithm",] = _algorithm_type(str(name_of(document.get("algorithm"))))
@@ -342,13 +342,13 @@ def _inner_types(document: Mapping[str, Any]) -> dict[tuple[str, ...], type[Stri
 def load(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
     """Read a job file ("-": standard input) and the files that it names, and apply `a.b=value` overrides.
 
-    For where the user sits; values are YAML. Raises SpecError.
+    Values of overrides are YAML. For use on the user's machine only, because it reads the files. Raises SpecError.
     """
     return of_document(documents.given(path), overrides, documents.name_of(path))
 
 
 def of_document(document: object, overrides: Sequence[str], source: str) -> JobSpec:
-    """The job of a document that `load` would read from a file, which is left as it is. Raises SpecError."""
+    """As `load`, from a parsed document, which is not modified. Raises SpecError."""
     if isinstance(document, dict):
         document = copy.deepcopy(document)
         for override in overrides:
@@ -358,24 +358,24 @@ def of_document(document: object, overrides: Sequence[str], source: str) -> JobS
 
 
 def load_resolved(path: Path) -> JobSpec:
-    """Read the spec.yaml of a run folder, maybe a stranger's: no file that it names is read. Raises SpecError."""
+    """Read the spec.yaml of a run folder; it may be untrusted, so files named in it are not read. Raises SpecError."""
     return parse(documents.from_yaml(path), str(path))
 
 
 def with_stop(spec: JobSpec, rules: object, source: str) -> JobSpec:
-    """The spec with the given stop rules in place of its own of the same name; null removes one, the others stay.
+    """The spec with its stop rules updated: each given rule replaces the one of the same name, null removes it.
 
-    Raises SpecError, each line starting with `source`, for rules that are none, and if none is left.
+    Raises SpecError, each line starting with `source`, for invalid rules, and if no rule is left.
     """
     document = json.loads(spec.to_json())
     return parse(document | {"stop": document["stop"] | rules if isinstance(rules, dict) else rules}, source)
 
 
 def with_files(document: Mapping[str, Any], source: str) -> dict[str, Any]:  # Any: YAML
-    """A job's document with the contents of the user's files in place of their paths, here where the user sits.
+    """A job's document with the paths of the user's files replaced by their contents; runs on the user's machine.
 
-    A job itself never names a file: a coordinator would read its own machine's. Raises SpecError, with one line per
-    mistake, each starting with `source`, for a file that cannot be read or holds something else.
+    A submitted job never contains paths, because the coordinator would read files of its own machine. Raises SpecError,
+    with one line per error, each starting with `source`, for a file that cannot be read or is invalid.
     """
     read = dict(document)
     if isinstance(bill := read.get("bill"), Mapping) and isinstance(path := bill.get("prices"), str):
@@ -392,7 +392,7 @@ def _scaling_with_files(name: str, section: Mapping[str, Any], source: str) -> M
     try:
         config_type = _scaling_type(name)
     except SpecError:
-        return section  # is refused with all else that is wrong
+        return section  # validation reports it with all other errors
     try:
         return config_type.with_files(section)
     except SpecError as error:
@@ -400,7 +400,7 @@ def _scaling_with_files(name: str, section: Mapping[str, Any], source: str) -> M
 
 
 def override_field(document: dict[str, Any], override: str) -> None:  # Any: YAML
-    """Set a field of a job's document, given as section.field=value (values are YAML); raises SpecError."""
+    """Set a field of a job's document, given as section.field=value (the value is YAML); raises SpecError."""
     key, separator, text = override.partition("=")
     if not separator or not all(key.split(".")):
         raise SpecError(f"--set {override!r}: write it as section.field=value")
