@@ -1,1 +1,1 @@
-"""The processes of marless: coordinator, actor_pool, learner_pool, param_store."""
+"""The four services of marless, each a process of its own: coordinator, actor_pool, learner_pool, param_store."""

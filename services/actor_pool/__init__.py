@@ -1,1 +1,1 @@
-"""Owns actor workers."""
+"""The actor pool service: starts actor workers and runs rollouts on them."""

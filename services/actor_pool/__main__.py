@@ -1,4 +1,4 @@
-"""`python -m services.actor_pool`: the actor pool as a process."""
+"""`python -m services.actor_pool`: starts the actor pool process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from services.actor_pool.servicer import ActorPoolServicer
 
 @asynccontextmanager
 async def build(config: Config, address: str) -> AsyncIterator[Service]:
-    """Wire the pool's parts; its workers end with the context."""
+    """Build the pool's parts; its workers are stopped when the context ends."""
     launcher = LocalLauncher(
         "services.actor_pool.worker",
         [

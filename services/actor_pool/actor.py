@@ -1,4 +1,4 @@
-"""An actor: one function that runs a batch of environment copies under given policy versions."""
+"""The actor function: runs a batch of environment copies under given policy versions."""
 
 from __future__ import annotations
 
@@ -33,12 +33,13 @@ UPLOAD_TIMEOUT_S = 60.0
 UPLOAD_PATIENCE_S = 20.0
 _CACHED_ENVS = 4
 _NOT_NEEDED = (StaleError, FencedError, AlreadyExistsError)
-"""Why an upload is refused though nothing is wrong with it: the round's update is done, another coordinator runs the
-job, or an earlier attempt at this actor has uploaded what its environment made of the same seed. The receipt counts."""
+"""Refusals of an upload that do not fail the actor, because its trajectory is no longer needed: the round's update is
+done, another coordinator runs the job, or an earlier attempt at this actor has uploaded its trajectory. The actor's
+receipt is valid all the same."""
 
 
 class Actor:
-    """Runs rollout tasks; keeps environments and policy versions that it is likely to need again."""
+    """Runs rollout tasks; caches environments, policy versions and connections between them."""
 
     def __init__(self, store: ParamStore, security: Security) -> None:
         self._store = store
@@ -48,7 +49,7 @@ class Actor:
         self._versions: OrderedDict[tuple[str, int, str, int], ActingState] = OrderedDict()
 
     async def run(self, payload: bytes) -> bytes:
-        """Run one RolloutTask; returns its RolloutReceipt."""
+        """Run one serialised RolloutTask; returns its serialised RolloutReceipt."""
         task = actor_pool_pb2.RolloutTask.FromString(payload)
         acting = {} if task.mode == actor_pool_pb2.ROLLOUT_MODE_RANDOM else await self._pull(task)
         if task.mode != actor_pool_pb2.ROLLOUT_MODE_TRAIN:
@@ -60,14 +61,14 @@ class Actor:
         return _receipt(task, stats, uploaded).SerializeToString()
 
     async def close(self) -> None:
-        """Release environments and connections."""
+        """Close all environments and connections."""
         for env in self._envs.values():
             env.close()
         for sink in self._sinks.values():
             await sink.close()
 
     async def _pull(self, task: actor_pool_pb2.RolloutTask) -> dict[str, ActingState]:
-        """What each agent acts with; only versions not held are fetched, all in one call."""
+        """The weights of each agent's policy; versions that are not cached are fetched in one call."""
         sources = {group.source.policy: group.source.version for group in task.groups}
         keys = {policy: (task.job, task.settings.epoch, policy, version) for policy, version in sources.items()}
         missing = {policy: sources[policy] for policy, key in keys.items() if key not in self._versions}
@@ -98,7 +99,7 @@ class Actor:
     def _play(
         self, task: actor_pool_pb2.RolloutTask, acting: Mapping[str, ActingState], stop: threading.Event
     ) -> actor_pool_pb2.RolloutReceipt:
-        """Play whole episodes, greedily or at random, batch by batch until a bound is reached."""
+        """Run whole episodes with greedy or random actions, in batches, until a bound is reached."""
         settings, running, played = task.settings, RunningTime(), list[EpisodeStats]()
         bounds = Bounds(
             episodes=task.episodes,
@@ -161,18 +162,18 @@ class Actor:
 
 
 def actor_seed(job_seed: int, mode: int, round_: int, index: int) -> int:
-    """The seed of one actor: a function of job, mode, round and index only, never of the worker or the time."""
+    """The 64-bit seed of one actor, a function of job, mode, round and index only."""
     low, high = np.random.SeedSequence((job_seed, mode, round_, index)).generate_state(2)
     return int(high) << 32 | int(low)
 
 
 def batch_seed(seed: int, number: int) -> int:
-    """The seed of one batch of an actor's episodes."""
+    """The seed of batch `number` of an actor's episodes."""
     return actor_seed(seed, 0, 0, number) if number else seed
 
 
 def _batches(task: actor_pool_pb2.RolloutTask) -> Iterator[int]:
-    """Random play is cut into batches by who asks for it."""
+    """The number of episodes of each batch; random episodes arrive from the coordinator as single batches."""
     if task.mode == actor_pool_pb2.ROLLOUT_MODE_RANDOM:
         return iter((task.episodes,))
     return batches(task.episodes, task.settings.envs, one_by_one=registry.one_by_one(task.settings.env))

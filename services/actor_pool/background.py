@@ -1,7 +1,7 @@
-"""The background worker: one process of the lowest CPU priority, which plays what measures a job and trains nothing.
+"""The background worker: one process of the lowest CPU priority, for episodes that measure a job but do not train it.
 
-It is not one of the pool's `--actor-workers`, so it never keeps an actor waiting, and where all CPUs are busy the
-system gives it next to nothing.
+It does not count as one of the pool's `--actor-workers`, so that no actor waits for it. While all CPUs are busy, it
+gets hardly any CPU time.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from services.actor_pool.rollouts import Rollouts
 
 PREFIX = "background"
 KEEP_ALIVE_S = 10.0
-"""Longest time that it is kept without work: what is measured once a job is not worth 65 MB for ever."""
+"""Seconds that it stays idle at most: it takes 65 MB, and is needed once per job."""
 
 
 class Background:
-    """Rollouts that wait for the background worker, and the stream of that worker."""
+    """The background worker's fleet of one, its queue, and the rollouts on it."""
 
     def __init__(self, dispatcher: Dispatcher, fleet: Fleet) -> None:
         self.dispatcher = dispatcher
@@ -28,13 +28,13 @@ class Background:
         self.rollouts = Rollouts(dispatcher, fleet)
 
     def launched(self, worker: str) -> bool:
-        """True if this is the name of a background worker, which nobody else may have."""
+        """True if this is the id of a background worker; no other worker has an id with this prefix."""
         return worker.startswith(f"{PREFIX}-")
 
 
 @asynccontextmanager
 async def background(launcher: LocalLauncher, keep_alive_s: float) -> AsyncIterator[Background]:
-    """The background worker ends with the context; it starts when it is needed."""
+    """Provide the background worker: it starts when it is needed, and is stopped when the context ends."""
     dispatcher = Dispatcher()
     async with Fleet(
         *(dispatcher, launcher.also("--background")),

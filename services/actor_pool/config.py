@@ -1,4 +1,4 @@
-"""Options of the actor pool."""
+"""Command-line options of the actor pool."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from marless.rpc.server import ServerOptions, option_parser, server_options
 
 @dataclass(frozen=True)
 class Config:
-    """What the actor pool is told."""
+    """All options of the actor pool."""
 
     server: ServerOptions
     param_store: str
     """Address of the param_store, handed to workers."""
     workers: int
-    """Workers at most; one uses one vCPU."""
+    """Maximum number of workers; each uses one vCPU."""
     warm: int
-    """Workers started with the pool, before anyone asks."""
+    """Workers that are started with the pool."""
     keep_alive_s: float
-    """Idle workers are released after this long."""
+    """Seconds after which an idle worker is stopped."""
     env_modules: tuple[str, ...] = ()
-    """Modules whose environments jobs may name beside PettingZoo's own; handed to workers."""
+    """Modules whose environments jobs may use in addition to PettingZoo's own; handed to workers."""
     worker_tls: tuple[str, str] = ("", "")
-    """Paths of the workers' certificate chain and its key; "": the pool's."""
+    """Paths of the workers' certificate chain and its key; "": those of the pool."""
 
 
 def parse(argv: Sequence[str] | None = None) -> Config:
-    """Read flags and MARLESS_* variables."""
+    """Read the options from flags and MARLESS_* environment variables."""
     parser = option_parser("actor_pool", "Runs actors: batches of environment copies under given policy versions.")
     add_option(parser, "--param-store", "", "address of the param_store")
     add_option(parser, "--actor-workers", str(os.cpu_count() or 1), "worker processes at most", at_least(1))

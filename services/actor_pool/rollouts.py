@@ -1,4 +1,4 @@
-"""A rollout: the actors of one round, queued on workers and gathered by index."""
+"""Rollouts: runs the actors of one round or evaluation on workers, and collects their receipts in order of index."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from marless.rpc.workers.fleet import Fleet
 from marless.stopwatch import Stopwatch
 
 WINDOW = 256
-"""Actors of one rollout that wait for a worker at once; the others follow as these are done."""
+"""Actors of one rollout that are queued at once; the others follow as these finish."""
 MAX_ROLLOUTS = QUEUE_LIMIT // WINDOW
-"""At once; others wait for one of them to end, so that the queue of tasks has room for all of these."""
+"""Rollouts that run at once; others wait, so that the task queue has room for the windows of all of them."""
 _FUNCTION = {
     actor_pool_pb2.ROLLOUT_MODE_TRAIN: "actor",
     actor_pool_pb2.ROLLOUT_MODE_GREEDY: "evaluation",
@@ -29,7 +29,7 @@ _FUNCTION = {
 
 
 class Rollouts:
-    """Turns rollout requests into tasks, one per actor."""
+    """Runs rollout requests as tasks for workers, one per actor."""
 
     def __init__(self, dispatcher: Dispatcher, fleet: Fleet) -> None:
         self._dispatcher = dispatcher
@@ -37,7 +37,10 @@ class Rollouts:
         self._places = asyncio.Semaphore(MAX_ROLLOUTS)
 
     async def run(self, request: actor_pool_pb2.RolloutRequest) -> actor_pool_pb2.RolloutResponse:
-        """Run all actors of the request; the first error ends the rollout and is raised."""
+        """Run all actors of the request; the first error ends the rollout and is raised.
+
+        Raises SpecError for an invalid request.
+        """
         actors = _actors(request)
         async with self._places:
             await self._fleet.ensure(actors)
@@ -55,7 +58,7 @@ class Rollouts:
     async def _run_some(
         self, request: actor_pool_pb2.RolloutRequest, actors: int, indices: Iterator[int], queued: Stopwatch
     ) -> list[tuple[int, common_pb2.TaskResult]]:
-        """Run one actor after the other, for as long as there are any that nobody has begun."""
+        """Run one actor after the other, until `indices`, which all windows share, is exhausted."""
         mode = actor_pool_pb2.RolloutMode.Name(request.mode).removeprefix("ROLLOUT_MODE_").lower()
         results = []
         for index in indices:
@@ -94,7 +97,7 @@ def _check(request: actor_pool_pb2.RolloutRequest) -> None:
 
 
 def _actors(request: actor_pool_pb2.RolloutRequest) -> int:
-    """How many actors the request needs; raises SpecError for one that cannot be run."""
+    """The number of actors that the request needs; raises SpecError for an invalid request."""
     if request.mode not in _FUNCTION:
         raise SpecError("a rollout needs a mode: TRAIN, GREEDY or RANDOM")
     if not 1 <= request.actors <= MAX_ACTORS:
@@ -105,7 +108,7 @@ def _actors(request: actor_pool_pb2.RolloutRequest) -> int:
 
 
 def _payload(request: actor_pool_pb2.RolloutRequest, actors: int, index: int) -> bytes:
-    """The task of one actor, built when a worker is there: thousands of them hold the same settings."""
+    """The task of one actor, serialised only when a worker takes it, because thousands hold the same settings."""
     share, rest = divmod(request.episodes, actors)
     train = request.mode == actor_pool_pb2.ROLLOUT_MODE_TRAIN
     return actor_pool_pb2.RolloutTask(

@@ -1,4 +1,4 @@
-"""ActorPoolService: decode, call, encode."""
+"""The gRPC servicer of ActorPoolService: decodes requests, calls the pool's parts, encodes replies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m services.actor_pool.worker`: one actor worker. Imports no torch: it is ready in a fifth of a second."""
+"""`python -m services.actor_pool.worker`: one actor worker process. It starts fast, as it does not import torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 async def run(options: WorkerOptions) -> None:
-    """Dial the pool and act until it lets this worker go."""
+    """Connect to the pool, and run its tasks until it releases this worker."""
     pool = Peer(options.pool, options.security, "actor_pool")
     store = Peer(options.param_store, options.security, "param_store")
     actor = Actor(ParamStore(store), options.security)

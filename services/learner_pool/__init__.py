@@ -1,1 +1,1 @@
-"""Owns trajectory intake and learner workers."""
+"""The learner pool service: receives trajectories, and runs updates of policies on learner workers."""

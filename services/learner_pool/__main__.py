@@ -1,4 +1,4 @@
-"""`python -m services.learner_pool`: the learner pool as a process. Its workers import torch; it does not."""
+"""`python -m services.learner_pool`: starts the learner pool process. Its workers import torch; it does not."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from services.learner_pool.updates import Updates
 
 @asynccontextmanager
 async def build(config: Config, address: str) -> AsyncIterator[Service]:
-    """Wire the pool's parts; workers and waiting trajectories end with the context, replays stay."""
+    """Build the pool's parts. When the context ends, workers and trajectories are dropped, and replay files stay."""
     launcher = LocalLauncher(
         "services.learner_pool.worker",
         ["--pool", address, "--param-store", config.param_store, *config.server.security.arguments(*config.worker_tls)],

@@ -1,5 +1,7 @@
-"""What learners have computed of a job's present round, scope by scope. An update that is asked for again, by the next
-coordinator under its own epoch or because the store was away, is published from here and not computed again.
+"""Keeps the results of a round's update per scope, so that a repeated request does not compute them again.
+
+An update is requested again by the next coordinator, under its own epoch, or after the store was unreachable. Results
+that the store has not taken are then published from their files.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ Result = learner_pool_pb2.LearnResult
 
 
 class Computed:
-    """Of one open job. Its files lie with the trajectories of the round, and go with them."""
+    """The results of one open job. Their files count as files of the round, and are dropped with its trajectories."""
 
     def __init__(self, job: str, store: ParamStore, intake: Intake) -> None:
         self._job = job
@@ -31,14 +33,14 @@ class Computed:
         self._checksums: list[int] = []
         self._epoch = 0
         self.results: dict[int, Result] = {}
-        """By scope."""
+        """Results by index of the scope."""
 
     async def begin(
         self, request: learner_pool_pb2.UpdateRequest, trajectories: Iterable[learner_pool_pb2.TrajectoryFile]
     ) -> None:
-        """Keep what this update would compute again, publish it where it was not, and drop everything else.
+        """Keep the results that have the same inputs as this request, publish unpublished ones, drop all others.
 
-        Raises ConflictError for a round that was published, in whole or in part, for other groups.
+        Raises ConflictError if the round was published, in whole or in part, for other groups.
         """
         inputs, checksums = inputs_of(request), [file.header.crc32 for file in trajectories]
         if (inputs, checksums) != (self._request, self._checksums):
@@ -58,7 +60,7 @@ class Computed:
             _log.info("update.not_repeated", job=self._job, round=request.round + 1, scopes=sorted(self.results))
 
     def put(self, task: learner_pool_pb2.LearnTask, result: Result) -> None:
-        """A learner has done its part; one that died before it could tell may have left a file that nobody needs."""
+        """Keep the result of one scope. Removes a spare file that an earlier attempt at the task may have left."""
         if not result.HasField("unpublished"):
             Path(task.spare).unlink(missing_ok=True)
         elif not self._intake.keep(self._job, Path(task.spare)):
@@ -77,7 +79,7 @@ class Computed:
         self.results = {}
 
     async def _drop_lost(self) -> None:
-        """Another coordinator may have put back an older state of a store that had lost the job."""
+        """Drop results whose versions are no longer in the store, as after a restore by another coordinator."""
         for scope, result in list(self.results.items()):
             if result.versions and not await outcomes.stand(self._store, self._job, self._request.round, result):
                 del self.results[scope]
@@ -95,14 +97,14 @@ class Computed:
 
 
 def check_published(results: Iterable[Result]) -> None:
-    """Raises the error for which the store did not take one of these, if there is one."""
+    """Raise the error for which the store refused one of these results, if there is one."""
     for result in results:
         if result.HasField("unpublished"):
             raise by_name(result.unpublished.error_code, result.unpublished.error)
 
 
 def inputs_of(request: learner_pool_pb2.UpdateRequest) -> learner_pool_pb2.UpdateRequest:
-    """All of a request that decides what comes of it: an update is the same under any epoch."""
+    """The fields of a request that determine its result: all but the epoch."""
     inputs = learner_pool_pb2.UpdateRequest()
     inputs.CopyFrom(request)
     inputs.ClearField("epoch")
@@ -111,7 +113,7 @@ def inputs_of(request: learner_pool_pb2.UpdateRequest) -> learner_pool_pb2.Updat
 
 
 def other_groups(job: str, round_: int) -> ConflictError:
-    """What a coordinator is told that has decided otherwise than the one before it."""
+    """The error for a coordinator whose groups differ from those of the coordinator before it."""
     return ConflictError(
         f"job {job}: round {round_ + 1} was published for other groups than it is asked for now; resume from a "
         "checkpoint"

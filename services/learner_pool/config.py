@@ -1,4 +1,4 @@
-"""Options of the learner pool."""
+"""Command-line options of the learner pool."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from marless.rpc.server import ServerOptions, option_parser, server_options
 
 @dataclass(frozen=True)
 class Config:
-    """What the learner pool is told."""
+    """All options of the learner pool."""
 
     server: ServerOptions
     param_store: str
     """Address of the param_store, handed to workers."""
     workers: int
-    """Learner workers at most; they share the CPU cores."""
+    """Maximum number of learner workers, which share the CPU cores."""
     threads: int
     """Torch threads per worker."""
     warm: int
-    """Workers started with the pool, before anyone asks."""
+    """Workers that are started with the pool."""
     keep_alive_s: float
-    """Idle workers are released after this long."""
+    """Seconds after which an idle worker is stopped."""
     spool: Path
-    """Where trajectories wait for their update; memory-backed if possible."""
+    """Directory of trajectories that wait for their update, and of replay files; memory-backed if possible."""
     spool_bytes: int
-    """Trajectories beyond this, and what replays hold, are refused until some have been used."""
+    """Total size of trajectories and replay files; uploads beyond it wait or are refused."""
     replay_keep_s: float = 86400.0
-    """Replays that nobody has used for so long are removed, unless their job is open."""
+    """Seconds after which unused replay files are removed, unless their job is open."""
     worker_tls: tuple[str, str] = ("", "")
-    """Paths of the workers' certificate chain and its key; "": the pool's."""
+    """Paths of the workers' certificate chain and its key; "": those of the pool."""
 
 
 def parse(argv: Sequence[str] | None = None) -> Config:
-    """Read flags and MARLESS_* variables."""
+    """Read the options from flags and MARLESS_* environment variables."""
     cores = os.cpu_count() or 1
     parser = option_parser("learner_pool", "Takes trajectories in and turns them into new policy versions.")
     add_option(parser, "--param-store", "", "address of the param_store")

@@ -1,4 +1,4 @@
-"""What Prometheus is told of the learner pool."""
+"""The learner pool's metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from services.learner_pool.replays import Replays
 
 
 def figures(dispatcher: Dispatcher, intake: Intake, replays: Replays) -> list[Metric]:
-    """Workers, intake and replays."""
+    """All metrics: workers, uploads, bytes held, and samples of replay buffers."""
     return [
         *workers.figures(dispatcher),
         counter("uploads", "Trajectories, by what became of them.", asdict(intake.counts), by="outcome"),

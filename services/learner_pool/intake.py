@@ -1,7 +1,7 @@
-"""Trajectory intake: each upload is checked against its job's declared spaces and applied exactly once.
+"""The trajectory buffer: checks each upload against its job's declared spaces, and applies it exactly once.
 
-Accepted trajectories wait as files in a memory-backed directory. The bytes are written there straight from the
-stream, and learner workers map them: no further copy, and none is lost when a worker dies.
+Accepted trajectories are files in a memory-backed directory. Their bytes are written there directly from the stream,
+and learner workers map the files, so that there is no further copy, and none is lost when a worker dies.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ _DTYPES = {"float32": np.dtype("float32"), "int32": np.dtype("int32"), "bool": n
 class _OpenJob:
     schema: TrajectorySchema
     epoch: int
-    """Of the coordinator that opened the job last: only its actors may upload."""
+    """Epoch of the coordinator that opened the job last: only its actors may upload."""
     round: int
-    """The next one to be trained: trajectories of any other are refused."""
+    """The next round to be trained: trajectories of all others are refused."""
     waiting: dict[tuple[int, int], learner_pool_pb2.TrajectoryFile] = field(default_factory=dict)
-    """(round, actor index) → its file."""
+    """The accepted trajectories by (round, actor index)."""
     kept: dict[Path, int] = field(default_factory=dict)
-    """Other files of the round, and their bytes."""
+    """Sizes in bytes of other files of the round, by path."""
 
 
 @dataclass(frozen=True)
 class IntakeCounts:
-    """What became of all uploads so far."""
+    """Number of uploads so far, by outcome."""
 
     applied: int = 0
     duplicate: int = 0
@@ -67,9 +67,9 @@ class IntakeCounts:
 
 
 class Intake:
-    """Holds the trajectories that wait for their update, bounded in bytes.
+    """Buffers the trajectories of all open jobs until their update, bounded in bytes.
 
-    Raises UnavailableError if the spool cannot be used.
+    Its constructor raises UnavailableError if the spool directory cannot be used.
     """
 
     def __init__(self, place: Path, limit_bytes: int) -> None:
@@ -83,14 +83,14 @@ class Intake:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of trajectories that wait, are being uploaded, or have been promised room."""
+        """Bytes of trajectories that are buffered or being uploaded, and bytes reserved for others."""
         return self.room.held_bytes
 
     def open(self, job: str, schema: TrajectorySchema, *, epoch: int, round_: int) -> None:
-        """Accept uploads of a job's next round under this epoch; a job that is open already keeps what waits.
+        """Accept uploads of a job's next round under this epoch; a job that is open already keeps its trajectories.
 
-        What waits was accepted under an earlier epoch of the same job. It follows from the job's seed, the round and
-        the versions alone, so the next coordinator may use it; an epoch decides only who may upload from now on.
+        Trajectories that were accepted under an earlier epoch stay valid, as they depend only on the job's seed, the
+        round and the versions. The epoch decides which coordinator's actors may upload from now on.
         """
         known = self._jobs.get(job)
         if known is None or known.schema != schema:
@@ -106,7 +106,7 @@ class Intake:
         return self._jobs[job].epoch if job in self._jobs else 0
 
     def check_epoch(self, job: str, epoch: int) -> None:
-        """Raises FencedError for an epoch that is over, NotFoundError for one that the job was not opened with."""
+        """Raise FencedError for an older epoch than the job's, NotFoundError for a newer one."""
         known = self._known(job)
         if epoch < known.epoch:
             raise FencedError(f"epoch {epoch} of job {job} is over: epoch {known.epoch} has begun")
@@ -116,16 +116,16 @@ class Intake:
             )
 
     def close(self, job: str) -> None:
-        """Forget a job and drop its trajectories; twice is safe."""
+        """Close a job and drop its trajectories; calling it twice is safe."""
         if job in self._jobs:
             self._empty(job)
             del self._jobs[job]
             self.reservations.close(job)
 
     def advance(self, job: str, round_: int) -> int:
-        """Everything before `round_` has been used: drop it, and refuse it from now on.
+        """Drop the trajectories of all rounds before `round_`, and refuse them from now on.
 
-        Returns for how many actors room is kept for that round.
+        Returns the number of actors of `round_` for which room is reserved.
         """
         known = self._known(job)
         if round_ > known.round:
@@ -133,16 +133,19 @@ class Intake:
         return self.reservations.keep(job, known.round)
 
     async def reserve(self, request: learner_pool_pb2.ReserveRequest) -> None:
-        """Make sure of room for a round before its actors run; see `Reservations.reserve`."""
+        """Reserve room for a round before its actors run; see `Reservations.reserve`."""
         self.check_epoch(request.job, request.epoch)
         await self.reservations.reserve(request.job, request.round, request.actors, request.idle_s)
 
     def spare(self) -> Path:
-        """A path for another file of a round, which is not there yet; see `keep`."""
+        """An unused path for another file of a round; see `keep`."""
         return self._directory / f"{next(self._serial)}"
 
     def keep(self, job: str, path: Path) -> bool:
-        """Have a file count and go with the trajectories of a job's round; if there is no room it goes at once."""
+        """Count a file with the trajectories of the job's round, to be dropped with them.
+
+        Returns False, and removes the file, if there is no room for it.
+        """
         known, size = self._known(job), path.stat().st_size
         if size > self.room.free_bytes:
             path.unlink()
@@ -152,13 +155,13 @@ class Intake:
         return True
 
     def drop(self, job: str, path: Path) -> None:
-        """A file that was kept is not needed any more; twice is safe."""
+        """Remove a file that `keep` was called with; calling it twice is safe."""
         path.unlink(missing_ok=True)
         if job in self._jobs and (size := self._jobs[job].kept.pop(path, 0)):
             self.reservations.dropped(job, size)
 
     def trajectories(self, job: str, round_: int, actors: int) -> list[learner_pool_pb2.TrajectoryFile]:
-        """The files of actors 0 … actors-1, in that order; raises StaleError if some are missing."""
+        """The trajectories of actors 0 … actors-1, in that order; raises StaleError if some are missing."""
         waiting = self._known(job).waiting
         missing = [index for index in range(actors) if (round_, index) not in waiting]
         if missing:
@@ -168,11 +171,11 @@ class Intake:
         return [waiting[round_, index] for index in range(actors)]
 
     async def receive(self, stream: AsyncIterator[bytes]) -> bool:
-        """Take one upload in; returns False if it was there already.
+        """Receive one upload; returns False for a duplicate.
 
-        Raises NotFoundError, StaleError, FencedError, JobStateError (a round that is not the next one),
-        AlreadyExistsError (another trajectory has its place), CorruptError, OverloadedError, TooLargeError,
-        UnavailableError (disk full) or UnreachableError (it stalled).
+        Raises NotFoundError, StaleError, FencedError, JobStateError (a round after the next one), AlreadyExistsError
+        (the actor has uploaded another trajectory), CorruptError, OverloadedError, TooLargeError, UnavailableError
+        (disk full) or UnreachableError (the stream stalled).
         """
         header = await chunks.read_header(stream, learner_pool_pb2.UploadHeader, within_s=chunks.STALL_S)
         try:
@@ -215,23 +218,23 @@ class Intake:
         self.reservations.stored(file.header.job, size)
 
     def _admit(self, header: learner_pool_pb2.UploadHeader) -> _OpenJob:
-        """The job of an upload that is still wanted."""
+        """The job of an upload; raises if the upload belongs to another round or epoch."""
         self.check_epoch(header.job, header.epoch)
         known = self._known(header.job)
         if header.round < known.round:
             raise StaleError(f"job {header.job}: round {header.round + 1} has passed, round {known.round + 1} is next")
-        if header.round > known.round:  # nobody can have sampled it: the versions that it starts from do not exist
+        if header.round > known.round:  # an error of the caller: the versions that it starts from do not exist
             raise JobStateError(
                 f"job {header.job}: round {header.round + 1} has not begun, round {known.round + 1} is next"
             )
         return known
 
     def shutdown(self) -> None:
-        """Drop everything; the directory goes."""
+        """Drop all files and the directory."""
         self._claim.drop()
 
     def _go_to(self, job: str, round_: int) -> int:
-        """Drop all that waits, and wait for this round; returns for how many of its actors room is kept."""
+        """Drop all trajectories, and accept those of `round_`; returns for how many of its actors room is reserved."""
         self._empty(job)
         self._jobs[job].round = round_
         return self.reservations.keep(job, round_)
@@ -258,10 +261,10 @@ class Intake:
 
 
 def _is_there(known: _OpenJob, header: learner_pool_pb2.UploadHeader) -> bool:
-    """True if this trajectory waits already; raises AlreadyExistsError if another one has its place.
+    """True if this trajectory is buffered already; raises AlreadyExistsError if the actor has uploaded another one.
 
-    An actor gives the same bytes whenever it runs, unless its environment does not follow from its seed. Then what
-    counts is what the present coordinator's actors have sampled, for it records their returns.
+    Repeated actors upload the same bytes, unless their environment is not deterministic under its seed. Then the newer
+    epoch's trajectory replaces the earlier one, because the present coordinator records the returns of its own actors.
     """
     there = known.waiting.get((header.round, header.index))
     if there is None:
@@ -277,7 +280,7 @@ def _is_there(known: _OpenJob, header: learner_pool_pb2.UploadHeader) -> bool:
 
 
 def check_header(schema: TrajectorySchema, header: learner_pool_pb2.UploadHeader) -> None:
-    """Refuse an upload by what its header says; takes no time for what the job would not take anyway."""
+    """Raise CorruptError or SpecError unless the header declares the arrays of the job; bounded in time."""
     check_number("round", header.round)
     check_number("actor", header.index, 0, MAX_ACTORS - 1)
     most = len(schema.shapes(0))
@@ -292,7 +295,7 @@ def check_header(schema: TrajectorySchema, header: learner_pool_pb2.UploadHeader
 
 
 def declared_bytes(header: learner_pool_pb2.UploadHeader) -> int:
-    """Bytes that the arrays of a header take; raises CorruptError for an unknown dtype or an absurd size."""
+    """Total bytes of the arrays in a header; raises CorruptError for an unknown dtype or an invalid size."""
     total = 0
     for info in header.arrays:
         if info.dtype not in _DTYPES or any(side < 0 for side in info.shape):
@@ -306,7 +309,7 @@ def declared_bytes(header: learner_pool_pb2.UploadHeader) -> int:
 
 
 def views(header: learner_pool_pb2.UploadHeader, buffer: memoryview) -> Trajectory:
-    """The arrays of an upload as views of its bytes."""
+    """The arrays of an upload as views of its bytes, without a copy."""
     arrays: dict[str, np.ndarray] = {}
     offset = 0
     for info in header.arrays:
@@ -317,7 +320,7 @@ def views(header: learner_pool_pb2.UploadHeader, buffer: memoryview) -> Trajecto
 
 
 def load(file: learner_pool_pb2.TrajectoryFile) -> Trajectory:
-    """Map an accepted trajectory; the arrays keep the mapping alive."""
+    """Map the file of an accepted trajectory; the arrays keep the mapping alive."""
     descriptor = private_files.open_own(Path(file.path), os.O_RDONLY)
     try:
         mapping = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
@@ -334,7 +337,7 @@ def _elements(info: learner_pool_pb2.ArrayInfo) -> int:
 
 
 def check_bytes(schema: TrajectorySchema, header: learner_pool_pb2.UploadHeader, buffer: memoryview) -> None:
-    """Refuse an upload whose bytes are not what was sent, or make no trajectory of the job; raises CorruptError."""
+    """Raise CorruptError if the checksum does not match, or the arrays' values are not those of a valid trajectory."""
     if chunks.checksum(header, [buffer]) != header.crc32:
         raise CorruptError(f"job {header.job}, round {header.round + 1}, actor {header.index}: checksum does not match")
     schema.check(views(header, buffer))
@@ -342,7 +345,7 @@ def check_bytes(schema: TrajectorySchema, header: learner_pool_pb2.UploadHeader,
 
 @contextmanager
 def _mapped(path: Path, size: int) -> Iterator[tuple[Path, memoryview]]:
-    """A new file of `size` bytes, mapped for writing; removed again if the block fails."""
+    """Create a file of `size` bytes, mapped for writing; it is removed if the block raises."""
     try:
         descriptor = private_files.open_own(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:

@@ -1,4 +1,4 @@
-"""A learner: one function that turns the trajectories of a round into new versions of its scope's policies."""
+"""The learner function: updates the policies of one scope from a round's trajectories, and publishes their versions."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _log = structlog.get_logger("learner")
 
 @dataclass
 class _Held:
-    """A learner, and the versions of the states it holds."""
+    """A cached learner, and the versions of the policy states that it holds."""
 
     learner: Learner
     spec: JobSpec
@@ -57,21 +57,21 @@ class _Held:
     versions: dict[str, int] = field(default_factory=dict)
 
     def after(self, groups: Sequence[Group]) -> dict[str, tuple[str, ...]]:
-        """What each function of an update of these groups waits for, by the ids of the algorithm's graph."""
+        """The dependencies of each function in an update of these groups, by ids of the algorithm's function graph."""
         config = self.spec.algorithm
         graph = registry.algorithm(config.name).functions(config, self.scope, groups, self.spaces)
         return {node.id: node.after for node in graph}
 
 
 class Learning:
-    """Runs learn tasks. Everything it keeps between them can be had from the store again."""
+    """Runs learn tasks; caches learners between them, whose states can be loaded from the store again."""
 
     def __init__(self, store: ParamStore) -> None:
         self._store = store
         self._held: OrderedDict[tuple[str, int, str, int], _Held] = OrderedDict()
 
     async def run(self, payload: bytes) -> bytes:
-        """Run one LearnTask; returns its LearnResult."""
+        """Run one serialised LearnTask; returns its serialised LearnResult."""
         task = learner_pool_pb2.LearnTask.FromString(payload)
         held = await to_the_end(self._learner, task)
         groups = tuple(Group(g.policy, tuple(g.agents), g.source.policy) for g in task.groups)
@@ -91,7 +91,7 @@ class Learning:
             context = LearnerContext(spec.model, spaces, scope, device, replay)
             learner = algorithm.learner(spec.algorithm, context)
             if similarity := _similarity(spec):
-                make_similarity(similarity)  # which imports what it needs, so that no round waits for it
+                make_similarity(similarity)  # imports its libraries now, so that no round waits for them
             self._let_go(task)
             self._held[key] = _Held(learner, spec, spaces, scope, device, replay)
             while len(self._held) > _HELD_LEARNERS:
@@ -100,9 +100,9 @@ class Learning:
         return self._held[key]
 
     def _let_go(self, task: learner_pool_pb2.LearnTask) -> None:
-        """Drop learners that nobody will ask again: of an earlier epoch of this job, and of jobs whose replay has gone.
+        """Drop cached learners of other epochs or specs of this task's scope, and those whose replay file is gone.
 
-        What they map of a replay would stay in memory for as long as they are held.
+        The memory of a removed replay file stays in use for as long as a learner maps it.
         """
         for key, held in list(self._held.items()):
             if (key[0], key[3]) == (task.job, task.scope) or (held.replay and not held.replay.exists()):
@@ -111,10 +111,10 @@ class Learning:
     async def _open(
         self, task: learner_pool_pb2.LearnTask, held: _Held, groups: tuple[Group, ...]
     ) -> learner_pool_pb2.LearnResult:
-        """Load the states that groups start from if the store has them, and publish the others anew.
+        """Load the policies that groups start from, if the store has them; initialise and publish the others.
 
-        States of another shape are refused. A policy that starts from another one has no state of its own yet, or
-        an old one: it gets its next with the update.
+        Raises SpecError for stored states of another shape. A policy that starts from another one is not loaded: its
+        next version is made by the update.
         """
         starts = [Group(group.start, group.agents) for group in groups]
         names = tuple(dict.fromkeys(held.learner.names(starts)))
@@ -136,7 +136,7 @@ class Learning:
     ) -> learner_pool_pb2.LearnResult:
         names = held.learner.names(groups)
         starts = _starts(task, names)
-        if starts.items() - held.versions.items():  # another worker, which may have published, had the last round
+        if starts.items() - held.versions.items():  # another worker ran the last round, and may have published this one
             done = await outcomes.published(self._store, task.job, task.round, names)
             if done:
                 return done
@@ -150,7 +150,7 @@ class Learning:
             pooling=held.spec.sharing.samples,
             measure=_measure(task.measure, held.spec),
         )
-        held.versions.clear()  # what is held is of no version until it has been published
+        held.versions.clear()  # the learner's states have no version until they are published
         output = await stoppable(partial(_computed, held.learner, inputs))
         functions, distances = _functions(task, output.runs, held.after(groups)), _distances(held.spaces, output)
         heads = {version.policy: version.version for version in task.versions}
@@ -168,7 +168,7 @@ class Learning:
         return result
 
     async def _hold(self, job: str, held: _Held, wanted: Mapping[str, int]) -> None:
-        """Have exactly these versions loaded; fetch what is not. Raises CorruptError for what does not fit."""
+        """Make the learner hold these versions; fetches missing ones. Raises CorruptError if a state does not fit."""
         missing = {name: version for name, version in wanted.items() if held.versions.get(name) != version}
         if not missing:
             return
@@ -191,7 +191,7 @@ class Learning:
 
 
 def _computed(learner: Learner, inputs: RoundInput, stop: threading.Event) -> UpdateOutput:
-    """What an update gives, which ends early once `stop` is set."""
+    """Run an update, which ends early once `stop` is set."""
     return learner.update(replace(inputs, stopped=stop.is_set))
 
 
@@ -219,7 +219,7 @@ def _writes(
 
 
 def choose_device(asked: str) -> tuple[str, str]:
-    """The device to compute on, and why; raises SpecError for a GPU that is not there."""
+    """The torch device to use, and why, for the log; raises SpecError for a GPU that does not exist."""
     if asked == "auto":
         if torch.cuda.is_available():
             return "cuda:0", torch.cuda.get_device_name(0)
@@ -240,7 +240,7 @@ def _similarity(spec: JobSpec) -> SimilarityConfig | None:
 
 
 def _starts(task: learner_pool_pb2.LearnTask, names: Sequence[str]) -> dict[str, int]:
-    """The versions that an update starts from: of what the groups start from, and of joint critics."""
+    """The versions that an update starts from: of the groups' source policies, and of joint critics."""
     heads = {version.policy: version.version for version in task.versions}
     sources = {group.source.policy or group.policy: group.source.version for group in task.groups}
     policies = {group.policy for group in task.groups}

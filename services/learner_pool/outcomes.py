@@ -1,5 +1,7 @@
-"""What an update reported, kept in the store beside the versions that it made: an update whose answer was lost, or
-whose worker or pool died after publishing, is answered from there and not trained again.
+"""Encodes an update's report (metrics, function runs, distances) for the store, which keeps it with the new versions.
+
+If an update's reply was lost, or its worker or pool died after publishing, the reply is rebuilt from these parts, and
+the update is not repeated.
 """
 
 from __future__ import annotations
@@ -15,12 +17,12 @@ PART = "outcome"
 
 
 def request_id(job: str, what: int | str, policy: str) -> str:
-    """The identity of a publish: of a round's number, or of the job's first versions."""
+    """The idempotency key of a publish; `what` is the round's number, or "init" for the job's first versions."""
     return f"{job}/{what}/{policy}"
 
 
 def result(versions: Mapping[str, int]) -> learner_pool_pb2.LearnResult:
-    """A result that so far has versions only."""
+    """A result that holds only versions."""
     return learner_pool_pb2.LearnResult(
         versions=[common_pb2.PolicyVersion(policy=name, version=version) for name, version in versions.items()]
     )
@@ -32,9 +34,9 @@ def encode(
     functions: Iterable[common_pb2.Invocation],
     distances: Iterable[common_pb2.Distances] = (),
 ) -> dict[str, bytes]:
-    """The part of each policy and joint critic; what served none of them goes with the first.
+    """The report part of each policy and joint critic; what belongs to none of them goes into the first.
 
-    Each part names all of them, so that whoever knows the policies only finds the joint critics too.
+    Each part lists all names, so that `published` finds the joint critics from the policies.
     """
     first = next(iter(names))
     runs: dict[str, list[list[str | float | list[str]]]] = {name: [] for name in names}
@@ -66,9 +68,9 @@ async def stand(
 async def published(
     store: ParamStore, job: str, round_: int, names: Collection[str]
 ) -> learner_pool_pb2.LearnResult | None:
-    """The result of a round's update of all of `names`, policies of one scope, if that has been published.
+    """The result of a round's update of `names`, policies of one scope; None unless all of it is published.
 
-    Joint critics that were published with them are in it, whether they are named or not.
+    It includes joint critics that were published with them, whether `names` has them or not.
     """
     policies = (await store.list(job)).policies
 
@@ -94,7 +96,7 @@ async def _parts(store: ParamStore, job: str, versions: Mapping[str, int]) -> di
 
 
 def _take(part: Mapping[str, Any], found: learner_pool_pb2.LearnResult, name: str) -> None:  # Any: JSON
-    """Add what one policy's part says to a result."""
+    """Add the content of one policy's report part to a result."""
     found.metrics[name].values.update(part["metrics"])
     for id_, function, served, index, start_s, end_s, vcpu_s, *after in part["functions"]:
         found.functions.add(
@@ -105,7 +107,7 @@ def _take(part: Mapping[str, Any], found: learner_pool_pb2.LearnResult, name: st
             start_s=start_s,
             end_s=end_s,
             vcpu_s=vcpu_s,
-            after=after[0] if after else (),  # not in parts of before graphs were kept
+            after=after[0] if after else (),  # missing in parts of older versions
         )
     for agents, values in part.get("distances", ()):
         found.distances.add(agents=agents, values=values)

@@ -1,8 +1,7 @@
-"""Files in which learners of off-policy jobs remember past rounds. They outlive workers, and the pool itself: the next
-pool of the same store finds them under the same names.
+"""The replay files of off-policy jobs. They outlive workers and the pool: the next pool of the same store finds them.
 
-They lie in the spool, and count against its limit. One goes when its job is closed; when room is needed and no job of
-this pool has it open; or when it was not used for `keep_s`.
+They lie in the spool, and count against its limit. A file is removed when its job is closed, when room is needed and no
+job of this pool has it open, or when it has not been used for `keep_s` seconds.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ from services.learner_pool.intake import Intake
 _OUTCOMES = ("inserted", "dropped", "lost", "drawn")
 _log = structlog.get_logger("learner_pool")
 Metrics = Mapping[str, Mapping[str, float]]
-"""By published name."""
+"""Metrics of an update by published name, then by metric."""
 
 
 class Replays:
     """The replay files of one learner pool.
 
-    `owner` tells this pool from others of the host, and stays when it is started again: its store's address. Raises
-    UnavailableError if the spool cannot be written.
+    `owner` is the address of the pool's store: it distinguishes the pool from others of this host, and does not change
+    at a restart. The constructor raises UnavailableError if the spool cannot be written.
     """
 
     def __init__(self, place: Path, owner: str, intake: Intake, keep_s: float) -> None:
@@ -45,30 +44,33 @@ class Replays:
         self._intake = intake
         self._keep_s = keep_s
         self._open: dict[str, dict[str, Path]] = {}
-        """Job → scope → its file."""
+        """Paths by open job, then by name of the scope."""
         self._reported: dict[Path, Mapping[str, float]] = {}
-        """The last report on a file; none yet on one that an earlier pool has left."""
+        """The last metrics of each file; there are none yet for a file of an earlier pool."""
         self.samples: Counter[str] = Counter(dict.fromkeys(_OUTCOMES, 0))
-        """What became of env steps, and how many samples were drawn, since this pool was started."""
+        """Env steps inserted, dropped and lost, and samples drawn, since this pool was started."""
         self._lock: int | None = None
         self._hold()
         self._sweep()
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of all files, of jobs that are open here and of others."""
+        """Total bytes of all files, whether their jobs are open or not."""
         return sum(_size(path) for path in _files(self._directory))
 
     def open(self, job: str, sizes: Mapping[str, int]) -> None:
-        """Have a file of so many bytes for each scope of a job; one that is there already stays as it is.
+        """Open a job: create a replay file for each scope that has none.
 
-        Raises TooLargeError if they exceed the spool's limit, OverloadedError if they exceed what others leave of it,
-        UnavailableError if its disk is full.
+        Args:
+            sizes: Bytes of each file, by name of the scope.
+
+        Raises TooLargeError if a file exceeds the spool's limit, OverloadedError if it exceeds the free room,
+        UnavailableError if the disk is full.
         """
         paths = {scope: self._directory / f"{quote(job, safe='')}@{quote(scope, safe='')}" for scope in sizes}
         self._open[job] = paths
         self._sweep()
-        spool.replays(self._place, self._name)  # another pool may have found it empty, and old
+        spool.replays(self._place, self._name)  # made again if another pool has removed it, empty and old
         self._hold()
         for scope, path in paths.items():
             if not path.exists():
@@ -79,15 +81,15 @@ class Replays:
             os.utime(path)
 
     def missing_bytes(self, job: str, sizes: Mapping[str, int]) -> int:
-        """Bytes of those scopes of an open job that have no file yet."""
+        """Bytes of the files of an open job that do not exist yet."""
         return sum(size for scope, size in sizes.items() if not self._open[job][scope].exists())
 
     def path(self, job: str, scope: str) -> Path | None:
-        """The file of a scope; None if its algorithm remembers nothing."""
+        """The file of a scope; None if its algorithm has no replay buffer."""
         return self._open.get(job, {}).get(scope)
 
     def used(self, job: str, metrics: Metrics) -> None:
-        """An update has reported these metrics: count samples, and warn of lost ones."""
+        """Mark a job's files as used, and count samples from an update's metrics; warns of lost ones."""
         for scope, path in self._open.get(job, {}).items():
             with suppress(OSError):
                 os.utime(path)
@@ -95,7 +97,7 @@ class Replays:
             if now is None:
                 continue
             before = self._reported.get(path, now)
-            if not before and now["lost"]:  # a new file, of a job that had another
+            if not before and now["lost"]:  # a new file of a job whose earlier file was lost
                 before = {**now, "lost": 0.0}
             more = {name: max(0, int(now[name] - before.get(name, 0.0))) for name in _OUTCOMES}
             self.samples.update(more)
@@ -104,25 +106,25 @@ class Replays:
                 _log.warning("replay.lost", job=job, scope=scope, lost=more["lost"], size=int(now["size"]))
 
     def forget(self, job: str) -> None:
-        """A job is not open here any more; its files stay for when it comes back."""
+        """Close a job and keep its files, for when it is opened again."""
         for path in self._open.pop(job, {}).values():
             self._reported.pop(path, None)
 
     def close(self, job: str) -> None:
-        """Remove the files of a job; twice is safe."""
+        """Close a job and remove its files; calling it twice is safe."""
         self.forget(job)
         for path in self._directory.glob(f"{quote(job, safe='')}@*"):
             path.unlink(missing_ok=True)
         self._account()
 
     def shutdown(self) -> None:
-        """Leave nothing that is of no use: files stay, a directory without any does not."""
+        """Release the directory, and remove it if it is empty; files stay."""
         self._let_go()
         with suppress(OSError):
             self._directory.rmdir()
 
     def _hold(self) -> None:
-        """Show other pools that this one lives: they leave its files alone, whatever the clock says of their age."""
+        """Lock the directory, so that other pools do not remove its files, however old they look."""
         self._let_go()
         self._lock = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         fcntl.flock(self._lock, fcntl.LOCK_SH)
@@ -133,7 +135,7 @@ class Replays:
             self._lock = None
 
     def _make_room(self, size: int, whose: str) -> None:
-        """Remove files that no job has open, the longest unused first, until so many bytes fit."""
+        """Remove files that no job has open, the longest unused first, until `size` bytes fit."""
         for path in sorted(self._unused(), key=_used_s):
             if self._intake.room.free_bytes >= size:
                 break
@@ -151,13 +153,13 @@ class Replays:
             )
 
     def _sweep(self) -> None:
-        """Remove what nobody has used for long, here and where pools that are gone have left it."""
+        """Remove files unused for `keep_s`, in this pool's directory and in those of pools that have ended."""
         since_s = time.time() - self._keep_s
         for directory in spool.all_replays(self._place):
             if directory == self._directory:
                 _remove_older(self._unused(), since_s)
                 continue
-            with suppress(OSError), _left(directory):  # somebody else has just removed it, or has a pool there
+            with suppress(OSError), _left(directory):  # another process has just removed it, or a pool uses it
                 used_s = _used_s(directory)
                 _remove_older(_files(directory), since_s)
                 if used_s < since_s:
@@ -174,7 +176,7 @@ class Replays:
 
 @contextmanager
 def _left(directory: Path) -> Iterator[None]:
-    """Around the removal of what is in the directory of a pool that is gone; raises BlockingIOError if it lives."""
+    """Lock the directory of a pool that has ended while it is cleaned; raises BlockingIOError if the pool runs."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -190,7 +192,7 @@ def _remove_older(paths: Iterable[Path], since_s: float) -> None:
 
 
 def _files(directory: Path) -> list[Path]:
-    with suppress(FileNotFoundError):  # another pool has found it empty, and old
+    with suppress(FileNotFoundError):  # another pool has removed it, empty and old
         return list(directory.iterdir())
     return []
 

@@ -1,8 +1,8 @@
-"""Who may fill the spool: a round of a job is admitted whole, before its actors run.
+"""Admission control for the spool: reserves room for all trajectories of a round before its actors run.
 
-So no two jobs can each hold half of what they need and wait for the other: whoever holds room has all of its round's,
-and gives it back when its update is done. A coordinator asks with `Reserve` and waits for its turn (see `Room`). Room
-that is not used for longer than an actor may take is taken back while others wait for it.
+Because a round is admitted whole, two jobs can never deadlock, each with half of the room that it needs. A round gives
+its room back when its update is done. A coordinator asks with `Reserve` and waits for its turn (see `Room`). Room that
+has been unused for longer than an actor may take is revoked while others wait for it.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from marless.errors import NotFoundError, OverloadedError, TooLargeError
 from marless.rpc.room import Room
 
 UPLOAD_WAIT_S = 20.0
-"""How long an upload waits that no round has reserved room for; its bytes are still with its sender."""
+"""Seconds that an upload without a reservation waits for room, before any of its bytes are read."""
 LOOK_S = 1.0
 _AFTER_S = 60.0
-"""Beyond the patience of every sender: one who hears this reserves anew."""
+"""A retry delay longer than any sender waits, so that senders give up, and the coordinator reserves again."""
 _log = structlog.get_logger("learner_pool")
 
 
 @dataclass
 class _Holding:
-    """What an open job holds: its files and uploads, or what was promised to its round if that is more."""
+    """The room of an open job: the larger of what its files and uploads use and what its round has reserved."""
 
     least_bytes: int
-    """Of one trajectory."""
+    """Smallest size of a trajectory of this job."""
     usual_bytes: int
-    """Of one trajectory: as expected, or the largest that came."""
+    """Expected size of a trajectory, or that of the largest so far if it is larger."""
     beside_bytes: int = 0
-    """Of the spool that the job itself needs for other things."""
+    """Room of the spool that the job's replay files need."""
     used_bytes: int = 0
     promised_bytes: int = 0
     round: int = -1
-    """That was promised room, for so many `actors`."""
+    """The round for which room is reserved, for `actors` actors."""
     actors: int = 0
     uploading: set[int] = field(default_factory=set)
-    """Actors of that round."""
+    """Actors of that round that are uploading now."""
     updating: bool = False
     touched_s: float = 0.0
     idle_s: float = float("inf")
@@ -61,7 +61,7 @@ class _Holding:
 
 
 class Reservations:
-    """The room of the spool, by job. `drop` removes all files of a job, and says so by `dropped`."""
+    """The spool's room by job. `drop` is called to remove all files of a job; it must call `dropped` for each."""
 
     def __init__(self, room: Room, drop: Callable[[str], None]) -> None:
         self._room = room
@@ -69,18 +69,18 @@ class Reservations:
         self._jobs: dict[str, _Holding] = {}
 
     def open(self, job: str, *, least_bytes: int, usual_bytes: int) -> None:
-        """Begin to count what a job holds."""
+        """Start to account for a job's room; the arguments are the sizes of one trajectory, see `_Holding`."""
         self._jobs[job] = _Holding(least_bytes, usual_bytes)
 
     def close(self, job: str) -> None:
-        """Promise a job nothing any more; its uploads in progress give back what they hold when they end."""
+        """Cancel a job's reservation; its uploads in progress give their room back when they end."""
         self._change(job, holding := self._jobs.pop(job), promised=0)
         holding.actors = 0
 
     def check(self, job: str, actors: int, beside_bytes: int) -> None:
-        """Raise TooLargeError if a round of so many actors can never fit beside what else the job needs.
+        """Raise TooLargeError if a round of `actors` actors can never fit beside the job's replay files.
 
-        Replays that alone exceed the spool are refused where they are made, with the name of each.
+        Replay files that exceed the spool by themselves are refused in `Replays.open`, which names them.
         """
         holding = self._jobs[job]
         holding.beside_bytes = beside_bytes
@@ -89,11 +89,11 @@ class Reservations:
             raise self._too_large(job, holding, f"a round of {actors} actors takes {needed:,} bytes")
 
     async def reserve(self, job: str, round_: int, actors: int, idle_s: float) -> None:
-        """Promise a round room for all its trajectories, when it is the job's turn.
+        """Reserve room for all trajectories of a round; returns when it is the job's turn.
 
-        What waits of the job is kept if the room can be had at once; else it goes, so that nobody waits for a job that
-        waits. Raises TooLargeError if it can never fit, OverloadedError if replays of other jobs are in the way,
-        NotFoundError if the job is closed meanwhile.
+        If the room is not free at once, the job's buffered trajectories are dropped first, so that no job waits for
+        the room of a waiting job. Raises TooLargeError if the round can never fit, OverloadedError if replay files of
+        other jobs or an update of this job take the room, NotFoundError if the job is closed while it waits.
         """
         holding = self._jobs[job]
         async with holding.reserving:
@@ -113,9 +113,9 @@ class Reservations:
             holding.round, holding.actors, holding.touched_s = round_, actors, time.monotonic()
 
     def keep(self, job: str, round_: int) -> int:
-        """A round has been used: keep its room for `round_` if nobody waits for it; returns for how many actors."""
+        """Move the reservation to `round_` if nobody waits for room, else cancel it; returns its number of actors."""
         holding = self._jobs[job]
-        if round_ == holding.round:  # opened again, in the middle of it
+        if round_ == holding.round:  # the job was opened again during this round
             return holding.actors
         holding.touched_s = time.monotonic()
         if self._room.waiting or not self._grow(job, holding, holding.actors * holding.usual_bytes):
@@ -126,9 +126,9 @@ class Reservations:
 
     @asynccontextmanager
     async def upload(self, job: str, round_: int, index: int, size: int) -> AsyncIterator[None]:
-        """Room for one upload for as long as the context: what its round was promised, or else its own turn.
+        """Hold room for one upload while the context lasts: from its round's reservation, else by waiting for a turn.
 
-        Raises OverloadedError if there is none for long, TooLargeError if there never is.
+        Raises OverloadedError if there is no room in time, TooLargeError if there can never be enough.
         """
         holding = self._jobs[job]
         if covered := holding.covers(round_, index):
@@ -149,20 +149,20 @@ class Reservations:
                 self._change(job, holding, used=-size, promised=max(0, holding.promised_bytes - size))
 
     def stored(self, job: str, size: int) -> None:
-        """An upload, whose context is about to end, has become a file."""
+        """Account for a file that an upload has written; called before the upload's context ends."""
         self._change(job, self._jobs[job], used=size)
 
     def dropped(self, job: str, size: int) -> None:
-        """A file of so many bytes has gone."""
+        """Account for the removal of a file of `size` bytes."""
         self._change(job, self._jobs[job], used=-size)
 
     def update(self, job: str, *, begins: bool) -> None:
-        """An update of the job begins or ends: meanwhile its files are in use."""
+        """Note that an update of the job begins or ends; in between, its room is not revoked."""
         if holding := self._jobs.get(job):
             holding.updating, holding.touched_s = begins, time.monotonic()
 
     def _cover(self, job: str, holding: _Holding, size: int) -> None:
-        """Let an upload use its round's room; what it takes beyond that must be free."""
+        """Let an upload use its round's reservation; room beyond that must be free."""
         holding.usual_bytes = max(holding.usual_bytes, size)
         more = max(0, holding.used_bytes + size - holding.held_bytes)
         if more > self._room.free_bytes:
@@ -193,7 +193,7 @@ class Reservations:
         return min(actors * holding.usual_bytes, most)
 
     def _grow(self, job: str, holding: _Holding, wanted: int) -> bool:
-        """Promise so much now if it can be had without a turn."""
+        """Reserve `wanted` bytes if they can be had without waiting; returns whether it did."""
         more = max(wanted, holding.used_bytes) - holding.held_bytes
         if more > 0 and (self._room.waiting or more > self._room.free_bytes):
             return False
@@ -201,7 +201,7 @@ class Reservations:
         return True
 
     async def _turn(self, job: str, wanted: int) -> None:
-        """Wait for as long as others use the room, and take it from those who do not use what they hold."""
+        """Wait for room; meanwhile revoke the reservations of jobs that have been idle for too long."""
         taking = asyncio.create_task(self._room.take(job, wanted))
         try:
             while not taking.done():
@@ -213,11 +213,11 @@ class Reservations:
             await taking
         except BaseException:
             if not taking.cancel() and not taking.cancelled() and taking.exception() is None:
-                self._room.give_back(job, wanted)  # its turn came in the very moment it was given up
+                self._room.give_back(job, wanted)  # it was admitted while it was being cancelled
             raise
 
     def _forget(self, job: str, holding: _Holding) -> None:
-        """Drop what waits of a job, and promise it nothing; its round is sampled again."""
+        """Drop a job's buffered trajectories and cancel its reservation; its round is sampled again."""
         holding.actors = 0
         self._drop(job)
         self._change(job, holding, promised=0)

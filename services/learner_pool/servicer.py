@@ -1,4 +1,4 @@
-"""LearnerPoolService: decode, call, encode."""
+"""The gRPC servicer of LearnerPoolService: decodes requests, calls the pool's parts, encodes replies."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class LearnerPoolServicer(LearnerPoolServiceServicer):
     async def Reserve(  # noqa: N802
         self, request: learner_pool_pb2.ReserveRequest, context: Context
     ) -> learner_pool_pb2.ReserveResponse:
-        """Make sure of room for a round."""
+        """Reserve room for a round."""
         await self._intake.reserve(request)
         return learner_pool_pb2.ReserveResponse()
 
     async def Upload(  # type: ignore[override]  # noqa: N802  # frames arrive as raw bytes, see `register`
         self, frames: AsyncIterator[bytes], context: Context
     ) -> learner_pool_pb2.UploadResponse:
-        """Take one trajectory in."""
+        """Receive one trajectory."""
         return learner_pool_pb2.UploadResponse(duplicate=not await self._intake.receive(frames))
 
     async def Update(  # noqa: N802
@@ -59,7 +59,7 @@ class LearnerPoolServicer(LearnerPoolServiceServicer):
     async def CloseJob(  # noqa: N802
         self, request: learner_pool_pb2.CloseJobRequest, context: Context
     ) -> learner_pool_pb2.CloseJobResponse:
-        """Forget a job."""
+        """Close a job."""
         await self._updates.close(request)
         return learner_pool_pb2.CloseJobResponse()
 

@@ -1,10 +1,11 @@
-"""Where a learner pool keeps its files: a place of this user's in the directory that it was given.
+"""The directories of a learner pool's files, inside the directory given by --spool.
 
-    <home>/marless-spool-<random>/    trajectories of one pool, until their update; it goes with the pool
-    <home>/marless-replay-<store>/    what learners remember of past rounds; it outlives pools
+    <home>/marless-spool-<random>/    trajectories of one pool until their update; removed with the pool
+    <home>/marless-replay-<store>/    replay files; they outlive pools
 
-The home is the directory itself if only this user may write to it; in a shared one, such as /dev/shm, it is a private
-directory `marless-<uid>`. Earlier versions had no home there: what they have left is found, and moved or removed.
+The home is the given directory itself if only this user may write to it; in a shared one, such as /dev/shm, it is a
+private subdirectory `marless-<uid>`. Earlier versions of marless had no home in shared directories: their files are
+moved or removed.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ _TRAJECTORIES = "marless-spool-"
 
 
 def claim(place: Path) -> Claim:
-    """A directory for the trajectories of one pool; those of pools that were killed would hold memory for ever, and are
-    removed. Raises UnavailableError if the spool cannot be used.
+    """Create a directory for the trajectories of one pool, and remove those of pools that were killed.
+
+    Raises UnavailableError if the spool cannot be used.
     """
     with _usable(place):
         for home in homes(place):
@@ -33,8 +35,9 @@ def claim(place: Path) -> Claim:
 
 
 def replays(place: Path, owner: str) -> Path:
-    """The directory for the replays of one pool, and of those that come after it under the same name. Raises
-    UnavailableError if the spool cannot be used.
+    """The directory of replay files that all pools with the same `owner` use, one after another.
+
+    Raises UnavailableError if the spool cannot be used.
     """
     name = f"{_REPLAYS}{owner}"
     with _usable(place):
@@ -47,7 +50,7 @@ def replays(place: Path, owner: str) -> Path:
 
 
 def all_replays(place: Path) -> Iterator[Path]:
-    """The directories of this user's pools, of those that are gone too. Raises OSError."""
+    """The replay directories of all of this user's pools, including those that have ended. Raises OSError."""
     for home in homes(place):
         for directory in home.glob(f"{_REPLAYS}*"):
             with suppress(OSError):  # another user's, or a link
@@ -56,14 +59,14 @@ def all_replays(place: Path) -> Iterator[Path]:
 
 
 def homes(place: Path) -> list[Path]:
-    """Where files of this user may be in a spool: the first place is for new ones. Raises OSError."""
+    """Directories that may hold this user's files in a spool; new ones go into the first. Raises OSError."""
     home = private_files.home(place)
     return [home] if home == place else [home, place]
 
 
 @contextmanager
 def _usable(place: Path) -> Iterator[None]:
-    """Turns an OSError of the block into a sentence that names the spool."""
+    """Turn an OSError of the block into an UnavailableError that names the spool."""
     try:
         yield
     except OSError as error:

@@ -1,5 +1,6 @@
-"""What an update has computed and the store did not take, because its epoch had ended or the store was away: the
-learner leaves it in a file, and the pool publishes it when the update is asked for again, from the same inputs.
+"""Saves an update's result to a file if the store could not take it, because its epoch was over or the store was down.
+
+The pool publishes the file when the update is requested again with the same inputs, and does not compute it again.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from marless.rpc.param_store import ParamStore, PolicyWrite
 from marless.rpc.v1 import learner_pool_pb2, param_store_pb2
 
 PASSING = (FencedError, UnavailableError, OverloadedError, UnauthenticatedError)
-"""Why a publish is refused that may be taken later; FencedError: under the epoch of the next coordinator;
+"""Errors of a publish that may succeed later; FencedError: under the epoch of the next coordinator;
 UnauthenticatedError: with the next token."""
 _log = structlog.get_logger("learner")
 
 
 def leave(path: Path, writes: Sequence[PolicyWrite], error: MarlessError) -> learner_pool_pb2.Unpublished:
-    """Write down what was to be published; raises `error`, for which it was not, if there is no room."""
+    """Write the blobs that were not published because of `error` to a file; raises `error` if that fails, too."""
     try:
-        path.unlink(missing_ok=True)  # of a worker that died before it could tell
+        path.unlink(missing_ok=True)  # left by an earlier attempt whose worker died
         with os.fdopen(private_files.open_own(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
             for write in writes:
                 file.writelines(write.blobs.values())
@@ -50,14 +51,14 @@ def leave(path: Path, writes: Sequence[PolicyWrite], error: MarlessError) -> lea
 async def publish(
     store: ParamStore, job: str, epoch: int, round_: int, left: learner_pool_pb2.Unpublished
 ) -> Mapping[str, int]:
-    """Publish what a learner left; returns the versions. Raises what `ParamStore.publish` does."""
+    """Publish the content of such a file; returns the versions. Raises the errors of `ParamStore.publish`."""
     return await store.publish(job, epoch, round_, list(_writes(left)))
 
 
 def _writes(left: learner_pool_pb2.Unpublished) -> Iterator[PolicyWrite]:
     descriptor = private_files.open_own(Path(left.path), os.O_RDONLY)
     try:
-        view = memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))  # lives as long as the blobs
+        view = memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))  # stays mapped as long as the blobs exist
     finally:
         os.close(descriptor)
     at = 0

@@ -1,4 +1,4 @@
-"""Updates: every scope of a job, a class or all of them, is one task for a learner worker; the answers are joined."""
+"""Runs updates: one task per scope (an agent class, or all classes) for a learner worker; merges their results."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from services.learner_pool.intake import Intake
 from services.learner_pool.replays import Replays
 
 REPLAY_WAIT_S = 30.0
-"""How long the opening of a job waits for room for its replay, before its coordinator is told to try again."""
+"""Seconds that opening a job waits for room for its replay files, before it raises OverloadedError."""
 _log = structlog.get_logger("learner_pool")
 
 
@@ -39,21 +39,21 @@ _log = structlog.get_logger("learner_pool")
 class _OpenJob:
     spec_json: str
     timeout_s: float
-    """What an update may take."""
+    """Timeout of an update in seconds."""
     spaces_json: str
     spaces: EnvSpaces
     scopes: tuple[Scope, ...]
     computed: Computed
     last: _Answered | None = None
-    """The newest update while the job was open here."""
+    """The newest finished update since the job was opened here."""
     running: _Running | None = None
     starts: dict[int, float] = field(default_factory=dict)
-    """By scope, seconds that a learner took to start for the job to be opened: its first update was cold."""
+    """By scope, the start-up seconds of learners that were started to open the job; charged to the first update."""
 
 
 @dataclass(frozen=True)
 class _Answered:
-    """An update that is done."""
+    """A finished update."""
 
     request: learner_pool_pb2.UpdateRequest
     response: learner_pool_pb2.UpdateResponse
@@ -61,7 +61,7 @@ class _Answered:
 
 @dataclass(frozen=True)
 class _Running:
-    """An update in progress. It goes on when its caller dies, so that the caller's successor finds it done."""
+    """An update in progress. It continues if its caller dies, for the coordinator that takes the job over."""
 
     round: int
     epoch: int
@@ -69,7 +69,7 @@ class _Running:
 
 
 class Updates:
-    """The open jobs of a learner pool."""
+    """The open jobs of a learner pool, and their updates."""
 
     def __init__(
         self, intake: Intake, replays: Replays, dispatcher: Dispatcher, fleet: Fleet, store: ParamStore
@@ -82,9 +82,10 @@ class Updates:
         self._jobs: dict[str, _OpenJob] = {}
 
     async def open(self, request: learner_pool_pb2.OpenJobRequest) -> learner_pool_pb2.OpenJobResponse:
-        """Accept a job's trajectories, and see to it that each of its policies has a version.
+        """Open a job: accept its trajectories, and publish a first version of each policy that has none.
 
-        Raises FencedError for a coordinator that another has replaced.
+        Raises FencedError if a newer epoch has begun, SpecError for an invalid spec or groups, and the errors of
+        `Replays.open`.
         """
         check_id(request.job)
         check_groups(request.groups)
@@ -125,7 +126,9 @@ class Updates:
         return learner_pool_pb2.OpenJobResponse(versions=[v for r in results for v in r.versions], device=device)
 
     async def _check_newest(self, job: str, epoch: int) -> None:
-        """A store that has lost everything counts epochs from 1 again: only it knows whether an older one is over."""
+        """Raise FencedError for an older epoch than the job's, unless it is the store's present epoch: a store that has
+        lost its data counts epochs from 1 again.
+        """
         newest = self._intake.epoch(job)
         if epoch < newest and epoch != (await self._store.list(job)).epoch:
             raise FencedError(f"epoch {epoch} of job {job} is over: epoch {newest} has begun")
@@ -140,7 +143,11 @@ class Updates:
             self._replays.open(job, sizes)
 
     async def update(self, request: learner_pool_pb2.UpdateRequest) -> learner_pool_pb2.UpdateResponse:
-        """Update every policy once; a repeated request is answered as the first one was, or waits for its answer."""
+        """Update every policy of a job once; idempotent: a repeated request gets, or waits for, the first one's reply.
+
+        Raises NotFoundError for a job that is not open, FencedError, StaleError for a round that has passed or whose
+        trajectories are missing, ConflictError for a round that was published for other groups.
+        """
         _check_update(request)
         known = self._jobs.get(request.job)
         if known is None:
@@ -154,17 +161,17 @@ class Updates:
         try:
             return await asyncio.shield(before.task)
         except asyncio.CancelledError:
-            if before.task.cancelled():  # not the caller, who would wait for ever
+            if before.task.cancelled():  # the update, not this call
                 raise NotFoundError(f"job {request.job!r} was closed while it was updated") from None
             raise
 
     async def _once(
         self, known: _OpenJob, request: learner_pool_pb2.UpdateRequest, before: _Running | None
     ) -> learner_pool_pb2.UpdateResponse:
-        """Update unless that has been done, one update of a job at a time."""
+        """Run the update unless it has been done, after the job's update in progress has ended."""
         if before:
             try:
-                await asyncio.wait([before.task])  # however it ended
+                await asyncio.wait([before.task])  # whether it succeeded or failed
             except asyncio.CancelledError:
                 before.task.cancel()  # the job is closed
                 raise
@@ -179,7 +186,7 @@ class Updates:
     async def _answered(
         self, known: _OpenJob, request: learner_pool_pb2.UpdateRequest
     ) -> learner_pool_pb2.UpdateResponse | None:
-        """What this pool remembers of this update, if the store has not lost what came of it."""
+        """The reply to this update if this pool has it, and the store still has its versions; else None."""
         if known.last is None or known.last.request.round != request.round:
             return None
         before = known.last
@@ -193,13 +200,13 @@ class Updates:
     async def _earlier(
         self, known: _OpenJob, request: learner_pool_pb2.UpdateRequest
     ) -> learner_pool_pb2.UpdateResponse | None:
-        """What came of this update if it was done before this pool, or this coordinator, knew the job."""
+        """The reply to this update from the store, if it was published before the job was opened here; else None."""
         if known.last and known.last.request.round == request.round - 1:
             return None
         task = learner_pool_pb2.LearnTask(groups=request.groups)
         done = []
         for of_class in _by_scope(known.scopes, known.spaces, task):
-            policies = [group.policy for group in of_class.groups]  # not the heads of policies that nobody uses now
+            policies = [group.policy for group in of_class.groups]  # not those of policies that no agent uses now
             result = await outcomes.published(self._store, request.job, request.round, policies)
             if result is None:
                 return None
@@ -207,9 +214,9 @@ class Updates:
         return _joined(done)
 
     async def close(self, request: learner_pool_pb2.CloseJobRequest) -> None:
-        """Forget a job and what is still computed for it, and unless told to keep it its replay; twice is safe.
+        """Close a job, cancel its update, and drop its replay files unless `keep_replay`; calling it twice is safe.
 
-        Raises FencedError for a coordinator that another has replaced.
+        Raises FencedError if a newer epoch has begun.
         """
         check_number("epoch", request.epoch)
         if request.epoch:
@@ -226,7 +233,7 @@ class Updates:
         self._replays.forget(job)
 
     async def stop(self) -> None:
-        """End all updates; twice is safe."""
+        """Cancel all updates; calling it twice is safe."""
         tasks = [known.running.task for known in self._jobs.values() if known.running]
         for task in tasks:
             task.cancel()
@@ -249,7 +256,7 @@ class Updates:
         )
         results = await self._learn(known, request, task)
         for each in (result.functions[0] for result in results):
-            if each.index in known.starts:  # the bill knows updates only: who started for the job's sake is paid there
+            if each.index in known.starts:  # opening is not billed: the first update carries its start-up time
                 each.cold, each.init_s = True, each.init_s + known.starts.pop(each.index)
         response = _joined(results)
         self._replays.used(request.job, {name: each.values for name, each in response.metrics.items()})
@@ -258,7 +265,7 @@ class Updates:
     async def _learn(
         self, known: _OpenJob, request: learner_pool_pb2.UpdateRequest, task: learner_pool_pb2.LearnTask
     ) -> list[learner_pool_pb2.LearnResult]:
-        """What came of each scope; what was computed from the same inputs before is not computed again."""
+        """The result of each scope; those that were computed from the same inputs before are reused."""
         tasks = _by_scope(known.scopes, known.spaces, task)
         self._intake.reservations.update(request.job, begins=True)
         try:
@@ -312,13 +319,13 @@ def _read(request: learner_pool_pb2.OpenJobRequest) -> tuple[JobSpec, EnvSpaces]
 
 
 def schema_of(spec: JobSpec, spaces: EnvSpaces) -> TrajectorySchema:
-    """What trajectories of this job look like."""
+    """The arrays of this job's trajectories: names, dtypes and shapes."""
     with_state = registry.algorithm(spec.algorithm.name).needs_state(spec.algorithm)
     return TrajectorySchema(spaces, spec.actors.steps, spec.actors.envs, with_state)
 
 
 def _replay_sizes(spec: JobSpec, spaces: EnvSpaces, scopes: Sequence[Scope]) -> dict[str, int]:
-    """Bytes of what each scope's learner remembers of past rounds; none for algorithms that forget them."""
+    """Bytes of the replay file of each scope, by name; {} for on-policy algorithms."""
     config = spec.algorithm
     if not isinstance(config, OffPolicyConfig):
         return {}
@@ -341,7 +348,7 @@ def _joined(results: Sequence[learner_pool_pb2.LearnResult]) -> learner_pool_pb2
 
 
 def _heard(task: asyncio.Task[learner_pool_pb2.UpdateResponse]) -> None:
-    """Nobody may be left to hear an update's error; asyncio would complain."""
+    """Retrieve a task's exception, as its caller may be gone, and asyncio would log it."""
     if not task.cancelled():
         task.exception()
 
@@ -349,7 +356,7 @@ def _heard(task: asyncio.Task[learner_pool_pb2.UpdateResponse]) -> None:
 def _by_scope(
     scopes: Sequence[Scope], spaces: EnvSpaces, job: learner_pool_pb2.LearnTask
 ) -> list[learner_pool_pb2.LearnTask]:
-    """One task per scope, with the groups of its classes; joint critics' versions go to every task."""
+    """One task per scope, with the groups of its classes and all versions; raises SpecError for invalid groups."""
     if strangers := [agent for group in job.groups for agent in group.agents or [""] if agent not in spaces.agents]:
         raise SpecError(f"groups hold {strangers}, which are no agents of the job's environment")
     for group in job.groups:

@@ -1,4 +1,4 @@
-"""`python -m services.learner_pool.worker`: one learner worker, the only process that imports torch."""
+"""`python -m services.learner_pool.worker`: one learner worker process, the only one of the services with torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 async def run(options: WorkerOptions) -> None:
-    """Dial the pool and learn until it lets this worker go."""
+    """Connect to the pool, and run its tasks until it releases this worker."""
     pool = Peer(options.pool, options.security, "learner_pool")
     store = Peer(options.param_store, options.security, "param_store")
     learning = Learning(ParamStore(store))
@@ -32,7 +32,7 @@ async def run(options: WorkerOptions) -> None:
 
 
 def compute_side_by_side() -> None:
-    """Give this process's threads to the functions of an update, one each; inside one they would only wait."""
+    """Let functions of an update run in parallel: torch's threads serve one function each, not parts of operations."""
     torch.set_num_interop_threads(torch.get_num_threads())
     torch.set_num_threads(1)
 

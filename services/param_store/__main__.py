@@ -1,4 +1,4 @@
-"""`python -m services.param_store`: the parameter store as a process."""
+"""`python -m services.param_store`: starts the parameter store process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from services.param_store.uploads import Uploads
 
 @asynccontextmanager
 async def build(config: Config, _address: str) -> AsyncIterator[Service]:
-    """Find Redis, connect, wire."""
+    """Find or start Redis, connect to it, and build the service."""
     async with redis_server.provided(config.redis) as provided, connected(provided) as redis:
         store = VersionStore(redis, provided.trouble, keep=config.keep)
         uploads = Uploads(config.intake_bytes)

@@ -1,4 +1,4 @@
-"""Options of the parameter store."""
+"""Command-line options of the parameter store."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from services.param_store.redis_url import holds_password
 
 @dataclass(frozen=True)
 class Config:
-    """What the parameter store is told."""
+    """All options of the parameter store."""
 
     server: ServerOptions
     redis: RedisOptions
     keep: int
-    """Newest versions of each policy that are kept; pinned ones are kept as well."""
+    """Number of newest versions kept of each policy, in addition to pinned ones."""
     intake_bytes: int
-    """Bytes that all publishes in progress may hold together."""
+    """Total bytes that publishes in progress may hold in memory."""
 
 
 def parse(argv: Sequence[str] | None = None) -> Config:
-    """Read flags and MARLESS_* variables."""
+    """Read the options from flags and MARLESS_* environment variables."""
     parser = option_parser("param_store", "Keeps versioned policy states in Redis.")
     add_option(parser, "--redis-url", "", "Redis to use (6.2 or newer); without it, one is found and started")
     add_option(parser, "--redis-password-file", "", "file that holds the password for --redis-url")

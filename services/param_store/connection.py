@@ -1,4 +1,4 @@
-"""The connection to Redis: bounded, checked when opened, and its failures in marless's own words."""
+"""The connection to Redis: a bounded pool, a check of the server, and the mapping of Redis errors to domain errors."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _log = structlog.get_logger("marless.param_store")
 
 @asynccontextmanager
 async def connected(provided: Provided) -> AsyncIterator[Redis]:
-    """A Redis client.
+    """Connect to Redis and check the server.
 
-    Raises SpecError for a URL that is bad or not safe, or a server too old, UnavailableError if none answers.
+    Raises SpecError for an invalid or insecure URL, or a server that is too old; UnavailableError if none answers.
     """
     pool = BlockingConnectionPool(**_settings(provided))
     async with Redis(connection_pool=pool) as redis:
@@ -47,9 +47,9 @@ def _settings(provided: Provided) -> dict[str, Any]:  # Any: as redis-py has the
         "timeout": CONNECTION_WAIT_S,
         "socket_connect_timeout": CONNECT_TIMEOUT_S,
         "socket_timeout": ANSWER_TIMEOUT_S,
-        "driver_info": None,  # which a client tells by a command that its user need not be allowed
-        # Once more on a fresh connection, for those that a restarted Redis left dead in the pool. Further attempts are
-        # the caller's, who knows the deadline.
+        "driver_info": None,  # redis-py would send it by a command that the ACL may forbid
+        # One retry on a fresh connection, because a restart of Redis leaves dead connections in the pool. All further
+        # retries are the caller's, who knows the deadline.
         "retry": Retry(NoBackoff(), 1),
         **settings_of(provided.url, provided.password, insecure=provided.insecure),
         **own,
@@ -68,9 +68,9 @@ async def _check(redis: Redis, provided: Provided) -> None:
 
 @contextmanager
 def redis_errors(trouble: Callable[[], str]) -> Iterator[None]:
-    """Turn what Redis or its client raises into domain errors; defects of ours pass through.
+    """Turn errors of Redis and its client into domain errors; errors that are defects of marless pass through.
 
-    `trouble` is asked what may be the matter when Redis cannot be used.
+    `trouble` returns a sentence about the likely cause, for the message, when Redis cannot be reached.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""What Prometheus is told of the parameter store. Publishes and conflicts are among the RPCs, by status code."""
+"""The parameter store's metrics for Prometheus. Publishes and conflicts are counted with the RPCs, by status code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from services.param_store.uploads import Uploads
 
 
 def figures(provided: Provided, uploads: Uploads) -> list[Metric]:
-    """Redis and intake."""
+    """All metrics: restarts of Redis, and bytes of publishes in progress."""
     return [
         counter("redis_restarts", "How often a Redis of our own was started again.", provided.restarts()),
         gauge("publish_bytes", "Bytes that publishes in progress hold.", uploads.held_bytes),

@@ -1,16 +1,16 @@
-"""Where things are in Redis, and how a version's parts are cut into fields.
+"""The Redis keys of a job, and the encoding of a version's parts as fields.
 
-All keys of a job carry the job as their hash tag, so that in a cluster they lie together: one script sees the job's
-epoch, a policy's head, and the job's events as of one moment.
+All keys of a job have the job as their hash tag, so that a cluster keeps them on one node, where a script reads the
+job's epoch, a policy's head and the job's events atomically.
 
 | key `marless:{<job>}:…`  | type   | holds                                                                    |
 |--------------------------|--------|--------------------------------------------------------------------------|
 | `fence`                  | hash   | `epoch`, and `req:<req_id>` → the epoch it was given                     |
 | `heads`                  | hash   | policy → version                                                         |
-| `events`                 | stream | one entry per new head; its id is the cursor of a watch                  |
+| `events`                 | stream | one entry per new head; its id is the cursor of `Watch`                  |
 | `v:<version>:<policy>`   | hash   | round, epoch, req_id, published_s, event, manifest, `<part>:<i>` = bytes |
 | `kept:<policy>`          | zset   | versions that exist                                                      |
-| `pinned:<policy>`        | set    | versions that retention keeps                                            |
+| `pinned:<policy>`        | set    | versions that are kept whatever their age                                |
 | `requests:<policy>`      | hash   | req_id → version, for those that exist                                   |
 | `attempt:<random>`       | hash   | a version being written; expires unless it is published                  |
 """
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from marless.errors import SpecError, shown
 
 PIECE_BYTES = 8 * 2**20
-"""Longest value: Redis answers nobody else while it copies one."""
+"""Longest value of a field: Redis serves no other client while it copies one."""
 _NAME = re.compile(r"[^\s{}]{1,200}")
 
 
@@ -41,7 +41,7 @@ class Part:
 
 @dataclass(frozen=True)
 class JobKeys:
-    """The keys of one job; raises SpecError for names that cannot be part of a key."""
+    """The keys of one job; raises SpecError for a name that cannot be part of a key."""
 
     job: str
 
@@ -50,58 +50,58 @@ class JobKeys:
 
     @property
     def prefix(self) -> str:
-        """What all keys of the job start with."""
+        """The prefix of all keys of the job."""
         return f"marless:{{{self.job}}}:"
 
     @property
     def fence(self) -> str:
-        """Epochs."""
+        """Key of the epochs."""
         return f"{self.prefix}fence"
 
     @property
     def heads(self) -> str:
-        """Heads by policy."""
+        """Key of the head versions by policy."""
         return f"{self.prefix}heads"
 
     @property
     def events(self) -> str:
-        """New heads in order."""
+        """Key of the stream of new heads."""
         return f"{self.prefix}events"
 
     @property
     def versions(self) -> str:
-        """What keys of versions start with."""
+        """The prefix of the keys of versions."""
         return f"{self.prefix}v:"
 
     def version(self, policy: str, version: int) -> str:
-        """One version."""
+        """Key of one version."""
         return f"{self.versions}{version}:{policy}"
 
     def kept(self, policy: str) -> str:
-        """Versions that exist."""
+        """Key of the numbers of existing versions."""
         return f"{self.prefix}kept:{policy}"
 
     def pinned(self, policy: str) -> str:
-        """Versions that retention keeps."""
+        """Key of the numbers of pinned versions."""
         return f"{self.prefix}pinned:{policy}"
 
     def requests(self, policy: str) -> str:
-        """Which request published what."""
+        """Key of the versions by the request that published them."""
         return f"{self.prefix}requests:{policy}"
 
     def attempt(self) -> str:
-        """A new key for one attempt to publish: writers that compete never touch each other's bytes."""
+        """A new, random key for one attempt to publish, so that competing writers never share a key."""
         return f"{self.prefix}attempt:{secrets.token_hex(16)}"
 
 
 def check_name(kind: str, name: str) -> None:
-    """Raises SpecError unless `name` can be part of a key."""
+    """Raise SpecError unless `name` can be part of a key."""
     if not _NAME.fullmatch(name):
         raise SpecError(f"{kind} name {shown(name)}: use 1 to 200 characters without white space or braces")
 
 
 def encode_manifest(parts: Sequence[Part]) -> str:
-    """What a version consists of, as text."""
+    """Encode the names, sizes and checksums of a version's parts as JSON."""
     return json.dumps([[part.name, part.size_bytes, part.sha256.hex()] for part in parts])
 
 

@@ -1,4 +1,4 @@
-"""Blobs as the pieces they are stored in: which to read together, and whether they are still what was written."""
+"""Blobs as pieces of bounded size, as they are stored in Redis: batches to read together, and checks of checksums."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from marless.errors import CorruptError
 from services.param_store.keys import PIECE_BYTES, Part
 
 HASH_INLINE_BYTES = 2**20
-"""More than this is hashed on another thread: a megabyte takes half a millisecond."""
+"""Larger values are hashed on another thread; hashing a megabyte takes half a millisecond."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Piece:
 
     @property
     def field(self) -> str:
-        """Its name within the version's hash."""
+        """Name of its field in the version's hash."""
         return f"{self.part.name}:{self.index}"
 
     @property
@@ -44,7 +44,7 @@ def pieces_of(key: str, part: Part) -> list[Piece]:
 
 
 def batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Pieces in order, as many together as make one full piece."""
+    """Group pieces, in order, into batches of at most `PIECE_BYTES` bytes."""
     batch: list[Piece] = []
     size = 0
     for piece in pieces:
@@ -58,13 +58,13 @@ def batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
 
 
 class Checksums:
-    """Checks parts as their pieces come by, in order."""
+    """Verifies the SHA-256 of parts from their pieces, which must come in order."""
 
     def __init__(self) -> None:
         self._running = hashlib.sha256()
 
     async def check(self, batch: Sequence[Piece], values: Sequence[bytes]) -> None:
-        """Raises CorruptError at the end of a part that is not what was published."""
+        """Add pieces and their bytes; raises CorruptError at the end of a part whose digest does not match."""
         if sum(map(len, values)) <= HASH_INLINE_BYTES:
             self._check(batch, values)
         else:

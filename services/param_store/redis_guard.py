@@ -1,8 +1,7 @@
-"""Ends a Redis that has lost its store: `python redis_guard.py HOME SOCKET GRACE_S`, as a child of the store.
+"""Ends a Redis whose store was killed: `python redis_guard.py HOME SOCKET GRACE_S`, as a child of the store.
 
-A Redis outlives a store that was killed, so that the next one finds it warm. If there is no next one, because all
-that would have started it was killed as well, nobody would ever end it: this process does, after a grace. Only the
-standard library, and none of marless, so that it is small.
+A Redis outlives a store that was killed, so that the next store finds it with its data loaded. If no store follows
+within the grace period, this process shuts Redis down. It imports only the standard library, to use little memory.
 """
 
 import fcntl
@@ -18,7 +17,7 @@ ANSWER_S = 5.0
 
 
 def main() -> None:
-    """Wait for the store's end, then for somebody to take over, then end Redis."""
+    """Wait for the store's end, then for the grace period, then end Redis unless another store has taken it over."""
     home, address, grace_s = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     sys.stdin.read()
     for _ in range(grace_s):
@@ -27,7 +26,7 @@ def main() -> None:
             return
     with os.fdopen(os.open(home / "lock", os.O_RDONLY | os.O_NOFOLLOW)) as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # no store adopts what is about to end
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # no store can adopt a Redis that is about to end
         except BlockingIOError:
             return  # another store has taken over, and has a guard of its own
         passwords = os.fdopen(os.open(home / "redis_passwords.json", os.O_RDONLY | os.O_NOFOLLOW))

@@ -1,8 +1,8 @@
-"""Finding Redis: a URL that is given, or a server of our own that is started, watched, and stopped.
+"""Provides a Redis: an external one by URL, or a local server that the store starts, watches and stops.
 
-A server of our own listens on a private unix socket only, lets in only users with a password, and appends every write
-to its log before it answers, so that what was acknowledged survives kill -9. If it dies it is started again; if we die,
-the next store on the same data directory takes it over; if there is none, a guard ends it.
+A local server listens on a private unix socket only, requires a password, and appends every write to its log before it
+answers, so that acknowledged writes survive kill -9. If it dies, it is started again. If the store dies, the next store
+on the same data directory takes the server over; if there is none, a guard process ends it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from services.param_store.redis_users import STORE, SUPERVISOR, RedisUsers
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 5.0
 ORPHAN_S = 10
-"""Between the end of a store that was killed and that of its Redis, unless another store takes it over."""
+"""Seconds from the death of a store until its Redis is ended, unless another store takes it over."""
 FULL_DISK_BYTES = 32 * 2**20
 LONGEST_RESTART_DELAY_S = 2.0
 _SOCKET_PATH_BYTES = 107  # sun_path of Linux, less its terminator
@@ -39,18 +39,18 @@ _log = structlog.get_logger("marless.param_store")
 
 @dataclass(frozen=True)
 class RedisOptions:
-    """Which Redis, or how to start one."""
+    """Which Redis to use, or how to start one."""
 
     url: str = field(default="", repr=False)
-    """Of a Redis that somebody else runs; then the data directory and the memory bound do not matter."""
+    """URL of an external Redis; "": a local server is started, to which the next two fields apply."""
     data_dir: str = ""
-    """Where a server of our own keeps its data; "": a temporary directory."""
+    """Directory for the data of a local server; "": a temporary one."""
     maxmemory: str = "1gb"
-    """Memory bound of a server of our own, in Redis's notation; beyond it, publishes are refused."""
+    """Memory limit of a local server, in Redis's notation; beyond it, publishes are refused."""
     password_file: str = ""
-    """Holds the password for `url`, which then names none."""
+    """File with the password for `url`, in place of one in the URL."""
     insecure: bool = False
-    """`url` may lead beyond this machine without TLS, without a certificate that is verified, or without a password."""
+    """Allows a `url` beyond this machine without TLS, without verified certificates, or without a password."""
 
 
 def _unknown() -> str:
@@ -63,7 +63,7 @@ def _none() -> int:
 
 @dataclass(frozen=True)
 class Provided:
-    """A Redis to connect to."""
+    """A Redis to connect to, with its credentials."""
 
     url: str = field(repr=False)
     username: str = ""
@@ -71,14 +71,14 @@ class Provided:
     insecure: bool = False
     """See `RedisOptions`."""
     trouble: Callable[[], str] = _unknown
-    """Asked when it cannot be reached: what may be the matter."""
+    """Returns the likely cause, as a sentence, when the server cannot be reached."""
     restarts: Callable[[], int] = _none
-    """How often it was started again."""
+    """Returns how often the server was restarted after it had died."""
 
 
 @asynccontextmanager
 async def provided(options: RedisOptions) -> AsyncIterator[Provided]:
-    """A Redis that answers; raises UnavailableError or SpecError with the reason if there can be none."""
+    """Provide a running Redis while the context lasts; raises UnavailableError or SpecError with the reason."""
     async with AsyncExitStack() as stack:
         if options.url:
             yield Provided(options.url, password=_password(options.password_file), insecure=options.insecure)
@@ -107,7 +107,7 @@ def _password(path: str) -> str:
 
 
 class LocalRedis:
-    """A Redis server of our own in one data directory."""
+    """A Redis server that this process starts in one data directory, or takes over from an earlier store."""
 
     def __init__(self, binary: Path, home: Path, maxmemory: str, users: RedisUsers) -> None:
         self._binary = binary
@@ -117,11 +117,11 @@ class LocalRedis:
         self._socket = _socket_path(home)
         self._process: asyncio.subprocess.Process | None = None
         self.restarts = 0
-        """How often it was started again after it had died."""
+        """How often it was restarted after it had died."""
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[str]:
-        """Its URL, for as long as the context; started again whenever it dies."""
+        """Run the server while the context lasts; yields its URL, and restarts the server whenever it dies."""
         line = await self._up()
         watching = asyncio.create_task(self._watch(line))
         try:
@@ -134,7 +134,7 @@ class LocalRedis:
             await self._stop()
 
     def trouble(self) -> str:
-        """What may be the matter if it cannot be reached."""
+        """The likely cause, as a sentence, when the server cannot be reached."""
         disk = os.statvfs(self._home)
         if disk.f_flag & os.ST_RDONLY:
             return f"the disk of {self._home} is mounted read-only: mount it writable, and it comes back by itself"
@@ -144,7 +144,7 @@ class LocalRedis:
 
     @asynccontextmanager
     async def _guarded(self) -> AsyncIterator[None]:
-        """Beside a process that ends Redis should we be killed; it sees our end by the pipe between us."""
+        """Run a guard process meanwhile, which ends Redis if this process dies; it notices by the end of its stdin."""
         guard = await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", "-S", redis_guard.__file__, self._home, self._socket, str(ORPHAN_S)),
             stdin=asyncio.subprocess.PIPE,
@@ -190,7 +190,7 @@ class LocalRedis:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                # Its own session: Ctrl-C must reach us first, so that publishes in progress can end.
+                # In a session of its own, so that Ctrl-C does not reach it, and publishes in progress can finish.
                 start_new_session=True,
             )
         finally:
@@ -256,17 +256,17 @@ class LocalRedis:
 
 @dataclass(frozen=True)
 class _Line:
-    """An idle connection: it ends when the server does."""
+    """An idle connection to the server, whose end shows that the server has ended."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
 
     @classmethod
     async def open(cls, socket: Path, users: RedisUsers) -> _Line | None:
-        """Connect and wait until data are loaded; None if nobody is there.
+        """Connect, and wait until the server has loaded its data; None if there is no server.
 
-        A Redis that lets everybody in, as stores of before there were users have left them, is ended first. Raises
-        UnavailableError for one that hangs, or does not know our passwords.
+        A server without passwords, as older versions of marless have left them, is ended; then None is returned.
+        Raises UnavailableError for a server that hangs, or that refuses this store's passwords.
         """
         try:
             line = cls(*await asyncio.open_unix_connection(str(socket)))
@@ -288,7 +288,7 @@ class _Line:
         return None
 
     async def _greeted(self, users: RedisUsers) -> tuple[bool, bytes]:
-        """Whether it knows us, and what it answers to a ping once it has loaded its data; b"" if it went away."""
+        """Whether AUTH succeeded, and the reply to PING once data are loaded; (False, b"") if the server hung up."""
         with suppress(ConnectionError):
             self.writer.write(f"AUTH {SUPERVISOR} {users.passwords[SUPERVISOR]}\r\n".encode())
             known = (await self.reader.readline()).startswith(b"+OK")
@@ -323,7 +323,7 @@ def _private(directory: Path) -> Path:
 
 @contextmanager
 def _locked(home: Path) -> Iterator[None]:
-    """Two servers must never append to one log; the lock ends with this process, however that ends."""
+    """Lock the data directory, as two servers must never append to one log; the lock ends with this process."""
     with _usable(home):
         descriptor = private_files.open_own(home / "lock", os.O_RDONLY | os.O_CREAT)
     try:
@@ -338,7 +338,7 @@ def _locked(home: Path) -> Iterator[None]:
 
 @contextmanager
 def _usable(directory: Path) -> Iterator[None]:
-    """Turns an OSError of the block into a sentence that names the path."""
+    """Turn an OSError of the block into a SpecError that names the path."""
     try:
         yield
     except OSError as error:

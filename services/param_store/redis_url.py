@@ -1,6 +1,6 @@
-"""The address of a Redis that somebody else runs: what it takes beyond this machine, and that its password is not told.
+"""Checks the URL of an external Redis: beyond this machine it must have TLS and a password.
 
-A password travels in the URL or beside it, so a URL is a secret: nothing shows it.
+A URL may hold a password, and is therefore a secret: no message or log contains it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _INSECURE = "or ask for it with --redis-insecure (MARLESS_REDIS_INSECURE=1)"
 
 
 def settings_of(url: str, password: str, *, insecure: bool) -> Mapping[str, Any]:  # Any: as redis-py has them
-    """How to connect; `password` stands in for the one that the URL lacks.
+    """The connection settings of a URL for redis-py; `password` is used in place of one in the URL, if it is not "".
 
-    Raises SpecError, without any secret, for a URL that is none, and for one beyond this machine that neither encrypts
-    nor proves who answers, or needs no password, unless that is asked for.
+    Raises SpecError, without any secret, for an invalid URL, and, unless `insecure`, for one that leads beyond this
+    machine without TLS, without verified certificates or without a password.
     """
     try:
         settings: dict[str, Any] = dict(parse_url(url))  # Any: as redis-py has them
-    except ValueError:  # its words may hold a part of the password
+    except ValueError:  # its text may hold a part of the password
         raise SpecError(
             f"the Redis URL cannot be used: {_scheme(url)}give redis://, rediss:// or unix://, and percent-encode "
             "what is special in a password"
@@ -34,7 +34,7 @@ def settings_of(url: str, password: str, *, insecure: bool) -> Mapping[str, Any]
     if password:
         settings["password"] = password
     try:
-        ConnectionPool(**settings).make_connection()  # type: ignore[no-untyped-call]  # connects to nothing yet
+        ConnectionPool(**settings).make_connection()  # type: ignore[no-untyped-call]  # does not connect yet
     except (TypeError, ValueError):  # as above
         raise SpecError("the Redis URL has an option after its ? that cannot be used; leave it out") from None
     if not insecure:
@@ -43,7 +43,7 @@ def settings_of(url: str, password: str, *, insecure: bool) -> Mapping[str, Any]
 
 
 def holds_password(url: str) -> bool:
-    """True if a URL names a password; one that cannot be read may."""
+    """True if a URL holds a password; for an invalid one, True if it may."""
     try:
         return bool(parse_url(url).get("password"))
     except ValueError:

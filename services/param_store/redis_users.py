@@ -1,8 +1,8 @@
-"""Who may do what in a Redis of our own: its users, with the least that each needs, and their passwords.
+"""The users of a Redis that the store starts: their access rules, with least privilege, and their passwords.
 
-The default user is off, so that a connection without a password may do nothing. Redis is told the users by a file that
-holds hashes; the passwords are in another file beside it. Both are made when a store starts, in the private directory
-of its data, and the passwords are in no command line, no variable and no log.
+The default user is off, so that a connection without a password may do nothing. Redis reads its users from an ACL file
+with hashes of the passwords; the passwords are in another file next to it. Both are written when a store starts, in the
+private directory of its data. The passwords are never in a command line, an environment variable or a log.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ _HASHES = "hset hget hdel hmget hgetall hkeys hincrby"
 _SETS = "zadd zrange zrem zscore sadd srem sismember smembers"
 _KEYS = "expire persist exists rename unlink xadd xread"
 RULES = {
-    # What `services.param_store.store` and its scripts call, on the keys that `services.param_store.keys` describes.
+    # The commands of `services.param_store.store` and its scripts, on the keys in `services.param_store.keys`.
     STORE: "~marless:* resetchannels -@all "
     + " ".join(f"+{name}" for name in f"{_TRANSACTIONS} {_HASHES} {_SETS} {_KEYS}".split()),
-    # Looks after the process: neither reads nor writes a key.
+    # Checks and ends the process; it can neither read nor write a key.
     SUPERVISOR: "resetkeys resetchannels -@all +ping +shutdown",
 }
 
 
 _DEFAULT = "user default off resetpass ~* &* +@all"
-"""Nobody can be this user. But Redis 7.0 reads its log as this user at each start, and leaves out the transactions that
-the user's rules do not allow.
+"""The default user cannot log in. It needs all rights nonetheless: at each start, Redis 7.0 replays its append-only log
+as this user, and skips transactions that the user's rules do not allow.
 """
 
 
 @dataclass(frozen=True)
 class RedisUsers:
-    """The users of one Redis; `passwords` by user."""
+    """The users of one Redis: its ACL file, and the password of each user."""
 
     acl_file: Path
     passwords: Mapping[str, str] = field(repr=False)
 
     @classmethod
     def of(cls, home: Path) -> RedisUsers:
-        """Those of a data directory; what is missing or damaged is made anew. Raises OSError."""
+        """The users of a data directory; missing or damaged files are made anew. Raises OSError."""
         passwords = _read(home / PASSWORDS_FILE)
         if passwords is None:
             passwords = {user: secrets.token_urlsafe(_PASSWORD_BYTES) for user in RULES}
@@ -74,7 +74,7 @@ def _read(path: Path) -> dict[str, str] | None:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Whole or not at all; only this user can read it, from the beginning."""
+    """Replace a file atomically; only its owner can read it, from its creation on."""
     partial = path.with_suffix(f".{secrets.token_hex(4)}.partial")
     with os.fdopen(private_files.open_own(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "w") as file:
         file.write(text)

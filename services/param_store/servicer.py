@@ -1,4 +1,4 @@
-"""ParamStoreService: decode, call the store, encode."""
+"""The gRPC servicer of ParamStoreService: decodes requests, calls the store, encodes replies."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ParamStoreServicer(ParamStoreServiceServicer):
         self._uploads = uploads
 
     def register(self, server: grpc.aio.Server) -> None:
-        """Add to a server; Publish and Get as raw frames."""
+        """Add this servicer to a server; Publish and Get transfer raw frames."""
         add_ParamStoreServiceServicer_to_server(self, server)
         publish = bulk_upload(self.Publish, param_store_pb2.PublishResponse.SerializeToString)
         get = bulk_download(self.Get, param_store_pb2.GetRequest.FromString)
@@ -89,7 +89,7 @@ class ParamStoreServicer(ParamStoreServiceServicer):
     async def AcquireEpoch(  # noqa: N802
         self, request: param_store_pb2.AcquireEpochRequest, context: Context
     ) -> param_store_pb2.AcquireEpochResponse:
-        """Take a new epoch."""
+        """Start a new epoch."""
         epoch = await self._store.acquire_epoch(request.job, request.req_id)
         return param_store_pb2.AcquireEpochResponse(epoch=epoch)
 

@@ -1,6 +1,6 @@
-"""The versioned register: immutable versions of policies under heads that move by fenced compare-and-set.
+"""The version store: immutable versions of policies; their heads change by fenced compare-and-set.
 
-Every change is one Redis transaction, so that it is applied whole or not at all and costs one write to the log.
+Every change is one Redis transaction: it is atomic, and costs one write to Redis's log.
 """
 
 from __future__ import annotations
@@ -59,19 +59,19 @@ class Write:
 
     policy: str
     expected: int
-    """The head this version follows; 0 if there is none."""
+    """The present head, which this version follows; 0 if there is none."""
     req_id: str
-    """Unique to this write, the same when it is tried again."""
+    """Idempotency key: unique to this write, the same when it is retried."""
     parts: tuple[Part, ...]
     blobs: tuple[memoryview, ...]
     """The bytes of each part."""
     first_version: int = 1
-    """What this version is, if it is the policy's first."""
+    """The number of this version if it is the policy's first."""
 
 
 @dataclass(frozen=True)
 class Version:
-    """What is known of one published version, but its bytes."""
+    """The metadata of a published version: everything but its bytes."""
 
     policy: str
     version: int
@@ -80,16 +80,16 @@ class Version:
     req_id: str
     published_s: float
     cursor: str
-    """Where its publication stands among the job's events."""
+    """Id of its publication in the job's stream of events."""
     parts: tuple[Part, ...]
 
     @property
     def position(self) -> tuple[int, int]:
-        """The cursor as an ordered pair."""
+        """The cursor as a pair, which orders as the events do."""
         return position(self.cursor)
 
     def part(self, name: str) -> Part:
-        """One of its parts; raises NotFoundError."""
+        """The part of this name; raises NotFoundError."""
         for part in self.parts:
             if part.name == name:
                 return part
@@ -99,7 +99,7 @@ class Version:
 
 @dataclass(frozen=True)
 class Listed:
-    """A head, with all versions of its policy that exist."""
+    """The head of a policy, with the numbers of its existing and its pinned versions."""
 
     head: Version
     versions: tuple[int, ...]
@@ -107,7 +107,7 @@ class Listed:
 
 
 def position(cursor: str) -> tuple[int, int]:
-    """A cursor as an ordered pair; "" is before everything. Raises SpecError for what is no cursor."""
+    """A cursor as a pair, which orders as the events do; "" comes first. Raises SpecError for an invalid cursor."""
     first, _, second = (cursor or "0-0").partition("-")
     if not _CURSOR.fullmatch(cursor or "0-0") or max(int(first), int(second)) >= 2**64:
         raise SpecError(f"{shown(cursor)} is not a cursor: continue from one that this store gave, or from ''")
@@ -115,7 +115,10 @@ def position(cursor: str) -> tuple[int, int]:
 
 
 class VersionStore:
-    """All jobs' policies in one Redis. Every method raises UnavailableError while Redis cannot be used."""
+    """The versions of all jobs in one Redis; it keeps the `keep` newest of each policy, and pinned ones.
+
+    Every method raises UnavailableError while Redis cannot be used.
+    """
 
     def __init__(self, redis: Redis, trouble: Callable[[], str], *, keep: int, watches: int = WATCHES) -> None:
         self._trouble = trouble
@@ -137,11 +140,11 @@ class VersionStore:
         self._draining = True
 
     async def publish(self, job: str, epoch: int, round: int, writes: Sequence[Write]) -> dict[str, int]:  # noqa: A002
-        """Publish each write by itself, all in one transaction; returns their versions.
+        """Publish several writes in one transaction, each applied or refused independently; returns their versions.
 
-        A req_id that was published before, and still exists, answers its version again. Raises ConflictError if a
-        head is not the expected one, FencedError if the epoch is over (for the first such write; others may have been
-        published), OverloadedError if Redis is full, TooLargeError if the job's own versions are more than it may hold.
+        A write whose req_id was published before returns that version, if it still exists. Raises ConflictError if a
+        head is not the expected one, FencedError if the epoch is over (either for the first refused write; others may
+        have been published), OverloadedError if Redis is full, TooLargeError if the job's versions can never fit.
         """
         keys = JobKeys(job)
         _check_writes(epoch, round, writes)
@@ -165,7 +168,7 @@ class VersionStore:
         }
 
     async def _check_fits(self, job: str, writes: Sequence[Write]) -> None:
-        """Raise TooLargeError if Redis could not hold these versions beside those they follow, whoever else left."""
+        """Raise TooLargeError if an otherwise empty Redis could not hold these versions and their predecessors."""
         with redis_errors(self._trouble):
             most_bytes = int((await self._redis.info("memory")).get("maxmemory", 0))
         kept = min(self._keep, max((write.expected for write in writes), default=0))
@@ -185,7 +188,7 @@ class VersionStore:
         )
 
     async def read(self, job: str, wanted: Sequence[tuple[str, int]]) -> list[Version]:
-        """Versions by policy and number (0: the head), all as of one moment; raises NotFoundError."""
+        """Read the metadata of versions by policy and number (0: the head), atomically; raises NotFoundError."""
         if not wanted:
             return []
         for policy, version in wanted:
@@ -199,7 +202,10 @@ class VersionStore:
         return versions
 
     async def pieces(self, job: str, versions: Sequence[Version], parts: Sequence[str]) -> AsyncIterator[list[bytes]]:
-        """The bytes of these parts in order, in batches that take little memory; raises NotFoundError, CorruptError."""
+        """Stream the bytes of these parts in order, in batches of PIECE_BYTES at most.
+
+        Raises NotFoundError if a version was retired meanwhile, CorruptError if a checksum does not match.
+        """
         keys = JobKeys(job)
         blobs = [(keys.version(each.policy, each.version), each.part(name)) for each in versions for name in parts]
         checksums = Checksums()
@@ -215,7 +221,10 @@ class VersionStore:
             yield values
 
     async def watch(self, job: str, cursor: str) -> AsyncIterator[Version]:
-        """Heads published after `cursor`, in order, for ever; a head that is overtaken may be left out."""
+        """Stream the heads published after `cursor`, in order, without end; superseded heads may be left out.
+
+        Raises SpecError for an invalid cursor, OverloadedError for too many watches, UnavailableError at `drain`.
+        """
         keys, at = JobKeys(job), position(cursor)
         if not self._free_watches:
             raise OverloadedError("no room in the parameter store: too many watches; end some or poll with List")
@@ -258,7 +267,7 @@ class VersionStore:
         return int(epoch or 0), listed
 
     async def pin(self, job: str, policy: str, version: int, pinned: bool) -> None:
-        """Keep a version whatever its age, or no longer; raises NotFoundError if it does not exist."""
+        """Pin a version, so that it is kept whatever its age, or unpin it; raises NotFoundError if there is none."""
         keys = JobKeys(job)
         check_name("policy", policy)
         check_number(f"the version of policy {policy}", version)
@@ -266,14 +275,14 @@ class VersionStore:
             raise NotFoundError(await self._missing(job, policy, version))
 
     async def acquire_epoch(self, job: str, req_id: str) -> int:
-        """The next epoch of a job, or the one this req_id was given before; publishes of older ones are refused."""
+        """Start the next epoch of a job; idempotent by req_id. From then on, publishes under older ones are refused."""
         check_text("req_id", req_id, _LONGEST_REQUEST)
         return int(await self._eval(_ACQUIRE_EPOCH, [JobKeys(job).fence], req_id))
 
     async def delete(self, job: str, epoch: int = 0) -> None:
-        """Delete all versions of a job and end its epoch; nothing happens if there are none.
+        """Delete all versions of a job and end its epoch; does nothing if there are none.
 
-        Raises FencedError for a coordinator whose epoch is over; 0 is anybody's who knows that nobody runs the job.
+        Raises FencedError if `epoch` is over; epoch 0 is for a job that no coordinator runs.
         """
         keys = JobKeys(job)
         names = [keys.fence, keys.heads, keys.events]

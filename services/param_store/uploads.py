@@ -1,4 +1,4 @@
-"""Blobs on their way into the store: bounded, complete, and equal to their checksums."""
+"""Receives the blobs of publishes into memory: bounded in bytes, complete, and checked against their SHA-256."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from services.param_store.keys import Part
 from services.param_store.pieces import HASH_INLINE_BYTES
 
 WAIT_S = 10.0
-"""How long a publish waits for room; its bytes are still with its sender."""
+"""Seconds that a publish waits for room, before any of its bytes are read."""
 
 
 class Uploads:
-    """Receives blobs into memory, within a bound on what all uploads hold together."""
+    """Receives blobs into memory, within a bound on the total bytes of all publishes in progress."""
 
     def __init__(self, limit_bytes: int, *, wait_s: float = WAIT_S) -> None:
         self._room = Room("parameter store", "--intake-bytes", limit_bytes)
@@ -33,10 +33,10 @@ class Uploads:
     async def receive(
         self, stream: AsyncIterator[bytes], parts: Sequence[Part], job: str = ""
     ) -> AsyncIterator[list[memoryview]]:
-        """The bytes of each part, held for as long as the context; jobs take turns where there is no room for all.
+        """Receive the bytes of each part, and hold them while the context lasts; jobs take turns if room is short.
 
-        Raises CorruptError if they are not what the header declares, SpecError if they are more than the bound
-        allows at all, OverloadedError if there is no room for long, UnreachableError if they do not come.
+        Raises CorruptError if they do not match their checksums, SpecError if they exceed the bound by themselves,
+        OverloadedError if there is no room in time, UnreachableError if the stream stalls.
         """
         total = sum(part.size_bytes for part in parts)
         if min((part.size_bytes for part in parts), default=0) < 0 or total > self._room.limit_bytes:
@@ -64,7 +64,7 @@ async def _received(stream: AsyncIterator[bytes], parts: Sequence[Part], total: 
 
 
 async def _digest(data: memoryview) -> bytes:
-    """SHA-256, without holding up the event loop."""
+    """SHA-256 of `data`, on another thread if it is large."""
     if len(data) <= HASH_INLINE_BYTES:
         return hashlib.sha256(data).digest()
     return (await asyncio.to_thread(hashlib.sha256, data)).digest()

@@ -1,8 +1,8 @@
--- Deletes all of a job but its fence, which is raised and left for a while: writers of the deleted job stay out.
+-- Deletes all keys of a job except its fence, which is raised and kept for a while, so that its writers stay fenced off.
 -- KEYS: fence, heads, events
--- ARGV: prefix of all keys of the job, seconds for which the fence remains, epoch of who deletes (0: nobody runs the job)
--- Answers 0, or the store's epoch if that of who deletes is over. Of what is gone already nothing is refused: the first
--- answer may have been lost.
+-- ARGV: prefix of all keys of the job, seconds for which the fence remains, epoch of the caller (0: nobody runs the job)
+-- Answers 0, or the store's epoch if the caller's is over. A job that is gone already is not refused, because the answer
+-- to an earlier call may have been lost.
 local fence, heads, events = unpack(KEYS)
 local prefix, remain_s, epoch = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local newest = tonumber(redis.call('HGET', fence, 'epoch') or 0)

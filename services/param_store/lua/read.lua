@@ -1,4 +1,4 @@
--- Reads the metadata of versions, all as of one moment.
+-- Reads the metadata of versions, atomically.
 -- KEYS: heads
 -- ARGV: prefix of version keys, then policy and version (0: its head) in turn; no policy means every head
 -- Answers one list per version: policy, version, round, epoch, req_id, published_s, event, manifest; the last six are
