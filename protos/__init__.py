@@ -1,1 +1,1 @@
-"""The wire contracts, and the tools that keep the generated code fresh."""
+"""The .proto files of the services, and the tools that generate code from them and check that it is up to date."""

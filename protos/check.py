@@ -1,4 +1,4 @@
-"""Fail unless the committed generated code is what the .proto files generate: `python -m protos.check`."""
+"""Fails if the committed generated code differs from what the .proto files generate: `python -m protos.check`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GENERATED = "marless/rpc/v1"
 
 
 def stale(repository: Path) -> list[str]:
-    """Names of generated files that differ, are missing, or should not be there."""
+    """Names of generated files that differ, are missing or are superfluous."""
     with tempfile.TemporaryDirectory() as scratch:
         generate(Path(scratch))
         fresh = {path.name: path.read_bytes() for path in (Path(scratch) / GENERATED).glob("*_pb2*")}

@@ -1,4 +1,4 @@
-"""Generate Python code from the .proto files: `python -m protos.generate DIRECTORY`."""
+"""Generates Python code from the .proto files: `python -m protos.generate DIRECTORY`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PLUGINS = ("mypy", "mypy_grpc")
 
 
 def generate(target: Path) -> None:
-    """Write messages, stubs and their type stubs below `target`; raises RuntimeError if protoc refuses."""
+    """Write messages, service stubs and type stubs below `target`; raises RuntimeError if protoc fails."""
     binaries = Path(sys.executable).parent
     arguments = [
         "protoc",

@@ -62,9 +62,9 @@ class RolloutRequest(_message.Message):
     mode: Global___RolloutMode.ValueType
     actors: _builtins.int
     episodes: _builtins.int
-    """GREEDY and RANDOM: in total over all actors; GREEDY: at most, see RolloutSettings"""
+    """GREEDY and RANDOM: total over all actors; for GREEDY a maximum, see RolloutSettings"""
     background: _builtins.bool
-    """on the background worker, of the lowest CPU priority, which keeps no actor waiting"""
+    """run on the background worker, which has the lowest CPU priority"""
     @_builtins.property
     def settings(self) -> Global___RolloutSettings: ...
     @_builtins.property
@@ -93,7 +93,7 @@ Global___RolloutRequest: _TypeAlias = RolloutRequest  # noqa: Y015
 
 @_typing.final
 class RolloutSettings(_message.Message):
-    """What is equal for all actors of a rollout."""
+    """Settings that all actors of a rollout share."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -115,18 +115,18 @@ class RolloutSettings(_message.Message):
     steps: _builtins.int
     """time steps per copy"""
     seed: _builtins.int
-    """of the job; an actor's own follows from (seed, mode, round, index)"""
+    """of the job; the seed of an actor follows from (seed, mode, round, index)"""
     with_state: _builtins.bool
     sink: _builtins.str
     """address of the learner pool"""
     timeout_s: _builtins.float
     """per invocation"""
     epoch: _builtins.int
-    """of the coordinator; a later job of the same name has another, and other weights under its versions"""
+    """of the coordinator; it distinguishes equal versions of an earlier job with the same name"""
     limit_s: _builtins.float
-    """GREEDY: seconds of play after which an actor starts no further batch of episodes; 0: no limit"""
+    """GREEDY: seconds after which an actor starts no further batch of episodes; 0: no limit"""
     relative_error: _builtins.float
-    """GREEDY: a standard error of this fraction of |mean| suffices; 0: play all episodes"""
+    """GREEDY: stop at a standard error of this fraction of |mean|; 0: run all episodes"""
     def __init__(
         self,
         *,
@@ -170,7 +170,7 @@ class RolloutTask(_message.Message):
     index: _builtins.int
     episodes: _builtins.int
     actors: _builtins.int
-    """of the rollout, this one included"""
+    """number of actors of the rollout, this one included"""
     @_builtins.property
     def settings(self) -> Global___RolloutSettings: ...
     @_builtins.property
@@ -197,7 +197,7 @@ Global___RolloutTask: _TypeAlias = RolloutTask  # noqa: Y015
 
 @_typing.final
 class RolloutReceipt(_message.Message):
-    """What came of one actor. Sums run over the episodes that ended in it."""
+    """The result of one actor. Sums are over the episodes that ended during its run."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -257,16 +257,18 @@ class RolloutReceipt(_message.Message):
     episode_steps: _builtins.int
     trajectory_bytes: _builtins.int
     judged: _builtins.int
-    """episodes that were won or not: all, or none if the environment knows no wins"""
+    """episodes that were won or lost: all, or 0 if the environment has no wins"""
     wins: _builtins.int
     played_s: _builtins.float
-    """GREEDY and RANDOM: seconds of play, less the time in which the actor waited for a CPU"""
+    """GREEDY and RANDOM: seconds of running episodes, less the time waiting for a CPU"""
     @_builtins.property
     def return_sum(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """per agent, undiscounted"""
 
     @_builtins.property
-    def return_square_sum(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
+    def return_square_sum(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """per agent"""
+
     def __init__(
         self,
         *,
@@ -297,7 +299,7 @@ class RolloutResponse(_message.Message):
     INVOCATIONS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def receipts(self) -> _containers.RepeatedCompositeFieldContainer[Global___RolloutReceipt]:
-        """by index"""
+        """in order of index"""
 
     @_builtins.property
     def invocations(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Invocation]: ...

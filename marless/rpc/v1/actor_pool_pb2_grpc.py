@@ -66,9 +66,9 @@ class ActorPoolServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Rollout(self, request, context):
-        """Runs the actors of one round (or an evaluation) and answers when all have finished.
-        Actors are deterministic functions of the request, uploads are applied once: safe to repeat.
-        RESOURCE_EXHAUSTED if the queue is full; UNAVAILABLE if no worker can be had; INVALID_ARGUMENT for a bad
+        """Runs the actors of one round (or an evaluation); returns when all have finished.
+        Safe to retry: actors are deterministic functions of the request, and uploads are applied once.
+        RESOURCE_EXHAUSTED if the queue is full; UNAVAILABLE if there is no worker; INVALID_ARGUMENT for an invalid
         environment; DEADLINE_EXCEEDED if a worker hangs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -76,16 +76,16 @@ class ActorPoolServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Scale(self, request, context):
-        """Sets the number of workers; new ones are warm (started and connected) before the answer, those that go are
-        drained first. Idempotent. UNAVAILABLE if they do not come up.
+        """Sets the number of workers; new ones are warm (started and connected) when this returns, surplus ones are drained
+        and stopped. Idempotent. UNAVAILABLE if workers do not start.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Prewarm(self, request, context):
-        """Starts workers until there are as many as a rollout of so many actors could use, and answers at once: a hint that
-        costs nothing when it is lost. Workers that are there are never removed. Idempotent.
+        """Starts as many workers as a rollout of `actors` actors could use; returns at once. A lost request does no harm.
+        Never removes workers. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -99,7 +99,7 @@ class ActorPoolServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Work(self, request_iterator, context):
-        """Held open by each worker, which dialled out; the pool sends tasks down it, in order, one at a time.
+        """The stream that each worker opens to the pool and holds; the pool sends tasks on it, in order, one at a time.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -33,45 +33,45 @@ class ActorPoolServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ActorPoolServiceAsyncStub: ...
     Rollout: _grpc.UnaryUnaryMultiCallable[_actor_pool_pb2.RolloutRequest, _actor_pool_pb2.RolloutResponse]
-    """Runs the actors of one round (or an evaluation) and answers when all have finished.
-    Actors are deterministic functions of the request, uploads are applied once: safe to repeat.
-    RESOURCE_EXHAUSTED if the queue is full; UNAVAILABLE if no worker can be had; INVALID_ARGUMENT for a bad
+    """Runs the actors of one round (or an evaluation); returns when all have finished.
+    Safe to retry: actors are deterministic functions of the request, and uploads are applied once.
+    RESOURCE_EXHAUSTED if the queue is full; UNAVAILABLE if there is no worker; INVALID_ARGUMENT for an invalid
     environment; DEADLINE_EXCEEDED if a worker hangs.
     """
     Scale: _grpc.UnaryUnaryMultiCallable[_actor_pool_pb2.ScaleRequest, _actor_pool_pb2.ScaleResponse]
-    """Sets the number of workers; new ones are warm (started and connected) before the answer, those that go are
-    drained first. Idempotent. UNAVAILABLE if they do not come up.
+    """Sets the number of workers; new ones are warm (started and connected) when this returns, surplus ones are drained
+    and stopped. Idempotent. UNAVAILABLE if workers do not start.
     """
     Prewarm: _grpc.UnaryUnaryMultiCallable[_actor_pool_pb2.PrewarmRequest, _actor_pool_pb2.PrewarmResponse]
-    """Starts workers until there are as many as a rollout of so many actors could use, and answers at once: a hint that
-    costs nothing when it is lost. Workers that are there are never removed. Idempotent.
+    """Starts as many workers as a rollout of `actors` actors could use; returns at once. A lost request does no harm.
+    Never removes workers. Idempotent.
     """
     ListWorkers: _grpc.UnaryUnaryMultiCallable[_actor_pool_pb2.ListWorkersRequest, _actor_pool_pb2.ListWorkersResponse]
     """Lists workers. Read-only."""
     Work: _grpc.StreamStreamMultiCallable[_common_pb2.WorkerMessage, _common_pb2.PoolMessage]
-    """Held open by each worker, which dialled out; the pool sends tasks down it, in order, one at a time."""
+    """The stream that each worker opens to the pool and holds; the pool sends tasks on it, in order, one at a time."""
 
 @_typing.type_check_only
 class ActorPoolServiceAsyncStub(ActorPoolServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Rollout: _aio.UnaryUnaryMultiCallable[_actor_pool_pb2.RolloutRequest, _actor_pool_pb2.RolloutResponse]  # type: ignore[assignment]
-    """Runs the actors of one round (or an evaluation) and answers when all have finished.
-    Actors are deterministic functions of the request, uploads are applied once: safe to repeat.
-    RESOURCE_EXHAUSTED if the queue is full; UNAVAILABLE if no worker can be had; INVALID_ARGUMENT for a bad
+    """Runs the actors of one round (or an evaluation); returns when all have finished.
+    Safe to retry: actors are deterministic functions of the request, and uploads are applied once.
+    RESOURCE_EXHAUSTED if the queue is full; UNAVAILABLE if there is no worker; INVALID_ARGUMENT for an invalid
     environment; DEADLINE_EXCEEDED if a worker hangs.
     """
     Scale: _aio.UnaryUnaryMultiCallable[_actor_pool_pb2.ScaleRequest, _actor_pool_pb2.ScaleResponse]  # type: ignore[assignment]
-    """Sets the number of workers; new ones are warm (started and connected) before the answer, those that go are
-    drained first. Idempotent. UNAVAILABLE if they do not come up.
+    """Sets the number of workers; new ones are warm (started and connected) when this returns, surplus ones are drained
+    and stopped. Idempotent. UNAVAILABLE if workers do not start.
     """
     Prewarm: _aio.UnaryUnaryMultiCallable[_actor_pool_pb2.PrewarmRequest, _actor_pool_pb2.PrewarmResponse]  # type: ignore[assignment]
-    """Starts workers until there are as many as a rollout of so many actors could use, and answers at once: a hint that
-    costs nothing when it is lost. Workers that are there are never removed. Idempotent.
+    """Starts as many workers as a rollout of `actors` actors could use; returns at once. A lost request does no harm.
+    Never removes workers. Idempotent.
     """
     ListWorkers: _aio.UnaryUnaryMultiCallable[_actor_pool_pb2.ListWorkersRequest, _actor_pool_pb2.ListWorkersResponse]  # type: ignore[assignment]
     """Lists workers. Read-only."""
     Work: _aio.StreamStreamMultiCallable[_common_pb2.WorkerMessage, _common_pb2.PoolMessage]  # type: ignore[assignment]
-    """Held open by each worker, which dialled out; the pool sends tasks down it, in order, one at a time."""
+    """The stream that each worker opens to the pool and holds; the pool sends tasks on it, in order, one at a time."""
 
 class ActorPoolServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -80,9 +80,9 @@ class ActorPoolServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _actor_pool_pb2.RolloutRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_actor_pool_pb2.RolloutResponse, _abc.Awaitable[_actor_pool_pb2.RolloutResponse]]:
-        """Runs the actors of one round (or an evaluation) and answers when all have finished.
-        Actors are deterministic functions of the request, uploads are applied once: safe to repeat.
-        RESOURCE_EXHAUSTED if the queue is full; UNAVAILABLE if no worker can be had; INVALID_ARGUMENT for a bad
+        """Runs the actors of one round (or an evaluation); returns when all have finished.
+        Safe to retry: actors are deterministic functions of the request, and uploads are applied once.
+        RESOURCE_EXHAUSTED if the queue is full; UNAVAILABLE if there is no worker; INVALID_ARGUMENT for an invalid
         environment; DEADLINE_EXCEEDED if a worker hangs.
         """
 
@@ -92,8 +92,8 @@ class ActorPoolServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _actor_pool_pb2.ScaleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_actor_pool_pb2.ScaleResponse, _abc.Awaitable[_actor_pool_pb2.ScaleResponse]]:
-        """Sets the number of workers; new ones are warm (started and connected) before the answer, those that go are
-        drained first. Idempotent. UNAVAILABLE if they do not come up.
+        """Sets the number of workers; new ones are warm (started and connected) when this returns, surplus ones are drained
+        and stopped. Idempotent. UNAVAILABLE if workers do not start.
         """
 
     @_abc_1.abstractmethod
@@ -102,8 +102,8 @@ class ActorPoolServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _actor_pool_pb2.PrewarmRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_actor_pool_pb2.PrewarmResponse, _abc.Awaitable[_actor_pool_pb2.PrewarmResponse]]:
-        """Starts workers until there are as many as a rollout of so many actors could use, and answers at once: a hint that
-        costs nothing when it is lost. Workers that are there are never removed. Idempotent.
+        """Starts as many workers as a rollout of `actors` actors could use; returns at once. A lost request does no harm.
+        Never removes workers. Idempotent.
         """
 
     @_abc_1.abstractmethod
@@ -120,6 +120,6 @@ class ActorPoolServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_common_pb2.WorkerMessage],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_common_pb2.PoolMessage], _abc.AsyncIterator[_common_pb2.PoolMessage]]:
-        """Held open by each worker, which dialled out; the pool sends tasks down it, in order, one at a time."""
+        """The stream that each worker opens to the pool and holds; the pool sends tasks on it, in order, one at a time."""
 
 def add_ActorPoolServiceServicer_to_server(servicer: ActorPoolServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -101,9 +101,9 @@ class CoordinatorServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def SubmitJob(self, request, context):
-        """Accepts a job; it has been written down when this answers. Idempotent by (job, request_id): repeated, it answers
-        the same job. ALREADY_EXISTS if the id is taken, see IfExists; INVALID_ARGUMENT, naming the field, if the spec
-        cannot work; NOT_FOUND for an upload to start from that is not here; RESOURCE_EXHAUSTED if too many jobs wait.
+        """Accepts a job, which is durable when this returns. Idempotent by (job, request_id): a repeated request returns the
+        same job. ALREADY_EXISTS if the id is taken, see IfExists; INVALID_ARGUMENT, naming the field, if the spec is
+        invalid; NOT_FOUND if the upload to start from does not exist; RESOURCE_EXHAUSTED if too many jobs wait.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -112,9 +112,9 @@ class CoordinatorServiceServicer:
     def UploadCheckpoint(self, request_iterator, context):
         """Receives a checkpoint that a job is to start from, before that job is submitted; see `start.checkpoint`. Stream:
         header = CheckpointHeader, then the manifest's bytes and those of its files, in the manifest's order. Idempotent:
-        what is the same is kept once. It is removed when a job has taken it, or after an hour. INVALID_ARGUMENT if it is
-        too large; DATA_LOSS if it is no checkpoint, or not what its manifest says; RESOURCE_EXHAUSTED if there is no room
-        now; UNAVAILABLE if it cannot be written.
+        equal checkpoints are kept once. A checkpoint is removed when a job has copied it, or after an hour.
+        INVALID_ARGUMENT if it is too large; DATA_LOSS if it is not a checkpoint or does not match its manifest;
+        RESOURCE_EXHAUSTED if there is no room now; UNAVAILABLE if it cannot be written.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -128,15 +128,15 @@ class CoordinatorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListJobs(self, request, context):
-        """Lists jobs, newest first, a page at a time. Read-only. INVALID_ARGUMENT for a page token that is none.
+        """Lists jobs, newest first, a page at a time. Read-only. INVALID_ARGUMENT for an invalid page token.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchJob(self, request, context):
-        """Streams events in order from `cursor` (0 = the beginning), and ends when the job has. Read-only; a client that was
-        cut off continues from the last cursor it saw. NOT_FOUND.
+        """Streams events in order from `cursor` (0 = the beginning), and ends when the job has ended. Read-only; a client
+        that was disconnected continues from the last cursor that it received. NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -144,14 +144,14 @@ class CoordinatorServiceServicer:
 
     def StreamLogs(self, request, context):
         """Streams the job's log from `cursor` (0 = the beginning); with `follow`, until the job has ended. Read-only; a
-        client that was cut off continues from the last cursor it saw. NOT_FOUND.
+        client that was disconnected continues from the last cursor that it received. NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CancelJob(self, request, context):
-        """Asks a job to stop: after the present round's durable record if that comes within 2 s, else without that round.
+        """Asks a job to stop: after the present round if that is recorded within 2 s, else without it.
         Idempotent; a job that has ended stays as it is. NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -160,7 +160,7 @@ class CoordinatorServiceServicer:
 
     def ResumeJob(self, request, context):
         """Continues a job that has ended, after its last recorded round. Idempotent by request_id. NOT_FOUND;
-        FAILED_PRECONDITION if it has not ended, or has no round left to run; INVALID_ARGUMENT for a bad stop rule.
+        FAILED_PRECONDITION if it has not ended, or has no round left to run; INVALID_ARGUMENT for an invalid stop rule.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -182,14 +182,14 @@ class CoordinatorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReadFile(self, request, context):
-        """Reads one of them. Stream: header = FileInfo, then its bytes. Read-only. NOT_FOUND.
+        """Reads one of these files. Stream: header = FileInfo, then its bytes. Read-only. NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetInfo(self, request, context):
-        """What this coordinator is. Read-only.
+        """Returns the coordinator's version, clock, runs directory, and the services that it uses. Read-only.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

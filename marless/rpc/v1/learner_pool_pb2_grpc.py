@@ -72,31 +72,31 @@ class LearnerPoolServiceServicer:
 
     def OpenJob(self, request, context):
         """Declares a job: its spec and spaces, against which every upload is checked, the epoch of its coordinator and the
-        round that it samples next. Publishes the first version of each policy if the store has none. Idempotent: repeated,
-        also under a newer epoch, it keeps the trajectories that wait and the update in progress. INVALID_ARGUMENT if the
-        spec cannot work, or what the store has does not fit it; FAILED_PRECONDITION if the epoch is over.
+        round that it samples next. Publishes the first version of each policy if the store has none. Idempotent: a
+        repeated call, also under a newer epoch, keeps buffered trajectories and the update in progress. INVALID_ARGUMENT
+        if the spec is invalid or does not fit the versions in the store; FAILED_PRECONDITION if the epoch is over.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Reserve(self, request, context):
-        """Makes sure of room for all trajectories of a round, before its actors run; answers when it is the job's turn, which
-        may take as long as the rounds of other jobs do. Whoever holds room has all that its round needs, so no two jobs
-        wait for each other. Idempotent. FAILED_PRECONDITION if the round can never fit; RESOURCE_EXHAUSTED if replays of
-        other jobs are in the way; NOT_FOUND if the job is not open under this epoch.
+        """Reserves room for all trajectories of a round before its actors run; returns when it is the job's turn, which may
+        take as long as the rounds of other jobs. A job reserves room for a whole round, so that no two jobs wait for each
+        other. Idempotent. FAILED_PRECONDITION if the round can never fit; RESOURCE_EXHAUSTED if replay files of other jobs
+        take the room; NOT_FOUND if the job is not open under this epoch.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Upload(self, request_iterator, context):
-        """Takes one trajectory. Stream: header = UploadHeader, then the arrays' bytes in the order of the header.
+        """Receives one trajectory. Stream: header = UploadHeader, then the arrays' bytes in the order of the header.
         Applied exactly once per (job, round, index): a repeated upload is counted and answered with `duplicate`.
         FAILED_PRECONDITION if the round has passed or is not the next one, or the epoch is over; NOT_FOUND if the job is
-        not open under this epoch; ALREADY_EXISTS if another trajectory of this place was taken; INVALID_ARGUMENT or
+        not open under this epoch; ALREADY_EXISTS if this actor has uploaded another trajectory; INVALID_ARGUMENT or
         DATA_LOSS if it does not fit the declared spaces or its checksum; RESOURCE_EXHAUSTED if its round has not reserved
-        room and there is none for long; UNAVAILABLE if it brings less than 1 MiB in ten seconds. Retry on both.
+        room and there is none in time; UNAVAILABLE if it sends less than 1 MiB in ten seconds. Retry on the last two.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -104,9 +104,9 @@ class LearnerPoolServiceServicer:
 
     def Update(self, request, context):
         """Updates every policy of a job once, from the trajectories of one round, and publishes the new versions.
-        Idempotent: repeated for a round that was published it is answered as before, from memory or from the store;
-        else it joins the update in progress, or trains again from the same inputs. Goes on if its caller goes away: the
-        coordinator that asks for it next, under its own epoch, gets what has been computed meanwhile.
+        Idempotent: for a round that was published, a repeated call returns the same reply, from memory or from the store;
+        else it waits for the update in progress, or trains again from the same inputs. An update continues if its caller
+        disconnects: the coordinator that asks for it next, under its own epoch, gets the result.
         FAILED_PRECONDITION if trajectories are missing or the epoch is over; NOT_FOUND if the job is not open under this
         epoch; UNAVAILABLE without workers.
         """
@@ -115,15 +115,15 @@ class LearnerPoolServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CloseJob(self, request, context):
-        """Forgets a job and drops its trajectories, and what it remembers of past rounds. Idempotent. FAILED_PRECONDITION if
-        it is asked for under an epoch that is over.
+        """Closes a job and drops its trajectories and, unless `keep_replay`, its replay files. Idempotent.
+        FAILED_PRECONDITION if the epoch is over.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Work(self, request_iterator, context):
-        """Held open by each learner worker, which dialled out.
+        """The stream that each learner worker opens to the pool and holds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -78,7 +78,7 @@ class ParamStoreServiceServicer:
     def Publish(self, request_iterator, context):
         """Publishes the next version of one or more policies of a job by compare-and-set; each policy is atomic by itself.
         Stream: header = PublishHeader, then the blobs' bytes in the order of the header.
-        Idempotent by `req_id`: a repeated publish answers as the first did. Retry on UNAVAILABLE.
+        Idempotent by `req_id`: a repeated publish returns the same version. Retry on UNAVAILABLE.
         ABORTED if a head is not `expected`; FAILED_PRECONDITION if the epoch is older than the store's; DATA_LOSS if a
         checksum does not match; RESOURCE_EXHAUSTED if Redis is full; UNAVAILABLE if Redis cannot be reached.
         """
@@ -96,7 +96,7 @@ class ParamStoreServiceServicer:
 
     def Watch(self, request, context):
         """Streams every new head of a job's policies, first the present heads, then changes in order. Read-only; a client
-        that was cut off continues from the last `cursor` it saw. A policy's head may be skipped, never repeated.
+        that was disconnected continues from the last `cursor` that it received. Heads may be skipped, never repeated.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -110,21 +110,21 @@ class ParamStoreServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Pin(self, request, context):
-        """Pins (or unpins) a version so that retention keeps it. Idempotent. NOT_FOUND if the version has gone.
+        """Pins a version, so that it is kept whatever its age, or unpins it. Idempotent. NOT_FOUND if it does not exist.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AcquireEpoch(self, request, context):
-        """Takes a new epoch for a job: every later publish with an older one is refused. Idempotent by `req_id`.
+        """Starts a new epoch of a job: every later publish under an older one is refused. Idempotent by `req_id`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DropJob(self, request, context):
-        """Drops all versions of a job. Idempotent. FAILED_PRECONDITION if it is asked for under an epoch that is over.
+        """Drops all versions of a job. Idempotent. FAILED_PRECONDITION if the epoch is over.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
