@@ -1,1 +1,1 @@
-"""How processes speak: gRPC servers, peers, bulk transfers, workers."""
+"""Communication between processes: gRPC servers and clients, bulk transfers, security, and pools of workers."""

@@ -1,7 +1,7 @@
 """Bulk transfers: a header message, then raw bytes in pieces of at most 1 MiB.
 
-On the wire each piece is a `Chunk` of common.proto, so any gRPC client can speak to us; here it is framed and parsed
-by hand, because protobuf's own `bytes` fields copy the data twice more (measured 2–4× slower at 64 MB).
+On the wire each piece is a `Chunk` of common.proto, so that any gRPC client can take part. It is framed and parsed by
+hand here, because protobuf's own `bytes` fields copy the data twice more (measured 2–4× slower at 64 MB).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from marless.errors import CorruptError, SpecError, UnreachableError
 PIECE_BYTES = 2**20
 HEADER_BYTES = 2**20
 STALL_S = 10.0
-"""A transfer brings 1 MiB, or its rest, within so many seconds, or is given up: what it holds is wanted by others."""
+"""Seconds that each 1 MiB of a transfer may take; a slower one is aborted, because it occupies memory others need."""
 _UNCHECKED = ("crc32", "epoch")
 _HEADER_TAG = 0x0A  # field 1, length-delimited
 _DATA_TAG = 0x12  # field 2, length-delimited
@@ -27,7 +27,7 @@ Header = TypeVar("Header", bound=Message)
 
 
 def identity(frame: bytes) -> bytes:
-    """The serializer of bulk methods: frames are bytes already."""
+    """The (de)serializer of bulk methods, whose frames are bytes already."""
     return frame
 
 
@@ -38,7 +38,7 @@ def frames(header: Message, buffers: Iterable[memoryview | bytes]) -> Iterator[b
 
 
 def data_frames(buffers: Iterable[memoryview | bytes]) -> Iterator[bytes]:
-    """Frames of data alone; small buffers travel together, each byte is copied once."""
+    """The data frames of one transfer; small buffers share a frame, and each byte is copied once."""
     batch: list[memoryview] = []
     size = 0
     for buffer in buffers:
@@ -54,9 +54,9 @@ def data_frames(buffers: Iterable[memoryview | bytes]) -> Iterator[bytes]:
 
 
 def checksum(header: Message, buffers: Iterable[memoryview | bytes]) -> int:
-    """CRC-32 of a header and of the data that follow it.
+    """CRC-32 of a header and the data that follow it.
 
-    Of the header all but the checksum itself, and the epoch, which says who asked for a transfer, not what is in it.
+    Two header fields are left out: the checksum itself, and the epoch, which identifies the requester, not the content.
     """
     bare = type(header)()
     bare.CopyFrom(header)
@@ -69,10 +69,10 @@ def checksum(header: Message, buffers: Iterable[memoryview | bytes]) -> int:
 
 
 async def read_header(stream: AsyncIterator[bytes], kind: type[Header], *, within_s: float | None = None) -> Header:
-    """The first frame of a transfer.
+    """Read the first frame of a transfer.
 
-    Raises CorruptError unless it is a header of this kind, SpecError if it is too long, UnreachableError if it does not
-    come within that time.
+    Raises CorruptError unless it is a header of this type, SpecError if it is too long, UnreachableError if it does not
+    arrive in time.
     """
     try:
         async with asyncio.timeout(within_s):
@@ -92,8 +92,8 @@ async def read_header(stream: AsyncIterator[bytes], kind: type[Header], *, withi
 
 
 async def read_data(stream: AsyncIterator[bytes], into: memoryview) -> None:
-    """Fill `into` with the data frames that follow; raises CorruptError if there are fewer or more bytes,
-    UnreachableError if they come too slowly (`STALL_S`).
+    """Fill `into` with the data frames that follow the header; raises CorruptError if there are fewer or more bytes,
+    UnreachableError if they arrive too slowly (`STALL_S`).
     """
     at = counted = 0
     try:
@@ -114,7 +114,7 @@ async def read_data(stream: AsyncIterator[bytes], into: memoryview) -> None:
 
 
 def parse(frame: bytes) -> tuple[int, memoryview]:
-    """Tag and body of one frame, without copying; raises CorruptError."""
+    """Tag and body of a frame, without copying; raises CorruptError if it is not a Chunk message."""
     view = memoryview(frame)
     length = shift = 0
     for at in range(1, min(len(view), 6)):

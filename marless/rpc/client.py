@@ -1,4 +1,4 @@
-"""How processes call one another: one `Peer` per service, with the house's limits, deadlines and domain errors."""
+"""Calls to a service: `Peer` wraps a gRPC channel with marless's limits, deadlines, credentials and domain errors."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Reply = TypeVar("Reply", bound=Message)
 Header = TypeVar("Header", bound=Message)
 
 KEEPALIVE: tuple[tuple[str, int], ...] = (
-    # A process that is stopped or cut off is given up within seven seconds, by those whom it calls and who call it. One
-    # that computes is not, though it may hold the interpreter's lock: threads of gRPC's own answer pings.
+    # A connection to a stopped or unreachable process is closed within seven seconds, on both sides. A process that is
+    # busy computing keeps its connections even if it holds the GIL: gRPC's own threads answer pings.
     ("grpc.keepalive_time_ms", 2_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.http2.ping_timeout_ms", 5_000),  # a minute by default, and the longer of the two holds
+    ("grpc.http2.ping_timeout_ms", 5_000),  # one minute by default; the longer of the two timeouts applies
     ("grpc.http2.max_pings_without_data", 0),
 )
 _OPTIONS: tuple[tuple[str, Any], ...] = (  # Any: gRPC option values are ints or strings
@@ -35,20 +35,20 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (  # Any: gRPC option values are ints or
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     *KEEPALIVE,
     ("grpc.initial_reconnect_backoff_ms", 50),
-    # How long one attempt to connect may take: with TLS, or on a busy machine, a tenth of a second can be too little.
+    # This also limits one attempt to connect: with TLS, or on a busy machine, 0.1 s can be too short.
     ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
-    # A shared subchannel would hand a fresh channel the back-off of a dead one.
+    # With a shared subchannel, a new channel would inherit the back-off of a failed one.
     ("grpc.use_local_subchannel_pool", 1),
 )
-# A proxy of $http_proxy is for what lies beyond this machine. It would see, or refuse, what never leaves it.
+# Local traffic must not go through $http_proxy: the proxy would see or refuse what never leaves this machine.
 _LOCAL_OPTIONS = (*_OPTIONS, ("grpc.enable_http_proxy", 0))
 
 
 class Peer:
-    """One service as another process sees it. Connects when first used; raises domain errors only.
+    """A client's connection to one service. Connects on first use; raises domain errors only.
 
-    `service` is what it is called in the sentence of an UnreachableError, instead of its address.
+    `service` is the name used in the message of an UnreachableError instead of the address.
     """
 
     def __init__(self, address: str, security: Security, service: str = "") -> None:
@@ -65,7 +65,7 @@ class Peer:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What the next call carries."""
+        """gRPC metadata of the next call: the bearer token, if there is one."""
         return self._security.metadata()
 
     async def call(
@@ -76,7 +76,7 @@ class Peer:
         timeout_s: float = CALL_TIMEOUT_S,
         wait_for_ready: bool = False,
     ) -> Response:
-        """Call a unary method of a stub on this peer's channel, within a deadline."""
+        """Call a unary method of a stub on this peer's channel, with a deadline."""
         try:
             return await method(request, timeout=timeout_s, metadata=self.metadata, wait_for_ready=wait_for_ready)
         except grpc.aio.AioRpcError as error:
@@ -85,7 +85,7 @@ class Peer:
     async def stream(
         self, method: grpc.aio.UnaryStreamMultiCallable[Request, Response], request: Request
     ) -> AsyncGenerator[Response, None]:
-        """Iterate over what a server streams, for as long as it does; closing the iterator cancels the call."""
+        """Iterate over a server stream, without a deadline; closing the iterator cancels the call."""
         call = method(request, metadata=self.metadata)
         try:
             async for response in call:
@@ -104,7 +104,7 @@ class Peer:
         *,
         timeout_s: float = CALL_TIMEOUT_S,
     ) -> Reply:
-        """Send a bulk transfer to "Service/Method" and return the server's reply."""
+        """Send a bulk transfer to `method` ("Service/Method") and return the server's reply."""
         call = self.channel.stream_unary(
             f"/{PACKAGE}.{method}", request_serializer=chunks.identity, response_deserializer=reply.FromString
         )
@@ -116,7 +116,7 @@ class Peer:
     async def fetch(
         self, method: str, request: Message, header: type[Header], *, timeout_s: float = CALL_TIMEOUT_S
     ) -> tuple[Header, bytearray]:
-        """Receive a bulk transfer from "Service/Method": its header, and all its bytes in one buffer."""
+        """Receive a bulk transfer from `method` ("Service/Method"): its header, and all its bytes in one buffer."""
         frames_of: grpc.aio.UnaryStreamMultiCallable[Message, bytes] = self.channel.unary_stream(
             f"/{PACKAGE}.{method}",
             request_serializer=type(request).SerializeToString,

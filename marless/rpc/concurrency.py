@@ -1,4 +1,4 @@
-"""Waiting for several things at once."""
+"""asyncio helpers: gather coroutines, and run functions in threads without abandoning them on cancellation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ T = TypeVar("T")
 
 
 async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """All results, in order; the first error cancels the rest and is raised as itself, not as a group."""
+    """Run coroutines concurrently and return their results in order.
+
+    The first error cancels the others and is raised itself, not as an exception group.
+    """
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(coroutine) for coroutine in coroutines]
@@ -23,8 +26,9 @@ async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 async def stoppable(function: Callable[[threading.Event], T]) -> T:
-    """Run a function in a thread; who is cancelled meanwhile sets the event that it was given, and waits until it has
-    ended. Raises InternalError for what is no Exception, such as SystemExit, which would end this process.
+    """Run a function in a thread. If the caller is cancelled, the event passed to the function is set, and the
+    cancellation takes effect once the function has returned. A BaseException of the function, such as SystemExit, is
+    raised as InternalError, because it would end this process.
     """
     stop = threading.Event()
     work = asyncio.create_task(asyncio.to_thread(_contained, function, stop))
@@ -46,7 +50,9 @@ def _contained(function: Callable[[threading.Event], T], stop: threading.Event) 
 
 
 async def to_the_end(function: Callable[..., T], *args: object) -> T:
-    """Run a function that writes in a thread; who is cancelled meanwhile still waits for it, and holds what it uses."""
+    """Run a function that writes in a thread. If the caller is cancelled, it still waits until the function has
+    returned, so that it keeps hold of the resources that the function uses.
+    """
     work = asyncio.create_task(asyncio.to_thread(function, *args))
     try:
         return await asyncio.shield(work)

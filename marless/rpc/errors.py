@@ -1,8 +1,8 @@
-"""One table between domain errors and gRPC status codes, applied by one interceptor and one translator.
+"""Translates domain errors to gRPC status codes in servers, and back in clients.
 
-A server answers a `MarlessError` with its status code, its sentence, and its class name and detail in the trailing
-metadata, so that the client raises the same error again; RESOURCE_EXHAUSTED also says after how long to try again
-(`retry-after-ms`). Any other exception is logged here and hidden from the client.
+A server answers a `MarlessError` with its status code and message, and with its class name and detail in the trailing
+metadata, so that the client raises the same error; RESOURCE_EXHAUSTED also carries a retry delay (`retry-after-ms`).
+Any other exception is logged by the server and hidden from the client.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ STATUS: dict[type[errors.MarlessError], grpc.StatusCode] = {
 
 _CLASS_KEY = "marless-error"
 _WRITE_FAILED = "Internal error from Core"
-"""What grpc.aio says when the call ended under a write, whatever it ended with: https://github.com/grpc/grpc/issues/36066"""
+"""grpc.aio's message if a call ended during a write, whatever its status: https://github.com/grpc/grpc/issues/36066"""
 _DETAIL_KEY = "marless-detail-bin"
 _RETRY_KEY = "retry-after-ms"
-_LONGEST_RETRY_S = 600.0  # what is believed of a hint
+_LONGEST_RETRY_S = 600.0  # longer hints are cut to this
 _TOO_LONG = "larger than max"
-"""What gRPC says of a message above its limit; its code is the one of a server that is busy."""
+"""Part of gRPC's message for a request above its size limit, which has the same code as an overloaded server."""
 _SENTENCE_BYTES = 2000  # percent-encoding may triple it, and beyond 8 KiB of headers gRPC drops the whole reply
-_TRAILER_BYTES = 7000  # what a sentence and its detail may take of those
+_TRAILER_BYTES = 7000  # of those 8 KiB, for the message and its detail
 _BY_NAME = {cls.__name__: cls for cls in STATUS}
 _BY_CODE: dict[grpc.StatusCode, type[errors.MarlessError]] = {code: cls for cls, code in reversed(STATUS.items())} | {
-    grpc.StatusCode.UNAVAILABLE: errors.UnreachableError,  # ours carry their class: this one is the transport's own
+    grpc.StatusCode.UNAVAILABLE: errors.UnreachableError,  # from the transport: our own errors carry their class
     grpc.StatusCode.DEADLINE_EXCEEDED: errors.UnreachableError,
     grpc.StatusCode.CANCELLED: errors.UnreachableError,  # by a server that stops
     grpc.StatusCode.UNKNOWN: errors.UnreachableError,  # a stream that was reset
@@ -57,14 +57,14 @@ _BY_CODE: dict[grpc.StatusCode, type[errors.MarlessError]] = {code: cls for cls,
 
 
 def by_name(name: str, message: str, detail: str = "") -> errors.MarlessError:
-    """The domain error of that class name; an InternalError if there is none."""
+    """Create the domain error of that class name; InternalError if the name is unknown."""
     error = _BY_NAME.get(name, errors.InternalError)(message)
     error.detail = detail
     return error
 
 
 def from_rpc(error: grpc.aio.AioRpcError, peer: str) -> errors.MarlessError:
-    """The domain error that `peer` raised, or the nearest one for a failure of the transport itself."""
+    """The domain error that `peer` raised, or the closest one if the transport itself failed."""
     message = error.details() or error.code().name
     trailer = dict(error.trailing_metadata() or ())
     if _CLASS_KEY in trailer:
@@ -87,14 +87,14 @@ def _hinted(error: errors.MarlessError, after_ms: str) -> errors.MarlessError:
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: errors.MarlessError) -> NoReturn:
-    """End the RPC with the status of `error`; a sentence too long for a header is cut, a detail loses its beginning."""
+    """End the RPC with the status of `error`. A message too long for a header is cut; a detail keeps only its end."""
     sentence = str(error).encode(errors="backslashreplace")
     if len(sentence) > _SENTENCE_BYTES:
         sentence = sentence[:_SENTENCE_BYTES] + " …".encode()
     details = sentence.decode(errors="ignore")
     trailer: tuple[tuple[str, str | bytes], ...] = ((_CLASS_KEY, type(error).__name__),)
     if error.detail:
-        room = (_TRAILER_BYTES - len(quote(details))) * 3 // 4  # it travels as base64
+        room = (_TRAILER_BYTES - len(quote(details))) * 3 // 4  # it is sent as base64
         trailer += ((_DETAIL_KEY, error.detail.encode(errors="backslashreplace")[-room:]),)
     if isinstance(error, errors.OverloadedError):
         trailer += ((_RETRY_KEY, str(round(error.retry_after_s * 1000))),)
@@ -102,9 +102,9 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: errors.Marle
 
 
 def _answer(error: Exception) -> errors.MarlessError | NotImplementedError:
-    """What a client is told of an exception; without its traceback, which would hold the request for as long."""
+    """The error to report to the client, without its traceback, which would keep the request in memory."""
     if not isinstance(error, errors.MarlessError | NotImplementedError):
-        import structlog  # servers only: a client starts a quarter sooner without
+        import structlog  # here, because only servers log: clients start 25 % faster without it
 
         structlog.get_logger("marless.rpc").error("rpc.failed", error=repr(error), exc_info=error)
         return errors.InternalError("internal error; the service's log has the details")
@@ -117,13 +117,14 @@ async def _end(
 ) -> NoReturn:
     if isinstance(error, errors.MarlessError):
         await abort(context, error)
-    # By a generated servicer, whose method nobody has written.
+    # Raised by a generated servicer for a method that is not implemented.
     await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this service does not have that method")
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Turns what a handler raises into a status, for unary and streaming RPCs alike; so are requests that are no
-    messages, which are therefore parsed in here.
+    """Turns exceptions of handlers into gRPC statuses, for unary and streaming RPCs.
+
+    It also parses the requests, so that a malformed one gets a proper status too.
     """
 
     async def intercept_service(
@@ -131,7 +132,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler | None:
-        """Wrap whichever of the four handler kinds this method has."""
+        """Wrap the method's handler, of any of gRPC's four kinds."""
         handler = await continuation(handler_call_details)
         return handler and wrapped(parsing(handler), _wrap_coroutine, _wrap_generator)
 

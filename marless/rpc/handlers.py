@@ -1,4 +1,4 @@
-"""Wrapping a method's handler, of whichever of gRPC's four kinds it is."""
+"""Wraps gRPC method handlers of all four kinds (unary or streaming request and response)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import grpc
 
-# A string, because the class can only be subscripted by a type checker. Any: methods take and return any message.
+# A string, because the class is subscriptable only for type checkers. Any: methods take and return any message.
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Method = Callable[..., Any]
 Wrap = Callable[[Method], Method]
@@ -17,9 +17,9 @@ Wrap = Callable[[Method], Method]
 def wrapped(
     handler: Handler, coroutine: Wrap, generator: Wrap, deserializer: Callable[[bytes], Any] | None = None
 ) -> Handler:
-    """The same handler with its method wrapped: by `generator` if it yields its answers, else by `coroutine`.
+    """The same handler with its method wrapped: by `generator` if it is an async generator, else by `coroutine`.
 
-    A `deserializer` takes the place of the handler's own.
+    A `deserializer` replaces the handler's own.
     """
     for kind in ("unary_unary", "stream_unary", "unary_stream", "stream_stream"):
         inner: Method | None = getattr(handler, kind)

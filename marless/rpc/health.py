@@ -1,4 +1,4 @@
-"""Asking another service whether it is well."""
+"""Client of the gRPC health check."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TIMEOUT_S = 1.0
 
 
 async def is_serving(peer: Peer, *, timeout_s: float = TIMEOUT_S) -> bool:
-    """True if the service answers, within this time, that it is SERVING."""
+    """True if the service answers SERVING within `timeout_s`."""
     check = health_pb2_grpc.HealthStub(peer.channel).Check
     try:
         answer = await check(health_pb2.HealthCheckRequest(), timeout=timeout_s, metadata=peer.metadata)

@@ -1,8 +1,8 @@
-"""What a service counts, for Prometheus: served over HTTP by a thread, read on the event loop.
+"""Prometheus metrics of a service: served over HTTP by a thread, collected on the service's event loop.
 
-Domain objects keep plain numbers and know nothing of this. At each scrape the service is asked for its `figures` on
-its own loop, so nothing is read in the middle of a change, and a loop that hangs is a scrape that fails. Only RPCs are
-timed as they happen, by one interceptor, which is there only if metrics are.
+Domain objects keep plain numbers and do not depend on this module. Each scrape calls the service's `figures` on its own
+event loop, so that values are consistent, and a scrape fails if the loop hangs. Only RPCs are measured as they happen,
+by an interceptor that is installed only if metrics are enabled.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ SCRAPE_TIMEOUT_S = 5.0
 _BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _log = structlog.get_logger("marless.server")
 Figures = Callable[[], Iterable[Metric]]
-"""Called on the service's loop at each scrape; must not wait."""
+"""Called on the service's event loop at each scrape; must not block."""
 Values = float | Mapping[str, float]
 
 
 def gauge(name: str, meaning: str, values: Values, by: str = "") -> Metric:
-    """A number that goes up and down, or one for each value of the label `by`."""
+    """A Prometheus gauge, or one for each value of the label `by`."""
     return _family(GaugeMetricFamily, name, meaning, values, by)
 
 
 def counter(name: str, meaning: str, values: Values, by: str = "") -> Metric:
-    """A number that only grows for as long as the process lives, or one for each value of the label `by`."""
+    """A Prometheus counter, which only grows while the process lives, or one for each value of the label `by`."""
     return _family(CounterMetricFamily, name, meaning, values, by)
 
 
@@ -73,7 +73,7 @@ class Metrics:
 
     @asynccontextmanager
     async def served(self, address: str, security: Security, figures: Figures) -> AsyncIterator[None]:
-        """Serve /metrics until the context ends; raises SpecError if `address` cannot be used."""
+        """Serve /metrics over HTTP until the context ends; raises SpecError if `address` cannot be used."""
         server, thread = _serve(address, security, self._registry)
         self._registry.register(_OnLoop(asyncio.get_running_loop(), figures))
         host, port = server.server_address[:2]
@@ -86,7 +86,7 @@ class Metrics:
             server.server_close()
 
 
-def _serve(address: str, security: Security, registry: CollectorRegistry) -> Any:  # Any: the library leaves it untyped
+def _serve(address: str, security: Security, registry: CollectorRegistry) -> Any:  # Any: untyped in prometheus_client
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         raise SpecError(f"--metrics {address}: give host:port, e.g. 127.0.0.1:9100 (port 0: any free one)")
@@ -107,20 +107,20 @@ def _serve(address: str, security: Security, registry: CollectorRegistry) -> Any
         server, thread = start_http_server(int(port), host.strip("[]"), registry, **tls)
     except (OSError, OverflowError) as error:
         raise SpecError(f"--metrics {address}: cannot be served there ({error}); choose another address") from None
-    if isinstance(server.socket, ssl.SSLSocket):  # else who connects and says nothing holds up everybody
-        server.socket.do_handshake_on_connect = False  # type: ignore[attr-defined]  # typeshed forgets it
+    if isinstance(server.socket, ssl.SSLSocket):  # else a client that connects and stays silent blocks all others
+        server.socket.do_handshake_on_connect = False  # type: ignore[attr-defined]  # missing in typeshed
     return server, thread
 
 
 class _OnLoop(Collector):
-    """Asks a service for its figures on the loop that changes them."""
+    """Collects a service's figures on its event loop, where they are modified."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, figures: Figures) -> None:
         self._loop = loop
         self._figures = figures
 
     def describe(self) -> Iterable[Metric]:
-        return ()  # so that registering asks for nothing yet
+        return ()  # registering would collect otherwise
 
     def collect(self) -> Iterable[Metric]:
         return asyncio.run_coroutine_threadsafe(self._read(), self._loop).result(SCRAPE_TIMEOUT_S)
@@ -130,7 +130,7 @@ class _OnLoop(Collector):
 
 
 class _RpcTimer(grpc.aio.ServerInterceptor):
-    """Times every RPC that the service has; stands between the token's check and the translation of errors."""
+    """Measures the duration of every RPC; placed between the token check and the translation of errors."""
 
     def __init__(self, rpcs: Histogram) -> None:
         self._rpcs = rpcs
@@ -174,7 +174,7 @@ class _RpcTimer(grpc.aio.ServerInterceptor):
             self._rpcs.labels(method, code).observe(time.perf_counter() - started_s)
 
 
-def _name(code: Any) -> str:  # Any: gRPC leaves it an int, an enum member, or None for OK
+def _name(code: Any) -> str:  # Any: gRPC returns an int, an enum member, or None for OK
     if isinstance(code, grpc.StatusCode):
         return code.name
     return next((each.name for each in grpc.StatusCode if each.value[0] == code), "OK")

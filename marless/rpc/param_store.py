@@ -1,4 +1,4 @@
-"""The parameter store as learners, actors and the coordinator see it: publish, get, watch, pin."""
+"""Client of the parameter store, used by learners, actors and the coordinator: publish, get, watch, list, pin."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from marless.rpc.v1 import common_pb2, param_store_pb2
 from marless.rpc.v1.param_store_pb2_grpc import ParamStoreServiceStub
 
 LATEST = 0
-"""As a version: the head."""
+"""Version number that stands for the head, the newest version of a policy."""
 PATIENCE_S = 20.0
 _BULK_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True)
 class PolicyWrite:
-    """The next version of one policy."""
+    """A request to publish the next version of one policy."""
 
     policy: str
     expected: int
-    """Version of the head that this one follows; 0 if there is none yet."""
+    """Version of the head that this write follows (compare-and-set); 0 if the policy has no version yet."""
     req_id: str
-    """Unique to this write and the same whenever it is repeated, e.g. "<job>/<round>/<policy>"."""
+    """Idempotency key: unique to this write, and the same when it is repeated, e.g. "<job>/<round>/<policy>"."""
     blobs: Mapping[str, bytes | memoryview]
-    """Bytes by part: "acting" and "learning", safetensors; "outcome", JSON."""
+    """Bytes by part: "acting" and "learning" (safetensors), "outcome" (JSON)."""
     first_version: int = 0
-    """What this version is, if the policy has none yet (restoring a checkpoint); 0: version 1."""
+    """The version number to publish if the policy has no version yet (restoring a checkpoint); 0: version 1."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """One version, without its bytes."""
+    """One version of a policy, without its bytes."""
 
     policy: str
     version: int
@@ -50,45 +50,45 @@ class Head:
 
 @dataclass(frozen=True)
 class StoredVersion(Head):
-    """One version with the parts that were asked for."""
+    """One version of a policy with the requested parts."""
 
     blobs: Mapping[str, memoryview]
-    """Bytes by part, views of one buffer."""
+    """Bytes by part; views of one buffer."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """A new head, as a watch reports it."""
+    """A new head, as reported by `ParamStore.watch`."""
 
     head: Head
     cursor: str
-    """Continue from here."""
+    """Position after this change, from which a watch can continue."""
 
 
 @dataclass(frozen=True)
 class PolicyListing:
-    """A head and all versions of its policy that exist."""
+    """The head of a policy and all its stored versions."""
 
     head: Head
     req_id: str
-    """Of the write that published the head."""
+    """`req_id` of the write that published the head."""
     versions: tuple[int, ...]
     pinned: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Listing:
-    """All policies of a job."""
+    """All policies of a job, and the job's present epoch."""
 
     epoch: int
     policies: Mapping[str, PolicyListing]
 
 
 class ParamStore:
-    """A client of one parameter store.
+    """Client of one parameter store.
 
-    Everything here is safe to repeat, and is repeated while the store cannot be reached or has no room, for
-    `patience_s` at most; then UnavailableError or OverloadedError is raised.
+    All calls are idempotent. They are retried while the store is unreachable or overloaded, for at most `patience_s`
+    seconds; then UnavailableError or OverloadedError is raised.
     """
 
     def __init__(self, peer: Peer, *, patience_s: float = PATIENCE_S) -> None:
@@ -97,11 +97,12 @@ class ParamStore:
         self._patience_s = patience_s
 
     async def publish(self, job: str, epoch: int, round: int, writes: Sequence[PolicyWrite]) -> dict[str, int]:  # noqa: A002
-        """Publish the next version of each policy; returns the versions.
+        """Publish the next version of each policy; returns version by policy.
 
-        Each policy is atomic by itself: after an error, some may have been published, and repeating the call with the
-        same req_ids answers for those as it would have. Raises ConflictError if a head is not the expected one,
-        FencedError if the epoch is over, OverloadedError if the store has no room now, TooLargeError if it never has.
+        Each policy is published atomically, but not all of them together: after an error, some may have been
+        published, and repeating the call with the same req_ids returns their versions. Raises ConflictError if a head
+        is not the expected one, FencedError if the epoch is over, OverloadedError if the store has no room now,
+        TooLargeError if it never has.
         """
         header = param_store_pb2.PublishHeader(job=job, epoch=epoch, round=round, policies=map(_encode, writes))
         blobs = [blob for write in writes for blob in write.blobs.values()]
@@ -114,9 +115,9 @@ class ParamStore:
         return {each.policy: each.version for each in response.versions}
 
     async def get(self, job: str, versions: Mapping[str, int], parts: Sequence[str]) -> dict[str, StoredVersion]:
-        """Read policies by version (`LATEST`: the head), all as of one moment.
+        """Read these parts of policies by version (`LATEST`: the head), as one consistent snapshot.
 
-        Raises NotFoundError, naming what there is; CorruptError if bytes do not match their checksum.
+        Raises NotFoundError, naming what exists; CorruptError if bytes do not match their checksum.
         """
         request = param_store_pb2.GetRequest(job=job, policies=_pairs(versions), parts=parts)
         header, data = await retry(
@@ -128,9 +129,9 @@ class ParamStore:
         return {stored.policy: stored for stored in _decode(header, memoryview(data))}
 
     async def watch(self, job: str, cursor: str = "") -> AsyncGenerator[Change, None]:
-        """Present heads (those after `cursor`), then every new one, for as long as the iterator is used.
+        """Yield the present heads (those after `cursor`), then every new one, until the iterator is closed.
 
-        A head that was overtaken may be left out; none is repeated. A lost connection is made again.
+        Heads that have been superseded may be skipped; none is repeated. A lost connection is re-established.
         """
         lost_s: float | None = None
         pause = delays(random.Random())
@@ -151,7 +152,7 @@ class ParamStore:
             await asyncio.sleep(wait_s)
 
     async def list(self, job: str) -> Listing:
-        """Heads and kept versions; a job that nobody published to has no policies."""
+        """List heads and stored versions; a job without published policies has an empty list."""
         request = param_store_pb2.ListRequest(job=job)
         response = await retry(lambda: self._peer.call(self._stub.List, request), patience_s=self._patience_s)
         policies = {
@@ -161,14 +162,14 @@ class ParamStore:
         return Listing(response.epoch, policies)
 
     async def pin(self, job: str, policy: str, version: int, *, pinned: bool = True) -> None:
-        """Keep a version whatever its age (or no longer); raises NotFoundError if it has gone."""
+        """Protect a version from deletion, or stop protecting it; raises NotFoundError if it no longer exists."""
         request = param_store_pb2.PinRequest(
             job=job, policy=common_pb2.PolicyVersion(policy=policy, version=version), pinned=pinned
         )
         await retry(lambda: self._peer.call(self._stub.Pin, request), patience_s=self._patience_s)
 
     async def acquire_epoch(self, job: str, req_id: str) -> int:
-        """Begin a new epoch of a job: whatever publishes with an older one is refused from now on."""
+        """Begin a new epoch of a job; from now on, publishing with an older one raises FencedError."""
         request = param_store_pb2.AcquireEpochRequest(job=job, req_id=req_id)
         response = await retry(lambda: self._peer.call(self._stub.AcquireEpoch, request), patience_s=self._patience_s)
         return response.epoch
@@ -176,7 +177,7 @@ class ParamStore:
     async def delete_job(self, job: str, epoch: int = 0) -> None:
         """Delete all versions of a job and end its epoch.
 
-        Raises FencedError for a coordinator whose epoch is over; 0 is for a job that nobody runs.
+        Raises FencedError if `epoch` is over; pass 0 for a job that no coordinator runs.
         """
         request = param_store_pb2.DropJobRequest(job=job, epoch=epoch)
         await retry(lambda: self._peer.call(self._stub.DropJob, request), patience_s=self._patience_s)

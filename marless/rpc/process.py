@@ -1,4 +1,4 @@
-"""What every process of marless has: options with MARLESS_* defaults, a token, structured logs, and a parent."""
+"""Set-up shared by all processes: options with MARLESS_* defaults, security, logging, and exit with the parent."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from marless.rpc.security import SECRET_VARIABLES, Security
 def add_option(
     parser: argparse.ArgumentParser, flag: str, default: str, description: str, kind: Callable[[str], object] = str
 ) -> None:
-    """Add a flag whose default is its environment variable: --param-store reads MARLESS_PARAM_STORE."""
+    """Add a flag whose default comes from an environment variable: --param-store reads MARLESS_PARAM_STORE."""
     variable = "MARLESS_" + flag.removeprefix("--").replace("-", "_").upper()
     default = os.environ.get(variable, default)
     parser.add_argument(flag, default=default, type=kind, help=f"{description} [${variable}]")
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """The kind of an option that is a whole number."""
+    """An argparse type: integers of at least `least`."""
 
     def whole(text: str) -> int:
         if not text.isdecimal() or int(text) < least:
@@ -39,7 +39,7 @@ def at_least(least: int) -> Callable[[str], int]:
 
 
 def seconds(text: str) -> float:
-    """The kind of an option that is a duration."""
+    """An argparse type: a positive, finite number of seconds."""
     try:
         value = float(text)
     except ValueError:
@@ -50,7 +50,7 @@ def seconds(text: str) -> float:
 
 
 def add_env_modules(parser: argparse.ArgumentParser) -> None:
-    """Add the option of every process that makes environments; see `marless.envs.allowed`."""
+    """Add --env-modules, for processes that create environments; see `marless.envs.allowed`."""
     what = "comma list of modules whose environments jobs may name, beside PettingZoo's own; only what you trust"
     add_option(parser, "--env-modules", "", what, _modules)
 
@@ -63,7 +63,7 @@ def _modules(text: str) -> tuple[str, ...]:
 
 
 def add_process_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that services and workers share."""
+    """Add the options shared by services and workers: tokens and TLS files."""
     add_option(parser, "--tokens", "", "directory with a file of tokens for each role (`marless tokens` makes it)")
     for name, what in (
         ("cert", "server certificate chain"),
@@ -74,18 +74,18 @@ def add_process_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_worker_tls(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a pool whose workers have a certificate of their own."""
+    """Add the options for a certificate of a pool's workers that is not the pool's own."""
     add_option(parser, "--worker-tls-cert", "", "PEM file of the workers' certificate chain, if it is not the pool's")
     add_option(parser, "--worker-tls-key", "", "PEM file of its key")
 
 
 def security_of(args: argparse.Namespace, role: Role) -> Security:
-    """Tokens, of which the command line says only where they are, and TLS files."""
+    """The process's `Security`, from parsed options; the command line holds only paths, never tokens."""
     return Security.of_process(role, args.tokens, tls_cert=args.tls_cert, tls_key=args.tls_key, tls_ca=args.tls_ca)
 
 
 def configure_logging() -> None:
-    """Structured logs, one JSON object a line on standard error."""
+    """Configure structured logs: one JSON object per line on standard error."""
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -100,13 +100,13 @@ def configure_logging() -> None:
 
 
 def forget_secrets() -> None:
-    """Take tokens, and where they are, out of this process's environment: third parties' code may run here."""
+    """Remove tokens, and the paths of secrets, from this process's environment: third-party code may run here."""
     for name in SECRET_VARIABLES:
-        os.environ.pop(name, None)  # the system still shows the environment that a process began with, to its user
+        os.environ.pop(name, None)  # /proc/<pid>/environ still shows the initial environment to the same user
 
 
 async def stdin_closed() -> None:
-    """Wait until standard input closes: whoever started this process is gone, however it went."""
+    """Wait until standard input closes, which it does when the parent process ends, however it ends."""
     closed = asyncio.Event()
 
     class Watch(asyncio.Protocol):

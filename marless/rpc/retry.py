@@ -1,6 +1,4 @@
-"""Trying again: only what is safe to repeat, only when the other side cannot be reached or has no room now, and never
-for ever.
-"""
+"""Retries of idempotent calls while the other side is unavailable or overloaded, with back-off and a time limit."""
 
 from __future__ import annotations
 
@@ -18,7 +16,10 @@ Result = TypeVar("Result")
 
 
 def delays(jitter: random.Random) -> Iterator[float]:
-    """Seconds to wait before each further attempt: doubling, capped, and drawn from the upper half of each step."""
+    """Exponential back-off with jitter: seconds to wait before each further attempt.
+
+    The step doubles up to `LONGEST_DELAY_S`; each delay is drawn from the upper half of its step.
+    """
     delay = FIRST_DELAY_S
     while True:
         yield delay * jitter.uniform(0.5, 1.0)
@@ -26,16 +27,17 @@ def delays(jitter: random.Random) -> Iterator[float]:
 
 
 def pause_s(delay_s: float, trouble: MarlessError) -> float:
-    """Seconds to wait after `trouble`: `delay_s`, or as long as the one who had no room asks for if that is more."""
+    """Seconds to wait after an error: `delay_s`, or the server's `retry_after_s` if that is longer."""
     return max(delay_s, trouble.retry_after_s) if isinstance(trouble, OverloadedError) else delay_s
 
 
 async def retry(operation: Callable[[], Awaitable[Result]], *, patience_s: float) -> Result:
-    """Repeat an idempotent operation while it raises UnavailableError or OverloadedError; after `patience_s`, or if
-    the next attempt would come later than that, the error is raised.
+    """Repeat an idempotent operation while it raises UnavailableError or OverloadedError.
+
+    Raises that error if the next attempt would begin more than `patience_s` seconds after the first.
     """
     give_up = time.monotonic() + patience_s
-    # Unseeded on purpose: jitter must differ between processes, and no result depends on it.
+    # Unseeded on purpose: jitter must differ between processes, and results do not depend on it.
     for delay in delays(random.Random()):
         try:
             return await operation()

@@ -1,4 +1,4 @@
-"""Which role may call what. A token has one role; what is not in the table is refused."""
+"""Access control: which role may call which gRPC method. A token has one role; methods not in the table are refused."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _PACKAGE = "marless.rpc.v1"
 
 
 class Role(StrEnum):
-    """What a process is to the services that it calls."""
+    """The role of a process towards the services that it calls."""
 
     CLIENT = "client"
-    """Submits jobs, watches them, fetches what they leave."""
+    """Submits and watches jobs, and downloads their files."""
     OPERATOR = "operator"
-    """Looks after an installation; may also do whatever a client may."""
+    """Administers an installation; may also do everything that a client may."""
     ACTOR = "actor"
-    """A worker that runs environments, and with them the code of third parties."""
+    """A worker that runs environments, and so third-party code."""
     LEARNER = "learner"
     """A worker that trains."""
     SERVICE = "service"
@@ -61,7 +61,7 @@ _BY_SERVICE: Mapping[str, Mapping[str, frozenset[Role]]] = {
     },
     f"{_PACKAGE}.ParamStoreService": {
         "Publish": _LEARNER | _SERVICE,
-        "Get": _ACTOR | _LEARNER | _SERVICE,  # actors only what acting needs, see `check_parts`
+        "Get": _ACTOR | _LEARNER | _SERVICE,  # actors may read only the part "acting", see `check_parts`
         "List": _LEARNER | _SERVICE | _OPERATOR,
         "AcquireEpoch": _SERVICE,
         "DropJob": _SERVICE,
@@ -75,18 +75,18 @@ ALLOWED: dict[str, frozenset[Role]] = {
 }
 """The roles that may call each method, by its full name."""
 OPEN = ("/grpc.health.v1.Health/",)
-"""Services that anybody may ask who reaches the port."""
+"""Prefixes of methods that may be called without a token."""
 caller: ContextVar[Role | None] = ContextVar("caller", default=None)
-"""Whose call is being answered; None where no tokens are checked."""
+"""Role of the caller whose request is being handled; None if tokens are not checked."""
 
 
 def is_open(method: str) -> bool:
-    """True for methods that need no token."""
+    """True for methods that may be called without a token."""
     return method.startswith(OPEN)
 
 
 def check(role: Role, method: str) -> None:
-    """Raise PermissionDeniedError unless this role may call the method of that full name."""
+    """Raise PermissionDeniedError unless this role may call the method, given by its full name."""
     allowed = ALLOWED.get(method, frozenset())
     if role not in allowed:
         name = method.rpartition(".")[2]
@@ -95,6 +95,6 @@ def check(role: Role, method: str) -> None:
 
 
 def check_parts(parts: frozenset[str]) -> None:
-    """Raise PermissionDeniedError if an actor asks for more of a policy than what it acts with."""
+    """Raise PermissionDeniedError if the caller is an actor and asks for other parts of a policy than "acting"."""
     if caller.get() is Role.ACTOR and not parts <= {"acting"}:
         raise PermissionDeniedError(f"a token of role {Role.ACTOR} reads the part 'acting' of a policy and no other")

@@ -1,4 +1,4 @@
-"""Room for bytes that several jobs share: who does not fit waits for a turn, and is admitted whole or not at all."""
+"""Admission control for a number of bytes shared by several jobs: requests that do not fit wait in a fair queue."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ class _Waiter:
     size: int
     admitted: asyncio.Future[None]
     passed_by: set[str] = field(default_factory=set)
-    """Jobs that came later and were admitted before: each may do so once."""
+    """Jobs that arrived later but were admitted earlier; each may do so once."""
 
 
 class Room:
-    """A number of bytes, most of them to be had by any one job while no other asks.
+    """A budget of `limit_bytes` bytes shared by jobs; a single job may use all of it while no other job asks.
 
-    Whoever came first goes first, with one exception: a job that stays within its fair share (the limit, divided by
-    the jobs that hold or want something) passes those that would exceed theirs, each of them once. So a large request
-    waits for at most one more of every other job, and small ones do not wait for it.
+    Requests are admitted in full, first come first served, with one exception: a request that keeps its job within its
+    fair share (the limit divided by the number of jobs that hold or want bytes) may pass requests that would exceed
+    their job's share, each of them once per job. So a large request waits for at most one later request of every other
+    job, and small requests do not wait for a large one.
     """
 
     def __init__(self, place: str, option: str, limit_bytes: int, *, waiting: int = MAX_WAITING) -> None:
@@ -40,44 +41,44 @@ class Room:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that jobs hold."""
+        """Bytes held by jobs."""
         return self._held.total()
 
     @property
     def aside_bytes(self) -> int:
-        """Bytes of the limit that are held by something else."""
+        """Bytes of the limit that are reserved for other uses."""
         return self._aside_bytes
 
     @property
     def free_bytes(self) -> int:
-        """Bytes of the limit that are left."""
+        """Bytes of the limit that are free."""
         return max(0, self.limit_bytes - self.held_bytes - self._aside_bytes)
 
     @property
     def waiting(self) -> int:
-        """How many wait for room."""
+        """Number of waiting requests."""
         return len(self._waiting)
 
     def set_aside(self, held_bytes: int) -> None:
-        """So many bytes of the limit are held by something else from now on."""
+        """Set the number of bytes of the limit that are reserved for other uses."""
         self._aside_bytes = held_bytes
         self._admit()
 
     def hold(self, job: str, size: int) -> None:
-        """Hold bytes without a turn; the caller has seen that they are free."""
+        """Hold bytes without queueing; the caller has checked that they are free."""
         self._held[job] += size
         if not self._held[job]:
             del self._held[job]
 
     def give_back(self, job: str, size: int) -> None:
-        """Hold so many bytes less, and admit whom there is room for now."""
+        """Release bytes of a job, and admit the requests that fit now."""
         self.hold(job, -size)
         self._admit()
 
     async def take(self, job: str, size: int, *, wait_s: float | None = None) -> None:
-        """Hold bytes as soon as it is the job's turn; they are its own until it gives them back.
+        """Wait until the job is admitted, then hold the bytes until `give_back`.
 
-        Raises OverloadedError if that takes longer than `wait_s`, or if too many wait already.
+        Raises OverloadedError if that takes longer than `wait_s`, or if too many requests wait already.
         """
         if len(self._waiting) >= self._most_waiting:
             raise self.full(size, f"{len(self._waiting)} uploads wait already")
@@ -94,7 +95,7 @@ class Room:
             raise
 
     def full(self, size: int, why: str) -> OverloadedError:
-        """What is raised for a request that cannot be served now."""
+        """The error for a request that cannot be admitted now."""
         held = f"{self.held_bytes:,} bytes are in use"
         if self._aside_bytes:
             held += f" beside {self._aside_bytes:,} of replays"

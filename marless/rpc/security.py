@@ -1,4 +1,4 @@
-"""Who may talk to whom: loopback and unix sockets freely, everything else only with TLS and tokens."""
+"""TLS and tokens of servers and clients: loopback and unix sockets work without them, other addresses require them."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ SECRET_VARIABLES = (
     "MARLESS_WORKER_TLS_KEY",
     "MARLESS_REDIS_URL",
 )
-"""Variables that hold secrets, or say where they are."""
+"""Environment variables that hold secrets or paths of secrets."""
 MAX_STRANGERS = 64
-"""Calls of each method at a time by callers without a good token: those who have one need the room."""
+"""Most concurrent calls of each method without a valid token, so that they cannot crowd out valid ones."""
 _REFUSED_S = 10.0
 _HEADER = "authorization"
 _SCHEME = b"Bearer "
@@ -44,10 +44,10 @@ Context = grpc.aio.ServicerContext[Any, Any]  # Any: one context type serves all
 
 @dataclass(frozen=True)
 class Security:
-    """Tokens and TLS files of one process; all empty on a workstation."""
+    """Tokens and TLS files of one process; all empty for local use."""
 
     token: str | Callable[[], str] = ""
-    """What its calls carry as a bearer token, or what to ask for it at each call."""
+    """Bearer token for its calls, or a function that returns it and is called for each call."""
     tls_cert: str = ""
     """Path of its certificate chain (PEM), as a server and as a client."""
     tls_key: str = ""
@@ -55,11 +55,11 @@ class Security:
     tls_ca: str = ""
     """Path of the certificate authority (PEM) that must have signed a server's certificate."""
     tls_client_ca: str = ""
-    """Path of another authority (PEM), for the certificates of callers."""
+    """Path of a different certificate authority (PEM) for the certificates of callers."""
     mutual: bool = False
     """As a server with TLS, serve only callers with a certificate of `tls_client_ca`, or else of `tls_ca`."""
     tokens: Tokens | None = None
-    """What a server takes; None: it asks for no token."""
+    """Tokens that a server accepts; None: it requires no token."""
 
     @classmethod
     def of_client(
@@ -70,7 +70,7 @@ class Security:
         tls_cert: str | None = None,
         tls_key: str | None = None,
     ) -> Self:
-        """A client's, with the MARLESS_* variables for what is None."""
+        """The settings of a client; arguments that are None come from the MARLESS_* variables. Raises SpecError."""
         shown: str | Callable[[], str] = os.environ.get("MARLESS_TOKEN", "").strip() if token is None else token
         if isinstance(shown, str) and not (shown.isascii() and shown.isprintable()):
             raise SpecError("the token has a character that no token has; $MARLESS_TOKEN is one line of a token file")
@@ -82,14 +82,14 @@ class Security:
 
     @classmethod
     def of_process(cls, role: Role, tokens: str, *, tls_cert: str, tls_key: str, tls_ca: str) -> Self:
-        """A service's or a worker's; `tokens` is the path of their directory, or ""."""
+        """The settings of a service or worker; `tokens` is the path of the token directory, or ""."""
         if not tokens:
             return cls(os.environ.get("MARLESS_TOKEN", ""), tls_cert, tls_key, tls_ca)
         read = Tokens(Path(tokens))
         return cls(partial(read.of, role), tls_cert, tls_key, tls_ca, tokens=read)
 
     def __repr__(self) -> str:
-        """Never show the token."""
+        """Hides the token."""
         token = "set" if self.token or self.tokens else "unset"
         return f"Security(token={token}, tls={'on' if self.tls_ca else 'off'})"
 
@@ -99,25 +99,25 @@ class Security:
         return self.token() if callable(self.token) else self.token
 
     def showing(self, role: Role) -> Callable[[], str]:
-        """What shows the token of another role than one's own; "" where no tokens are."""
+        """A function that returns the token of another role; "" without a token directory."""
         return partial(self.tokens.of, role) if self.tokens else str
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What the next call carries."""
+        """gRPC metadata of the next call: the bearer token, if there is one."""
         token = self.shown
         return ((_HEADER, f"Bearer {token}"),) if token else ()
 
     def arguments(self, cert: str = "", key: str = "") -> list[str]:
-        """The command-line arguments that tell a worker its files: a certificate of its own, or this process's."""
+        """Command-line arguments with a worker's TLS files: its own certificate if given, else this process's."""
         pair = (cert, key) if cert else (self.tls_cert, self.tls_key)
         given = (("--tls-cert", pair[0]), ("--tls-key", pair[1]), ("--tls-ca", self.tls_ca))
         return [part for flag, path in given if path for part in (flag, path)]
 
     def server_credentials(self, listen: str) -> grpc.ServerCredentials | None:
-        """TLS for `listen`, or None for a local address without it.
+        """TLS credentials for `listen`, or None for a local address without TLS.
 
-        Raises SpecError where plaintext would leak, where nobody is asked for a token though one is meant, and for
-        files that cannot be used.
+        Raises SpecError for a non-local address without TLS and tokens, if a token is set that would not be checked,
+        and for files that cannot be used.
         """
         secured = self.tls_cert and self.tls_key
         if not is_local(listen) and not (secured and self.tokens):
@@ -145,7 +145,10 @@ class Security:
         return grpc.ssl_server_credentials([pair], _read(authority), require_client_auth=True)
 
     def channel_credentials(self, address: str) -> grpc.ChannelCredentials | None:
-        """TLS towards `address`, or None for a local one without it; raises SpecError if plaintext would leak."""
+        """TLS credentials for calls to `address`, or None for a local one without TLS.
+
+        Raises SpecError for a non-local address without TLS.
+        """
         if not self.tls_ca:
             if not is_local(address):
                 raise SpecError(f"{address} is not a loopback address: set --tls-ca to call it")
@@ -176,9 +179,10 @@ def _read(path: str) -> bytes:
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):
-    """Refuses calls without a token, and those that the token's role may not make; see `marless.rpc.roles`.
+    """Refuses calls without a valid token, and calls that the token's role may not make; see `marless.rpc.roles`.
 
-    Calls that are refused, and questions after health without a token, hold little of what a service takes at a time.
+    At most `MAX_STRANGERS` refused calls at a time are held until their request has arrived, and as many health checks
+    without a token are served at a time.
     """
 
     def __init__(self, security: Security) -> None:
@@ -191,7 +195,7 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler | None:
-        """Let the call through if its token is of a role that may make it."""
+        """Pass the call on if the role of its token permits it."""
         method = str(handler_call_details.method)
         if self._tokens is None:
             return await continuation(handler_call_details)
@@ -212,17 +216,17 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
 
     def _refusal(self, error: MarlessError) -> Handler:
         async def refuse(_: AsyncIterator[bytes], context: Context) -> None:
-            if self._refused.room:  # a client that is refused while it still sends would be told of that instead
+            if self._refused.room:  # else a client that is still sending would see a broken stream instead
                 with self._refused.one(), suppress(TimeoutError):
                     async with asyncio.timeout(_REFUSED_S):
-                        await context.read()  # not from the iterator, which would hold it
+                        await context.read()  # not from the iterator, which would keep it in memory
             await abort(context, error)
 
         return grpc.stream_stream_rpc_method_handler(refuse)
 
 
 class _Strangers:
-    """Calls at a time by callers without a good token."""
+    """Limits concurrent calls by callers without a valid token."""
 
     def __init__(self) -> None:
         self._calls = 0
@@ -240,7 +244,7 @@ class _Strangers:
             self._calls -= 1
 
     def some_of(self, handler: Handler) -> Handler:
-        """The same handler for as many calls as there is room for; others are refused."""
+        """The same handler, refusing calls beyond the limit."""
 
         def coroutine(inner: Method) -> Method:
             async def call(request: object, context: Context) -> object:

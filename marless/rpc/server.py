@@ -1,4 +1,4 @@
-"""How a service runs: options from flags and MARLESS_* variables, health, limits, and an orderly stop."""
+"""Runs a service: options from flags and MARLESS_* variables, health checks, limits, and graceful shutdown."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from marless.rpc.security import Security, TokenInterceptor
 
 MAX_CONCURRENT_RPCS = 512
 MAX_REQUEST_BYTES = 4 * 2**20
-"""Bulk comes in frames of 1 MiB, and a spec has as much at most: what a service holds is this times its RPCs."""
+"""Size limit of a message; times the number of RPCs, it bounds a service's memory. Bulk frames and specs have 1 MiB."""
 CONNECTION_S = 20.0
-"""Then a connection takes no new calls, and is closed when those under way have ended; the next call connects again.
+"""Age at which a connection accepts no new calls; it closes when its calls have ended, and the next call reconnects.
 
-So none is held for nothing. A limit of idle time would do too, but gRPC tells each client's stderr about that one.
+This closes unused connections. An idle limit would do so too, but makes gRPC print to each client's stderr.
 """
 DRAIN_S = 10.0
 HEALTH_PERIOD_S = 0.25
@@ -72,40 +72,40 @@ async def _nothing() -> None:
 
 @dataclass(frozen=True)
 class Service:
-    """A servicer with a say in its own health and in its own end."""
+    """A servicer with hooks for health, shutdown and metrics."""
 
     register: Register
     ready: Callable[[], Awaitable[bool]] = _always
-    """Polled; health is SERVING only while it answers True. Must not raise."""
+    """Polled; health is SERVING only while it returns True. Must not raise."""
     drain: Callable[[], Awaitable[None]] = _nothing
-    """Called first when stopping: ends streams that would otherwise last until their clients leave."""
+    """Called first when stopping, to end streams that would otherwise last until their clients disconnect."""
     name: str = ""
-    """Of the service in its proto, for reflection."""
+    """Name of the service in its proto, for reflection."""
     figures: Figures = tuple
-    """What Prometheus is told beside the RPCs; see `marless.rpc.metrics`."""
+    """Its Prometheus metrics, in addition to those of RPCs; see `marless.rpc.metrics`."""
 
 
 Build = Callable[[str], AbstractAsyncContextManager[Service]]
-"""Given the bound address, builds a service for as long as it serves."""
+"""Builds a service, given the bound address; a context manager that lasts for as long as the service runs."""
 
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """What every service is told."""
+    """Options of every service."""
 
     listen: str
     """host:port (port 0: any free one) or unix:PATH."""
     security: Security
     exit_with_stdin: bool = False
-    """Stop when standard input closes: a service never outlives the process that started it."""
+    """Stop when standard input closes, so that the service does not outlive the process that started it."""
     reflection: bool = False
-    """Tell clients, such as grpcurl, what can be called; with tokens, only operators."""
+    """Serve gRPC reflection, e.g. for grpcurl; with tokens, to operators only."""
     metrics: str = ""
-    """Where Prometheus may ask, host:port; "": nowhere."""
+    """host:port at which to serve Prometheus metrics; "": none."""
 
 
 def option_parser(service: str, description: str, *, for_users: bool = False) -> argparse.ArgumentParser:
-    """A parser with the options that all services share; one `for_users` takes callers without a certificate, too."""
+    """A parser with the options shared by all services; a service `for_users` accepts callers without a certificate."""
     parser = argparse.ArgumentParser(prog=f"python -m services.{service}", description=description)
     add_option(parser, "--listen", "127.0.0.1:0", "address to serve: host:port (port 0: any free one) or unix:PATH")
     parser.add_argument("--reflection", action="store_true", help="tell clients what can be called (gRPC reflection)")
@@ -120,7 +120,7 @@ def option_parser(service: str, description: str, *, for_users: bool = False) ->
 
 
 def server_options(args: argparse.Namespace) -> ServerOptions:
-    """The shared options from parsed arguments."""
+    """Create the shared options from parsed arguments."""
     security = replace(
         security_of(args, Role.SERVICE),
         tls_client_ca=args.tls_client_ca,
@@ -130,13 +130,13 @@ def server_options(args: argparse.Namespace) -> ServerOptions:
 
 
 def main(service: str, options: ServerOptions, build: Build) -> int:
-    """Run a service until it is told to stop; returns the exit code: 0, or 1 with one sentence on stderr."""
+    """Run a service until a signal or the end of stdin stops it; returns 0, or 1 after an error message on stderr."""
     configure_logging()
     forget_secrets()
     try:
         asyncio.run(_run(service, options, build))
     except MarlessError as error:
-        print(f"{service}: {error}", file=sys.stderr)  # noqa: T201  # the last words of a process, for people
+        print(f"{service}: {error}", file=sys.stderr)  # noqa: T201  # the final error message, for people
         return 1
     return 0
 
@@ -159,7 +159,10 @@ async def _run(service: str, options: ServerOptions, build: Build) -> None:
 
 @asynccontextmanager
 async def serving(options: ServerOptions, build: Build) -> AsyncIterator[str]:
-    """Bind, build, serve until the context ends; yields the bound address. On the way out: refuse, drain, stop."""
+    """Bind, build and serve until the context ends; yields the bound address.
+
+    On exit it reports NOT_SERVING, drains the service, and stops the server with a grace period of `DRAIN_S`.
+    """
     metrics = Metrics() if options.metrics else None
     server = grpc.aio.server(
         interceptors=(
@@ -207,7 +210,7 @@ def _bind(server: grpc.aio.Server, options: ServerOptions) -> str:
     credentials = options.security.server_credentials(options.listen)
     if options.listen.startswith("unix:"):
         _make_way(Path(options.listen.removeprefix("unix:")))
-    masked = os.umask(0o077) if options.security.tokens is None else None  # a socket of nobody else's
+    masked = os.umask(0o077) if options.security.tokens is None else None  # only this user may connect to a unix socket
     try:
         if credentials is None:
             port = server.add_insecure_port(options.listen)
@@ -224,7 +227,7 @@ def _bind(server: grpc.aio.Server, options: ServerOptions) -> str:
 
 
 def _make_way(path: Path) -> None:
-    """Remove the socket that an earlier process left; raises SpecError for what is no socket, or one in use."""
+    """Remove the unix socket that an earlier process left; raises SpecError if it is in use or not a socket."""
     try:
         if not stat.S_ISSOCK(path.lstat().st_mode):
             raise SpecError(f"cannot listen on unix:{path}: what is there is no socket; choose another path")
@@ -242,7 +245,7 @@ def _answers(path: Path) -> bool:
         probe.setblocking(False)
         try:
             probe.connect(str(path))
-        except BlockingIOError:  # somebody listens, and is busy
+        except BlockingIOError:  # a busy process listens
             return True
         except OSError:
             return False
@@ -252,17 +255,17 @@ def _answers(path: Path) -> bool:
 def register_bulk(
     server: grpc.aio.Server, service: str, methods: Mapping[str, grpc.RpcMethodHandler[Any, Any]]
 ) -> None:
-    """Replace generated handlers of `service` by raw-bytes ones (see `marless.rpc.chunks`)."""
+    """Replace generated handlers of `service` by ones for raw bytes (see `marless.rpc.chunks`)."""
     server.add_registered_method_handlers(f"{PACKAGE}.{service}", dict(methods))
 
 
 def bulk_upload(method: Method, reply: Callable[[Any], bytes]) -> grpc.RpcMethodHandler[Any, Any]:
-    """Handler of a client stream of frames with one protobuf reply."""
+    """Handler for an upload: a client stream of frames, and one protobuf reply."""
     return grpc.stream_unary_rpc_method_handler(method, request_deserializer=chunks.identity, response_serializer=reply)
 
 
 def bulk_download(method: Method, request: Callable[[bytes], Any]) -> grpc.RpcMethodHandler[Any, Any]:
-    """Handler of a protobuf request answered by a stream of frames."""
+    """Handler for a download: a protobuf request, and a server stream of frames."""
     return grpc.unary_stream_rpc_method_handler(
         method, request_deserializer=request, response_serializer=chunks.identity
     )

@@ -1,7 +1,7 @@
-"""Tokens in files: a directory with one file a role, named for it, and one token a line.
+"""Token files: a directory with one file per role, named after it, with one token per line.
 
-Servers accept every line, so that an old and a new token are good during a rotation; a process shows the first one.
-Files are read again when they change: no rotation needs a restart.
+Servers accept every line, so that an old and a new token are both valid during a rotation; a process sends the first.
+Files are reread when they change, so that a rotation needs no restart.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from marless.errors import SpecError, shown
 from marless.rpc.roles import Role
 
 LOOK_S = 1.0
-"""How often it is asked, at most, whether a file has changed; a token that is not known is a reason to ask at once."""
+"""Seconds between two checks for changed files, at least; an unknown token causes an immediate check."""
 _FILE_BYTES = 2**16
 _TOKEN = re.compile(r"[!-~]{16,512}")
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 class Tokens:
-    """The tokens of a directory. Read when first used, which raises SpecError for what is broken or not private.
+    """The tokens of a directory, read on first use. Raises SpecError if they are invalid or not private then.
 
-    What breaks or vanishes later is warned of, and what was last good stays.
+    If files become invalid or vanish later, a warning is logged and the last valid tokens stay in use.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -43,20 +43,20 @@ class Tokens:
         self._look(time.monotonic())
 
     def of(self, role: Role) -> str:
-        """What a process of this role shows; "" if the directory has no token of it."""
+        """The token that a process of this role sends; "" if the directory has none for it."""
         self._look(time.monotonic())
         return self._held.get(role, ("",))[0]
 
     def role_of(self, token: bytes) -> Role | None:
-        """The role that a caller has shown; None for a token that is not known."""
+        """The role of a token; None if the token is unknown."""
         self._look(time.monotonic())
         role = self._match(token)
-        if role is None and self._read_again():  # shown by somebody who has seen the new file before this process
+        if role is None and self._read_again():  # the caller may have read a new file earlier than this process
             role = self._match(token)
         return role
 
     def _match(self, token: bytes) -> Role | None:
-        found = None  # every token is compared, and each in constant time: how long it takes tells nothing
+        found = None  # compare with every token, in constant time, so that timing reveals nothing
         for role, accepted in self._held.items():
             for each in accepted:
                 if hmac.compare_digest(each.encode(), token):
@@ -69,7 +69,7 @@ class Tokens:
             self._read_again()
 
     def _read_again(self) -> bool:
-        """Take what has changed; returns whether anything has."""
+        """Reread the files if they have changed; returns whether they have."""
         seen = _signature(self._directory)
         if seen == self._seen:
             return False
@@ -85,10 +85,11 @@ class Tokens:
 
 
 def read(directory: Path, before: Mapping[Role, tuple[str, ...]]) -> dict[Role, tuple[str, ...]]:
-    """All tokens of a directory. A file that was good `before` and is not now keeps what it had, with a warning.
+    """Read all tokens of a directory. A role whose file was valid `before` and is not now keeps its tokens, with a
+    warning.
 
-    Raises SpecError for files that were never good, for a directory that others may write to, and for one without
-    any token.
+    Raises SpecError for files that were never valid, for a directory that others may write to, for one without any
+    token, and for a token that occurs twice.
     """
     _check_directory(directory)
     held = dict(before)
@@ -111,7 +112,7 @@ def read(directory: Path, before: Mapping[Role, tuple[str, ...]]) -> dict[Role, 
 
 
 def create(directory: Path) -> None:
-    """Make the directory, and a token for every role that has none. Raises SpecError."""
+    """Create the directory, and a token for every role that has none. Raises SpecError."""
     try:
         with suppress(FileExistsError):
             directory.mkdir(mode=0o700, parents=True)
@@ -125,12 +126,12 @@ def create(directory: Path) -> None:
 
 
 def rotate(directory: Path, role: Role) -> None:
-    """Give a role a new token, which its processes show from now on; the present one stays good, older ones do not."""
+    """Give a role a new token, which its processes send from now on; the present one stays valid, older ones do not."""
     _replace(directory, role, lambda tokens: [_new(), *tokens[:1]])
 
 
 def retire(directory: Path, role: Role) -> None:
-    """Leave a role only the token that its processes show."""
+    """Remove all tokens of a role but the one that its processes send."""
     _replace(directory, role, lambda tokens: list(tokens[:1]))
 
 
@@ -155,7 +156,7 @@ def _write(path: Path, tokens: list[str]) -> None:
 
 
 def _signature(directory: Path) -> tuple[object, ...]:
-    """What is different once a file of the directory is."""
+    """A value that changes when a file of the directory changes."""
     seen: list[object] = []
     for path in (directory, *(directory / role for role in Role)):
         try:
@@ -186,7 +187,7 @@ def _check_directory(directory: Path) -> None:
 
 
 def _check_content(directory: Path) -> None:
-    """Nobody means to put tokens among other files: a slip of the tab key would fill a directory of jobs with them."""
+    """Raise SpecError for a directory with other files: with a mistyped path, tokens would go among them."""
     names = {path.name for path in directory.iterdir()}
     if names and names.isdisjoint(Role):
         raise SpecError(
@@ -195,7 +196,7 @@ def _check_content(directory: Path) -> None:
 
 
 def _of_file(path: Path) -> tuple[str, ...]:
-    """The tokens of one file, which nobody else may touch; none if there is no file. Raises SpecError."""
+    """The tokens of one file, which nobody else may access; none if there is no file. Raises SpecError."""
     try:
         number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -225,6 +226,6 @@ def _check_file(path: Path, status: os.stat_result) -> None:
 
 
 def _warn(sentence: str) -> None:
-    import structlog  # servers only: a client starts a quarter sooner without
+    import structlog  # here, because only servers log: clients start 25 % faster without it
 
     structlog.get_logger("marless.tokens").warning("tokens.broken", reason=sentence)

@@ -1,1 +1,1 @@
-"""Functions on demand: pools hand tasks to worker processes that dialled out to them."""
+"""Worker pools: pools assign tasks to worker processes, which connect to them."""

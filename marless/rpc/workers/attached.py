@@ -1,4 +1,4 @@
-"""A worker as its pool sees it: one stream, from its hello on, and the results that come over it."""
+"""The pool's side of one worker's stream: its hello message, and the task results that it sends."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from marless.rpc.requests import check_number, check_text
 from marless.rpc.v1 import common_pb2
 
 HELLO_S = 10.0
-"""How long a worker's first message may take."""
+"""Seconds within which a worker's first message must arrive."""
 MAX_UNEXPECTED = 100
-"""Results that nobody has asked for, of one stream; a worker may send some late, one that goes on is broken."""
+"""Most unexpected results in one stream: a few may be late, but a worker that sends more is faulty."""
 Send = Callable[[common_pb2.PoolMessage], Awaitable[None]]
 _log = structlog.get_logger("marless.workers")
 
 
 class WorkerLostError(Exception):
-    """The worker's stream ended while it held a task; the task goes to another worker."""
+    """The worker's stream ended while it ran a task; the task is given to another worker."""
 
 
 class WorkerHungError(WorkerLostError):
-    """The worker held a task for longer than it may."""
+    """The worker exceeded the time limit of a task."""
 
 
 class Worker:
@@ -41,24 +41,27 @@ class Worker:
         self.draining = False
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.running: asyncio.Future[common_pb2.TaskResult] | None = None
-        """Set from the moment a task is promised this worker until its result has been taken."""
+        """The result of its task; set from the moment a task is assigned until its result has been processed."""
         self.expected = ("", 0)
-        """Id and attempt of the one result that is heard."""
+        """Id and attempt of the only result that is accepted."""
         self.sending: asyncio.Future[None] = self.lost
-        """Of its task. To cut a write off breaks the stream, so a task that is given up is sent all the same."""
+        """The write of its task to the stream. Never cancelled, because an interrupted write breaks the stream."""
 
     def promise(self) -> None:
-        """Keep this worker for one task."""
+        """Reserve this worker for one task."""
         self.running = asyncio.get_running_loop().create_future()
 
     def lose(self) -> None:
-        """Give it up: its stream ends, and what it still says is not heard."""
+        """Disconnect it: its stream ends, and later messages are ignored."""
         if not self.lost.done():
             self.lost.set_result(None)
 
 
 async def hello_of(messages: AsyncIterator[common_pb2.WorkerMessage]) -> common_pb2.WorkerHello:
-    """The first message of a worker's stream; raises UnreachableError if none comes, SpecError for another one."""
+    """Read a worker's hello, the first message of its stream.
+
+    Raises UnreachableError if none arrives in time, SpecError for any other message.
+    """
     try:
         async with asyncio.timeout(HELLO_S):
             first = await anext(messages, None)
@@ -71,14 +74,14 @@ async def hello_of(messages: AsyncIterator[common_pb2.WorkerMessage]) -> common_
 
 
 async def either(*futures: asyncio.Future[Any]) -> None:  # Any: results of several kinds
-    """Wait until one of these is done."""
+    """Wait until any of these futures is done."""
     await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
 
 
 async def listen(worker: Worker, messages: AsyncIterator[common_pb2.WorkerMessage]) -> None:
-    """Take results in until the stream ends or the worker is given up.
+    """Receive results until the stream ends or the worker is disconnected.
 
-    Raises SpecError for a worker that says something else, or more than it was asked for.
+    Raises SpecError for other messages, and for more than `MAX_UNEXPECTED` unexpected results.
     """
     unexpected = 0
     while True:
@@ -104,7 +107,7 @@ async def listen(worker: Worker, messages: AsyncIterator[common_pb2.WorkerMessag
 
 
 def _check(result: common_pb2.TaskResult, worker: Worker) -> None:
-    """Raise SpecError for numbers that cannot be, which would be billed; set what the pool knows better."""
+    """Raise SpecError for impossible measurements, which would be billed; overwrite the fields that the pool knows."""
     run = result.invocation
     run.id, run.attempt, run.worker = result.id, result.attempt, worker.hello.worker
     numbers = {"start": run.start_s, "end": run.end_s, "vcpu_s": run.vcpu_s, "memory_bytes": run.memory_bytes}

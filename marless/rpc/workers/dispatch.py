@@ -1,6 +1,6 @@
-"""The pool's side of a worker's stream: tasks wait in a bounded queue, run one at a time per worker, and are tried
-again elsewhere when their worker dies or hangs. Jobs that wait take turns. A task that is given up is cancelled, and
-its worker takes the next one.
+"""Task dispatch in a pool: tasks wait in a bounded queue that is fair between jobs, run one at a time per worker, and
+are retried on another worker if theirs dies or hangs. If a caller is cancelled, its task is cancelled and the worker
+takes the next one.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from marless.stopwatch import Stopwatch
 
 QUEUE_LIMIT = 4096
 CANCEL_GRACE_S = 5.0
-"""How long a worker may take to stop, before it is given up."""
+"""Seconds that a worker may take to stop a cancelled task before it is disconnected."""
 MAX_TIMEOUTS = 2
-"""A worker that is not done in time may have been paused, or may wait for ever: its task is tried elsewhere. Where the
-next one is not done either, the task takes too long."""
+"""Workers on which a task may exceed its time limit before it fails. The first one may have been paused or hung, so the
+task is retried elsewhere; if that also takes too long, the task itself is too slow."""
 _log = structlog.get_logger("marless.workers")
 
 
 class Dispatcher:
-    """Assigns tasks to idle workers: jobs take turns, oldest task of a job first.
+    """Assigns tasks to idle workers: round-robin over jobs, first come first served within a job.
 
-    Of several idle workers, one that ran the same `affinity` last is preferred.
+    Among several idle workers, one whose last task had the same `affinity` is preferred.
     """
 
     def __init__(
@@ -44,19 +44,19 @@ class Dispatcher:
         self._max_attempts = max_attempts
         self._workers: dict[str, Worker] = {}
         self._launched_s: dict[str, float] = {}
-        """Of workers that have not connected yet, by the monotonic clock."""
+        """Launch time of workers that have not connected yet, by the monotonic clock."""
         self._idle: list[Worker] = []
         self._waiting: Turns[asyncio.Future[Worker]] = Turns()
         self._changed = asyncio.Condition()
         self._closed = ""
         self._recalled: dict[Worker, asyncio.Task[None]] = {}
-        """Workers that are about to stop what was given up."""
+        """Workers that are stopping a cancelled task."""
         self.attempts: Counter[str] = Counter()
-        """Attempts at tasks that have ended so far: "done", "failed", "cancelled", or "lost" with their worker."""
+        """Finished attempts at tasks: "done", "failed", "cancelled", or "lost" with their worker."""
 
     @property
     def queued(self) -> int:
-        """Tasks that wait for a worker."""
+        """Number of tasks waiting for a worker."""
         return len(self._waiting)
 
     @property
@@ -65,7 +65,7 @@ class Dispatcher:
         return bool(self._waiting) or any(worker.running for worker in self._workers.values())
 
     def workers(self) -> list[common_pb2.WorkerInfo]:
-        """The connected workers, in the order they came."""
+        """The connected workers, in the order in which they connected."""
         return [
             common_pb2.WorkerInfo(
                 worker=name,
@@ -82,9 +82,9 @@ class Dispatcher:
         return worker in self._workers
 
     def launching(self, worker: str) -> str:
-        """A worker of this name is being launched now; returns the ticket that it must show.
+        """Announce that a worker of this name is being launched; returns the ticket that it must present.
 
-        How long it takes to connect is noted with its first task.
+        The time that it takes to connect is recorded with its first task.
         """
         self._launched_s[worker] = time.monotonic()
         return self._tickets.issue(worker)
@@ -99,14 +99,15 @@ class Dispatcher:
         affinity: str = "",
         queued: Stopwatch | None = None,
     ) -> common_pb2.TaskResult:
-        """Run the task "<job>/…" to its result on some worker. `setting` is what the job calls `timeout_s`.
+        """Run a task, whose id is "<job>/…", on some worker and return its result.
 
-        `payload` is built when a worker is there. `queued` runs since the caller began to wait; by default, from now
-        on. Whoever is cancelled in here has its task cancelled, and need not wait for that.
+        `setting` is the name of the job's field for `timeout_s`, for error messages. `payload` is called once a worker
+        is available. `queued` was started when the caller began to wait; by default, it starts now. If the caller is
+        cancelled, the task is cancelled in the background.
 
-        Raises OverloadedError if the queue is full, UnavailableError if no worker can be had, if workers die or hang
-        `max_attempts` times or the task runs out of time `MAX_TIMEOUTS` times, and whatever domain error the task
-        itself ended with.
+        Raises OverloadedError if the queue is full; UnavailableError if no worker is available, if workers die or hang
+        `max_attempts` times, or if the task exceeds its time limit `MAX_TIMEOUTS` times; and any domain error of the
+        task itself.
         """
         queued, hung = queued or Stopwatch.start(), 0
         lost: list[common_pb2.Invocation] = []
@@ -137,17 +138,17 @@ class Dispatcher:
     async def attach(self, messages: AsyncIterator[common_pb2.WorkerMessage], send: Send) -> None:
         """Serve one worker's stream until it ends; the body of a pool's Work RPC.
 
-        Raises what `hello_of` and `admit` do.
+        Raises the errors of `hello_of` and `admit`.
         """
         await self.admit(await hello_of(messages), messages, send)
 
     async def admit(
         self, hello: common_pb2.WorkerHello, messages: AsyncIterator[common_pb2.WorkerMessage], send: Send
     ) -> None:
-        """Serve the rest of a worker's stream, whose hello has been read.
+        """Serve a worker's stream after its hello has been read, until it ends.
 
-        A second stream under the same name, with the same ticket, takes the first one's place. Raises
-        UnauthenticatedError for a worker that may not have its name.
+        A second stream with the same name and ticket replaces the first. Raises UnauthenticatedError for a worker that
+        may not use its name.
         """
         name = hello.worker
         before = self._workers.get(name)
@@ -172,12 +173,12 @@ class Dispatcher:
             await self._notify()
 
     def _since_launch(self, worker: str) -> float:
-        """Seconds since a worker was launched; 0 for one that somebody else has started."""
+        """Seconds since a worker was launched; 0 for one that this pool did not launch."""
         now_s = time.monotonic()
         return now_s - self._launched_s.pop(worker, now_s)
 
     async def connected(self, names: list[str], quorum: Callable[[Iterable[bool]], bool] = all) -> None:
-        """Wait until all (or any) of these workers are connected."""
+        """Wait until all (or with `any`, one) of these workers are connected."""
         async with self._changed:
             await self._changed.wait_for(lambda: quorum(name in self._workers for name in names))
 
@@ -187,14 +188,14 @@ class Dispatcher:
             await self._changed.wait_for(lambda: name not in self._workers)
 
     async def disconnect(self, name: str) -> None:
-        """End this worker's stream, whose process is gone; a task it ran goes to another worker."""
+        """End the stream of a worker whose process is gone; its task is given to another worker."""
         self._tickets.void(name)
         if worker := self._workers.get(name):
             worker.lose()
         await self.disconnected(name)
 
     async def drain(self, name: str) -> None:
-        """Give a worker no new task, wait until it has finished what it runs, and ask it to leave."""
+        """Drain a worker: give it no new task, wait until its task has finished, and ask it to exit."""
         worker = self._workers.get(name)
         if worker is None:
             return
@@ -210,20 +211,23 @@ class Dispatcher:
                 worker.lose()
 
     def fail_waiting(self, reason: str, error: type[UnavailableError] = UnavailableError) -> None:
-        """Give every waiting task up: no worker can be had."""
+        """Fail every waiting task, because no worker is available."""
         while self._waiting:
             waiter = self._waiting.take()
             if not waiter.done():
                 waiter.set_exception(error(reason))
 
     def close(self, reason: str) -> None:
-        """Take no more tasks, and give the waiting ones up; twice is safe. Another pool may be here soon."""
+        """Accept no more tasks and fail the waiting ones; idempotent.
+
+        They fail with UnreachableError, because another pool may soon serve this address.
+        """
         self._closed = reason
         self.fail_waiting(reason, UnreachableError)
 
     async def _run_on(self, worker: Worker, task: common_pb2.Task, timeout_s: float) -> common_pb2.TaskResult:
         running = worker.running
-        assert running is not None  # promised by _acquire
+        assert running is not None  # set by _acquire
         worker.expected, worker.invocations = (task.id, task.attempt), worker.invocations + 1
         worker.sending = asyncio.ensure_future(worker.send(common_pb2.PoolMessage(task=task)))
         try:
@@ -238,7 +242,7 @@ class Dispatcher:
         except TimeoutError:
             _log.error("task.hung", task=task.id, worker=worker.hello.worker, timeout_s=timeout_s)
             raise WorkerHungError from None
-        except grpc.aio.BaseError as error:  # the stream broke under the write
+        except grpc.aio.BaseError as error:  # the stream broke during the write
             _log.warning("task.not_sent", task=task.id, worker=worker.hello.worker, error=str(error))
         finally:
             if worker not in self._recalled:
@@ -248,7 +252,7 @@ class Dispatcher:
         return running.result()
 
     def _let_go(self, worker: Worker, running: asyncio.Future[common_pb2.TaskResult]) -> None:
-        """The worker's task is over; if it has not answered, its late result must not meet the next task."""
+        """Release a worker after its task. If it has not answered, it is disconnected: its late result is ignored."""
         if not running.done():
             worker.lose()
         self._release(worker)
@@ -261,7 +265,7 @@ class Dispatcher:
     async def _take_back(
         self, worker: Worker, running: asyncio.Future[common_pb2.TaskResult], task: common_pb2.Task
     ) -> None:
-        """Have a worker stop what nobody waits for; one that does not say so soon is given up."""
+        """Have a worker stop a cancelled task; if it does not confirm within `CANCEL_GRACE_S`, disconnect it."""
         try:
             async with asyncio.timeout(CANCEL_GRACE_S):
                 await worker.sending
@@ -297,12 +301,12 @@ class Dispatcher:
             return await waiter
         except asyncio.CancelledError:
             if not self._waiting.discard(job, waiter) and not waiter.cancelled() and waiter.exception() is None:
-                self._release(waiter.result())  # a worker came in the very moment its task was given up
+                self._release(waiter.result())  # a worker was assigned just as the task was cancelled
             raise
 
     def _release(self, worker: Worker) -> None:
         if worker.running is not None:
-            worker.running.cancel()  # no effect on a result; whoever waits for one that cannot come is freed
+            worker.running.cancel()  # no effect if it has a result; else it frees those who wait
             worker.running = None
         if worker.lost.done() or worker.draining:
             return
@@ -327,7 +331,7 @@ def _too_slow(task: str, timeout_s: float, setting: str) -> UnavailableError:
 
 
 def _lost(task: str, attempt: int, worker: Worker, started: Stopwatch, waited_s: float) -> common_pb2.Invocation:
-    """An attempt that ended with its worker: run, and paid for, until now. What CPU it used is not known."""
+    """The invocation of an attempt whose worker was lost: billed until now, with unknown CPU time."""
     cold = worker.invocations <= 1
     return common_pb2.Invocation(
         id=task,

@@ -1,4 +1,4 @@
-"""What Prometheus is told of a pool's workers."""
+"""Prometheus metrics of a pool's workers and tasks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from marless.rpc.workers.dispatch import Dispatcher
 
 
 def figures(dispatcher: Dispatcher) -> list[Metric]:
-    """Workers, the queue in front of them, and what became of the tasks."""
+    """Connected workers, queued tasks, and finished attempts by outcome."""
     states = Counter("busy" if worker.busy else "idle" for worker in dispatcher.workers())
     attempts = {outcome: dispatcher.attempts[outcome] for outcome in ("done", "failed", "lost")}
     return [

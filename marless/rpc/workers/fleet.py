@@ -1,4 +1,4 @@
-"""Keeps the wanted number of workers alive, and lets them go when they have been idle for long."""
+"""Keeps the wanted number of workers of a pool running, and releases them after a long idle time."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _log = structlog.get_logger("marless.workers")
 
 
 class Fleet:
-    """Workers of one pool, from launch to leave; an async context manager.
+    """The life cycle of one pool's workers, from launch to exit; an async context manager.
 
-    A worker that dies is replaced at once. Workers that die three times in a row before they connect are taken for
-    a broken installation: whatever waits for them fails with the reason, and the next request tries again.
+    A worker that dies is replaced at once. If launches fail three times in a row before a worker connects, the
+    installation is considered broken: waiting tasks fail with the reason, and the next request tries again.
     """
 
     def __init__(
@@ -50,11 +50,11 @@ class Fleet:
         self._given_up = False
         self._stopped = False
         self._tasks: dict[str, asyncio.Task[str]] = {}
-        """Worker → what keeps it alive; ends with the reason if that is given up."""
+        """Worker → the task that keeps it running; the task returns the reason if it gives up."""
         self._reaper: asyncio.Task[None] | None = None
         self._scaling = asyncio.Lock()
         self._awaited = 0
-        """How many wait for workers to connect: until they have, those are not idle, however long their start takes."""
+        """Number of callers waiting for workers to connect; meanwhile the fleet does not count as idle."""
 
     async def __aenter__(self) -> Fleet:
         self._reaper = asyncio.create_task(self._reap())
@@ -67,7 +67,7 @@ class Fleet:
         await self.stop()
 
     async def stop(self) -> None:
-        """End all workers at once, fail what they ran and what waits; twice is safe."""
+        """Kill all workers at once, and fail running and waiting tasks; idempotent."""
         self._stopped = True
         self._dispatcher.close(_STOPPING)
         tasks = [*self._tasks.values(), *([self._reaper] if self._reaper else [])]
@@ -76,28 +76,28 @@ class Fleet:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def ready(self) -> bool:
-        """False while no worker can be had: the last ones could not be started, and none is connected."""
+        """False while no worker is available: the last launches failed and none is connected."""
         return not self._given_up or bool(self._dispatcher.workers())
 
     async def ensure(self, workers: int) -> None:
         """Start workers until there are this many or the pool's limit is reached; returns once one is connected.
 
-        Workers that are there are never removed. Raises UnavailableError if none comes up.
+        Existing workers are never removed. Raises UnavailableError if none connects.
         """
         self.expect(workers)
         if not any(map(self._dispatcher.is_connected, self._tasks)):
             await self._connected(any)
 
     def expect(self, workers: int) -> None:
-        """Begin to start workers until there are this many or the pool's limit is reached; returns at once."""
+        """As `ensure`, but returns at once, without waiting for a connection."""
         self._used_s = time.monotonic()
         self._wanted = max(self._wanted, min(workers, self._limit))
         self._start()
 
     async def scale(self, workers: int) -> None:
-        """Have exactly this many connected workers; those that go are drained first.
+        """Scale to exactly this many connected workers; surplus workers are drained.
 
-        Raises SpecError for a number that this pool cannot have, UnavailableError if they do not come up.
+        Raises SpecError for a number outside the pool's limits, UnavailableError if workers do not connect.
         """
         if not 0 <= workers <= self._limit:
             raise SpecError(f"{workers} workers asked for; this pool has 0 to {self._limit} (--{self._prefix}-workers)")
@@ -106,12 +106,12 @@ class Fleet:
         await self._connected(all)
 
     async def _fit(self) -> None:
-        """Drain workers while there are more than wanted, and start them while there are fewer."""
+        """Start or drain workers until their number is the wanted one."""
         async with self._scaling:
             self._start()
             while len(self._tasks) > self._wanted:
                 await self._retire(next(reversed(self._tasks)))
-            self._start()  # more may have been asked for while the last ones drained
+            self._start()  # the wanted number may have grown during the drain
 
     def _start(self) -> None:
         if self._stopped:
@@ -123,7 +123,7 @@ class Fleet:
             self._tasks[name] = asyncio.create_task(self._keep(name))
 
     async def _connected(self, quorum: Callable[[Iterable[bool]], bool]) -> None:
-        """Wait until any or all of the workers are connected; raises UnavailableError if they cannot be."""
+        """Wait until any or all workers are connected; raises UnavailableError if that fails or takes too long."""
         tasks = dict(self._tasks)
         ready = asyncio.create_task(self._dispatcher.connected(list(tasks), quorum))
         self._awaited += 1
@@ -141,7 +141,7 @@ class Fleet:
             self._used_s = time.monotonic()
 
     async def _keep(self, name: str) -> str:
-        """Launch this worker, again whenever it ends; returns why that was given up."""
+        """Launch this worker, and relaunch it whenever it ends; returns the reason once it gives up."""
         while True:
             started_s = time.monotonic()
             ticket = self._dispatcher.launching(name)
@@ -168,7 +168,7 @@ class Fleet:
         return reason
 
     async def _until_gone(self, name: str, handle: WorkerHandle) -> str:
-        """Until the process ends, or its stream does: a worker that was given up as hung is killed."""
+        """Wait until the process or its stream ends (the stream of a hung worker is closed); returns how it ended."""
         ended = asyncio.create_task(handle.ended())
         stream = asyncio.create_task(self._dispatcher.connected([name]))
         try:

@@ -1,7 +1,7 @@
-"""What a pool hands to a worker that it launches, by the worker's standard input, and who may attach as a worker.
+"""Authentication of workers: the ticket and token that a pool passes to a worker on its standard input.
 
-Standard input is seen by nobody else: command lines and environments are shown by the system, and environments are
-inherited by whatever the code of a job starts.
+Standard input is private. Command lines and environments are visible in /proc, and environments are also inherited by
+processes that a job's code starts.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ _LINE_BYTES = 2**16
 
 
 def new_ticket() -> str:
-    """A word that nobody can guess."""
+    """A random secret of 256 bits."""
     return secrets.token_urlsafe(32)
 
 
 @dataclass
 class Handover:
-    """What a worker was handed. Its pool may hand it another token at any time."""
+    """The secrets that a worker received from its pool, which may send a new token at any time."""
 
     ticket: str = field(default_factory=new_ticket, repr=False)
-    """Proves to the pool that this is the worker that it launched; of a worker that somebody else started, that it is
-    the same as before."""
+    """Proves to the pool that this is the worker that it launched. For a worker started otherwise, it is drawn by the
+    worker and proves on reconnection that it is the same one."""
     token: str = field(default="", repr=False)
-    """Of the worker's role."""
+    """The token of the worker's role."""
 
     def to_line(self) -> bytes:
-        """For the standard input of a worker."""
+        """Encode as a line for the worker's standard input."""
         return json.dumps(asdict(self)).encode() + b"\n"
 
     def take(self, line: bytes) -> None:
-        """Become what `to_line` wrote; raises InternalError for anything else."""
+        """Update from a line written by `to_line`; raises InternalError for anything else."""
         try:
             told = json.loads(line)
             self.ticket, self.token = told["ticket"], told["token"]
@@ -49,26 +49,26 @@ class Handover:
 
 
 class Handed:
-    """The lines of a pool on this process's standard input."""
+    """Reads the pool's lines from this process's standard input."""
 
     def __init__(self, lines: asyncio.StreamReader, transport: asyncio.ReadTransport) -> None:
         self._lines = lines
         self._transport = transport
 
     async def into(self, handover: Handover) -> bool:
-        """Wait for the next line and take it; False if there is none, because the pool is gone."""
+        """Wait for the next line and store it in `handover`; returns False at the end of input: the pool is gone."""
         line = await self._lines.readline()
         if line:
             handover.take(line)
         return bool(line)
 
     def close(self) -> None:
-        """Hear no more."""
+        """Stop reading."""
         self._transport.close()
 
 
 async def listen() -> Handed:
-    """Hear what the pool writes. Nobody else can: what reads standard input from now on finds it empty."""
+    """Start reading the pool's lines. From now on, other readers of standard input, such as children, find it empty."""
     lines = asyncio.StreamReader(limit=_LINE_BYTES)
     pipe = _own_standard_input()
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), pipe)
@@ -76,7 +76,7 @@ async def listen() -> Handed:
 
 
 def _own_standard_input() -> IO[bytes]:
-    """Standard input under another number, which processes that are started here do not inherit."""
+    """Move standard input to another descriptor, which children do not inherit; /dev/null takes its place."""
     number = sys.stdin.fileno()
     own = os.fdopen(os.dup(number), "rb", buffering=0)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -86,10 +86,10 @@ def _own_standard_input() -> IO[bytes]:
 
 
 class Tickets:
-    """Who may attach to a pool as a worker, and under which name.
+    """Decides which workers may attach to a pool, and under which names.
 
-    A worker that the pool launches shows the ticket that it was handed. Others are admitted only if `others` says so,
-    which is for pools that check tokens: under a name of their own, and while they are connected nobody else has it.
+    A worker that the pool launched must present the ticket that it received. Other workers are admitted only with
+    `others`, which is for pools that check tokens: under an unused name, which is theirs while they are connected.
     """
 
     def __init__(self, *, others: bool = False) -> None:
@@ -97,18 +97,18 @@ class Tickets:
         self._issued: dict[str, str] = {}
 
     def issue(self, worker: str) -> str:
-        """A ticket for the worker that is about to be launched under this name; no earlier one is good any more."""
+        """Create a ticket for the worker about to be launched under this name; invalidates earlier ones."""
         self._issued[worker] = new_ticket()
         return self._issued[worker]
 
     def void(self, worker: str) -> None:
-        """The process that had this name is gone."""
+        """Invalidate the ticket of a worker whose process is gone."""
         self._issued.pop(worker, None)
 
     def check(self, worker: str, shown: str, connected: str | None) -> None:
-        """Raise UnauthenticatedError unless who shows this ticket may be this worker.
+        """Raise UnauthenticatedError unless the ticket `shown` permits the use of this worker's name.
 
-        `connected` is the ticket of who has the name now, if anyone does.
+        `connected` is the ticket of the worker that is connected under the name, if there is one.
         """
         expected = self._issued.get(worker, connected)
         if expected is None and self._others and shown:

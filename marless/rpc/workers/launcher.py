@@ -1,4 +1,4 @@
-"""Where workers come from. A launcher is a small protocol; `local` starts processes on this machine."""
+"""Launchers start workers. `Launcher` is the protocol; `LocalLauncher` starts processes on this machine."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from marless.rpc.workers import orphans
 from marless.rpc.workers.handover import Handover
 
 REAP_S = 1.0
-"""How long what has ended below a living worker may stay as a zombie, and a new token may wait to be handed over."""
+"""Seconds between checks for zombies below running workers, and for a new token to send to a worker."""
 
 
 class WorkerHandle(Protocol):
-    """A worker that was launched."""
+    """A launched worker."""
 
     async def ended(self) -> str:
-        """Wait until it is gone; returns how it went, for a log or a sentence."""
+        """Wait until it has ended; returns how, for logs and error messages."""
         ...
 
     def kill(self) -> None:
-        """End it at once; twice is safe."""
+        """Kill it at once; idempotent."""
         ...
 
 
 class Launcher(Protocol):
-    """Adds workers on some kind of machine; they dial out to their pool by themselves."""
+    """Starts workers on some kind of machine; they connect to their pool themselves."""
 
     async def launch(self, worker: str, ticket: str) -> WorkerHandle:
-        """Start a worker that will say hello under this name, with this ticket; raises UnavailableError if it cannot.
+        """Start a worker that connects under this name with this ticket; raises UnavailableError if it cannot start.
 
         The ticket is secret: never put it on a command line or into an environment.
         """
@@ -42,15 +42,15 @@ class Launcher(Protocol):
 
 
 class LocalLauncher:
-    """Workers as child processes of the pool, each in a session of its own.
+    """Starts workers as child processes of the pool, each in a session of its own.
 
-    They end when the pool does: their standard input closes. Whatever they have started ends with them.
+    They end when the pool does, because their standard input closes. Processes that they started are ended too.
     """
 
     def __init__(
         self, module: str, arguments: Sequence[str], environment: Mapping[str, str], token: Callable[[], str]
     ) -> None:
-        """`token` is asked for what a worker is to show now; workers are told when it changes."""
+        """`token` returns the current token of the workers' role; a changed one is sent to running workers."""
         self._token = token
         self._command = (sys.executable, "-P", "-m", module, "--launched", *arguments)
         self._environment = dict(environment)
@@ -58,15 +58,15 @@ class LocalLauncher:
         self._swept: asyncio.Task[None] | None = None
 
     def also(self, *arguments: str) -> LocalLauncher:
-        """A launcher of workers with further arguments. A process that adopts orphans waits for all of its workers in
-        one place, so these two know of each other's.
+        """A launcher with further arguments. It shares the set of running workers with this one, because orphans are
+        reaped in one place for the whole process.
         """
         other = copy.copy(self)
         other._command = (*self._command, *arguments)
         return other
 
     async def launch(self, worker: str, ticket: str) -> WorkerHandle:
-        """Start one process; what it logs goes to the pool's own log."""
+        """Start one process, which inherits the pool's standard error for its logs."""
         mark = orphans.new_mark()
         try:
             process = await self._start(worker, mark)
@@ -91,7 +91,7 @@ class LocalLauncher:
 
 
 class _Living:
-    """The workers of one launcher that have not ended: asyncio waits for them, and for nothing else."""
+    """Process ids of a launcher's running workers. asyncio waits for them; all other children are reaped here."""
 
     def __init__(self) -> None:
         self.pids: set[int] = set()
@@ -99,7 +99,7 @@ class _Living:
 
     @contextmanager
     def starting(self) -> Iterator[None]:
-        """While there may be a worker whose process id is not known yet."""
+        """Suspend reaping while a worker is being started, whose process id is not known yet."""
         self._starting += 1
         try:
             yield
@@ -107,7 +107,7 @@ class _Living:
             self._starting -= 1
 
     def reap(self) -> None:
-        """Leave no zombie of what has ended below workers."""
+        """Reap zombies of ended processes below workers."""
         if not self._starting:
             orphans.reap(self.pids)
 
@@ -142,7 +142,7 @@ class _Process:
             waiting.cancel()
 
     def _hand_over(self) -> None:
-        """Write what the worker was not handed yet: its ticket and its token, and a token that has taken its place."""
+        """Send the worker its ticket and token, unless it already has the current ones."""
         now = self._handover()
         if now != self._handed and self._process.stdin:
             self._process.stdin.write(now.to_line())

@@ -1,8 +1,8 @@
-"""Ends what workers leave behind: processes that an environment has started, and those that they have started.
+"""Kills processes that workers leave behind: those that an environment started, and their descendants.
 
-Every process below a worker carries the worker's mark in its environment, also one that has a session of its own or
-that its parents have left. A worker's pool ends them when the worker has ended; a worker does so itself when its pool
-is gone; and the next pool ends those of pools that were killed together with their workers. Linux only: reads /proc.
+Every process below a worker inherits the worker's mark in its environment, even with a session of its own or after its
+parent has ended. A worker's pool kills them when the worker has ended; a worker does so itself when its pool is gone;
+and the next pool kills those of pools that were killed together with their workers. Linux only: reads /proc.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MARK = "MARLESS_WORKER"
-"""The environment variable of the mark."""
+"""Environment variable that holds the mark."""
 GONE_S = 5.0
-"""How long those that are killed may take to go: one that waits for a disk cannot be killed."""
+"""Seconds to wait for killed processes to end; a process in uninterruptible I/O cannot be killed."""
 _POLL_S = 0.005
 _PR_SET_CHILD_SUBREAPER = 36
 _adopting = False
@@ -28,30 +28,30 @@ _adopting = False
 
 @dataclass(frozen=True)
 class _Seen:
-    """A process of this machine that has not ended."""
+    """A running process of this machine."""
 
     pid: int
     parent: int
     session: int
     mark: str
-    """Of its worker; "" if it has none, or is another user's."""
+    """The mark of its worker; "" if it has none or belongs to another user."""
 
 
 def new_mark() -> str:
-    """The mark of a worker of this process."""
+    """Create the mark for a worker of this process: PID namespace, this process's id, random part."""
     return f"{_namespace()}/{os.getpid()}/{secrets.token_hex(8)}"
 
 
 def adopt() -> None:
-    """From now on become the parent of every process below this one whose own parent ends, and wait for those too, so
-    that no zombie is left. For a process that starts nothing but workers.
+    """Make this process a child subreaper: orphans below it become its children, and `reap` waits for them, so that no
+    zombies are left. For a process that starts nothing but workers.
     """
-    global _adopting  # noqa: PLW0603  # the kernel, too, keeps this for the process as a whole
+    global _adopting  # noqa: PLW0603  # a property of the whole process in the kernel, too
     _adopting = ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
 
 
 def reap(own: Collection[int]) -> None:
-    """Wait for adopted processes that have ended; `own` ones have somebody who waits for them."""
+    """Reap adopted processes that have ended, but not those in `own`, for which asyncio waits."""
     while _adopting:
         with suppress(ChildProcessError):
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -62,14 +62,14 @@ def reap(own: Collection[int]) -> None:
 
 
 def end_below(worker: int, mark: str) -> None:
-    """End whatever a worker, which has ended, has left behind."""
+    """Kill the processes that an ended worker has left behind."""
     _end(lambda seen: seen.mark == mark or seen.session == worker)
 
 
 @contextmanager
 def contained() -> Iterator[None]:
-    """While code of others may start processes here: those are gone at the end. If this process is killed, it is what
-    `end_of_dead_pools` takes for a pool.
+    """Context in which third-party code may start processes; on exit they are killed. If this process itself is killed,
+    `end_of_dead_pools` kills them, as it does for a pool.
     """
     os.environ.setdefault(MARK, new_mark())
     try:
@@ -79,13 +79,13 @@ def contained() -> Iterator[None]:
 
 
 def end_own() -> None:
-    """End whatever is below this process, whose pool may be gone: nobody else will."""
+    """Kill all processes below this one, for a worker whose pool may be gone."""
     mark, here = os.environ.get(MARK), os.getpid()
     _end(lambda seen: seen.mark == mark or here in (seen.parent, seen.session))
 
 
 def end_of_dead_pools() -> None:
-    """End workers of this user whose pool is gone, for they hang, and what is below such, and below killed ones."""
+    """Kill this user's workers that did not exit although their pool is gone, and what dead workers left behind."""
     here = _namespace()
 
     def is_left(seen: _Seen) -> bool:
@@ -97,7 +97,7 @@ def end_of_dead_pools() -> None:
 
 
 def _end(wanted: Callable[[_Seen], bool]) -> None:
-    """Kill those processes and all below them, but this one, until there are none; they may start more meanwhile."""
+    """Kill the processes that match and all below them, except this one; repeat, because they may start more."""
     give_up_s = time.monotonic() + GONE_S
     while found := _below([seen for seen in _processes() if seen.pid != os.getpid()], wanted):
         for pid in found:
@@ -121,7 +121,7 @@ def _processes() -> list[_Seen]:
 
 def _look(pid: int) -> _Seen | None:
     try:
-        # The name in parentheses may hold anything.
+        # Split after the name in parentheses, which may contain anything.
         state, parent, _, session = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[:4]
     except (OSError, ValueError):
         return None  # it has ended
@@ -135,5 +135,5 @@ def _look(pid: int) -> _Seen | None:
 
 
 def _namespace() -> str:
-    """Process ids mean the same to all that have the same one."""
+    """Identifier of this process's PID namespace: process ids are comparable only within one."""
     return str(Path("/proc/self/ns/pid").stat().st_ino)

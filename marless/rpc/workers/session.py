@@ -1,4 +1,4 @@
-"""The worker's side: dial out to the pool, say hello, run one task at a time, measure each."""
+"""The worker's side of its stream: connect to the pool, run one task at a time, measure and report each."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from marless.rpc.workers.handover import Handed, Handover, listen
 from marless.stopwatch import Stopwatch
 
 DETAIL_BYTES = 4096
-"""Of a traceback, its end: what is sent along with the sentence."""
+"""Bytes of a traceback's end that are sent along with the error message."""
 Handle = Callable[[bytes], Awaitable[bytes]]
 Stream = grpc.aio.StreamStreamCall[common_pb2.WorkerMessage, common_pb2.PoolMessage]
 Work = grpc.aio.StreamStreamMultiCallable[common_pb2.WorkerMessage, common_pb2.PoolMessage]
@@ -37,19 +37,19 @@ _log = structlog.get_logger("marless.worker")
 
 @dataclass(frozen=True)
 class WorkerOptions:
-    """What a worker is told when it is launched."""
+    """Options of a worker process."""
 
     worker: str
     pool: str
     param_store: str
     security: Security
     launched: bool
-    """By a pool, which holds this process's standard input and ends it by closing that."""
+    """True if started by a pool, which holds this process's standard input open; it exits when that closes."""
     handover: Handover = field(default_factory=Handover)
     background: bool = False
-    """Runs at the lowest CPU priority."""
+    """Run at the lowest CPU priority."""
     env_modules: tuple[str, ...] = ()
-    """Modules whose environments an actor may make beside PettingZoo's own; see `marless.envs.allowed`."""
+    """Modules whose environments an actor may create besides PettingZoo's own; see `marless.envs.allowed`."""
 
 
 def worker_options(description: str, role: Role) -> WorkerOptions:
@@ -75,7 +75,7 @@ def worker_options(description: str, role: Role) -> WorkerOptions:
 
 
 def serve(run: Callable[[WorkerOptions], Coroutine[None, None, None]], options: WorkerOptions) -> None:
-    """Run a worker process to its end; nothing that was started below it stays."""
+    """Run a worker process to its end, and kill all processes that were started below it."""
     if options.background:
         environment.yield_cpu()
     with orphans.contained():
@@ -83,7 +83,7 @@ def serve(run: Callable[[WorkerOptions], Coroutine[None, None, None]], options: 
 
 
 async def work(options: WorkerOptions, peer: Peer, method: Work, handle: Handle, device: str = "cpu") -> None:
-    """Serve the pool until it drains this worker or goes away, or standard input closes."""
+    """Run tasks for the pool until it drains this worker, the connection is lost, or standard input closes."""
     watch = await _follow_pool(options.handover) if options.launched else None
     hello = common_pb2.WorkerHello(
         worker=options.worker,
@@ -101,7 +101,7 @@ async def work(options: WorkerOptions, peer: Peer, method: Work, handle: Handle,
 
 
 async def _follow_pool(handover: Handover) -> asyncio.Task[None]:
-    """Take what the pool that launched this process hands it, from now on until the pool is gone."""
+    """Receive the pool's handover, and later ones in the background; exits the process when the pool is gone."""
     handed = await listen()
     if not await handed.into(handover):
         _end_with_pool()
@@ -120,7 +120,7 @@ async def _keep_following(handed: Handed, handover: Handover) -> None:
 def _end_with_pool() -> NoReturn:
     _log.info("worker.orphaned")
     orphans.end_own()
-    os._exit(0)  # a thread in mid-task cannot be interrupted, and whatever it computes has nowhere to go
+    os._exit(0)  # a thread in the middle of a task cannot be interrupted, and its result cannot be delivered
 
 
 async def _session(peer: Peer, method: Work, hello: common_pb2.WorkerHello, handle: Handle) -> None:
@@ -132,7 +132,7 @@ async def _session(peer: Peer, method: Work, hello: common_pb2.WorkerHello, hand
         await stream.done_writing()
     except grpc.aio.AioRpcError as error:
         _log.warning("worker.pool_lost", worker=hello.worker, code=error.code().name)
-    except asyncio.InvalidStateError:  # what gRPC raises for a write to a stream that the other side has ended
+    except asyncio.InvalidStateError:  # from gRPC for a write to a stream that the other side has ended
         _log.warning("worker.given_up", worker=hello.worker)
     finally:
         bench.close()
@@ -149,13 +149,13 @@ async def _serve(stream: Stream, bench: _Bench) -> None:
             else:
                 bench.start(message.task)
     except grpc.aio.AioRpcError:
-        await bench.finished()  # what a learner publishes may be wanted all the same
+        await bench.finished()  # a learner may still publish what the job needs
         raise
     await bench.finished()
 
 
 class _Bench:
-    """Runs the pool's tasks, one at a time, beside the reading of its stream, so that it hears of a cancellation."""
+    """Runs the pool's tasks one at a time, concurrently with reading the stream, so that cancellations are received."""
 
     def __init__(self, handle: Handle, stream: Stream, worker: str) -> None:
         self._handle = handle
@@ -166,26 +166,27 @@ class _Bench:
         self._work: asyncio.Future[bytes] | None = None
         self._answering: asyncio.Task[None] | None = None
         self._writing = asyncio.Lock()
-        """A pool may answer a result before gRPC says that it is sent; a second write meanwhile breaks the stream."""
+        """Serialises writes. The pool may react to a result before gRPC reports it as sent, and two concurrent writes
+        break the stream."""
 
     def start(self, task: common_pb2.Task) -> None:
-        """Run a task; its result goes to the pool. The pool sends the next one when it has that."""
+        """Start a task; its result is sent to the pool, which then sends the next one."""
         self._task, began = task, (Stopwatch.start(), time.process_time())
         self._work = asyncio.ensure_future(self._handle(task.payload))
         self._answering = asyncio.create_task(self._answer(task, self._work, began))
 
     def cancel(self, cancel: common_pb2.Cancel) -> None:
-        """Stop this attempt at this task, if that is what runs."""
+        """Cancel this attempt at this task if it is running."""
         if self._work and (cancel.id, cancel.attempt) == (self._task.id, self._task.attempt):
             self._work.cancel()
 
     async def finished(self) -> None:
-        """Wait for what runs, and for its result to be sent."""
+        """Wait until the running task has ended and its result is sent."""
         if self._answering:
             await self._answering
 
     def close(self) -> None:
-        """Leave nothing running; twice is safe."""
+        """Cancel everything that is running; idempotent."""
         for task in (self._answering, self._work):
             if task:
                 task.cancel()
@@ -193,7 +194,7 @@ class _Bench:
     async def _answer(self, task: common_pb2.Task, work: asyncio.Future[bytes], began: tuple[Stopwatch, float]) -> None:
         result = await _finished(task, work, worker=self._worker, cold=self._cold, began=began)
         self._cold = False
-        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # its reader finds out, too
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the reader notices the broken stream
             async with self._writing:
                 await self._stream.write(common_pb2.WorkerMessage(result=result))
 
@@ -206,7 +207,7 @@ async def _messages(stream: Stream) -> AsyncIterator[common_pb2.PoolMessage]:
 async def _finished(
     task: common_pb2.Task, work: asyncio.Future[bytes], *, worker: str, cold: bool, began: tuple[Stopwatch, float]
 ) -> common_pb2.TaskResult:
-    """What came of a task that `began` then, and at this CPU time of the process."""
+    """Wait for a task and build its result. `began` is its stopwatch and the process's CPU seconds at its start."""
     result = common_pb2.TaskResult(id=task.id, attempt=task.attempt)
     watch, start_cpu_s = began
     try:
@@ -219,10 +220,10 @@ async def _finished(
         result.error_code, result.error = "InternalError", f"cancelled in {worker}"
     except MarlessError as error:
         result.error_code, result.error, result.detail = type(error).__name__, str(error), error.detail
-    except Exception as error:  # noqa: BLE001  # a defect must reach the pool as a failed task, not as a dead worker
+    except Exception as error:  # noqa: BLE001  # a bug must reach the pool as a failed task, not as a dead worker
         result.error_code, result.error = "InternalError", f"{told(error)} (in {worker})"
         result.detail = _end("".join(traceback.format_exception(error)))
-        _log.error("task.failed", task=task.id, exception=result.detail)  # the end of it: it may have megabytes
+        _log.error("task.failed", task=task.id, exception=result.detail)  # only its end: it may have megabytes
     result.invocation.CopyFrom(
         common_pb2.Invocation(
             id=task.id,
@@ -239,7 +240,7 @@ async def _finished(
 
 
 def _end(text: str) -> str:
-    """The last lines of a text that fit into `DETAIL_BYTES`."""
+    """The last whole lines of a text that fit into `DETAIL_BYTES`."""
     raw = text.rstrip().encode()
     if len(raw) <= DETAIL_BYTES:
         return raw.decode()

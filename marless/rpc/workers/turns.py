@@ -1,4 +1,4 @@
-"""Who is next when several jobs wait: jobs take turns, and within a job the oldest goes first."""
+"""A fair queue: round-robin over jobs, first in first out within a job."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ Waiter = TypeVar("Waiter", bound=Hashable)
 
 
 class Turns(Generic[Waiter]):
-    """Waiters of several jobs. A job with many of them gets no more turns than one with few; all steps are O(1)."""
+    """A fair queue of waiters. Jobs are served in turn, however many waiters each has; all operations are O(1)."""
 
     def __init__(self) -> None:
         self._jobs: OrderedDict[str, OrderedDict[Waiter, None]] = OrderedDict()
-        """The job whose turn is next comes first; none is without waiters."""
+        """Jobs in the order of their turns; none is without waiters."""
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
     def add(self, job: str, waiter: Waiter, *, again: bool = False) -> None:
-        """Let a waiter wait; one that waits `again` goes before its job's others."""
+        """Enqueue a waiter; with `again`, before the other waiters of its job."""
         waiters = self._jobs.setdefault(job, OrderedDict())
         waiters[waiter] = None
         waiters.move_to_end(waiter, last=not again)
         self._count += 1
 
     def take(self) -> Waiter:
-        """The next one, who no longer waits; raises KeyError if there is none."""
+        """Dequeue the next waiter; raises KeyError if the queue is empty."""
         job, waiters = self._jobs.popitem(last=False)
         waiter, _ = waiters.popitem(last=False)
         if waiters:
@@ -37,7 +37,7 @@ class Turns(Generic[Waiter]):
         return waiter
 
     def discard(self, job: str, waiter: Waiter) -> bool:
-        """Forget a waiter; returns whether it still waited."""
+        """Remove a waiter; returns whether it was still queued."""
         waiters = self._jobs.get(job, OrderedDict())
         if waiter not in waiters:
             return False
