@@ -1,1 +1,1 @@
-"""Environments: batched, multi-agent, by name."""
+"""Multi-agent environments behind a batched protocol, made by name."""

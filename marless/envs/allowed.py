@@ -1,7 +1,8 @@
-"""Which modules `pettingzoo/<module>` may import and what of them it may call, decided by name before any import.
+"""The allow-list of `pettingzoo/<module>`: which modules may be imported and called, decided by name before any import.
 
-Making an environment runs its code, and the name may come from a stranger's job, policy file or request. So it may name
-PettingZoo's own environments, and what the operator of this process lists in `MARLESS_ENV_MODULES` or `--env-modules`.
+Making an environment runs its code, and the name may come from an untrusted job, policy file or request. Allowed are
+PettingZoo's own environments, and the modules that the operator of this process lists in `MARLESS_ENV_MODULES` or
+`--env-modules`.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from marless.errors import SpecError
 
 VARIABLE = "MARLESS_ENV_MODULES"
 USUAL = ("parallel_env", "env")
-"""What a module of PettingZoo calls its constructors; the first is preferred."""
+"""The usual names of constructors in PettingZoo's modules; the first is preferred."""
 _OWN = re.compile(r"(?:pettingzoo\.(?:atari|butterfly|classic|mpe|sisl)|mpe2)\.[a-z][a-z0-9_]*_v[0-9]+")
-"""PettingZoo's environments and those of mpe2, which its MPE family became: their names end in a version."""
+"""PettingZoo's environments and those of mpe2, the successor of its MPE family: their names end in a version."""
 _MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*")
 _PUBLIC = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _LONGEST_SHOWN = 80
@@ -28,19 +29,18 @@ OWN_PATH_OPTIONS = frozenset({"auto_rom_install_path"})
 
 @dataclass(frozen=True)
 class Place:
-    """Where an environment's constructor is, of a module that may be imported."""
+    """The location of an environment's constructor in an allowed module."""
 
     module: str
     attributes: tuple[str, ...]
-    """Names to look for, the first that is there counts."""
+    """Names to look for, in order of preference."""
     own: bool
-    """PettingZoo's own, not one that the operator allowed."""
+    """True for one of PettingZoo's own environments, False for a module that the operator allowed."""
 
     def check_constructor(self, name: str, found: object) -> None:
-        """Refuse what the module has under this name, unless it can build environments and is the module's own.
+        """Raise SpecError unless `found`, the module's attribute `name`, is a callable defined in an allowed module.
 
-        Raises SpecError. `parallel_env` and `env` are usually made by a wrapper of PettingZoo, so they may come from
-        elsewhere.
+        `parallel_env` and `env` may be defined elsewhere, because they are usually made by a wrapper of PettingZoo.
         """
         if isinstance(found, ModuleType) or not callable(found):
             raise SpecError(f"{self.module}:{name} builds no environment: it is no function or class")
@@ -52,14 +52,14 @@ class Place:
             )
 
     def check_options(self, options: Sequence[str]) -> None:
-        """Refuse options that name a file; raises SpecError. What an allowed module does with its own is its affair."""
+        """Raise SpecError for options of PettingZoo's own environments that name files; others are not checked."""
         for option in options:
             if self.own and option in OWN_PATH_OPTIONS:
                 raise SpecError(f"option {option!r} is not allowed: it names a file of the machine; leave it out")
 
 
 def place(path: str) -> Place:
-    """Where `<module>` or `<module>:<callable>` leads; raises SpecError for what may not be imported or called."""
+    """Parse `<module>` or `<module>:<callable>`; raises SpecError for what may not be imported or called."""
     module, separator, attribute = path.partition(":")
     own = _OWN.fullmatch(module) is not None
     if not own and not (_MODULE.fullmatch(module) and _is_among(module, modules())):
@@ -71,17 +71,17 @@ def place(path: str) -> Place:
 
 
 def allow(names: Sequence[str]) -> None:
-    """Set what this process allows beside PettingZoo's own; for its `__main__`, with what its operator gave."""
+    """Set the modules that this process allows in addition to PettingZoo's own; called by its `__main__`."""
     os.environ[VARIABLE] = ",".join(names)
 
 
 def modules() -> tuple[str, ...]:
-    """What the operator of this process allows: modules, each with all that is below it. Raises SpecError."""
+    """The modules that the operator of this process allows, each with its submodules. Raises SpecError."""
     return parse(os.environ.get(VARIABLE, ""))
 
 
 def parse(text: str) -> tuple[str, ...]:
-    """Read a comma list of modules; raises SpecError for what is none."""
+    """Read a comma-separated list of modules; raises SpecError for an invalid name."""
     if not text.strip():
         return ()
     names = tuple(name.strip() for name in text.split(","))

@@ -59,7 +59,10 @@ class AgentClass:
 
 @dataclass(frozen=True)
 class EnvSpaces:
-    """What actors and learners must agree on; derived from the environment, checked on every upload."""
+    """The agents of an environment with their observation and action spaces, and its global state.
+
+    Actors and learners must agree on it: it is derived from the environment, and every upload is checked against it.
+    """
 
     classes: tuple[AgentClass, ...]
     state_size: int
@@ -71,9 +74,9 @@ class EnvSpaces:
     deaths: bool = False
     """True if an agent may leave in mid-episode: frames then carry alive flags that are not all true."""
     rewards: Literal["cooperative", "competitive", "unknown"] = "unknown"
-    """Whether what one agent gains may cost another: then no sum of rewards is worth maximising."""
+    """"competitive" if one agent's gain may be another's loss; then the sum of rewards is not a common objective."""
     wins: bool = False
-    """True if episodes are won or lost: transitions then say which were won."""
+    """True if episodes are won or lost; transitions then have `won`."""
 
     @property
     def agents(self) -> tuple[str, ...]:
@@ -81,7 +84,7 @@ class EnvSpaces:
         return tuple(agent for c in self.classes for agent in c.agents)
 
     def class_of(self, agent: str) -> AgentClass:
-        """The class an agent belongs to; raises KeyError for a name that is none of them."""
+        """The class of an agent; raises KeyError for an unknown name."""
         for agent_class in self.classes:
             if agent in agent_class.agents:
                 return agent_class
@@ -89,7 +92,7 @@ class EnvSpaces:
 
 
 def check_spaces(spaces: EnvSpaces) -> None:
-    """Raises SpecError unless there are agents with names of their own, who see and do something, and not too much."""
+    """Raise SpecError unless agents and classes have distinct names, and all sizes are positive and within limits."""
     for kind, names in (("agents", spaces.agents), ("agent classes", tuple(each.name for each in spaces.classes))):
         _check_count(kind, len(names), MAX_AGENTS)
         if len(set(names)) < len(names):
@@ -115,7 +118,7 @@ def _check_count(what: str, count: int, most: int, *, least: int = 1) -> None:
 
 @dataclass(frozen=True)
 class Frame:
-    """What all agents of all copies see before they act. Tuples run over the agent classes.
+    """The observations of all agents in all copies before they act. Tuples are over the agent classes.
 
     Arrays are valid until the next `reset` or `step` of the environment that made them.
     """
@@ -135,19 +138,19 @@ class Transition:
     """The result of one env step (all agents act once in each of the B copies); valid as long as a frame."""
 
     frame: Frame
-    """What agents see next; a copy whose episode has just ended shows the start of its new one."""
+    """The next observations; in a copy whose episode has just ended, the first of the new episode."""
     final: Frame
-    """What they saw before that reset: equal to `frame` in copies whose episode goes on."""
+    """The next observations before a reset; equal to `frame` in copies whose episode continues."""
     rewards: tuple[RewardArray, ...]
     """[N, B] per class; 0 for an agent that was not alive."""
     terminated: tuple[BoolArray, ...]
-    """bool [N, B] per class: the agent's own end (death or goal), after which nothing is worth anything."""
+    """bool [N, B] per class: the agent reached a terminal state (death or goal), whose value is zero."""
     truncated: BoolArray
     """bool [B]: the episode was cut by its time limit; values bootstrap from `final`."""
     ended: BoolArray
     """bool [B]: the copy was reset in this step: truncated, or every agent had terminated."""
     won: BoolArray | None = None
-    """bool [B]: the episode that ended in this step was won; None if the environment knows no wins."""
+    """bool [B]: the episode that ended in this step was won; None if the environment has no wins."""
 
 
 class BatchedEnv(Protocol):
@@ -165,37 +168,37 @@ class BatchedEnv(Protocol):
         ...
 
     def close(self) -> None:
-        """Release what the environment holds; twice is safe."""
+        """Release the environment's resources; calling it twice is safe."""
         ...
 
 
 @dataclass(frozen=True)
 class Scene:
-    """Where everything stands in one copy of an environment in the plane."""
+    """The positions of all entities in one copy of an environment in the plane."""
 
     agents: NDArray[np.float64]
     """[agents, 2], in the order of `EnvSpaces.agents`."""
     landmarks: NDArray[np.float64]
     """[landmarks, 2]."""
     goal: NDArray[np.float64] | None = None
-    """[2], where the landmark that matters is."""
+    """[2], position of the goal landmark; None if there is none."""
 
 
 Picture = Scene | NDArray[np.uint8]
-"""What a film is made of: a scene to be drawn, or pixels [height, width, 3]."""
+"""A frame of a recorded episode: a scene to be drawn, or pixels uint8 [height, width, 3]."""
 
 
 @runtime_checkable
 class Pictured(Protocol):
-    """What a batched environment may offer beside, to be filmed."""
+    """An optional method of batched environments, by which episodes can be rendered."""
 
     def picture(self, *, ended: bool = False) -> Picture:
-        """Copy 0 as it is now, or as the episode that `ended` with the last step left it; raises SpecError."""
+        """Copy 0 as it is now or, if its episode `ended` with the last step, at the end of it; raises SpecError."""
         ...
 
 
 def random_actions(spaces: EnvSpaces, frame: Frame, rng: np.random.Generator) -> tuple[ActionArray, ...]:
-    """Uniformly random legal actions for every agent, one array per class: what chance would do."""
+    """Uniformly random legal actions for every agent, one array per class."""
     masks = frame.masks or (None,) * len(spaces.classes)
     each = zip(spaces.classes, frame.obs, masks, strict=True)
     return tuple(chance_acts(agents, obs_NBO, mask_NBA, rng) for agents, obs_NBO, mask_NBA in each)

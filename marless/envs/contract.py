@@ -1,6 +1,6 @@
-"""A check that any environment can be put through: does it keep the promises of `marless.envs.base`?
+"""A contract test for environments: checks that one satisfies the protocol of `marless.envs.base`.
 
-Meant for tests, ours and third parties'; see docs/extending/environment.md.
+For tests of marless and of other packages; see docs/extending/environment.md.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ Alive = tuple[BoolArray, ...] | None
 
 
 def check_env(factory: Callable[[int], BatchedEnv], *, steps: int = 60, seed: int = 1) -> None:
-    """Play `steps` env steps with random legal actions and check every array; raises AssertionError, saying which.
+    """Run `steps` env steps with random legal actions and check every array; raises AssertionError, naming the array.
 
-    `factory` makes an environment with as many copies as it is given. Choose `steps` so that episodes end.
+    `factory` makes an environment with the given number of copies. Choose `steps` large enough that episodes end.
     """
     for batch in (1, 3):
         first, second = factory(batch), factory(batch)
@@ -33,7 +33,7 @@ def check_env(factory: Callable[[int], BatchedEnv], *, steps: int = 60, seed: in
 
 
 def _play(env: BatchedEnv, steps: int, seed: int) -> list[Array]:
-    """Check each step; copies of all arrays seen."""
+    """Run and check the steps; returns copies of all arrays seen."""
     rng = np.random.default_rng(seed)
     frame = env.reset(seed)
     _check_frame(env, frame, "reset")

@@ -1,8 +1,8 @@
-"""Small cooperative games whose optimum is known, in NumPy: what an algorithm can represent and find, in seconds.
+"""Small cooperative games with a known optimum, in NumPy: they quickly show what an algorithm can represent and find.
 
-All are fully observed and deterministic, and pay every agent the same. An agent sees the state and which agent it is
-(one-hot), so that agents may share a policy. An episode is won if it earned the most that can be earned. An episode's
-end is a termination: nothing comes after it.
+All are fully observed and deterministic, and give every agent the same reward. An agent observes the state and its own
+index (one-hot), so that agents can share a policy. An episode is won if its return is the highest possible one (in
+`game/target`, if every action is within the tolerance). Every episode ends by termination.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Table = tuple[tuple[float, ...], ...]
 
 MOST_CHOICES = 128
 PENALTY = "penalty"
-"""This payoff is made from the option `penalty`."""
+"""Name of the payoff table that is made from the option `penalty`."""
 
 PAYOFFS: Mapping[str, Table] = MappingProxyType(
     {
@@ -33,11 +33,14 @@ PAYOFFS: Mapping[str, Table] = MappingProxyType(
         "dominance": ((0.0, 2.0, 4.0), (1.0, 3.0, 5.0), (2.0, 4.0, 6.0)),
     }
 )
-"""Rewards [action of agent_0][action of agent_1]. Claus & Boutilier (1998): climbing, where the best joint action lies
-beside the worst ones, and coordination, with two equal optima. Hidden: after the table of Son et al. (2019, §5.1), the
-optimum among misses so deep that the best fit of any team value that is monotone in its agents' gives it up. Dominance:
-the sum of what each agent's action earns by itself, so that every decomposition represents it and each agent has one
-best action whatever the other does.
+"""Rewards [action of agent_0][action of agent_1] of the payoff tables.
+
+- climbing: the best joint action is next to the worst ones (Claus & Boutilier 1998);
+- coordination: two equal optima (Claus & Boutilier 1998);
+- hidden: after the table of Son et al. (2019, §5.1): the penalties around the optimum are so large that the best fit of
+  any team value that is monotone in the agents' values misses it;
+- dominance: a sum of one term per agent, so that every value decomposition can represent it, and each agent has one
+  best action whatever the other does.
 """
 
 TWO_STEP: NDArray[np.float64] = np.array([[[7.0, 7.0], [7.0, 7.0]], [[0.0, 1.0], [1.0, 8.0]]])
@@ -51,7 +54,7 @@ class MatrixOptions:
     payoff: str | Sequence[Sequence[float]] = "climbing"
     """Name of a table (climbing, coordination, dominance, hidden, penalty), or a square table of numbers."""
     penalty: float = -100.0
-    """What agents lose by missing each other between the two optima of the payoff `penalty`; at most 0."""
+    """Reward of the two miscoordinated joint actions of the payoff `penalty`; at most 0."""
 
     def __post_init__(self) -> None:
         if not _is_number(self.penalty) or self.penalty > 0:
@@ -59,7 +62,7 @@ class MatrixOptions:
         self.table()
 
     def table(self) -> NDArray[np.float64]:
-        """Rewards float64 [actions, actions]; raises SpecError for an unknown name or anything but a square table."""
+        """Rewards float64 [actions, actions]; raises SpecError for an unknown name or an invalid table."""
         if isinstance(self.payoff, str):
             if self.payoff == PENALTY:  # Claus & Boutilier (1998): two optima, and a safe action between them
                 return np.array([[10.0, 0.0, self.penalty], [0.0, 2.0, 0.0], [self.penalty, 0.0, 10.0]])
@@ -81,7 +84,7 @@ class TargetOptions:
     """Options of `game/target`."""
 
     targets: Sequence[float] = (0.5, -0.5)
-    """Where each agent's action is to be, one number an agent, within [-1, 1]."""
+    """The optimal action of each agent, one number per agent, within [-1, 1]."""
     tolerance: float = 0.1
     """An episode is won if every action is at most this far from its target."""
 
@@ -97,7 +100,7 @@ class TargetOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class NoOptions:
-    """A game that takes none."""
+    """Options of a game that has none."""
 
 
 def _is_number(value: object) -> bool:
@@ -105,7 +108,7 @@ def _is_number(value: object) -> bool:
 
 
 class Game(ABC):
-    """What the games share: who sees what, shared rewards, and episodes that end together in all copies."""
+    """Base of the games: observations, shared rewards, and episodes that end at the same step in all copies."""
 
     spaces: EnvSpaces
     batch: int
@@ -120,7 +123,7 @@ class Game(ABC):
             wins=True,
         )
         self.batch = batch
-        # Two frames, because what was seen last must outlive the start of the next episode.
+        # Two frames, because the last one of an episode must stay valid when the next episode starts.
         self._now, self._last = (self._blank() for _ in range(2))
         self._step = 0
 
@@ -129,7 +132,7 @@ class Game(ABC):
         return self._start()
 
     def step(self, actions: tuple[ActionArray, ...]) -> Transition:
-        """Let the agents act once; all copies end together, after `max_steps` env steps."""
+        """Let all agents act once; all copies end at the same step, after `max_steps` env steps."""
         reward_B, won_B, state_B = self._outcome(actions[0])
         self._step += 1
         over = self._step == self.spaces.max_steps
@@ -146,11 +149,11 @@ class Game(ABC):
         )
 
     def close(self) -> None:  # noqa: B027  # not a hook: no game holds anything to release
-        """Do nothing, for nothing is held."""
+        """Do nothing: there are no resources to release."""
 
     @abstractmethod
     def _outcome(self, action: ActionArray) -> tuple[NDArray[np.float64], BoolArray, NDArray[np.intp] | None]:
-        """Rewards [B], whether an episode ends now and is won [B], and the states it leads to [B]; None: the end."""
+        """Rewards [B], whether an episode ends now and is won [B], and the next states [B] (None at the end)."""
 
     def _start(self) -> Frame:
         self._step = 0
@@ -163,7 +166,7 @@ class Game(ABC):
         return Frame(obs=(obs_NBO,), state=np.zeros((self.batch, states), np.float32))
 
     def _show(self, frame: Frame, state_B: NDArray[np.intp] | None) -> Frame:
-        """Write the state into a frame, one-hot; zeros after the end."""
+        """Write the state into a frame, one-hot; zeros in a terminal state."""
         states = self.spaces.state_size
         shown_BS = 0.0 if state_B is None else np.eye(states, dtype=np.float32)[state_B]
         assert frame.state is not None
@@ -173,7 +176,7 @@ class Game(ABC):
 
 
 class Matrix(Game):
-    """Two agents act once, at the same time, and are paid by a table."""
+    """A one-shot matrix game: two agents act once, at the same time, and get the reward of a table."""
 
     def __init__(self, options: MatrixOptions, batch: int) -> None:
         self._table = options.table()
@@ -185,10 +188,10 @@ class Matrix(Game):
 
 
 class TwoStep(Game):
-    """The two-step game of Rashid et al. (2018, §5.1): agent_0's first action chooses the table of the second.
+    """The two-step game of Rashid et al. (2018, §5.1): agent_0's first action chooses the table of the second step.
 
-    State 2A pays 7 whatever is done; state 2B pays 8 if both agents choose 1 there, and less otherwise. A learner
-    whose team value is a sum of its agents' misjudges 2B and takes the 7.
+    State 2A gives 7 for all actions; state 2B gives 8 if both agents choose 1, and less otherwise. A learner whose
+    team value is a sum of its agents' values (VDN) underestimates 2B and ends with 7.
     """
 
     def __init__(self, options: NoOptions, batch: int) -> None:
@@ -204,7 +207,9 @@ class TwoStep(Game):
 
 
 class Target(Game):
-    """Each agent chooses a number in [-1, 1] once; all are paid 1 minus the mean squared distance to the targets."""
+    """A one-shot continuous game: each agent chooses a number in [-1, 1]; the reward of all is 1 minus the mean squared
+    distance to the targets.
+    """
 
     def __init__(self, options: TargetOptions, batch: int) -> None:
         self._target_N1 = np.array(options.targets, np.float64)[:, None]

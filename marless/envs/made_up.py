@@ -1,7 +1,7 @@
-"""An environment without sense for any spaces, in which everything that can happen to a learner does, soon.
+"""A synthetic environment for any spaces, which covers edge cases within few steps.
 
-For checks, ours and third parties': agents die, actions are illegal, episodes end and are cut off. Suffixes as in
-`marless.envs.base`.
+For tests of marless and of other packages: agents die, actions are illegal, episodes terminate and are truncated. Shape
+suffixes as in `marless.envs.base`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from marless.envs.base import (
 )
 
 _END = 0.1
-"""Probability that an agent terminates in a step; that the whole team does, where agents never leave by themselves."""
+"""Probability per step that an agent terminates or, if the spaces have no deaths, that the whole team does."""
 _LEGAL = 0.6
-"""Probability that an action is legal, where some are not; the first always is."""
+"""Probability that an action is legal, if the spaces have masks; the first action always is."""
 
 
 class MadeUp:
-    """Agents see noise and are paid for repeating it: a discrete action earns what the agent saw at its place
-    (counted round), a component of a continuous one costs its distance from that.
+    """Agents observe noise. The reward of a discrete action a is component a of the observation (modulo its size);
+    a continuous action costs the sum of its components' distances from those of the observation.
     """
 
     def __init__(self, spaces: EnvSpaces, batch: int) -> None:
@@ -44,7 +44,7 @@ class MadeUp:
         return self._frame
 
     def step(self, actions: tuple[ActionArray, ...]) -> Transition:
-        """See `BatchedEnv`; raises ValueError for an action that is not there, or is illegal for a living agent."""
+        """See `BatchedEnv`; raises ValueError for an action out of range, or an illegal one of an agent alive."""
         rewards = tuple(self._paid(k, action) for k, action in enumerate(actions))
         terminated = self._terminations()
         left = tuple(alive & ~over for alive, over in zip(self._alive, terminated, strict=True))
@@ -62,7 +62,7 @@ class MadeUp:
         """See `BatchedEnv`."""
 
     def _view(self, alive: tuple[BoolArray, ...]) -> Frame:
-        """What living agents see next."""
+        """Draw the next frame, with `alive` agents."""
         self._alive = alive
         spaces, rng = self.spaces, self._rng
         obs = tuple(
@@ -108,7 +108,7 @@ class MadeUp:
 
 
 def _joined(going_on: Frame, fresh: Frame, ended_B: BoolArray) -> Frame:
-    """`fresh` in copies that ended, `going_on` in the others."""
+    """A frame with the arrays of `fresh` in copies that ended, and of `going_on` in the others."""
 
     def pick(old: tuple[BoolArray, ...] | None, new: tuple[BoolArray, ...] | None) -> tuple[BoolArray, ...] | None:
         if old is None or new is None:

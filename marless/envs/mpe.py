@@ -7,8 +7,8 @@ p ← p + 0.1·v and v ← 0.75·v + 0.1·(u + F), where u is the agents' own fo
 the contact force.
 
 Work arrays are entity-major with the copies last (E entities, M entities seen, 2 plane components, B copies), so that
-each array operation runs over contiguous copies. Observations are written once, feature-major; what an agent class
-sees and the global state are views of those rows.
+each array operation runs over contiguous copies. Observations are written once, feature-major; the observations of an
+agent class and the global state are views of those rows.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CONTACT_DISTANCE = 0.30
 CONTACT_FORCE = 100.0
 CONTACT_MARGIN = 1e-3
 CONTACT_REACH = CONTACT_DISTANCE + 40 * CONTACT_MARGIN
-"""Beyond it the contact force is below 1e-18 and left out."""
+"""Distance beyond which the contact force is below 1e-18 and left out."""
 
 PUSH_2A = FORCE * np.array([[0, -1, 1, 0, 0], [0, 0, 0, -1, 1]], dtype=np.float64)
 """Force of each discrete action: nothing, left, right, down, up."""
@@ -45,13 +45,13 @@ class ParticleOptions:
     """Options of both games."""
 
     agents: int
-    """How many (good) agents; mpe2's `N`."""
+    """Number of (good) agents; mpe2's `N`."""
     landmarks: int | None = None
-    """How many landmarks; as many as agents unless given, which is all that mpe2 offers."""
+    """Number of landmarks; None: as many as agents, which is the only choice in mpe2."""
     max_cycles: int = 25
     """Env steps after which an episode is truncated."""
     continuous_actions: bool = False
-    """False: 5 actions (nothing, left, right, down, up). True: 5 numbers in [0, 1], how much of each."""
+    """False: 5 actions (nothing, left, right, down, up). True: 5 numbers in [0, 1], the strength of each."""
 
     def __post_init__(self) -> None:
         for name in ("agents", "landmarks", "max_cycles"):
@@ -89,7 +89,7 @@ class SpreadOptions(ParticleOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class AdversaryOptions(ParticleOptions):
-    """Options of `simple_adversary`; the one adversary comes on top of `agents`."""
+    """Options of `simple_adversary`; `agents` does not count the one adversary."""
 
     agents: int = 2
 
@@ -99,7 +99,7 @@ def _is_count(value: object) -> bool:
 
 
 class ParticleEnv(ABC):
-    """What the games share: motion, relative positions, and episodes that end together in all copies."""
+    """Base of the games: motion, relative positions, and episodes that end at the same step in all copies."""
 
     spaces: EnvSpaces
     batch: int
@@ -138,7 +138,7 @@ class ParticleEnv(ABC):
         return self._frame
 
     def step(self, actions: tuple[ActionArray, ...]) -> Transition:
-        """Move every agent once; all copies are truncated together, after `max_cycles` env steps."""
+        """Move every agent once; all copies are truncated at the same step, after `max_cycles` env steps."""
         self._move(actions)
         self._look()
         self._score()
@@ -178,7 +178,7 @@ class ParticleEnv(ABC):
         """Write the rewards of the present positions into `_rewards_NB`."""
 
     def _goal(self) -> FloatArray64 | None:
-        """Where copy 0 has its goal, if the game has one."""
+        """Position [2] of the goal in copy 0; None if the game has no goal."""
         return None
 
     def _place(self) -> None:
@@ -220,12 +220,12 @@ class ParticleEnv(ABC):
 
 
 class SimpleSpread(ParticleEnv):
-    """N agents cover landmarks together and keep from bumping into one another.
+    """Cooperative: N agents cover landmarks together and avoid collisions with one another.
 
     Reward of agent i: (1 − λ)·G + λ·L_i with G = −Σ over landmarks of the nearest agent's distance and L_i
     = −(number of other agents nearer than 0.30). Observation: own velocity, own position, landmarks and
-    then other agents (in order) relative to it, and 2·(N − 1) zeros: messages of the others, who are silent
-    here.
+    then other agents (in order) relative to it, and 2·(N − 1) zeros in place of the others' messages, as no
+    agent communicates in this game.
     """
 
     rewards = "cooperative"
@@ -254,11 +254,11 @@ class SimpleSpread(ParticleEnv):
         if not near[0].size:
             return
         agent, other, copy = near
-        # Agents in exactly the same place have no direction to part in; mpe2 answers NaN, we leave them be.
+        # Agents at exactly the same position have no contact direction: mpe2 gives NaN, here there is no force.
         dist = np.maximum(self._dist_NMB[agent, self._marks + other, copy], np.finfo(np.float64).tiny)
         overlap = CONTACT_MARGIN * np.logaddexp(0.0, (CONTACT_DISTANCE - dist) / CONTACT_MARGIN)
         for component in range(2):
-            # One contact after another and each product in mpe2's order: contacts are stiff and amplify rounding.
+            # Contacts one by one, and products in mpe2's order, because stiff contacts amplify rounding errors.
             towards = self._rel_NM2B[agent, self._marks + other, component, copy]
             force_NB = self._force_N2B[:, component]
             np.subtract.at(force_NB, (agent, copy), CONTACT_FORCE * towards / dist * overlap)
@@ -272,7 +272,7 @@ class SimpleSpread(ParticleEnv):
 
 
 class SimpleAdversary(ParticleEnv):
-    """One adversary looks for the goal, which N good agents know; agents pass through one another.
+    """Competitive: one adversary looks for the goal, which N good agents know; agents pass through one another.
 
     The goal is one of the landmarks. Reward: the adversary's is −d(adversary, goal); every good agent's is
     d(adversary, goal) − the nearest good agent's distance. Observation: the goal (good agents only), then
@@ -317,7 +317,7 @@ class SimpleAdversary(ParticleEnv):
 
 
 def _seen(movers: int, marks: int) -> NDArray[np.intp]:
-    """For each agent, the entities it sees, in order: every landmark, then every other agent."""
+    """[agents, M]: for each agent, the indices of the entities it sees: every landmark, then every other agent."""
     landmarks = range(movers, movers + marks)
     return np.array([[*landmarks, *(j for j in range(movers) if j != i)] for i in range(movers)], np.intp)
 

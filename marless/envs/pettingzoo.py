@@ -1,13 +1,14 @@
-"""A PettingZoo environment as a batched one: `pettingzoo/<module>`, or `pettingzoo/<module>:<callable>`.
+"""Adapts PettingZoo environments to the batched protocol: `pettingzoo/<module>`, or `pettingzoo/<module>:<callable>`.
 
 The module's `parallel_env` is preferred to its turn-based `env` (AEC), which is converted. The B copies are Python
-objects stepped one after another, so speed is theirs. What PettingZoo leaves open is settled here:
+objects that are stepped one after another, so the speed is that of the environment. Where PettingZoo does not define
+the behaviour, these rules do:
 
 - agents with equal spaces form one class; observations are flattened (numbers unscaled, discrete ones one-hot);
-- an agent that is not in the game sees zeros and earns nothing; its only legal action is 0, and so it is for an
-  agent whose own mask allows nothing (it is not its turn): such steps teach a policy nothing;
-- the episode is truncated if it is over and some agent was cut off without a terminal state; an agent that leaves
-  earlier, for whatever reason, has terminated;
+- an absent agent observes zeros and has reward 0; its only legal action is 0, as for an agent whose own mask allows no
+  action (it is not its turn): such steps have no effect on a policy's gradient;
+- the episode is truncated if it is over and some agent was truncated, not terminated; an agent that leaves earlier, for
+  whatever reason, counts as terminated;
 - every episode of every copy starts from a seed of its own, drawn from the seed of `reset`.
 """
 
@@ -49,7 +50,7 @@ try:
 except ModuleNotFoundError as missing:
     raise SpecError(f"needs {missing.name}, which is not installed; pip install 'marless[pettingzoo]'") from None
 
-# Any stands for PettingZoo's and Gymnasium's own objects throughout: third parties' need not subclass anything.
+# Any stands for PettingZoo's and Gymnasium's objects, because third-party ones need not subclass anything.
 ParallelEnv = Any
 Space = Any
 MASK = "action_mask"
@@ -63,11 +64,11 @@ _INSTALLED_BY: Mapping[str, str] = MappingProxyType(
         "cogrid": "marless[overcooked]",
     }
 )
-"""Module → what brings it and what it needs, as pip takes it; nothing else is ever recommended to be installed."""
+"""pip requirement that installs each module; messages recommend nothing else."""
 
 
 def adapt(place: allowed.Place, options: Mapping[str, Any], batch: int) -> BatchedEnv:
-    """Make `batch` copies of the environment there; raises SpecError if it cannot be found, built or used."""
+    """Make `batch` copies of the environment at `place`; raises SpecError if it cannot be found, built or used."""
     place.check_options(list(options))
     module = _imported(place.module)
     construct = _constructor(place, module)
@@ -98,9 +99,9 @@ def _constructor(place: allowed.Place, module: ModuleType) -> Callable[..., Para
 
 
 def _not_found(module: str, missing: str) -> str:
-    """What to say of a module that cannot be imported because `missing` is not there.
+    """The message for a module that cannot be imported because `missing` is not installed.
 
-    Commands to install come from `_INSTALLED_BY` alone: `module` may be a stranger's word.
+    Its commands come from `_INSTALLED_BY` alone, because `module` may be untrusted input.
     """
     known = next((extra for name, extra in _INSTALLED_BY.items() if f"{module}.".startswith(f"{name}.")), "")
     hint = f": pip install '{known}'" if known else ""
@@ -131,7 +132,7 @@ def _build(construct: Callable[..., Any], options: Mapping[str, Any]) -> Paralle
 
 
 def _known_options(module: ModuleType, construct: Callable[..., Any]) -> list[str]:
-    """Names of the options, from the signature behind PettingZoo's usual `**kwargs` wrappers; empty if hidden."""
+    """Names of the options, from the signature behind PettingZoo's usual `**kwargs` wrappers; [] if it is unknown."""
     for candidate in (construct, getattr(module, "raw_env", construct)):
         try:
             parameters = inspect.signature(candidate).parameters.values()
@@ -144,7 +145,7 @@ def _known_options(module: ModuleType, construct: Callable[..., Any]) -> list[st
 
 @dataclass(frozen=True)
 class _Codec:
-    """Translates the observations and actions of one agent class."""
+    """Converts the observations and actions of one agent class."""
 
     observation: Space
     """Without its action mask."""
@@ -183,7 +184,7 @@ class _Codec:
 
 
 class _Seats:
-    """Which agent sits in which row of which class, and how to translate for it."""
+    """Maps each agent to its class and its row there, and each class to its codec."""
 
     def __init__(self, env: ParallelEnv, observations: Mapping[Any, Any]) -> None:
         if not hasattr(env, "possible_agents"):
@@ -219,7 +220,7 @@ def _name(agent: Any) -> str:
 
 def _codec(env: ParallelEnv, agent: Any, observations: Mapping[Any, Any]) -> _Codec:
     try:
-        with warnings.catch_warnings():  # PettingZoo warns before it fails for an environment without spaces
+        with warnings.catch_warnings():  # without spaces, PettingZoo warns before it raises
             warnings.simplefilter("ignore")
             space, action = env.observation_space(agent), env.action_space(agent)
     except AttributeError:
@@ -250,7 +251,7 @@ class _View:
     def write(
         self, b: int, env: ParallelEnv, present: Sequence[Any], seen: tuple[Mapping[Any, Any], Mapping[Any, Any]]
     ) -> None:
-        """Fill in copy b: what the agents that are present see; `seen` holds observations and infos."""
+        """Write the arrays of copy b for the agents that are present; `seen` holds observations and infos."""
         observations, infos = seen
         for k in range(len(self.obs)):
             self.obs[k][:, b] = 0.0
@@ -269,7 +270,7 @@ class _View:
             self.state[b] = np.ravel(env.state())
 
     def copy_from(self, other: _View) -> None:
-        """Become equal to another view of the same environment."""
+        """Copy all arrays from another view of the same environment."""
         for mine, theirs in zip(self._arrays(), other._arrays(), strict=True):
             np.copyto(mine, theirs)
 
@@ -292,7 +293,7 @@ class PettingZooEnv:
     def __init__(self, envs: Sequence[ParallelEnv]) -> None:
         self._envs = list(envs)
         self.batch = len(envs)
-        # Some environments know their spaces, and all show whether they have masks and a state, only after a reset.
+        # A reset first: some environments define their spaces only then, and only then masks and state can be seen.
         observations, infos = envs[0].reset(seed=0)
         self._seats = _Seats(envs[0], observations)
         self.spaces = EnvSpaces(
@@ -309,14 +310,14 @@ class PettingZooEnv:
         self._last_picture: NDArray[np.uint8] | None = None
 
     def reset(self, seed: int) -> Frame:
-        """Start an episode in every copy, each from a seed of its own."""
+        """Start an episode in every copy, each with a seed of its own."""
         self._rngs = [np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(self.batch)]
         for b in range(self.batch):
             self._start(b, self._now)
         return self._now.frame
 
     def step(self, actions: tuple[ActionArray, ...]) -> Transition:
-        """Let all living agents act in every copy, one copy after another; copies that end start anew."""
+        """Let all agents alive act in every copy, one copy after another; copies whose episode ends are reset."""
         shapes = [(len(c.agents), self.batch) for c in self.spaces.classes]
         rewards = tuple(np.zeros(shape) for shape in shapes)
         terminated = tuple(np.zeros(shape, np.bool_) for shape in shapes)
@@ -376,7 +377,7 @@ class PettingZooEnv:
 
 
 class _Outcome:
-    """What a parallel step means for the episode; see the module's head."""
+    """The meaning of a parallel step for the episode, by the rules in the module's docstring."""
 
     def __init__(self, env: ParallelEnv, acted: Sequence[Any], result: tuple[Any, ...]) -> None:
         observations, self.rewards, terminations, truncations, infos = result
@@ -397,6 +398,6 @@ def _state_size(env: ParallelEnv) -> int:
     except NotImplementedError:
         return 0
     except AttributeError as error:
-        if error.name == "state":  # it has none, or wraps an environment that has none
+        if error.name == "state":  # it, or the environment that it wraps, has none
             return 0
         raise SpecError(f"its state() is broken: {error}") from error

@@ -1,8 +1,9 @@
-"""Environments by name: `mpe/<game>` and `game/<game>` are ours, `pettingzoo/<module>` adapts those of PettingZoo and
-of packages that the operator allows (`marless.envs.allowed`).
+"""Makes environments by name.
 
-Others join through the entry-point group `marless.envs`: the entry's name is the environment's, its object a
-callable `(options, batch) -> BatchedEnv` that raises SpecError for options it cannot use.
+`mpe/<game>` and `game/<game>` are part of marless; `pettingzoo/<module>` adapts environments of PettingZoo and of
+packages that the operator allows (`marless.envs.allowed`). Other packages register environments in the entry-point
+group `marless.envs`: the entry's name is the environment's name, its object a callable `(options, batch) -> BatchedEnv`
+that raises SpecError for invalid options.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ OptionsType = TypeVar("OptionsType")
 
 ENTRY_POINTS = "marless.envs"
 PETTINGZOO = "pettingzoo/"
-"""What follows is a module, e.g. `pettingzoo/mpe2.simple_spread_v3`; `marless.envs.allowed` says which."""
+"""Prefix before a module's name, e.g. `pettingzoo/mpe2.simple_spread_v3`; see `marless.envs.allowed`."""
 
 
 def make(name: str, options: Options, batch: int) -> BatchedEnv:
-    """Build `batch` copies of an environment; raises SpecError for an unknown name or option, whatever it meets."""
+    """Make `batch` copies of an environment; raises SpecError for an unknown name, and for all of its errors."""
     if batch < 1:
         raise SpecError(f"environment {name}: needs at least one copy, got {batch}")
     factory = _factory(name)
@@ -38,7 +39,7 @@ def make(name: str, options: Options, batch: int) -> BatchedEnv:
 
 
 def spaces(name: str, options: Options) -> EnvSpaces:
-    """What an environment's agents see and do; raises SpecError as `make` does."""
+    """Make an environment once to read its spaces; raises SpecError as `make` does."""
     env = make(name, options, 1)
     with _blaming(name):
         try:
@@ -49,9 +50,9 @@ def spaces(name: str, options: Options) -> EnvSpaces:
 
 @contextmanager
 def _blaming(name: str) -> Iterator[None]:
-    """Raises SpecError for whatever an environment raises at options that a job chose.
+    """Turn every error of an environment into a SpecError.
 
-    Also for SystemExit and its like, which would end the service that makes the environment.
+    This includes SystemExit and its like, which would otherwise end the service that makes the environment.
     """
     try:
         yield
@@ -61,7 +62,7 @@ def _blaming(name: str) -> Iterator[None]:
         raise
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
-            raise  # by the user, not by the environment
+            raise  # raised by Ctrl-C, not by the environment
         raise SpecError(f"environment {name}: cannot be made with these options: {told(error)}") from error
 
 
@@ -71,7 +72,7 @@ def one_by_one(name: str) -> bool:
 
 
 def read_options(options_type: type[OptionsType], options: Options) -> OptionsType:
-    """Make an options dataclass; raises SpecError, with the nearest match, for an option it does not have."""
+    """Make an options dataclass; raises SpecError, with the nearest match, for an unknown option."""
     known = [field.name for field in dataclasses.fields(options_type)]  # type: ignore[arg-type]  # any dataclass
     for option in options:
         if option not in known:
@@ -111,7 +112,7 @@ _OURS: Mapping[str, Factory] = MappingProxyType(
 
 
 def _adapted(path: str, options: Options, batch: int) -> BatchedEnv:
-    place = allowed.place(path)  # before anything of PettingZoo's is imported
+    place = allowed.place(path)  # checked before PettingZoo is imported
     from marless.envs import pettingzoo
 
     return pettingzoo.adapt(place, options, batch)
@@ -122,11 +123,11 @@ def _factory(name: str) -> Factory:
         return _OURS[name]
     if name.startswith(PETTINGZOO):
         return partial(_adapted, name.removeprefix(PETTINGZOO))
-    from importlib import metadata  # here, because it would cost every actor 2.5 MB
+    from importlib import metadata  # imported here: it would cost every actor 2.5 MB
 
     theirs = metadata.entry_points(group=ENTRY_POINTS)
 
-    def loaded(options: Options, batch: int) -> BatchedEnv:  # loads when called: `make` says what its package raises
+    def loaded(options: Options, batch: int) -> BatchedEnv:  # loads when called, so that `make` reports its errors
         factory: Factory = theirs[name].load()
         return factory(options, batch)
 

@@ -12,33 +12,33 @@ from marless.nets import actions
 
 
 def relaxed(logits_PAM: Tensor, gumbel_PAM: Tensor, legal_PAM: Tensor | None, temperature: float) -> Tensor:
-    """A sample of the Gumbel-softmax, softmax((z + g) / τ): near a one-hot vector for small τ; 0 for illegal actions.
+    """A sample of the Gumbel-softmax, softmax((z + g) / τ): close to one-hot for small τ, and 0 for illegal actions.
 
-    `gumbel` are −log(−log u) of uniform u, or 0 for the relaxed distribution itself.
+    `gumbel` is −log(−log u) for uniform u, or 0 for the softmax without noise.
     Source: Jang et al. 2017, eq. 2.
     """
     _same_shape(logits_PAM, gumbel_PAM)
     noisy_PAM = logits_PAM + gumbel_PAM
     if legal_PAM is not None:
         noisy_PAM = noisy_PAM.masked_fill(~legal_PAM, actions.ILLEGAL_LOGIT)
-    # Not torch.softmax: along this dimension its last bits depend on the number of threads.
+    # Not torch.softmax: along this dimension, its last bits depend on the number of threads.
     return torch.log_softmax(noisy_PAM / temperature, dim=1).exp()
 
 
 def relaxed_gradient(relaxed_PAM: Tensor, d_action_PAM: Tensor, temperature: float) -> Tensor:
-    """The gradient at the logits, y (∂L/∂y − Σ y ∂L/∂y) / τ, given the one at the relaxed action y."""
+    """The gradient with respect to the logits, y (∂L/∂y − Σ y ∂L/∂y) / τ, given that at the relaxed action y."""
     _same_shape(relaxed_PAM, d_action_PAM)
     inner_P1M = (relaxed_PAM * d_action_PAM).sum(dim=1, keepdim=True)
     return (d_action_PAM - inner_P1M).mul_(relaxed_PAM).div_(temperature)
 
 
 def hardest(relaxed_PAM: Tensor) -> Tensor:
-    """The one-hot vector of the largest entry. Of a Gumbel-softmax sample it is an exact draw from softmax(z)."""
+    """The one-hot vector of the largest entry. For a Gumbel-softmax sample, it is an exact sample of softmax(z)."""
     return torch.zeros_like(relaxed_PAM).scatter_(1, relaxed_PAM.argmax(dim=1, keepdim=True), 1.0)
 
 
 def bounded_gradient(action_PAM: Tensor, d_action_PAM: Tensor) -> Tensor:
-    """The gradient at z of a = tanh z, given the one at a: (1 − a²) ∂L/∂a."""
+    """The gradient with respect to z for a = tanh z, given that at a: (1 − a²) ∂L/∂a."""
     _same_shape(action_PAM, d_action_PAM)
     return d_action_PAM - action_PAM.square() * d_action_PAM
 

@@ -1,4 +1,7 @@
-"""Generalised advantage estimation on whole trajectories."""
+"""Generalised advantage estimation (GAE) on whole trajectories.
+
+Shapes: N agents, T time, B environment copies, K cut segments.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,10 @@ from torch import Tensor
 def successor_values(
     value_NTB: Tensor, boot_value_NK: Tensor, boot_index_K: Tensor, cut_TB: Tensor, terminated_NTB: Tensor
 ) -> Tensor:
-    """The value after each step, [N, T, B].
+    """The value of the successor of each step, [N, T, B].
 
-    0 where the agent terminated; the bootstrap value where a segment was cut (`boot_index` t·B + b, ascending, tells
-    where); otherwise the value of the next observation. So a reset observation is never taken for a successor.
+    It is 0 where the agent terminated; the bootstrap value where a segment was cut (`boot_index`: t·B + b, ascending);
+    otherwise the value of the next observation. The first observation after a reset is never used as a successor.
     """
     agents, steps, batch = value_NTB.shape
     if terminated_NTB.shape != value_NTB.shape or cut_TB.shape != (steps, batch):
@@ -31,9 +34,10 @@ def successor_values(
 def advantages(
     reward_NTB: Tensor, value_NTB: Tensor, after_NTB: Tensor, ends_NTB: Tensor, *, gamma: float, gae_lambda: float
 ) -> Tensor:
-    """Advantages [N, T, B]: A_t = δ_t + γλ A_{t+1}, δ_t = r_t + γ V_after − V_t; the sum stops where a segment ends.
+    """Advantages [N, T, B]: A_t = δ_t + γλ A_{t+1}, δ_t = r_t + γ V_after − V_t.
 
-    `ends` is true after a termination or a cut; `after` comes from `successor_values`.
+    A_{t+1} counts as 0 where `ends` is true: where the agent terminated or a segment was cut. `after` comes from
+    `successor_values`.
     Source: Schulman et al. 2016, eq. 16 (in its recursive form).
     """
     if not reward_NTB.shape == value_NTB.shape == after_NTB.shape == ends_NTB.shape:

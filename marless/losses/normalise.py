@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 MOMENT_DECAY = 0.9
-"""Share of the running moments that a round leaves in place."""
+"""Decay of the running moments per round: the weight of the old ones."""
 
 
 def standardise(x_PM: Tensor, weight_PM: Tensor) -> Tensor:
@@ -30,7 +30,7 @@ def batch_moments(x_PKM: Tensor, weight_PKM: Tensor) -> Tensor:
 
 
 def update_moments(moments_PK3: Tensor, batch_PK3: Tensor) -> Tensor:
-    """Exponentially weighted moments after one more batch's; one without weight changes but the age of the others."""
+    """Exponentially weighted moments after one more batch; a batch without weight leaves mean and deviation unchanged."""
     return MOMENT_DECAY * moments_PK3 + (1 - MOMENT_DECAY) * batch_PK3
 
 

@@ -42,7 +42,7 @@ def approximate_kl(log_prob_PM: Tensor, old_PM: Tensor, weight_PM: Tensor) -> Te
 
 
 def clip_fraction(log_prob_PM: Tensor, old_PM: Tensor, weight_PM: Tensor, clip: float) -> Tensor:
-    """Share of samples whose ratio has left [1 − ε, 1 + ε], [P]."""
+    """Fraction of samples whose ratio is outside [1 − ε, 1 + ε], [P]."""
     _same_shape(log_prob_PM, old_PM, weight_PM)
     outside_PM = ((log_prob_PM - old_PM).exp() - 1).abs() > clip
     return (outside_PM * weight_PM).sum(dim=1)

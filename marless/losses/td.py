@@ -1,8 +1,7 @@
 """Targets and losses of temporal-difference learning.
 
-Shapes: N agents (or 1, a team), T time, E episodes side by side, M samples, P nets. A *successor's value* is the
-value of the state after a step. It is ignored where the agent terminated (discount 0), and used in full where an
-episode was only cut.
+Shapes: N agents (or 1 for a team), T time, E episodes, M samples, P nets. A *successor's value* is the value of the
+state after a step. It is ignored where the agent terminated (discount 0), and used where an episode was truncated.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ def lambda_returns(
 ) -> Tensor:
     """λ-returns [N, T, E]: G_t = r_t + γ_t ((1 − λ) V_t + λ G_{t+1}), V_t being the successor's value `after`.
 
-    `discount` is γ, or 0 where the agent terminated; `follows` is true where step t + 1 goes on with the same episode:
-    elsewhere G_t = r_t + γ_t V_t. λ = 0 gives targets of one step. Where V maximises over actions this is Peng's Q(λ)
-    (Peng & Williams 1996), which is not corrected for actions that were not greedy; EPyMARL's learners do the same.
+    `discount` is γ, or 0 where the agent terminated; `follows` is true where step t + 1 continues the same episode:
+    elsewhere G_t = r_t + γ_t V_t. λ = 0 gives one-step targets. If V is a maximum over actions, this is Peng's Q(λ)
+    (Peng & Williams 1996), without a correction for non-greedy actions, as in EPyMARL's learners.
     """
     _one_shape(reward_NTE, discount_NTE, after_NTE, follows_TE)
     result_NTE = reward_NTE + discount_NTE * after_NTE
@@ -31,9 +30,10 @@ def lambda_returns(
 def n_step_returns(
     reward_NTE: Tensor, discount_NTE: Tensor, after_NTE: Tensor, follows_TE: Tensor, n_step: int
 ) -> Tensor:
-    """Returns of n steps [N, T, E]: r_t + γ r_{t+1} + … + γⁿ V, of fewer where the episode ends before (Sutton 1988).
+    """n-step returns [N, T, E]: r_t + γ r_{t+1} + … + γⁿ V, with fewer steps where the episode ends before.
 
-    Arguments as of `lambda_returns`: G¹_t = r_t + γ_t V_t, and Gⁿ_t = r_t + γ_t Gⁿ⁻¹_{t+1} while the episode goes on.
+    Arguments as in `lambda_returns`: G¹_t = r_t + γ_t V_t, and Gⁿ_t = r_t + γ_t Gⁿ⁻¹_{t+1} within an episode.
+    Source: Sutton 1988.
     """
     _one_shape(reward_NTE, discount_NTE, after_NTE, follows_TE)
     result_NTE = reward_NTE + discount_NTE * after_NTE
@@ -48,7 +48,7 @@ def n_step_returns(
 def td_loss(error_PM: Tensor, weight_PM: Tensor, huber: float | None) -> Tensor:
     """Loss per net, [P]: Σ w · ℓ(δ), ℓ(δ) = δ²/2, or Huber's loss, linear beyond `huber`.
 
-    `weight` sums to 1 over the samples of a net that count, times their importance: 0 for padded steps and dead agents.
+    `weight` comes from `sample_weights`: 0 for padded steps and dead agents.
     Source: Mnih et al. 2015 (squared TD errors; their clipping of δ in the gradient is Huber's loss with huber = 1).
     """
     _same(error_PM, weight_PM)
@@ -65,10 +65,10 @@ def td_gradient(error_PM: Tensor, weight_PM: Tensor, huber: float | None) -> Ten
 
 
 def sample_weights(counts_PM: Tensor, importance_M: Tensor | None) -> Tensor:
-    """Weights [P, M] of samples: `counts` (1, or 0 for padding and the dead) over their sum, times importance.
+    """Weights [P, M] of samples: `counts` (1, or 0 for padding and dead agents) over their sum, times importance.
 
-    A net without a single sample that counts has weights 0. Importance weights (Schaul et al. 2016, §3.4) come
-    normalised by their largest: they only ever scale a step down.
+    A net without samples that count has weights 0. Importance weights are normalised by their maximum, so that they
+    only scale steps down (Schaul et al. 2016, §3.4).
     """
     weight_PM = counts_PM / counts_PM.sum(dim=1, keepdim=True).clamp_min(1.0)
     return weight_PM if importance_M is None else weight_PM * importance_M

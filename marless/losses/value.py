@@ -32,7 +32,7 @@ def value_gradient(
     error = value - target
     gradient = error if huber is None else error.clamp(-huber, huber)
     if clip is not None:
-        # Outside the clip range the clipped value is constant: no gradient where it has the greater loss.
+        # Outside the clip range the clipped value is constant: the gradient is 0 where it has the greater loss.
         moved = value - old
         clipped_error = old + moved.clamp(-clip, clip) - target
         gradient = gradient.masked_fill((moved.abs() > clip) & (clipped_error.abs() > error.abs()), 0.0)

@@ -1,1 +1,1 @@
-"""Trained policies outside of training: loaded, played, measured, filmed, handed on. No services, no torch."""
+"""Trained policies: load, run, evaluate, render and export them, without services and without torch."""

@@ -1,4 +1,4 @@
-"""Pictures of an environment as images with a caption, and those as an animated GIF. Needs Pillow (extra `render`)."""
+"""Draws scenes of an environment as captioned images, and saves them as an animated GIF. Needs Pillow (`render`)."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from marless.envs.base import EnvSpaces, Picture, Scene
 SIDE_PIXELS, CAPTION_PIXELS = 400, 28
 STEP_MS, LAST_MS = 100, 1500
 AGENT_RADIUS, LANDMARK_RADIUS = 0.15, 0.06
-"""In units of the plane: two discs of agents touch where two agents collide."""
+"""In units of the plane: the discs of two agents touch when the agents collide."""
 MARGIN = 0.2
 INK, PAPER, GOAL = "#333333", "#ffffff", "#2f9e57"
 COLOURS = ("#4a76b8", "#c8504b", "#d99a2b", "#7d5ba6")
-"""Of agent classes, counted from the last one: where there are adversaries, they come first."""
+"""Colours of agent classes, from the last class to the first, so that adversaries, which come first, differ."""
 _SMOOTH = 2
-"""Scenes are drawn so much larger and then reduced, which smooths their edges."""
+"""Factor by which scenes are drawn larger and then reduced, for smooth edges."""
 
 
 def draw(pictures: Sequence[Picture], captions: Sequence[str], spaces: EnvSpaces) -> list[Image.Image]:
-    """One image a picture. All scenes are shown in the same square of the plane, which holds all that ever happens."""
+    """One image per picture. All scenes show the same square of the plane, which contains all positions."""
     scenes = [picture for picture in pictures if isinstance(picture, Scene)]
     reach = max([1.0, *(float(np.abs([*s.agents, *s.landmarks]).max()) for s in scenes)]) + MARGIN
     drawn = [_scene(p, reach, spaces) if isinstance(p, Scene) else Image.fromarray(p) for p in pictures]
@@ -32,13 +32,13 @@ def draw(pictures: Sequence[Picture], captions: Sequence[str], spaces: EnvSpaces
 
 
 def save(images: Sequence[Image.Image], path: Path) -> None:
-    """Write a GIF that runs for ever and rests on its last image; raises OSError."""
+    """Write a looping GIF, which shows its last image longer; raises OSError."""
     durations = [STEP_MS] * (len(images) - 1) + [LAST_MS]
     images[0].save(path, format="GIF", save_all=True, append_images=images[1:], duration=durations, loop=0)
 
 
 def pixel(place: NDArray[np.float64], reach: float) -> tuple[float, float]:
-    """Where a place of the plane is on an image of SIDE_PIXELS that shows ±`reach` around the origin, y upwards."""
+    """Pixel coordinates of a point of the plane, in an image of SIDE_PIXELS that shows ±`reach` around the origin."""
     scale = SIDE_PIXELS / (2 * reach)
     return (reach + float(place[0])) * scale, (reach - float(place[1])) * scale
 
@@ -50,7 +50,7 @@ def _scene(scene: Scene, reach: float, spaces: EnvSpaces) -> Image.Image:
     colours = [COLOURS[-k % len(COLOURS)] for k in range(1 - len(sizes), 1) for _ in range(sizes[k - 1])]
     for place, colour in zip(scene.agents, colours, strict=True):
         _disc(canvas, place, reach, AGENT_RADIUS, colour)
-    for place in scene.landmarks:  # last, so that a landmark that is covered still shows
+    for place in scene.landmarks:  # last, so that agents do not cover landmarks
         wanted = scene.goal is not None and np.array_equal(place, scene.goal)
         _disc(canvas, place, reach, LANDMARK_RADIUS, GOAL if wanted else INK)
     return image.resize((SIDE_PIXELS, SIDE_PIXELS), Image.Resampling.LANCZOS)

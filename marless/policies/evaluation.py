@@ -1,4 +1,4 @@
-"""How good a team is: whole episodes played here, beside chance, without any service."""
+"""Evaluates a team on whole episodes in this process, together with the random baseline."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from marless.policies.team import Team
 from marless.record import Returns
 
 BATCH = 64
-"""Copies that play side by side."""
+"""Maximum number of environment copies that are stepped together."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """What an evaluation found."""
+    """The returns of an evaluation, with standard errors."""
 
     returns: Returns
     standard_errors: Mapping[str, float]
-    """Of `returns.per_agent`, over episodes."""
+    """Standard errors of `returns.per_agent`, over episodes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """A team's score and what chance scores on as many episodes from the same starts."""
+    """A team's score, and that of random actions on the same number of episodes with the same initial states."""
 
     team: Score
     chance: Score
@@ -46,10 +46,15 @@ def evaluate(
     explore: bool = False,
     told: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
-    """Play `episodes` episodes with the team, and with uniformly random legal actions.
+    """Run `episodes` episodes with the team, and as many with uniformly random legal actions.
 
-    `env` and `options` are those the team was trained in unless given; `told` hears how many episodes have ended, of
-    how many in all. Raises SpecError if the environment is not known or cannot be made, or if the team does not fit it.
+    Args:
+        env: Name of the environment; None: the one that the team was trained in.
+        options: Added to the options of training, if the environment is the same.
+        explore: Sample actions instead of acting greedily.
+        told: Called with the number of episodes that have ended, and the total.
+
+    Raises SpecError if the environment is unknown or cannot be made, or if the team does not fit it.
     """
     copies = environment(team, env, options, batch=min(episodes, BATCH))
     try:
@@ -68,9 +73,9 @@ def _tell(told: Callable[[int, int], None] | None, before: int, total: int, epis
 
 
 def environment(team: Team, env: str | None, options: Mapping[str, object] | None, *, batch: int) -> BatchedEnv:
-    """Make the environment that a team was trained in, or another; `options` add to those of its training.
+    """Make the environment that a team was trained in, or `env`; `options` are added to those of its training.
 
-    Raises SpecError if it is not known or cannot be made.
+    Raises SpecError if it is unknown or cannot be made.
     """
     name = env or team.origin.env
     if not name:
@@ -80,7 +85,7 @@ def environment(team: Team, env: str | None, options: Mapping[str, object] | Non
 
 
 def reported(origin: Origin) -> Returns | None:
-    """The greedy evaluation that a job recorded of these very policies; None if it did none, or is not here.
+    """The greedy evaluation that the job has recorded of these policies; None if there is none, or no run folder.
 
     Raises CorruptError if the job's records are damaged.
     """

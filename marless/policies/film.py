@@ -1,4 +1,4 @@
-"""A film of one episode, as an animated GIF. Needs Pillow (extra `render`)."""
+"""Renders one episode of a team as an animated GIF. Needs Pillow (extra `render`)."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ SUFFIX = ".gif"
 
 @dataclass(frozen=True)
 class Shot:
-    """One picture of a film."""
+    """One frame of the animation."""
 
     picture: Picture
     caption: str
 
 
 def check(path: Path) -> None:
-    """Refuse, before anything is played, a film that could not be written.
+    """Check, before the episode runs, that the GIF can be written.
 
-    Raises SpecError for a name that does not end with .gif and without Pillow, UnavailableError without its directory.
+    Raises SpecError for a name that does not end with .gif or if Pillow is missing, UnavailableError if the directory
+    does not exist.
     """
     if path.suffix.lower() != SUFFIX:
         raise SpecError(f"{path}: a film is an animated GIF; give it a name that ends with {SUFFIX}")
@@ -49,9 +50,9 @@ def film(
     seed: int,
     explore: bool = False,
 ) -> int:
-    """Play one episode and write it to `path`; returns the number of pictures: one of each state, the last included.
+    """Run one episode and write it to `path`; returns the number of frames: one per state, the last included.
 
-    Raises what `check` does, SpecError if the environment cannot be filmed, and OSError.
+    Raises the errors of `check`, SpecError if the environment cannot be rendered, and OSError.
     """
     check(path)
     from marless.policies import drawing
@@ -69,7 +70,7 @@ def film(
 
 
 def shoot(team: Team, stage: BatchedEnv, *, seed: int, explore: bool) -> list[Shot]:
-    """Play one episode of a single copy; raises SpecError if the environment shows no pictures."""
+    """Run one episode of a single copy; raises SpecError if the environment cannot be rendered."""
     if not isinstance(stage, Pictured):
         raise SpecError("cannot be filmed: it shows no pictures")
     policies, rng = team.acting(stage.spaces), np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""`load_policy`: a run folder, a checkpoint, a job id, or an exported policy becomes a team that acts."""
+"""`load_policy`: loads a team from a run folder, a checkpoint, a job id or an exported policy."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def load_policy(
 ) -> Team:
     """Load the newest policies of a job, or those after `round` rounds, ready to act.
 
-    Takes a run folder, a checkpoint's directory, an exported policy's file, or a job id, which is looked for in `runs`
-    (default: $MARLESS_RUNS, else ./runs). What is here is taken first; a warning says so where a job of `runs` has the
-    same name. Needs no torch.
+    Takes the path of a run folder, a checkpoint or an exported policy, or a job id, which is looked up in `runs`
+    (default: $MARLESS_RUNS, else ./runs). A path takes precedence; if a job in `runs` has the same name, a warning is
+    issued. Does not need torch.
 
-    Raises NotFoundError if there is no such thing or no such checkpoint, CorruptError if a file is damaged, and
-    SpecError for a `round` where there is just one, or a file of another kind.
+    Raises NotFoundError if nothing is found or there is no such checkpoint, CorruptError if a file is damaged, and
+    SpecError for a `round` of anything but a job, or a file of another kind.
     """
     home = Path(runs or os.environ.get("MARLESS_RUNS") or "runs")
     path = _find(str(path_or_job), home)
@@ -76,7 +76,7 @@ def _newest(checkpoints: DiskCheckpoints, name: str) -> Checkpoint:
         try:
             return checkpoints.load(known[-1], _ACTING)
         except NotFoundError:
-            if checkpoints.rounds()[-1:] == known[-1:]:  # else the job, which is training, has just replaced it
+            if checkpoints.rounds()[-1:] == known[-1:]:  # else the running job has just replaced it
                 raise
     raise NotFoundError(
         f"job {name} has no checkpoint yet; one is written every checkpoint.every rounds and at the end"
@@ -102,7 +102,7 @@ def _team(saved: Checkpoint, run_dir: Path | None) -> Team:
 
 
 def _origin(run_dir: Path | None, round_: int) -> Origin:
-    """What the run folder's resolved spec says, read without the checks that a job needs: they would bring pydantic."""
+    """Read the origin from the run folder's resolved spec, without validating it, which would import pydantic."""
     if run_dir is None:
         return Origin(round=round_)
     path = run_dir / "spec.yaml"

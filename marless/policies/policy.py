@@ -1,7 +1,7 @@
-"""One policy, where it comes from, and both as a single safetensors file.
+"""A trained policy with its origin, and their format as a single safetensors file.
 
-The file holds what a checkpoint's acting part holds, and in its metadata also the agents, the origin, and a sha256 over
-metadata and tensors, because safetensors itself would not notice a damaged weight.
+The file holds the acting part of a checkpoint; its metadata also has the agents, the origin, and a SHA-256 over
+metadata and tensors, because safetensors itself does not detect damaged weights.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from marless.nets.inputs import Inputs
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Where policies come from; a field is empty where that is not known."""
+    """The job and checkpoint that policies come from; fields are empty if unknown."""
 
     job: str = ""
     round: int = 0
@@ -38,7 +38,7 @@ class Origin:
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """One policy at one version, and the agents that play it."""
+    """One policy at one version, and the agents that use it."""
 
     name: str
     agents: tuple[str, ...]
@@ -47,7 +47,7 @@ class Policy:
 
     @property
     def obs_size(self) -> int:
-        """O, how many numbers one of its agents observes; raises CorruptError if its weights do not say."""
+        """O, the observation size of its agents; raises CorruptError if it does not follow from the weights."""
         weight = self.state.acting.get("policy.0.weight")
         if weight is None or weight.ndim != 2:
             raise CorruptError(f"policy {self.name}: its state holds no weights to act with")
@@ -58,7 +58,7 @@ class Policy:
 
     @property
     def action(self) -> Discrete | Box:
-        """Its agents' action space; raises CorruptError if its state does not say."""
+        """The action space of its agents; raises CorruptError if its metadata lack it."""
         try:
             return actions.parse(self.state.metadata.get("action", ""))
         except ValueError as error:
@@ -66,7 +66,7 @@ class Policy:
 
 
 def write(path: Path, policy: Policy, origin: Origin) -> None:
-    """Write a policy to a file, whole or not at all; raises OSError."""
+    """Write a policy to a file atomically; raises OSError."""
     metadata = {
         **policy.state.metadata,
         "policy": policy.name,
@@ -88,7 +88,7 @@ def write(path: Path, policy: Policy, origin: Origin) -> None:
 
 
 def read(path: Path) -> tuple[Policy, Origin]:
-    """Read what `write` wrote; raises OSError, CorruptError, or SpecError for a file of another kind."""
+    """Read a file of `write`; raises OSError, CorruptError, or SpecError for a file of another kind."""
     data = path.read_bytes()
     try:
         part = serial.decode_acting(data)
@@ -118,14 +118,14 @@ def read(path: Path) -> tuple[Policy, Origin]:
 
 
 def text(value: object) -> str:
-    """A text of a stranger's document that a terminal can show; raises TypeError for anything else."""
+    """Return untrusted `value` if it is printable text; raises TypeError for anything else."""
     if not isinstance(value, str) or not value.isprintable():
         raise TypeError(value)
     return value
 
 
 def options(value: object) -> Mapping[str, object]:
-    """The options of an environment in a stranger's document; raises TypeError for anything else."""
+    """Return untrusted `value` if it is a mapping with text keys; raises TypeError for anything else."""
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
         raise TypeError(value)
     return value

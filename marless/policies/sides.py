@@ -1,7 +1,7 @@
-"""What each side of a competitive game has learned: it plays against chance, and is compared with chance in its place.
+"""Evaluates each side of a competitive game against random opponents, compared with a random policy in its place.
 
-Where sides learn against one another, what one wins another loses: their mean return says nothing, and may end below
-that of random play though all have learned.
+When sides learn against each other, one side's gain is another's loss, so that their mean return does not measure
+progress: it may end below that of random actions although all sides have learned.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from marless.policies.team import Team
 
 @dataclass(frozen=True)
 class Side:
-    """One agent class against chance; mean undiscounted returns per agent of the class."""
+    """Mean undiscounted returns per agent of one agent class, against opponents that act at random."""
 
     greedy: float
     chance: float
-    """With chance in its place too, from the same starts."""
+    """The same with random actions in its place, from the same initial states."""
 
 
 def against_chance(team: Team, *, episodes: int, seed: int) -> Mapping[str, Side]:
-    """By agent class: its policies play greedily, all other classes uniformly over legal actions.
+    """Evaluate each agent class, by name: it acts greedily, and all others uniformly at random over legal actions.
 
-    Played in the environment of their training. Raises SpecError if that cannot be made, or the team does not fit it.
+    Runs in the environment of training. Raises SpecError if that cannot be made, or the team does not fit it.
     """
     copies = environment(team, None, None, batch=min(episodes, BATCH))
     try:
@@ -47,12 +47,12 @@ def against_chance(team: Team, *, episodes: int, seed: int) -> Mapping[str, Side
 
 
 def competitive(spaces: EnvSpaces) -> bool:
-    """True if agents of several classes play against one another."""
+    """True if the rewards are competitive and there are several agent classes."""
     return spaces.rewards == "competitive" and len(spaces.classes) > 1
 
 
 class _Chance:
-    """Acts uniformly over legal actions, and remembers nothing."""
+    """A stateless policy that acts uniformly at random over legal actions."""
 
     def __init__(self, agents: AgentClass, seed: int) -> None:
         self._agents = agents
@@ -67,15 +67,15 @@ class _Chance:
     def sample(
         self, obs_NBO: FloatArray, mask_NBA: BoolArray | None, rng: np.random.Generator
     ) -> tuple[ActionArray, FloatArray]:
-        """See `ActingPolicy`; all actions are equally likely, so log-probabilities are left at 0."""
+        """See `ActingPolicy`; log-probabilities are 0, as evaluations do not use them."""
         return chance_acts(self._agents, obs_NBO, mask_NBA, rng), np.zeros(obs_NBO.shape[:2], np.float32)
 
     def greedy(self, obs_NBO: FloatArray, mask_NBA: BoolArray | None) -> ActionArray:
-        """See `ActingPolicy`; chance has no preference, so it draws here too."""
+        """See `ActingPolicy`; random here, too, as no action is preferred."""
         return chance_acts(self._agents, obs_NBO, mask_NBA, self._rng)
 
     def to_env(self, action: ActionArray) -> ActionArray:
-        """See `ActingPolicy`; the box is drawn from directly."""
+        """See `ActingPolicy`; actions are drawn within the box already."""
         return action
 
 

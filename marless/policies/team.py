@@ -1,4 +1,4 @@
-"""A team of trained policies that acts, one observation or a batch at a time."""
+"""A team of trained policies, which acts on single observations or batches."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from marless.nets.acting import ActingPolicies
 from marless.policies.policy import Origin, Policy, write
 
 MOST_BYTES = 2**32
-"""Of the weights of all agents."""
+"""Maximum total size of the weights of all agents."""
 
 
 class Team:
-    """Trained policies by agent. Not safe to share between threads: buffers are reused from call to call.
+    """Trained policies by agent. Not thread-safe: buffers are reused between calls.
 
-    Policies with memory remember what they saw and did since `begin`, or since the team was loaded.
+    The memory of recurrent policies covers the time since `begin`, or since the team was loaded.
     """
 
     def __init__(self, policies: Sequence[Policy], players: Mapping[str, ActingPolicies], origin: Origin) -> None:
@@ -30,30 +30,29 @@ class Team:
         self._players = players
         self._rng = np.random.default_rng()
         self._begun: dict[str, int] = {}
-        """In how many copies those are in mid-episode who remember it."""
+        """Number of copies in mid-episode, by agent with memory."""
 
     @classmethod
     def of(cls, policies: Sequence[Policy], origin: Origin) -> Team:
-        """Make the policies ready to act; raises CorruptError if the weights of one do not fit together."""
+        """Prepare policies for acting; raises CorruptError if their weights are inconsistent or too large."""
         _check_size(policies)
         players: dict[str, ActingPolicies] = {}
         for policy in policies:
-            for agent in policy.agents:  # each by itself: it may have a memory and an id of its own
+            for agent in policy.agents:  # one by one: each may have its own memory and id
                 alone = AgentClass(policy.name, (agent,), policy.obs_size, policy.action)
                 players[agent] = ActingPolicies.from_states(alone, [policy.state])
         return cls(policies, players, origin)
 
     @property
     def agents(self) -> tuple[str, ...]:
-        """Everyone who has a policy."""
+        """All agents that have a policy."""
         return tuple(self._players)
 
     def begin(self, copies: ArrayLike | None = None) -> None:
-        """Start new episodes: what policies with memory remember is forgotten; others have nothing to forget.
+        """Start new episodes: reset the memory of policies; without effect for policies without memory.
 
-        Where several copies are acted in at once, `copies` [B] may say in which of them an episode starts; by default
-        in all, and the next observations may be of any number of copies. Raises SpecError for another number in
-        mid-episode.
+        `copies`, bool [B], selects the copies in which an episode starts; None: all, after which the number of copies
+        may change. Raises SpecError for another number of copies than that of the observations so far.
         """
         if copies is None:
             self._begun.clear()
@@ -76,16 +75,16 @@ class Team:
         explore: bool = False,
         seed: int | None = None,
     ) -> dict[str, int | ActionArray]:
-        """What each agent that observes something does, greedily unless it is to explore.
+        """The actions of the agents in `observations`: greedy, or sampled with `explore`.
 
         An observation is [O], or [B, O] for B copies; its mask, True or 1 where an action is legal, is [A] or [B, A]. A
-        discrete action is an int, or int32 [B]; a continuous one float32 [A] or [B, A], within its box. Where a mask
-        allows nothing, the action is 0. `seed` restarts the team's stream of randomness, which begins anywhere.
+        discrete action is an int, or int32 [B]; a continuous one float32 [A] or [B, A], within its box. If a mask
+        allows no action, the action is 0. `seed` seeds the team's random generator, which starts unseeded.
 
-        With memory, a call is the next step of each agent's episode: call `begin` where new ones start.
+        With memory, a call is the next step of each agent's episode: call `begin` when new ones start.
 
-        Raises SpecError for an agent that has no policy, for an observation or a mask that does not fit, and for
-        another number of copies in mid-episode.
+        Raises SpecError for an agent without a policy, for an observation or a mask of another shape, and for another
+        number of copies in mid-episode.
         """
         if seed is not None:
             self._rng = np.random.default_rng(seed)
@@ -99,18 +98,18 @@ class Team:
         }
 
     def export(self, policy: str, path: str | Path) -> None:
-        """Write one policy to a file that `load_policy` reads, whole or not at all.
+        """Write one policy atomically to a file that `load_policy` reads.
 
-        Raises SpecError for a policy that the team does not have, OSError.
+        Raises SpecError for an unknown policy, OSError.
         """
         if policy not in self.policies:
             raise SpecError(unknown_name("policy", policy, self.policies))
         write(Path(path), self.policies[policy], self.origin)
 
     def acting(self, spaces: EnvSpaces) -> tuple[ActingPolicies, ...]:
-        """The policies stacked as an environment's agent classes need them; see `marless.data.rollout`.
+        """The policies, stacked per agent class of an environment, for the functions of `marless.data.rollout`.
 
-        Raises SpecError if an agent has no policy, or one that sees or does something else.
+        Raises SpecError if an agent has no policy, or one with other spaces.
         """
         states = {agent: policy.state for policy in self.policies.values() for agent in policy.agents}
         missing = [agent for agent in spaces.agents if agent not in states]
@@ -151,7 +150,9 @@ class Team:
 
 
 def _check_size(policies: Sequence[Policy]) -> None:
-    """Each agent gets weights of its own: a small file may say that a million agents play its policy."""
+    """Raise CorruptError for too many agents, too large or non-finite weights: each agent gets a copy of its weights,
+    and a small file may declare a million agents.
+    """
     agents = sum(len(policy.agents) for policy in policies)
     held = sum(len(policy.agents) * sum(each.nbytes for each in policy.state.acting.values()) for policy in policies)
     if agents > MAX_AGENTS or held > MOST_BYTES:

@@ -1,1 +1,1 @@
-"""What recorded rounds would have taken, decided and cost elsewhere: on another cluster, or under other policies."""
+"""Replays recorded rounds under other scaling and sharing policies or on another cluster, and models time and cost."""

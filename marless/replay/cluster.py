@@ -1,24 +1,24 @@
-"""How long recorded rounds would have taken on a cluster of so many slots. Every figure of this module is modelled.
+"""Models how long recorded rounds would have taken on a cluster with a given number of slots (vCPUs).
 
-A recording says how long each function worked; where there were fewer slots than functions, they queued. The model puts
-the same functions onto other slots, a vCPU each, by list scheduling: whenever a slot is free, the longest function that
-is ready begins (Graham 1969; for functions that wait for nothing, that is LPT, at most 4/3 of the shortest makespan).
+A recording has the duration of each function. The model schedules the same functions onto other slots by list
+scheduling: whenever a slot is free, the longest ready function starts (Graham 1969; for independent functions this is
+LPT, whose makespan is at most 4/3 of the shortest).
 
 A round is modelled phase by phase, as it runs:
 
 - rollout: all actors are ready at once;
-- update: every function inside a learner is a function with a slot of its own, as the bill has it
-  (`marless.pricing.usage`, its part of reading and publishing included), and begins when those that it waits for have
-  ended, by the graph that the algorithm declared and the record kept. Gradient steps of functions that wait for one
-  another in each of them are taken as if all of one came before all of the other: a slot more would not have made any
-  of them wait less. Records without a graph are of PPO: post-processing first, then critics and policies at once. A
-  policy's curvature follows its training, the similarity of its agents post-processing;
+- update: every function inside a learner occupies a slot of its own, as it is billed (`marless.pricing.usage`,
+  including its share of reading and publishing), and starts when its predecessors in the algorithm's function graph, as
+  recorded, have ended. Functions that depend on each other in every gradient step are modelled as if all steps of one
+  preceded all steps of the other, because another slot would not shorten their waiting. Records without a graph are of
+  PPO: post-processing first, then critics and policies in parallel. A policy's curvature follows its training, and the
+  similarity of agents follows post-processing;
 - evaluation: all evaluations are ready at once;
-- to each phase is added what the coordinator saw of it before its first function was queued and after its last one
-  ended, and, in front of a function, what of its worker's start it had to wait for.
+- each phase also has the recorded time before its first function was queued and after its last one ended; a function
+  with a cold start also has the time that it waited for its worker.
 
-What this leaves out: a slot here is as fast as the recording machine was with as much running on it, and moving bytes
-takes as long as it took there.
+The model assumes that a slot is as fast as the recording machine was under its load at the time, and that data
+transfers take as long as they took there.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from marless.record import InvocationRecord, PhaseSeconds, RoundRecord
 from marless.spec import FunctionSize, FunctionsSpec
 
 MEASUREMENTS = ("curvature", "similarity")
-"""Functions inside a learner that no algorithm declares."""
+"""Functions inside a learner that are not in an algorithm's function graph."""
 _ROUNDING = 1e-9
-"""Slots are cut into lanes of floating-point width: 0.1 goes into 1 ten times."""
+"""Tolerance for rounding errors, so that functions of 0.1 vCPUs fit into 1 vCPU ten times."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,12 @@ class Task:
 
     seconds: float
     after: tuple[int, ...] = ()
-    """Numbers of the tasks that must have ended before."""
+    """Indices of the tasks that must end before it starts."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """When and where a task ran, in seconds after the schedule's start."""
+    """The lane, start and end of a scheduled task, in seconds from the schedule's start."""
 
     lane: int
     start_s: float
@@ -58,7 +58,7 @@ class Placement:
 
 
 def modelled(record: RoundRecord, functions: FunctionsSpec, slots: int) -> PhaseSeconds:
-    """Seconds that each phase of this round would have taken on `slots` vCPUs; never less than its longest function.
+    """Modelled seconds of each phase of a round on `slots` vCPUs; at least those of its longest function.
 
     Raises SpecError if a function is larger than the cluster.
     """
@@ -72,17 +72,17 @@ def modelled(record: RoundRecord, functions: FunctionsSpec, slots: int) -> Phase
 
 
 def modelled_run(records: Iterable[RoundRecord], functions: FunctionsSpec, slots: int) -> float:
-    """Seconds of all modelled phases of these rounds together; what lay between rounds is not in it."""
+    """Modelled seconds of all phases of these rounds together, without the time between rounds."""
     return sum(total(modelled(record, functions, slots)) for record in records)
 
 
 def total(phases: PhaseSeconds) -> float:
-    """Seconds of a round."""
+    """Seconds of all phases of a round."""
     return phases.rollout + phases.update + phases.evaluation
 
 
 def scheduled(record: RoundRecord, functions: FunctionsSpec, slots: int) -> PhaseSeconds:
-    """Seconds that the functions of each phase take on `slots` vCPUs, without what the coordinator saw around them."""
+    """Modelled seconds of the functions of each phase on `slots` vCPUs, without `overheads`."""
     actors, updates, evaluations = _tasks(record, functions)
     for_actors, for_learners = lanes(slots, functions.actor, "actor"), lanes(slots, functions.learner, "learner")
     return PhaseSeconds(
@@ -93,7 +93,7 @@ def scheduled(record: RoundRecord, functions: FunctionsSpec, slots: int) -> Phas
 
 
 def overheads(record: RoundRecord) -> PhaseSeconds:
-    """Seconds of each phase in which the coordinator waited for no function: its own work, messages, bookkeeping."""
+    """Recorded seconds of each phase before its first function was queued and after its last one ended."""
     rollout = [each for each in record.invocations if each.function == "actor"]
     evaluation = [each for each in record.invocations if each.function == "evaluation"]
     inner = [each for each in record.invocations if each.function not in WHOLE]
@@ -106,7 +106,7 @@ def overheads(record: RoundRecord) -> PhaseSeconds:
 
 
 def lanes(slots: int, size: FunctionSize, what: str = "function") -> int:
-    """How many functions of this size run at once on `slots` vCPUs; raises SpecError if not even one does."""
+    """Number of functions of this size that run at once on `slots` vCPUs; raises SpecError if none fits."""
     count = math.floor(slots / size.vcpus + _ROUNDING)
     if count < 1:
         raise SpecError(
@@ -116,9 +116,9 @@ def lanes(slots: int, size: FunctionSize, what: str = "function") -> int:
 
 
 def schedule(tasks: Sequence[Task], at_once: int) -> tuple[Placement, ...]:
-    """List scheduling, longest ready task first, the earlier one of two as long; in the order of `tasks`.
+    """List scheduling, longest ready task first, ties by index; returns placements in the order of `tasks`.
 
-    Raises ValueError if tasks wait for each other in a circle.
+    Raises ValueError if dependencies are circular.
     """
     waits, followers = [len(task.after) for task in tasks], _followers(tasks)
     ready = [(-task.seconds, number) for number, task in enumerate(tasks) if not task.after]
@@ -132,7 +132,7 @@ def schedule(tasks: Sequence[Task], at_once: int) -> tuple[Placement, ...]:
             placed[number] = Placement(heapq.heappop(free), now, now + tasks[number].seconds)
             heapq.heappush(running, (placed[number].end_s, number))
         now = running[0][0]
-        while running and running[0][0] <= now:  # whatever ends now has ended before the next, the longest, is chosen
+        while running and running[0][0] <= now:  # all tasks that end now, before the next is chosen
             _, done = heapq.heappop(running)
             heapq.heappush(free, placed[done].lane)
             for number in followers[done]:
@@ -159,7 +159,7 @@ def _followers(tasks: Sequence[Task]) -> list[list[int]]:
 
 
 def _tasks(record: RoundRecord, functions: FunctionsSpec) -> tuple[list[Task], list[Task], list[Task]]:
-    """The functions of rollout, update and evaluation, with the starts that they had to wait for."""
+    """The functions of rollout, update and evaluation as tasks, cold starts included."""
     timed = _timed(record, functions)
     actors = [Task(seconds) for each, seconds in timed if each.function == "actor"]
     evaluations = [Task(seconds) for each, seconds in timed if each.function == "evaluation"]
@@ -169,7 +169,10 @@ def _tasks(record: RoundRecord, functions: FunctionsSpec) -> tuple[list[Task], l
 
 
 def _timed(record: RoundRecord, functions: FunctionsSpec) -> list[tuple[InvocationRecord, float]]:
-    """Every function that counts, and how long it occupies its slot."""
+    """The functions to schedule, each with the seconds that it occupies its slot.
+
+    A learner is left out if the functions inside it are recorded.
+    """
     hosts = {each.index: each for each in record.invocations if each.function == HOST}
     hosting = {each.index for each in record.invocations if each.function not in (*WHOLE, HOST)}
     counted = [each for each in record.invocations if each.function != HOST or each.index not in hosting]
@@ -180,7 +183,7 @@ def _timed(record: RoundRecord, functions: FunctionsSpec) -> list[tuple[Invocati
 
 
 def waits(one: InvocationRecord, graph: Sequence[InvocationRecord]) -> tuple[int, ...]:
-    """What must have ended before a function inside a learner begins, as numbers of `graph`, which holds it too."""
+    """The predecessors of a function inside a learner, as indices of `graph`, which contains it."""
     if one.function == HOST:
         return ()
     beside = [(number, other) for number, other in enumerate(graph) if other.index == one.index]
@@ -191,21 +194,21 @@ def waits(one: InvocationRecord, graph: Sequence[InvocationRecord]) -> tuple[int
 
 
 def _comes_first(other: InvocationRecord, one: InvocationRecord) -> bool:
-    """The order of measurements, and of PPO's functions, where none was declared."""
+    """True if `other` precedes `one`: the order of measurements, and of PPO's functions in records without a graph."""
     if one.function == "curvature" and other.function == "policy":
         return other.name == one.name
     return other.function == "post_process" != one.function
 
 
 def awaited(invocation: InvocationRecord) -> float:
-    """Seconds that an invocation waited for its worker to start; the rest of the start was before, or is queueing."""
+    """Seconds that an invocation waited for the cold start of its worker; 0 for a warm one."""
     if not invocation.cold:
         return 0.0
     return min(max(invocation.init_s, 0.0), max(invocation.start_s - invocation.queued_s, 0.0))
 
 
 def span(invocations: Sequence[InvocationRecord]) -> float:
-    """Seconds from the first being queued to the last one's end; functions inside a learner are not queued."""
+    """Seconds from the first being queued (functions inside a learner: started) to the end of the last."""
     if not invocations:
         return 0.0
     begin = min(each.queued_s or each.start_s for each in invocations)

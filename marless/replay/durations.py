@@ -1,11 +1,11 @@
-"""How long functions would have worked that were not recorded: more or fewer actors, learners with other samples.
+"""Models the durations of functions that were not recorded: other numbers of actors, or learners with other samples.
 
-Actors are drawn from those that were recorded, in this round or the nearest ones. A learner's function takes what it
-took in the recorded round, times the ratio of what a line through all recorded executions of its kind says of its new
-and its old number of samples. The line is fitted by least squares, with neither end below zero; a run that recorded
-one number of samples only says nothing of the slope, and then time is taken as proportional to samples. Algorithms
-that draw their batches from a replay go over as many samples in each round, whatever it sampled; only their
-post-processing, which takes in the round, is fitted to it, and where one size was recorded taken as constant.
+Actors are drawn from the recorded ones of this round or the nearest rounds. The duration of a learner's function is the
+recorded one, scaled by the ratio of a fitted line at the new and the old number of samples. The line is fitted by least
+squares to all recorded executions of its kind, with non-negative coefficients; if all had the same number of samples,
+time is assumed to be proportional to samples. Algorithms that draw batches from a replay buffer process the same number
+of samples in each round; only their post-processing depends on the round's samples, and is assumed to be constant if
+all rounds had the same number.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 Pooling = Literal["pooled", "drawn"]
 ENOUGH = 16
-"""Recorded actors to draw from; a round that has fewer borrows from the nearest ones."""
+"""Minimum number of recorded actors to draw from; a round with fewer also uses those of the nearest rounds."""
 PER_SAMPLE = ("post_process", "critic", "mixer", "policy")
-"""Functions whose work grows with their samples; measurements work on a subset of fixed size."""
+"""Functions whose time grows with their samples; measurements use a subset of fixed size."""
 OF_SCOPE = ("post_process", "mixer")
-"""Functions that serve all policies of a scope, whatever they are named after; a joint critic has no policy's name."""
+"""Functions that serve all policies of a scope. (A joint critic does, too, but no policy has its name.)"""
 
 
 @dataclass(frozen=True)
@@ -36,17 +36,17 @@ class Line:
     base_s: float
     per_sample_s: float
     sizes: int
-    """How many different numbers of samples it was fitted to; with one, it is proportional by assumption."""
+    """Number of distinct sample counts that it was fitted to; with one, its slope is an assumption."""
 
     def at(self, samples: float) -> float:
-        """Seconds for so many samples."""
+        """Seconds for `samples` samples."""
         return self.base_s + self.per_sample_s * samples
 
 
 def fit(points: Sequence[tuple[float, float]], *, one_size: Literal["proportional", "constant"]) -> Line:
-    """The line with the least squared error that starts at or above 0 and does not fall; points are (samples, s).
+    """The least-squares line with non-negative coefficients through points (samples, seconds).
 
-    `one_size` says what time is taken to be where all points have the same number of samples.
+    `one_size` is the assumption to use if all points have the same number of samples.
     """
     sizes = len({samples for samples, _ in points})
     squares = sum(samples * samples for samples, _ in points)
@@ -64,10 +64,10 @@ def fit(points: Sequence[tuple[float, float]], *, one_size: Literal["proportiona
 
 
 class Durations:
-    """What a recorded run says about durations."""
+    """A model of the durations of functions, fitted to a recorded run."""
 
     def __init__(self, records: Sequence[RoundRecord], pooling: Pooling, drawn: int | None = None) -> None:
-        """`drawn`: see `AlgorithmConfig.drawn`."""
+        """Fit the lines; for `drawn`, see `AlgorithmConfig.drawn`."""
         self._records = records
         self._drawn = drawn
         points: dict[str, list[tuple[float, float]]] = {function: [] for function in PER_SAMPLE}
@@ -83,23 +83,23 @@ class Durations:
         }
 
     def samples(self, function: str, members: int, env_steps: int, pooling: Pooling) -> float:
-        """Agent samples that a function of a group of so many members goes over in a round of so many env steps.
+        """Number of samples that a function processes for a group of `members` agents in a round of `env_steps`.
 
-        Of what serves the whole scope (post-processing, joint critics, mixers), pass one member.
+        For functions that serve the whole scope (post-processing, joint critics, mixers), pass one member.
         """
         if self._drawn is not None and function != "post_process":
             env_steps = self._drawn
         return float(env_steps * (members if pooling == "pooled" else 1))
 
     def ratio(self, function: str, before: float, after: float) -> float:
-        """By which factor a function's time changes with its number of samples."""
+        """The factor by which a function's time changes from `before` to `after` samples."""
         line = self.lines.get(function)
         if line is None or before == after or line.at(before) <= 0:
             return 1.0
         return line.at(after) / line.at(before)
 
     def actors(self, number: int, count: int, rng: np.random.Generator) -> list[InvocationRecord]:
-        """`count` actors drawn with replacement from the recorded round `number` and, if they are few, its nearest."""
+        """Draw `count` actors with replacement from the recorded round `number` and, if it has few, its neighbours."""
         found: list[InvocationRecord] = []
         for near in self._nearest(number):
             found += [each for each in self._records[near].invocations if each.function == "actor"]
@@ -108,7 +108,7 @@ class Durations:
         return [found[int(drawn)] for drawn in rng.integers(len(found), size=count)] if found else []
 
     def similarity(self, number: int) -> list[InvocationRecord]:
-        """The similarity measurements of the nearest round that had any."""
+        """The similarity measurements of the nearest round that has some."""
         for near in self._nearest(number):
             if found := [each for each in self._records[near].invocations if each.function == "similarity"]:
                 return found
@@ -123,11 +123,11 @@ class Durations:
         return self.samples(each.function, members, env_steps, pooling)
 
     def _nearest(self, number: int) -> Iterator[int]:
-        """All rounds, from this one outwards; the earlier of two as far away first."""
+        """All rounds by distance from `number`, the earlier of two first."""
         return iter(sorted(range(len(self._records)), key=lambda other: (abs(other - number), other)))
 
 
 def sampled(records: Sequence[RoundRecord]) -> list[int]:
-    """Env steps of each round alone."""
+    """Env steps of each round, not accumulated."""
     totals = [record.env_steps for record in records]
     return [after - before for before, after in zip([0, *totals], totals, strict=False)]

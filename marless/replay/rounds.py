@@ -1,9 +1,9 @@
-"""A recorded round as it would have been recorded if other actors and other groups had been decided on.
+"""Rebuilds a recorded round as it would have been recorded with other numbers of actors and other groups.
 
-What did not change stays as it was recorded, to the bit. What did is modelled: see `marless.replay.durations` for how
-long functions work, and `marless.replay.cluster` for how actors queue. What was learned cannot be modelled: returns,
-evaluations, losses, curvature, noise and distances are those of the recording, and `Replayed.assumed` says which of
-them stand for something that was never measured.
+What does not change is copied bit for bit. Changed durations are modelled by `marless.replay.durations`, and the
+queueing of actors by `marless.replay.cluster`. Learning cannot be modelled: returns, evaluations, losses, curvature,
+noise and distances are those of the recording, and `Rebuilt.assumed` lists which of them replace values that were not
+measured.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is decided for a round, and what its learners are to measure."""
+    """The decisions for a round, and what its learners are to measure."""
 
     actors: int
     groups: tuple[Group, ...]
     functions: tuple[Function, ...]
-    """That an update of these groups consists of."""
+    """All functions of an update of these groups."""
     decisions: tuple[Decision, ...]
     curvature: bool
     similarity: bool
@@ -40,7 +40,7 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Where the replayed actors queue."""
+    """The cluster on which the replayed actors are scheduled."""
 
     functions: FunctionsSpec
     slots: int
@@ -48,35 +48,35 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A recorded round, and what its recording says about it."""
+    """A recorded round, with the data of its run that `rebuild` needs."""
 
     record: RoundRecord
     env_steps: int
-    """Of this round alone."""
+    """Env steps of this round, not accumulated."""
     pooling: Pooling
     curvature: bool
-    """Its learners were to measure it, and did so unless they did not train yet."""
+    """True if learners were to measure curvature; they did unless they did not train yet."""
     durations: Durations
     distances: tuple[Distances, ...]
-    """Of this round or, if it measured none, of the nearest that did."""
+    """Distances of this round or, if it has none, of the nearest round that has."""
     distances_round: int
-    """Which round that is."""
+    """The round of these distances."""
     rng: np.random.Generator
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rebuilt:
-    """A round as it would have been recorded."""
+    """A rebuilt round."""
 
     record: RoundRecord
     assumed: tuple[str, ...]
-    """What stands for something that was never measured, one sentence each."""
+    """Recorded values that replace values which were not measured, one sentence each."""
     longer_s: float
-    """By how much it took longer than what was recorded; negative if it was shorter, 0 if nothing changed."""
+    """Modelled duration minus the recorded one, in seconds; 0 if nothing changed."""
 
 
 def rebuild(source: Source, plan: Plan, machine: Machine, *, before: RoundRecord | None, delay_s: float) -> Rebuilt:
-    """The round under another plan, `delay_s` later than recorded; `before` is the round before it, as replayed."""
+    """Rebuild a round under another plan, `delay_s` later than recorded; `before` is the replayed round before it."""
     recorded, around = source.record, cluster.overheads(source.record)
     env_steps = _env_steps(source, plan)
     actors = [each for each in recorded.invocations if each.function == "actor"]
@@ -113,16 +113,16 @@ def rebuild(source: Source, plan: Plan, machine: Machine, *, before: RoundRecord
 
 
 def _env_steps(source: Source, plan: Plan) -> int:
-    """Of the round alone: every actor samples as much as the recorded ones did."""
+    """Env steps of the round: every actor samples as many as the recorded ones did."""
     if plan.actors == source.record.actors:
         return source.env_steps
     return source.env_steps * plan.actors // source.record.actors
 
 
 def _actors(source: Source, plan: Plan, machine: Machine) -> tuple[list[InvocationRecord], float]:
-    """Drawn actors queued on the machine's slots from the round's start on, and the seconds until the last has ended.
+    """Draw actors and schedule them on the machine's slots from the round's start; returns them and the makespan.
 
-    A cold start comes with the actor that is drawn, with as much of it as that one waited for.
+    A drawn actor keeps its cold start, as far as it waited for it.
     """
     recorded = source.record
     drawn = source.durations.actors(recorded.round, plan.actors, source.rng)
@@ -146,7 +146,7 @@ def _actors(source: Source, plan: Plan, machine: Machine) -> tuple[list[Invocati
 
 
 def _same_update(source: Source, plan: Plan) -> bool:
-    """True if learners would have done what they did."""
+    """True if the plan gives the same update as the recorded one."""
     recorded = source.record
     shared = any(len(group.agents) > 1 for group in plan.groups)
     return (
@@ -159,10 +159,10 @@ def _same_update(source: Source, plan: Plan) -> bool:
 
 
 def _learners(source: Source, plan: Plan, env_steps: int) -> list[InvocationRecord]:
-    """The learners of all scopes, with the functions in them.
+    """The learners of all scopes, and the functions inside them.
 
-    A learner does in no pass (reading trajectories, publishing) what it did, in proportion to the env steps; its passes
-    overlap as much as the recorded ones did. All functions in it get the span of all its passes.
+    The time of a learner outside its passes (reading trajectories, publishing) is scaled with the env steps; its passes
+    overlap as much as the recorded ones. All functions inside it get the span of all its passes.
     """
     recorded, found = source.record, []
     hosts = {each.index: each for each in recorded.invocations if each.function == HOST}
@@ -184,7 +184,7 @@ def _learners(source: Source, plan: Plan, env_steps: int) -> list[InvocationReco
 
 
 def _functions(source: Source, plan: Plan, index: int, env_steps: int) -> list[InvocationRecord]:
-    """The functions in the learner of one scope, each with its vCPU seconds: those declared, then measurements."""
+    """The functions inside the learner of one scope, with their vCPU seconds: those of the graph, then measurements."""
     nodes = [each.node for each in plan.functions if each.index == index]
     if plan.curvature:
         nodes += [FunctionNode("curvature", node.name) for node in nodes if node.function == "policy"]
@@ -195,7 +195,7 @@ def _functions(source: Source, plan: Plan, index: int, env_steps: int) -> list[I
 
 
 def _function(source: Source, plan: Plan, index: int, env_steps: int, node: FunctionNode) -> InvocationRecord | None:
-    """One function as the recorded one that stands for it would have been; None if the record has none."""
+    """One function, modelled from the recorded one that replaces it; None if the record has none."""
     recorded, durations = source.record, source.durations
     group = next((each for each in plan.groups if each.policy == node.name and node.function not in OF_SCOPE), None)
     stands = stand_in(recorded.groups, group) if group else None
@@ -216,9 +216,8 @@ def _function(source: Source, plan: Plan, index: int, env_steps: int, node: Func
 
 
 def stand_in(recorded: Sequence[GroupRecord], group: Group) -> GroupRecord:
-    """The recorded group whose measurements stand for `group`: that of the agent it is named after, else of its first.
-
-    Where the recording had a group of the same agents, that is the one.
+    """The recorded group whose measurements are used for `group`: that of the agent it is named after, or else of its
+    first agent. If the recording has a group of the same agents, it is that one.
     """
     named_after = group.policy if group.policy in group.agents else group.agents[0]
     return next(each for each in recorded if named_after in each.agents)
@@ -227,7 +226,7 @@ def stand_in(recorded: Sequence[GroupRecord], group: Group) -> GroupRecord:
 def _published(
     recorded: RoundRecord, plan: Plan, before: RoundRecord | None
 ) -> tuple[tuple[GroupRecord, ...], Mapping[str, int]]:
-    """The groups with their versions, and all heads: recorded ones as they are, others counted on from the last."""
+    """The groups with their versions, and all heads: as recorded if the groups are equal, else counted on."""
     if _who(plan.groups) == _who(recorded.groups) and (
         before is None or recorded.versions.keys() >= before.versions.keys()
     ):
@@ -245,7 +244,7 @@ def _published(
 
 
 def _metrics(recorded: RoundRecord, groups: Iterable[Group]) -> Mapping[str, Mapping[str, float]]:
-    """Recorded metrics of the policies that stand for the replayed ones, and of joint critics."""
+    """The metrics of the recorded policies that replace the replayed ones, and of joint critics."""
     groups = tuple(groups)
     if _who(groups) == _who(recorded.groups):
         return recorded.metrics
@@ -275,7 +274,7 @@ def _who(groups: Iterable[Group | GroupRecord]) -> set[tuple[str, frozenset[str]
 
 
 def _shifted(invocations: Iterable[InvocationRecord], by_s: float) -> list[InvocationRecord]:
-    """The same work at another time; functions inside a learner are not queued."""
+    """The same invocations, `by_s` seconds later; functions inside a learner have no queueing time."""
     if not by_s:
         return list(invocations)
     return [
@@ -290,7 +289,7 @@ def _shifted(invocations: Iterable[InvocationRecord], by_s: float) -> list[Invoc
 
 
 def _around(inner: Sequence[InvocationRecord]) -> InvocationRecord:
-    """A stand-in for a learner that the record lacks: it was answered from the store after its worker had died."""
+    """A replacement for a learner that the record lacks, because its result came from the store."""
     start_s, end_s = min(each.start_s for each in inner), max(each.end_s for each in inner)
     return replace(inner[0], function=HOST, start_s=start_s, end_s=end_s, vcpu_s=_vcpu_s(inner))
 
@@ -300,5 +299,5 @@ def _vcpu_s(invocations: Iterable[InvocationRecord]) -> float:
 
 
 def _span(invocations: Sequence[InvocationRecord]) -> float:
-    """Seconds from the first being queued to the last one's end."""
+    """Seconds from the queueing of the first learner to the end of the last."""
     return cluster.span([each for each in invocations if each.function == HOST] or invocations)

@@ -1,12 +1,12 @@
-"""What other policies would have decided on a recorded run, and what that would have taken and cost.
+"""Replays a recorded run under other scaling and sharing policies, and models its time and cost.
 
-Walks the recorded rounds. Before each, the policies decide from the rounds as replayed so far, with their own decisions
-and inputs in them; the round is then rebuilt as it would have been recorded (`marless.replay.rounds`), modelled on the
-slots of a cluster (`marless.replay.cluster`) and billed (`marless.pricing.ledger`). As long as all is decided as it was
-recorded, the rounds are the recorded ones, to the bit: a run replayed under its own policies decides what it decided.
+Before each recorded round, the policies decide from the rounds as replayed so far, which contain their own decisions
+and inputs. The round is then rebuilt as it would have been recorded (`marless.replay.rounds`), modelled on the slots
+of a cluster (`marless.replay.cluster`) and billed (`marless.pricing.ledger`). As long as all decisions are as recorded,
+the rounds equal the recorded ones bit for bit; so a run replayed under its own policies makes the recorded decisions.
 
-What a replay cannot know is what other decisions would have done to learning: returns, losses, curvature, noise and
-distances are those of the recording. All times and costs that come out of here are modelled.
+A replay does not model the effect of other decisions on learning: returns, losses, curvature, noise and distances are
+those of the recording. All times and costs are modelled.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from marless.sharing import registry as sharing_policies
 from marless.spec import FunctionsSpec, JobSpec
 
 HISTORY_ROUNDS = 512
-"""Rounds that decisions look back on, as in a coordinator."""
+"""Number of recent rounds that decisions see, as in a coordinator."""
 RETURNS = "as recorded: a replay does not know what other actors and groups would have learned"
 _SIGNALS = {"curvature": "curvature", "noise": "noise_scale"}
-"""What learners measure, and the metric that says so."""
+"""The metric of each signal that learners can measure."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,11 +49,11 @@ class Step:
     recorded_usd: Mapping[Accounting, float]
     replayed_usd: Mapping[Accounting, float]
     assumed: tuple[str, ...]
-    """What stands for something that was never measured, one sentence each."""
+    """Recorded values that replace values which were not measured, one sentence each."""
 
     @property
     def differs(self) -> bool:
-        """True if other actors or other groups were decided on."""
+        """True if the number of actors or the groups differ from the recorded ones."""
         before, after = self.recorded, self.replayed
         return before.actors != after.actors or [g.agents for g in before.groups] != [g.agents for g in after.groups]
 
@@ -64,25 +64,26 @@ class Replay:
 
     job: str
     spec: JobSpec
-    """With the policies that decided."""
+    """The spec with the policies of the replay."""
     slots: int
     """vCPUs on which all seconds are modelled."""
     seed: int
-    """Of the actors' durations."""
+    """Seed of the drawn durations of actors."""
     lines: Mapping[str, Line]
-    """How the time of functions inside a learner grows with their samples, as fitted to the recording."""
+    """The time of functions inside a learner over their samples, as fitted to the recording."""
     steps: tuple[Step, ...]
     recorded_usd: Mapping[Accounting, float]
-    """Of all replayed rounds, from their measured durations; serverful is modelled."""
+    """Cost of all replayed rounds, from their measured durations; that of the serverful accounting is modelled."""
     replayed_usd: Mapping[Accounting, float]
     ending: str
     """Why there are fewer rounds than recorded; "" if there are as many."""
 
 
 def replayed_spec(recorded: JobSpec, *, scaling: str, sharing: str, overrides: Sequence[str]) -> JobSpec:
-    """The recorded job under other policies; "" keeps one, with its settings. Raises SpecError for what cannot change.
+    """The recorded job's spec with other policies; "" keeps one, with its settings.
 
-    `overrides` are of the form section.field=value, of scaling, sharing, functions, bill, stop, or actors.count.
+    `overrides` are of the form section.field=value. Raises SpecError for other fields than those of scaling, sharing,
+    functions, bill, stop, and actors.count.
     """
     from marless import spec as specs
 
@@ -113,11 +114,13 @@ def simulate(
 ) -> Replay:
     """Replay `records` of the job `recorded` under the policies of `spec`, on `slots` vCPUs.
 
-    Without `slots`, on as many as the recording used at once; policies then see rounds that nothing changed in as they
-    were measured. With `slots`, they see the phases as modelled there. `seed` (default: the job's) draws durations.
-    `told` hears how many rounds have been replayed, and of how many.
+    Args:
+        slots: None: as many as the recording used at once; policies then see the measured times of unchanged rounds.
+            Otherwise they see modelled times.
+        seed: Of the drawn durations; None: the job's.
+        told: Called with the number of replayed rounds, and of all rounds.
 
-    Raises SpecError if there is nothing to replay, or if a policy needs what was not recorded.
+    Raises SpecError if there is no round, or if a policy needs measurements that were not recorded.
     """
     if not records:
         raise SpecError("there is nothing to replay: no round has been recorded yet")
@@ -148,14 +151,14 @@ def simulate(
 
 
 def slots_of(records: Sequence[RoundRecord], functions: FunctionsSpec) -> int:
-    """vCPUs that a recording used at once: of the most workers that were busy together; at least one function's."""
+    """vCPUs that a recording used at once: those of the most busy workers, at least those of one function."""
     most = max((_at_once(record) for record in records), default=1)
     size = functions.actor.vcpus
     return max(math.ceil(most * size), math.ceil(size), math.ceil(functions.learner.vcpus))
 
 
 def _at_once(record: RoundRecord) -> int:
-    """The most actors, or evaluations, that ran side by side."""
+    """The most actors and evaluations that ran at the same time."""
     whole = [each for each in record.invocations if each.function in ("actor", "evaluation")]
     changes = sorted([(each.start_s, 1) for each in whole] + [(each.end_s, -1) for each in whole])
     most = now = 0
@@ -197,7 +200,7 @@ class _Walk:
         return ""
 
     def step(self, number: int) -> Step:
-        """Decide on a round, rebuild, model and bill it."""
+        """Decide on a round; rebuild, model and bill it."""
         recorded = self._records[number]
         plan = self._plan(recorded)
         found = rebuild(self._source(number, plan), plan, self.machine, before=self._before, delay_s=self._delay_s)
@@ -260,7 +263,7 @@ class _Walk:
         )
 
     def _measured_near(self, number: int) -> tuple[int, tuple[Distances, ...]]:
-        """The nearest round that measured how alike the agents are, the earlier of two; raises SpecError without."""
+        """The nearest round with similarity measurements, the earlier of two; raises SpecError if there is none."""
         measured = [other for other, record in enumerate(self._records) if record.distances]
         if not measured or self._similarity(self._recorded) != self._similarity(self._job.spec):
             name = self._job.spec.sharing.name
@@ -278,7 +281,7 @@ class _Walk:
 
 
 def _check_signals(records: Sequence[RoundRecord], job: Job) -> None:
-    """Refuse policies that decide from what learners did not measure; raises SpecError."""
+    """Raise SpecError for policies that need metrics which the recorded learners did not measure."""
     spec = job.spec
     for signal, needed in (("curvature", job.curvature), ("noise", job.noise)):
         metric = _SIGNALS[signal]
@@ -293,7 +296,7 @@ def _check_signals(records: Sequence[RoundRecord], job: Job) -> None:
 
 
 def _elsewhere(record: RoundRecord, phases: PhaseSeconds) -> RoundRecord:
-    """The round as a policy would have seen it on the modelled cluster."""
+    """The round with the times of the modelled cluster, as a policy would have seen it there."""
     around_s = record.took_s - cluster.total(record.phases)
     return replace(record, phases=phases, ended_s=record.started_s + cluster.total(phases) + max(around_s, 0.0))
 

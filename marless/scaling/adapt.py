@@ -42,7 +42,7 @@ class AdaptConfig(BoundedConfig):
 
 @dataclass(frozen=True)
 class AdaptScaling:
-    """See the module."""
+    """Scales actors with the progress of returns to a goal; see the module's docstring."""
 
     bounds: Bounds
     goal: float
@@ -50,7 +50,7 @@ class AdaptScaling:
     window: int
 
     def decide(self, history: Sequence[RoundRecord], groups: Sequence[Group]) -> ScalingDecision:
-        """I_min until an episode has ended; I_max where the way from the baseline to the goal leads nowhere."""
+        """I_min until an episode has ended; I_max if the goal is not above the baseline."""
         known = (record.returns.mean for record in reversed(history) if record.returns)
         returns = list(islice(known, self.window))[::-1]
         if not returns:
@@ -70,7 +70,7 @@ class AdaptScaling:
         return ScalingDecision(actors, reason, inputs | {"progress": progress})
 
     def _baseline(self, history: Sequence[RoundRecord]) -> float:
-        """J_0; the first return is remembered from decision to decision."""
+        """J_0; the first round's return is kept in the inputs of decisions."""
         if self.baseline is not None:
             return self.baseline
         if self.goal > 0:
@@ -85,7 +85,7 @@ class AdaptKind:
     config_type = AdaptConfig
 
     def signals(self, config: ScalingConfig) -> frozenset[Signal]:
-        """None: returns are always there."""
+        """None: returns are always recorded."""
         return frozenset()
 
     def make(self, config: ScalingConfig, context: ScalingContext) -> AdaptScaling:

@@ -14,11 +14,11 @@ from pydantic import Field
 from marless.algos.base import Group, Strict
 from marless.record import RoundRecord
 
-if TYPE_CHECKING:  # a spec knows its scaling policy, not the other way round
+if TYPE_CHECKING:  # a spec imports its scaling policy's config, not the other way round
     from marless.spec import FunctionsSpec
 
 Signal = Literal["curvature", "noise"]
-"""What learners measure for a policy; see `marless.algos.base.Measure`."""
+"""A measurement that a scaling policy can ask learners for; see `marless.algos.base.Measure`."""
 
 
 class ScalingConfig(Strict):
@@ -32,10 +32,10 @@ class ScalingConfig(Strict):
 
     @classmethod
     def with_files(cls, section: Mapping[str, Any]) -> Mapping[str, Any]:  # Any: YAML
-        """The section of a job file with the contents of the files that it names in place of their paths.
+        """The `scaling` section of a job file, with paths of files replaced by the files' contents.
 
-        Called where the user sits. A job itself never names a file: a coordinator would read its own machine's. Raises
-        SpecError for a file that cannot be read or holds something else.
+        Called on the user's machine, because a coordinator opens no path that a job names. Raises SpecError for a file
+        that cannot be read or has the wrong format.
         """
         return section
 
@@ -55,15 +55,15 @@ class ScalingContext:
     max_actors: int
     """`actors.count`: I_max."""
     agents: int
-    """N, of the whole team."""
+    """N, number of agents of the whole team."""
     groups: tuple[Group, ...]
-    """Of the first round."""
+    """Groups of the first round."""
     rounds: int | None
     """`stop.rounds`."""
     samples: Literal["pooled", "drawn"] = "pooled"
     """`sharing.samples`: what a shared policy trains on."""
     functions: FunctionsSpec | None = None
-    """`functions`: their sizes; None where nobody asks what rounds cost."""
+    """`functions`: their sizes; None if the cost of rounds is not needed."""
     budget_usd: float | None = None
     """`stop.cost_usd`."""
 
@@ -76,13 +76,13 @@ class ScalingDecision:
     reason: str
     """One sentence, with the numbers that mattered."""
     inputs: Mapping[str, Any] = field(default_factory=dict)  # Any: what JSON can hold
-    """What it was decided from, and what the policy must remember; read back from the last record's decision."""
+    """The data of the decision, and the policy's state for the next one, which reads it from the last record."""
 
 
 class ActorScaling(Protocol):
-    """Deterministic and stateless, so that a resumed job makes the same decisions as an undisturbed one.
+    """A scaling policy: deterministic and stateless, so that a resumed job decides as one that was never interrupted.
 
-    What must be remembered travels in `ScalingDecision.inputs`, which the next round finds in its history.
+    State is kept in `ScalingDecision.inputs`, which the next decision finds in its history.
     """
 
     def decide(self, history: Sequence[RoundRecord], groups: Sequence[Group]) -> ScalingDecision:
@@ -94,14 +94,14 @@ class ActorScaling(Protocol):
 
 
 class ScalingKind(Protocol):
-    """One entry of the registry."""
+    """A registered scaling policy: its config type, the signals it needs, and how to make it."""
 
     config_type: type[ScalingConfig]
 
     def signals(self, config: ScalingConfig) -> frozenset[Signal]:
-        """What learners must measure for it."""
+        """The measurements that it needs from learners."""
         ...
 
     def make(self, config: ScalingConfig, context: ScalingContext) -> ActorScaling:
-        """The policy of one job; raises SpecError for settings that cannot work for it."""
+        """Make the policy of one job; raises SpecError for settings that do not fit the job."""
         ...

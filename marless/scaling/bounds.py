@@ -11,7 +11,7 @@ from marless.errors import SpecError
 from marless.scaling.base import ScalingConfig, ScalingContext
 
 TOLERANCE = 1e-9
-"""Actors. Less than this is rounding, no difference."""
+"""Differences between numbers of actors below this are rounding errors."""
 
 
 class BoundedConfig(ScalingConfig):
@@ -26,7 +26,7 @@ class BoundedConfig(ScalingConfig):
         return 1 if self.within_budget else self.bounds(context).least
 
     def bounds(self, context: ScalingContext) -> Bounds:
-        """The range in this job; raises SpecError if it is empty."""
+        """The range [I_min, I_max] of this job; raises SpecError if it is empty."""
         if self.min_actors is None:
             return Bounds(self.usual_min(context), context.max_actors)
         if self.min_actors > context.max_actors:
@@ -37,26 +37,26 @@ class BoundedConfig(ScalingConfig):
         return Bounds(float(self.min_actors), context.max_actors)
 
     def usual_min(self, context: ScalingContext) -> float:
-        """I_min where the job gives none."""
+        """The policy's default of I_min."""
         return 1.0
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """From I_min to I_max. I_min may be a fraction, as in I_max/N: only what is decided is rounded."""
+    """The range from I_min to I_max. I_min may be fractional, as in I_max/N: only decisions are rounded."""
 
     low: float
     high: int
 
     @property
     def least(self) -> int:
-        """The fewest actors that can be decided on."""
+        """The smallest number of actors that a decision can give."""
         return self.whole(self.low)
 
     def clip(self, actors: float) -> float:
-        """The nearest number within."""
+        """The nearest number within the range."""
         return min(max(actors, self.low), float(self.high))
 
     def whole(self, actors: float) -> int:
-        """Rounded up, and at least one."""
+        """Round up, to at least one actor."""
         return max(math.ceil(actors - TOLERANCE), 1)

@@ -11,14 +11,14 @@ from marless.scaling.base import ScalingDecision
 from marless.scaling.bounds import TOLERANCE
 
 LEARNING = frozenset({"learner", "post_process", "critic", "mixer", "policy"})
-"""What goes over samples."""
+"""Functions that process samples."""
 GROWING = frozenset({"actor", "machine"})
-"""What grows with the actors: actors themselves, and machines that hold them. LEARNING does where learners go over what
-the actors sampled. All else (an evaluation's episodes, measurements on a subset, the store) costs a round the same
-however many actors it has.
+"""Items whose cost is proportional to the number of actors: actors, and machines that hold them. So are those of
+LEARNING, if learners process the samples of the round's actors. All other costs (evaluations, measurements on a subset,
+the store) do not depend on it.
 """
 SHARE_OF_REST = 0.1
-"""Of what is left, the most that one round may take where nobody knows how many rounds there will be."""
+"""Fraction of the remaining budget that one round may cost if the number of rounds is unknown."""
 
 
 def within_budget(
@@ -30,13 +30,17 @@ def within_budget(
     rounds_left: int | None,
     drawn: bool = False,
 ) -> ScalingDecision:
-    """The decision, or as many actors as the budget pays in every round that is left; at least one.
+    """Limit a decision to the number of actors that the budget can pay in every remaining round; at least one.
 
-    `last_usd` is what `last` cost, by function. The actors' and the learners' part is taken to grow in proportion to
-    the number of actors, since learners go over what actors sample; but not the learners' if their batches are `drawn`
-    from a replay, as large in every round. The rest is taken to stay. What is left is spread
-    evenly over the rounds that are left; where their number is unknown (`rounds_left` None) a round may take a tenth
-    of it, so that it is never spent at once. Without a last round nothing is known, and the decision stands.
+    The cost of actors and learners in the last round is assumed to be proportional to its number of actors (that of
+    learners not, if `drawn`), all other costs to be constant. The remaining budget is divided evenly by the remaining
+    rounds. Without a last round, the decision is unchanged.
+
+    Args:
+        last: The newest round, if there is one.
+        last_usd: Its cost in USD by function.
+        rounds_left: None if unknown: then a round may cost SHARE_OF_REST of the remaining budget.
+        drawn: Learners draw batches from a replay buffer, of the same size in every round.
     """
     functions = GROWING if drawn else GROWING | LEARNING
     growing = math.fsum(usd for function, usd in last_usd.items() if function in functions)

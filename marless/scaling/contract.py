@@ -20,15 +20,15 @@ AGENTS = tuple(f"agent_{number}" for number in range(6))
 APART = tuple(Group(agent, (agent,)) for agent in AGENTS)
 TOGETHER = (Group("agent_0", AGENTS[:4]), Group("agent_4", AGENTS[4:]))
 _HISTORY = 512
-"""Rounds that a coordinator shows at most."""
+"""Number of rounds in the histories that a coordinator passes, at most."""
 
 
 def check_scaling(kind: ScalingKind, config: ScalingConfig, *, max_actors: int = 50, rounds: int = 40) -> None:
-    """Have a policy decide over a made-up job; raises AssertionError, saying which promise was broken.
+    """Let a policy decide over a synthetic job; raises AssertionError, naming the broken rule.
 
-    Six agents share two policies in every other ten rounds. Now and then no episode ends, nothing is measured, or a
-    measurement makes no sense. Every decision must stay in range, say why on one line, hold inputs that are JSON, and
-    be the same again: from the same history, and by a policy that was made anew and reads the history from a file.
+    Six agents share two policies in every other ten rounds. At random, no episode ends, nothing is measured, or a
+    measurement is invalid. Every decision must be in range, have a reason of one line and inputs that are JSON, and be
+    reproducible: from the same history, and by a new policy that reads the history from a file.
     """
     context = ScalingContext(max_actors=max_actors, agents=len(AGENTS), groups=APART, rounds=rounds)
     policy, least = kind.make(config, context), config.least(context)
@@ -54,7 +54,7 @@ def check_scaling(kind: ScalingKind, config: ScalingConfig, *, max_actors: int =
 def sample_round(
     history: Sequence[RoundRecord], groups: Sequence[Group], decision: ScalingDecision, rule: str, chance: random.Random
 ) -> RoundRecord:
-    """The round after `history` as it was decided: 100 env steps an actor, and whatever `chance` makes of it."""
+    """A synthetic round after `history`, with this decision: 100 env steps per actor, random returns and metrics."""
     number = history[-1].round + 1 if history else 0
     mean = chance.uniform(-40, -20)
     returns = Returns(episodes=4, mean=mean, per_agent=dict.fromkeys(AGENTS, mean), standard_error=0.1)
@@ -86,7 +86,7 @@ def sample_round(
 
 
 def _measured(chance: random.Random) -> dict[str, float]:
-    """What learners report of one policy: as a rule sense, at times nothing, at times nonsense."""
+    """Random metrics of one policy: mostly valid, sometimes missing, sometimes invalid."""
     kind = chance.random()
     if kind < 0.1:
         return {"entropy": 1.0}
@@ -109,7 +109,7 @@ def _check(decision: ScalingDecision, least: int, most: int, where: str) -> None
 
 
 def _read_back(decision: ScalingDecision) -> ScalingDecision:
-    """As a resumed job sees it."""
+    """The decision as a resumed job reads it from its record."""
     return replace(decision, inputs=json.loads(json.dumps(dict(decision.inputs))))
 
 

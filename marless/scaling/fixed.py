@@ -11,7 +11,7 @@ from marless.scaling.base import ScalingConfig, ScalingContext, ScalingDecision,
 
 
 class FixedConfig(ScalingConfig):
-    """`actors.count` in every round."""
+    """Settings of `fixed`; every round gets `actors.count`."""
 
     name: str = "fixed"
 

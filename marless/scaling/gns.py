@@ -2,11 +2,11 @@
 
 The noise scale B, which learners measure for each policy in samples, is the batch size beyond which more samples hardly
 improve the gradient; with far fewer samples the gradient is mostly noise. Every rule smooths it, z_t = α B_t + (1 − α)
-z_{t−1}, and takes the mean of what the policies ask for [our inference; the sources train one policy].
+z_{t−1}, and takes the mean of the numbers for each policy [our inference; the sources train one policy].
 
-- "threshold": Nitro's baseline, as its code has it: I_max while z is at least one standard deviation above the mean of
-  its own past (without outliers, that is what lies two median deviations off), else I_min. Departs: the code smooths
-  numerator and denominator of B separately, and uses the whole run; we use a window.
+- "threshold": Nitro's baseline, as in its code: I_max while z is at least one standard deviation above the mean of its
+  own past (without outliers, which are two median deviations away), else I_min. Departs: the code smooths numerator and
+  denominator of B separately, and uses the whole run; we use a window.
 - "proportional": as KungFu adapts batch sizes: I grows with z_t/z_{t−1}, and never shrinks. Departs from the copy in
   Nitro's code, which always compares with the first value.
 - "samples": as many actors as give each policy B samples, which is the purpose of the noise scale. Ours.
@@ -31,9 +31,9 @@ from marless.scaling.history import Series, series
 _MIN_SHARE = 8
 """I_max over I_min, as in Nitro's evaluation."""
 _OUTLIER = 2.0
-"""Median deviations."""
+"""Distance from the median, in median absolute deviations, from which a value is an outlier."""
 _ROUNDING = 1e-12
-"""Of a mean: deviations below are those of arithmetic."""
+"""Standard deviations below this fraction of the mean are rounding errors."""
 
 
 class GnsConfig(BoundedConfig):
@@ -55,15 +55,15 @@ class GnsConfig(BoundedConfig):
 
 @dataclass(frozen=True)
 class GnsScaling:
-    """See the module."""
+    """Scales actors with the gradient noise scale; see the module's docstring."""
 
     bounds: Bounds
     config: GnsConfig
     pooled: bool
-    """A policy trains on the samples of all its members, not on as many as one has."""
+    """True if a shared policy trains on the samples of all its members, False if on as many as one member has."""
 
     def decide(self, history: Sequence[RoundRecord], groups: Sequence[Group]) -> ScalingDecision:
-        """I_min for a policy whose noise in the newest round is not known."""
+        """Decide; a policy without a noise scale of the newest round counts with I_min."""
         if not history:
             return ScalingDecision(self.bounds.least, f"first round: {self.bounds.least} actors, the fewest")
         windows = series(history, groups, "noise_scale", self.config.window)
@@ -95,7 +95,7 @@ class GnsScaling:
         )
 
     def _need(self, smoothed: Sequence[float], history: Sequence[RoundRecord], group: Group) -> float:
-        """Actors that one policy asks for, before they are clipped."""
+        """The number of actors for one policy, before clipping."""
         match self.config.rule:
             case "threshold":
                 return self.bounds.high if deviations(smoothed) >= self.config.threshold else self.bounds.low
@@ -116,7 +116,7 @@ def smooth(values: Series, weight: float) -> list[float]:
 
 
 def deviations(values: Sequence[float]) -> float:
-    """How many standard deviations the newest value lies above the mean of all that are no outliers; 0 if all agree."""
+    """Standard deviations of the newest value above the mean, outliers excluded; 0 if all values are equal."""
     middle = median(values)
     usual = median(abs(value - middle) for value in values)
     kept = [value for value in values if not usual or abs(value - middle) / usual < _OUTLIER]
@@ -126,7 +126,7 @@ def deviations(values: Sequence[float]) -> float:
 
 
 def samples_per_actor(history: Sequence[RoundRecord]) -> float:
-    """Samples of one agent that one actor of the newest round brought: env steps."""
+    """Samples per agent of one actor in the newest round, which is its number of env steps."""
     last = history[-1]
     before = history[-2].env_steps if len(history) > 1 else 0
     return (last.env_steps - before) / max(last.actors, 1)

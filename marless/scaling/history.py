@@ -11,16 +11,16 @@ from marless.algos.base import Group
 from marless.record import RoundRecord
 
 LARGEST = 1e100
-"""What is larger came of a division by almost nothing, and would overflow in a variance."""
+"""Larger values come from a division by almost zero, and would overflow in a variance."""
 Series = dict[int, float]
-"""Round → value, oldest first."""
+"""Values by round, oldest first."""
 
 
 def series(history: Sequence[RoundRecord], groups: Sequence[Group], metric: str, rounds: int) -> dict[str, Series]:
-    """A metric of each policy of the next round, over at most the `rounds` newest rounds that had these very groups.
+    """A metric of each policy of the next round, over at most the `rounds` newest rounds with the same groups.
 
-    All begin anew when any group changes, as the window of MARLess's detector is cleared with every flip (Wei et
-    al. 2025). Values that are missing, not finite, or beyond `LARGEST` are left out.
+    All series start anew when any group changes, as the window of MARLess's detector is cleared at every change (Wei
+    et al. 2025). Values that are missing, not finite, or beyond `LARGEST` are left out.
     """
     found: dict[str, Series] = {group.policy: {} for group in groups}
     wanted = {(group.policy, group.agents) for group in groups}
@@ -35,6 +35,6 @@ def series(history: Sequence[RoundRecord], groups: Sequence[Group], metric: str,
 
 
 def remembered(history: Sequence[RoundRecord], rule: str) -> Mapping[str, Any]:  # Any: what JSON can hold
-    """The inputs of the newest round's scaling decision, if it was made by `rule`."""
+    """The inputs of the newest round's scaling decision if `rule` made it, else {}."""
     decisions = history[-1].decisions if history else ()
     return next((each.inputs for each in decisions if each.kind == "scaling" and each.rule == rule), {})

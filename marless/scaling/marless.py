@@ -46,15 +46,15 @@ class MarlessConfig(BoundedConfig):
     )
 
     def usual_min(self, context: ScalingContext) -> float:
-        """I_max/N, as in the paper's evaluation."""
+        """The default of I_min, I_max/N, as in the paper's evaluation."""
         return context.max_actors / context.agents
 
     def limit(self, bounds: Bounds) -> float:
-        """I_thr."""
+        """I_thr, in actors."""
         return self.beta * (bounds.high - bounds.low if self.threshold == "printed" else bounds.high)
 
     def advice(self, context: ScalingContext) -> str:
-        """Says where one policy alone forces the maximum, or where every round takes it."""
+        """A warning if a single policy can force the maximum, or if every round takes the maximum."""
         bounds, policies = self.bounds(context), len(context.groups)
         limit = self.limit(bounds)
         if policies < 2 or bounds.high - bounds.low <= TOLERANCE or outlier_safe(bounds, policies, limit):
@@ -72,34 +72,34 @@ class MarlessConfig(BoundedConfig):
 
 
 def lone_average(bounds: Bounds, policies: int) -> float:
-    """I_avg when one of `policies` asks for I_max and all others for I_min."""
+    """I_avg if one of `policies` policies has I_max and all others have I_min."""
     return bounds.low + (bounds.high - bounds.low) / policies
 
 
 def outlier_safe(bounds: Bounds, policies: int, threshold: float) -> bool:
     """True if a single policy at I_max, all others at I_min, never forces the maximum: I_thr > `lone_average`.
 
-    Departs from the paper, whose text asks for "β < 1/K" and whose slides ask for I_thr ≥ (I_max − I_min)/K: the
-    first has the direction reversed, the second forgets that the others' I_min counts in the average too.
+    Departs from the paper, whose text requires "β < 1/K" and whose slides require I_thr ≥ (I_max − I_min)/K: the first
+    has the direction reversed, the second omits the others' I_min from the average.
     """
     return threshold > lone_average(bounds, policies) + TOLERANCE
 
 
 @dataclass(frozen=True)
 class MarlessScaling:
-    """See the module."""
+    """Scales actors by curvature; see the module's docstring."""
 
     bounds: Bounds
     window: int
     threshold: float
     """I_thr, in actors."""
     logarithm: bool = False
-    """Compare log C."""
+    """Compare log C instead of C."""
     per_member: bool = False
-    """A policy of m agents gets m samples of each env step, and asks for the m-th part of the actors."""
+    """Divide I^j by the number m of the policy's agents, because it gets m samples of each env step."""
 
     def decide(self, history: Sequence[RoundRecord], groups: Sequence[Group]) -> ScalingDecision:
-        """I_max where nothing can be compared yet: a policy with no C of the newest round, or none that differs."""
+        """Decide; a policy counts with I_max if it has no C of the newest round, or all C in its window are equal."""
         if not history:
             return ScalingDecision(self.bounds.high, f"first round: {self.bounds.high} actors, the most allowed")
         windows = series(history, groups, "curvature", self.window)
@@ -125,7 +125,7 @@ class MarlessScaling:
         )
 
     def _need(self, score: float | None, members: int) -> float:
-        """I^j: I_max where nothing is known."""
+        """I^j; I_max if there is no score."""
         return self.bounds.clip((1.0 if score is None else score) * self.bounds.high / members)
 
     def _reason(self, scores: dict[str, float | None], needs: dict[str, float], average: float, actors: int) -> str:

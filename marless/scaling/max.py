@@ -12,7 +12,7 @@ from marless.scaling.base import ScalingConfig, ScalingContext, ScalingDecision,
 
 
 class MaxConfig(ScalingConfig):
-    """I_max, which is `actors.count`, in every round."""
+    """Settings of `max`; every round gets I_max, which is `actors.count`."""
 
     name: Literal["max"] = "max"
 
@@ -23,7 +23,7 @@ class MaxConfig(ScalingConfig):
 
 @dataclass(frozen=True)
 class MaxScaling:
-    """I_max in every round. In numbers it is `fixed`; the name says that it is meant as an upper bound."""
+    """I_max in every round. It decides as `fixed`; the name marks it as the upper bound of comparisons."""
 
     most: int
 

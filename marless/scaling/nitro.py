@@ -9,7 +9,7 @@ turns R into 1/R, so a high R there means a low one here, and the score is (R 鈭
 R by d^k before it is compared, and keeps the decayed and the raw values in one window, which therefore covers half as
 many rounds. It raises I_min to I_max 路 (d^k)^k, which forces boosts in the first rounds, and truncates fractions.
 
-Nitro trains one policy. With several, each asks for its number, and the next round gets their mean [our inference].
+Nitro trains one policy. With several, I is computed for each, and the next round gets their mean [our inference].
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from marless.scaling.history import Series, series
 from marless.scaling.marless import score
 
 _MIN_SHARE = 8
-"""I_max over I_min, in the paper's evaluation: 64 and 8 actors."""
+"""I_max over I_min, as in the paper's evaluation (64 and 8 actors)."""
 
 
 class NitroConfig(BoundedConfig):
@@ -51,13 +51,13 @@ class NitroConfig(BoundedConfig):
 
 @dataclass(frozen=True)
 class NitroScaling:
-    """See the module."""
+    """Scales actors by curvature with a decaying score; see the module's docstring."""
 
     bounds: Bounds
     config: NitroConfig
 
     def decide(self, history: Sequence[RoundRecord], groups: Sequence[Group]) -> ScalingDecision:
-        """I_max in the first round; a score of 1 where nothing can be compared yet."""
+        """Decide: I_max in the first round; a policy whose ratio cannot be compared yet has a score of 1."""
         if not history:
             return ScalingDecision(self.bounds.high, f"first round: {self.bounds.high} actors, the most allowed")
         k, coded = history[-1].round + 1, self.config.variant == "coded"
@@ -88,28 +88,28 @@ class NitroScaling:
         )
 
     def _floor(self, k: int) -> float:
-        """I_min of the code: I_max 路 (d^k)^k, cut to a whole number."""
+        """I_min of the variant "coded": I_max 路 (d^k)^k, truncated to an integer."""
         return float(max(math.floor(self.bounds.high * self.config.decay ** (k * k)), self.bounds.least))
 
     def _cut(self, actors: float) -> float:
-        """The code cuts fractions off; the paper does not say."""
+        """Truncate to an integer in the variant "coded"; the paper does not define the rounding."""
         return float(math.floor(actors + TOLERANCE)) if self.config.variant == "coded" else actors
 
 
 def _printed_score(values: Series, newest: int, config: NitroConfig) -> float:
-    """S_k; 1 路 d^k where the newest ratio cannot be compared."""
+    """S_k of the paper; d^k if the newest ratio cannot be compared."""
     found = score(values, newest)
     return (1.0 if found is None else found) * config.decay ** (newest + 1)
 
 
 def _coded_score(values: Series, newest: int, config: NitroConfig) -> float:
-    """The code's score, of 1/C as a stand-in for the loss's R; 1 where the newest ratio cannot be compared."""
+    """The score of the code, with 1/C as R of the loss; 1 if the newest ratio cannot be compared."""
     mixed: list[float] = []
     for round_, value in values.items():
         ratio = 1 / value if value else math.inf
         if math.isfinite(ratio):
             mixed += [ratio * config.decay ** (round_ + 1), ratio]
-    compared = mixed[:-1][-config.window :]  # the newest raw value comes in after the comparison
+    compared = mixed[:-1][-config.window :]  # the code adds the newest raw value after the comparison
     spread = max(compared) - min(compared) if compared else 0.0
     if newest not in values or not 0 < spread < math.inf:
         return 1.0

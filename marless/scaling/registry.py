@@ -13,4 +13,4 @@ SCALING_POLICIES: Registry[ScalingKind] = Registry(
 )
 
 scaling = SCALING_POLICIES.find
-"""Look a scaling policy up; raises SpecError with the nearest match for a name that is not registered."""
+"""Look up a scaling policy by name; raises SpecError with the nearest match for an unknown name."""

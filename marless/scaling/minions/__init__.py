@@ -1,4 +1,4 @@
-"""The learned scheduler of MinionsRL: a small policy, trained before the job, that chooses the number of actors."""
+"""Scaling policy `minions`, the learned scheduler of MinionsRL: a small policy that is trained before the job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A round's cost in the scheduler's budget: C_k = c (P^l d_l + Σ P^a_i d_a) (MinionsRL), with sizes d in GB."""
+"""The cost of a round against the scheduler's budget, C_k = c (P^l d_l + Σ P^a_i d_a), d in GB (MinionsRL)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def learner_gb_s(record: RoundRecord, functions: FunctionsSpec) -> float:
 
 
 def round_gb_s(record: RoundRecord, functions: FunctionsSpec) -> float:
-    """GB-seconds of a round; evaluations, which no scheduler decides on, are left out."""
+    """GB-seconds of a round without evaluations, which do not depend on the scheduler's decisions."""
     return actor_gb_s(record, functions) + learner_gb_s(record, functions)
 
 

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from marless.record import RoundRecord
 
 FEATURES = ("round", "loss", "return", "kl", "learner_s", "actor_s", "round_s", "budget_left")
-"""In the order in which the scheduler's nets take them; see `observe`."""
+"""Names of the features, in the order of the nets' inputs; see `observe`."""
 
 Observation = Mapping[str, "float | None"]
-"""Feature to value; None where nothing has been measured yet, which the nets see as the feature's usual value."""
+"""Values by feature; None if it is not measured yet, which the nets get as the feature's mean."""
 
 
 def observe(history: Sequence[RoundRecord], rounds: int, budget_left: float) -> dict[str, float | None]:
@@ -47,23 +47,23 @@ def loss(record: RoundRecord) -> float | None:
 
 
 def kl(record: RoundRecord) -> float | None:
-    """How far the update moved the policies, averaged over them."""
+    """approx_kl of the update, averaged over the policies; None if no policy has it."""
     return _mean([metrics["approx_kl"] for metrics in record.metrics.values() if "approx_kl" in metrics])
 
 
 def actors_s(record: RoundRecord) -> list[float]:
-    """How long each actor worked; queueing excluded, as a platform with room for all has none."""
+    """Seconds of each actor without queueing, as on a platform with room for all actors."""
     return [each.end_s - each.start_s for each in record.invocations if each.function == "actor"]
 
 
 def learner_s(record: RoundRecord) -> float:
-    """How long the slowest learner worked: those of several agent classes work side by side."""
+    """Seconds of the slowest learner, as the learners of several scopes run in parallel."""
     learners = [each.end_s - each.start_s for each in record.invocations if each.function == "learner"]
     return max(learners, default=record.phases.update)
 
 
 def round_s(record: RoundRecord) -> float:
-    """P_k = P^l + max_i P^a_i (MinionsRL): learner after the slowest actor, all actors side by side."""
+    """P_k = P^l + max_i P^a_i in seconds (MinionsRL): the learner after the slowest actor, all actors in parallel."""
     return learner_s(record) + max(actors_s(record), default=record.phases.rollout)
 
 

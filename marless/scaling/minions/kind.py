@@ -1,4 +1,4 @@
-"""Scaling policy `minions`: the learned scheduler of MinionsRL. Reading its settings loads no NumPy."""
+"""The config and registry entry of scaling policy `minions`. Reading its settings does not import NumPy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SHOWN = (("return", "return"), ("learner_s", "learner s"), ("actor_s", "actor s
 
 
 class PackedTask(Strict):
-    """See `marless.scaling.minions.scheduler.Task`."""
+    """A `marless.scaling.minions.scheduler.Task` inside a job's spec."""
 
     rounds: int = Field(ge=1)
     max_actors: int = Field(ge=1, le=4096)
@@ -36,14 +36,14 @@ class PackedTask(Strict):
 
 
 class PackedScale(Strict):
-    """How a feature is standardised."""
+    """Mean and standard deviation by which a feature is standardised."""
 
     center: float
     scale: float
 
 
 class PackedScheduler(Strict):
-    """A trained scheduler as a job holds it: what decides, and nothing of how it was trained."""
+    """A trained scheduler inside a job's spec: only what is needed to decide."""
 
     format: Literal["marless-scheduler/1"]
     task: PackedTask
@@ -53,7 +53,7 @@ class PackedScheduler(Strict):
 
 
 class MinionsConfig(ScalingConfig):
-    """A scheduler that `marless scheduler train` has trained for this kind of job."""
+    """Settings of `minions`: a scheduler that `marless scheduler train` has trained for this kind of job."""
 
     name: str = RULE
     scheduler: PackedScheduler = Field(
@@ -65,7 +65,7 @@ class MinionsConfig(ScalingConfig):
 
     @classmethod
     def with_files(cls, section: Mapping[str, Any]) -> Mapping[str, Any]:  # Any: YAML
-        """See `ScalingConfig`: the scheduler of a folder."""
+        """See `ScalingConfig`: replaces the path of a scheduler's folder by the scheduler."""
         from marless.scaling.minions.scheduler import pack
 
         folder, checkpoint = section.get("scheduler"), section.get("checkpoint", "best")
@@ -80,13 +80,13 @@ class MinionsScaling:
 
     loaded: Loaded
     rounds: int
-    """Of the job: what its progress is measured by."""
+    """Number of rounds of the job, for the feature "round"."""
     budget_usd: float | None
-    """Of the job; None if the scheduler knows no budget."""
+    """Budget of the job; None if the scheduler was trained without one."""
     functions: FunctionsSpec
 
     def decide(self, history: Sequence[RoundRecord], groups: Sequence[Group]) -> ScalingDecision:
-        """A function of the records alone; what has been spent travels from decision to decision."""
+        """Decide from the records alone; the cost so far is kept in the inputs of decisions."""
         spent_usd = self._spent(history)
         left = 1 - spent_usd / self.budget_usd if self.budget_usd else 1.0
         observation = observe(history, self.rounds, left)
@@ -105,7 +105,7 @@ class MinionsScaling:
         )
 
     def _spent(self, history: Sequence[RoundRecord]) -> float:
-        """US dollars of all rounds; 0 for a scheduler that knows no budget."""
+        """Cost in USD of all rounds; 0 for a scheduler that was trained without a budget."""
         from marless.scaling.minions.cost import round_gb_s
 
         if not history or self.budget_usd is None:
@@ -122,7 +122,7 @@ class MinionsKind:
     config_type = MinionsConfig
 
     def signals(self, config: ScalingConfig) -> frozenset[Signal]:
-        """None: it decides from what every round records."""
+        """None: it decides from metrics that every round has."""
         return frozenset()
 
     def make(self, config: ScalingConfig, context: ScalingContext) -> MinionsScaling:
@@ -130,7 +130,7 @@ class MinionsKind:
         from marless.scaling.minions.scheduler import unpack
         from marless.spec import FunctionsSpec
 
-        assert isinstance(config, MinionsConfig)  # the registry's promise
+        assert isinstance(config, MinionsConfig)  # the registry passes only its own config_type
         loaded = unpack(config.scheduler, "scaling.scheduler")
         task = loaded.scheduler.task
         if task.max_actors != context.max_actors:

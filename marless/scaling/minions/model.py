@@ -1,4 +1,4 @@
-"""A model of training runs, fitted to recorded ones. Schedulers train on it, because real runs take hours."""
+"""A model of training runs, fitted to recorded ones; schedulers are trained on it, because real runs take hours."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from marless.spec import JobSpec
 Floats = NDArray[np.float64]
 
 GRID = 256
-"""Points at which curves are kept."""
+"""Number of points of a curve, G."""
 FEWEST_ROUNDS = 5
 _MB_PER_GB = 1024
 _ENOUGH = 0.95
@@ -31,14 +31,14 @@ class Curves:
     """One quantity as a function of the env steps sampled before a round, for each of R runs."""
 
     end: float
-    """Env steps at the last of the points, which are evenly spaced from 0; beyond it a curve stays as it is."""
+    """Env steps at the last point; points are evenly spaced from 0, and a curve is constant beyond the last one."""
     values: Floats
-    """[R, G]."""
+    """[R, G], values at the points."""
     residuals: Floats
-    """[M], of all runs: what the curves leave unexplained in single rounds; drawn from again."""
+    """[M], differences of single rounds from the curves, of all runs; simulated rounds draw from them."""
 
     def at(self, run_E: NDArray[np.intp], steps_E: Floats) -> Floats:
-        """[E]: without residuals, of these runs after so many env steps."""
+        """[E], values of the curves of runs `run_E` after `steps_E` env steps, without residuals."""
         place_E = np.clip(steps_E / self.end, 0.0, 1.0) * (self.values.shape[1] - 1)
         left_E = np.minimum(place_E.astype(np.intp), self.values.shape[1] - 2)
         low_E, high_E = self.values[run_E, left_E], self.values[run_E, left_E + 1]
@@ -46,31 +46,31 @@ class Curves:
         return result
 
     def drawn(self, run_E: NDArray[np.intp], steps_E: Floats, rng: np.random.Generator) -> Floats:
-        """[E]: the same with a residual each."""
+        """[E], as `at`, each with a random residual."""
         result: Floats = self.at(run_E, steps_E) + rng.choice(self.residuals, steps_E.shape)
         return result
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """What grows with the env steps of a round: fixed + per_step · steps, times a ratio drawn from those seen."""
+    """A quantity that grows with a round's env steps: (fixed + per_step · steps) · a ratio drawn from recorded ones."""
 
     fixed: float
     per_step: float
     ratios: Floats
 
     def drawn(self, steps_E: Floats, rng: np.random.Generator) -> Floats:
-        """[E]: for rounds of so many env steps."""
+        """[E], values for rounds of `steps_E` env steps."""
         result: Floats = (self.fixed + self.per_step * steps_E) * rng.choice(self.ratios, steps_E.shape)
         return result
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunModel:
-    """Everything that a simulated run is made of."""
+    """A model of training runs: returns, losses, durations and costs as functions of env steps."""
 
     source: str
-    """In words: what it was fitted to."""
+    """A description of the data it was fitted to."""
     steps_per_actor: int
     """Env steps that one actor samples in a round."""
     returns: Curves
@@ -78,7 +78,7 @@ class RunModel:
     loss: Curves
     kl: Curves
     actor_s: Floats
-    """[D] ascending: how long single actors worked."""
+    """[D], seconds of single actors, ascending."""
     actor_gb: float
     learner_s: Line
     learner_gb_s: Line
@@ -86,15 +86,15 @@ class RunModel:
 
     @property
     def runs(self) -> int:
-        """R: how many curves there are."""
+        """R, the number of runs, each with a curve."""
         return len(self.returns.values)
 
 
 def fit(runs: Sequence[Sequence[RoundRecord]], spec: JobSpec) -> RunModel:
-    """Fit a model to recorded runs of the same job; raises SpecError if there is too little in them.
+    """Fit a model to recorded runs of the same job; raises SpecError if they hold too little data.
 
-    Returns are fitted per run by isotonic regression over env steps: training is taken never to make policies worse,
-    and to depend on how much has been sampled, not on how it was spread over rounds.
+    Returns are fitted per run by isotonic regression over env steps. This assumes that training never makes policies
+    worse, and depends on the number of samples only, not on their distribution over rounds.
     """
     usable = [run for run in runs if sum(record.returns is not None for record in run) >= FEWEST_ROUNDS]
     if not usable:
@@ -122,11 +122,11 @@ def fit(runs: Sequence[Sequence[RoundRecord]], spec: JobSpec) -> RunModel:
 
 
 def synthetic(spec: JobSpec) -> RunModel:
-    """A model of no run at all, to have something to practise on before there is a record.
+    """A synthetic model, for training a scheduler before there are recorded runs.
 
-    Returns rise from −100 to 0 and come within 5 % of it after half of what the job could sample, in one run of three
-    with 0.7 and in one with 1.4 times that speed. An actor takes 1 s ± 10 %, the learner 0.2 s and as long as an
-    actor at the most actors.
+    Returns rise from −100 to 0, and come within 5 % of 0 after half of the job's largest possible number of samples;
+    one run of three is 0.7 times as fast, and one 1.4 times. An actor takes 1 s ± 10 %, the learner 0.2 s plus up to
+    1 s in proportion to the samples.
     """
     count, per_actor = spec.actors.count, spec.actors.envs * spec.actors.steps
     end = float(rounds_of(spec) * count * per_actor)
@@ -149,10 +149,10 @@ def synthetic(spec: JobSpec) -> RunModel:
 
 
 def task_of(spec: JobSpec, model: RunModel, usd_per_gb_s: float, *, target: float | None, beta: float) -> Task:
-    """What a scheduler for this job is trained for; raises SpecError without a fixed number of rounds.
+    """The task of a scheduler for this job; raises SpecError without a fixed number of rounds.
 
-    The papers give no J. Without a `target` it is stop.return, or else what the model's runs reach on average after
-    95 % of their whole rise.
+    The papers do not give J. Without a `target`, it is `stop.return` or, if that is not set, the mean first return of
+    the model's runs plus 95 % of their mean rise.
     """
     if target is None and (target := spec.stop.greedy_return) is None:
         lowest, highest = model.returns.values[:, 0].mean(), model.returns.values[:, -1].mean()
@@ -168,7 +168,7 @@ def task_of(spec: JobSpec, model: RunModel, usd_per_gb_s: float, *, target: floa
 
 
 def rounds_of(spec: JobSpec) -> int:
-    """K; raises SpecError for a job whose length nobody knows, or in which nothing is left to decide."""
+    """K, the job's number of rounds; raises SpecError if `stop.rounds` is not set or below 2."""
     if spec.stop.rounds is None or spec.stop.rounds < 2:
         raise SpecError(
             f"stop.rounds is {spec.stop.rounds or 'not set'}: a scheduler learns runs of a fixed number of rounds, at "
@@ -178,7 +178,7 @@ def rounds_of(spec: JobSpec) -> int:
 
 
 def _sampled(run: Sequence[RoundRecord], index: int) -> float:
-    """Env steps of one round; those of a first record that is not round 0 are taken from its actors' share."""
+    """Env steps of one round; for a first record that is not of round 0, the mean over the rounds so far."""
     record = run[index]
     before = run[index - 1].env_steps if index else record.env_steps * record.round // (record.round + 1)
     return float(record.env_steps - before)
@@ -232,7 +232,7 @@ def _moving_average(values: Floats) -> Floats:
 
 
 def _line(steps: Floats, values: Floats) -> Line:
-    """Least squares with neither part negative; through the origin if all rounds had as many env steps."""
+    """A least-squares line with non-negative coefficients; through the origin if all rounds had equal env steps."""
     through_origin = (0.0, float(values @ steps / (steps @ steps)))
     if np.ptp(steps) == 0:
         fixed, per_step = through_origin

@@ -1,4 +1,4 @@
-"""A trained scheduler: inference and file format, without torch and without pickle."""
+"""A trained scheduler: inference in NumPy, and its file format (JSON and safetensors)."""
 
 from __future__ import annotations
 
@@ -19,55 +19,55 @@ from marless.scaling.minions.features import FEATURES, Observation
 from marless.scaling.minions.kind import PackedScheduler
 
 Checkpoint = Literal["best", "cheapest"]
-"""best: the highest objective; cheapest: the lowest cost among those whose runs mostly reach the return."""
+"""best: the highest objective; cheapest: the lowest cost among those of which most runs reach the target return."""
 
 FORMAT = "marless-scheduler/1"
 MANIFEST = "scheduler.json"
 LAYERS = 3
 _PIECE_CHARACTERS = 8000
 _CLIP = 5.0
-"""Standard deviations: what lies further out in a real run than in any simulated one must not blow the nets up."""
+"""Standardised features are clipped to ± this, as real runs may have values far outside the simulated range."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What a scheduler is trained for: one kind of job (MinionsRL: K, I_max, J, B, β)."""
+    """The kind of job that a scheduler is trained for (MinionsRL: K, I_max, J, B, β)."""
 
     rounds: int
-    """K: of a whole run."""
+    """K, rounds of a run."""
     max_actors: int
     """I_max: the scheduler chooses from 1 to this."""
     target: float
-    """J: the mean return per agent that a run must reach in its last round."""
+    """J, the mean return per agent that a run must reach in its last round."""
     budget_usd: float | None
-    """B: of a whole run; None: no limit."""
+    """B, the budget of a run in USD; None: no limit."""
     usd_per_gb_s: float
-    """c: what a GB-second of a function costs."""
+    """c, the price of a GB-second of a function in USD."""
     beta: float = 0.1
-    """β: what a second costs, in units of return (MinionsRL's code: 0.1; its paper leaves it open)."""
+    """β, the penalty of a second, in units of return (0.1 in MinionsRL's code; not given in the paper)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scheduler:
-    """A policy over 1 … max_actors; a function of the observation alone."""
+    """A policy over the numbers of actors 1 … max_actors, given the features of a round."""
 
     task: Task
     center: NDArray[np.float64]
-    """[8], of the features in training; what is subtracted."""
+    """[8], mean of the features in training, which is subtracted."""
     scale: NDArray[np.float64]
-    """[8], their standard deviation; what is divided by."""
+    """[8], their standard deviation, by which they are divided."""
     weights: Mapping[str, NDArray[np.float64]]
-    """"policy.{0,1,2}.weight" [in, out] and "policy.{0,1,2}.bias" [out]; "critic.…" alike, which no decision needs."""
+    """"policy.{0,1,2}.weight" [in, out], "policy.{0,1,2}.bias" [out], and the same of "critic", unused by decisions."""
 
     def probabilities(self, raw_B8: NDArray[np.float64]) -> NDArray[np.float64]:
-        """[B, max_actors]: of each number of actors from 1 on, given raw features [B, 8] (nan: not measured)."""
+        """[B, max_actors], probabilities of 1, 2, … actors, given raw features [B, 8] (nan: not measured)."""
         logits_BA = forward(self.weights, "policy", self.normalised(raw_B8))
         exp_BA = np.exp(logits_BA - logits_BA.max(axis=1, keepdims=True))
         result: NDArray[np.float64] = exp_BA / exp_BA.sum(axis=1, keepdims=True)
         return result
 
     def normalised(self, raw_B8: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Features as the nets take them: standardised, clipped, 0 where nothing was measured."""
+        """[B, 8], the inputs of the nets: standardised, clipped, 0 for features that were not measured."""
         scaled = np.clip((raw_B8 - self.center) / self.scale, -_CLIP, _CLIP)
         return np.where(np.isnan(scaled), 0.0, scaled)
 
@@ -80,7 +80,7 @@ class Scheduler:
 
 
 def forward(weights: Mapping[str, NDArray[np.float64]], net: str, x_BI: NDArray[np.float64]) -> NDArray[np.float64]:
-    """A multi-layer perceptron with tanh between its layers."""
+    """Evaluate the multi-layer perceptron `net` with tanh between its layers."""
     for layer in range(LAYERS):
         x_BI = x_BI @ weights[f"{net}.{layer}.weight"] + weights[f"{net}.{layer}.bias"]
         if layer < LAYERS - 1:
@@ -90,20 +90,20 @@ def forward(weights: Mapping[str, NDArray[np.float64]], net: str, x_BI: NDArray[
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """A scheduler from the disk."""
+    """A loaded scheduler."""
 
     scheduler: Scheduler
     sha256: str
-    """Of its weights' file."""
+    """SHA-256 of the file of its weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Saving:
-    """What goes into a scheduler's folder: one task, one set of scales, several checkpoints."""
+    """The content of a scheduler's folder: several checkpoints with the same task and scales."""
 
     checkpoints: Mapping[str, Scheduler]
     report: Mapping[str, Any] = field(default_factory=dict)  # Any: what JSON can hold
-    """How it was trained and what that cost, for people."""
+    """Data about the training, for people."""
 
 
 def save(directory: Path, saving: Saving) -> None:
@@ -111,7 +111,7 @@ def save(directory: Path, saving: Saving) -> None:
     from safetensors.numpy import save as encode
 
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / MANIFEST).unlink(missing_ok=True)  # until all is written, this is no scheduler
+    (directory / MANIFEST).unlink(missing_ok=True)  # without a manifest, an incomplete folder is not loaded
     digests = {}
     for name, scheduler in saving.checkpoints.items():
         blob = encode({key: np.ascontiguousarray(value) for key, value in sorted(scheduler.weights.items())})
@@ -134,12 +134,12 @@ def save(directory: Path, saving: Saving) -> None:
 
 
 def load(directory: Path, checkpoint: Checkpoint) -> Loaded:
-    """Read what `save` wrote; raises SpecError, with what to do, for anything else."""
+    """Load a folder that `save` wrote; raises SpecError with advice for anything else."""
     return unpack(pack(directory, checkpoint), str(directory / MANIFEST))
 
 
 def pack(directory: Path, checkpoint: Checkpoint) -> PackedScheduler:
-    """Read what `save` wrote, as a job holds it; raises SpecError, with what to do, for anything else."""
+    """Read a folder that `save` wrote, in the form of a job's spec; raises SpecError with advice for anything else."""
     path = directory / MANIFEST
     try:
         manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))  # Any: JSON
@@ -164,7 +164,7 @@ def pack(directory: Path, checkpoint: Checkpoint) -> PackedScheduler:
 
 
 def unpack(packed: PackedScheduler, source: str) -> Loaded:
-    """A scheduler that decides; raises SpecError, naming `source`, for what `pack` does not return."""
+    """Load a packed scheduler; raises SpecError, naming `source`, if it is damaged or inconsistent."""
     try:
         blob = base64.b64decode("".join(packed.weights), validate=True)
         features = [packed.features[name] for name in FEATURES]
@@ -185,12 +185,12 @@ def unpack(packed: PackedScheduler, source: str) -> Loaded:
 
 
 def _pieces(text: str) -> tuple[str, ...]:
-    """A job takes no text of any length."""
+    """Split a text, because texts in a job's spec are limited in length."""
     return tuple(text[at : at + _PIECE_CHARACTERS] for at in range(0, len(text), _PIECE_CHARACTERS))
 
 
 def _fits(scheduler: Scheduler) -> bool:
-    """True if the layers of the policy lead from the features to a number of actors."""
+    """True if the policy's layers fit the features and the number of actors, and all weights are finite."""
     size = len(FEATURES)
     for layer in range(LAYERS):
         weight = scheduler.weights.get(f"policy.{layer}.weight")

@@ -13,7 +13,7 @@ from marless.scaling.minions.model import Floats, RunModel
 from marless.scaling.minions.scheduler import Scheduler, Task
 
 Choose = Callable[[Floats], NDArray[np.int64]]
-"""Raw features [E, 8] (nan: not measured) → actors [E], from 1 on."""
+"""Chooses numbers of actors, int64 [E], from raw features [E, 8] (nan: not measured)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,27 +21,27 @@ class Episodes:
     """E simulated runs of K rounds; all arrays are [K, E]."""
 
     observations: Floats
-    """[K, E, 8]: before each round, raw."""
+    """[K, E, 8], raw features before each round."""
     actors: NDArray[np.int64]
     round_s: Floats
     returns: Floats
-    """R̄_k: of round k, so of the policies before its update; without the chance in what a round measures.
+    """R̄_k, expected return in round k, of the policies before its update, without sampling noise.
 
-    Observations have that chance; rewards have none, for it is no merit of a scheduler, and would drown what is.
+    Observations contain the noise; rewards do not, because it does not depend on the scheduler and hides its effect.
     """
     cost_usd: Floats
     rewards: Floats
 
     @property
     def objectives(self) -> Floats:
-        """[E], undiscounted sum of rewards: what a scheduler is to maximise."""
+        """[E], undiscounted sum of rewards, the objective of a scheduler."""
         total: Floats = self.rewards.sum(axis=0)
         return total
 
 
 def play(model: RunModel, task: Task, choose: Choose, episodes: int, seed: list[int]) -> Episodes:
-    """Simulate runs. What chance does in a round is independent of what was chosen before it: runs of one seed are
-    comparable, round by round.
+    """Simulate `episodes` runs. The random numbers of a round do not depend on earlier choices, so that runs with the
+    same seed are comparable round by round.
     """
     runs = _Runs(model, task, episodes, seed)
     seen, chosen, measured = [], [], []
@@ -61,12 +61,12 @@ def play(model: RunModel, task: Task, choose: Choose, episodes: int, seed: list[
 
 
 class _Runs:
-    """E runs, all in the same round."""
+    """E simulated runs, which advance together, round by round."""
 
     def __init__(self, model: RunModel, task: Task, episodes: int, seed: list[int]) -> None:
         self._model, self._task = model, task
         self._seed, self._round = seed, 0
-        first = np.random.default_rng([*seed, task.rounds]).integers(model.runs)  # one stream beyond the rounds'
+        first = np.random.default_rng([*seed, task.rounds]).integers(model.runs)  # a stream that no round uses
         self._run_E = (first + np.arange(episodes)) % model.runs
         self._steps_E = np.zeros(episodes)
         self._spent_E = np.zeros(episodes)
@@ -74,7 +74,7 @@ class _Runs:
         self.observation_E8[:, [FEATURES.index("round"), FEATURES.index("budget_left")]] = 0.0, 1.0
 
     def step(self, actors_E: NDArray[np.int64]) -> tuple[Floats, Floats, Floats]:
-        """Play one round; returns its seconds, returns and US dollars, each [E]."""
+        """Simulate one round; returns its seconds, returns and cost in USD, each [E]."""
         model, rng = self._model, np.random.default_rng([*self._seed, self._round])
         sampled_E: Floats = actors_E.astype(np.float64) * model.steps_per_actor
         actor_s_E, slowest_s_E = self._actors(actors_E, rng)
@@ -96,7 +96,7 @@ class _Runs:
         return round_s_E, returns_E, cost_usd_E
 
     def _actors(self, actors_E: NDArray[np.int64], rng: np.random.Generator) -> tuple[Floats, Floats]:
-        """Mean and longest duration of so many actors: the longest of I is the quantile U^(1/I) of all durations."""
+        """Mean and longest duration of the actors, each [E]; the longest of I is the quantile U^(1/I) of durations."""
         seen = self._model.actor_s
         quantile_E = rng.random(len(actors_E)) ** (1 / actors_E)
         longest_E = np.interp(quantile_E, np.linspace(0, 1, len(seen)), seen)
@@ -107,8 +107,8 @@ class _Runs:
 def rewards(round_s_KE: Floats, returns_KE: Floats, spent_usd_E: Floats, task: Task) -> Floats:
     """[K, E]: −β·P_k in every round; the last one adds max_k R̄_k − J unless R̄_K ≥ J and b_K ≥ 0 (MinionsRL).
 
-    As printed: its code asks for R̄_K ≥ J alone. Where the budget is overspent and some round's return lay above J, the
-    printed term is a bonus, no penalty; a budget that must hold needs `within_budget` beside it.
+    As printed; its code requires R̄_K ≥ J alone. If the budget is exceeded and some round's return was above J, the
+    printed term is a bonus instead of a penalty; to enforce a budget, set `within_budget`, too.
     """
     result = -task.beta * round_s_KE
     within_E = spent_usd_E <= task.budget_usd if task.budget_usd else np.ones(len(spent_usd_E), bool)
@@ -118,16 +118,16 @@ def rewards(round_s_KE: Floats, returns_KE: Floats, spent_usd_E: Floats, task: T
 
 
 def fixed(actors: int) -> Choose:
-    """Always so many actors."""
+    """Always choose `actors` actors."""
     return lambda raw_E8: np.full(len(raw_E8), actors)
 
 
 def uniform(max_actors: int, seed: list[int]) -> Choose:
-    """Any number of actors with the same probability."""
+    """Choose a number of actors uniformly at random."""
     rng = np.random.default_rng(seed)
     return lambda raw_E8: rng.integers(1, max_actors + 1, len(raw_E8))
 
 
 def greedy(scheduler: Scheduler) -> Choose:
-    """What a scheduler decides in a job."""
+    """Choose the most probable number of actors, as a scheduler does in a job."""
     return lambda raw_E8: scheduler.probabilities(raw_E8).argmax(axis=1) + 1

@@ -20,25 +20,25 @@ from marless.scaling.minions.simulation import Choose, Episodes, fixed, greedy, 
 
 _UNITS = 64
 _HEAD_SCALE = {"policy": 0.01, "critic": 1.0}
-"""A fresh policy prefers what its bias says."""
+"""Scale of the initial weights of the last layer; small for the policy, so that its bias decides at first."""
 _WIDTH = 0.2
-"""Of the bell that training starts from: a standard deviation, as a share of the most actors."""
+"""Standard deviation of the initial distribution over numbers of actors, as a fraction of the maximum."""
 _LOOKS = 32
-"""Runs that set the scale of features and returns."""
+"""Simulated runs that determine the scale of features and returns."""
 _TRIALS = 30
-"""Runs on which each candidate for a checkpoint is tried; the same for all."""
+"""Simulated runs on which each candidate checkpoint is evaluated, the same for all."""
 _COMPARED = 120
-"""Runs of the final comparison."""
+"""Simulated runs of the final comparison."""
 _INITIAL, _LOOK, _SAMPLE, _ACT, _TRIAL, _COMPARE = range(6)
 """Streams of random numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PPOSettings:
-    """MinionsRL's scheduler: PPO with Adam at 0.005, γ 0.99; the rest from the ranges it searched, or ours."""
+    """Hyper-parameters: Adam at 0.005 and γ = 0.99 as in MinionsRL; the others from its search ranges, or ours."""
 
     batch: int = 5
-    """Simulated runs per update; its code: 1."""
+    """Simulated runs per update; 1 in MinionsRL's code."""
     epochs: int = 8
     minibatches: int = 1
     learning_rate: float = 0.005
@@ -57,24 +57,24 @@ class Score:
     final_return: float
     cost_usd: float
     wall_s: float
-    """Σ P_k: modelled, of a run."""
+    """Σ P_k, simulated seconds of a run."""
     actors: float
     reached: float
-    """Share of runs whose last return reached the target, within the budget if there is one."""
+    """Fraction of runs whose last return reached the target, within the budget if there is one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """What training came to."""
+    """The result of training."""
 
     best: Scheduler
     cheapest: Scheduler
     episodes: int
-    """Simulated runs that were learned from."""
+    """Number of simulated runs of the training."""
     wall_s: float
     cpu_s: float
     curve: tuple[float, ...] = field(repr=False)
-    """After each update: the scheduler's objective, decided as in a job."""
+    """The scheduler's objective after each update, acting greedily as in a job."""
 
 
 def train(
@@ -86,10 +86,10 @@ def train(
     settings: PPOSettings = PPOSettings(),
     told: Callable[[int, int], None] | None = None,
 ) -> Trained:
-    """Train for `episodes` simulated runs, and tell after how many; equal arguments give equal schedulers.
+    """Train for `episodes` simulated runs; deterministic. `told` is called with the number of runs done, and of all.
 
-    Starts near the best fixed number of actors (ours; MinionsRL starts from a random net): in runs of a hundred rounds
-    one choice shows so little in the last return that a hundred episodes would not get from chance to there.
+    Starts near the best fixed number of actors (ours; MinionsRL starts from a random net): in runs of a hundred rounds,
+    one choice has so little effect on the last return that a hundred episodes from a random start would not suffice.
     """
     started_s, started_cpu_s = time.perf_counter(), time.process_time()
 
@@ -123,9 +123,9 @@ def train(
 
 
 def compare(model: RunModel, task: Task, trained: Trained, seed: int) -> dict[str, Score]:
-    """Both checkpoints beside choices without a scheduler, in the same simulated runs, none of which was seen before.
+    """Scores of both checkpoints and of choices without a scheduler, on the same simulated runs, not used in training.
 
-    "fixed N" is the best of some 16 fixed numbers in these very runs: what nobody could know beforehand.
+    "fixed N" is the best of some 16 fixed numbers on these runs, which could not be known in advance.
     """
 
     def tried(choose: Choose) -> Score:
@@ -143,7 +143,7 @@ def compare(model: RunModel, task: Task, trained: Trained, seed: int) -> dict[st
 
 
 def _fixed_scores(model: RunModel, task: Task, episodes: int, seed: list[int]) -> dict[int, Score]:
-    """Of some 16 fixed numbers of actors, from 1 to the most."""
+    """Scores of some 16 fixed numbers of actors, from 1 to the maximum."""
     most = task.max_actors
     counts = sorted({1, most, *(round(most * part / 16) for part in range(1, 16))} - {0})
     return {count: score(play(model, task, fixed(count), episodes, seed), task) for count in counts}
@@ -159,7 +159,7 @@ def _look(model: RunModel, task: Task, seed: int) -> Episodes:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """These nets are so small that threads inside an operation would only wait for each other."""
+    """Use one torch thread: the nets are too small to gain from more."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -185,12 +185,12 @@ def score(episodes: Episodes, task: Task) -> Score:
 
 
 def _cheapness(of: Score) -> tuple[bool, float]:
-    """What the cheapest checkpoint has most of: a low cost among those that mostly reach the target, if any does."""
+    """Sort key of the cheapest checkpoint: low cost if most runs reach the target, else the objective."""
     return (True, -of.cost_usd) if of.reached > 0.5 else (False, of.objective)
 
 
 class _Learning:
-    """The nets in training. Their arrays are shared between NumPy, which acts, and torch, which learns."""
+    """The nets during training. NumPy (for acting) and torch (for learning) share the same arrays."""
 
     def __init__(self, task: Task, look: Episodes, start: int, settings: PPOSettings, seed: int) -> None:
         rng = np.random.default_rng([seed, _INITIAL])
@@ -217,14 +217,14 @@ class _Learning:
         return Scheduler(task=self._view.task, center=self._view.center, scale=self._view.scale, weights=weights)
 
     def sampled(self, raw_E8: Floats) -> NDArray[np.int64]:
-        """Actors drawn from the policy."""
+        """Numbers of actors [E] sampled from the policy."""
         chances_EA = self._view.probabilities(raw_E8).cumsum(axis=1)
         drawn_E1 = self._acts.random((len(raw_E8), 1)) * chances_EA[:, -1:]
         chosen: NDArray[np.int64] = (drawn_E1 >= chances_EA).sum(axis=1) + 1
         return chosen
 
     def update(self, episodes: Episodes) -> None:
-        """PPO on whole runs: advantage = discounted sum of rewards − value (as coded), standardised (ours)."""
+        """A PPO update on whole runs; advantage = discounted return − value (as in the code), standardised (ours)."""
         inputs = self._view.normalised(episodes.observations.reshape(-1, len(FEATURES)))
         gains = _discounted(episodes.rewards, self._settings.gamma).ravel()
         gains = (gains - self._gain_center) / self._gain_scale
@@ -273,14 +273,14 @@ def _fresh(net: str, outputs: int, rng: np.random.Generator) -> dict[str, Floats
 
 
 def _bump(actions: int, start: int) -> Floats:
-    """Logits of a bell over the numbers of actors with its top at `start`: numbers near it are tried most."""
+    """Logits of a Gaussian-shaped distribution over the numbers of actors with its mode at `start`."""
     width = max(actions * _WIDTH, 1.0)
     logits: Floats = -(((np.arange(actions) + 1.0 - start) / width) ** 2) / 2
     return logits
 
 
 def _discounted(rewards_KE: Floats, gamma: float) -> Floats:
-    """Σ γ^n r_{k+n} up to the end of the run."""
+    """[K, E], discounted returns Σ γ^n r_{k+n} to the end of the run."""
     gains_KE = rewards_KE.copy()
     for k in range(len(gains_KE) - 2, -1, -1):
         gains_KE[k] += gamma * gains_KE[k + 1]
