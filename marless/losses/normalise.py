@@ -30,7 +30,7 @@ def batch_moments(x_PKM: Tensor, weight_PKM: Tensor) -> Tensor:
 
 
 def update_moments(moments_PK3: Tensor, batch_PK3: Tensor) -> Tensor:
-    """Exponentially weighted moments after one more batch; a batch without weight leaves mean and deviation unchanged."""
+    """Exponentially weighted moments after one more batch; one without weight leaves mean and deviation unchanged."""
     return MOMENT_DECAY * moments_PK3 + (1 - MOMENT_DECAY) * batch_PK3
 
 
