@@ -1,4 +1,4 @@
-"""What is told while a command works: nothing in the first two seconds, then a bar, or a line every few seconds."""
+"""What is told while a command works: nothing if it is done at once, else a bar, or a line every few seconds."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from marless.cli.output import duration, harmless, say
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-QUIET_S = 1.0
-"""A command that is done sooner shows nothing; on a pipe, its first line comes after twice that."""
+QUIET_S = 0.7
+"""A command that is done sooner shows nothing. On a pipe, its first line comes after twice that: with the start of the
+interpreter and the imports, within two seconds."""
 EVERY_S = 5.0
 """Between two lines on a pipe."""
 _FRAME_S = 0.1

@@ -44,7 +44,10 @@ class Waiting:
 
 
 def make(options: Mapping[str, Any], batch: int) -> BatchedEnv:  # Any: YAML values
-    """`hold` is the file, `hangs` as above; the other options are those of `simple_spread`."""
-    rest = {name: value for name, value in options.items() if name not in ("hold", "hangs")}
+    """`hold` is the file, `hangs` as above, `making_s` how long it takes to be made; the other options are those of
+    `simple_spread`.
+    """
+    time.sleep(options.get("making_s", 0.0))
+    rest = {name: value for name, value in options.items() if name not in ("hold", "hangs", "making_s")}
     inner = registry.make("mpe/simple_spread", rest, batch)
     return Waiting(inner, Path(options["hold"]), hangs=bool(options.get("hangs")))

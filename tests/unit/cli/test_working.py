@@ -48,6 +48,25 @@ def test_a_pipe_gets_a_line_every_few_seconds(soon, monkeypatch):
     assert lines[2] == "playing … 250 of 1,000 episodes, 25%, simple_spread, 1:00 so far, 3:00 left"
 
 
+class Waits:
+    """Stands for the event of the end: time passes at once, and after a while the command is done."""
+
+    def __init__(self) -> None:
+        self.passed_s = 0.0
+
+    def wait(self, timeout_s: float) -> bool:
+        self.passed_s += timeout_s
+        return self.passed_s > 10.0
+
+
+def test_the_first_line_leaves_the_interpreter_half_a_second_of_two(monkeypatch):
+    what, said_s = Working("submitting"), []
+    waits = what._over = Waits()
+    monkeypatch.setattr(working, "say", lambda line: said_s.append(waits.passed_s))
+    what._show()
+    assert said_s[0] <= 1.5
+
+
 def test_what_cannot_be_counted_says_how_long_it_has_taken(soon, monkeypatch):
     assert lines_of(monkeypatch, Working("starting"), count=2)[1] == "starting … 0:00 so far"
 
