@@ -188,26 +188,26 @@ CASES = (
     ),
     Case(
         id="R2",
-        attack="kill -9 of the coordinator while it puts a checkpoint back into a store that lost the job",
+        attack="kill -9 of the coordinator while it restores a checkpoint to a store that lost the job",
         run=_r2_loss,
         limits={"recovery p95 (s)": 5.0},
     ),
-    Case(id="R2", attack="kill -9 of the coordinator while it takes a job in", run=_r2_submit),
+    Case(id="R2", attack="kill -9 of the coordinator while it accepts a job", run=_r2_submit),
     Case(id="R2", attack="kill -9 of learner workers and of the store around a publish", run=_r2_elsewhere),
     Case(
         id="R2",
-        attack="kill -9 of the coordinator two seconds into updates of six, of two scopes and with a replay",
+        attack="kill -9 of the coordinator during updates of six seconds, of two scopes and with a replay",
         run=_r2_mid_update,
     ),
     Case(
         id="R2",
-        attack="kill -9 around all of these writes, of a job whose groups and actors change every other round",
+        attack="kill -9 around all these writes, in a job whose groups and actors change every other round",
         run=_r2_changing,
         limits={"recovery p95 (s)": 5.0},
     ),
     Case(
         id="off-policy",
-        attack="kill -9 of learner workers and their pool in mid-update of a job that learns from a replay",
+        attack="kill -9 of learner workers and their pool during updates of a job that learns from a replay",
         run=_off_policy,
         limits={"recovery p95 (s)": 5.0},
     ),
@@ -224,7 +224,7 @@ CASES = (
     ),
     Case(
         id="R6",
-        attack="uploads: 10 % twice, 5 % late, 2 % under an old epoch, 2 % too early, over lines that break and stall",
+        attack="uploads: 10 % twice, 5 % late, 2 % under an old epoch, 2 % too early, over failing connections",
         run=lambda seed, place, _: uploads.run(seed, place, uploads=10_000, per_round=100),
     ),
     Case(
@@ -234,18 +234,18 @@ CASES = (
     ),
     Case(
         id="R7",
-        attack="SIGSTOP of a coordinator past its lease and of a learner worker past its pool, then SIGCONT",
+        attack="SIGSTOP of a coordinator beyond its lease and of a learner worker beyond its pool, then SIGCONT",
         run=_r7_processes,
     ),
     Case(
         id="R8",
-        attack="each line between services cut for 1, 5 and 30 s, with what was under way held or lost",
+        attack="each connection between services cut for 1, 5 and 30 s, messages in transit held or lost",
         run=_r8,
         limits={"progress after at most (s)": 10.0},
     ),
     Case(
         id="R13",
-        attack="ten times as many callers as keep a service busy: publishes, gets, uploads, rollouts, submits",
+        attack="ten times the callers that keep a service busy: publishes, gets, uploads, rollouts, submits",
         run=lambda _seed, place, _: overload.run(place, seconds=10.0, least=0.8),
     ),
     Case(
