@@ -1,1 +1,1 @@
-"""Trajectories, and the rollouts that make them."""
+"""Trajectories, the rollouts that produce them, and the replay that stores them."""

@@ -1,8 +1,7 @@
-"""How long episodes are played to measure a return: until enough of them, until the mean is precise, or until the time
-is up.
+"""Stopping rules for evaluations: by number of episodes, by standard error, or by time.
 
-Episodes come in batches whose sizes and seeds follow from the job alone. So a machine that is slower plays fewer
-batches, and never other ones: more time only adds to the same sequence.
+Episodes are played in batches whose sizes and seeds follow from the job alone. A slower machine plays fewer batches of
+the same sequence, never different ones.
 """
 
 from __future__ import annotations
@@ -14,28 +13,29 @@ from dataclasses import dataclass
 from marless.record import Returns
 
 TRUSTED_EPISODES = 30
-"""A standard error from fewer episodes than these says too little to stop by."""
+"""With fewer episodes, the estimate of the standard error is too unreliable to stop by."""
 _ONE_BY_ONE = 4
-"""Copies of an environment that steps them one after another: more save little and end later."""
+"""Most copies per batch if the environment steps them one after another: more save little and finish later."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """When an actor, or a measurement as a whole, has played enough."""
+    """The stopping rules for one actor, or for an evaluation as a whole."""
 
     episodes: int
-    """At most."""
+    """Most episodes to play."""
     limit_s: float = 0.0
     """Seconds of play after which no further batch starts; 0: no limit."""
     relative_error: float = 0.0
-    """A standard error of this fraction of |mean| suffices; 0: all episodes are played."""
+    """Sufficient standard error, as a fraction of |mean|; 0: play all episodes."""
     parts: int = 1
-    """Actors that share the measurement: each of them may be less precise than all together."""
+    """Number of actors that share the evaluation. Each may have √parts times the standard error of all together."""
 
     def reached(self, played: Returns | None, played_s: float, following: int) -> str:
-        """Which bound ends the play before a batch of `following` episodes: "episodes", "error" or "time"; "" if none.
+        """The rule that stops play before a batch of `following` episodes: "episodes", "error" or "time"; "" if none.
 
-        A batch that would not end in time, going by those before it, is not started, but for the first one.
+        `played_s` is the time spent so far in seconds. A batch that would probably exceed the time limit, judging by
+        those before it, is not started; the first batch always is.
         """
         if played is None:
             return ""
@@ -47,17 +47,17 @@ class Bounds:
         return "time" if self.limit_s and played_s + expected_s > self.limit_s else ""
 
     def _precise(self, played: Returns) -> bool:
-        """An error of exactly 0 proves nothing: rewards may be too rare to have been seen."""
+        """True if the standard error is small enough; 0 is not trusted, as rare rewards may not have occurred yet."""
         if played.episodes < TRUSTED_EPISODES or not played.standard_error:
             return False
         return played.standard_error / math.sqrt(self.parts) <= self.relative_error * abs(played.mean)
 
 
 def batches(episodes: int, copies: int, *, one_by_one: bool) -> Iterator[int]:
-    """The sizes of the batches in which so many episodes are played, an episode in each copy of the environment.
+    """The sizes of the batches for this many episodes, with one episode in each copy of the environment.
 
-    `one_by_one` says that copies are stepped one after another: then the first batches are one and two episodes, so
-    that something is known as early as possible.
+    `one_by_one` means that the environment steps its copies one after another. Then the first batches have one and two
+    episodes, so that first results come early.
     """
     most, size = (min(copies, _ONE_BY_ONE), 1) if one_by_one else (copies, copies)
     while episodes > 0:

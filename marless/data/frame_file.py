@@ -1,8 +1,9 @@
-"""Frames in a file that several processes may map and one at a time writes; it outlives all of them.
+"""A persistent file of replay frames, memory-mapped by several processes, of which one at a time writes.
 
-Who writes holds a lock. A process that is killed loses it, and the next one goes on with the file. A process that is
-paused or slow keeps it: then the next one goes on with a copy under the same name, so that whoever wakes up writes into
-a file that nobody reads any more. A count of writers in the header tells one that was overtaken between two writes.
+The writer holds a lock. If it is killed, the lock is released and the next writer continues with the file. If it is
+only paused or slow, it keeps the lock: then the next writer continues with a copy under the same path, so that the old
+one writes into a file that is no longer read. The header counts the writers; by it, a process notices that another one
+has written in between.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from marless.errors import StaleError, UnavailableError
 
 
 class FrameFile:
-    """`capacity` frames in a memory-mapped file; without a path, in memory that goes with the process.
+    """`capacity` frames in a memory-mapped file; without a path, in memory of this process.
 
-    Raises UnavailableError if there is no room for them.
+    Raises UnavailableError if there is not enough disk space.
     """
 
     def __init__(self, schema: ReplaySchema, capacity: int, path: Path | None) -> None:
@@ -42,11 +43,11 @@ class FrameFile:
 
     @property
     def arrays(self) -> dict[str, NDArray[np.generic]]:
-        """By name, [capacity, …]; those of before a `look` or `own` are to be forgotten."""
+        """Arrays by name, [capacity, …]. Invalidated by `look` and `own`: do not keep them."""
         return self._arrays
 
     def look(self) -> None:
-        """Map what is under the path now; the caller knows of whatever was written until now."""
+        """Map the file that is at the path now, and note its writer count, which `own` compares."""
         if self._path is None:
             return
         if not self._is_current(self._path):
@@ -55,9 +56,9 @@ class FrameFile:
         self._writers = int(self._header[0])
 
     def own(self) -> None:
-        """Be the only one who writes, until `release`.
+        """Become the only writer until `release`.
 
-        Raises StaleError if somebody else has begun to write since this process last looked or owned.
+        Raises StaleError if another process has begun to write since this one last called `look` or `own`.
         """
         if self._owned or self._path is None:
             return
@@ -72,13 +73,13 @@ class FrameFile:
         self._writers = int(self._header[0])
 
     def release(self) -> None:
-        """Let others write; twice is safe."""
+        """Release the write lock; idempotent."""
         if self._owned and self._path is not None:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             self._owned = False
 
     def _is_current(self, path: Path) -> bool:
-        """True if the file under the path is the mapped one."""
+        """True if the file at the path is the mapped one."""
         with suppress(FileNotFoundError):
             return os.path.samestat(os.fstat(self._descriptor), path.lstat())
         return False
@@ -91,7 +92,7 @@ class FrameFile:
             raise _no_room(path, error) from None
 
     def _copy(self, path: Path) -> None:
-        """Go on in a file of one's own, and put it under the path."""
+        """Continue with a locked copy of the file, and move it to the path."""
         before = self._bytes
         new = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
         try:
@@ -124,9 +125,9 @@ class FrameFile:
 
 
 def allocate(path: Path, size: int) -> bool:
-    """Have a file of this size, all of it really there; returns False if there was one.
+    """Create a file of this size with all its blocks allocated; returns False if there was one of this size.
 
-    Raises UnavailableError if there is no room: later, that would be a bus error.
+    Raises UnavailableError if there is not enough space; without allocation, writing would cause a bus error later.
     """
     new = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     try:

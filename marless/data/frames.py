@@ -1,18 +1,19 @@
-"""Trajectories as frames: rows that a replay keeps, gathers and forgets.
+"""Converts trajectories to frames, the rows of a replay.
 
-A frame is one time step of one environment copy: what all agents saw, did and got. The frames of a segment (an
-episode, or its first part if the rollout cut it) are consecutive, and one more follows them, which holds the last
-observation: so the successor of frame r is frame r + 1. Names as in `marless.data.trajectory`, without time and copies:
+A frame is one time step of one environment copy: the observations, actions and rewards of all agents. The frames of a
+segment (an episode, or its first part if the rollout cut it) are consecutive. One more frame follows them with the
+final observation, so that the successor of frame r is frame r + 1. Names as in `marless.data.trajectory`, without the
+time and copy axes:
 
 | name           | dtype, shape of a frame           | in a segment's last frame |
 |----------------|-----------------------------------|---------------------------|
-| `obs/k`        | float32 [N, O]                    | what was seen last; zeros if all agents had terminated |
+| `obs/k`        | float32 [N, O]                    | the final observation; zeros if all agents had terminated |
 | `action/k`     | int32 [N] or float32 [N, A]       | zeros |
 | `reward/k`     | float32 [N]                       | zeros |
 | `terminated/k` | bool [N]                          | false |
 | `alive/k`      | bool [N], only with deaths        | alive before the last step, and not terminated in it |
-| `mask/k`       | bool [N, A], only with masks      | what would have been legal |
-| `state`        | float32 [S], only if asked for    | like `obs/k` |
+| `mask/k`       | bool [N, A], only with masks      | legal actions in the final observation |
+| `state`        | float32 [S], only if required     | like `obs/k` |
 | `first`        | bool                              | false; true in the first frame of a segment |
 | `last`         | bool                              | true: no action was taken in it |
 """
@@ -31,22 +32,22 @@ from marless.data.trajectory import Trajectory
 from marless.envs.base import BoolArray, Discrete, EnvSpaces
 
 ALIGNMENT = 64
-"""Bytes: each array begins at a cache line."""
+"""Bytes; each array begins at a cache line."""
 FrameArrays = Mapping[str, NDArray[np.generic]]
-"""By name, [frames, …]."""
+"""Name → array [frames, …]."""
 Rows = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class ReplaySchema:
-    """What a frame holds: of these agent classes, with or without the global state."""
+    """The fields of a frame: those of these agent classes (by index), with or without the global state."""
 
     spaces: EnvSpaces
     classes: tuple[int, ...]
     with_state: bool
 
     def fields(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Name → (NumPy dtype name, shape) of one frame, in the order in which arrays lie in a file."""
+        """Name → (NumPy dtype name, shape) of one frame, in the order of the arrays in a file."""
         found: dict[str, tuple[str, tuple[int, ...]]] = {}
         for k in self.classes:
             agents = self.spaces.classes[k]
@@ -65,15 +66,15 @@ class ReplaySchema:
 
     @property
     def frame_bytes(self) -> int:
-        """What one frame takes."""
+        """Bytes of one frame."""
         return sum(np.dtype(dtype).itemsize * math.prod(shape) for dtype, shape in self.fields().values())
 
     def file_bytes(self, capacity: int) -> int:
-        """What a file of `capacity` frames takes: a little more than the frames, for alignment and a header."""
+        """Bytes of a file of `capacity` frames, including header and alignment."""
         return ALIGNMENT + sum(size for _, _, size in self._places(capacity))
 
     def arrays(self, buffer: memoryview, capacity: int) -> dict[str, NDArray[np.generic]]:
-        """All arrays, [capacity, …], as views of a file's bytes; the header is the first `ALIGNMENT` of them."""
+        """All arrays, [capacity, …], as views of a file's bytes; its first `ALIGNMENT` bytes are the header."""
         found: dict[str, NDArray[np.generic]] = {}
         offset = ALIGNMENT
         for name, shape, size in self._places(capacity):
@@ -83,11 +84,11 @@ class ReplaySchema:
         return found
 
     def empty(self, frames: int) -> dict[str, NDArray[np.generic]]:
-        """Arrays of their own for so many frames, with nothing in them yet."""
+        """New uninitialised arrays for this many frames."""
         return {name: np.empty((frames, *shape), dtype) for name, (dtype, shape) in self.fields().items()}
 
     def fingerprint(self, capacity: int) -> int:
-        """Equal for files that are laid out alike."""
+        """A checksum of the file layout: equal for files with the same fields and capacity."""
         return zlib.crc32(f"{capacity} {sorted(self.fields().items())}".encode())
 
     def _places(self, capacity: int) -> list[tuple[str, tuple[int, ...], int]]:
@@ -100,35 +101,39 @@ class ReplaySchema:
 
 @dataclass(frozen=True)
 class Placing:
-    """Where the steps of one trajectory go: copy by copy, each in time order, a last frame after each segment."""
+    """The frame for each step of a trajectory: copy by copy, in time order, with a last frame after each segment.
+
+    Frames count from the trajectory's first frame.
+    """
 
     row: Rows
-    """int64 [B, T]: of each step, counted from the trajectory's first frame."""
+    """int64 [B, T]: the frame of each step."""
     kept: BoolArray | None
-    """bool [B, T]: the steps that are kept; None: all."""
+    """bool [B, T]: the steps that are stored; None: all."""
     last: Rows
-    """The last frame of each kept segment."""
+    """The last frame of each stored segment."""
     ends: tuple[Rows, Rows]
-    """Copy and time step in which each of them ended."""
+    """Copies and time steps in which the stored segments ended."""
     seen: Rows
-    """Last frames whose observation the trajectory has (its bootstrap rows)."""
+    """The last frames whose final observation is in the trajectory's bootstrap rows."""
     boots: Rows
-    """Which of its bootstrap rows those are."""
+    """The bootstrap rows of `seen`."""
     frames: int
+    """Number of frames."""
 
     @property
     def first(self) -> Rows:
-        """The first frame of each kept segment."""
+        """The first frame of each stored segment."""
         return np.concatenate([np.zeros(1, np.int64), self.last + 1])[: len(self.last)]
 
     @property
     def transitions(self) -> int:
-        """Env steps among the frames."""
+        """Number of env steps among the frames."""
         return self.frames - len(self.last)
 
 
 def place(trajectory: Trajectory, room: int) -> Placing:
-    """Lay a trajectory out in at most `room` frames: all of it, or its first segments."""
+    """Assign frames to a trajectory, at most `room`: to all of it, or to as many of its first segments as fit."""
     steps, batch = trajectory.steps, trajectory.batch
     cut = np.asarray(trajectory["cut"], np.bool_).T.ravel()
     row = np.arange(cut.size) + np.cumsum(cut) - cut
@@ -147,7 +152,7 @@ def place(trajectory: Trajectory, room: int) -> Placing:
 
 
 def write(arrays: FrameArrays, start: int, trajectory: Trajectory, placing: Placing) -> None:
-    """Write a trajectory's frames from frame `start` on."""
+    """Write a trajectory's frames into `arrays` from frame `start` on."""
     for name, array in arrays.items():
         out = array[start : start + placing.frames]
         if name in ("first", "last"):
@@ -168,7 +173,7 @@ def _write_last(out: NDArray[np.generic], name: str, trajectory: Trajectory, pla
         ends = (_by_copy(each, trajectory[each])[placing.ends] for each in (name, f"terminated/{k}"))
         out[placing.last] = np.greater(*ends)  # alive, and not terminated
         return
-    out[placing.last] = kind == "mask"  # of agents that have gone, or of nobody: as good as any, and never none
+    out[placing.last] = kind == "mask"  # placeholder: zeros, and masks with every action legal
     if kind in ("obs", "mask"):
         out[placing.seen] = trajectory[f"boot_{name}"][:, placing.boots].swapaxes(0, 1)
     elif kind == "state":
@@ -176,5 +181,5 @@ def _write_last(out: NDArray[np.generic], name: str, trajectory: Trajectory, pla
 
 
 def _by_copy(name: str, array: NDArray[np.generic]) -> NDArray[np.generic]:
-    """[T, N, B, …], or of the state [T, B, S], as a view [B, T, …]."""
+    """A view [B, T, …] of an array [T, N, B, …], or [T, B, S] for the state."""
     return array.swapaxes(0, 1) if name == "state" else np.moveaxis(array, 2, 0)

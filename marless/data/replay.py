@@ -1,9 +1,9 @@
-"""What off-policy algorithms remember of past rounds: a ring of frames, drawn from uniformly or by priority.
+"""Replay buffer of off-policy algorithms: a ring of frames of past rounds, sampled uniformly or by priority.
 
-Frames lie in a file that outlives the worker and its pool (`marless.data.frame_file`); which rounds lie where, counters
-and priorities are small arrays that the learner publishes with its versions. File and published arrays together are the
-exact state: a round is written to a place that follows from the arrays alone, so an update that was cut short anywhere
-is redone to the same bits. Every round is known by a checksum, so what a file does not hold is noticed, and counted.
+Frames are in a file that outlives the worker and its pool (`marless.data.frame_file`). The positions of the rounds,
+counters and priorities are small arrays that the learner publishes with its versions. File and published arrays
+together are the exact state: the position of a round follows from the arrays alone, so that an interrupted update is
+repeated bit for bit. Every round has a checksum, so that rounds missing from the file are detected and counted.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from marless.errors import CorruptError, SpecError
 __all__ = ["Draw", "EpisodeDraw", "Replay", "ReplayCounts", "ReplaySchema"]
 
 FIRST_PRIORITY = 1.0
-"""Of samples, before anything is known of any."""
+"""Priority of new samples before any has been updated."""
 PRIORITIES = 1e-6, 1e6
-"""Least and greatest: a sample without error may be drawn again (ε of Schaul et al. 2016, §3.3), and none takes all."""
+"""Least and greatest priority: samples without error stay drawable (ε of Schaul et al. 2016, §3.3), none dominates."""
 Arrays = Mapping[str, NDArray[np.generic]]
 FloatArray = NDArray[np.float32]
 Unit = Literal["transitions", "episodes"]
@@ -37,30 +37,30 @@ Unit = Literal["transitions", "episodes"]
 
 @dataclass(frozen=True)
 class ReplayCounts:
-    """Env steps, since the beginning: inserted = dropped + lost + `Replay.size`."""
+    """Counts of env steps since the job began: inserted = dropped + lost + `Replay.size`."""
 
     inserted: int = 0
     dropped: int = 0
-    """Made room for newer ones."""
+    """Removed to make room for newer ones, or did not fit."""
     lost: int = 0
-    """Were not in the file that a learner went on with."""
+    """Missing from the file when a learner continued with it."""
     drawn: int = 0
-    """Samples drawn: env steps or episodes, as often as they were drawn."""
+    """Draws so far, of env steps or episodes, repeated ones included."""
 
 
 @dataclass(frozen=True)
 class Draw:
-    """Env steps, drawn independently: one may come twice."""
+    """Sampled env steps, with replacement."""
 
     row: Rows
     """int64 [M]: their frames; the successor of frame r is frame r + 1."""
     weight: FloatArray
-    """float32 [M]: importance, at most 1; all 1 where draws are uniform."""
+    """float32 [M]: importance-sampling weights, at most 1; all 1 for uniform draws."""
 
 
 @dataclass(frozen=True)
 class EpisodeDraw:
-    """Episodes, or their first parts where a rollout cut them."""
+    """Sampled episodes, or their first parts if a rollout cut them."""
 
     first: Rows
     """int64 [E]: their first frames."""
@@ -71,10 +71,10 @@ class EpisodeDraw:
 
 
 class Replay:
-    """At most `capacity` frames of the newest rounds, dropped by whole rounds, the oldest first.
+    """Stores at most `capacity` frames of the newest rounds; drops whole rounds, the oldest first.
 
-    `alpha`: None draws uniformly; else draws of `unit` are in proportion to priorities to this power. What is not of
-    this unit is drawn uniformly. Raises UnavailableError if there is no room for the file.
+    With `alpha` None, all draws are uniform. Otherwise draws of `unit` are proportional to priority ** `alpha`, and
+    draws of the other unit are uniform. Raises UnavailableError if there is no space for the file.
     """
 
     def __init__(
@@ -95,34 +95,34 @@ class Replay:
         self._highest = FIRST_PRIORITY
         self._tree = SumTree(capacity if alpha is not None else 1)
         self._length = np.zeros(capacity, np.int64)
-        """By first frame."""
+        """Length of each episode, at the index of its first frame."""
         self._index: dict[str, Rows] | None = None
-        """By unit, what can be drawn; None when that has changed."""
+        """Unit → rows that can be drawn; None if it must be recomputed."""
 
     @property
     def size(self) -> int:
-        """Env steps that can be drawn."""
+        """Number of env steps that can be drawn."""
         return sum(each.transitions for each in self._ring.rounds)
 
     @property
     def episodes(self) -> int:
-        """Episodes that can be drawn."""
+        """Number of episodes that can be drawn."""
         return sum(each.episodes for each in self._ring.rounds)
 
     @property
     def counts(self) -> ReplayCounts:
-        """What became of all env steps so far."""
+        """Counts of inserted, dropped, lost and drawn samples."""
         return self._counts
 
     def report(self) -> dict[str, float]:
-        """The metrics of an update: how full the replay is, and all counts since the beginning."""
+        """Metrics for an update: the size of the replay, and all counts since the job began."""
         return {"size": float(self.size), **{name: float(count) for name, count in asdict(self._counts).items()}}
 
     def insert(self, number: int, trajectories: Sequence[Trajectory]) -> None:
-        """Remember a round; a round that is known already is left as it is.
+        """Insert a round, unless it is already stored.
 
-        Of a round larger than the whole replay the first segments are kept, the others count as dropped at once.
-        Raises SpecError if not even one segment fits, StaleError if another learner went on with the file.
+        Of a round larger than the whole replay, the first segments are stored and the others count as dropped.
+        Raises SpecError if not even one segment fits, StaleError if another learner has continued with the file.
         """
         self._file.own()
         if self._ring.rounds and number <= max(each.number for each in self._ring.rounds):
@@ -140,22 +140,24 @@ class Replay:
         self._settle()
 
     def draw(self, rng: np.random.Generator, count: int, beta: float = 0.0) -> Draw:
-        """Draw env steps; `beta`: how far weights make up for what priorities prefer (Schaul et al. 2016, §3.4).
+        """Draw env steps; `beta` is the exponent of the importance-sampling weights (Schaul et al. 2016, §3.4).
 
-        Of prioritised draws, one is from each of `count` parts of equal mass. Raises SpecError if there are none.
+        Prioritised draws are stratified: one from each of `count` ranges of equal mass. Raises SpecError if the replay
+        is empty.
         """
         row, weight = self._drawn("transitions", rng, count, beta)
         return Draw(row, weight)
 
     def draw_episodes(self, rng: np.random.Generator, count: int, beta: float = 0.0) -> EpisodeDraw:
-        """Draw episodes, as `draw` does env steps; uniform draws name each once as long as there are enough."""
+        """Draw episodes, as `draw` does env steps; uniform draws do not repeat episodes while there are enough."""
         first, weight = self._drawn("episodes", rng, count, beta)
         return EpisodeDraw(first, self._length[first], weight)
 
     def reprioritise(self, row: Rows, priority: NDArray[np.floating]) -> None:
-        """New priorities of samples (for episodes: of their first frames), such as |TD error|, before `alpha`.
+        """Update the priorities, such as |TD error|, of samples, given by row (of episodes: by first frame).
 
-        Of a sample that is named twice the last one counts; samples that were dropped meanwhile are left out.
+        Priorities are given without the exponent `alpha`. If a row occurs twice, its last priority counts; rows that
+        have been dropped are ignored.
         """
         if self._alpha is None:
             return
@@ -166,9 +168,10 @@ class Replay:
         self._highest = max(self._highest, float(leaf[known].max(initial=0.0)))
 
     def take(self, name: str, row: Rows) -> NDArray[np.generic]:
-        """What frames hold, e.g. "obs/0": [..., N, O] for rows [...]; see `marless.data.frames` for all names.
+        """Gather a field of frames, e.g. "obs/0": [..., N, O] for rows [...]; see `marless.data.frames` for all names.
 
-        Everybody is alive, and everything legal, where the environment knows nothing else.
+        "alive/k" and "mask/k" are all true if the environment has no deaths or masks. Raises KeyError for other names
+        that are not stored.
         """
         array = self._file.arrays.get(name)
         if array is not None:
@@ -181,7 +184,7 @@ class Replay:
         return np.broadcast_to(np.True_, (*row.shape, *shape))
 
     def arrays(self) -> Arrays:
-        """What to publish beside the file. Also lets others write into it: an update ends here."""
+        """The arrays to publish beside the file, at the end of an update; also releases the file's write lock."""
         self._file.release()
         table = [each.entry() for each in self._ring.rounds]
         arrays: dict[str, NDArray[np.generic]] = {
@@ -196,10 +199,11 @@ class Replay:
         return arrays
 
     def restore(self, arrays: Arrays) -> None:
-        """Go on from what was published. Rounds that the file turns out not to hold count as lost when they are first
-        needed: those that the next insert drops anyway may have been overwritten by an update that was cut short.
+        """Continue from published arrays. Rounds are compared with the file only when they are first needed, and count
+        as lost if it does not hold them: an interrupted update may have overwritten rounds that the next insert drops
+        anyway.
 
-        Raises CorruptError for arrays that no replay of this kind has published.
+        Raises CorruptError for arrays that a replay of this kind cannot have published.
         """
         try:
             fingerprint, head = (int(value) for value in arrays["ring"])
@@ -222,7 +226,7 @@ class Replay:
         self._ring = Ring(self._ring.capacity, head, rounds)
         if self._alpha is not None:
             self._tree = SumTree(self._ring.capacity)
-        if not alike:  # of another size, or other spaces
+        if not alike:  # the capacity or the spaces have changed
             self._ring = Ring(self._ring.capacity)
             self._count(lost=sum(each.transitions for each in rounds))
 
@@ -240,7 +244,7 @@ class Replay:
 
     def _write(self, new: Round, trajectories: Sequence[Trajectory], placings: Sequence[Placing]) -> None:
         arrays, row = self._file.arrays, new.start
-        if new.split < new.frames:  # first in one piece, then cut
+        if new.split < new.frames:  # write to a contiguous buffer, then copy it in two pieces
             arrays, row = self._schema.empty(new.frames), 0
         for trajectory, placing in zip(trajectories, placings, strict=True):
             write(arrays, row, trajectory, placing)
@@ -266,7 +270,7 @@ class Replay:
         self._index = None
 
     def _settle(self) -> None:
-        """Look at the rounds that were not looked at yet: those that the file does not hold are lost."""
+        """Verify the rounds that have not been verified yet; those that the file does not hold are lost."""
         new = [each for each in self._ring.rounds if each.rows is None]
         lost = [each for each in new if self._checksum(each) != each.checksum]
         for each in new:
@@ -310,7 +314,7 @@ class Replay:
         return among.take(index), np.ones(count, np.float32)
 
     def _by_priority(self, among: int, rng: np.random.Generator, count: int, beta: float) -> tuple[Rows, FloatArray]:
-        """P(i) = p_i^α / Σ p^α; w_i = (N · P(i))^−β, over the greatest drawn (Schaul et al. 2016, §3.3 and §3.4)."""
+        """P(i) = p_i^α / Σ p^α; w_i = (N · P(i))^−β / max w over this draw (Schaul et al. 2016, §3.3 and §3.4)."""
         total = self._tree.total
         row = self._tree.find((np.arange(count) + rng.random(count)) / count * total)
         weight = (among * self._tree[row] / total) ** -beta
@@ -318,7 +322,7 @@ class Replay:
 
     def _samples(self, each: Round) -> Rows:
         rows = each.rows if self._unit == "transitions" else each.firsts
-        assert rows is not None  # it has been looked at
+        assert rows is not None  # it has been verified
         return rows
 
     def _units(self, each: Round) -> int:
@@ -335,7 +339,7 @@ class Replay:
 
 
 def _ends(placings: Sequence[Placing]) -> tuple[Rows, int]:
-    """Where the segments of a round end, counted from its first frame; and how many there are."""
+    """The ends of a round's segments (the frame after each), counted from its first frame; and their number."""
     starts = np.cumsum([0, *(placing.frames for placing in placings)])
     ends = [NOTHING, *(start + placing.last + 1 for start, placing in zip(starts, placings, strict=False))]
     found = np.concatenate(ends)

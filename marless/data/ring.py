@@ -1,4 +1,4 @@
-"""Which rounds lie where in a ring of frames: arithmetic only, so that the same rounds always lie at the same place."""
+"""Positions of rounds in a ring of frames: pure arithmetic, so that the same rounds always get the same positions."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ NOTHING = np.zeros(0, np.int64)
 
 @dataclass(eq=False)
 class Round:
-    """One round in the ring: in one piece, or in two where the ring's end cuts it between two segments."""
+    """One round in the ring: contiguous, or split between two segments at the ring's end."""
 
     number: int
     start: int
-    """Its first frame."""
+    """Position of its first frame."""
     split: int
-    """Frames of its first piece; the second one begins at frame 0."""
+    """Number of frames in its first piece; the second one begins at position 0."""
     frames: int
     transitions: int
     episodes: int
     checksum: int = 0
     """CRC-32 of its bytes, array by array."""
     rows: Rows | None = None
-    """int64 [transitions]: the frames that can be drawn. None: nobody has looked whether they are there."""
+    """int64 [transitions]: positions of the frames that can be drawn. None: not yet verified against the file."""
     firsts: Rows = field(default_factory=lambda: NOTHING)
-    """int64 [episodes]: where they begin."""
+    """int64 [episodes]: positions of the episodes' first frames."""
     priorities: NDArray[np.float32] | None = None
-    """As they were restored, for when the round has been looked at."""
+    """Restored priorities, applied once the round has been verified."""
 
     @property
     def pieces(self) -> tuple[slice, ...]:
-        """Its frames, in order."""
+        """Its one or two ranges of positions, in order."""
         first = slice(self.start, self.start + self.split)
         return (first,) if self.split == self.frames else (first, slice(0, self.frames - self.split))
 
     def at(self, index: Rows) -> Rows:
-        """The frames that its own frames 0, 1, … are."""
+        """Positions in the ring of the round's frames `index`, which count from 0."""
         return np.where(index < self.split, index + self.start, index - self.split)
 
     def entry(self) -> tuple[int, ...]:
-        """What is published of it."""
+        """The numbers to publish, in the order of the constructor's arguments."""
         return self.number, self.start, self.split, self.frames, self.transitions, self.episodes, self.checksum
 
     def fits(self, capacity: int) -> bool:
@@ -53,23 +53,24 @@ class Round:
         return 0 <= self.split <= self.frames and all(0 <= each.start <= each.stop <= capacity for each in self.pieces)
 
     def overlaps(self, places: Sequence[slice]) -> bool:
-        """True if any of its frames is in one of these places."""
+        """True if any of its frames lies in one of these ranges."""
         return any(mine.start < its.stop and its.start < mine.stop for mine in self.pieces for its in places)
 
 
 class Ring:
-    """Rounds, the oldest first, which is also their order along the ring."""
+    """A ring of rounds, ordered by age, which is also their order along the ring."""
 
     def __init__(self, capacity: int, head: int = 0, rounds: Sequence[Round] = ()) -> None:
         self.capacity = capacity
         self.head = head
-        """Where the next round goes."""
+        """Position of the next round."""
         self.rounds = list(rounds)
 
     def add(self, number: int, ends: Rows, episodes: int) -> tuple[Round, list[Round]]:
-        """Place a round whose segments end before its frames `ends`, ascending; returns it and those it replaces.
+        """Place a new round and return it, and the rounds that it replaces.
 
-        It must fit: `ends[-1] <= capacity`.
+        `ends` holds the end of each segment (the frame after its last), ascending, counted from the round's first
+        frame. The round must fit: `ends[-1] <= capacity`.
         """
         frames = int(ends[-1]) if len(ends) else 0
         tail = self.capacity - self.head

@@ -1,4 +1,4 @@
-"""What an actor computes: whole rollouts and whole episodes of a batched environment, as functions of a seed.
+"""An actor's computation: rollouts and whole episodes in a batched environment, as deterministic functions of a seed.
 
 No torch, no I/O. Suffixes as in `marless.envs.base` and `marless.data.trajectory`.
 """
@@ -29,16 +29,17 @@ from marless.interruption import Stopped, check, never
 
 
 class ActingPolicy(Protocol):
-    """How the agents of one class act, each under its own policy, one env step a call. Actions of a dead agent are
-    ignored. Policies may remember their episodes.
+    """Chooses the actions of one agent class, each agent under its own policy, one env step per call.
+
+    Policies may be recurrent. Actions of dead agents are ignored.
     """
 
     def begin(self, batch: int) -> None:
-        """Forget everything: an episode starts in each of `batch` copies."""
+        """Reset the memory of all `batch` copies: new episodes start."""
         ...
 
     def ended(self, ended_B: BoolArray) -> None:
-        """Forget what happened in copies whose episode has ended: another starts there."""
+        """Reset the memory of the copies whose episode has ended; a new one starts there."""
         ...
 
     def sample(
@@ -48,31 +49,31 @@ class ActingPolicy(Protocol):
         ...
 
     def greedy(self, obs_NBO: FloatArray, mask_NBA: BoolArray | None) -> ActionArray:
-        """The most likely actions."""
+        """The most likely actions, int32 [N, B] or float32 [N, B, A]."""
         ...
 
     def to_env(self, action: ActionArray) -> ActionArray:
-        """Turn actions into those the environment takes (continuous: clip and scale to its box)."""
+        """Convert actions to those of the environment (continuous: clip and scale to its box)."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeStats:
-    """Sums over the episodes that ended; receipts of several actors add up."""
+    """Sums over finished episodes; they can be added over actors."""
 
     env_steps: int
-    """All agents act once in one copy: steps taken, whether or not their episode ended."""
+    """Env steps taken (all agents act once in one copy), including those of unfinished episodes."""
     episodes: int
     episode_steps: int
     """Env steps of the counted episodes."""
     return_sum: Mapping[str, float]
-    """Per agent, undiscounted."""
+    """Sum of undiscounted returns, per agent."""
     return_square_sum: Mapping[str, float]
-    """Per agent: sum of squared undiscounted returns."""
+    """Sum of squared undiscounted returns, per agent."""
     judged: int = 0
-    """Of the counted episodes, those that were won or not: all, or none if the environment knows no wins."""
+    """Counted episodes with a known result (won or not): all of them, or 0 if the environment does not report wins."""
     wins: int = 0
-    """Of these, those that were won."""
+    """Counted episodes that were won."""
 
 
 def rollout(
@@ -84,11 +85,11 @@ def rollout(
     with_state: bool,
     stopped: Stopped = never,
 ) -> tuple[Trajectory, EpisodeStats]:
-    """Start fresh episodes and explore for `steps` time steps in every copy.
+    """Start new episodes and sample `steps` time steps in every copy, with exploration.
 
-    `policies` holds one entry per agent class. Environment and actions draw from separate streams of `seed`.
-    Raises SpecError if `with_state` asks for a global state that the environment does not have, StoppedError once
-    `stopped` answers True, which is asked before each step. The environment may be used again afterwards.
+    `policies` holds one entry per agent class. Environment and actions use separate random streams of `seed`. `stopped`
+    is called before each step. Raises SpecError if `with_state` is set but the environment has no global state,
+    StoppedError once `stopped` returns True. The environment can be reused afterwards.
     """
     if with_state and not env.spaces.state_size:
         raise SpecError("the algorithm needs a global state, which this environment does not have")
@@ -112,14 +113,14 @@ def rollout(
 
 
 def begin(env: BatchedEnv, policies: Sequence[ActingPolicy], seed: int) -> Frame:
-    """Start a new episode in every copy, which policies remember nothing of."""
+    """Start a new episode in every copy, and reset the memory of the policies."""
     for policy in policies:
         policy.begin(env.batch)
     return env.reset(seed)
 
 
 def step(env: BatchedEnv, policies: Sequence[ActingPolicy], actions: tuple[ActionArray, ...]) -> Transition:
-    """Let all agents act once in every copy; policies forget the episodes that this ends."""
+    """Step all copies once, and reset the memory of the policies where an episode has ended."""
     transition = env.step(actions)
     if transition.ended.any():
         for policy in policies:
@@ -128,7 +129,7 @@ def step(env: BatchedEnv, policies: Sequence[ActingPolicy], actions: tuple[Actio
 
 
 def act(policies: Sequence[ActingPolicy], frame: Frame, rng: np.random.Generator | None) -> tuple[ActionArray, ...]:
-    """What the environment is given in a frame: greedy actions, or sampled ones where there is a generator."""
+    """The actions for the environment in this frame: greedy, or sampled if a generator is given."""
     actions = []
     for k, policy in enumerate(policies):
         obs, mask = frame.obs[k], frame.masks[k] if frame.masks else None
@@ -148,9 +149,9 @@ def play(
 ) -> EpisodeStats:
     """Play exactly `episodes` whole episodes: greedily or exploring; uniformly over legal actions without `policies`.
 
-    How many each copy contributes is fixed beforehand; counting whichever end first would favour short ones. Raises
-    StoppedError once `stopped` answers True, which is asked before each step; `ended` hears after each how many
-    episodes have ended. The environment may be used again afterwards.
+    The number of episodes per copy is fixed in advance, because counting those that end first would favour short ones.
+    `stopped` is called before each step, `ended` after it with the number of finished episodes. Raises StoppedError
+    once `stopped` returns True. The environment can be reused afterwards.
     """
     env_seed, rng = _streams(seed)
     copies = np.arange(env.batch)
@@ -171,7 +172,7 @@ def play(
 
 
 def total(parts: Sequence[EpisodeStats]) -> EpisodeStats:
-    """The sums over several batches of episodes, at least one."""
+    """Add up the sums of at least one batch of episodes."""
     first = parts[0]
     return EpisodeStats(
         env_steps=sum(each.env_steps for each in parts),
@@ -192,7 +193,7 @@ def _streams(seed: int) -> tuple[int, np.random.Generator]:
 
 
 class _Recorder:
-    """Writes a trajectory in place, step by step."""
+    """Records a trajectory step by step into preallocated arrays."""
 
     def __init__(self, schema: TrajectorySchema) -> None:
         self._schema = schema
@@ -208,7 +209,7 @@ class _Recorder:
         }
 
     def saw(self, t: int, frame: Frame) -> None:
-        """The agents' view before step t."""
+        """Record the observations before step t."""
         for k in range(len(frame.obs)):
             self._arrays[f"obs/{k}"][t] = frame.obs[k]
             if frame.alive is not None:
@@ -219,12 +220,12 @@ class _Recorder:
             self._arrays["state"][t] = frame.state
 
     def did(self, t: int, k: int, action: ActionArray, log_prob_NB: FloatArray) -> None:
-        """What class k did in step t."""
+        """Record the actions of class k in step t."""
         self._arrays[f"action/{k}"][t] = action
         self._arrays[f"log_prob/{k}"][t] = log_prob_NB
 
     def got(self, t: int, transition: Transition) -> None:
-        """What came of step t; where a segment is cut, the last view goes into the bootstrap rows."""
+        """Record the result of step t; where a segment is cut, its final observation becomes a bootstrap row."""
         for k in range(len(transition.rewards)):
             self._arrays[f"reward/{k}"][t] = transition.rewards[k]
             self._arrays[f"terminated/{k}"][t] = transition.terminated[k]
@@ -244,7 +245,7 @@ class _Recorder:
             self._boots["boot_state"].append(final.state[copies])
 
     def trajectory(self) -> Trajectory:
-        """Everything recorded; the recorder must not be used afterwards. Raises SpecError for NaN and infinities."""
+        """The recorded trajectory; do not use the recorder afterwards. Raises SpecError for NaN and infinite values."""
         boots = {name: np.concatenate(rows, axis=1 if "/" in name else 0) for name, rows in self._boots.items()}
         if odd := self._schema.not_finite(self._arrays | boots):
             raise SpecError(f"the environment or its policies are broken: {odd}")
@@ -252,7 +253,7 @@ class _Recorder:
 
 
 class _EpisodeMeter:
-    """Adds up returns; copy b contributes its first `quota_B[b]` episodes."""
+    """Adds up returns; counts the first `quota_B[b]` episodes of copy b."""
 
     def __init__(self, spaces: EnvSpaces, quota_B: NDArray[np.integer]) -> None:
         self._agents = spaces.agents
@@ -265,16 +266,16 @@ class _EpisodeMeter:
 
     @property
     def full(self) -> bool:
-        """True once every copy has contributed its share."""
+        """True once every copy has reached its quota."""
         return not self._missing_B.any()
 
     @property
     def episodes(self) -> int:
-        """That have ended, and count."""
+        """Number of finished episodes that count."""
         return self._episodes
 
     def add(self, transition: Transition) -> None:
-        """Count one step of all copies."""
+        """Add one step of all copies."""
         self._return_NB += np.concatenate(transition.rewards)
         self._steps_B += 1
         self._env_steps += len(self._steps_B)
@@ -295,7 +296,7 @@ class _EpisodeMeter:
         self._steps_B[ended_B] = 0
 
     def stats(self) -> EpisodeStats:
-        """The sums so far; raises SpecError if they are not numbers."""
+        """The sums so far; raises SpecError if a return is not finite."""
         for agent, total in zip(self._agents, self._sum_N.tolist(), strict=True):
             if not math.isfinite(total):
                 raise SpecError(f"the environment is broken: the rewards of {agent} add up to {total}")

@@ -1,27 +1,27 @@
-"""A trajectory: what one actor invocation produced, as time-major arrays per agent class.
+"""Trajectories: the output of one actor invocation, as time-major arrays per agent class.
 
-Names on the wire and in code, for agent class k (its index) and shape suffixes T time, N agents, B copies, O, A, S
-as in `marless.envs.base`, K bootstrap rows:
+Names on the wire and in code, for agent class k (its index) and shape suffixes T time, N agents, B copies, O, A, S as
+in `marless.envs.base`, K bootstrap rows:
 
 | name            | dtype, shape            | meaning |
 |-----------------|-------------------------|---------|
-| `obs/k`         | float32 [T, N, B, O]    | what the agents saw before acting |
-| `action/k`      | int32 [T, N, B] or float32 [T, N, B, A] | what they did (continuous: before clipping to the box) |
-| `log_prob/k`    | float32 [T, N, B]       | its log-probability under the acting policy |
+| `obs/k`         | float32 [T, N, B, O]    | observations before acting |
+| `action/k`      | int32 [T, N, B] or float32 [T, N, B, A] | actions (continuous: before clipping to the box) |
+| `log_prob/k`    | float32 [T, N, B]       | log-probability of the action under the acting policy |
 | `reward/k`      | float32 [T, N, B]       | |
-| `terminated/k`  | bool [T, N, B]          | the agent's own end |
+| `terminated/k`  | bool [T, N, B]          | the agent has terminated in this step |
 | `alive/k`       | bool [T, N, B]          | only if the environment has deaths |
 | `mask/k`        | bool [T, N, B, A]       | only if the environment has masks |
-| `boot_obs/k`    | float32 [N, K, O]       | last observations of the segments that were cut |
-| `boot_mask/k`   | bool [N, K, A]          | what would have been legal then; only if the environment has masks |
+| `boot_obs/k`    | float32 [N, K, O]       | final observations of the segments that were cut |
+| `boot_mask/k`   | bool [N, K, A]          | their legal actions; only if the environment has masks |
 | `cut`           | bool [T, B]             | the segment ends after this step (episode ended, or rollout did) |
 | `boot_index`    | int32 [K]               | flat index t·B + b of each cut that must bootstrap, ascending |
-| `state`         | float32 [T, B, S]       | only if the algorithm asked for it |
+| `state`         | float32 [T, B, S]       | global state; only if the algorithm requires it |
 | `boot_state`    | float32 [K, S]          | likewise |
 
-A value after step t is: 0 where the agent terminated; the critic on the bootstrap row where the segment was cut by a
-time limit or by the end of the rollout; the critic on `obs[t + 1]` otherwise. So terminated and truncated stay
-apart, and a reset observation is never mistaken for a successor.
+The value after step t is 0 where the agent terminated; the critic's value of the bootstrap row where the segment was
+cut by a time limit or by the end of the rollout; and the critic's value of `obs[t + 1]` otherwise. So termination and
+truncation stay separate, and a reset observation is never used as a successor.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class TrajectorySchema:
-    """The dtypes and shapes that trajectories of a job must have; K differs from one trajectory to the next."""
+    """The dtypes and shapes of a job's trajectories; K, the number of bootstrap rows, varies between trajectories."""
 
     spaces: EnvSpaces
     steps: int
@@ -74,7 +74,7 @@ class TrajectorySchema:
     with_state: bool
 
     def bytes_with(self, boot_rows: int) -> int:
-        """Bytes of a trajectory with so many bootstrap rows; none has less than one without any."""
+        """Bytes of a trajectory with this many bootstrap rows."""
         return sum(np.dtype(dtype).itemsize * prod(shape) for dtype, shape in self.shapes(boot_rows).values())
 
     def shapes(self, boot_rows: int) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -106,7 +106,7 @@ class TrajectorySchema:
     def check_shapes(self, given: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
         """Raise CorruptError, naming the array, unless these are the names, dtypes and shapes of a trajectory.
 
-        Takes time with the number of arrays alone, whatever sizes they claim.
+        The running time depends only on the number of arrays, not on the sizes that they claim.
         """
         rows = dict(given).get("boot_index", ("", ()))[1]
         expected = self.shapes(rows[0] if len(rows) == 1 and 0 <= rows[0] <= self.steps * self.batch else 0)
@@ -121,7 +121,7 @@ class TrajectorySchema:
                 raise CorruptError(f"trajectory: {name} is {shown(found)[1:-1]}, the job declares {dtype}{list(shape)}")
 
     def check(self, trajectory: Trajectory) -> None:
-        """Raise CorruptError, naming the array, unless the trajectory has exactly these arrays and finite values."""
+        """Raise CorruptError, naming the array, unless the trajectory has exactly these arrays with valid values."""
         arrays = trajectory.arrays
         self.check_shapes({name: (array.dtype.name, array.shape) for name, array in arrays.items()})
         if odd := self.not_finite(arrays):
@@ -132,7 +132,7 @@ class TrajectorySchema:
         self._check_indices(arrays)
 
     def not_finite(self, arrays: Arrays) -> str:
-        """Says which array holds NaN or infinite values, and whose the first of them is; "" if none does."""
+        """A description of the first NaN or infinite value: its array, agent and step; "" if there is none."""
         for name, array in arrays.items():
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 first = np.argwhere(~np.isfinite(array))[0]
