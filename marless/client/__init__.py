@@ -1,4 +1,4 @@
-"""What a program imports to submit jobs, watch them and fetch what they leave.
+"""Python client: submit jobs to a coordinator, watch them, and download their files.
 
 with Client() as client:
     job = client.submit("job.yaml").job

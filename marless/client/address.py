@@ -1,4 +1,4 @@
-"""Where the coordinator is, if nobody says so."""
+"""Finds the coordinator's address if none is given."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from marless.errors import UnavailableError
 from marless.private_files import UntrustedPathError
 
 STACK_FILE = ".stack/stack.json"
-"""In the directory of the run folders: what `marless up` started there."""
+"""Path, in the directory of the run folders, of the file in which `marless up` describes what it started."""
 
 
 def find(coordinator: str | None = None, runs: Path | str | None = None) -> str:
-    """The address given, else $MARLESS_COORDINATOR, else that of the stack which `marless up` left in `runs`.
+    """The given address, else $MARLESS_COORDINATOR, else that of the stack that `marless up` started in `runs`.
 
-    `runs` is $MARLESS_RUNS if it is not given, else "runs". Raises UnavailableError if nothing says where, or if what
-    says so, or the socket that it names, was put there by another user.
+    `runs` defaults to $MARLESS_RUNS, else "runs". Raises UnavailableError if no address is found, or if the stack file
+    or the socket that it names was created by another user.
     """
     if named := coordinator or os.environ.get("MARLESS_COORDINATOR"):
         return named

@@ -1,4 +1,4 @@
-"""The client for programs that run an event loop."""
+"""The asyncio client."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ CONTACT_S = 5.0
 PATIENCE_S = 300.0
 SUBMIT_TIMEOUT_S = 60.0
 PAGE = 1000
-"""The most jobs that one answer lists."""
+"""Most jobs in one page of a listing."""
 UPLOADS = 3
-"""How often a checkpoint is sent for one job, at most."""
+"""Most uploads of a checkpoint for one job."""
 IfExists = Literal["fail", "use", "replace"]
 
 
 class AsyncClient:
-    """Submits jobs to a coordinator, watches them and fetches what they leave. An async context manager.
+    """Submits jobs to a coordinator, watches them and downloads their files. An async context manager.
 
-    `coordinator` is its address, "host:port" or "unix:PATH"; by default $MARLESS_COORDINATOR, else the one that
-    `marless up` started on the run folders of `runs`. Beyond this machine it takes a token and the file of the
-    certificate authority, by default $MARLESS_TOKEN, else the client's of the directory $MARLESS_TOKENS, and
-    $MARLESS_TLS_CA; for a coordinator that asks for one, also the files of a certificate of one's own, by default
-    $MARLESS_TLS_CERT and $MARLESS_TLS_KEY.
+    `coordinator` is an address, "host:port" or "unix:PATH"; by default $MARLESS_COORDINATOR, else the one that
+    `marless up` started on the run folders of `runs`. A coordinator on another machine requires a token (`token`, by
+    default $MARLESS_TOKEN, else the client's token in the directory $MARLESS_TOKENS) and the file of the certificate
+    authority (`tls_ca`, by default $MARLESS_TLS_CA). If it requires client certificates, also give `tls_cert` and
+    `tls_key` (by default $MARLESS_TLS_CERT and $MARLESS_TLS_KEY).
 
-    A coordinator that goes away and comes back is not noticed: calls and streams go on where they were, for
-    `patience_s` seconds at most, or `contact_s` if it has never answered. Every method may raise UnreachableError
-    after that, UnauthenticatedError for a wrong token, and NotFoundError for a job that does not exist.
+    Calls and streams survive a restart of the coordinator: they are retried for up to `patience_s` seconds, or
+    `contact_s` if it has never answered. Every method may raise UnreachableError after that, UnauthenticatedError for a
+    wrong token, and NotFoundError for a job that does not exist.
     """
 
     def __init__(
@@ -74,13 +74,13 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Hang up; jobs go on."""
+        """Close the connection; jobs continue."""
         if "_line" in self.__dict__:
             await self._line.close()
 
     @cached_property
     def _line(self) -> Line:
-        """Belongs to the event loop that first uses it."""
+        """The connection; it belongs to the event loop that first uses it."""
         return Line(self.address, self._security, contact_s=self._contact_s, patience_s=self._patience_s)
 
     async def submit(
@@ -93,16 +93,18 @@ class AsyncClient:
         request_id: str | None = None,
         attached: bool = False,
     ) -> Job:
-        """Hand a job over: a spec, or the path of a job file with `overrides` ("section.field=value").
+        """Submit a job: a spec, or the path of a job file with `overrides` ("section.field=value").
 
-        It has been written down when this returns. `job` is its id, by default its name and the time. If the id is
-        taken, "use" answers the job that has it if its spec is equal, and "replace" cancels and deletes that job
-        first. Repeated with the same `request_id` and `job`, a submission answers the same job. An `attached` job goes
-        with this process: it is not continued by itself once its coordinator was killed.
+        The job is stored durably when this returns. `job` is its id, by default its name and the time. If the id is
+        taken, `if_exists` decides: "fail" raises AlreadyExistsError, "use" returns the existing job if its spec is
+        equal, and "replace" first cancels and deletes the existing job. Repeating a submission with the same
+        `request_id` and `job` returns the same job. An `attached` job is not resumed automatically after its
+        coordinator was killed.
 
-        Files that the spec names are read here: `bill.prices`, and a run folder or checkpoint as `start.checkpoint`.
+        Files that the spec names are read on this machine: `bill.prices`, and a run folder or checkpoint as
+        `start.checkpoint`.
 
-        Raises SpecError for a spec that cannot work, AlreadyExistsError, OverloadedError if too many jobs wait.
+        Raises SpecError for an invalid spec, AlreadyExistsError, OverloadedError if too many jobs are queued.
         """
         if job is None and if_exists != "fail":
             raise SpecError(f"if_exists={if_exists!r} needs a job id: without one, each submission is a job of its own")
@@ -122,8 +124,8 @@ class AsyncClient:
             raise SpecError("\n".join(f"{source}: {line}" for line in lines)) from None
 
     async def _with_checkpoint(self, request: pb.SubmitJobRequest, spec: JobSpec, *, renamed: bool) -> Job:
-        """Send what the job starts from if that lies here, then the job."""
-        from marless.client import checkpoints  # here, as all that knows specs
+        """Upload the checkpoint that the job starts from, if it is on this machine, and submit the job."""
+        from marless.client import checkpoints  # here, because it imports specs, which take time to load
 
         directory = await asyncio.to_thread(checkpoints.local, spec)
         for attempt in reversed(range(UPLOADS if directory else 1)):
@@ -131,13 +133,13 @@ class AsyncClient:
             request.spec_json = sent.to_json()
             try:
                 return await self._submit(request, renamed=renamed)
-            except NotFoundError:  # another job that starts from the same has taken it meanwhile
+            except NotFoundError:  # another job with the same start has consumed the upload
                 if not attempt:
                     raise
         raise AssertionError("the last attempt returns or raises")
 
     async def _submit(self, request: pb.SubmitJobRequest, *, renamed: bool) -> Job:
-        """With an id of our own making, two jobs of one second are told apart by a number."""
+        """Submit a request. If the id was generated (`renamed`) and is taken, append a number to it."""
         wished, number = request.job, 1
         while True:
             try:
@@ -151,11 +153,11 @@ class AsyncClient:
                 return job_of(answer.job)
 
     async def get(self, job: str) -> Job:
-        """One job as it is now."""
+        """The present state of a job."""
         return job_of((await self._line.call(self._line.stub.GetJob, pb.GetJobRequest(job=job))).job)
 
     async def list(self, *, states: Sequence[JobState | str] = (), limit: int | None = None) -> tuple[Job, ...]:
-        """All jobs, newest first, or those in one of `states`; at most `limit`. Raises SpecError for a wrong state."""
+        """At most `limit` jobs, all or those in one of `states`, newest first; raises SpecError for an unknown state."""
         wanted = [states] if isinstance(states, str) else states
         request = pb.ListJobsRequest(
             states=[pb.JobState.Value(f"JOB_STATE_{JobState.named(state)}") for state in wanted],
@@ -170,8 +172,8 @@ class AsyncClient:
             request.page_token = page.next_page_token
 
     async def cancel(self, job: str) -> Job:
-        """Ask a job to stop: after its present round, or without it if that takes longer than 2 s. One that has ended
-        stays as it is.
+        """Ask a job to stop: after its present round, or without finishing it if that takes longer than 2 s. A job that
+        has ended is unchanged.
         """
         return job_of((await self._line.call(self._line.stub.CancelJob, pb.CancelJobRequest(job=job))).job)
 
@@ -182,11 +184,11 @@ class AsyncClient:
         stop: Mapping[str, Any] | None = None,  # Any: JSON
         request_id: str | None = None,
     ) -> Job:
-        """Continue a job that has ended after its last recorded round.
+        """Resume an ended job after its last recorded round.
 
-        Each of the `stop` rules replaces the job's own of that name, or removes it if it is None; all others stay.
+        Each of the `stop` rules replaces the job's rule of that name, or removes it if it is None; others are kept.
 
-        Raises JobStateError if it has not ended or has no round left to run, SpecError for stop rules that are none.
+        Raises JobStateError if the job has not ended or has no round left to run, SpecError for invalid stop rules.
         """
         request = pb.ResumeJobRequest(
             job=job, request_id=request_id or uuid.uuid4().hex, stop_json=json.dumps(dict(stop)) if stop else ""
@@ -195,17 +197,17 @@ class AsyncClient:
         return job_of(answer.job)
 
     async def delete(self, job: str) -> None:
-        """Delete a job that has ended, with its run folder and its versions; raises JobStateError if it has not."""
-        await self.get(job)  # once it is known to exist, a repeated request that finds it gone has succeeded
+        """Delete an ended job, its run folder and its policy versions; raises JobStateError if it has not ended."""
+        await self.get(job)  # raises NotFoundError; after that, a retried request that finds no job has succeeded
         request = pb.DeleteJobRequest(job=job, allow_missing=True)
         await self._line.call(self._line.stub.DeleteJob, request, timeout_s=SUBMIT_TIMEOUT_S)
 
     def watch(self, job: str, *, cursor: int = 0) -> AsyncGenerator[Event, None]:
-        """Every round from `cursor` on and every change of state, each once, until the job has ended."""
+        """Yield every round from `cursor` on and every change of state, each once, until the job has ended."""
         return streams.watch(self._line, job, cursor)
 
     async def wait(self, job: str, *, timeout_s: float | None = None) -> Job:
-        """The job once it has ended, or as it is when `timeout_s` is over."""
+        """Wait until the job has ended or `timeout_s` is over; returns its state then."""
         known = await self.get(job)
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s), aclosing(self.watch(job, cursor=known.rounds)) as events:
@@ -214,30 +216,31 @@ class AsyncClient:
         return known
 
     def logs(self, job: str, *, follow: bool = False, tail: int = 0, cursor: int = 0) -> AsyncGenerator[LogLine, None]:
-        """The job's log from `cursor` on, or its last `tail` lines; with `follow`, until the job has ended."""
+        """Yield the job's log from `cursor` on, or its last `tail` lines; with `follow`, until the job has ended."""
         return streams.logs(self._line, job, follow=follow, tail=tail, cursor=cursor)
 
     async def files(self, job: str) -> tuple[File, ...]:
-        """What is in the job's run folder."""
+        """List the files in the job's run folder."""
         answer = await self._line.call(self._line.stub.ListFiles, pb.ListFilesRequest(job=job))
         return tuple(File(path=file.path, bytes=file.bytes) for file in answer.files)
 
     async def read(self, job: str, path: str) -> bytes:
-        """One file of the run folder; raises NotFoundError if there is none such."""
+        """Read one file of the run folder; raises NotFoundError if it does not exist."""
         return await download.read(self._line, job, path)
 
     async def download(
         self, job: str, to: Path | str, *, told: Callable[[int, int], None] | None = None
     ) -> tuple[File, ...]:
-        """Bring the run folder's files into the directory `to`, each whole or not at all; returns those that it lacked.
+        """Download new and changed files of the run folder into the directory `to`, each atomically; returns those
+        files.
 
-        After each file `told` is called with the bytes that are there and those that are to come in all. Raises
-        UnavailableError if they cannot be written.
+        After each file, `told` is called with the number of bytes done and the total. Raises UnavailableError if files
+        cannot be written.
         """
         folder, brought, done_bytes = Path(to), [], 0
         wanted = download.wanted(await self.files(job), folder)
         for file in wanted:
-            with suppress(NotFoundError):  # a checkpoint that a newer one has replaced meanwhile
+            with suppress(NotFoundError):  # a checkpoint that has been deleted since the listing
                 await download.fetch(self._line, job, file, folder)
                 brought.append(file)
             done_bytes += file.bytes
@@ -246,7 +249,7 @@ class AsyncClient:
         return tuple(brought)
 
     async def info(self) -> Info:
-        """What the coordinator is, and how it sees the other services."""
+        """Information about the coordinator, and the health of the other services as it sees them."""
         return info_of(await self._line.call(self._line.stub.GetInfo, pb.GetInfoRequest()))
 
 
@@ -254,7 +257,7 @@ def _resolved(
     spec: JobSpec | Mapping[str, Any] | Path | str,  # Any: YAML
     overrides: Sequence[str],
 ) -> tuple[JobSpec, str]:
-    """A spec, and what its mistakes are reported under."""
+    """The spec, and the name under which error messages refer to it."""
     from marless import spec as specs
 
     if isinstance(spec, Path | str):

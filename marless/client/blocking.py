@@ -1,4 +1,4 @@
-"""The client for scripts and notebooks' cells: the same methods, without await."""
+"""The blocking client, for scripts and notebooks: the methods of `AsyncClient` without await."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Result = TypeVar("Result")
 
 
 class Client:
-    """An `AsyncClient` on an event loop of its own, which runs while one of its methods does.
+    """A blocking client; see `AsyncClient` for arguments and methods. A context manager.
 
-    A context manager. It runs on the caller's thread; where an event loop runs there already, as in a notebook, on
-    another, for which the caller waits. Not for use by several threads at once.
+    It has an event loop of its own, which runs only during calls: on the caller's thread or, if an event loop is
+    already running there, as in a notebook, on another thread. Not thread-safe.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Hang up; jobs go on."""
+        """Close the connection; jobs continue."""
         if not self._closed:
             self._run(self._client.close())
             self._drive(self._runner.close)
@@ -139,7 +139,7 @@ class Client:
         return self._drive(lambda: self._runner.run(work))
 
     def _drive(self, step: Callable[[], Result]) -> Result:
-        """Do something that runs our loop: here, or beside the loop that runs here already."""
+        """Call a function that runs our event loop; on another thread if a loop is already running on this one."""
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -157,7 +157,7 @@ class Client:
 
 
 class _Beside(Generic[Result]):
-    """A step of our loop on a thread of its own, which ends with it."""
+    """Runs one step of our event loop on a temporary thread."""
 
     def __init__(self, runner: asyncio.Runner, step: Callable[[], Result]) -> None:
         self._loop = runner.get_loop()
@@ -167,7 +167,7 @@ class _Beside(Generic[Result]):
         self._thread = threading.Thread(target=self._take, name="marless-client", daemon=True)
 
     def result(self) -> Result:
-        """Wait for it; Ctrl-C, and a notebook's interrupt, end what the step was doing."""
+        """Wait for the result; Ctrl-C, or a notebook's interrupt, cancels the step's tasks."""
         self._thread.start()
         try:
             return self._outcome.result()
@@ -180,7 +180,7 @@ class _Beside(Generic[Result]):
     def _take(self) -> None:
         try:
             self._outcome.set_result(self._step())
-        except BaseException as error:  # noqa: BLE001  # whatever it is, the caller is to have it
+        except BaseException as error:  # noqa: BLE001  # passed to the caller's thread
             self._outcome.set_exception(error)
 
     def _cancel(self) -> None:
@@ -189,7 +189,7 @@ class _Beside(Generic[Result]):
 
 
 async def _started(start: Callable[[], Result]) -> Result:
-    """Begin on the loop: a channel belongs to the one that it is made on."""
+    """Call a function on the event loop, because a gRPC channel belongs to the loop on which it is created."""
     return start()
 
 

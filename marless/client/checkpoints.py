@@ -1,4 +1,4 @@
-"""Checkpoints of the user's machine, sent to a coordinator before the job that starts from them."""
+"""Uploads checkpoints from the user's machine to a coordinator, for jobs that start from them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _UPLOADED = "upload:"
 
 
 def local(spec: JobSpec) -> Path | None:
-    """The directory here that a job starts from; None if it starts from another job, an upload, or from nothing.
+    """The local checkpoint directory that a job starts from; None if it starts from a job, an upload, or new weights.
 
-    Raises SpecError if there is none such, or it is damaged.
+    Raises SpecError if the directory does not exist or the checkpoint is damaged.
     """
     reference = spec.start.checkpoint
     if not reference or reference.startswith(_UPLOADED) or is_id(reference):
@@ -36,7 +36,7 @@ def local(spec: JobSpec) -> Path | None:
 
 
 async def sent(line: Line, directory: Path, spec: JobSpec) -> JobSpec:
-    """The job, to start from what the coordinator has been sent; raises what the upload meets."""
+    """Upload a checkpoint; returns the spec with `start.checkpoint` set to the upload."""
     data = (directory / MANIFEST).read_bytes()
     manifest = Manifest.parse(data, str(directory / MANIFEST))
     files = [(directory / file.name).read_bytes() for file in manifest.files]

@@ -1,4 +1,4 @@
-"""Run folders, brought here file by file. A file is there whole or not at all."""
+"""Downloads run folders file by file; each file appears atomically."""
 
 from __future__ import annotations
 
@@ -22,23 +22,24 @@ if TYPE_CHECKING:
     import grpc
 
 _NUMBERS = itertools.count()
-"""Of the files that this process has begun to fetch."""
+"""Numbers this process's partial files."""
 REWRITTEN_BYTES = 2**16
-"""A file up to this size may have changed without growing (job.json), so it is always fetched again. Larger ones are
-checkpoints, which never change, and journals, which grow."""
+"""Files up to this size may have changed without changing size (job.json), so they are always downloaded again. Larger
+ones are checkpoints, which never change, and journals, which grow."""
 
 
 def wanted(files: tuple[File, ...], folder: Path) -> list[File]:
-    """Those that `folder` lacks, or may have in an older state; a manifest comes last, as it vouches for the others.
+    """The files that `folder` lacks or may have in an older state. Manifests come last, because a manifest marks its
+    checkpoint as complete.
 
-    Raises CorruptError for a path that leads out of the folder.
+    Raises CorruptError for a path outside the folder.
     """
     lacking = [file for file in files if file.bytes <= REWRITTEN_BYTES or file.bytes != _size(place(file, folder))]
     return sorted(lacking, key=lambda file: (file.path.endswith("manifest.json"), file.path))
 
 
 def place(file: File, folder: Path) -> Path:
-    """Where a file goes; raises CorruptError if that is not in the folder."""
+    """The local path of a file; raises CorruptError if it is outside the folder."""
     path = PurePosixPath(file.path)
     if path.is_absolute() or ".." in path.parts or not path.name:
         raise CorruptError(f"the coordinator names a file {file.path!r}, which is not in a run folder")
@@ -50,7 +51,7 @@ def _size(path: Path) -> int:
 
 
 async def fetch(line: Line, job: str, file: File, folder: Path) -> None:
-    """Bring one file; raises NotFoundError if the job has dropped it, UnavailableError if it cannot be written."""
+    """Download one file; raises NotFoundError if it no longer exists, UnavailableError if it cannot be written."""
     target = place(file, folder)
 
     async def once() -> None:
@@ -66,7 +67,7 @@ async def fetch(line: Line, job: str, file: File, folder: Path) -> None:
 
 
 async def read(line: Line, job: str, path: str) -> bytes:
-    """The bytes of one file; raises NotFoundError."""
+    """Read one file into memory; raises NotFoundError."""
 
     async def once() -> bytes:
         return b"".join([bytes(data) async for data in _contents(line, job, path)])
@@ -75,7 +76,7 @@ async def read(line: Line, job: str, path: str) -> bytes:
 
 
 async def _contents(line: Line, job: str, path: str) -> AsyncGenerator[memoryview, None]:
-    """A file's bytes, all of them; raises UnreachableError if there are fewer than were announced."""
+    """Stream a file's contents; raises UnreachableError if there are fewer bytes than announced."""
     method: grpc.aio.UnaryStreamMultiCallable[pb.ReadFileRequest, bytes] = line.peer.channel.unary_stream(
         f"/{PACKAGE}.CoordinatorService/ReadFile",
         request_serializer=pb.ReadFileRequest.SerializeToString,
@@ -92,9 +93,9 @@ async def _contents(line: Line, job: str, path: str) -> AsyncGenerator[memoryvie
 
 
 class Arriving:
-    """A file that takes its name only when it is whole, also where several processes fetch it at once.
+    """Writes a file under a temporary name and renames it when complete; safe if several processes download it at once.
 
-    Raises OSError when the disk does not let it.
+    A context manager. Raises OSError.
     """
 
     def __init__(self, target: Path) -> None:
@@ -110,7 +111,7 @@ class Arriving:
         return self
 
     def _tidy(self) -> None:
-        """Remove what downloads of this file left that were killed, and what somebody has put where ours goes."""
+        """Remove partial files that killed downloads of this file left, and any file at our temporary path."""
         self._partial.unlink(missing_ok=True)
         start, end = f".{self._target.name}.", ".partial"
         for each in self._target.parent.iterdir():
@@ -124,7 +125,7 @@ class Arriving:
         self._file.write(data)
 
     def keep(self) -> None:
-        """It is whole: give it its name."""
+        """Complete the file: rename it to its target."""
         self._file.close()
         self._partial.replace(self._target)
 

@@ -1,4 +1,4 @@
-"""What a coordinator tells of its jobs, as plain values."""
+"""The client's data classes: jobs, events, log lines, files and services, decoded from protobuf messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from marless.rpc.v1 import coordinator_pb2 as pb
 
 
 class JobState(StrEnum):
-    """Where a job is in its life."""
+    """The states of a job's life cycle."""
 
     PENDING = "PENDING"
     RUNNING = "RUNNING"
@@ -24,12 +24,12 @@ class JobState(StrEnum):
 
     @property
     def ended(self) -> bool:
-        """Nothing happens any more, unless somebody resumes the job."""
+        """True for final states; only resuming the job changes them."""
         return self not in (JobState.PENDING, JobState.RUNNING)
 
     @classmethod
     def named(cls, name: str) -> JobState:
-        """The state of this name, in capitals or not; raises SpecError, with the nearest that there is."""
+        """The state of this name, in any case; raises SpecError with the nearest match."""
         try:
             return cls(name.upper())
         except ValueError:
@@ -38,7 +38,7 @@ class JobState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One job as it is now. Times are Unix seconds of the coordinator's clock."""
+    """A job at one moment. Times are Unix seconds of the coordinator's clock."""
 
     job: str
     """Its id."""
@@ -48,33 +48,33 @@ class Job:
     env: str
     algorithm: str
     rounds: int
-    """Recorded so far."""
+    """Number of recorded rounds."""
     env_steps: int
-    """Sampled for training so far: all agents act once in one copy."""
+    """Env steps sampled for training so far (one step: all agents act once in one copy)."""
     greedy_return: float | None
-    """Of the newest evaluation, per agent."""
+    """Mean return per agent in the newest evaluation."""
     random_return: float | None
-    """What chance scores, per agent."""
+    """Mean return per agent of the random baseline."""
     accepted_s: float
     ended_s: float | None
     resumes: int
-    """How often it was continued after an interruption or an end."""
+    """How often it was resumed, after an interruption or after it had ended."""
     run_dir: str
     """Its run folder, on the coordinator's machine."""
     summary: Mapping[str, Any] | None  # Any: JSON
     """What `marless train -o json` prints, once the job has ended."""
     win_rate: float | None = None
-    """Share of the newest evaluation's episodes that were won; None where the environment knows no wins."""
+    """Fraction of the newest evaluation's episodes that were won; None if the environment does not report wins."""
     random_win_rate: float | None = None
-    """The same of chance."""
+    """The same for the random baseline."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Something happened to a job: a round was recorded, or its state changed. One of `record` and `job` is set."""
+    """An event of a job: a round was recorded, or its state changed. Exactly one of `record` and `job` is set."""
 
     cursor: int
-    """Watching from here goes on with what comes next."""
+    """Position after this event, from which a watch can continue."""
     record: RoundRecord | None = None
     job: Job | None = None
 
@@ -84,13 +84,13 @@ class LogLine:
     """One line of a job's log."""
 
     cursor: int
-    """Reading from here goes on with the next line."""
+    """Position after this line, from which reading can continue."""
     text: str
-    """As it was written: one JSON object."""
+    """The line as written: one JSON object."""
 
     @property
     def fields(self) -> dict[str, Any]:  # Any: JSON
-        """timestamp, level, event and whatever belongs to the event."""
+        """The parsed line: timestamp, level, event, and the fields of the event."""
         found = json.loads(self.text)
         return found if isinstance(found, dict) else {"event": found}
 
@@ -115,7 +115,7 @@ class Service:
 
 @dataclass(frozen=True, kw_only=True)
 class Info:
-    """What a coordinator is."""
+    """Information about a coordinator."""
 
     version: str
     now_s: float
@@ -126,7 +126,7 @@ class Info:
 
 
 def job_of(message: pb.Job) -> Job:
-    """A job as it came over the wire."""
+    """Decode a job from its protobuf message."""
 
     def known(name: str) -> float | None:
         return getattr(message, name) if message.HasField(name) else None  # type: ignore[arg-type]  # one of its fields
@@ -152,7 +152,7 @@ def job_of(message: pb.Job) -> Job:
 
 
 def event_of(message: pb.JobEvent) -> Event:
-    """An event as it came over the wire; raises CorruptError for a round that is none."""
+    """Decode an event from its protobuf message; raises CorruptError for an invalid round record."""
     if message.HasField("record_json"):
         try:
             return Event(cursor=message.cursor, record=from_json(message.record_json))
@@ -162,6 +162,6 @@ def event_of(message: pb.JobEvent) -> Event:
 
 
 def info_of(message: pb.GetInfoResponse) -> Info:
-    """A coordinator's words about itself as they came over the wire."""
+    """Decode a coordinator's information about itself from its protobuf message."""
     services = (Service(name=each.name, address=each.address, serving=each.serving) for each in message.services)
     return Info(version=message.version, now_s=message.now_s, runs=message.runs, services=tuple(services))

@@ -1,4 +1,4 @@
-"""The line to a coordinator: what is lost on it is asked for again, unseen, for as long as patience lasts."""
+"""A connection to a coordinator that retries calls and streams while the coordinator is unavailable."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Response = TypeVar("Response")
 
 
 class Line:
-    """Calls and streams that outlive a coordinator's restart. Every call made here must be safe to repeat."""
+    """Makes calls and streams that survive a restart of the coordinator. Every call must be idempotent."""
 
     def __init__(self, address: str, security: Security, *, contact_s: float, patience_s: float) -> None:
         self.peer = Peer(address, security)
@@ -42,11 +42,13 @@ class Line:
         *,
         timeout_s: float = CALL_TIMEOUT_S,
     ) -> Response:
-        """Call until there is an answer; raises the domain error that it holds, or UnreachableError."""
+        """Call until there is an answer; raises the domain error of the answer, or UnreachableError."""
         return await self.repeat(lambda: self.peer.call(method, request, timeout_s=timeout_s))
 
     async def repeat(self, operation: Callable[[], Awaitable[Response]]) -> Response:
-        """The result of an operation on this line's peer; it is begun anew whenever the coordinator is lost in it."""
+        """The result of an operation on `peer`; the operation is restarted whenever the coordinator becomes
+        unavailable.
+        """
         patience = _Patience(self, unavailable_s=self._contact_s)
         while True:
             try:
@@ -64,9 +66,9 @@ class Line:
         *,
         lasting: bool = False,
     ) -> AsyncGenerator[Response, None]:
-        """What a server streams; where it is cut off, it goes on with a new `request`.
+        """Yield a server stream; if it breaks, continue it with a new `request`.
 
-        A `lasting` stream is one that only its reader ends: when the server does, it is cut off.
+        A `lasting` stream should be ended only by its reader: if the server ends it, it counts as broken.
         """
         patience = _Patience(self, unavailable_s=self._patience_s)
         while True:
@@ -83,15 +85,15 @@ class Line:
                 await patience.endure(error)
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         await self.peer.close()
 
     def patience_s(self) -> float:
-        """A coordinator that has answered before will come back; one that never did may not exist."""
+        """Seconds to wait for an unreachable coordinator: fewer if it has never answered, because it may not exist."""
         return self._patience_s if self._met else min(self._contact_s, self._patience_s)
 
     def sentence(self, error: MarlessError) -> MarlessError:
-        """What a user is told; the transport's own words are in `detail`."""
+        """The error to raise to the user; the transport's own message is in `detail`."""
         address = self.peer.address
         if isinstance(error, UnauthenticatedError):
             return UnauthenticatedError(f"{address}: {error}")
@@ -109,17 +111,17 @@ class Line:
 
 
 class _Patience:
-    """Counts from the first failure of one call."""
+    """Limits the retries of one call by the time since its first failure."""
 
     def __init__(self, line: Line, *, unavailable_s: float) -> None:
         self._line = line
         self._unavailable_s = unavailable_s
-        """For a coordinator that answers, and says that it cannot: it stops, is busy, or its disk is full."""
-        self._delays = delays(random.Random())  # unseeded: clients must not come back in step
+        """Time limit if the coordinator answers that it is unavailable: stopping, overloaded, or its disk is full."""
+        self._delays = delays(random.Random())  # unseeded, so that clients do not retry in step
         self._since_s: float | None = None
 
     async def endure(self, error: MarlessError) -> None:
-        """Wait until it is worth trying again; raises what the user is told if it is not."""
+        """Wait before the next attempt; raises the error for the user if no further attempt is to be made."""
         told = self._line.sentence(error)
         if not isinstance(error, UnavailableError | OverloadedError):
             raise told from None

@@ -1,4 +1,4 @@
-"""What happens to a job and what is logged of it: each thing once and in order, however often the stream is cut."""
+"""Streams of a job's events and log lines: each exactly once and in order, even if the connection breaks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from marless.rpc.v1 import coordinator_pb2 as pb
 
 
 async def watch(line: Line, job: str, cursor: int) -> AsyncGenerator[Event, None]:
-    """Rounds from `cursor` on, and changes of state, until the job has ended."""
+    """Yield rounds from `cursor` on, and changes of state, until the job has ended."""
     told: Job | None = None
 
     def request() -> pb.WatchJobRequest:
@@ -36,12 +36,14 @@ async def watch(line: Line, job: str, cursor: int) -> AsyncGenerator[Event, None
 
 
 def _standing(job: Job) -> Job:
-    """A job without what its records tell: a new stream begins with the present state, changed or not."""
+    """A job without the fields that change with every round, to detect changes of state: each new stream begins with
+    the present state, changed or not.
+    """
     return replace(job, rounds=0, env_steps=0, greedy_return=None, win_rate=None)
 
 
 async def logs(line: Line, job: str, *, follow: bool, tail: int, cursor: int) -> AsyncGenerator[LogLine, None]:
-    """Lines from `cursor` on, or the last `tail` ones; with `follow`, until the job has ended."""
+    """Yield log lines from `cursor` on, or the last `tail` ones; with `follow`, until the job has ended."""
     ended = False
 
     def request() -> pb.StreamLogsRequest:
@@ -55,5 +57,5 @@ async def logs(line: Line, job: str, *, follow: bool, tail: int, cursor: int) ->
                     yield LogLine(cursor=cursor, text=message.json)
         if ended or not follow:
             return
-        # A stream that is followed also ends when the coordinator does; only the job's own end is the end.
+        # A followed stream also ends when the coordinator stops, so check whether the job itself has ended.
         ended = job_of((await line.call(line.stub.GetJob, pb.GetJobRequest(job=job))).job).state.ended
