@@ -157,7 +157,7 @@ class AsyncClient:
         return job_of((await self._line.call(self._line.stub.GetJob, pb.GetJobRequest(job=job))).job)
 
     async def list(self, *, states: Sequence[JobState | str] = (), limit: int | None = None) -> tuple[Job, ...]:
-        """At most `limit` jobs, all or those in one of `states`, newest first; raises SpecError for an unknown state."""
+        """All jobs, newest first, or those in one of `states`; at most `limit`. Raises SpecError for a wrong state."""
         wanted = [states] if isinstance(states, str) else states
         request = pb.ListJobsRequest(
             states=[pb.JobState.Value(f"JOB_STATE_{JobState.named(state)}") for state in wanted],
