@@ -1,8 +1,8 @@
 """The protocols of algorithms and learners. Importing this module, or any algorithm's config, imports no torch.
 
-An algorithm has a config (its settings), declares the functions of an update, and makes learners. A
-*learner* lives in a learner worker, owns the stacked parameters of every policy of its scope (one agent class, or all),
-and turns the trajectories of a round into updates of all of them in as few stacked passes as their shapes allow.
+An algorithm has a config (its settings), declares the functions of an update, and makes learners. A *learner* runs in a
+learner worker, holds the stacked parameters of every policy of its scope (one agent class, or all), and updates all of
+them from the trajectories of a round, in as few stacked passes as their shapes allow.
 Weights and all other state of a learner are transferred as `PolicyState`: named arrays, published as one immutable
 version.
 """
@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat
 
 from marless.interruption import Stopped, never
 
-if TYPE_CHECKING:  # so that a job file can be checked without loading NumPy: `marless submit` is to answer at once
+if TYPE_CHECKING:  # so that `marless submit` can check a job file without the time to import NumPy
     from pathlib import Path
 
     import numpy as np
@@ -30,7 +30,7 @@ Arrays: TypeAlias = "Mapping[str, NDArray[np.generic]]"
 Width: TypeAlias = Annotated[int, Field(gt=0, le=8192)]
 """Units of a layer."""
 REPLAY = "replay"
-"""The "kind" of a state that is no policy: what a learner remembers of its job's rounds."""
+"""The metadata "kind" of a state that holds a replay buffer instead of a policy."""
 
 
 class Strict(BaseModel):
@@ -40,7 +40,7 @@ class Strict(BaseModel):
 
 
 class ModelSpec(Strict):
-    """The nets of every policy and critic: perceptrons, or with memory."""
+    """The nets of every policy and critic: perceptrons, or recurrent nets."""
 
     hidden: tuple[Width, ...] = Field((64, 64), description="units of each hidden layer", min_length=1, max_length=16)
     activation: Literal["tanh", "relu"] = Field("tanh", description="non-linearity after each hidden layer")
@@ -67,7 +67,7 @@ Rate: TypeAlias = NonNegativeFloat | Schedule
 
 
 def value_at(rate: Rate, env_steps: int) -> float:
-    """A rate as it stands after `env_steps` env steps."""
+    """The value of a rate after `env_steps` env steps."""
     return rate.at(env_steps) if isinstance(rate, Schedule) else rate
 
 
@@ -92,26 +92,26 @@ class AlgorithmConfig(Strict):
     """Base of every algorithm's config; `name` selects the algorithm in the registry."""
 
     family: ClassVar[str] = ""
-    """Algorithms of one family have policies of one kind: a job may start from what another of its family trained. ""
-    means that the algorithm is a family of its own."""
+    """Algorithms of one family can start from each other's policies; "": the algorithm is a family of its own."""
     name: str
 
     def samples(self, sampled: int, steps: int) -> int:
-        """Samples of an agent that an update goes over if its round has `sampled`, in segments of `steps` steps."""
+        """Samples per agent that an update processes if its round has `sampled`, in segments of `steps` time steps."""
         return self.drawn(steps) or sampled
 
     def drawn(self, steps: int) -> int | None:
-        """Samples of an agent that an update goes over however many its round has, in segments of `steps` time steps;
-        None: they grow with those of its round.
+        """Samples per agent that an update processes, if that does not depend on the round's samples; None: it does.
+
+        `steps` is the number of time steps of a segment.
         """
         return None
 
     def advice(self, setting: Setting) -> str:
-        """What works but may not be meant, in one sentence; "" if there is nothing to say."""
+        """A warning in one sentence about settings that work but are probably a mistake; "" if there is none."""
         return ""
 
     def warm(self) -> Self:
-        """These settings as they are once training is under way, for who measures what an update takes."""
+        """These settings without a warm-up phase; used by the calibration of prices and by contract tests."""
         return self
 
 
@@ -120,11 +120,11 @@ class Group:
     """Agents that share one policy and one learner in a round."""
 
     policy: str
-    """Name of the policy these agents act with, and the name under which its next version is published."""
+    """Name of the policy that these agents act with, under which its next version is published."""
     agents: tuple[str, ...]
-    """All of one agent class."""
+    """The agents, all of one agent class."""
     source: str = ""
-    """Policy whose state the update starts from, if it is another one (a merge or a split); "" means `policy`."""
+    """The policy whose state the update starts from, if it is another one (a merge or a split); "" means `policy`."""
 
     @property
     def start(self) -> str:
@@ -134,31 +134,31 @@ class Group:
 
 @dataclass(frozen=True)
 class PolicyState:
-    """One version of a policy: what acts, and what only its learner needs. Arrays only, so no pickle anywhere."""
+    """One version of a policy as named arrays: the part that actors need, and the part that only its learner needs."""
 
     acting: Arrays
-    """Weights an actor needs, e.g. "policy.0.weight" float32 [H, O]; empty for a joint critic."""
+    """Weights that an actor needs, e.g. "policy.0.weight" float32 [H, O]; empty for a joint critic."""
     learning: Arrays
     """Critic weights, optimizer moments, step counts, normaliser statistics."""
     metadata: Mapping[str, str] = field(default_factory=dict)
-    """How to read `acting` (kind of net, activation, action space), kept beside the weights."""
+    """How to interpret `acting`: kind of net, activation, action space."""
 
 
 @dataclass(frozen=True)
 class Measure:
-    """What an update measures beside its training, for the decisions on the next round."""
+    """Measurements to make during an update, for the decisions on the next round."""
 
     curvature: CurvatureSpec | None = None
-    """Per policy, after the update: metrics "lambda_max", "lambda_min" and "curvature", their ratio C."""
+    """If set: per policy, after the update, metrics "lambda_max", "lambda_min" and "curvature", their ratio C."""
     noise: bool = False
-    """Per policy: metric "noise_scale", the gradient noise scale in samples."""
+    """If true: per policy, metric "noise_scale", the gradient noise scale in samples."""
     similarity: SimilarityConfig | None = None
-    """Distances between all agents of the class, from the round's samples."""
+    """If set: distances between all agents of each class, from the round's samples."""
 
 
 @dataclass(frozen=True)
 class RoundInput:
-    """Everything an update depends on; equal inputs and equal states give bit-identical results."""
+    """All inputs of an update; equal inputs and equal states give bit-identical results."""
 
     round: int
     env_steps: int
@@ -170,14 +170,14 @@ class RoundInput:
     trajectories: Sequence[Trajectory]
     """One per actor, ordered by actor index (never by arrival)."""
     pooling: Literal["pooled", "drawn"] = "pooled"
-    """What a group trains on: all samples of its members; or as many as one agent has, drawn from all of them."""
+    """Samples of a group: all of its members ("pooled"), or as many as one agent has, drawn from all ("drawn")."""
     measure: Measure = field(default_factory=Measure)
     stopped: Stopped = field(default=never, compare=False)
-    """True once nobody wants the update any more, because its job was closed. Learners ask between gradient steps."""
+    """Returns True once the update is not needed any more (job closed). Learners check it between gradient steps."""
 
 
 FunctionKind: TypeAlias = Literal["post_process", "critic", "mixer", "policy", "curvature", "similarity"]
-"""What a function computes. The last two no algorithm declares: they serve the decisions on the next round."""
+"""What a function computes. Algorithms do not declare the last two, which are measurements for decisions."""
 
 
 @dataclass(frozen=True)
@@ -186,10 +186,9 @@ class FunctionNode:
 
     function: FunctionKind
     name: str
-    """The policy, critic or mixer that it serves; of post-processing, what its learner serves: `Scope.name`."""
+    """The policy, critic or mixer that it serves; for post-processing, `Scope.name`."""
     after: tuple[str, ...] = ()
-    """Ids of the functions that it waits for in each pass; nodes that wait for nothing of one another run side by
-    side, or stacked."""
+    """Ids of its predecessors in each pass; independent nodes run in parallel, or stacked in one pass."""
 
     @property
     def id(self) -> str:
@@ -199,27 +198,27 @@ class FunctionNode:
 
 @dataclass(frozen=True)
 class FunctionRun:
-    """One function of the algorithm as it ran inside an update: what is billed."""
+    """One execution of a function inside an update, as it is billed."""
 
     function: FunctionKind
     name: str
-    """The policy, critic or mixer it served; of post-processing, the scope; of similarity, the agent class."""
+    """The policy, critic or mixer it served; for post-processing, the scope; for similarity, the agent class."""
     start_s: float
-    """Unix seconds: when the pass that it ran in began."""
+    """Start of the pass that it ran in, in Unix seconds, as `end_s`."""
     end_s: float
     vcpu_s: float
-    """Its share of what that pass took: one thread's seconds over the number of functions in the stack."""
+    """Its share of the pass: one thread's seconds divided by the number of functions in the stack."""
 
 
 @dataclass(frozen=True)
 class UpdateOutput:
-    """What an update reports; the new states are read with `Learner.state`."""
+    """The report of an update; the new states are read with `Learner.state`."""
 
     metrics: Mapping[str, Mapping[str, float]]
     """Per policy or joint critic: losses, approx_kl, entropy, explained_variance, grad_norm, clip_fraction …"""
     runs: tuple[FunctionRun, ...]
     distances: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
-    """By agent class [N, N], symmetric, in the order of the class's agents, where they were asked for."""
+    """By agent class, [N, N], symmetric, in the order of the class's agents; {} unless they were asked for."""
 
 
 @dataclass(frozen=True)
@@ -227,25 +226,25 @@ class GradientOutput:
     """Gradients of a version instead of an update of it, for asynchronous learning."""
 
     gradients: Mapping[str, Arrays]
-    """Per published name that trains, by the prefix of its nets ("policy", "critic", "mixer"): float32 [D], of the loss
-    to be minimised, before any limit of its norm. `prefix.<what>` is what else the step depends on, e.g.
+    """Per published name, by the prefix of its nets ("policy", "critic", "mixer"): float32 [D], gradient of the loss to
+    be minimised, before its norm is limited. Further arrays `prefix.<what>` hold other inputs of the step, e.g.
     "critic.returns", the sums of the batch's returns that normalise values. Gradients of several batches may be
     averaged array by array."""
     metrics: Mapping[str, Mapping[str, float]]
-    """As of `UpdateOutput`."""
+    """As in `UpdateOutput`."""
     runs: tuple[FunctionRun, ...]
 
 
 @dataclass(frozen=True)
 class Scope:
-    """What one learner serves: an agent class, or, for algorithms that learn jointly, several."""
+    """The agents that one learner serves: an agent class or, for algorithms that learn jointly, all classes."""
 
     index: int
-    """Among the job's scopes."""
+    """Index among the job's scopes."""
     classes: tuple[int, ...]
     """Indices of its agent classes, ascending."""
     name: str
-    """Of its only class; "team" if it serves all of several."""
+    """Name of its only class, or "team" if it serves several."""
 
     def agent_classes(self, spaces: EnvSpaces) -> tuple[AgentClass, ...]:
         """Its agent classes."""
@@ -254,7 +253,7 @@ class Scope:
 
 @dataclass(frozen=True)
 class LearnerContext:
-    """All that a learner is made from, beside its algorithm's config."""
+    """What a learner is made from, in addition to its algorithm's config."""
 
     model: ModelSpec
     spaces: EnvSpaces
@@ -262,85 +261,85 @@ class LearnerContext:
     device: str
     """"cpu" or "cuda[:i]"."""
     replay: Path | None = None
-    """File that holds what off-policy algorithms remember of past rounds; it outlives the process. None: memory."""
+    """File of the replay buffer of off-policy algorithms, which outlives the process; None: in memory."""
 
 
 class Learner(Protocol):
-    """The torch side of an algorithm for one scope of one job."""
+    """Trains the policies of one scope of one job (implemented in torch)."""
 
     def names(self, groups: Sequence[Group]) -> tuple[str, ...]:
-        """Names of all states this learner publishes: one per group, plus joint critics (which no actor needs)."""
+        """Names of all states that this learner publishes: one per group, and joint critics (which no actor needs)."""
         ...
 
     def initial(self, name: str, seed: int) -> PolicyState:
-        """A fresh state; depends on the name and the seed alone. Not yet held by the learner."""
+        """Make an initial state, which depends on the name and the seed alone. The learner does not hold it yet."""
         ...
 
     def load(self, name: str, state: PolicyState) -> None:
-        """Hold `state` under `name`, replacing what was held; raises CorruptError if it does not fit."""
+        """Hold `state` under `name`, replacing the present one; raises CorruptError if it does not fit."""
         ...
 
     def update(self, inputs: RoundInput) -> UpdateOutput:
-        """Train every group on the round's trajectories; the states of `names(groups)` are then the new ones.
+        """Train every group on the round's trajectories; afterwards, the states of `names(groups)` are the new ones.
 
         Starts from the held state of each group's `start`. May raise StoppedError, see `marless.interruption`, once
-        `inputs.stopped` answers True: the states of `names(groups)` are then loaded again before they are used.
+        `inputs.stopped` returns True; then the states of `names(groups)` are loaded again before they are used.
         """
         ...
 
     def gradients(self, inputs: RoundInput) -> GradientOutput:
-        """The loss's gradients over one batch: a round's samples or, of algorithms with a replay, one draw from it.
+        """The loss's gradients over one batch: a round's samples or, for off-policy algorithms, one draw from replay.
 
-        At the held state of each group's `start`, under the names of `names(groups)`. Held weights stay as they are.
+        At the held state of each group's `start`, under the names of `names(groups)`. Held weights do not change.
         """
         ...
 
     def apply(self, name: str, gradients: Arrays, env_steps: int) -> None:
         """Take one optimizer step from the state held under `name`; schedules are read at `env_steps`.
 
-        `gradients` is what `gradients` gave under the name, or an average of such. An update of one gradient step
+        `gradients` is a result of `gradients` under that name, or an average of several. An update of one gradient step
         equals `gradients`, then `apply` for every name, bit for bit. Raises CorruptError for arrays that do not fit.
         """
         ...
 
     def state(self, name: str) -> PolicyState:
-        """The held state as arrays of its own (a copy, safe to keep)."""
+        """A copy of the state held under `name`."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What of a job an algorithm's settings must fit."""
+    """The properties of a job that an algorithm's settings must fit."""
 
     spaces: EnvSpaces
     model: ModelSpec
     samples: int
-    """The least that a policy of the job's first groups gets in a round: env steps times members."""
+    """The fewest samples of a policy of the first groups in a round: env steps times members."""
     steps: int
-    """`actors.steps`: time steps of a segment, which begins with a fresh episode."""
+    """`actors.steps`: time steps of a segment, which starts with a new episode."""
     memory_bytes: int
-    """`functions.learner.memory_mb`: what one learner function may hold."""
+    """`functions.learner.memory_mb` in bytes: memory of one learner function."""
     scopes: tuple[Scope, ...] = ()
-    """What each learner of the job serves."""
+    """The scope of each learner of the job."""
     with_state: bool = False
-    """Trajectories carry the global state."""
+    """Trajectories include the global state."""
     round_steps: int | None = None
-    """Env steps of a round with as many actors as there may be."""
+    """Env steps of a round with the maximum number of actors; None if unknown."""
     total_steps: int | None = None
-    """Env steps of the whole job, if its stop rules bound them."""
+    """Env steps of the whole job, if its stop rules bound them; else None."""
 
 
 class Algorithm(Protocol):
-    """One entry of the registry."""
+    """A registered algorithm: its config type, its checks, its function graph, and how to make its learners."""
 
     config_type: type[AlgorithmConfig]
 
     def needs_state(self, config: AlgorithmConfig) -> bool:
-        """True if trajectories must carry the global state."""
+        """True if trajectories must include the global state."""
         ...
 
     def check(self, config: AlgorithmConfig, setting: Setting) -> None:
-        """Refuse settings that cannot work in this job; raises SpecError before anything starts."""
+        """Raise SpecError for settings that cannot work in this job; called before anything starts."""
         ...
 
     def joint(self, config: AlgorithmConfig) -> bool:
@@ -350,7 +349,7 @@ class Algorithm(Protocol):
     def functions(
         self, config: AlgorithmConfig, scope: Scope, groups: Sequence[Group], spaces: EnvSpaces
     ) -> tuple[FunctionNode, ...]:
-        """The functions that an update of a scope with these groups consists of, each after those it waits for."""
+        """The function graph of an update of a scope with these groups, in topological order."""
         ...
 
     def learner(self, config: AlgorithmConfig, context: LearnerContext) -> Learner:
@@ -359,7 +358,7 @@ class Algorithm(Protocol):
 
 
 def scopes(algorithm: Algorithm, config: AlgorithmConfig, spaces: EnvSpaces) -> tuple[Scope, ...]:
-    """What each learner of a job serves."""
+    """The scope of each learner of a job."""
     if not algorithm.joint(config) or len(spaces.classes) == 1:
         return tuple(Scope(index, (index,), each.name) for index, each in enumerate(spaces.classes))
     return (Scope(0, tuple(range(len(spaces.classes))), "team"),)

@@ -42,18 +42,21 @@ from marless.interruption import StoppedError
 from marless.nets import serial
 
 _ASKED = 4
-"""How often an update may ask whether it is to stop before it is: some of its gradient steps are done by then."""
+"""Number of checks of `stopped` after which an update is stopped, so that some of its gradient steps are done."""
 
 
 def check_algorithm(
     algorithm: Algorithm, config: AlgorithmConfig, *, one_step: Mapping[str, object] | None = None
 ) -> tuple[str, ...]:
-    """Have learners of the algorithm train made-up jobs; raises AssertionError, saying which promise was broken.
+    """Train synthetic jobs with learners of the algorithm; raises AssertionError, naming the broken rule.
 
-    Returns the names of the made-up jobs that it was tried on, `marless.algos.made_up.CASES`: those that
-    `Algorithm.check` does not refuse. Their rounds have 48 env steps, their nets 14 units: few gradient steps and small
-    batches are enough. Without warm-up (`AlgorithmConfig.warm`). `one_step` holds the settings with which an update is
-    a single gradient step, such as `{"epochs": 1}`; with it, gradients are compared with updates too.
+    Returns the names of the jobs in `marless.algos.made_up.CASES` that `Algorithm.check` accepts, on which it was
+    tested. Their rounds have 48 env steps, their nets 14 units: choose few gradient steps and small batches. The config
+    is used without warm-up (`AlgorithmConfig.warm`).
+
+    Args:
+        one_step: Settings with which an update is a single gradient step, such as `{"epochs": 1}`; if given,
+            `gradients` and `apply` are compared with `update`, too.
     """
     _check_config(algorithm, config)
     config = config.warm()
@@ -71,7 +74,7 @@ def check_algorithm(
 
 
 def fingerprint(algorithm: Algorithm, config: AlgorithmConfig) -> str:
-    """What comes of the made-up jobs, in hexadecimal digits: equal in every process, with any number of threads."""
+    """SHA-256 of all states after the synthetic jobs; it must not depend on the process or the number of threads."""
     digest, config = hashlib.sha256(), config.warm()
     for case, job in _accepted(algorithm, config):
         with tempfile.TemporaryDirectory() as folder:
@@ -85,17 +88,17 @@ def fingerprint(algorithm: Algorithm, config: AlgorithmConfig) -> str:
 
 @dataclass
 class _Trial:
-    """A made-up job under training: what a store would hold, and a learner for each scope."""
+    """A synthetic job during training: the newest states, and a learner for each scope."""
 
     algorithm: Algorithm
     config: AlgorithmConfig
     job: MadeUpJob
     folder: Path
-    """Where learners keep their replays."""
+    """Directory of the replay files."""
     states: dict[str, PolicyState] = field(default_factory=dict)
     """The newest version of every name."""
     moved: bool = False
-    """True once an update has changed what a policy does."""
+    """True once an update has changed the weights of a policy."""
 
     def __post_init__(self) -> None:
         self.folder.mkdir(exist_ok=True)
@@ -103,7 +106,7 @@ class _Trial:
         self._learners = {scope.index: self._learner(scope, self._replay(scope)) for scope in self.scopes}
 
     def train(self, number: int, made_up: Round, where: str, *, again: bool = True) -> None:
-        """One round of all learners; with `again`, each update is done again as after a crash."""
+        """Train one round with all learners; with `again`, repeat each update as after a crash."""
         trajectories = self._sampled(number, made_up, where)
         for scope in self.scopes:
             self._update(scope, self.job.inputs(number, scope, made_up, trajectories), f"{where}, {scope.name}", again)
@@ -113,7 +116,7 @@ class _Trial:
             raise AssertionError(f"{where}: evaluating its policies: {error}") from error
 
     def compare_gradients(self, where: str) -> None:
-        """An update of one gradient step equals gradients and their application."""
+        """Check that an update of one gradient step equals `gradients` followed by `apply`."""
         trajectories = self._sampled(0, ROUNDS[0], where)
         for scope in self.scopes:
             inputs = self.job.inputs(0, scope, ROUNDS[0], trajectories)
@@ -134,7 +137,7 @@ class _Trial:
                 )
 
     def _sampled(self, number: int, made_up: Round, where: str) -> list[Trajectory]:
-        """A round's trajectories, once there is a state of all that its update starts from."""
+        """A round's trajectories; first makes the missing states that its update starts from."""
         for scope in self.scopes:
             learner = self._learners[scope.index]
             for name in _starts(learner, self.job.served(scope, self.job.groups(made_up))):
@@ -146,7 +149,7 @@ class _Trial:
             raise AssertionError(f"{where}: sampling with its policies: {error}") from error
 
     def _create(self, scope: Scope, name: str, where: str) -> None:
-        """Make a state and hold it: it must be the same wherever it is made, and come back from the wire as it was."""
+        """Make a state and hold it; check that it is reproducible, and unchanged by serialisation."""
         self.states[name] = _sent(self._learner(scope, None).initial(name, SEED))
         learner = self._learners[scope.index]
         learner.load(name, learner.initial(name, SEED))
@@ -166,7 +169,7 @@ class _Trial:
             self._redo(scope, inputs, before, updated, f"{where}: by a learner that was started again,")
             self._redo(scope, inputs, after, updated, f"{where}: after a crash between update and publishing,")
             if inputs.measure != Measure():
-                # A replay may count what was drawn from it to be measured.
+                # A replay buffer may count draws for measurements.
                 trained_states = {name: each for name, each in updated.items() if each.metadata.get("kind") != REPLAY}
                 unmeasured = replace(inputs, measure=Measure())
                 self._redo(scope, unmeasured, before, trained_states, f"{where}: without measurements,")
@@ -176,7 +179,7 @@ class _Trial:
     def _redo(
         self, scope: Scope, inputs: RoundInput, replay: Path, expected: Mapping[str, PolicyState], where: str
     ) -> None:
-        """A fresh learner that holds what the update started from, and nothing else, comes to the same states."""
+        """Check that a new learner with only the states that the update started from computes the same states."""
         learner = self._started(scope, inputs.groups, replay)
         learner.update(inputs)
         for name, state in expected.items():
@@ -185,7 +188,7 @@ class _Trial:
     def _stop(
         self, scope: Scope, inputs: RoundInput, replay: Path, expected: Mapping[str, PolicyState], where: str
     ) -> None:
-        """A learner that is stopped, if it asks, and then gets its states again, comes to the same states."""
+        """Check that a learner that was stopped and then has loaded its states again computes the same states."""
         learner, asked = self._started(scope, inputs.groups, replay), count()
         with suppress(StoppedError):
             learner.update(replace(inputs, stopped=lambda: next(asked) >= _ASKED))
@@ -219,7 +222,7 @@ class _Trial:
         return self.folder / f"{scope.index}.replay"
 
     def _copy(self, scope: Scope, when: str) -> Path:
-        """The replay as it is now, if there is one: a learner that takes a replay over takes it from others."""
+        """A copy of the present replay file, if there is one, as a learner must have a file of its own."""
         copy = self._replay(scope).with_suffix(f".{when}")
         if self._replay(scope).exists():
             shutil.copyfile(self._replay(scope), copy)
@@ -227,7 +230,7 @@ class _Trial:
 
 
 def _accepted(algorithm: Algorithm, config: AlgorithmConfig) -> Iterator[tuple[str, MadeUpJob]]:
-    """The cases that the algorithm is meant for."""
+    """The synthetic jobs that the algorithm accepts."""
     refusals = []
     for case, job in CASES.items():
         try:
@@ -253,7 +256,7 @@ def _check_config(algorithm: Algorithm, config: AlgorithmConfig) -> None:
 
 
 def _starts(learner: Learner, groups: Sequence[Group]) -> tuple[str, ...]:
-    """What an update of these groups starts from: their policies' states, and those published beside them."""
+    """Names of the states that an update of these groups starts from, joint critics included."""
     policies = {group.policy for group in groups}
     beside = (name for name in learner.names(groups) if name not in policies)
     return tuple(dict.fromkeys((*(group.start for group in groups), *beside)))
@@ -281,7 +284,7 @@ def _check_nodes(
 
 
 def _check_runs(nodes: Sequence[FunctionNode], output: UpdateOutput, where: str, trained: bool) -> None:
-    """What ran is what was declared: less is right only where nothing was trained yet."""
+    """Check that all declared functions ran, and no others; before training starts, some may be missing."""
     declared = {node.id for node in nodes}
     ran = Counter(
         f"{run.function}/{run.name}" for run in output.runs if run.function not in ("curvature", "similarity")
@@ -315,12 +318,12 @@ def _check_measured(output: UpdateOutput, groups: Sequence[Group], classes: Sequ
 
 
 def _sent(state: PolicyState) -> PolicyState:
-    """As it arrives elsewhere."""
+    """The state after serialisation and deserialisation."""
     return serial.decode(*serial.encode(state))
 
 
 def _require_equal(learner: Learner, name: str, expected: PolicyState, where: str) -> None:
-    """The learner holds this state, bit for bit."""
+    """Check that the learner holds this state, bit for bit."""
     held = learner.state(name)
     odd = [] if dict(held.metadata) == dict(expected.metadata) else ["metadata"]
     for mine, theirs in ((held.acting, expected.acting), (held.learning, expected.learning)):
@@ -339,7 +342,7 @@ def _same(one: Arrays, other: Arrays) -> bool:
 
 
 def _equal(one: Arrays, other: Arrays, name: str) -> bool:
-    """Bit for bit."""
+    """True if both have an array of this name, equal bit for bit."""
     if name not in one or name not in other:
         return False
     mine, theirs = one[name], other[name]

@@ -65,19 +65,19 @@ class DDPGConfig(OffPolicyConfig):
 
 
 class DDPGAlgorithm:
-    """An entry of the registry: algorithms of the family differ in their config and in what critics see."""
+    """Base of the family's algorithms, which differ in their config and in the inputs of critics."""
 
     config_type: type[AlgorithmConfig]
     critic: ClassVar[Literal["own", "joint"]]
     """own: a critic per policy, of its own observation and action; joint: one per agent, of those of all classes."""
 
     def needs_state(self, config: AlgorithmConfig) -> bool:
-        """Never: critics see observations."""
+        """False: critics see observations."""
         return False
 
     def check(self, config: AlgorithmConfig, setting: Setting) -> None:
-        """Raises SpecError for nets with memory, actions without bounds, policies that do not learn in every round, and
-        more replay than memory.
+        """Raise SpecError for recurrent nets, unbounded actions, policies that would not learn in every round, and a
+        replay buffer that is larger than the learner's memory.
         """
         own = DDPGConfig.model_validate(self.config_type.model_validate(config))
         if setting.model.recurrent != "none":
@@ -101,15 +101,15 @@ class DDPGAlgorithm:
         off_policy.check(own, setting)
 
     def joint(self, config: AlgorithmConfig) -> bool:
-        """True where a critic sees the agents of all classes."""
+        """True if critics see the agents of all classes."""
         return self.critic == "joint"
 
     def functions(
         self, config: AlgorithmConfig, scope: Scope, groups: Sequence[Group], spaces: EnvSpaces
     ) -> tuple[FunctionNode, ...]:
-        """Post-processing, then critics and policies side by side: both gradients are of one version of the other.
+        """Post-processing, then critics and policies in parallel, as neither gradient needs the other's new version.
 
-        There is a critic per agent, which is never shared, or one per group.
+        There is one critic per agent, never shared (joint), or one per group (own).
         """
         agents = [agent for each in scope.agent_classes(spaces) for agent in each.agents]
         joint = self.critic == "joint"

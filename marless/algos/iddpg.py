@@ -16,7 +16,7 @@ class IDDPGConfig(DDPGConfig):
 
 
 class IDDPG(DDPGAlgorithm):
-    """The registry's entry."""
+    """Independent DDPG, as an `Algorithm`."""
 
     config_type = IDDPGConfig
     critic = "own"

@@ -21,16 +21,16 @@ class IPPOConfig(PPOConfig):
 
 
 class IPPO:
-    """The registry's entry."""
+    """Independent PPO, as an `Algorithm`."""
 
     config_type: type[AlgorithmConfig] = IPPOConfig
 
     def needs_state(self, config: AlgorithmConfig) -> bool:
-        """Never: critics see observations."""
+        """False: critics see observations."""
         return False
 
     def check(self, config: AlgorithmConfig, setting: Setting) -> None:
-        """Any spaces will do; raises SpecError for more minibatches than samples or, with memory, segments."""
+        """Raise SpecError for more minibatches than samples or, with recurrent nets, segments; all spaces will do."""
         IPPOConfig.model_validate(config).check_setting(setting)
 
     def joint(self, config: AlgorithmConfig) -> bool:
@@ -40,7 +40,7 @@ class IPPO:
     def functions(
         self, config: AlgorithmConfig, scope: Scope, groups: Sequence[Group], spaces: EnvSpaces
     ) -> tuple[FunctionNode, ...]:
-        """Post-processing, then critics and policies side by side."""
+        """Post-processing, then critics and policies in parallel."""
         return ppo_functions(scope, groups, critics=[group.policy for group in groups])
 
     def learner(self, config: AlgorithmConfig, context: LearnerContext) -> Learner:

@@ -16,7 +16,7 @@ class IQLConfig(QConfig):
 
 
 class IQL(QAlgorithm):
-    """The registry's entry."""
+    """Independent Q-learning, as an `Algorithm`."""
 
     config_type = IQLConfig
     mixer = "none"

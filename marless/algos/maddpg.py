@@ -16,7 +16,7 @@ class MADDPGConfig(DDPGConfig):
 
 
 class MADDPG(DDPGAlgorithm):
-    """The registry's entry."""
+    """Multi-agent DDPG, as an `Algorithm`."""
 
     config_type = MADDPGConfig
     critic = "joint"

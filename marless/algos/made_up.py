@@ -15,7 +15,7 @@ from marless.sharing.policy_distance import PolicyDistanceConfig
 
 SEED = 3
 ACTORS, COPIES, STEPS = 2, 4, 6
-"""A round: 48 env steps. Episodes end after at most 4 steps, and the last ones are cut off."""
+"""A round has 48 env steps. Episodes end after at most 4 steps, and the last ones are cut at the end of the round."""
 _WALKERS = ("walker_0", "walker_1", "walker_2")
 _TEAM = EnvSpaces(
     (AgentClass("scout", ("scout_0",), 3, Discrete(2)), AgentClass("walker", _WALKERS, 4, Discrete(3))),
@@ -43,12 +43,12 @@ _MEASURED = Measure(
 
 @dataclass(frozen=True)
 class Round:
-    """How a round differs from others."""
+    """The settings of one round."""
 
     walkers: tuple[Group, ...]
-    """The groups of the class that merges and splits."""
+    """The groups of class `walker`, which merge and split."""
     drawn: bool = False
-    """Groups train on as many samples as one agent has."""
+    """Groups train on as many samples as one agent has (`pooling` "drawn")."""
     measure: Measure = field(default_factory=Measure)
 
 
@@ -58,34 +58,34 @@ ROUNDS: tuple[Round, ...] = (
     Round(_TOGETHER, drawn=True),
     Round(_SPLIT),
 )
-"""Agents train apart, share a policy, and part again from copies of it."""
+"""The rounds of a job: agents train separately, share a policy for two rounds, and split, each with a copy of it."""
 
 
 @dataclass(frozen=True)
 class MadeUpJob:
-    """What of a made-up job does not depend on who learns."""
+    """A synthetic job: its environment and nets, without an algorithm."""
 
     spaces: EnvSpaces
     model: ModelSpec
 
     @property
     def setting(self) -> Setting:
-        """What an algorithm's settings must fit."""
+        """The `Setting` of this job, for `Algorithm.check`."""
         samples = ACTORS * COPIES * STEPS
         return Setting(spaces=self.spaces, model=self.model, samples=samples, steps=STEPS, memory_bytes=2**30)
 
     def groups(self, made_up: Round) -> tuple[Group, ...]:
-        """Of all classes."""
+        """The groups of all classes in a round."""
         others = (agent for c in self.spaces.classes for agent in c.agents if agent not in _WALKERS)
         return (*(Group(agent, (agent,)) for agent in others), *made_up.walkers)
 
     def served(self, scope: Scope, groups: Iterable[Group]) -> tuple[Group, ...]:
-        """Those of a scope."""
+        """The groups that belong to a scope."""
         agents = {agent for c in scope.agent_classes(self.spaces) for agent in c.agents}
         return tuple(group for group in groups if group.agents[0] in agents)
 
     def inputs(self, number: int, scope: Scope, made_up: Round, trajectories: Sequence[Trajectory]) -> RoundInput:
-        """Of the update of a scope."""
+        """The inputs of a scope's update."""
         return RoundInput(
             round=number,
             env_steps=number * ACTORS * COPIES * STEPS,
@@ -97,7 +97,7 @@ class MadeUpJob:
         )
 
     def sample(self, made_up: Round, number: int, states: Mapping[str, PolicyState], state: bool) -> list[Trajectory]:
-        """What actors bring of a round; raises CorruptError or ValueError if policies do what they may not."""
+        """The trajectories of a round's actors; raises CorruptError or ValueError for invalid states or actions."""
         schema = TrajectorySchema(self.spaces, STEPS, COPIES, state)
         sampled = []
         for actor in range(ACTORS):
@@ -108,11 +108,11 @@ class MadeUpJob:
         return sampled
 
     def play(self, made_up: Round, states: Mapping[str, PolicyState]) -> None:
-        """Evaluate the policies that a round made; raises as `sample` does."""
+        """Run the policies of a round's update greedily; raises as `sample` does."""
         play(MadeUp(self.spaces, COPIES), self._policies(made_up, states, trained=True), episodes=COPIES, seed=SEED)
 
     def _policies(self, made_up: Round, states: Mapping[str, PolicyState], *, trained: bool) -> list[ActingPolicies]:
-        """Those that the round's update starts from, or those that it made."""
+        """The policies that the round's update starts from or, if `trained`, has made."""
         owners = {
             agent: states[group.policy if trained else group.start]
             for group in self.groups(made_up)
@@ -127,4 +127,4 @@ CASES: Mapping[str, MadeUpJob] = {
     "continuous": MadeUpJob(_SMOOTH, _PLAIN),
     "continuous with memory": MadeUpJob(_SMOOTH, _MEMORY),
 }
-"""By name: a team of two classes whose agents die and whose actions may be illegal; or continuous actions."""
+"""Synthetic jobs by name. Discrete: two classes with deaths and action masks; continuous: one class with neither."""

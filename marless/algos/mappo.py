@@ -25,17 +25,17 @@ class MAPPOConfig(PPOConfig):
 
 
 class MAPPO:
-    """The registry's entry."""
+    """Multi-agent PPO, as an `Algorithm`."""
 
     config_type: type[AlgorithmConfig] = MAPPOConfig
 
     def needs_state(self, config: AlgorithmConfig) -> bool:
-        """Always: critics see the global state."""
+        """True: critics see the global state."""
         return True
 
     def check(self, config: AlgorithmConfig, setting: Setting) -> None:
-        """Raises SpecError for an environment without a global state, and for more minibatches than
-        samples or, with memory, segments.
+        """Raise SpecError for an environment without a global state, and for more minibatches than samples or, with
+        recurrent nets, segments.
         """
         MAPPOConfig.model_validate(config).check_setting(setting)
         if setting.spaces.state_size == 0:
@@ -50,7 +50,7 @@ class MAPPO:
     def functions(
         self, config: AlgorithmConfig, scope: Scope, groups: Sequence[Group], spaces: EnvSpaces
     ) -> tuple[FunctionNode, ...]:
-        """Post-processing, then critics and policies side by side."""
+        """Post-processing, then critics and policies in parallel."""
         central = MAPPOConfig.model_validate(config).critic == "central"
         critics = [f"critic.{scope.name}"] if central else [group.policy for group in groups]
         return ppo_functions(scope, groups, critics)

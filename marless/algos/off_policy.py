@@ -1,4 +1,4 @@
-"""Settings common to off-policy algorithms, which train on a replay of past rounds. Imports no torch."""
+"""Settings common to off-policy algorithms, which train on a replay buffer of past rounds. Does not import torch."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from marless.algos.base import AlgorithmConfig, Rate, Setting, Strict
 from marless.errors import SpecError
 
 UPDATE_ENV_STEPS = 20
-"""Env steps of a round for each gradient step, unless a job says how many there are."""
+"""Default number of a round's env steps per gradient step."""
 ENV_STEPS, EPISODES = 512, 32
-"""Of a batch, by the replay's unit, unless a job says how many."""
+"""Default sizes of a batch, in env steps or episodes, by the replay's unit."""
 OFTEN = 64
-"""Draws of each sample, on average, beyond which a job is told: several times what is common (1 to 8)."""
+"""Mean number of draws per sample above which a job gets a warning; 1 to 8 are common."""
 
 
 class ReplaySpec(Strict):
-    """The replay of past rounds, and draws from it. Samples are kept per agent, so that groups may change."""
+    """The replay buffer and draws from it. Samples are kept per agent, so that groups may change."""
 
     capacity: int = Field(
         100_000,
@@ -65,11 +65,11 @@ class OffPolicyConfig(AlgorithmConfig):
 
     @property
     def batch_size(self) -> int:
-        """Env steps or episodes of a batch."""
+        """Env steps or episodes per batch."""
         return self.batch or (EPISODES if self.replay.unit == "episodes" else ENV_STEPS)
 
     def gradient_steps(self, sampled: int) -> int:
-        """Of a round with so many env steps."""
+        """Number of gradient steps of a round with `sampled` env steps."""
         return self.updates or max(sampled // UPDATE_ENV_STEPS, 1)
 
     def samples(self, sampled: int, steps: int) -> int:
@@ -81,7 +81,7 @@ class OffPolicyConfig(AlgorithmConfig):
         return None if self.updates is None else self.samples(0, steps)
 
     def advice(self, setting: Setting) -> str:
-        """Never learning at all; or learning each sample by heart, if drawn as often as `OFTEN`."""
+        """Warns of a job that ends before its first gradient step, or draws each sample more than `OFTEN` times."""
         if setting.total_steps is not None and setting.total_steps < self.warmup:
             return (
                 f"algorithm.warmup is {self.warmup} env steps, and the job samples at most {setting.total_steps}: it "
@@ -111,7 +111,7 @@ class OffPolicyConfig(AlgorithmConfig):
 
 
 def check(config: OffPolicyConfig, setting: Setting) -> None:
-    """Refuse what no replay can do; raises SpecError."""
+    """Raise SpecError for settings of the replay buffer that cannot work in this job."""
     if setting.model.recurrent != "none" and config.replay.unit != "episodes":
         raise SpecError(
             f"model.recurrent {setting.model.recurrent} learns from whole episodes, and algorithm.replay.unit is "
@@ -121,8 +121,8 @@ def check(config: OffPolicyConfig, setting: Setting) -> None:
 
 
 def _check_replay(config: OffPolicyConfig, setting: Setting) -> None:
-    """Raises SpecError for a replay that holds too little, or is too large for a learner function."""
-    from marless.data.frames import ReplaySchema  # here, because it loads NumPy
+    """Raise SpecError for a replay buffer that is too small to train, or too large for a learner function."""
+    from marless.data.frames import ReplaySchema  # imported here, because it imports NumPy
 
     capacity, segment = config.replay.capacity, setting.steps + 1
     kept = capacity // segment * setting.steps

@@ -1,4 +1,4 @@
-"""Settings of the PPO family (IPPO, MAPPO). Imports no torch, because actors and the coordinator read configs."""
+"""Settings of the PPO family (IPPO, MAPPO). Does not import torch, because the coordinator reads configs, too."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class PPOConfig(AlgorithmConfig):
     adam_eps: float = Field(1e-5, gt=0, description="Adam's ε")
 
     def check_minibatches(self, count: int, remembers: bool) -> None:
-        """Raises SpecError for more minibatches than a policy has samples in a round, or segments if nets remember."""
+        """Raise SpecError for more minibatches than a policy has samples or, with memory, segments in a round."""
         if count >= self.minibatches:
             return
         if remembers:
@@ -53,13 +53,13 @@ class PPOConfig(AlgorithmConfig):
         )
 
     def check_setting(self, setting: Setting) -> None:
-        """Raises SpecError if a job's rounds cannot be cut into as many minibatches."""
+        """Raise SpecError if a job's rounds cannot be divided into `minibatches` minibatches."""
         remembers = setting.model.recurrent != "none"
         self.check_minibatches(setting.samples // setting.steps if remembers else setting.samples, remembers)
 
 
 def ppo_functions(scope: Scope, groups: Sequence[Group], critics: Sequence[str]) -> tuple[FunctionNode, ...]:
-    """Post-processing, then critics and policies, which share nothing by then."""
+    """The function graph of PPO: post-processing, then critics and policies, independent of each other."""
     first = FunctionNode("post_process", scope.name)
     return (
         first,

@@ -1,4 +1,4 @@
-"""Settings of the Q-learning family (IQL, VDN, QMIX). Imports no torch."""
+"""Settings of the Q-learning family (IQL, VDN, QMIX). Does not import torch."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ class QConfig(OffPolicyConfig):
 
 
 class TeamConfig(QConfig):
-    """Settings of those that maximise the sum of all agents' rewards."""
+    """Base of the settings of algorithms that maximise the sum of all agents' rewards."""
 
     def advice(self, setting: Setting) -> str:
-        """See `AlgorithmConfig`; also says where nobody tells whether such a sum is worth maximising."""
+        """See `AlgorithmConfig`; also warns if the environment does not declare whether its agents cooperate."""
         usual = super().advice(setting)
         if setting.spaces.rewards != "unknown":
             return usual
@@ -81,19 +81,19 @@ class TeamConfig(QConfig):
 
 
 class QAlgorithm:
-    """An entry of the registry: algorithms of the family differ in their config and in their mixer."""
+    """Base of the family's algorithms, which differ in their config and in their mixer."""
 
     config_type: type[AlgorithmConfig]
     mixer: ClassVar[Literal["none", "sum", "monotone"]]
-    """What makes the team's value of its agents'."""
+    """How the team's value is computed from the agents' values."""
 
     def needs_state(self, config: AlgorithmConfig) -> bool:
-        """True if the global state chooses the mixer's weights."""
+        """True if the mixer's weights depend on the global state."""
         return self.mixer == "monotone"
 
     def check(self, config: AlgorithmConfig, setting: Setting) -> None:
-        """Raises SpecError for continuous actions and for what no replay can do; with a mixer also for rewards that
-        compete, and where it needs a global state that is not there.
+        """Raise SpecError for continuous actions and an impossible replay buffer; with a mixer also for competitive
+        rewards, and for a missing global state if the mixer needs it.
         """
         spaces = setting.spaces
         for each in spaces.classes:
@@ -115,13 +115,13 @@ class QAlgorithm:
             )
 
     def joint(self, config: AlgorithmConfig) -> bool:
-        """True with a mixer: it serves agents of all classes."""
+        """True with a mixer, which serves the agents of all classes."""
         return self.mixer != "none"
 
     def functions(
         self, config: AlgorithmConfig, scope: Scope, groups: Sequence[Group], spaces: EnvSpaces
     ) -> tuple[FunctionNode, ...]:
-        """Post-processing, which draws and assembles; a mixer that learns; what policies then learn from it."""
+        """Post-processing, which draws batches; then a trainable mixer, if there is one; then policies in parallel."""
         first = FunctionNode("post_process", scope.name)
         joint = (FunctionNode("mixer", "mixer", after=(first.id,)),) if self.mixer == "monotone" else ()
         before = tuple(node.id for node in (joint or (first,)))

@@ -21,7 +21,7 @@ class QMIXConfig(TeamConfig):
 
 
 class QMIX(QAlgorithm):
-    """The registry's entry."""
+    """QMIX, as an `Algorithm`."""
 
     config_type = QMIXConfig
     mixer = "monotone"

@@ -13,4 +13,4 @@ ALGORITHMS: Registry[Algorithm] = Registry(
 )
 
 algorithm = ALGORITHMS.find
-"""Look an algorithm up; raises SpecError with the nearest match for a name that is not registered."""
+"""Look up an algorithm by name; raises SpecError with the nearest match for an unknown name."""

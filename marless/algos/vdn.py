@@ -16,7 +16,7 @@ class VDNConfig(TeamConfig):
 
 
 class VDN(QAlgorithm):
-    """The registry's entry."""
+    """VDN, as an `Algorithm`."""
 
     config_type = VDNConfig
     mixer = "sum"

@@ -15,20 +15,20 @@ from torch import Tensor
 from marless.nets import kernels
 
 Product = Callable[[Tensor], Tensor]
-"""[P, D] → [P, D]: each matrix times its own vector. May return the same buffer every time."""
+"""[P, D] → [P, D]: the product of each matrix with its vector. May return the same buffer every time."""
 
 _NOTHING_LEFT = 1e-5
-"""Of a matrix's size as seen so far: a smaller remainder is rounding error, and the Krylov space is complete."""
+"""A remainder below this fraction of the matrix's estimated norm is rounding error: the Krylov space is complete."""
 
 
 def extremes(product: Product, starts: Iterable[Tensor], steps: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(λ_max, λ_min) of each matrix, float64 [P]; not-a-number where a product was not finite.
+    """(λ_max, λ_min) of each matrix, each float64 [P]; nan where a product was not finite.
 
-    `starts` are random vectors [P, D], one per probe; the extremes of all probes count. Both ends are approached from
-    inside, and reached, up to rounding, after D steps at the latest.
-    Source: Lanczos 1950 with full re-orthogonalisation; stochastic starts as in PyHessian (Yao et al. 2020), which
-    Wei et al. 2025, §4.2, use. Unlike Nitro's code we read the extremes off the tridiagonal matrix itself, not off the
-    ends of a density grid, which lie 0.01 further out.
+    `starts` are random vectors [P, D], one per probe; the extremes over all probes count. Both estimates lie inside the
+    spectrum, and are exact up to rounding after D steps at the latest.
+    Source: Lanczos 1950 with full re-orthogonalisation; random starts as in PyHessian (Yao et al. 2020), which Wei et
+    al. 2025, §4.2, use. Departs from Nitro's code, which takes the ends of a density grid, 0.01 further out, instead of
+    the eigenvalues of the tridiagonal matrix.
     """
     ends = [_ends(*_tridiagonal(product, start_PD, steps)) for start_PD in starts]
     highest, lowest = (np.stack(each) for each in zip(*ends, strict=True))
@@ -36,7 +36,7 @@ def extremes(product: Product, starts: Iterable[Tensor], steps: int) -> tuple[ND
 
 
 def rademacher(rng: np.random.Generator, like_PD: Tensor) -> Tensor:
-    """Random signs, [P, D], the same for every matrix: each then gets the same estimate alone as in a stack."""
+    """Random signs [P, D], the same for every matrix, so that an estimate does not depend on the other matrices."""
     signs_D = torch.from_numpy(2 * rng.integers(2, size=like_PD.shape[1]) - 1)
     return signs_D.to(like_PD).expand_as(like_PD)
 
@@ -44,8 +44,8 @@ def rademacher(rng: np.random.Generator, like_PD: Tensor) -> Tensor:
 def _tridiagonal(product: Product, start_PD: Tensor, steps: int) -> tuple[Tensor, Tensor]:
     """Diagonal and off-diagonal, each [P, K]; the last off-diagonal element belongs to a step not taken.
 
-    Where a Krylov space is complete, the rest of the diagonal repeats its first element: a Rayleigh quotient, which
-    cannot lie outside the spectrum.
+    Once a Krylov space is complete, the rest of the diagonal repeats its first element, a Rayleigh quotient, which lies
+    inside the spectrum.
     """
     stack, size = start_PD.shape
     basis_PKD = start_PD.new_zeros(stack, min(steps, size), size)
@@ -60,16 +60,16 @@ def _tridiagonal(product: Product, start_PD: Tensor, steps: int) -> tuple[Tensor
         diagonal.append(torch.where(going_P1, alpha_P1, diagonal[0] if diagonal else alpha_P1))
         beta_P1 = torch.linalg.vector_norm(rest_PD, dim=1, keepdim=True)
         scale_P1 = torch.maximum(scale_P1, alpha_P1.abs() + beta_P1)
-        going_P1 = going_P1 & ~(beta_P1 <= _NOTHING_LEFT * scale_P1)  # so that not-a-number goes on, and is noticed
+        going_P1 = going_P1 & ~(beta_P1 <= _NOTHING_LEFT * scale_P1)  # written so that nan is passed on
         off_diagonal.append(torch.where(going_P1, beta_P1, 0.0))
         vector_PD = rest_PD * torch.where(going_P1, 1 / beta_P1, 0.0)
     return torch.cat(diagonal, dim=1), torch.cat(off_diagonal, dim=1)
 
 
 def _orthogonal(vector_PD: Tensor, basis_PKD: Tensor) -> tuple[Tensor, Tensor]:
-    """What remains of a product outside the basis, and its share of the newest basis vector, [P, 1].
+    """The part of a product orthogonal to the basis, and its component along the newest basis vector, [P, 1].
 
-    Twice, because once leaves rounding errors of the size of what was taken away (Giraud et al. 2005).
+    Orthogonalised twice, because one pass leaves rounding errors as large as the part removed (Giraud et al. 2005).
     """
     rest_PD, alpha_P1 = vector_PD.clone(), vector_PD.new_zeros(len(vector_PD), 1)
     share_PK1 = basis_PKD.new_empty(*basis_PKD.shape[:2], 1)

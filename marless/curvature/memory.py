@@ -1,7 +1,7 @@
-"""Hessian-vector products of nets with memory, by differentiating autograd's gradient through a copy of the net.
+"""Hessian-vector products of recurrent nets, by differentiating autograd's gradient through a copy of the net.
 
-Not written by hand as for perceptrons, because every product rule would be needed twice for the recurrence. A product
-takes about twice the time of a gradient; it is computed for few samples, in a few Lanczos steps per round.
+Not written by hand as for perceptrons, because the recurrence would need every derivative twice. A product takes about
+twice the time of a gradient; it is computed for few samples, in a few Lanczos steps per round.
 Shapes: P nets, D parameters, I inputs + 1, H units, K outputs, F free parameters, T steps, B copies, M = T·B samples.
 """
 
@@ -19,15 +19,15 @@ from marless.nets.layout import GATES, GRULayout, Layout
 from marless.nets.stacked import Activation, Net, matrices
 
 Objective = Callable[[Tensor], OutputObjective]
-"""Of the outputs [P, K, M]."""
+"""Makes the objective from the outputs [P, K, M]."""
 
 
 def hessian_product(
     net: Net, flat_PD: Tensor, input_PIM: Tensor, resets: Tensor | None, objective: Objective
 ) -> Product:
-    """The Hessian of an objective of any net's outputs, at the parameters as they are, by products with vectors.
+    """Products of vectors with the Hessian of an objective of a net's outputs, at the present parameters.
 
-    `resets` as of `Net`.
+    `resets` as in `Net`; raises ValueError if they are missing for a recurrent net.
     """
     layout = net.layout
     if isinstance(layout, Layout):
@@ -38,10 +38,11 @@ def hessian_product(
 
 
 class MemoryProduct:
-    """As `HessianProduct`, of nets with memory.
+    """As `HessianProduct`, for recurrent nets.
 
-    With outputs o(θ), objective f(o) and u = f'(o) held fixed, the Hessian times v is (∂²(u·o)/∂θ²) v + Jᵀ f″(o) J v, J
-    being ∂o/∂θ: two passes backward for the first term and J v, one for the second.
+    With outputs o(θ), objective f(o), u = f'(o) held fixed and J = ∂o/∂θ, the Hessian times v is
+    (∂²(u·o)/∂θ²) v + Jᵀ f″(o) J v: one double backward pass for the first term and J v, and one backward pass for the
+    second.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class MemoryProduct:
         self._objective = objective(self._output_PKM.detach())
         at_output_PKM, _ = self._objective.gradient()
         self._tilt_PKM = torch.zeros_like(at_output_PKM).requires_grad_()
-        """What is added to u: the derivative of Jᵀ(u + tilt) · v in it is J v."""
+        """A zero added to u: the derivative of Jᵀ(u + tilt) · v with respect to tilt is J v."""
         (self._gradient_PD,) = torch.autograd.grad(
             self._output_PKM, self._flat_PD, at_output_PKM + self._tilt_PKM, create_graph=True
         )
@@ -78,7 +79,7 @@ class MemoryProduct:
 
 
 def outputs(layout: GRULayout, flat_PD: Tensor, activation: Activation, input_PIM: Tensor, resets: Tensor) -> Tensor:
-    """[P, K, M] as `StackedGRU` has them, in operations that autograd can differentiate."""
+    """Outputs [P, K, M] as those of `StackedGRU`, computed with operations that autograd can differentiate."""
     *body, memory_PGH, output_PKH = matrices(layout, flat_PD)
     keep = (~resets).to(flat_PD.dtype)
     keep_PTB = keep if keep.dim() == 3 else keep.unsqueeze(0)

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 LIMIT = 100.0
-"""Noise scales are cut off at LIMIT · B: from a batch of B samples, larger ones cannot be told from infinity."""
+"""Noise scales are limited to LIMIT · B: with a batch of B samples, larger ones cannot be told from infinity."""
 
 
 def noise_scale(
@@ -16,9 +16,9 @@ def noise_scale(
 
     ((|g_b|² − |g_B|²) / (1/b − 1/B)) / ((B|g_B|² − b|g_b|²) / (B − b)).
 
-    Both parts are unbiased estimates of what cannot be negative, but may themselves be: a negative numerator counts as
-    no noise, 0; a denominator of 0 or less as no signal, LIMIT · B. Norms that are not finite, and a gradient of 0, say
-    nothing: 0. Raises ValueError unless 0 < b < B.
+    Both parts are unbiased estimates of non-negative quantities, but may be negative themselves: a negative numerator
+    counts as no noise (0), a denominator of 0 or less as no signal (LIMIT · B). The result is 0 for norms that are not
+    finite, and for a gradient of 0. Raises ValueError unless 0 < b < B.
     Source: McCandlish et al. 2018, appendix A.1; the limits are ours.
     """
     if not 0 < small < big:

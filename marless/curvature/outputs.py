@@ -1,7 +1,7 @@
 """Objectives as functions of a stack of nets' outputs: their gradient and their Hessian, in closed form.
 
-Shapes: P nets, M samples, K outputs of a net. `weight` holds each sample's coefficient, [P, M]: for a policy its share
-of the mean times its advantage. `flow` is the derivative along the direction in which the parameters move.
+Shapes: P nets, M samples, K outputs of a net. `weight` [P, M] has the coefficient of each sample: for a policy, its
+weight in the mean times its advantage. A `flow` is a directional derivative along a direction in parameter space.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ class OutputObjective(Protocol):
     """An objective Σ_m f_m(outputs of sample m, free parameters)."""
 
     def gradient(self) -> tuple[Tensor, Tensor | None]:
-        """At the outputs, [P, K, M], and at the free parameters, [P, F], if there are any."""
+        """Gradients with respect to the outputs, [P, K, M], and to the free parameters, [P, F], if there are any."""
         ...
 
     def product(self, flow_PKM: Tensor, free_flow_PF: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """How that gradient changes along a direction: the Hessian in outputs and free parameters, times it."""
+        """The Hessian in outputs and free parameters, times a direction given by its two flows."""
         ...
 
 
 class CategoricalScore:
-    """Σ w·log π(a) of discrete actions; outputs are logits, of which illegal ones do not count."""
+    """Σ w·log π(a) of discrete actions; outputs are logits, and illegal actions have probability 0."""
 
     def __init__(self, output_PKM: Tensor, action_P1M: Tensor, legal_PKM: Tensor | None, weight_PM: Tensor) -> None:
         if legal_PKM is not None:
             output_PKM = output_PKM.masked_fill(~legal_PKM, actions.ILLEGAL_LOGIT)
-        # Not torch.softmax: along this dimension its last bits depend on the number of threads.
+        # Not torch.softmax: along this dimension, its last bits depend on the number of threads.
         self._prob_PKM = torch.log_softmax(output_PKM, dim=1).exp()
         self._action_P1M = action_P1M
         self._weight_P1M = weight_PM.unsqueeze(1)
@@ -43,7 +43,7 @@ class CategoricalScore:
         return (-self._weighted_PKM).scatter_add_(1, self._action_P1M, self._weight_P1M), None
 
     def product(self, flow_PKM: Tensor, free_flow_PF: Tensor | None) -> tuple[Tensor, None]:
-        """∂²log π(a)/∂z² = −(diag π − π πᵀ), for whichever action."""
+        """∂²log π(a)/∂z² = −(diag π − π πᵀ), for every action."""
         mean_P1M = (self._prob_PKM * flow_PKM).sum(dim=1, keepdim=True)
         return self._weighted_PKM * (mean_P1M - flow_PKM), None
 
@@ -71,10 +71,10 @@ class GaussianScore:
 
 
 class SquaredError:
-    """−Σ w·(output − target)²/2: a critic's or a Q net's objective. Losses are minimised, so they enter with a minus.
+    """−Σ w·(output − target)²/2, the objective of a critic or a Q net: the negative of its loss.
 
     Targets are constants, as in Q-learning (a semi-gradient). `weight`, here [P, K, M], is 0 for outputs that do not
-    count: those of actions not taken.
+    count, such as those of actions not taken.
     """
 
     def __init__(self, output_PKM: Tensor, target_PKM: Tensor, weight_PKM: Tensor) -> None:

@@ -1,8 +1,8 @@
 """Hessian-vector products of stacked perceptrons by hand: forward and backward along a direction (Pearlmutter 1994).
 
-Why by hand: differentiating autograd's gradient takes about twice as long. Every number is stored beside its *flow*,
-its derivative along the direction, such that the product rule over a layer is one matrix product, not a sum of two;
-what does not depend on the direction is computed once.
+Written by hand, because differentiating autograd's gradient takes about twice as long. Every value is stored next to
+its *flow*, its derivative along the direction, so that the product rule over a layer is one matrix product instead of a
+sum of two. Values that do not depend on the direction are computed once.
 Shapes: P nets, D parameters of each, M samples, I inputs + 1, H hidden units, K outputs, F free parameters.
 """
 
@@ -20,7 +20,7 @@ from marless.nets.stacked import Activation
 
 
 class _Layer:
-    """One matrix [O, I] of every net, its inputs and the gradient at its outputs, each beside its flow."""
+    """One matrix [O, I] of every net, its inputs and the gradient at its outputs, each with its flow."""
 
     def __init__(self, matrix_POI: Tensor, samples: int) -> None:
         stack, outputs, inputs = matrix_POI.shape
@@ -31,12 +31,12 @@ class _Layer:
         self._value_flow = new(stack, outputs, 2, inputs - 1)
         self._value_flow[:, :, 0] = matrix_POI[:, :, :-1]
         self.inputs = new(stack, inputs, 2, samples)
-        """(value, flow); the last row is ones, which do not flow."""
+        """(value, flow); the last row of values is ones, with flow 0."""
         self.gradient = new(stack, outputs, 2, samples)
         """(flow, value)."""
 
     def turn(self, flow_POI: Tensor) -> None:
-        """Move along this direction from now on."""
+        """Set the direction of this layer's matrix."""
         self._flow_value[..., 0] = flow_POI
         self._value_flow[:, :, 1] = flow_POI[:, :, :-1]
 
@@ -54,9 +54,9 @@ class _Layer:
 
 
 class HessianProduct:
-    """The Hessian of Σ_m f_m(net(x_m)) in the parameters, known by its products with vectors.
+    """Products of vectors with the Hessian of Σ_m f_m(net(x_m)) with respect to the parameters.
 
-    It is taken at the parameters as they are when this is made; they must not change while it is used.
+    The Hessian is that at the parameters at construction; they must not change while it is used.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class HessianProduct:
         self._bends = self._backward()
 
     def __call__(self, direction_PD: Tensor) -> Tensor:
-        """The product with each net's direction, [P, D]; overwritten by the next."""
+        """The product with each net's direction, [P, D]; overwritten by the next call."""
         first_POI, *rest = matrices(self._layout, direction_PD)
         kernels.matmul(first_POI, self._input_PIM, out=self._layers[0].inputs[:, :-1, 1])
         above = [layer.inputs[:, :-1, 1] for layer in self._layers[1:]] + [self._output_flow_PKM]
@@ -108,7 +108,7 @@ class HessianProduct:
         return self._product_PD
 
     def _forward(self, first_POI: Tensor) -> Tensor:
-        """Fill in every layer's inputs; returns the outputs."""
+        """Write every layer's inputs; returns the outputs."""
         x = torch.matmul(first_POI, self._input_PIM)
         for layer in self._layers:
             layer.inputs[:, :-1, 0] = x.tanh_() if self._tanh else x.relu_()
@@ -121,7 +121,7 @@ class HessianProduct:
         return 1 - hidden_PHM.square() if self._tanh else (hidden_PHM > 0).to(hidden_PHM.dtype)
 
     def _backward(self) -> list[Tensor]:
-        """Fill in the gradients at every layer's outputs; returns those at hidden units, times φ″/φ′ = −2 tanh."""
+        """Write the gradients at every layer's outputs; returns those at hidden units, times φ″/φ′ = −2 tanh."""
         self._layers[-1].gradient[:, :, 1], _ = self._objective.gradient()
         bends = []
         for i in range(len(self._layers) - 1, -1, -1):

@@ -6,20 +6,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 LIMIT = 1000.0
-"""C lies in [1 / LIMIT, LIMIT]. Far outside what sampling noise leaves of a ratio, and near enough to leave the other
-values of a window apart when they are normalised with it."""
+"""C is limited to [1 / LIMIT, LIMIT]: wide enough for all ratios beyond sampling noise, and narrow enough that the
+other values of a window stay distinct when they are normalised together."""
 _FLAT = LIMIT * float(np.finfo(np.float64).tiny)
-"""Curvature below this is none: a LIMIT-th of it could not be told from 0."""
+"""Curvature below this counts as 0, because 1/LIMIT of it would underflow."""
 
 
 def convexity_ratio(highest_P: NDArray[np.float64], lowest_P: NDArray[np.float64]) -> NDArray[np.float64]:
-    """C = −λ_max/λ_min of the MAXIMISED objective, from its Hessian's extreme eigenvalues; always finite, positive.
+    """C = −λ_max/λ_min of the MAXIMISED objective, from its Hessian's extreme eigenvalues [P]; finite and positive.
 
-    Negating the objective gives 1/C: whoever differentiates a loss, as Nitro's code does, must negate it first.
-    The formula says nothing for an objective that curves one way only, so each end counts as at least 1/LIMIT of the
-    other: C is LIMIT without a downward direction (λ_min ≥ 0), 1/LIMIT without an upward one (λ_max ≤ 0), and 1, which
-    favours neither, if the objective is flat or its Hessian not finite.
-    Source: Wei et al. 2025, §4.2, after Nitro (PVLDB 18(1)); the limits are ours, the papers name none.
+    Negating the objective gives 1/C, so a loss, as in Nitro's code, must be negated first. The formula is not defined
+    for an objective that curves one way only, so each end counts as at least 1/LIMIT of the other: C is LIMIT without a
+    downward direction (λ_min ≥ 0), 1/LIMIT without an upward one (λ_max ≤ 0), and 1 if the objective is flat or its
+    Hessian not finite.
+    Source: Wei et al. 2025, §4.2, after Nitro (PVLDB 18(1)); the limits are ours, the papers give none.
     """
     up_P, down_P = np.maximum(highest_P, 0.0), np.maximum(-lowest_P, 0.0)
     largest_P = np.maximum(up_P, down_P)

@@ -16,12 +16,12 @@ from marless.nets.acting_heads import ActingHead
 from marless.nets.acting_nets import ActingNet
 from marless.nets.inputs import Inputs, write_action
 
-if TYPE_CHECKING:  # it would bring pydantic into actors
+if TYPE_CHECKING:  # at run time it would import pydantic into actors
     from marless.algos.base import ModelSpec
 
 Arrays = Mapping[str, NDArray[np.generic]]
 _WAY = ("kind", "activation", "action", "acts", "inputs", "ids")
-"""What policies of one class must have in common, of their metadata."""
+"""Metadata keys that must be equal for all policies of a class."""
 _NOT_BEGUN = -1
 
 
@@ -30,36 +30,36 @@ class Acting(Protocol):
 
     @property
     def acting(self) -> Arrays:
-        """Named weights."""
+        """Weights by name."""
         ...
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """How to read them."""
+        """How to interpret the weights."""
         ...
 
 
 @dataclass(frozen=True)
 class ActingState:
-    """What an actor pulls of a policy: its weights, and how to read them."""
+    """The part of a policy state that an actor fetches: weights, and the metadata to interpret them."""
 
     acting: Arrays
     metadata: Mapping[str, str]
 
 
 class ActingPolicies:
-    """The policies of one agent class, one per agent, acting together.
+    """The policies of one agent class, one per agent, evaluated together.
 
     Shapes: N agents of the class, B environment copies, O observation size, A actions or action components.
-    They may remember their episodes: each call of `sample`, `greedy` or `outputs` is then one step, and who calls says
-    where episodes begin and end. Not safe to share between threads: buffers are reused from call to call. What is
-    returned is the caller's own.
+    Policies may have memory: then each call of `sample`, `greedy` or `outputs` is one step, and the caller marks where
+    episodes begin (`begin`) and end (`ended`). Not thread-safe: buffers are reused between calls; returned arrays are
+    the caller's own.
     """
 
     def __init__(self, agent_class: AgentClass, net: ActingNet, head: ActingHead, inputs: Inputs) -> None:
         self.agent_class = agent_class
         self.remembers = net.remembers or inputs.last_action
-        """True if what they do depends on the steps before."""
+        """True if actions depend on earlier steps of the episode."""
         self._net, self._head, self._inputs = net, head, inputs
         self._batch = _NOT_BEGUN
         nothing = np.empty((0, 0, 0), np.float32)
@@ -69,7 +69,7 @@ class ActingPolicies:
     def from_states(cls, agent_class: AgentClass, states: Sequence[Acting]) -> ActingPolicies:
         """Stack the weights of `states`, one per agent in class order; raises CorruptError if one does not fit.
 
-        Pass the same object for agents that share a policy: if all do, the weights are kept once.
+        If all agents have the same state object, its weights are kept only once.
         """
         if len(states) != len(agent_class.agents):
             raise CorruptError(f"class {agent_class.name}: {len(states)} policies for {len(agent_class.agents)} agents")
@@ -92,7 +92,7 @@ class ActingPolicies:
             raise CorruptError(f"class {agent_class.name}: {error}") from None
 
     def begin(self, batch: int) -> None:
-        """Forget everything: an episode starts in each of `batch` copies."""
+        """Start an episode in each of `batch` copies: reset all memory."""
         agents, seen = len(self.agent_class.agents), self.agent_class.obs_size
         input_NIB = self._net.allocate(agents, batch)
         self._batch = batch
@@ -104,7 +104,7 @@ class ActingPolicies:
             input_NIB[:, -1 - known : -1] = self._inputs.ids(self.agent_class.agents)[:, :, None]
 
     def ended(self, ended_B: BoolArray) -> None:
-        """Forget what happened in copies whose episode has ended: another starts there."""
+        """Reset the memory of copies whose episode has ended."""
         if self.remembers:
             self._net.forget(ended_B)
             if self._inputs.last_action:
@@ -113,10 +113,10 @@ class ActingPolicies:
     def sample(
         self, obs_NBO: FloatArray, mask_NBA: BoolArray | None, rng: np.random.Generator
     ) -> tuple[ActionArray, FloatArray]:
-        """Explore: actions, int32 [N, B] or (normalised) float32 [N, B, A], and their log-probabilities [N, B].
+        """Exploring actions, int32 [N, B] or (normalised) float32 [N, B, A], and their log-probabilities [N, B].
 
-        Stochastic policies draw from their distribution, unclipped. Others do what they do greedily, but for a chance
-        of ε or noise of deviation σ; their log-probabilities are 0.
+        Stochastic policies sample from their distribution, unclipped. Other policies act greedily, except with
+        probability ε or with added noise of standard deviation σ; their log-probabilities are 0.
         """
         action, log_prob_NB = self._head.sample(self._output(obs_NBO), mask_NBA, rng)
         if self._inputs.last_action:
@@ -124,7 +124,7 @@ class ActingPolicies:
         return action, log_prob_NB
 
     def greedy(self, obs_NBO: FloatArray, mask_NBA: BoolArray | None) -> ActionArray:
-        """The most probable actions, or the best, int32 [N, B] or (normalised) float32 [N, B, A]."""
+        """The most probable or best actions, int32 [N, B] or (normalised) float32 [N, B, A]."""
         action = self._head.greedy(self._output(obs_NBO), mask_NBA)
         if self._inputs.last_action:
             write_action(self._last_NAB, action)
@@ -133,13 +133,13 @@ class ActingPolicies:
     def outputs(
         self, obs_NBO: FloatArray, mask_NBA: BoolArray | None
     ) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:
-        """Logits or Q values [N, B, A]; or the (normalised) means, with the log standard deviations [N or 1, A] if
-        actions are drawn around them. Nothing is done: the last action stays as it was.
+        """Logits or Q values [N, B, A]; or (normalised) means, with log standard deviations [N or 1, A] if the policy
+        is stochastic. No action is chosen: the last action stays unchanged.
         """
         return self._head.outputs(self._output(obs_NBO), mask_NBA)
 
     def to_env(self, action: ActionArray) -> ActionArray:
-        """What the environment is given for actions of `sample` or `greedy`."""
+        """Convert actions of `sample` or `greedy` to those of the environment."""
         return actions.to_env(self.agent_class.action, action)
 
     def _output(self, obs_NBO: FloatArray) -> FloatArray:
@@ -158,10 +158,10 @@ class ActingPolicies:
 def description(
     agent_class: AgentClass, model: ModelSpec, *, acts: str = acting_heads.STOCHASTIC, inputs: Inputs | None = None
 ) -> dict[str, str]:
-    """The metadata of a policy state: all that `ActingPolicies.from_states` must know of it.
+    """The metadata of a policy state that `ActingPolicies.from_states` needs.
 
-    `acts` is one of `acting_heads`' ways to act; those that are not stochastic have an array "exploration" among their
-    acting ones.
+    `acts` is one of STOCHASTIC, EPSILON_GREEDY and DETERMINISTIC in `acting_heads`; states of the last two have an
+    acting array "exploration".
     """
     kind = "gru" if model.recurrent == "gru" else "mlp"
     found = {"kind": kind, "activation": model.activation, "action": actions.describe(agent_class.action)}
@@ -170,7 +170,7 @@ def description(
 
 
 def _agreed(agent_class: AgentClass, states: Sequence[Acting]) -> Mapping[str, str]:
-    """How all of them act; raises CorruptError unless they do in one way, which fits the class."""
+    """The common metadata of the states; raises CorruptError unless they agree and fit the class."""
     ways = {tuple(s.metadata.get(key) for key in _WAY) for s in states}
     metadata, expected = states[0].metadata, actions.describe(agent_class.action)
     known = metadata.get("activation") in ("tanh", "relu") and metadata.get("kind", "mlp") in ("mlp", "gru")

@@ -19,9 +19,9 @@ from marless.nets.layout import checked
 
 HALF_LOG_2PI = np.float32(0.9189385332046727)
 STOCHASTIC, EPSILON_GREEDY, DETERMINISTIC = "stochastic", "epsilon_greedy", "deterministic"
-"""Ways to act, as a state's metadata name them."""
+"""Values of the metadata key "acts": how actions are chosen."""
 EXPLORATION = "exploration"
-"""Name of the array that says how much those explore that are not stochastic: ε, or σ; float32 [1]."""
+"""Name of the array with the exploration parameter of non-stochastic policies, ε or σ; float32 [1]."""
 
 
 class ActingHead(Protocol):
@@ -30,9 +30,9 @@ class ActingHead(Protocol):
     def sample(
         self, output_NAB: FloatArray, mask_NBA: BoolArray | None, rng: np.random.Generator
     ) -> tuple[ActionArray, FloatArray]:
-        """Explore: actions, int32 [N, B] or (normalised) float32 [N, B, A], and log-probabilities, float32 [N, B].
+        """Exploring actions, int32 [N, B] or (normalised) float32 [N, B, A], and log-probabilities, float32 [N, B].
 
-        Log-probabilities are 0 where actions are no samples of the net's own distribution: nobody learns from them.
+        Log-probabilities are 0 for policies that are not stochastic, whose learners do not use them.
         """
         ...
 
@@ -59,7 +59,7 @@ class Categorical:
         logits_NAB -= logits_NAB.max(axis=1, keepdims=True)
         cumulative_NAB = np.exp(logits_NAB).cumsum(axis=1)
         total_NB = cumulative_NAB[:, -1]
-        # Inverse transform with a threshold in (0, total]: an action of probability 0 cannot be drawn.
+        # Inverse transform sampling with a threshold in (0, total], so that no action of probability 0 is drawn.
         threshold_NB = rng.random(total_NB.shape, np.float32)
         np.subtract(1, threshold_NB, out=threshold_NB)
         threshold_NB *= total_NB
@@ -112,7 +112,7 @@ class Gaussian:
 
 
 class EpsilonGreedy:
-    """Outputs are Q values of discrete actions; with probability ε any legal action, all equally likely."""
+    """Outputs are Q values of discrete actions; exploration takes a random legal action with probability ε."""
 
     def __init__(self, epsilon_N1: FloatArray) -> None:
         self._epsilon_N1 = epsilon_N1
@@ -140,7 +140,7 @@ class EpsilonGreedy:
 
 
 class Deterministic:
-    """The tanh of the outputs is the (normalised) action; explored by adding noise of deviation σ, then clipped."""
+    """The tanh of the outputs is the (normalised) action; exploration adds noise of standard deviation σ, clipped."""
 
     def __init__(self, sigma_N1: FloatArray) -> None:
         self._sigma_N11 = sigma_N1[:, :, None]

@@ -19,23 +19,23 @@ _PREFIX = "policy"
 
 
 class ActingNet(Protocol):
-    """Nets that act together in as many copies as they were allocated for."""
+    """The nets of all agents of a class, evaluated together in the allocated number of environment copies."""
 
     remembers: bool
 
     def allocate(self, agents: int, batch: int) -> FloatArray:
-        """Make room for so many agents and copies, and forget; returns where inputs are to be written.
+        """Allocate buffers for `agents` agents and `batch` copies, and reset memory; returns the input buffer.
 
-        That is float32 [N, I + 1, B], whose last row of ones is not to be touched.
+        That is float32 [N, I + 1, B], to which inputs are written; its last row of ones must not be changed.
         """
         ...
 
     def forget(self, copies_B: BoolArray) -> None:
-        """Remember nothing in these copies."""
+        """Reset the memory of these copies."""
         ...
 
     def output(self) -> FloatArray:
-        """What comes of the inputs written, an array [N, K, B] of its own; nets with memory move one step on."""
+        """Evaluate the inputs written, to a new array [N, K, B]; recurrent nets advance by one step."""
         ...
 
 
@@ -56,7 +56,7 @@ class Perceptrons:
         return self._buffers[0]
 
     def forget(self, copies_B: BoolArray) -> None:
-        """See `ActingNet`; there is nothing to forget."""
+        """See `ActingNet`; without effect."""
 
     def output(self) -> FloatArray:
         """See `ActingNet`."""
@@ -69,7 +69,7 @@ class Perceptrons:
 
 
 class GatedUnits:
-    """A perceptron whose outputs are gates, what these make of the memory, and an output layer; see `nets.gru`."""
+    """A recurrent net: a perceptron whose outputs are added to a GRU's gates, and an output layer; see `nets.gru`."""
 
     remembers = True
 
@@ -113,9 +113,10 @@ def stacked(
     outputs: int,
     free: int,
 ) -> tuple[ActingNet, FloatArray]:
-    """The nets of policy states' weights, and their free parameters [N, free]; raises CorruptError if one does not fit.
+    """Stack the nets of policy states; also returns their free parameters [N, free].
 
-    `kind` is "mlp" or "gru". How many units each layer has is what the first owner's weights say.
+    `kind` is "mlp" or "gru". The sizes of hidden layers are those of the first state's weights. Raises CorruptError if
+    a state does not fit.
     """
     layout = (GRULayout if kind == "gru" else Layout)(inputs, _hidden(owners[0], kind), outputs, free)
     flat_ND = np.stack([layout.from_arrays(_PREFIX, arrays) for arrays in owners])
@@ -129,7 +130,7 @@ def stacked(
 
 
 def _hidden(arrays: Mapping[str, NDArray[np.generic]], kind: str) -> tuple[int, ...]:
-    """Units of each hidden layer, as far as the weights say; `Layout.from_arrays` finds what does not fit."""
+    """Units of each hidden layer, from the shapes of the weights; `Layout.from_arrays` checks them."""
     depth = sum(name.endswith(".weight") and not name.endswith(f"{MEMORY}.weight") for name in arrays)
     weights = [arrays.get(f"{_PREFIX}.{i}.weight") for i in range(depth - 1)]
     rows = [0 if weight is None or weight.ndim != 2 else int(weight.shape[0]) for weight in weights]
@@ -139,7 +140,7 @@ def _hidden(arrays: Mapping[str, NDArray[np.generic]], kind: str) -> tuple[int, 
 
 
 def _sigmoid(x: FloatArray) -> None:
-    """As in `marless.nets.kernels`."""
+    """x ← σ(x), as in `marless.nets.kernels`."""
     x *= 0.5
     np.tanh(x, out=x)
     x += 1

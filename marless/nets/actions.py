@@ -1,8 +1,8 @@
-"""The meaning of a net's outputs for each kind of action space; NumPy only, used by actors and learners.
+"""The interpretation of a net's outputs for each kind of action space; NumPy only, used by actors and learners.
 
 Discrete: A outputs are logits; illegal actions get ILLEGAL_LOGIT. Continuous: A outputs are the means of a diagonal
-Gaussian whose log standard deviations are free parameters; it acts in a space where the box is [−1, 1], and what it
-samples there is scaled to the box and clipped only on its way into the environment.
+Gaussian whose log standard deviations are free parameters. Its samples are in units in which the box is [−1, 1]; they
+are scaled to the box and clipped only for the environment.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ ILLEGAL_LOGIT = -1e9
 
 
 def free_parameters(action: Discrete | Box) -> int:
-    """How many parameters a policy has beside its net: one log standard deviation per continuous component."""
+    """Number of parameters of a policy besides its net: one log standard deviation per continuous component."""
     return 0 if isinstance(action, Discrete) else action.n
 
 
 def describe(action: Discrete | Box) -> str:
-    """The action space as PolicyState metadata: all that a player needs to know of it."""
+    """Encode an action space as text, for the metadata of a policy state."""
     if isinstance(action, Discrete):
         return f"discrete:{action.n}"
     return f"box:{json.dumps([action.low, action.high], separators=(',', ':'))}"
 
 
 def parse(text: str) -> Discrete | Box:
-    """Read what `describe` wrote; raises ValueError for anything else."""
+    """The inverse of `describe`; raises ValueError for invalid text."""
     kind, _, numbers = text.partition(":")
     with contextlib.suppress(TypeError, ValueError, RecursionError, SpecError):
         if kind == "discrete" and 0 < (n := int(numbers)) <= MAX_ACTIONS and numbers == str(n):
@@ -46,7 +46,7 @@ def parse(text: str) -> Discrete | Box:
 
 
 def to_env(action: Discrete | Box, chosen: ActionArray) -> ActionArray:
-    """What the environment is given: discrete as is; continuous [..., A] scaled from [−1, 1] to the box and clipped."""
+    """Convert actions for the environment: continuous ones [..., A] are scaled from [−1, 1] to the box and clipped."""
     if isinstance(action, Discrete):
         return chosen
     low, high = np.asarray(action.low, np.float32), np.asarray(action.high, np.float32)

@@ -1,4 +1,4 @@
-"""Adam over stacked flat parameters, each net with a step count and a gradient norm of its own."""
+"""Adam over the stacked flat parameters of several nets, each with a step count and a gradient norm of its own."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from torch import Tensor
 
 BETA1, BETA2 = 0.9, 0.999
 _AT_ONCE = 1024
-"""Steps whose constants are cut out of their tensor together: for hundreds of thousands that alone takes seconds."""
+"""Number of steps whose constants are unbound from their tensor at once; for hundreds of thousands it takes seconds."""
 
 
 def clip_norm_(gradient_PD: Tensor, limit: float) -> Tensor:
-    """Scale each net's gradient to an L2 norm of at most `limit`; returns the norms before, [P]."""
+    """Scale each net's gradient [P, D] in place to an L2 norm of at most `limit`; returns the norms before, [P]."""
     norm_P1: Tensor = torch.linalg.vector_norm(gradient_PD, dim=1, keepdim=True)
     gradient_PD.mul_((limit / norm_P1.clamp_min(1e-6)).clamp_(max=1.0))
     return norm_P1.squeeze(1)
 
 
 class Adam:
-    """A run of steps at one learning rate, over parameters and moments that it updates in place but does not own.
+    """`steps` steps at one learning rate; updates the caller's parameters and moments in place.
 
-    Source: Kingma & Ba 2015, algorithm 1. With the bias corrections c₁, c₂ of a net's own count, the step
-    −lr · (m / c₁) / (√(v / c₂) + ε) is −lr · m / (a·√v + b) with a = c₁ / √c₂ and b = c₁·ε: two constants a step.
+    With the bias corrections c₁, c₂ of a net's own count, the step −lr · (m / c₁) / (√(v / c₂) + ε) is
+    −lr · m / (a·√v + b) with a = c₁ / √c₂ and b = c₁·ε, which are computed for all steps in advance.
+    Source: Kingma & Ba 2015, algorithm 1.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class Adam:
         self._b = _each((correction1 * eps).to(flat_PD.dtype))
 
     def step(self, gradient_PD: Tensor) -> None:
-        """Move the parameters; raises StopIteration after `steps` steps."""
+        """Take one step along a gradient [P, D]; raises StopIteration after `steps` steps."""
         self._count_P += 1
         self._first_PD.lerp_(gradient_PD, 1 - BETA1)
         self._second_PD.mul_(BETA2).addcmul_(gradient_PD, gradient_PD, value=1 - BETA2)
@@ -54,6 +55,6 @@ class Adam:
 
 
 def _each(constant_SP1: Tensor) -> Iterator[Tensor]:
-    """Of one step after the other, [P, 1]."""
+    """The constants [P, 1] of one step after the other."""
     for some_SP1 in torch.split(constant_SP1, _AT_ONCE):
         yield from some_SP1.unbind(0)

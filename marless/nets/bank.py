@@ -1,4 +1,4 @@
-"""Holds learner states by name, stacked for batched passes; a stack is kept as long as the same names are requested."""
+"""Holds learner states by name, stacked for batched passes; a stack is reused while the same names are requested."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from marless.errors import NotFoundError
 
 Row = Mapping[str, Tensor]
-"""Everything one learner function remembers under one name; all rows of a bank have equal keys and shapes."""
+"""The state of one learner function under one name; all rows of a bank have equal keys and shapes."""
 FunctionT = TypeVar("FunctionT")
 
 
@@ -23,7 +23,7 @@ class _Stack(Generic[FunctionT]):
 
 
 class Bank(Generic[FunctionT]):
-    """Rows by name. `build` makes what trains a stack of them in place, from the stacked tensors."""
+    """Rows by name. `build` makes the function that trains a stack of rows in place, from the stacked tensors."""
 
     def __init__(self, build: Callable[[Row], FunctionT]) -> None:
         self._build = build
@@ -31,19 +31,19 @@ class Bank(Generic[FunctionT]):
         self._stacks: dict[tuple[str, ...], _Stack[FunctionT]] = {}
 
     def put(self, name: str, row: Row) -> None:
-        """Hold a row, replacing what was held under the name."""
+        """Hold a row under a name, replacing the present one."""
         self._rows[name] = row
 
     def row(self, name: str) -> Row:
-        """The held row, perhaps as views of a stack; raises NotFoundError."""
+        """The row of a name, possibly as views of a stack; raises NotFoundError."""
         if name not in self._rows:
             raise NotFoundError(f"the learner holds no state of {name!r}; it holds {sorted(self._rows)}")
         return self._rows[name]
 
     def arrange(self, stacks: Sequence[tuple[tuple[str, ...], tuple[str, ...]]]) -> list[FunctionT]:
-        """What trains each stack, given as (names, names to start from); rows of the names are its views afterwards.
+        """The function of each stack, given as (names, names to start from); the names' rows become views of the stack.
 
-        Nothing moves if a stack is as it was. All sources are read before any name is overwritten.
+        An unchanged stack is reused without copying. All sources are read before any name is overwritten.
         """
         kept = {names: self._unchanged(names, starts) or self._stack(starts) for names, starts in stacks}
         for names, stack in kept.items():
@@ -52,11 +52,11 @@ class Bank(Generic[FunctionT]):
         return [kept[names].function for names, _ in stacks]
 
     def copies(self, stacks: Sequence[tuple[tuple[str, ...], tuple[str, ...]]]) -> list[FunctionT]:
-        """As `arrange`, but over copies: what is held stays as it is."""
+        """As `arrange`, but over copies: the held rows do not change."""
         return [self._stack(starts).function for _, starts in stacks]
 
     def change(self, name: str, change: Callable[[FunctionT], None]) -> None:
-        """Hold under a name what `change` makes, in place, of a stack of its row alone."""
+        """Apply `change` to the function of a stack of one row, and hold the changed row under its name."""
         stack = self._stack((name,))
         change(stack.function)
         self._rows[name] = stack.rows[0]

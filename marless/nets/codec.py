@@ -19,26 +19,28 @@ Arrays = Mapping[str, NDArray[np.generic]]
 
 @dataclass(frozen=True)
 class Codec:
-    """Rows hold `flat` (parameters), `first`, `second` (the optimizer's moments), each float32 [D], and `count` (steps
-    taken, float64). With `moments` also the running (Σw, Σwx, Σwx²) of each output's targets, float64 [K, 3]; with
-    `target` the target net's parameters, float32 [D], which begin as the net's own.
+    """Converts the state of nets of one layout.
+
+    A row has `flat` (parameters), `first` and `second` (the optimizer's moments), each float32 [D], and `count` (steps
+    taken, float64). With `moments`, it also has the running (Σw, Σwx, Σwx²) of each output's targets, float64 [K, 3];
+    with `target`, the target net's parameters, float32 [D], initially equal to the net's.
     """
 
     prefix: str
     layout: NetLayout
     output_gain: float
-    """Of the initial output layer."""
+    """Gain of the initial output layer."""
     acts: bool
     """True if actors need the weights: they are then part of `acting`, otherwise of `learning`."""
     moments: bool = False
     target: bool = False
 
     def fresh(self, rng: np.random.Generator) -> Row:
-        """Initial weights and an optimizer that has not moved, on the CPU."""
+        """A row with initial weights and a fresh optimizer state, on the CPU."""
         return self._row(self.layout.initial(rng, self.output_gain), {})
 
     def write(self, row: Row) -> tuple[dict[str, NDArray[np.generic]], dict[str, NDArray[np.generic]]]:
-        """The row as (acting, learning) arrays of their own."""
+        """Convert a row to (acting, learning) arrays, as copies."""
         arrays = {key: tensor.cpu().numpy().copy() for key, tensor in row.items()}
         weights: dict[str, NDArray[np.generic]] = {**self.layout.to_arrays(self.prefix, arrays.pop("flat"))}
         arrays["count"] = arrays["count"].astype(np.int64)
@@ -46,7 +48,7 @@ class Codec:
         return (weights, memory) if self.acts else ({}, weights | memory)
 
     def read(self, acting: Arrays, learning: Arrays) -> Row:
-        """The row that `write` wrote, on the CPU; raises CorruptError, naming the array that does not fit."""
+        """The inverse of `write`, on the CPU; raises CorruptError, naming the array that does not fit."""
         flat_D = self.layout.from_arrays(self.prefix, acting if self.acts else learning)
         start = len(self.prefix) + 1
         memory = {key[start:]: array for key, array in learning.items() if key.startswith(f"{self.prefix}.")}

@@ -1,9 +1,9 @@
-"""P nets with memory, trained together: a perceptron, gated recurrent units over T steps, and an output layer.
+"""P recurrent nets, trained together: a perceptron, gated recurrent units (GRU) over T steps, and an output layer.
 
-A step, with inputs x and memory h (torch.nn.GRU; Cho et al. 2014, §2.3, but for where r acts):
-r = σ(W_r x + U_r h), z = σ(W_z x + U_z h), n = tanh(W_n x + r ⊙ U_n h), h' = (1 − z) ⊙ n + z ⊙ h; W and U hold biases.
-Written by hand, because then only the recurrence is computed step by step, with one product forward and one backward.
-Everything else, including the gradients of W and U, is computed for all steps at once, in reused buffers.
+A step, with inputs x and memory h (torch.nn.GRU; Cho et al. 2014, §2.3, except for the position of r):
+r = σ(W_r x + U_r h), z = σ(W_z x + U_z h), n = tanh(W_n x + r ⊙ U_n h), h' = (1 − z) ⊙ n + z ⊙ h; W and U include
+biases. Written by hand, so that only the recurrence is computed step by step, with one product forward and one
+backward. Everything else, including the gradients of W and U, is computed for all steps at once, in reused buffers.
 Shapes: P nets, I inputs, H units, K outputs, G = 3·H gates, T steps, B copies, M = T·B samples, time-major.
 """
 
@@ -21,32 +21,32 @@ from marless.nets.stacked import WORKSPACES, Activation, StackedMLP, matrices
 
 @dataclass(frozen=True)
 class _Workspace:
-    """Buffers for one number of steps and copies; with the steps first, so that each has its numbers side by side."""
+    """Buffers for one number of steps and copies; some have the steps first, so that each step is contiguous."""
 
     recurrent: Tensor
-    """[T, P, G, B]: what memory adds to the gates."""
+    """[T, P, G, B], U h for all gates."""
     gates: Tensor
-    """[T, P, G, B]: r, z and n."""
+    """[T, P, G, B], r, z and n."""
     before: Tensor
-    """[P, H + 1, M]: what is remembered when a step begins; the last row stays 1."""
+    """[P, H + 1, M], memory before each step; the last row stays 1."""
     hidden: Tensor
-    """[P, H + 1, M]: what is remembered after it; the last row stays 1."""
+    """[P, H + 1, M], memory after each step; the last row stays 1."""
     d_hidden: Tensor
-    """[P, H, M]: the loss's gradient there."""
+    """[P, H, M], gradient of the loss with respect to `hidden`."""
     d_recurrent: Tensor
-    """[P, G, M]: at what memory adds to the gates."""
+    """[P, G, M], gradient with respect to `recurrent`."""
     d_new: Tensor
-    """[P, H, M]: at what inputs and memory together make of n, before its tanh."""
+    """[P, H, M], gradient with respect to the argument of n's tanh."""
     scratch: Tensor
-    """[P, H, B]."""
+    """[P, H, B], temporary values."""
     carry: Tensor
-    """[P, H, B]: the gradient that a step hands to the one before."""
+    """[P, H, B], gradient that a step passes to the one before."""
     output: Tensor
     """[P, K, M]."""
 
 
 class StackedGRU:
-    """P nets with memory; see `marless.nets.stacked.Net`. They cannot do without `resets`: ValueError."""
+    """P recurrent nets; see `marless.nets.stacked.Net`. Without `resets`, `forward` raises ValueError."""
 
     def __init__(self, layout: GRULayout, flat_PD: Tensor, activation: Activation) -> None:
         self.layout = layout
@@ -84,7 +84,7 @@ class StackedGRU:
         kernels.matmul(self._output_PKH[:, :, :-1].transpose(1, 2), d_output_PKM, out=work.d_hidden)
         self._through_time(work)
         kernels.matmul(work.d_recurrent, work.before.transpose(1, 2), out=self._d_memory_PGH)
-        d_gates_PGM = work.d_recurrent  # equal, but for n: r stands between it and what memory adds
+        d_gates_PGM = work.d_recurrent  # equal except for n, where r multiplies U h
         d_gates_PGM[:, 2 * units :] = work.d_new
         self._body.backward(d_gates_PGM)
 
@@ -93,7 +93,7 @@ class StackedGRU:
         return self.forward(input_PIS, resets).clone()
 
     def _remember(self, input_PGM: Tensor, work: _Workspace) -> None:
-        """From what the inputs add to the gates: fill `gates`, `before` and `hidden`, step by step."""
+        """Compute `gates`, `before` and `hidden` step by step, from the perceptron's outputs W x."""
         units, steps = self.layout.units, len(self._keep)
         input_r_z, input_n = _by_step(input_PGM[:, : 2 * units], steps), _by_step(input_PGM[:, 2 * units :], steps)
         before, remembered = _by_step(work.before, steps), _by_step(work.before[:, :-1], steps)
@@ -111,7 +111,7 @@ class StackedGRU:
             torch.lerp(n, remembered[t], r_z[:, units:], out=hidden[t])
 
     def _through_time(self, work: _Workspace) -> None:
-        """Complete `d_hidden`, and fill `d_recurrent` and `d_new`, from the last step to the first."""
+        """Back-propagate through time: complete `d_hidden`, and compute `d_recurrent` and `d_new`."""
         steps, units = len(self._keep), self.layout.units
         to_memory_PHG = self._memory_PGH[:, :, :-1].transpose(1, 2)
         d_hidden, d_new, d_recurrent = (_by_step(x, steps) for x in (work.d_hidden, work.d_new, work.d_recurrent))

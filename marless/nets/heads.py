@@ -17,14 +17,14 @@ from marless.nets import actions
 
 
 class Head(Protocol):
-    """An action distribution. `evaluate` keeps what `gradient` needs."""
+    """An action distribution, for training. `gradient` refers to the last call of `evaluate`."""
 
     def evaluate(self, output_PAM: Tensor, action: Tensor, legal_PAM: Tensor | None) -> tuple[Tensor, Tensor]:
         """Log-probability of the actions taken and entropy, each [P, M]."""
         ...
 
     def gradient(self, d_log_prob_PM: Tensor, d_entropy_PM: Tensor) -> Tensor:
-        """The gradient at the outputs, given a loss's gradients at what `evaluate` returned last."""
+        """The gradient with respect to the outputs, given those with respect to the last results of `evaluate`."""
         ...
 
 

@@ -1,8 +1,8 @@
-"""Inputs of a net beside its agent's observation: the last action and the agent's id. NumPy only, used by actors and
-learners.
+"""The inputs of a net: the observation and, optionally, the last action and the agent's id. NumPy only, used by actors
+and learners.
 
-Rows of an input, one after another: the observation [O]; the last action [A], one-hot or its components as they were
-chosen, 0 where an episode starts; the agent's id, one-hot. Shapes: N agents of a class, B copies or M samples.
+Rows of an input, in this order: the observation [O]; the last action [A], one-hot or its components as chosen, 0 at an
+episode's start; the agent's id, one-hot. Shapes: N agents of a class, B copies or M samples.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class Inputs:
 
     last_action: bool = False
     known: tuple[str, ...] = ()
-    """The agents that an id tells apart, all of the class; none if nets see no id."""
+    """All agents of the class, in the order of the one-hot id; () if the id is not an input."""
 
     @classmethod
     def parse(cls, metadata: Mapping[str, str]) -> Inputs:
-        """Read what `metadata` wrote; raises CorruptError for anything else."""
+        """The inverse of `metadata`; raises CorruptError for invalid metadata."""
         first, *more = metadata.get("inputs", _OBS).split("+")
         try:
             known = json.loads(metadata["ids"]) if _ID in more else []
@@ -44,21 +44,21 @@ class Inputs:
         return found
 
     def metadata(self) -> dict[str, str]:
-        """What of a state's metadata says this; nothing if nets see observations alone."""
+        """The inputs as metadata of a policy state; {} if observations are the only input."""
         names = self._names()
         ids = {"ids": json.dumps(self.known)} if self.known else {}
         return {"inputs": "+".join([_OBS, *names]), **ids} if names else {}
 
     def extra(self, action: Discrete | Box) -> int:
-        """How many rows there are beside the observation."""
+        """Number of rows besides the observation."""
         return (action.n if self.last_action else 0) + len(self.known)
 
     def size(self, agent_class: AgentClass) -> int:
-        """How many rows there are, without the row of ones."""
+        """Number of rows, without the row of ones."""
         return agent_class.obs_size + self.extra(agent_class.action)
 
     def ids(self, agents: Sequence[str]) -> FloatArray:
-        """The id rows of agents, float32 [N, known]; raises CorruptError for an agent that is not known."""
+        """One-hot ids of agents, float32 [N, known]; raises CorruptError for an unknown agent."""
         for agent in agents:
             if agent not in self.known:
                 raise CorruptError(f"the policy tells {', '.join(self.known)} apart by their ids; it knows no {agent}")
@@ -76,8 +76,8 @@ class Inputs:
     ) -> FloatArray:
         """Inputs of a class's nets, feature-major with a last row of ones, float32 [N, size + 1, M].
 
-        `last_action`, int32 [N, M] or float32 [N, M, A], is what each agent did in the step before; whatever it says
-        where `first_M` is true, an episode starts there.
+        `last_action`, int32 [N, M] or float32 [N, M, A], has each agent's action in the step before; it is ignored
+        where `first_M` is true, at the first step of an episode.
         """
         agents, samples, _ = obs_NMO.shape
         input_NIM = np.empty((agents, self.size(agent_class) + 1, samples), np.float32)
@@ -92,7 +92,7 @@ class Inputs:
         last_action: ActionArray | None = None,
         first_M: BoolArray | None = None,
     ) -> None:
-        """Write what `build` returns."""
+        """Write the inputs that `build` returns to `input_NIM`."""
         seen = obs_NMO.shape[2]
         input_NIM[:, :seen] = obs_NMO.transpose(0, 2, 1)
         if self.last_action and last_action is not None and first_M is not None:

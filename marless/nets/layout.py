@@ -20,43 +20,43 @@ from numpy.typing import NDArray
 
 from marless.errors import CorruptError
 
-if TYPE_CHECKING:  # it would bring pydantic into actors
+if TYPE_CHECKING:  # at run time it would import pydantic into actors
     from marless.algos.base import ModelSpec
 
 FloatArray = NDArray[np.float32]
 GATES = 3
-"""r, z and n of a gated recurrent unit."""
+"""Number of gates of a gated recurrent unit: r, z and n."""
 MEMORY = ".memory"
-"""Of the matrix from memory to gates, in the name of its arrays."""
+"""Suffix of the name of the matrix from memory to gates."""
 
 
 def generator(seed: int, name: str) -> np.random.Generator:
-    """A generator that depends on the seed and the name alone, in every process and on every machine."""
+    """A random generator that depends on the seed and the name alone, also across processes and machines."""
     digest = hashlib.sha256(name.encode()).digest()
     return np.random.default_rng([seed, *np.frombuffer(digest, dtype="<u4").tolist()])
 
 
 class NetLayout(Protocol):
-    """Where the parameters of one net stand in its flat vector, whatever kind of net it is."""
+    """The positions of a net's parameters in its flat vector, for any kind of net."""
 
     @property
     def inputs(self) -> int:
-        """I, without the row of ones."""
+        """I, number of inputs without the row of ones."""
         ...
 
     @property
     def hidden(self) -> tuple[int, ...]:
-        """Units of each hidden layer; of a net with memory the last one remembers."""
+        """Units of each hidden layer; in a recurrent net, the last one is the recurrent layer."""
         ...
 
     @property
     def outputs(self) -> int:
-        """K."""
+        """K, number of outputs."""
         ...
 
     @property
     def free(self) -> int:
-        """Parameters that no input touches: the log standard deviations of a Gaussian policy."""
+        """Number of parameters outside of all layers: the log standard deviations of a Gaussian policy."""
         ...
 
     @property
@@ -65,7 +65,7 @@ class NetLayout(Protocol):
         ...
 
     def initial(self, rng: np.random.Generator, output_gain: float) -> FloatArray:
-        """Orthogonal weights (Saxe et al. 2014), all else 0; float32 [D]."""
+        """Initial parameters: orthogonal weights (Saxe et al. 2014), all else 0; float32 [D]."""
         ...
 
     def to_arrays(self, prefix: str, flat_D: FloatArray) -> dict[str, FloatArray]:
@@ -73,7 +73,7 @@ class NetLayout(Protocol):
         ...
 
     def from_arrays(self, prefix: str, arrays: Mapping[str, NDArray[np.generic]]) -> FloatArray:
-        """The flat vector of named arrays; raises CorruptError, naming the array that is missing or does not fit."""
+        """The inverse of `to_arrays`; raises CorruptError, naming the array that is missing or does not fit."""
         ...
 
 
@@ -85,7 +85,7 @@ class _Matrices(ABC):
     hidden: tuple[int, ...]
     outputs: int
     free: int = 0
-    """Parameters that no input touches: the log standard deviations of a Gaussian policy."""
+    """See `NetLayout`."""
 
     @property
     @abstractmethod
@@ -95,15 +95,15 @@ class _Matrices(ABC):
     @property
     @abstractmethod
     def names(self) -> tuple[str, ...]:
-        """Of each matrix, among named arrays."""
+        """Name of each matrix among named arrays."""
 
     @abstractmethod
     def _weights(self, matrix: int, rng: np.random.Generator, output_gain: float) -> NDArray[np.float64]:
-        """What a matrix starts with, [outputs, inputs]."""
+        """Initial weights of a matrix, [outputs, inputs]."""
 
     @cached_property
     def spans(self) -> tuple[slice, ...]:
-        """Where each matrix stands in the flat vector."""
+        """Position of each matrix in the flat vector."""
         ends = np.cumsum([0, *(o * i for o, i in self.shapes)]).tolist()
         return tuple(slice(a, b) for a, b in pairwise(ends))
 
@@ -132,7 +132,7 @@ class _Matrices(ABC):
 
     def from_arrays(self, prefix: str, arrays: Mapping[str, NDArray[np.generic]]) -> FloatArray:
         """See `NetLayout`."""
-        parts = [  # all are checked before room is made for them: what a stranger's metadata say may be of any size
+        parts = [  # all are checked before the vector is allocated, because untrusted sizes may be huge
             (
                 checked(arrays, f"{prefix}.{name}.weight", (shape[0], shape[1] - 1)),
                 checked(arrays, f"{prefix}.{name}.bias", (shape[0],)),
@@ -150,7 +150,7 @@ class _Matrices(ABC):
 
 @dataclass(frozen=True)
 class Layout(_Matrices):
-    """A perceptron: a matrix for each layer."""
+    """The layout of a perceptron: one matrix per layer."""
 
     @cached_property
     def shapes(self) -> tuple[tuple[int, int], ...]:
@@ -171,21 +171,21 @@ class Layout(_Matrices):
 
 @dataclass(frozen=True)
 class GRULayout(_Matrices):
-    """Dense layers, then gated recurrent units (Cho et al. 2014), then the output layer.
+    """The layout of a recurrent net: dense layers, then gated recurrent units (Cho et al. 2014), then the output layer.
 
     The last hidden layer i of H units has two matrices: `i`, from the layer below to the gates r, z, n, 3·H rows in
-    this order, and `i.memory`, from what it remembers to the same gates: torch.nn.GRU's weights and biases, row by row.
-    As there, and unlike in Cho et al., r forgets after the product with the memory's matrix, not before.
+    this order, and `i.memory`, from the memory to the same gates: torch.nn.GRU's weights and biases, row by row. As
+    there, and unlike in Cho et al., r is applied after the product with the memory's matrix, not before.
     """
 
     @property
     def units(self) -> int:
-        """H, how many numbers are remembered."""
+        """H, number of recurrent units."""
         return self.hidden[-1]
 
     @cached_property
     def body(self) -> Layout:
-        """All below the memory, which is a perceptron whose outputs are the gates: the first parameters."""
+        """The layers below the recurrence: a perceptron whose outputs are added to the gates; the first parameters."""
         return Layout(self.inputs, self.hidden[:-1], GATES * self.units)
 
     @cached_property
@@ -209,7 +209,7 @@ class GRULayout(_Matrices):
 
 
 def layout(inputs: int, model: ModelSpec, outputs: int, free: int = 0) -> Layout | GRULayout:
-    """The layout of a net of the kind and the hidden layers that a job's model names."""
+    """The layout of a net of the kind and hidden layers of a job's `model`."""
     kind = GRULayout if model.recurrent == "gru" else Layout
     return kind(inputs, tuple(model.hidden), outputs, free)
 

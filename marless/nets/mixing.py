@@ -1,4 +1,4 @@
-"""The parameter layout of QMIX's mixer in one flat vector: four nets of the global state that compute its weights.
+"""The parameter layout of QMIX's mixer in one flat vector: four hypernetworks of the global state compute its weights.
 
 Source: Rashid et al. 2018, §4.2 and appendix C. NumPy only, as `marless.nets.layout`.
 """
@@ -18,26 +18,26 @@ from marless.nets.layout import FloatArray, Layout
 
 @dataclass(frozen=True)
 class MixingLayout:
-    """The nets one after another, by the name of what they make. See `marless.nets.layout.NetLayout`."""
+    """The layout of the mixer: its hypernetworks one after another. See `marless.nets.layout.NetLayout`."""
 
     inputs: int
-    """S, the global state."""
+    """S, size of the global state."""
     agents: int
     embed: int
     """Units of the mixer's hidden layer."""
     hypernet: int
-    """Hidden units of the nets that make weights."""
+    """Hidden units of the hypernetworks for weights."""
     outputs: int = 1
     free: int = 0
 
     @property
     def hidden(self) -> tuple[int, ...]:
-        """Of the mixer."""
+        """Units of the mixer's hidden layer."""
         return (self.embed,)
 
     @cached_property
     def nets(self) -> dict[str, Layout]:
-        """What makes the first layer's weights [agents · embed] and bias, and the second's weights and bias."""
+        """The hypernetworks of the first layer's weights [agents · embed] and bias, and of the second layer's."""
         return {
             "weight1": Layout(self.inputs, (self.hypernet,), self.agents * self.embed),
             "bias1": Layout(self.inputs, (), self.embed),
@@ -47,17 +47,17 @@ class MixingLayout:
 
     @cached_property
     def spans(self) -> dict[str, slice]:
-        """Where each net's parameters stand."""
+        """Position of each net's parameters in the flat vector."""
         ends = np.cumsum([0, *(each.size for each in self.nets.values())]).tolist()
         return {name: slice(a, b) for name, (a, b) in zip(self.nets, pairwise(ends), strict=True)}
 
     @property
     def size(self) -> int:
-        """D."""
+        """D, the length of the flat vector."""
         return sum(each.size for each in self.nets.values())
 
     def initial(self, rng: np.random.Generator, output_gain: float) -> FloatArray:
-        """As of its nets; float32 [D]."""
+        """Initial parameters of all nets, float32 [D]."""
         return np.concatenate([each.initial(rng, output_gain) for each in self.nets.values()])
 
     def to_arrays(self, prefix: str, flat_D: FloatArray) -> dict[str, FloatArray]:
@@ -68,5 +68,5 @@ class MixingLayout:
         return arrays
 
     def from_arrays(self, prefix: str, arrays: Mapping[str, NDArray[np.generic]]) -> FloatArray:
-        """The flat vector of named arrays; raises CorruptError, naming the array that is missing or does not fit."""
+        """The inverse of `to_arrays`; raises CorruptError, naming the array that is missing or does not fit."""
         return np.concatenate([each.from_arrays(f"{prefix}.{name}", arrays) for name, each in self.nets.items()])

@@ -1,4 +1,4 @@
-"""PolicyState ↔ two safetensors files, "acting" and "learning". Equal states give equal bytes."""
+"""Serialises a PolicyState as two safetensors files, "acting" and "learning". Equal states give equal bytes."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ _KEY = "marless"  # one entry, because the order of several in a safetensors hea
 
 
 def encode(state: PolicyState) -> tuple[bytes, bytes]:
-    """The bytes of `acting`, with the metadata in their header, and of `learning`."""
+    """Serialise a state: the bytes of `acting`, with the metadata in the header, and of `learning`."""
     return encode_acting(state), safetensors.save(_contiguous(state.learning))
 
 
 def encode_acting(part: Acting) -> bytes:
-    """The bytes of `acting` alone."""
+    """Serialise the acting part of a state, with the metadata in the header."""
     metadata = {_KEY: json.dumps(dict(part.metadata), sort_keys=True)}
     return safetensors.save(_contiguous(part.acting), metadata)
 
 
 def decode(acting: bytes, learning: bytes) -> PolicyState:
-    """The state that `encode` wrote; raises CorruptError for bytes that are no safetensors file."""
-    from marless.algos.base import PolicyState  # here, because it would bring pydantic into actors
+    """The inverse of `encode`; raises CorruptError for invalid bytes and for values that are not finite."""
+    from marless.algos.base import PolicyState  # imported here, because it would import pydantic into actors
 
     part = decode_acting(acting)
     return PolicyState(acting=part.acting, learning=_load(learning), metadata=part.metadata)
 
 
 def decode_acting(acting: bytes) -> ActingState:
-    """What an actor needs of a state, from its acting part alone; raises CorruptError."""
+    """The inverse of `encode_acting`; raises CorruptError."""
     arrays = _load(acting)
     try:
         header = json.loads(acting[8 : 8 + int.from_bytes(acting[:8], "little")])
@@ -62,7 +62,7 @@ def _load(data: bytes) -> dict[str, NDArray[np.generic]]:
 
 
 def not_finite(arrays: Arrays) -> str:
-    """Name of an array that holds NaN or infinite values; "" if there is none."""
+    """The name of an array with NaN or infinite values; "" if there is none."""
     for name, array in arrays.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             return name

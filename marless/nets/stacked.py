@@ -1,7 +1,7 @@
 """P nets of one layout, trained together: one batched product per layer, forward and backward by hand.
 
 Written by hand, so that gradients go to preallocated buffers, no autograd graph is built, and the same code runs on
-CPU and GPU. Any loss works: `backward` takes its gradient at the outputs, in closed form or from autograd.
+CPU and GPU. Any loss works: `backward` takes its gradient with respect to the outputs, in closed form or from autograd.
 """
 
 from __future__ import annotations
@@ -16,31 +16,30 @@ from marless.nets import kernels
 from marless.nets.layout import GRULayout, Layout
 
 Activation = Literal["tanh", "relu"]
-_CHUNK = 1024  # samples per pass of `evaluate`: activations of a few policies then stay in the core's cache
+_CHUNK = 1024  # samples per pass of `evaluate`, so that the activations of a few policies fit into a core's cache
 WORKSPACES = 8
-"""Numbers of samples that a net keeps buffers for: with episodes of any length they would fill the memory."""
+"""Maximum number of buffer sets, one per number of samples; without a limit, episodes of many lengths fill memory."""
 
 
 class Net(Protocol):
-    """P nets over a flat parameter tensor [P, D] that they read but do not own.
+    """P nets of one layout, over the caller's flat parameter tensor [P, D].
 
-    Inputs are feature-major, [P, inputs + 1, M] float32, last row ones. A net with memory needs to know which samples
-    follow one another: M = T·B columns, time-major (column t·B + b), and `resets` bool [T, B], which says where copy b
-    forgets before step t, or [P, T, B] if nets see different copies; before step 0 they always do. A perceptron ignores
-    it. Not safe to share between threads.
+    Inputs are feature-major, float32 [P, inputs + 1, M], with a last row of ones. For a recurrent net, the M = T·B
+    columns are time-major (column t·B + b), and `resets`, bool [T, B] or (per net) [P, T, B], is true where the memory
+    of copy b is reset before step t; before step 0 it always is. Perceptrons ignore `resets`. Not thread-safe.
     """
 
     gradient_PD: Tensor  # noqa: N815  # the shape is no word
-    """What `backward` writes; columns of free parameters are the caller's."""
+    """Gradients, [P, D]; `backward` writes them except for columns of free parameters, which the caller writes."""
 
     @property
     def layout(self) -> Layout | GRULayout:
-        """Where parameters stand."""
+        """Positions of the parameters."""
         ...
 
     @property
     def activation(self) -> Activation:
-        """After each dense hidden layer."""
+        """The non-linearity after each dense hidden layer."""
         ...
 
     @property
@@ -53,19 +52,19 @@ class Net(Protocol):
         ...
 
     def backward(self, d_output_PKM: Tensor) -> None:
-        """Write the gradient of the layers into `gradient_PD`, given the loss's gradient at the last outputs."""
+        """Write the layers' gradients to `gradient_PD`, given the loss's gradient with respect to the last outputs."""
         ...
 
     def evaluate(self, input_PIS: Tensor, resets: Tensor | None = None) -> Tensor:
-        """Outputs [P, K, S] of any number of samples, as a tensor of their own; nothing is kept for `backward`."""
+        """Outputs [P, K, S] of any number of samples, as a new tensor; `backward` cannot follow."""
         ...
 
 
 def net(layout: Layout | GRULayout, flat_PD: Tensor, activation: Activation) -> Net:
-    """The nets that a layout describes."""
+    """Make the stacked nets of a layout."""
     if isinstance(layout, Layout):
         return StackedMLP(layout, flat_PD, activation)
-    from marless.nets.gru import StackedGRU  # here, because a net with memory is built on perceptrons
+    from marless.nets.gru import StackedGRU  # imported here, because it imports this module
 
     return StackedGRU(layout, flat_PD, activation)
 
@@ -77,7 +76,7 @@ class _Workspace:
     hidden: tuple[Tensor, ...]
     """[P, H + 1, M] per hidden layer; the last row stays 1 and carries the next layer's bias."""
     d_hidden: tuple[Tensor, ...]
-    """[P, H, M] per hidden layer: the loss's gradient there."""
+    """[P, H, M] per hidden layer, gradient of the loss with respect to it."""
     output: Tensor
     """[P, K, M]."""
 
@@ -88,7 +87,7 @@ class StackedMLP:
     def __init__(
         self, layout: Layout, flat_PD: Tensor, activation: Activation, gradient_PD: Tensor | None = None
     ) -> None:
-        """`gradient_PD` is where gradients are written, if they are part of a larger net's."""
+        """Make the nets; `gradient_PD` is a buffer for gradients, for nets that are part of larger ones."""
         self.layout = layout
         self.gradient_PD = torch.zeros_like(flat_PD) if gradient_PD is None else gradient_PD
         self.activation: Activation = activation
@@ -128,10 +127,9 @@ class StackedMLP:
                 gradient = self._below(i, gradient, work)
 
     def input_gradient(self, d_output_PKM: Tensor, rows_PR: Tensor) -> Tensor:
-        """The loss's gradient at some of the last inputs, [P, R, M], given the one at the outputs.
+        """The loss's gradient with respect to some of the last inputs, [P, R, M], given that at the outputs.
 
-        `rows_PR` int64 says which inputs of each net. `gradient_PD` stays as it is: who asks what a net makes of its
-        inputs does not train it.
+        `rows_PR`, int64, has the indices of the inputs of each net. `gradient_PD` does not change.
         """
         work = self._workspace(d_output_PKM.shape[2])
         gradient = d_output_PKM
@@ -149,7 +147,7 @@ class StackedMLP:
         return torch.cat(chunks, dim=2)
 
     def _below(self, i: int, gradient: Tensor, work: _Workspace) -> Tensor:
-        """The gradient at what went into the activation below layer i, given the one at the layer's outputs."""
+        """The gradient before the activation below layer i, given that at the layer's outputs."""
         below = work.d_hidden[i - 1]
         kernels.matmul(self._layers[i][:, :, :-1].transpose(1, 2), gradient, out=below)
         self._through_activation(below, work.hidden[i - 1][:, :-1])

@@ -48,19 +48,19 @@ class SharingDecision:
     reason: str
     """One sentence, with the numbers that mattered."""
     inputs: Mapping[str, Any] = field(default_factory=dict)  # Any: what JSON can hold
-    """What it was decided from, and what the policy must remember; read back from the last record's decision."""
+    """The data of the decision, and the policy's state for the next one, which reads it from the last record."""
 
 
 class Sharing(Protocol):
-    """Deterministic and stateless, so that a resumed job makes the same decisions as an undisturbed one.
+    """A sharing policy: deterministic and stateless, so that a resumed job decides as one that was never interrupted.
 
-    What must be remembered travels in `SharingDecision.inputs`, which the next round finds in its history.
+    State is kept in `SharingDecision.inputs`, which the next decision finds in its history.
     """
 
     def asks(self, history: Sequence[RoundRecord], returns: Returns | None) -> bool:
-        """True if the similarity of agents is to be measured beside the update of the round after `history`.
+        """True if learners are to measure the similarity of agents in the update of the round after `history`.
 
-        `returns` are those of that round's rollout, which is done; the decision may be to share from the next on.
+        `returns` are those of that round's rollout; the measurement is for the decision on the round after it.
         """
         ...
 
@@ -72,18 +72,18 @@ class Sharing(Protocol):
 
 
 class SharingKind(Protocol):
-    """One entry of the registry."""
+    """A registered sharing policy: its config type, the measurements it needs, and how to make it."""
 
     config_type: type[SharingConfig]
 
     def curvature(self, config: SharingConfig) -> bool:
-        """True if learners must measure each policy's curvature for it, every round."""
+        """True if it needs each policy's curvature in every round."""
         ...
 
     def similarity(self, config: SharingConfig) -> SimilarityConfig | None:
-        """How similarity is measured when it asks for it; None if it never does."""
+        """The similarity to measure when it asks for it; None if it never does."""
         ...
 
     def make(self, config: SharingConfig, groups: tuple[Group, ...], spaces: EnvSpaces) -> Sharing:
-        """The policy of one job whose first groups are `groups`; raises SpecError for settings that cannot work."""
+        """Make the policy of one job whose first groups are `groups`; raises SpecError for settings that do not fit."""
         ...

@@ -1,4 +1,4 @@
-"""Clusters agents by their distances. Imports NumPy and scikit-learn, so import it only where a decision is made."""
+"""Clusters agents by their distances. It imports NumPy and scikit-learn; import it only when a decision needs it."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from threadpoolctl import threadpool_limits
 
 STARTS = 10
 SEED = 0
-"""Of K-Means' starting points: a constant, so that a decision follows from its distances alone."""
+"""Seed of K-Means' starting points, a constant, so that a decision depends on its distances alone."""
 DIGITS = 9
-"""Of distances over the largest one: what differs less is equal, and not more clusters are asked for than there are."""
+"""Decimals to which distances relative to the largest are rounded, so that rounding errors create no clusters."""
 MOST_CHOICES = 20_000
-"""Sets of medoids that are all tried; beyond, they are improved one by one."""
+"""Maximum number of sets of medoids for an exhaustive search; with more, the search is greedy."""
 Matrix = Sequence[Sequence[float]]
 
 
 def kmeans(distances: Matrix, groups: int) -> tuple[int, ...]:
-    """A label per agent: K-Means on the rows of the distance matrix.
+    """A cluster label per agent: K-Means on the rows of the distance matrix, with at most as many clusters as distinct
+    rows.
 
-    Inferred, for K-Means needs vectors: two agents are alike if they are equally far from all agents. Deterministic:
-    `STARTS` seeded starts, and Lloyd's algorithm on one thread, for which more would only wait.
+    Inferred, as K-Means needs vectors: agents are similar if their distances to all agents are similar. Deterministic:
+    `STARTS` seeded starts, and Lloyd's algorithm on one thread.
     """
     far_NN = np.asarray(distances, np.float64)
     rows_NN = (far_NN / (far_NN.max() or 1.0)).round(DIGITS)
@@ -36,10 +37,11 @@ def kmeans(distances: Matrix, groups: int) -> tuple[int, ...]:
 
 
 def kmedoids(distances: Matrix, groups: int) -> tuple[int, ...]:
-    """A label per agent: the medoids to which all agents together are nearest (Kaufman and Rousseeuw 1990).
+    """A cluster label per agent: K-medoids, which minimises the sum of distances to the nearest medoid.
 
-    Exact where at most `MOST_CHOICES` sets of medoids exist (six agents, twelve agents); beyond, a greedy choice,
-    improved by the best exchange until none helps. Ties go to the first.
+    Exact if there are at most `MOST_CHOICES` sets of medoids (six agents, twelve agents); else a greedy choice,
+    improved by the best swap until none helps. Ties go to the first.
+    Source: Kaufman and Rousseeuw 1990.
     """
     far_NN = np.asarray(distances, np.float64)
     agents = len(far_NN)

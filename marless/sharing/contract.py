@@ -9,9 +9,9 @@ from marless.sharing.similarity import LEAST_SAMPLES, Behaviour, BoolArray, Choi
 
 
 def check_similarity(similarity: Similarity) -> None:
-    """Try it on agents that are alike, apart, equal, few, and stuck; raises AssertionError, saying what is wrong.
+    """Measure synthetic agents, edge cases included; raises AssertionError, naming the broken rule.
 
-    Agents 0 and 1 behave alike, agent 2 does not: it must be the farthest of both.
+    Agents 0 and 1 behave alike, and agent 2 does not: its distance from both must be the largest.
     """
     for discrete in (True, False):
         alike = sample_behaviour(discrete=discrete)
@@ -32,9 +32,9 @@ def check_similarity(similarity: Similarity) -> None:
 def sample_behaviour(
     *, discrete: bool = True, agents: int = 3, samples: int = 200, stuck: bool = False, seed: int = 0
 ) -> Behaviour:
-    """Agents that see 4 numbers and choose among 3 actions, or give 3 components: all act alike but the last.
+    """Synthetic agents with 4 observations and 3 actions or action components; all but the last behave alike.
 
-    `stuck`: all see the same all the time, and each does one thing only.
+    `stuck`: all observations are equal, and each agent always takes the same action.
     """
     rng = np.random.default_rng(seed)
     weight_N4A = np.repeat(rng.normal(size=(1, 4, 3)), agents, axis=0).astype(np.float32) * 2

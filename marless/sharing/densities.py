@@ -18,13 +18,14 @@ from marless.sharing.similarity import Behaviour
 FloatArray = NDArray[np.float64]
 
 BLUR = 0.1
-"""Noise added to each component, in standard deviations of a feature, and alike for all agents: one that always does
-the same has a singular covariance, and no density. No difference much smaller than that is resolved."""
+"""Standard deviation of the noise added to each component, in standard deviations of a feature, the same for all
+agents. Without it, an agent that always acts the same has a singular covariance and no density. Differences much
+smaller than this are not resolved."""
 
 
 @dataclass(frozen=True)
 class Densities:
-    """See `marless.sharing.similarity.Similarity`."""
+    """The similarity `kde`: symmetrised KL divergences of kernel density estimates."""
 
     dimensions: int
     variance: float
@@ -38,8 +39,9 @@ class Densities:
         return divergences(scores_NSd + BLUR * rng.standard_normal(scores_NSd.shape[1:]), behaviour.stopped)
 
     def compressed(self, samples_NSD: FloatArray) -> FloatArray:
-        """[N, S, d]: joint principal components of all agents' standardised samples; features that are constant
-        count for nothing, and d = 0 if all are.
+        """[N, S, d], joint principal components of all agents' standardised samples.
+
+        Constant features are left out; d = 0 if all are constant.
         """
         agents, count, features = samples_NSD.shape
         pooled = samples_NSD.reshape(-1, features)
@@ -51,22 +53,22 @@ class Densities:
         pca = PCA(svd_solver="covariance_eigh")
         scores = pca.fit_transform(standard)
         enough = int(np.searchsorted(pca.explained_variance_ratio_.cumsum(), self.variance - 1e-12)) + 1
-        kept = min(enough, self.dimensions, scores.shape[1], count // 4)  # half the samples must span them
+        kept = min(enough, self.dimensions, scores.shape[1], count // 4)  # half of the samples must span them
         return np.ascontiguousarray(scores[:, :kept]).reshape(agents, count, kept)
 
 
 def divergences(scores_NSd: FloatArray, stopped: Stopped = never) -> FloatArray:
-    """Symmetrised Monte-Carlo KL, clamped at 0, from samples in no order, [N, N].
+    """Symmetrised Monte-Carlo estimates of the KL divergence, clamped at 0, from samples in random order, [N, N].
 
-    A Gaussian kernel with Scott's bandwidth on one half of an agent's samples gives its density p; over the other half
-    KL_ij = mean(log p_i − log p_j). On samples that p_i was made of, each would find its own kernel, and every pair of
-    agents would look unlike.
+    The density p of an agent is a Gaussian kernel density estimate with Scott's bandwidth on one half of its samples;
+    over the other half, KL_ij = mean(log p_i − log p_j). On the same half, each sample would be at the centre of a
+    kernel of p_i, and all agents would seem different.
     """
     agents, count, dimensions = scores_NSd.shape
     made_of, seen = scores_NSd[:, : count // 2], scores_NSd[:, count // 2 :]
     points = seen.reshape(-1, dimensions).T
     log_p_NNS = np.stack([_log_density(own, points, stopped) for own in made_of])
-    log_p_NNS = log_p_NNS.reshape(agents, agents, -1)  # of density j, at the samples of i
+    log_p_NNS = log_p_NNS.reshape(agents, agents, -1)  # [i, j]: log density j at the samples of i
     own_NS = log_p_NNS[np.arange(agents), np.arange(agents)]
     kl_NN = np.maximum((own_NS[:, None] - log_p_NNS.transpose(1, 0, 2)).mean(axis=2), 0)
     both_NN: FloatArray = (kl_NN + kl_NN.T) / 2

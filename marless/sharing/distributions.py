@@ -16,10 +16,10 @@ from marless.sharing.similarity import Behaviour, Choices, Normals
 
 
 class PolicyDistances:
-    """See `marless.sharing.similarity.Similarity`."""
+    """The similarity `policy_distance`: mean distances of action distributions on the same observations."""
 
     def distances(self, behaviour: Behaviour, rng: np.random.Generator) -> NDArray[np.float64]:
-        """Means over all agents' observations, [N, N]; each is a metric, so the mean is one too."""
+        """Means over all agents' observations, [N, N]; a mean of metrics is a metric, too."""
         obs_MO = behaviour.obs.reshape(-1, behaviour.obs.shape[2])
         legal_MA = None if behaviour.legal is None else behaviour.legal.reshape(len(obs_MO), -1)
         acting = behaviour.policies(obs_MO, legal_MA)
@@ -32,10 +32,12 @@ class PolicyDistances:
 
 
 def _apart(acting: Choices | Normals, i: int, j: int) -> float:
-    """Discrete: sqrt of the Jensen-Shannon divergence in bits, 0 … 1. Normal: W2 = sqrt(‖Δμ‖² + ‖Δσ‖²)."""
+    """Mean distance of policies i and j: discrete: sqrt of the Jensen-Shannon divergence in bits, in [0, 1]; normal:
+    W2 = sqrt(‖Δμ‖² + ‖Δσ‖²).
+    """
     if isinstance(acting, Choices):
         p_MA, q_MA = (acting.probability[k].astype(np.float64) for k in (i, j))
-        same_M = (p_MA == q_MA).all(axis=1)  # rounding could leave the root of a negative number
+        same_M = (p_MA == q_MA).all(axis=1)  # rounding errors could give the root of a negative number
         with np.errstate(invalid="ignore"):
             far_M = jensenshannon(p_MA, q_MA, base=2, axis=1)
         return float(np.where(same_M, 0, np.nan_to_num(far_M)).mean())

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class FixedConfig(SharingConfig):
-    """The groups of the first round in every round."""
+    """Settings of `fixed`; every round has the groups of the first."""
 
     name: str = "fixed"
 

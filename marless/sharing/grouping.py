@@ -1,8 +1,8 @@
 """Number of groups when sharing begins, and the assignment of agents to them.
 
 Source: Wei et al. 2025 (MARLess), §4.2: on the j-th enabling of sharing, N' = min(2^j, 2^(⌊log2 N⌋ + 1)) groups of N
-agents, by K-Means. Inferred: the clamp to N, how N' is divided among agent classes, and what K-Means is given.
-Importing this module imports no NumPy.
+agents, by K-Means. Inferred: the clamp to N, how N' is divided among agent classes, and the input of K-Means.
+Importing this module does not import NumPy.
 """
 
 from __future__ import annotations
@@ -11,22 +11,23 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 Schedule = Literal["printed", "figure"]
-"""The most groups: 2^(⌊log2 N⌋ + 1), clamped to N; or, as figure 12 of the paper behaves, 2^⌊log2 N⌋."""
+"""Largest number of groups: printed: 2^(⌊log2 N⌋ + 1), clamped to N; figure: 2^⌊log2 N⌋, as in the paper's fig. 12."""
 Method = Literal["kmeans", "kmedoids"]
 Matrix = Sequence[Sequence[float]]
 """[N, N] distances: symmetric, 0 on the diagonal."""
 
 
 def groups_wanted(enabling: int, agents: int, schedule: Schedule) -> int:
-    """N' at the `enabling`-th time (from 1) that `agents` agents begin to share."""
+    """N' at the `enabling`-th time (from 1) that sharing begins among `agents` agents."""
     highest = agents.bit_length() - (schedule == "figure")  # ⌊log2 N⌋ + 1, or ⌊log2 N⌋
     return min(1 << min(enabling, highest), agents)
 
 
 def divided(groups: int, sizes: Sequence[int]) -> tuple[int, ...]:
-    """N' groups among agent classes of `sizes` agents: one each, the others where agents per group are most.
+    """Number of groups of each agent class: one each, the others to the classes with the most agents per group.
 
-    Never more groups than agents; ties go to the first class. More than `groups` in all if there are more classes.
+    A class never has more groups than agents; ties go to the first class. The sum exceeds `groups` only if there are
+    more classes than that.
     """
     counts = [1] * len(sizes)
     while sum(counts) < min(groups, sum(sizes)):
@@ -36,9 +37,9 @@ def divided(groups: int, sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def labels(distances: Matrix, groups: int, method: Method) -> tuple[int, ...]:
-    """The group of each agent, numbered in order of appearance; fewer groups where fewer agents differ.
+    """The group of each agent, numbered in order of appearance; fewer groups if fewer agents differ.
 
-    One group, or one per agent, needs no distances: `distances` then only says how many agents there are.
+    For one group, or one per agent, only the size of `distances` is used.
     """
     if groups >= len(distances):
         return tuple(range(len(distances)))
@@ -54,7 +55,7 @@ def labels(distances: Matrix, groups: int, method: Method) -> tuple[int, ...]:
 def highest_curvature(policies: Sequence[str], curvature: Mapping[str, float | None]) -> str:
     """The policy with the highest C = −λ_max/λ_min, whose weights a group starts from (§4.2).
 
-    The first of equals; a policy whose C is unknown only if that of all is.
+    Ties go to the first. A policy with unknown C is returned only if all are unknown.
     """
     known = [policy for policy in policies if curvature.get(policy) is not None]
     return max(known, key=lambda policy: curvature[policy] or 0.0) if known else policies[0]

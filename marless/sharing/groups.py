@@ -14,9 +14,10 @@ _POLICY_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
 def initial_groups(asked: str | Mapping[str, Sequence[str]], spaces: EnvSpaces) -> tuple[Group, ...]:
-    """The groups that a spec asks for: "independent", "shared" (per agent class), or policy name → agents.
+    """The groups of `sharing.groups`: "independent", "shared" (one per agent class), or policy name → agents.
 
-    Raises SpecError for an unknown agent, one that is named twice or not at all, and a group of unlike agents.
+    Raises SpecError for an invalid policy name, an unknown agent, an agent in several groups or in none, and a group of
+    agents of several classes.
     """
     if asked == "independent":
         groups = tuple(Group(agent, (agent,)) for agent in spaces.agents)

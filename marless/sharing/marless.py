@@ -1,8 +1,8 @@
 """Sharing policy `marless`: agents that behave alike share a learner while the trend of returns allows it.
 
-Source: Wei et al. 2025 (MARLess), §4.1 and §4.2. Every agent begins with a policy of its own. When the trend falls
-below the threshold, agents are grouped by similarity, and each group trains one policy. When it does so again, all
-groups are split. What is printed and what is inferred: docs/sharing.md.
+Source: Wei et al. 2025 (MARLess), §4.1 and §4.2. Every agent starts with a policy of its own. When the slope of the
+trend falls below the threshold, agents are grouped by similarity, and each group trains one policy. When it does so
+again, all groups are split. docs/sharing.md lists what is printed in the paper and what is inferred.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class MarlessConfig(SharingConfig):
-    """MARLess: share and split by the trend of returns, group by similarity."""
+    """Settings of MARLess's sharing: share and split by the trend of returns, group by similarity."""
 
     name: str = "marless"
     window: int = Field(10, ge=2, le=512, description="W: number of rounds in the trend's window")
@@ -55,30 +55,30 @@ class MarlessConfig(SharingConfig):
 
 @dataclass(frozen=True)
 class _Memory:
-    """What one decision leaves to the next, in its inputs."""
+    """The state that decisions keep in their inputs."""
 
     sharing: bool = False
     enablings: int = 0
-    """j: how often sharing has begun."""
+    """j, the number of times that sharing has begun."""
     seen: Seen = field(default_factory=Seen)
 
 
 @dataclass(frozen=True)
 class MarlessSharing:
-    """See `marless.sharing.base.Sharing`."""
+    """The sharing policy of MARLess; see the module's docstring."""
 
     config: MarlessConfig
     groups: tuple[Group, ...]
-    """Of the first round: a policy per agent."""
+    """Groups of the first round: one policy per agent."""
     classes: tuple[AgentClass, ...]
     detector: Detector
 
     def asks(self, history: Sequence[RoundRecord], returns: Returns | None) -> bool:
-        """Only where these returns make sharing begin, and its groups depend on how alike agents are."""
+        """True only if sharing begins with these returns, and its groups depend on similarity."""
         memory = self._after(history)
         changed = bool(history) and self.detector.fires(memory.seen, sharing=memory.sharing)
         if changed and (memory.sharing or not self._missing(memory, history[-1])):
-            return False  # it has just changed, and its window is empty
+            return False  # the strategy has just changed, and the window is empty
         if memory.sharing or returns is None:
             return False
         if not self.detector.fires(self.detector.see(memory.seen, returns.per_agent)):
@@ -87,7 +87,7 @@ class MarlessSharing:
         return any(1 < counts[each.name] < len(each.agents) for each in self.classes)
 
     def decide(self, history: Sequence[RoundRecord]) -> SharingDecision:
-        """See `Sharing`. Begins to share only if what it asked for was measured; if not, it asks again next round."""
+        """See `Sharing`. Sharing begins only once similarity was measured; until then it asks again every round."""
         memory = self._after(history)
         if not history:
             return self._stay(memory, self.groups, "the first round")
@@ -172,7 +172,7 @@ class MarlessSharing:
         return f"slope {slope:.3g} over {self.config.window} rounds is below {self.detector.below(memory.sharing):g}"
 
     def _after(self, history: Sequence[RoundRecord]) -> _Memory:
-        """What is known after the newest round, before anything is decided from it."""
+        """The state after the newest round, before the decision."""
         memory = self._memory(history)
         if not history or history[-1].returns is None:
             return memory
@@ -180,7 +180,7 @@ class MarlessSharing:
         return _Memory(memory.sharing, memory.enablings, seen)
 
     def _memory(self, history: Sequence[RoundRecord]) -> _Memory:
-        """What the decision on the newest round left, which knew the rounds before it."""
+        """The state after the rounds before the newest one, from the inputs of the newest round's decision."""
         for decision in history[-1].decisions if history else ():
             if decision.kind == "sharing" and decision.rule == self.config.name:
                 kept, agents = decision.inputs, self.detector.agents
@@ -192,19 +192,19 @@ class MarlessSharing:
         return _Memory()
 
     def _missing(self, memory: _Memory, newest: RoundRecord) -> list[str]:
-        """The classes whose similarity the next enabling depends on, but which was not measured."""
+        """The classes whose similarity the next enabling needs, but which was not measured."""
         counts = self._counts(memory.enablings + 1)
         return [each.name for each in self.classes if _distances(newest, each, counts[each.name]) is None]
 
     def _counts(self, enabling: int) -> dict[str, int]:
-        """Groups per agent class at an enabling."""
+        """Number of groups per agent class at the `enabling`-th time that sharing begins."""
         sizes = [len(each.agents) for each in self.classes]
         wanted = groups_wanted(enabling, sum(sizes), self.config.schedule)
         return dict(zip((each.name for each in self.classes), divided(wanted, sizes), strict=True))
 
 
 def _distances(record: RoundRecord, agents: AgentClass, groups: int) -> Matrix | None:
-    """The class's distances in class order; None if they are needed, and were not measured. Zeros if not needed."""
+    """The distances of a class's agents in class order; zeros if they are not needed, None if they are missing."""
     if groups in (1, len(agents.agents)):
         return [[0.0] * len(agents.agents)] * len(agents.agents)
     for measured in record.distances:
@@ -216,7 +216,7 @@ def _distances(record: RoundRecord, agents: AgentClass, groups: int) -> Matrix |
 
 
 def _curvature(record: RoundRecord) -> dict[str, float | None]:
-    """C of each policy of the round; None where it is not known."""
+    """C of each policy of the round; None if it is unknown."""
     found = {group.policy: record.metrics.get(group.policy, {}).get("curvature") for group in record.groups}
     return {policy: c if c is not None and math.isfinite(c) else None for policy, c in found.items()}
 
@@ -247,8 +247,8 @@ class MarlessKind:
         return _checked(config).similarity
 
     def make(self, config: SharingConfig, groups: tuple[Group, ...], spaces: EnvSpaces) -> MarlessSharing:
-        """See `SharingKind`. Refuses a threshold out of reach, first groups of several agents, agents of which no two
-        can share, and packages that are missing.
+        """Make the policy; raises SpecError for a threshold that no slope can reach, first groups of several agents,
+        classes in which no agents could ever share, and missing packages.
         """
         config = _checked(config)
         if config.groups != "independent":
@@ -270,7 +270,7 @@ class MarlessKind:
         check_similarity(config.similarity)
         if config.grouping == "kmeans":
             needs("sharing.grouping: kmeans", "sklearn", "marless[sharing]")
-            from marless.sharing import clustering  # noqa: F401  # now, so that no round waits for it
+            from marless.sharing import clustering  # noqa: F401  # imported now, so that no round waits for it
         return made
 
 

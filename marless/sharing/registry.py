@@ -13,4 +13,4 @@ SHARING_POLICIES: Registry[SharingKind] = Registry(
 )
 
 sharing = SHARING_POLICIES.find
-"""Look a sharing policy up; raises SpecError with the nearest match for a name that is not registered."""
+"""Look up a sharing policy by name; raises SpecError with the nearest match for an unknown name."""

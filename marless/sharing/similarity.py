@@ -1,7 +1,7 @@
 """The protocol of similarities, which measure how differently agents behave, and their registry.
 
-Ours, and those of other packages: entry points of the group "marless.similarity". Importing this module, or any
-similarity's config, imports no NumPy.
+Other packages register similarities as entry points of the group "marless.similarity". Importing this module, or the
+config of a similarity, does not import NumPy.
 """
 
 from __future__ import annotations
@@ -25,48 +25,48 @@ FloatArray: TypeAlias = "NDArray[np.float32]"
 BoolArray: TypeAlias = "NDArray[np.bool_]"
 
 LEAST_SAMPLES = 8
-"""Fewer samples per agent say nothing; then no similarity is measured."""
+"""Minimum number of samples per agent; with fewer, no similarity is measured."""
 
 
 @dataclass(frozen=True)
 class Choices:
-    """What each policy does with discrete actions."""
+    """Distributions of each policy over discrete actions."""
 
     probability: FloatArray
-    """float32 [N, M, A]."""
+    """float32 [N, M, A]: policies, observations, actions."""
 
 
 @dataclass(frozen=True)
 class Normals:
-    """What each policy does with continuous actions, in the units of the net: independent normal components."""
+    """Distributions of each policy over continuous actions, in the units of the net: independent normal components."""
 
     mean: FloatArray
-    """float32 [N, M, A]."""
+    """float32 [N, M, A]: policies, observations, components."""
     std: FloatArray
     """float32 [N, A]."""
 
 
 @dataclass(frozen=True)
 class Behaviour:
-    """What the N agents of a class saw and did in a round: as many samples S of each, drawn without replacement."""
+    """Observations and actions of the N agents of a class in a round: S samples of each, drawn without replacement."""
 
     obs: FloatArray
     """float32 [N, S, O]."""
     action: FloatArray
     """float32 [N, S, A]: 1 for the discrete action taken and 0 for others; or the components of a continuous one."""
     legal: BoolArray | None
-    """[N, S, A], True = legal; None if every action always is."""
+    """bool [N, S, A], True = legal; None if every action always is."""
     policies: Callable[[FloatArray, BoolArray | None], Choices | Normals]
-    """How the policy of each agent, as it was before the update, acts on any observations [M, O], legal [M, A]."""
+    """Action distributions of all agents' policies, as before the update, on observations [M, O], legal [M, A]."""
     stopped: Stopped = field(default=never, compare=False)
-    """True once nobody wants the distances any more; similarities whose work grows with the agents ask now and then."""
+    """Returns True once the distances are no longer needed; similarities with long computations check it regularly."""
 
 
 class Similarity(Protocol):
-    """Runs in a thread of its own beside the update: it should take a small part of its time."""
+    """Measures how differently agents behave; runs in a thread beside the update, and should take much less time."""
 
     def distances(self, behaviour: Behaviour, rng: np.random.Generator) -> NDArray[np.float64]:
-        """[N, N]: finite, at least 0, symmetric, 0 on the diagonal; the farther, the less alike.
+        """Distances [N, N]: finite, at least 0, symmetric, 0 on the diagonal; larger for agents that differ more.
 
         Equal inputs and an equal `rng` give equal results, bit for bit.
         """
@@ -75,15 +75,15 @@ class Similarity(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class SimilarityKind:
-    """A similarity as the registry knows it."""
+    """A registered similarity: its config type, how to make it, and the package that it needs."""
 
     config_type: type[SimilarityConfig]
     make: Callable[[Any], Similarity]  # Any: takes an instance of `config_type`
-    """Also imports whatever it needs, so that no measurement waits for it."""
+    """Makes the similarity, and imports its libraries, so that no measurement waits for them."""
     package: str = ""
-    """Top-level module that must be importable where learners run, if any."""
+    """Top-level module that must be importable where learners run; "": none."""
     install: str = ""
-    """What to install to have that, as pip takes it."""
+    """pip requirement that installs this module."""
 
 
 SIMILARITIES: Registry[SimilarityKind] = Registry(
@@ -94,31 +94,31 @@ SIMILARITIES: Registry[SimilarityKind] = Registry(
 )
 
 similarity = SIMILARITIES.find
-"""Look a similarity up; raises SpecError with the nearest match for a name that is not registered."""
+"""Look up a similarity by name; raises SpecError with the nearest match for an unknown name."""
 
 
 def similarity_type(name: str) -> type[SimilarityConfig]:
-    """The config of a similarity; raises SpecError as `similarity` does."""
+    """The config type of a similarity; raises SpecError as `similarity` does."""
     return similarity(name).config_type
 
 
 def read_similarity(value: object) -> SimilarityConfig:
-    """Read the section of a job that chooses a similarity; raises ValueError."""
+    """Read the section `sharing.similarity` of a job; raises ValueError."""
     return named(value, SimilarityConfig, similarity_type, "similarity: {name: kde}", default="kde")
 
 
 def check_similarity(config: SimilarityConfig) -> None:
-    """Refuse a similarity whose package is missing here; raises SpecError, saying what to install."""
+    """Raise SpecError, with what to install, for a similarity whose package is missing here."""
     kind = similarity(config.name)
     needs(f"sharing.similarity: {config.name}", kind.package, kind.install)
 
 
 def make_similarity(config: SimilarityConfig) -> Similarity:
-    """What measures as `config` says; the first time, it imports what it needs."""
+    """Make the similarity of a config; the first call imports its libraries."""
     return similarity(config.name).make(config)
 
 
 def needs(what: str, package: str, install: str) -> None:
-    """Raise SpecError if `package` is named and cannot be imported."""
+    """Raise SpecError if `package` is not "" and cannot be imported."""
     if package and find_spec(package) is None:
         raise SpecError(f"{what} needs the package {package!r}: pip install '{install}'")

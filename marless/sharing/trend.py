@@ -16,23 +16,25 @@ from typing import Literal
 from marless.errors import SpecError
 
 Range = Literal["history", "window", "then"]
-"""What a return is scaled by: the lowest and highest of all rounds so far; of the window; of all up to its own."""
+"""Rounds of the minimum and maximum by which a return is scaled: history: all so far; window: those in the window;
+then: all up to its own."""
 Row = tuple[float, ...]
 """A number per agent."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """All that a detector remembers."""
+    """The state of a detector."""
 
     window: tuple[Row, ...] = ()
     """Returns of the newest rounds, oldest first, at most W; with "then", the scaled ones."""
     lowest: Row = ()
-    """Per agent, over all rounds; empty before the first."""
+    """Lowest return per agent over all rounds; empty before the first."""
     highest: Row = ()
+    """Highest return per agent, likewise."""
 
     def cleared(self) -> Seen:
-        """As after a change: an empty window, the same range."""
+        """The state after a change of strategy: an empty window, the same range."""
         return Seen((), self.lowest, self.highest)
 
 
@@ -46,12 +48,12 @@ class Detector:
     threshold: float
     """γ, in units of the aggregate per round."""
     split_threshold: float | None = None
-    """γ while agents share, if it is another one."""
+    """γ while agents share; None: the same."""
     range: Range = "history"
     aggregate: Literal["sum", "mean"] = "sum"
 
     def check(self) -> None:
-        """Raise SpecError for a threshold that no slope can reach, so that it would decide nothing."""
+        """Raise SpecError for a threshold outside the range of possible slopes, which would have no effect."""
         for name, sharing in (("threshold", False), ("split_threshold", True)):
             self._check(name, self.below(sharing))
 
@@ -68,7 +70,7 @@ class Detector:
         )
 
     def see(self, seen: Seen, returns: Mapping[str, float]) -> Seen:
-        """What is known after a round whose mean return per agent is `returns`."""
+        """The state after a round with these mean returns per agent."""
         new = tuple(returns[agent] for agent in self.agents)
         lowest = tuple(map(min, seen.lowest or new, new))
         highest = tuple(map(max, seen.highest or new, new))
@@ -76,18 +78,18 @@ class Detector:
         return Seen((*seen.window, row)[-self.window :], lowest, highest)
 
     def trend(self, seen: Seen) -> tuple[float, ...]:
-        """R' of each round in the window, oldest first."""
+        """R', the aggregate of scaled returns, of each round in the window, oldest first."""
         total = sum if self.aggregate == "sum" else statistics.fmean
         return tuple(float(total(row)) for row in self._rows(seen))
 
     def slope(self, seen: Seen) -> float | None:
-        """k, by least squares, per round; None until the window is full."""
+        """k, the least-squares slope per round; None until the window is full."""
         if len(seen.window) < self.window:
             return None
         return float(statistics.linear_regression(range(self.window), self.trend(seen)).slope)
 
     def below(self, sharing: bool) -> float:
-        """The γ that counts while agents share, or while they do not."""
+        """The γ that applies while agents share, or while they do not."""
         return self.threshold if not sharing or self.split_threshold is None else self.split_threshold
 
     def fires(self, seen: Seen, *, sharing: bool = False) -> bool:
@@ -115,6 +117,6 @@ def steepest(window: int) -> float:
 
 
 def _scaled(row: Row, lowest: Row, highest: Row) -> Row:
-    """Each number within its range as [0, 1]; 0 where the range is a point."""
+    """Each value scaled from its range to [0, 1]; 0 where the range is empty."""
     bounds = zip(row, lowest, highest, strict=True)
     return tuple((x - low) / (high - low) if high > low else 0.0 for x, low, high in bounds)
