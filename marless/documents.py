@@ -79,6 +79,16 @@ def name_of(path: Path) -> str:
     return _STDIN_NAME if path == _STDIN else str(path)
 
 
+def whole(text: str) -> int:
+    """A whole number that is typed as an option or a setting: 1000, or 1e3 as in YAML; raises ValueError for others."""
+    if not _EXPONENT.match(text):
+        return int(text)
+    number = float(text.replace("_", ""))
+    if not number.is_integer():
+        raise ValueError(text)
+    return int(number)
+
+
 def to_yaml(document: object) -> str:
     """Write YAML that `yaml_of` reads back as the same document; keys keep their order."""
     import yaml
@@ -147,8 +157,11 @@ def _loader() -> type[yaml.SafeLoader]:
         pass
 
     def number(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int | float:
-        found = float(str(loader.construct_scalar(node)).replace("_", ""))
-        return int(found) if found.is_integer() else found
+        text = str(loader.construct_scalar(node))
+        try:
+            return whole(text)
+        except ValueError:
+            return float(text.replace("_", ""))
 
     Loader.add_implicit_resolver(_TAG, _EXPONENT, _NUMBER_STARTS)
     Loader.add_constructor(_TAG, number)

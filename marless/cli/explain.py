@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -16,10 +17,14 @@ from marless.cli.working import Working
 from marless.errors import NotFoundError, SpecError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from marless.explanation import Stretch
     from marless.record import Decision, RoundRecord
 
 _WIDTH = 110
+"""Columns of a terminal from which on there is room for a table."""
+_INDENT, _DEEPER = 2 * " ", 6 * " "
 _DIGITS = 5
 _LONGEST_PATH = 6
 
@@ -81,29 +86,63 @@ def _show_changes(found: Recorded, output: Output) -> None:
 
 
 def _show_chapters(found: Recorded) -> None:
-    from rich.table import Table
+    shown, rows = console(), list(_rows(found.records))
+    if shown.width < _WIDTH:
+        for row in rows:
+            shown.print("\n".join(_lines(row, shown.width)), soft_wrap=True)
+    elif rows:
+        shown.print(_table(rows))
 
+
+class _Row(NamedTuple):
+    """Successive rounds, or some of them, for which one thing was decided for one reason."""
+
+    rounds: str
+    change: str
+    to: str
+    rule: str
+    because: str
+    opens: bool = False
+    """Whether a chapter begins with it."""
+
+
+def _rows(records: Sequence[RoundRecord]) -> Iterator[_Row]:
     from marless.explanation import chapters
 
-    table = Table(box=None, pad_edge=False)
-    table.add_column("rounds", no_wrap=True)
-    for name in ("change", "to", "rule", "because"):
-        table.add_column(name)
-    for chapter in chapters(found.records):
+    for chapter in chapters(records):
         opening, groups = chapter.opening, chapter.groups
         decision = opening.decision
         single = len(groups) == 1 and not groups[0].varies
         reason = decision.reason if single else _of(opening.round, decision)
         rounds = _rounds(chapter.first, chapter.last)
-        table.add_row(rounds, opening.what, _groups(decision.outcome), decision.rule, reason, style="bold")
+        yield _Row(rounds, opening.what, _groups(decision.outcome), decision.rule, reason, opens=True)
         for stretch in groups[1:]:
-            table.add_row(_numbers(stretch), "same groups", "", stretch.decision.rule, _reason(stretch))
+            yield _Row(_numbers(stretch), "same groups", "", stretch.decision.rule, _reason(stretch))
         for stretch in chapter.actors:
-            table.add_row(
-                _numbers(stretch), _direction(stretch), _actors(stretch), stretch.decision.rule, _reason(stretch)
-            )
-    if found.records:
-        console().print(table)
+            rule = stretch.decision.rule
+            yield _Row(_numbers(stretch), _direction(stretch), _actors(stretch), rule, _reason(stretch))
+
+
+def _table(rows: Sequence[_Row]) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("rounds", no_wrap=True)
+    for name in ("change", "to", "rule", "because"):
+        table.add_column(name)
+    for row in rows:
+        table.add_row(row.rounds, row.change, row.to, row.rule, row.because, style="bold" if row.opens else None)
+    return table
+
+
+def _lines(row: _Row, width: int) -> list[str]:
+    """A row where there is no room for columns: what was decided and by which rule, and below it why."""
+    first = f"{row.rounds}: {', '.join(filter(None, (row.change, row.to)))} (by {row.rule})"
+    return [*textwrap.wrap(first, width, subsequent_indent=_DEEPER), *_indented(row.because, _DEEPER, width)]
+
+
+def _indented(text: str, indent: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=indent)
 
 
 def _numbers(stretch: Stretch) -> str:
@@ -165,10 +204,12 @@ def _show_round(found: Recorded, number: int, output: Output) -> None:
         return
     actors, groups = _count(record.actors, "actor"), _count(len(record.groups), "group")
     data(f"round {number} of {len(by_round)} of job {found.job}: {actors}, {groups}")
+    width = console().width
     for decision in record.decisions:
-        data(f"\n{decision.kind} by {decision.rule}: {decision.outcome}{_was(decision, before)}\n  {decision.reason}")
+        first = f"{decision.kind} by {decision.rule}: {decision.outcome}{_was(decision, before)}"
+        data("\n".join(["", *textwrap.wrap(first, width), *_indented(decision.reason, _INDENT, width)]))
         if decision.inputs:
-            data(_readable(decision.inputs))
+            data(_readable(decision.inputs, min(width, _WIDTH)))
 
 
 def _fields(record: RoundRecord) -> dict[str, Any]:  # Any: JSON
@@ -191,14 +232,13 @@ def _was(decision: Decision, before: RoundRecord | None) -> str:
     return ""
 
 
-def _readable(inputs: Mapping[str, Any]) -> str:  # Any: JSON
+def _readable(inputs: Mapping[str, Any], width: int) -> str:  # Any: JSON
     """Nested names indented, numbers and lists on their lines, five digits."""
     import yaml
 
-    text: str = yaml.safe_dump(
-        _short(inputs), sort_keys=False, default_flow_style=None, width=_WIDTH, allow_unicode=True
-    )
-    return "\n".join(f"  {line}" for line in text.splitlines())
+    room = width - len(_INDENT)
+    text: str = yaml.safe_dump(_short(inputs), sort_keys=False, default_flow_style=None, width=room, allow_unicode=True)
+    return "\n".join(f"{_INDENT}{line}" for line in text.splitlines())
 
 
 def _short(value: Any) -> Any:  # Any: JSON

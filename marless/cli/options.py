@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from marless import documents
 from marless.cli.completion import job_ids
 
 if TYPE_CHECKING:
@@ -26,19 +26,12 @@ CONTACT_S = 3.0
 def whole(given: str | int, least: int = 0) -> int:
     """A whole number as it is typed, 1000 or 1e3; raises BadParameter for anything else and for less than `least`."""
     try:
-        number = int(given)
+        number = documents.whole(str(given))
     except ValueError:
-        number = _with_exponent(str(given))
+        raise typer.BadParameter(f"{given!r} is not a whole number, such as 1000 or 1e3") from None
     if number < least:
         raise typer.BadParameter(f"{given} is less than {least}")
     return number
-
-
-def _with_exponent(given: str) -> int:
-    with suppress(ValueError):
-        if (found := float(given)).is_integer():
-            return int(found)
-    raise typer.BadParameter(f"{given!r} is not a whole number, such as 1000 or 1e3")
 
 
 def positive(given: str | int) -> int:

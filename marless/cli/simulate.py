@@ -181,7 +181,7 @@ def _show_totals(done: Replay) -> None:
 
     measured, before, after = _measured(done), _modelled(done, "recorded"), _modelled(done, "replayed")
     table = Table(box=None, pad_edge=False)
-    table.add_column(f"{len(done.steps)} rounds")
+    table.add_column(f"{len(done.steps)} rounds", no_wrap=True)
     for name in ("recorded, measured", "recorded, modelled", "replayed, modelled"):
         table.add_column(name, justify="right")
     table.add_row("seconds of all phases", *(f"{each['seconds']:.2f}" for each in (measured, before, after)))

@@ -68,13 +68,17 @@ def submit(  # noqa: PLR0913, PLR0917  # a verb has as many parameters as option
 ) -> None:
     """Hand a job to the coordinator, and print its id; with --dry-run, say what it would take and cost instead.
 
-    With --seeds and --sweep, hand over several, and print their ids; with --wait, a table once all have ended.
+    With --seeds and --sweep, hand over several, and print their ids; with --wait, a table once all have ended; with
+    --dry-run, the jobs that they would be.
     Repeated, such a command goes on: jobs that exist are used, and those that failed or were cancelled are resumed.
     """
     if seeds or sweep:
-        if dry_run or run:
-            raise SpecError("--dry-run estimates one job: leave --seeds and --sweep out, and multiply")
+        if run:
+            raise SpecError("--from estimates one job: leave --seeds and --sweep out, and multiply")
         found = _planned(job_file, override, job, seeds, sweep, yes)
+        if dry_run:
+            _show_planned(found, output)
+            return
         with to.client() as client:
             _submit_sweep(_Sweep(found, if_exists or "use", output), client, stay=wait or follow)
         return
@@ -128,6 +132,22 @@ def _planned(
     sweeps.check_count(axes, seeds, most, source)
     document = documents.given(job_file)
     return sweeps.runs(document, source, prefix=job, overrides=override, sweep=axes, seeds=seeds)
+
+
+def _show_planned(runs: Sequence[SweepRun], output: Output) -> None:
+    """Check every job of a sweep as a coordinator would, and print them; nothing is sent."""
+    from marless.cli.sweep_table import show_planned
+    from marless.job import prepare
+
+    with Working("checking", "jobs") as working:
+        for done, run in enumerate(runs):
+            working.told(done, len(runs), run.id)
+            try:
+                prepare(run.spec)
+            except SpecError as error:
+                raise SpecError(f"{run.id}: {error}") from None
+    show_planned(runs, output)
+    say("nothing was submitted; without --seeds and --sweep, --dry-run estimates what one job takes and costs")
 
 
 def _submit_sweep(sweep: _Sweep, client: Client, *, stay: bool) -> None:

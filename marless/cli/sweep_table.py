@@ -45,6 +45,21 @@ def show_sweep(runs: Sequence[SweepRun], jobs: Sequence[Job], output: Output) ->
             show_object({"jobs": rows, "settings": _settings(runs, jobs)}, "", output)
 
 
+def show_planned(runs: Sequence[SweepRun], output: Output) -> None:
+    """Print the jobs that a sweep would submit."""
+    rows: list[dict[str, Any]] = [{"job": run.id, "setting": run.setting, "seed": run.seed} for run in runs]
+    match output:
+        case Output.table:
+            shown = console()
+            columns = [Column(title=name, cells=[f"{row[name]}" for row in rows]) for name in rows[0]]
+            shown.print(fitted([each for each in columns if any(each.cells)], shown.width))
+        case Output.name | Output.jsonl:
+            for row in rows:
+                data(row["job"] if output is Output.name else json.dumps(row))
+        case _:
+            show_object({"jobs": rows}, "", output)
+
+
 def _about(run: SweepRun, job: Job) -> dict[str, Any]:  # Any: JSON
     return {"setting": run.setting, "seed": run.seed} | job_fields(job)
 

@@ -37,7 +37,7 @@ def block(comparison: Comparison, statements: Sequence[str], *, command: str, pi
     """What was run, the table, the picture, what the figures say, where and how long."""
     said = "\n".join(f"- {statement}" for statement in statements)
     shown = f"![Learners, actors, return and cost over rounds]({picture})"
-    return "\n\n".join([f"```\n{command}\n```", markdown(comparison), shown, said, _where(comparison)])
+    return "\n\n".join([f"```sh\n{command}\n```", markdown(comparison), shown, said, _where(comparison)])
 
 
 def _where(comparison: Comparison) -> str:

@@ -9,9 +9,11 @@ import math
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 
 import structlog
 
+from marless import documents
 from marless.envs import allowed
 from marless.errors import SpecError
 from marless.rpc.roles import Role
@@ -31,9 +33,10 @@ def at_least(least: int) -> Callable[[str], int]:
     """An argparse type: integers of at least `least`."""
 
     def whole(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r}: give a whole number of at least {least}")
-        return int(text)
+        with suppress(ValueError):
+            if (number := documents.whole(text)) >= least:
+                return number
+        raise argparse.ArgumentTypeError(f"{text!r}: give a whole number of at least {least}, such as 1000 or 1e3")
 
     return whole
 

@@ -159,10 +159,17 @@ async def test_what_cannot_work_is_said_in_one_sentence(tmp_path, options, sente
     assert sentence in line
 
 
-def test_options_are_checked(capsys):
+@pytest.mark.parametrize("given", ["0", "1.5e0", "1e400", "many", "²"])
+def test_options_are_checked(capsys, given):
     with pytest.raises(SystemExit):
-        parse(["--keep", "0"])
-    assert "argument --keep: '0': give a whole number of at least 2" in capsys.readouterr().err
+        parse(["--keep", given])
+    assert f"argument --keep: '{given}': give a whole number of at least 2" in capsys.readouterr().err
+
+
+def test_whole_numbers_of_options_and_variables_may_have_an_exponent(monkeypatch):
+    assert parse(["--keep", "1e1", "--intake-bytes", "2.5E6"]).keep == 10
+    monkeypatch.setenv("MARLESS_INTAKE_BYTES", "1e6")
+    assert parse([]).intake_bytes == 1_000_000
 
 
 def test_without_any_redis_it_says_how_to_get_one(monkeypatch):

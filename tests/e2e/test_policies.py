@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -145,18 +144,6 @@ def test_the_example_plays_the_team(run):
     assert [agent for agent, _ in printed] == ["agent_0", "agent_1", "agent_2"]
     mean = np.mean([float(score) for _, score in printed])
     assert mean == pytest.approx(mpe2_returns(marless.load_policy(run), [7])[0], abs=0.01)
-
-
-@pytest.mark.parametrize("page", ["README.md", "docs/policies.md"])
-def test_what_the_pages_show_runs(run, monkeypatch, page):
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
-    shown = [block for block in blocks if "load_policy" in block]
-    assert shown
-    monkeypatch.chdir(run.parent.parent)
-    names: dict[str, object] = {}
-    for block in shown:
-        exec(compile(block, page, "exec"), names)
-    assert isinstance(names["team"], marless.Team)
 
 
 def _marless(run: Path, *arguments: str, **environment: str) -> str:

@@ -13,14 +13,14 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
-from marless import private_files
+from marless import documents, private_files
 from marless.cli.background import StackFolder
 from marless.cli.doctor import machine, places, software, standing
 from marless.cli.doctor.finding import Finding
 from marless.cli.runs import unfinished
 from marless.client import Client, Info
 from marless.client.address import find
-from marless.errors import MarlessError
+from marless.errors import MarlessError, SpecError
 from marless.job import Job
 
 CONTACT_S = 2.0
@@ -70,12 +70,21 @@ def _of_machine(job: Job | None, skew_s: float | None, *, deep: bool) -> Iterato
         machine.cgroup_file(memberships, "memory", ("memory.max", "memory.limit_in_bytes")),
         machine.cgroup_file(memberships, "memory", ("memory.current", "memory.usage_in_bytes")),
     )
-    workers = int(os.environ.get("MARLESS_ACTOR_WORKERS", seen))
     kept = machine.versions_bytes(job) if job else None
-    yield machine.memory(available, actor_workers=workers, versions_bytes=kept)
+    yield machine.memory(available, actor_workers=_actor_workers(seen), versions_bytes=kept)
     yield machine.gpu(*machine.ask_driver(), machine.ask_torch() if deep else None)
     yield machine.files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     yield machine.clock(time.time(), monotonic=time.get_clock_info("monotonic").monotonic, skew_s=skew_s)
+
+
+def _actor_workers(cores: int) -> int:
+    """How many there will be at most; raises SpecError for a setting that the actor pool would refuse."""
+    variable = "MARLESS_ACTOR_WORKERS"
+    given = os.environ.get(variable, f"{cores}")
+    try:
+        return documents.whole(given)
+    except ValueError:
+        raise SpecError(f"${variable} is {given!r}; give a whole number of at least 1") from None
 
 
 def _usable_cores(memberships: str) -> float:

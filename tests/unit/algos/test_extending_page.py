@@ -1,4 +1,4 @@
-"""The page that teaches how to add an algorithm does what it says; tests/e2e trains a job with it."""
+"""The page that teaches how to add an algorithm does what it says; tests/docs trains a job with it."""
 
 import importlib
 import subprocess
@@ -9,15 +9,16 @@ import pytest
 from marless import spec
 from marless.algos.registry import algorithm
 from marless.job import prepare
-from tests import extending
+from tests.docs import programs
+from tests.docs.blocks import text_of
 
-PAGE = "algorithm.md"
+PAGE = "docs/extending/algorithm.md"
 
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
     """The page's package, installed while a test runs."""
-    extending.install(PAGE, tmp_path)
+    programs.install(PAGE, tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path
     for name in [name for name in sys.modules if name.partition(".")[0] == "my_package"]:
@@ -48,8 +49,7 @@ def test_its_config_loads_no_torch(package):
 
 
 def test_everything_it_names_is_there():
-    page = (extending.DOCS / PAGE).read_text("utf-8")
-    table = page.partition("| what you need")[2].partition("\n\n")[0]
+    table = text_of(PAGE).partition("| what you need")[2].partition("\n\n")[0]
     for path in {part for part in table.split("`") if part.startswith("marless.")}:
         module, _, name = path.rpartition(".")
         try:

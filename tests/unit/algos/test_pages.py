@@ -65,15 +65,3 @@ def test_every_setting_is_explained_with_its_default(name):
 def test_every_setting_of_the_replay_is_explained_with_its_default():
     explained = settings((DOCS / "algorithms/replay.md").read_text("utf-8"))
     assert not [field for field, value in ReplaySpec() if not same(explained[field], value)]
-
-
-@pytest.mark.parametrize(
-    "page", ["algorithms.md", "architecture.md", *(f"algorithms/{p.name}" for p in (DOCS / "algorithms").iterdir())]
-)
-def test_no_link_leads_nowhere(page):
-    for target, anchor in re.findall(r"\]\(([\w/.]*)(?:#([\w-]+))?\)", (DOCS / page).read_text("utf-8")):
-        linked = (DOCS / page).parent / target if target else DOCS / page
-        assert linked.exists(), target
-        if anchor:
-            headings = re.findall(r"^#+ (.*)$", linked.read_text("utf-8"), re.MULTILINE)
-            assert anchor in {re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings}, anchor

@@ -191,7 +191,7 @@ def test_a_document_gets_table_and_picture(place, machine, marless):
     code, _, _ = marless("compare", place / "job.yaml", *THREE, "--rounds", 4, "--document", page)
     assert code == 0
     text = page.read_text()
-    assert text.startswith("# Results\n<!-- tiny -->\n```\nmarless compare job.yaml --presets vanilla,")
+    assert text.startswith("# Results\n<!-- tiny -->\n```sh\nmarless compare job.yaml --presets vanilla,")
     assert "--seeds 2 --slots 64 --set stop.rounds=4\n```" in text
     assert "](images/compare-tiny.png)" in text
     assert str(place) not in text

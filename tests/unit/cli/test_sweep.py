@@ -74,7 +74,8 @@ def test_more_values_leave_the_ids_of_the_others_as_they_were():
         (("--sweep", f"seed={','.join(map(str, range(100)))}", "--sweep", "actors.count=1,2"),
          "200 jobs, and --yes allows 20; seed=0 count=1; .*and 160 more"),
         (("--seeds", "0"), "less than 1"),
-        (("--seeds", "2", "--dry-run"), "estimates one job"),
+        (("--seeds", "2", "--dry-run", "--from", "six"), "--from estimates one job"),
+        (("--dry-run", "--sweep", "env.options.agents=3,0"), "tiny-agents0: env: "),
         (("--seeds", "2", "--job", "Not An Id"), "use lower-case letters"),
     ],
 )  # fmt: skip
@@ -95,6 +96,22 @@ def test_a_sweep_prints_its_ids_and_how_to_go_on(coordinator, marless, job_file)
     assert (code, out.split()) == (0, ["tiny-lr1e-3-seed5", "tiny-lr1e-3-seed6", "tiny-lr2e-3-seed5",
                                        "tiny-lr2e-3-seed6"])  # fmt: skip
     assert err.startswith("marless: 4 jobs submitted; the same command with --wait")
+
+
+def test_a_dry_run_shows_the_jobs_of_a_sweep_and_submits_none(coordinator, marless, job_file):
+    code, out, err = marless("submit", job_file, *RATES, "--seeds", "2", "--dry-run")
+    assert (code, [line.split() for line in out.splitlines()]) == (
+        0,
+        [
+            ["job", "setting", "seed"],
+            *([f"tiny-lr{rate}-seed{seed}", f"lr={rate}", f"{seed}"] for rate in ("1e-3", "2e-3") for seed in (5, 6)),
+        ],
+    )
+    assert err.startswith("marless: nothing was submitted; ")
+    assert not coordinator.servicer.asked
+    first = {"job": "tiny-seed5", "setting": "", "seed": 5}
+    assert json.loads(marless("submit", job_file, "--seeds", "1", "--dry-run", "-o", "json")[1]) == {"jobs": [first]}
+    assert marless("submit", job_file, "--seeds", "1", "--dry-run", "-o", "name")[1] == "tiny-seed5\n"
 
 
 def test_a_killed_sweep_goes_on_when_it_is_repeated(coordinator, marless, job_file):

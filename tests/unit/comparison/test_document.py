@@ -26,7 +26,7 @@ def test_a_block_says_what_was_run_and_what_came_of_it(page):
     block = document.block(
         two([-20.0, -22.0], [-20.0, -22.0]), ["one.", "two."], command="marless compare x", picture="a.png"
     )
-    assert block.startswith("```\nmarless compare x\n```\n\n|  | vanilla | marless |\n")
+    assert block.startswith("```sh\nmarless compare x\n```\n\n|  | vanilla | marless |\n")
     assert "](a.png)" in block
     assert "- one.\n- two.\n" in block
     assert "4 runs of 2 rounds, 3.3 minutes of rounds." in block

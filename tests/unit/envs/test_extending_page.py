@@ -1,23 +1,16 @@
 """The page that teaches how to add an environment does what it says."""
 
-import re
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from marless.data.rollout import play
 from marless.errors import SpecError
-
-PAGE = Path(__file__).parents[3] / "docs/extending/environment.md"
+from tests.docs import programs
 
 
 @pytest.fixture(scope="module")
 def page():
-    names = {}
-    for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL):
-        exec(block, names)  # the second block runs the contract check
-    return names
+    return programs.run("docs/extending/environment.md")  # its second block runs the contract check
 
 
 def test_its_environment_keeps_the_contract_and_its_rules(page):

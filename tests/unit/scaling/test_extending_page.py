@@ -8,25 +8,24 @@ import pytest
 
 from marless import spec
 from marless.job import prepare
+from tests.docs import programs
+from tests.docs.blocks import text_of
 from tests.unit.scaling.rounds import actors, groups, record
 
-PAGE = Path(__file__).parents[3] / "docs/extending/scaling.md"
+PAGE = "docs/extending/scaling.md"
 
 
 @pytest.fixture(scope="module")
 def page():
-    names = {}
-    for block in re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL):
-        exec(block, names)  # the second block runs the contract check
-    return names
+    return programs.run(PAGE)  # its second block runs the contract check
 
 
 def test_a_job_finds_it_by_its_entry_point(page, monkeypatch):
-    group, name, where = re.findall(r'entry-points."([\w.]+)"\]\n(\w+) = "([\w.:]+)"', PAGE.read_text("utf-8"))[0]
+    group, name, where = re.findall(r'entry-points."([\w.]+)"\]\n(\w+) = "([\w.:]+)"', text_of(PAGE))[0]
     entry = EntryPoint(name, where, group)
     monkeypatch.setattr(EntryPoint, "load", lambda self: page["SCALING"])
     monkeypatch.setattr("marless.registry.entry_points", lambda group: EntryPoints([entry]).select(group=group))
-    section = re.search(r"`scaling: (\{name: plateau.*\})`", PAGE.read_text("utf-8"))[1]
+    section = re.search(r"`scaling: (\{name: plateau.*\})`", text_of(PAGE))[1]
     job = spec.load(written(section), ["actors.count=40"])
     history = [record(number, "a", mean=mean, actors=10) for number, mean in enumerate([-3, -3, -3, -3, -2, -3, -4])]
     assert job.scaling.window == 3

@@ -1,22 +1,15 @@
 """The page that teaches how to add a similarity does what it says, and its check sees what is wrong."""
 
-import re
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from marless.sharing.contract import check_similarity
-
-PAGE = Path(__file__).parents[3] / "docs/extending/similarity.md"
+from tests.docs import programs
 
 
 @pytest.fixture(scope="module")
 def page():
-    names = {}
-    for block in re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL):
-        exec(block, names)  # the second block runs the contract check
-    return names
+    return programs.run("docs/extending/similarity.md")  # its second block runs the contract check
 
 
 def test_its_similarity_is_what_the_registry_wants(page):

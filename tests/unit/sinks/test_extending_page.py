@@ -1,23 +1,19 @@
 """The page that teaches how to add a sink does what it says."""
 
 import re
-from pathlib import Path
 
 import pytest
 
 from marless.sinks.contract import sample_round
 from marless.sinks.scalars import scalars
+from tests.docs import programs
+from tests.docs.blocks import text_of
 from tests.unit.sinks.test_tensorboard import job
-
-PAGES = Path(__file__).parents[3] / "docs"
 
 
 @pytest.fixture(scope="module")
 def page():
-    names = {}
-    for block in re.findall(r"```python\n(.*?)```", (PAGES / "extending/sink.md").read_text("utf-8"), re.DOTALL):
-        exec(block, names)  # the second block runs the contract check
-    return names
+    return programs.run("docs/extending/sink.md")  # its second block runs the contract check
 
 
 def test_its_sink_is_what_the_registry_wants(page, tmp_path):
@@ -30,8 +26,7 @@ def test_its_sink_is_what_the_registry_wants(page, tmp_path):
 
 
 def test_the_page_of_metrics_names_every_scalar():
-    text = (PAGES / "metrics.md").read_text("utf-8")
-    named = set(re.findall(r"`([\w<>]+/[\w</>]+)`", text))
+    named = set(re.findall(r"`([\w<>]+/[\w</>]+)`", text_of("docs/metrics.md")))
     patterns = [re.sub(r"<\w+>", r"[^/]+", name) for name in named]
     record = sample_round(0, 1.0)
     unnamed = [

@@ -1,0 +1,76 @@
+"""What is not run as it is printed, and why. Whatever is not in here is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+NOT_RUN = {
+    "make ": "they take minutes, or are what runs this test",
+    "marless compare ": "comparisons over seeds take hours; tests/e2e/test_compare.py runs a small one",
+    "python -m bench.": "benchmarks take minutes to hours; tests/unit/bench runs their parts",
+}
+"""Beginnings of commands that are only checked: the make target is there, the program can read the options."""
+
+SMALL: Mapping[str, Mapping[str, object]] = {
+    "actors": {"count": 2, "envs": 4, "steps": 25},
+    "model": {"hidden": [8]},
+    "evaluation": {"every": 1, "episodes": 8, "random_episodes": 8},
+    "stop": {"rounds": 2},
+}
+"""Sections of the examples as tests run them; what a command sets holds all the same."""
+
+
+@dataclass(frozen=True)
+class Treatment:
+    """How the commands of a page are run."""
+
+    before: tuple[str, ...] = ()
+    """Commands that make what the page takes for granted."""
+    named: Mapping[str, str] = field(default_factory=dict)
+    """What stands for something of the reader's → what it is here."""
+    shortened: Mapping[str, str] = field(default_factory=dict)
+    """Parts of commands that take long → what tests run in their place."""
+    learned: tuple[str, ...] = ()
+    """Beginnings of commands whose output depends on what was learned: its first line is compared, and that it ends."""
+    given: str = ""
+    """Python that defines what the page's programs take for granted."""
+    slow: bool = False
+    """Whether `make test-slow` runs them, not `make test`."""
+
+
+_SPREAD = "marless submit examples/spread.yaml --job spread --if-exists use --wait"
+_BY_ROUNDS = "--set stop.env_steps=null"
+_RECORD = "marless train examples/spread6.yaml --set actors.count=16 --set actors.envs=8 --set algorithm.lr=0.002"
+
+TREATMENTS: Mapping[str, Treatment] = {
+    "README.md": Treatment(shortened={"--job spread": "--job spread --if-exists replace"}),
+    "docs/policies.md": Treatment(before=(_SPREAD,), shortened={"--episodes 1000": "--episodes 10"}),
+    "docs/explain.md": Treatment(
+        before=(
+            f"marless train examples/spread.yaml --job four {_BY_ROUNDS} --set stop.rounds=24 "
+            "--set env.options.agents=4 --set actors.count=12 --set actors.envs=8 "
+            "--set scaling=marless --set scaling.window=3 --set sharing=marless --set sharing.window=3",
+        ),
+        learned=("marless explain runs/four",),
+        slow=True,
+    ),
+    "docs/replay.md": Treatment(
+        before=(
+            f"marless train examples/spread6.yaml --job plain6 {_BY_ROUNDS} --set stop.rounds=2",
+            f"marless train examples/spread6.yaml --job recorded {_BY_ROUNDS} --set stop.rounds=2 --set scaling=nitro",
+        ),
+        named={"RUN": "recorded"},
+        shortened={"stop.rounds=40": "stop.rounds=20"},
+        slow=True,
+    ),
+    "docs/scaling.md": Treatment(
+        before=(
+            f"{_RECORD} --job rec1 --set stop.rounds=60",
+            f"{_RECORD} --job rec2 --set stop.rounds=60 --set seed=1",
+            "cp runs/rec1/spec.yaml spread6.yaml",
+        ),
+        shortened={"stop.rounds=60": "stop.rounds=6"},
+        slow=True,
+    ),
+}

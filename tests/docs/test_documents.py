@@ -1,0 +1,156 @@
+"""Every command and every snippet of the documents does what it says.
+
+Fenced blocks are programs, commands, commands with their output, job files and the like; a block of no known kind is a
+failure.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from marless.round_file import read
+from tests.docs import commands, programs, transcripts, yaml_blocks
+from tests.docs.blocks import PAGES, ROOT, Block, blocks, mentioned, text_of
+from tests.docs.tables import NOT_RUN, TREATMENTS
+from tests.docs.workplace import Workplace, only_checked, to_run, treatment
+
+KINDS = {"python", "sh", "console", "yaml", "toml", "text"}
+TEXTS = {("README.md", "marless"), ("docs/architecture.md", "Architecture"), ("docs/architecture.md", "Folders")} | {
+    ("docs/scaling.md", "`marless` (Wei et al. 2025)")  # a formula
+}
+
+
+def of_kind(*kinds: str) -> list[Block]:
+    return [block for page in PAGES for block in blocks(page, *kinds)]
+
+
+TYPED = sorted({block.page for block in of_kind("sh", "console") if to_run(block)}, key=list(PAGES).index)
+
+
+def test_every_block_is_found_and_of_a_known_kind():
+    assert [f"{block}: {block.kind!r}" for block in of_kind() if block.kind not in KINDS] == []
+    fences = sum(len(re.findall(r"^ *```", text_of(page), re.MULTILINE)) for page in PAGES)
+    assert fences == 2 * len(of_kind()), Counter(block.kind for block in of_kind())
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
+    place = Workplace(tmp_path_factory.mktemp("docs"), small=True)
+    place.furnish()
+    yield place
+    place.close()
+
+
+@pytest.mark.timeout(300)  # it starts many programs
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[pytest.mark.slow] if page in TREATMENTS and TREATMENTS[page].slow else [])
+        for page in TYPED
+    ],
+)
+def test_its_commands_run(workplace, page, monkeypatch):
+    workplace.prepare(page)
+    for block in blocks(page, "sh", "console", "python"):
+        if block.kind == "sh":
+            workplace.run(block)
+        elif block.kind == "console":
+            check_transcript(block, workplace.transcript(block))
+    monkeypatch.chdir(workplace.path)
+    names = programs.run(page)
+    if page in CHECKS:
+        CHECKS[page](workplace.path, names)
+
+
+def check_transcript(block: Block, outputs: Sequence[Sequence[str]]) -> None:
+    for shown, seen in zip(transcripts.parse(block.text), outputs, strict=True):
+        compared = 1 if shown.command.startswith(treatment(block.page).learned) else None
+        said = "\n".join([f"{block}: {shown.command}", *seen])
+        assert transcripts.same(shown.output[:compared], seen[:compared]), said
+
+
+def readers_algorithm_was_trained(place: Path, _names: Mapping[str, object]) -> None:
+    [folder] = (place / "runs").glob("spo-*")
+    last = list(read(folder / "rounds.jsonl"))[-1]
+    assert {each.function for each in last.invocations} >= {"actor", "post_process", "critic", "policy"}
+    assert last.metrics["agent_0"]["grad_norm"] > 0
+
+
+CHECKS: Mapping[str, Callable[[Path, Mapping[str, object]], None]] = {
+    "docs/extending/algorithm.md": readers_algorithm_was_trained
+}
+"""What else is true after the commands of a page."""
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python") and page not in TYPED])
+def test_its_programs_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    programs.run(page)
+
+
+def test_commands_that_are_not_run_could_be():
+    lines = [line for block in of_kind("sh", "console") for line in only_checked(block)]
+    for words in [words for line in lines for words in commands.simple(line)]:
+        commands.check(words, whole=True)
+    unused = [beginning for beginning in NOT_RUN if not any(line.startswith(beginning) for line in lines)]
+    assert unused == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_in_sentences_exist(page):
+    for words in [words for line in mentioned(page) for words in commands.simple(line)]:
+        commands.check(words, whole=False)
+
+
+@pytest.mark.parametrize("block", of_kind("yaml"), ids=str)
+def test_yaml_is_what_the_page_says(block, tmp_path, monkeypatch):
+    yaml_blocks.check(block, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("block", of_kind("toml"), ids=str)
+def test_entry_points_are_of_groups_that_are_read(block):
+    source = "".join(path.read_text("utf-8") for path in (ROOT / "marless").rglob("*.py"))
+    [(group, names)] = tomllib.loads(block.text)["project"]["entry-points"].items()
+    assert f'"{group}"' in source
+    [place] = names.values()
+    assert place.startswith("my_package.")
+
+
+def test_pictures_name_what_is_there():
+    assert {(block.page, block.heading) for block in of_kind("text")} == TEXTS
+    for block in of_kind("text"):
+        services = set(re.findall(r"\b(?:coordinator|\w+_pool|\w+_store)\b", block.text))
+        assert all((ROOT / "services" / service).is_dir() for service in services)
+
+
+def test_the_list_of_folders_is_true():
+    [block] = [block for block in blocks("docs/architecture.md", "text") if block.heading == "Folders"]
+    above = Path()
+    for line in block.text.splitlines():
+        names = re.match(r"( *)(\S+(?: \S+)*)", line)
+        assert names, line
+        above = above if names[1] else Path(names[2])
+        for name in names[2].split(" "):
+            assert (ROOT / (above / name if names[1] else Path(name))).exists(), line
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_no_link_leads_nowhere(page):
+    for target, anchor in re.findall(r"\]\(([\w/.-]*)(?:#([\w-]+))?\)", (ROOT / page).read_text("utf-8")):
+        linked = (ROOT / page).parent / target if target else ROOT / page
+        assert linked.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", linked.read_text("utf-8"), re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings}, anchor
+
+
+def test_each_verb_of_the_client_has_the_options_that_its_line_names():
+    page = (ROOT / "docs/client.md").read_text("utf-8")
+    for verb, text in re.findall(r"^\| `(\w+)[^|]*\| (.*) \|$", page, re.MULTILINE):
+        assert set(re.findall(r"`(--?[a-z-]+)", text)) <= commands.options_of(verb), verb

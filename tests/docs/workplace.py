@@ -1,0 +1,126 @@
+"""A directory in which the commands of the documents are typed, with the examples and one real stack."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from tests.docs import commands, programs, tables, terminal, transcripts
+from tests.docs.blocks import ROOT, Block, files
+
+NEXT = "-- next --"
+READERS_JOBS = {"job.yaml": "spread.yaml", "spread.yaml": "spread.yaml", "spread6.yaml": "spread6.yaml"}
+"""Job files that pages take for the reader's own → the example that each is here."""
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """Commands run as they are printed; `small`: but with small examples, and shortened as tables.py says."""
+
+    path: Path
+    small: bool
+
+    def furnish(self) -> None:
+        """Put the examples there."""
+        shutil.copytree(ROOT / "examples", self.path / "examples")
+        for name in ("tmp", "spool"):
+            (self.path / name).mkdir()
+        for job in (self.path / "examples").glob("*.yaml"):
+            self._write(job, job.read_text("utf-8"))
+
+    def prepare(self, page: str) -> None:
+        """Have a stack up, the reader's own files, and what the page takes for granted."""
+        for own, example in READERS_JOBS.items():
+            shutil.copy(self.path / "examples" / example, self.path / own)
+        if files(page):
+            programs.install(page, self.path)
+        if "job.yaml" in files(page):
+            self._write(self.path / "job.yaml", files(page)["job.yaml"])
+        self._run(["marless up", *(self._typed(page, command) for command in treatment(page).before)])
+
+    def close(self) -> None:
+        """Stop the stack."""
+        self._run(["marless down"])
+
+    def run(self, block: Block) -> None:
+        """Run the commands of a block; raises AssertionError with what they said if one fails."""
+        self._run(self._typed(block.page, command) for command in to_run(block))
+
+    def transcript(self, block: Block) -> list[list[str]]:
+        """Run the commands of a block in a terminal; the lines that each shows there."""
+        typed = [self._typed(block.page, each.command) for each in transcripts.parse(block.text)]
+        script = self.path / "tmp" / "typed.sh"
+        script.write_text("".join(f"{command}\necho '{NEXT}'\n" for command in typed), "utf-8")
+        *seen, _ = terminal.shown(script, self.path, self._environment, NEXT)
+        return [text.splitlines() for text in seen]
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("MARLESS_")}
+        programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        own = {
+            "TMPDIR": f"{self.path}/tmp",
+            "MARLESS_SPOOL": f"{self.path}/spool",
+            "PYTHONPATH": f"{self.path}",
+            "OMP_NUM_THREADS": "1",
+        }
+        return kept | own | {"PATH": programs, "TERM": "xterm", "NO_COLOR": "1", "COLUMNS": f"{terminal.COLUMNS}"}
+
+    def _write(self, path: Path, job: str) -> None:
+        path.write_text(yaml.safe_dump(yaml.safe_load(job) | tables.SMALL) if self.small else job, "utf-8")
+
+    def _run(self, typed: Sequence[str]) -> None:
+        script = "\n".join(["set -euo pipefail", *typed])
+        done = subprocess.run(
+            ("bash", "-c", script),
+            cwd=self.path,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, f"{script}\n\n{done.stdout}"
+
+    def _typed(self, page: str, command: str) -> str:
+        changes = dict(treatment(page).named)
+        if self.small:
+            changes |= treatment(page).shortened
+        for old, new in changes.items():
+            command = re.sub(rf"(?<![\w.-]){re.escape(old)}(?![\w.-])", lambda _, new=new: new, command)
+        return command
+
+
+def treatment(page: str) -> tables.Treatment:
+    """How a page's commands are run."""
+    return tables.TREATMENTS.get(page, tables.Treatment())
+
+
+def to_run(block: Block) -> list[str]:
+    """The commands of a block that run here."""
+    return [line for line in _lines(block) if not is_only_checked(line)]
+
+
+def only_checked(block: Block) -> list[str]:
+    """Those that do not."""
+    return [line for line in _lines(block) if is_only_checked(line)]
+
+
+def is_only_checked(line: str) -> bool:
+    """Whether tables.py says why a command is not run."""
+    return line.startswith(tuple(tables.NOT_RUN))
+
+
+def _lines(block: Block) -> list[str]:
+    if block.kind == "console":
+        return [shown.command for shown in transcripts.parse(block.text)]
+    return commands.lines(block.text)
