@@ -12,7 +12,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 ROOT = Path(__file__).parents[2]
-LATER = {f"docs/{name}.md" for name in ("client", "cost", "faults", "metrics", "operating", "security")}
+LATER = {f"docs/{name}.md" for name in ("client", "cost", "faults", "operating")}
 PAGES = (
     "README.md",
     "CONTRIBUTING.md",

@@ -16,7 +16,7 @@ from marless.cli.doctor.finding import Finding, Level
 from marless.cli.main import app
 from marless.cli.runs import Unfinished
 from marless.client import Info, Service
-from marless.errors import UnavailableError
+from marless.errors import SpecError, UnavailableError
 from marless.job import prepare
 from marless.rpc import redis_program
 from tests import tokens
@@ -321,6 +321,15 @@ def test_what_fails_is_told_and_gives_exit_code_1(alone, monkeypatch):
     result = CliRunner().invoke(app, ["doctor"])
     assert result.exit_code == 1
     assert "$MARLESS_TLS_CA names /not/there" in result.stdout
+
+
+def test_a_number_of_workers_is_read_as_the_actor_pool_reads_it(alone, monkeypatch):
+    monkeypatch.setenv("MARLESS_ACTOR_WORKERS", "1e1")
+    assert CliRunner().invoke(app, ["doctor"]).exit_code == 0
+    monkeypatch.setenv("MARLESS_ACTOR_WORKERS", "many")
+    refused = CliRunner().invoke(app, ["doctor"])
+    assert isinstance(refused.exception, SpecError)
+    assert "$MARLESS_ACTOR_WORKERS is 'many'" in str(refused.exception)
 
 
 def test_a_coordinator_that_is_named_and_silent_fails(alone, monkeypatch):
