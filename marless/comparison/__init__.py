@@ -1,1 +1,1 @@
-"""Jobs compared: the same job run several ways over several seeds, with intervals, in one table."""
+"""Comparisons of presets: the same job run with several presets and seeds, in one table with confidence intervals."""

@@ -1,4 +1,4 @@
-"""A comparison in a document, between marks that say which: `<!-- NAME -->` and `<!-- /NAME -->`."""
+"""Writes a comparison into a Markdown document, between the marks `<!-- NAME -->` and `<!-- /NAME -->`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from marless.errors import SpecError, UnavailableError
 
 
 def marks(name: str) -> tuple[str, str]:
-    """What stands before and after a block."""
+    """The marks before and after the block `name`."""
     return f"<!-- {name} -->", f"<!-- /{name} -->"
 
 
 def check(document: Path, name: str) -> None:
-    """Raise SpecError if the document is not there or has no block `name`."""
+    """Raise SpecError if the document cannot be read or has no block `name`."""
     _section(_text(document), document, name)
 
 
@@ -34,7 +34,7 @@ def write(document: Path, name: str, block: str) -> None:
 
 
 def block(comparison: Comparison, statements: Sequence[str], *, command: str, picture: str) -> str:
-    """What was run, the table, the picture, what the figures say, where and how long."""
+    """The contents of a block: the command, the table, the picture, the statements, and where and how long it ran."""
     said = "\n".join(f"- {statement}" for statement in statements)
     shown = f"![Learners, actors, return and cost over rounds]({picture})"
     return "\n\n".join([f"```sh\n{command}\n```", markdown(comparison), shown, said, _where(comparison)])

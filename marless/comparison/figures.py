@@ -1,4 +1,4 @@
-"""What one run came to: return, cost, time, learners and actors, in figures and round by round."""
+"""The results of one run: return, cost, time, learners and actors, as totals and per round."""
 
 from __future__ import annotations
 
@@ -20,60 +20,61 @@ if TYPE_CHECKING:
     from marless.spec import JobSpec
 
 LEARNERS = STARTED
-"""Policies and critics, which the papers count as learners, and mixers, which are trained as those are."""
+"""Functions counted as learners: policies and critics, as in the papers, and mixers, which are trained likewise."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Curves:
-    """A run round by round; all of one length."""
+    """A run's values per round; all tuples have one entry per round."""
 
     learners: tuple[int, ...]
-    """Policy, critic and mixer functions that were invoked; none while a replay warms up."""
+    """Number of policy, critic and mixer functions invoked; 0 while a replay warms up."""
     actors: tuple[int, ...]
     exploring: tuple[float | None, ...]
-    """Mean return per agent while exploring; None where no episode ended."""
+    """Mean return per agent while exploring; None if no episode ended."""
     greedy: tuple[float | None, ...]
-    """Mean greedy return per agent; None where none was measured."""
+    """Mean greedy return per agent; None if the round was not evaluated."""
     cost_usd: dict[Accounting, tuple[float, ...]]
-    """US dollars up to and with each round; serverful ones are modelled."""
+    """Cumulative cost in US dollars, including the round; serverful cost is modelled."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """One run of one preset."""
+    """The results of one run, for one preset."""
 
     preset: str
     seed: int
     run: str
-    """Its job id: presets that train identically share one."""
+    """Job id of the run; presets that train identically share a run."""
     rounds: int
     env_steps: int
     greedy: float
     """Final greedy evaluation: mean return per agent."""
     random: float
-    """What chance scores there."""
+    """Mean return per agent of the random baseline."""
     wins: float | None = None
-    """Share of the final greedy episodes that were won; None if the environment knows no wins."""
+    """Fraction of the final greedy episodes that were won; None if the environment does not report wins."""
     random_wins: float | None = None
-    """The same of chance."""
+    """The same for the random baseline."""
     sides: dict[str, float]
-    """Of a competitive environment, by agent class: its greedy return against chance, above that of chance there."""
+    """For competitive environments, by agent class: its greedy return against random opponents, minus the return of a
+    random policy against them."""
     cost_usd: dict[Accounting, float]
     modelled_s: float
-    """Modelled wall-clock on the slots asked for."""
+    """Wall-clock seconds of the run, modelled for the given number of slots."""
     measured_s: float
-    """Wall-clock of its rounds on the machine that it ran on."""
+    """Wall-clock seconds of its rounds, as measured."""
     learners: float
     """Mean per round."""
     actors: float
     """Mean per round."""
     cold_starts: int
-    """Worker executions that had to wait for their worker's start."""
+    """Number of invocations that were the first of their worker."""
     curves: Curves
 
 
 def curves(records: Sequence[RoundRecord], spec: JobSpec) -> Curves:
-    """A run round by round, priced as the job says."""
+    """The values of a run per round, at the job's prices."""
     ledger = Ledger(spec, price_tables.merged(spec.bill.prices))
     costs: dict[Accounting, list[float]] = {accounting: [] for accounting in ACCOUNTINGS}
     for record in records:
@@ -90,7 +91,7 @@ def curves(records: Sequence[RoundRecord], spec: JobSpec) -> Curves:
 
 
 def learners_of(record: RoundRecord) -> int:
-    """How many policy, critic and mixer functions a round invoked; each counts once, however often it was tried."""
+    """Number of policy, critic and mixer functions that a round invoked; retries of one do not count."""
     return len({(each.function, each.name) for each in record.invocations if each.function in LEARNERS})
 
 
@@ -103,9 +104,9 @@ def figures(
     slots: int,
     sides: Mapping[str, Side] | None = None,
 ) -> Figures:
-    """What a finished run came to, as a preset's `spec` bills it.
+    """The results of a finished run, billed according to a preset's `spec`.
 
-    Raises CorruptError for records without a round, a final evaluation, or a random baseline.
+    Raises CorruptError if there are no records, no final evaluation, or no random baseline.
     """
     last = records[-1] if records else None
     if last is None or last.evaluation is None or random is None:

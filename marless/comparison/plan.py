@@ -1,4 +1,4 @@
-"""Which runs a comparison takes: every preset with every seed, each training only once."""
+"""Plans the runs of a comparison: every preset with every seed; presets that train identically share a run."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ class Run:
     seed: int
     spec: JobSpec
     presets: tuple[str, ...]
-    """Those that it stands for."""
+    """Names of the presets that share this run."""
 
 
 def jobs(job: JobSpec, presets: Sequence[Preset]) -> dict[str, JobSpec]:
-    """The job as each preset runs it; raises SpecError, naming the preset, for one that cannot be."""
+    """The job with each preset applied, by name; raises SpecError, naming the preset, if the result is invalid."""
     return {preset.name: preset.applied(job) for preset in presets}
 
 
 def runs(job: JobSpec, presets: Sequence[Preset], seeds: int) -> tuple[Run, ...]:
-    """The runs to make, seed after seed, so that an interrupted comparison has whole pairs.
+    """The runs to make, seed by seed, so that an interrupted comparison has complete pairs.
 
-    Seeds count up from the job's, the same for all presets. Each seed begins with another preset, so that none
-    profits from its place in the order. Ids do not depend on which other presets are compared.
+    Seeds count up from the job's and are the same for all presets. The order of presets rotates with the seed, so that
+    none benefits from its position. Ids do not depend on which other presets are compared.
     """
     found: list[Run] = []
     specs = jobs(job, presets)
@@ -54,7 +54,7 @@ def _seeded(spec: JobSpec, seed: int) -> JobSpec:
 
 
 def _label(job: JobSpec, name: str, spec: JobSpec) -> str:
-    """The first preset of marless that trains so, whether it is compared or not; else the preset's own name."""
+    """The name of the first built-in preset that trains identically, compared or not; else the preset's own name."""
     for ours in PRESETS.values():
         with suppress(SpecError):
             if training_key(ours.applied(job)) == training_key(spec):

@@ -1,4 +1,4 @@
-"""What a comparison says, in sentences with their numbers, and what its words mean."""
+"""The conclusions of a comparison as sentences with their numbers, and an explanation of the terms."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EQUAL = (
 
 
 def statements(comparison: Comparison) -> list[str]:
-    """Runs made once, returns, chance, costs, settings and labels; one sentence or two each."""
+    """All statements: shared runs, gains over random, returns, costs, settings, lengths, and the terms."""
     return [
         *_once(comparison),
         *(_above_random(column) for column in comparison.columns),
@@ -34,15 +34,16 @@ def statements(comparison: Comparison) -> list[str]:
 
 
 def equal(column: Column, reference: Column) -> bool | None:
-    """Equal returns as `EQUAL` has it, of each side where sides compete; None with one seed."""
+    """True if returns are equal as defined by `EQUAL`, of each side where sides compete; None with one seed."""
     found = [difference.holds(0.0) for _, difference, _ in _differences(column, reference)]
     return None if None in found else all(found)
 
 
 def above_random(column: Column) -> bool | None:
-    """The whole interval of greedy − random lies above 0; None with one seed.
+    """True if the whole interval of greedy − random lies above 0; None with one seed.
 
-    Where sides compete, each side's does, against chance: their mean says nothing.
+    In a competitive environment, this must hold for each side against random opponents, because the mean over sides
+    says nothing about learning.
     """
     lows = [gain.low for gain in _gains(column).values()]
     return None if None in lows else all(low > 0.0 for low in lows if low is not None)
@@ -142,7 +143,7 @@ def _labels(comparison: Comparison) -> str:
 
 
 def _gains(column: Column) -> dict[str, Estimate]:
-    """What must lie above 0 for a preset to have learned."""
+    """The estimates that must be above 0 for a preset to have learned, by description."""
     sides = column.figures[0].sides
     if not sides:
         return {"greedy return minus random policy": _gain(column)}
@@ -155,7 +156,7 @@ def _gain(column: Column) -> Estimate:
 
 
 def _differences(column: Column, reference: Column) -> Iterator[tuple[str, Estimate, float]]:
-    """What is compared, how far the preset is above the reference, and what the reference learned of it."""
+    """Yield what is compared, the preset's difference to the reference, and the reference's gain over random."""
     for side in column.figures[0].sides:
         gains = [[each.sides[side] for each in of.figures] for of in (column, reference)]
         yield f"{side} against chance", statistics.difference(*gains), reference.side(side).mean

@@ -1,8 +1,8 @@
-"""Means over seeds and what they may be trusted to.
+"""Means over seeds with confidence intervals.
 
-Student's t intervals of values, differences and ratios: a seed gives one value for each way that a job is run, so ways
-are compared seed by seed (paired), and what a seed does to all of them drops out. And the interquartile mean with its
-stratified bootstrap interval, which one seed that failed or shone does not move.
+Student's t intervals for values, differences and ratios. Presets are compared seed by seed (paired), so that effects of
+a seed on all presets cancel. Also the interquartile mean with its stratified bootstrap interval, which is robust
+against single outlier seeds.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 CONFIDENCE = 0.95
 RESAMPLES = 10_000
-"""Of a bootstrap."""
+"""Number of bootstrap samples."""
 _BOOTSTRAP_SEED = 0
-"""Equal values have equal intervals."""
+"""Fixed, so that equal values give equal intervals."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,19 +31,19 @@ class Estimate:
 
     mean: float
     low: float | None
-    """None where one value says nothing of the spread."""
+    """None with a single value, which tells nothing about the spread."""
     high: float | None
     n: int
 
     @property
     def half_width(self) -> float | None:
-        """How far the interval reaches to the wider side of the mean."""
+        """Distance from the mean to the farther end of the interval; None without an interval."""
         if self.low is None or self.high is None:
             return None
         return max(self.high - self.mean, self.mean - self.low)
 
     def holds(self, value: float) -> bool | None:
-        """True if `value` lies in the interval; None without one."""
+        """True if `value` lies in the interval; None without an interval."""
         return None if self.low is None or self.high is None else self.low <= value <= self.high
 
 
@@ -61,14 +61,15 @@ def interval(values: Sequence[float]) -> Estimate:
 
 
 def difference(values: Sequence[float], reference: Sequence[float]) -> Estimate:
-    """Of paired values: mean and interval of value − reference; raises ValueError unless both have the same seeds."""
+    """Mean and interval of value − reference for paired values; raises ValueError if the lengths differ."""
     return interval([value - other for value, other in zip(values, reference, strict=True)])
 
 
 def ratio(values: Sequence[float], reference: Sequence[float]) -> Estimate:
-    """Of paired positive values: geometric mean and interval of value / reference, computed on logarithms.
+    """Geometric mean and interval of value / reference for paired positive values, computed on logarithms.
 
-    So that a against b is exactly the inverse of b against a. Raises ValueError unless all are positive and paired.
+    So the ratio of a to b is exactly the inverse of the ratio of b to a. Raises ValueError unless all are positive and
+    the lengths are equal.
     """
     logs = interval(
         [math.log(value) - math.log(other) for value, other in zip(values, reference, strict=True)]  # 0 is refused
@@ -82,14 +83,14 @@ def ratio(values: Sequence[float], reference: Sequence[float]) -> Estimate:
 
 
 def interquartile_mean(tasks: Sequence[Sequence[float]]) -> Estimate:
-    """Mean of the middle half of all values, and its percentile interval (Agarwal et al. 2021, §4.2-4.3).
+    """Interquartile mean of all values, and its bootstrap percentile interval (Agarwal et al. 2021, §4.2-4.3).
 
     `tasks` holds the values of each task's seeds; values of several tasks must be normalised to one scale. A quarter
     of the values, rounded down, is left out at either end: with fewer than four, this is the mean. The interval comes
-    from `RESAMPLES` stratified bootstrap samples, seeds drawn with replacement within each task; without one where
-    every task has a single seed. Raises ValueError for a task without values, and for none at all.
+    from `RESAMPLES` stratified bootstrap samples: seeds are drawn with replacement within each task. There is none if
+    every task has a single seed. Raises ValueError for a task without values, and without tasks.
 
-    Written out, because rliable, the authors' library, needs arch, pandas, seaborn and statsmodels for these lines.
+    Implemented here, because rliable, the authors' library, requires arch, pandas, seaborn and statsmodels.
     """
     import numpy as np
 
@@ -117,7 +118,7 @@ def _middle(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _student(freedom: int) -> float:
-    """The t beyond which a twentieth lies, on both sides together."""
+    """Two-sided 95 % quantile of Student's t distribution; raises UnavailableError without SciPy."""
     try:
         from scipy.special import stdtrit
     except ImportError:

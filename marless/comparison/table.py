@@ -1,4 +1,4 @@
-"""A comparison as one table: presets beside each other, a quantity a row, with intervals over seeds."""
+"""A comparison as one table: a column per preset, a row per quantity, with intervals over seeds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from marless.presets import Preset
 from marless.pricing.charges import ACCOUNTINGS, Accounting
 
 REFERENCES = ("vanilla", "marless-minus")
-"""Costs are set against theirs (Wei et al. 2025, figs. 9 and 12), where they are compared too."""
+"""Presets that costs are compared with, if they are in the comparison (Wei et al. 2025, figs. 9 and 12)."""
 _COSTS = ("paper cost, $", "billed cost, $", "serverful cost, $, modelled")
 _IQM = "interquartile mean"
 _MEANS = ("greedy", "random", "modelled_s", "measured_s", "learners", "actors", "cold_starts")
@@ -28,22 +28,22 @@ class Column:
     preset: str
     about: str
     counts: Accounting
-    """The accounting that counts as its cost."""
+    """The accounting by which its cost is counted."""
     settings: tuple[str, ...]
-    """Of its deciding policies, where they are not the defaults."""
+    """Settings of its scaling and sharing policies that are not the defaults."""
     figures: tuple[Figures, ...]
-    """Of every seed, in the order of the seeds."""
+    """The results of every seed, in the order of the seeds."""
 
     def values(self, of: Callable[[Figures], float]) -> list[float]:
-        """One figure of every seed."""
+        """One quantity for every seed."""
         return [of(each) for each in self.figures]
 
     def estimate(self, of: Callable[[Figures], float]) -> Estimate:
-        """Its mean over seeds."""
+        """Mean of a quantity over seeds."""
         return statistics.interval(self.values(of))
 
     def costs(self, accounting: Accounting) -> list[float]:
-        """US dollars of every seed."""
+        """Cost of every seed's run, in US dollars."""
         return self.values(lambda each: each.cost_usd[accounting])
 
     @property
@@ -53,12 +53,12 @@ class Column:
 
     @property
     def won(self) -> Estimate | None:
-        """Interquartile mean of the share of final greedy episodes that were won; None without wins."""
+        """Interquartile mean of the fraction of final greedy episodes that were won; None if wins are not reported."""
         return self._share(each.wins for each in self.figures)
 
     @property
     def random_won(self) -> Estimate | None:
-        """The same of chance."""
+        """The same for the random baseline."""
         return self._share(each.random_wins for each in self.figures)
 
     def _share(self, values: Iterable[float | None]) -> Estimate | None:
@@ -66,12 +66,12 @@ class Column:
         return statistics.interquartile_mean([known]) if known else None
 
     def side(self, name: str) -> Estimate:
-        """How far an agent class of a competitive environment is above chance, against chance."""
+        """An agent class's gain over a random policy, against random opponents, in a competitive environment."""
         return self.estimate(lambda each: each.sides[name])
 
     @property
     def honest(self) -> Accounting:
-        """What a provider would charge for it: the machine, or the bill of its functions."""
+        """The accounting by which a provider would charge for it: of the machine, or of its functions."""
         return "serverful" if self.counts == "serverful" else "billed"
 
 
@@ -81,24 +81,24 @@ class Comparison:
 
     job: str
     slots: int
-    """vCPUs that the modelled wall-clock is for."""
+    """Number of vCPUs for which wall-clock time is modelled."""
     columns: tuple[Column, ...]
 
     @property
     def reference(self) -> Column:
-        """What returns are set against: vanilla, or else the first."""
+        """The column that returns are compared with: vanilla, else the first."""
         return next((column for column in self.columns if column.preset == REFERENCES[0]), self.columns[0])
 
     @property
     def cost_references(self) -> tuple[Column, ...]:
-        """What costs are set against."""
+        """The columns that costs are compared with."""
         return tuple(column for name in REFERENCES for column in self.columns if column.preset == name)
 
 
 def compared(
     job: str, slots: int, presets: Sequence[Preset], settings: Mapping[str, Sequence[str]], runs: Sequence[Figures]
 ) -> Comparison:
-    """Put the figures of all runs side by side; raises ValueError unless every preset has the same seeds."""
+    """Build the comparison from the results of all runs; raises ValueError unless every preset has the same seeds."""
     columns: list[Column] = []
     for preset in presets:
         own = sorted((each for each in runs if each.preset == preset.name), key=lambda each: each.seed)
@@ -117,17 +117,17 @@ def compared(
 
 
 def cost_ratio(column: Column, reference: Column) -> Estimate:
-    """The cost that counts, against that of the reference, paired over seeds."""
+    """Ratio of the costs by each preset's own accounting, paired over seeds."""
     return statistics.ratio(column.costs(column.counts), reference.costs(reference.counts))
 
 
 def honest_ratio(column: Column, reference: Column) -> Estimate:
-    """What a provider would charge, against that of the reference, paired over seeds."""
+    """Ratio of what a provider would charge for each, paired over seeds."""
     return statistics.ratio(column.costs(column.honest), reference.costs(reference.honest))
 
 
 def rows(comparison: Comparison) -> list[tuple[str, ...]]:
-    """The table's cells: a header, then a row for each quantity, its name and unit first."""
+    """The table's cells: a header row, then a row per quantity, beginning with its name and unit."""
     columns, references = comparison.columns, comparison.cost_references
     table: list[tuple[str, ...]] = [("", *(column.preset for column in columns))]
 
@@ -161,14 +161,14 @@ def rows(comparison: Comparison) -> list[tuple[str, ...]]:
 
 
 def plus_minus(estimate: Estimate, digits: int = 3) -> str:
-    """Mean ± half of the 95 % interval, to so many significant digits of the mean."""
+    """Mean ± half-width of the 95 % interval, to `digits` significant digits of the mean."""
     places = _places(estimate.mean, digits)
     reach = estimate.half_width
     return f"{estimate.mean:,.{places}f}" + ("" if reach is None else f" ± {reach:,.{places}f}")
 
 
 def spanned(estimate: Estimate, digits: int = 4) -> str:
-    """Mean and 95 % interval, to so many significant digits of the mean."""
+    """Mean and 95 % interval, to `digits` significant digits of the mean."""
     places = _places(estimate.mean, digits)
     mean = f"{estimate.mean:,.{places}f}"
     if estimate.low is None or estimate.high is None:
@@ -185,21 +185,21 @@ def _percent(estimate: Estimate | None) -> str:
 
 
 def bracketed(estimate: Estimate) -> str:
-    """Mean and 95 % interval of a ratio."""
+    """Mean and 95 % interval of a ratio, to two decimals."""
     if estimate.low is None or estimate.high is None:
         return f"{estimate.mean:.2f}"
     return f"{estimate.mean:.2f} [{estimate.low:.2f}, {estimate.high:.2f}]"
 
 
 def markdown(comparison: Comparison) -> str:
-    """The table for a document."""
+    """The table in Markdown."""
     header, *body = rows(comparison)
     lines = [header, ("---", *("---:" for _ in comparison.columns)), *body]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def to_json(comparison: Comparison, statements: Sequence[str]) -> dict[str, Any]:  # Any: JSON
-    """Everything, for programs: estimates, ratios, every run's figures and curves."""
+    """The comparison as JSON: estimates, ratios, and every run's figures and curves."""
     return {
         "job": comparison.job,
         "slots": comparison.slots,
@@ -235,6 +235,6 @@ def _plain(estimate: Estimate) -> dict[str, Any]:  # Any: JSON
 
 
 def _places(value: float, digits: int) -> int:
-    """Decimals that show a value to so many significant digits; at most nine."""
+    """Number of decimals, at most nine, that show a value to `digits` significant digits."""
     whole = f"{abs(value):e}".partition("e")[2]
     return min(max(digits - 1 - int(whole), 0), 9)

@@ -1,1 +1,1 @@
-"""What a job costs: prices, the functions that are used, the ledger of a run and its bill."""
+"""The cost of jobs: prices, usage of functions, the ledger of a run, bills and estimates."""

@@ -1,4 +1,4 @@
-"""The bill of a run: three figures, and each of them by function, by round and by group."""
+"""The bill of a run: its cost by three accountings, each broken down by function, by round and by group."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from marless.spec import JobSpec
 
 By = Literal["kind", "round", "group"]
 SHARED = "(shared)"
-"""Group of what served no policy alone: actors, evaluations, joint critics, machines, Redis."""
+"""Group of charges that do not belong to one policy: actors, evaluations, joint critics, machines, Redis."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bill:
-    """What a run cost. Sums over rounds, kinds and groups equal the totals to the picodollar."""
+    """The cost of a run. Sums over rounds, kinds and groups equal the totals to the picodollar."""
 
     rounds: tuple[RoundCost, ...]
     machine: Machine | None
-    """What the serverful run reserves; None without rounds."""
+    """The machine that a serverful run reserves; None without rounds."""
     backend: str
-    """Who charges in accounting `billed`."""
+    """The backend whose prices accounting `billed` uses."""
 
     def picos(self, accounting: Accounting) -> int:
-        """Picodollars of the run."""
+        """Cost of the run in picodollars."""
         return sum(each.picos(accounting) for each in self.rounds)
 
     def total_usd(self, accounting: Accounting) -> float:
-        """Dollars of the run."""
+        """Cost of the run in US dollars."""
         return usd(self.picos(accounting))
 
     def by(self, what: By, accounting: Accounting) -> Mapping[str, int]:
-        """Picodollars by function and item ("actor", "actor: ready"), by round ("0"), or by group."""
+        """Cost in picodollars by function and item ("actor", "actor: ready"), by round ("0"), or by group."""
         sums: Counter[str] = Counter()
         for each in self.rounds:
             if what == "round":
@@ -52,7 +52,7 @@ class Bill:
 
 
 def bill(records: Iterable[RoundRecord], spec: JobSpec, prices: Prices) -> Bill:
-    """The bill of these records, in order of their rounds; raises SpecError as `Ledger` does."""
+    """The bill of these records, which must be in order of rounds; raises SpecError as `Ledger` does."""
     ledger, known = Ledger(spec, prices), tuple(records)
     rounds = tuple(ledger.add(record) for record in known)
     machine = ledger.machine if known else None
@@ -62,7 +62,7 @@ def bill(records: Iterable[RoundRecord], spec: JobSpec, prices: Prices) -> Bill:
 
 
 def to_dict(found: Bill, prices: Prices) -> dict[str, Any]:  # Any: JSON
-    """Everything as JSON can hold it, in dollars."""
+    """The bill as a JSON object, in US dollars."""
     return {
         "currency": prices.currency,
         "region": prices.region,
@@ -91,6 +91,6 @@ _KEYS: Mapping[str, Callable[[Charge], str]] = {
 
 
 def _reserved(cost: RoundCost, record: RoundRecord, machine: Machine, spec: JobSpec) -> RoundCost:
-    """The same round, on the machine that the whole run needs."""
+    """The round's cost, with the serverful cost on the machine that the whole run needs."""
     phases = ModelledRounds(spec.functions).phases(record, (machine.vcpus,))[machine.vcpus]
     return replace(cost, charges={**cost.charges, "serverful": serverful.charges(phases, machine)})

@@ -1,9 +1,9 @@
-"""What a provider charges for a round: minimum charges, starts, requests, keeping warm, the Redis node.
+"""Accounting `billed`: what a provider charges for rounds: minimum charges, starts, requests, keep-alive, Redis.
 
-One meter per backend. A meter remembers the time it has charged up to, so rounds are fed to it in order. The time of a
-round reaches from the end of the round before to its own end. After an interruption (`RoundRecord.idle_s` is None) it
-is the round alone: while no coordinator ran the job, none of its functions and machines existed, and nothing is
-charged. What the wall clock shows does not matter, as somebody may set it.
+There is one meter per backend. Meters are stateful, so rounds must be passed in order. The time charged for a round
+reaches from the end of the round before to its own end. After an interruption (`RoundRecord.idle_s` is None) it is the
+round alone: while no coordinator ran the job, none of its functions and machines existed, and nothing is charged. The
+wall clock is not used, because it can be set.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from marless.spec import FunctionSize, FunctionsSpec
 
 @dataclass(frozen=True)
 class Span:
-    """The time that a round is charged for, in milliseconds since the job's first round began."""
+    """The time that a round is charged for, in milliseconds of charged time since the job's first round began."""
 
     start_ms: int
     end_ms: int
     interrupted: bool = False
-    """The job was interrupted before it: of what ran then, only what is warm in this round was kept."""
+    """True if the job was interrupted before the round: only functions that are warm in this round kept running."""
 
     @property
     def length_ms(self) -> int:
-        """Never negative."""
+        """Duration in milliseconds; never negative."""
         return self.end_ms - self.start_ms
 
 
 class Clock:
-    """Lays the spans of rounds side by side: each as long as the round took, and as the job idled before it."""
+    """Computes the spans of successive rounds: the idle time before a round, up to the keep-alive, and the round."""
 
     def __init__(self, keep_alive_s: float) -> None:
         self._keep_alive_s = keep_alive_s
         self._spent_us = 0
-        """Microseconds: to milliseconds only the whole is rounded, not every part of it."""
+        """Charged time so far in microseconds; only the sum is rounded to milliseconds."""
 
     def span(self, record: RoundRecord) -> Span:
-        """The round's, after those of the rounds before it."""
+        """The span of the next round."""
         begin, idle_s = self._spent_ms, min(max(record.idle_s or 0.0, 0.0), self._keep_alive_s)
         self._spent_us += round(1e6 * (idle_s + record.took_s))
         return Span(begin, self._spent_ms, interrupted=record.idle_s is None)
@@ -57,21 +57,21 @@ class Clock:
 
 
 class Meter(Protocol):
-    """What a backend charges."""
+    """Computes the charges of a backend, round by round."""
 
     def charges(self, record: RoundRecord, uses: Sequence[Use], span: Span) -> Iterator[Charge]:
-        """Of the next round."""
+        """The charges for the next round."""
         ...
 
 
 class LambdaMeter:
-    """Functions by the millisecond.
+    """AWS Lambda: functions billed by the millisecond.
 
     - Work and starts are billed alike (since August 2025), at the memory that comes with the function's vCPUs.
     - Each use is one request.
-    - A plain Lambda stays warm between rounds for nothing, but nobody promises that. Where a job pre-warms its actors,
-      their number is had as provisioned concurrency, paid for the whole round, with their work at the lower rate that
-      comes with it. (Provisioned concurrency is billed by five minutes; a job's rounds share those.)
+    - A plain Lambda may stay warm between rounds at no charge, but without guarantee. If a job pre-warms actors, they
+      use provisioned concurrency, paid for the whole round, and their work has the lower rate that comes with it.
+      (Provisioned concurrency is billed in steps of five minutes, which a job's rounds share.)
     """
 
     def __init__(self, functions: FunctionsSpec, prices: Prices) -> None:
@@ -98,18 +98,18 @@ class LambdaMeter:
 
 @dataclass
 class _Slot:
-    """One container or machine that is kept alive."""
+    """One container or machine that is kept alive. Times are those of `Span`."""
 
     used_ms: int
-    """When the last round that used it ended."""
+    """End of the last round that used it."""
     paid_ms: int
-    """Up to when it is paid."""
+    """Time up to which it has been charged."""
     least_ms: int
-    """Up to when it is paid at least, however soon it goes."""
+    """Time up to which it is charged at least: the minimum charge."""
 
 
 class Slots:
-    """Containers or machines that come when they are needed, and go when nothing has used them for the keep-alive."""
+    """Containers or machines that are started on demand and released when they have been unused for the keep-alive."""
 
     def __init__(self, rate: Rate, minimum_s: int, keep_alive_s: float) -> None:
         self._rate = rate
@@ -118,11 +118,11 @@ class Slots:
         self._slots: list[_Slot] = []
 
     def keep(self, count: int) -> None:
-        """Only so many have survived an interruption; those that are started in place of the rest are paid anew."""
+        """Keep only `count` slots after an interruption; their replacements pay the minimum charge again."""
         self._slots = self._slots[:count]
 
     def spend(self, count: int, span: Span) -> tuple[list[int], int]:
-        """Picodollars of each of the `count` slots that this round used, and of those that idled through it."""
+        """Charge a round that uses `count` slots; returns picodollars of each, and of all idle slots together."""
         while len(self._slots) < count:
             self._slots.append(_Slot(span.end_ms, span.start_ms, span.start_ms + self._minimum_ms))
         for slot in self._slots[:count]:
@@ -140,9 +140,10 @@ class Slots:
 
 
 class FargateMeter:
-    """Containers by the second, at least a minute each: one per actor, and one per critic and policy of a round.
+    """AWS Fargate: containers billed by the second, with a minimum: one per actor, and one per critic, mixer and
+    policy.
 
-    They live from the round that first needs them to the end of their keep-alive; a container that idles is paid for.
+    A container lives from the first round that needs it to the end of its keep-alive; idle containers are charged.
     """
 
     def __init__(self, functions: FunctionsSpec, prices: Prices) -> None:
@@ -165,7 +166,7 @@ class FargateMeter:
 
 
 class Ec2Meter:
-    """Machines of one kind by the second, at least a minute each: as many as hold the larger of a round's phases."""
+    """AWS EC2: machines of one type, billed by the second with a minimum; enough for the larger phase of a round."""
 
     def __init__(self, functions: FunctionsSpec, prices: Prices) -> None:
         self._functions = functions
@@ -183,7 +184,7 @@ class Ec2Meter:
 
 
 class RedisMeter:
-    """The node that keeps the versions, for as long as the job runs."""
+    """Charges for the Redis node that stores the versions, for as long as the job runs."""
 
     def __init__(self, prices: Prices) -> None:
         self._rate = per_h(prices.redis_h())
@@ -191,7 +192,7 @@ class RedisMeter:
         self._used_ms = 0
 
     def charge(self, span: Span) -> Charge:
-        """The next round's part: each step of time falls to the round that begins it."""
+        """The charge for the next round; a time step that spans two rounds is charged to the first."""
         before_ms, self._used_ms = self._used_ms, self._used_ms + span.length_ms
         steps = -(-self._used_ms // self._step_ms) - -(-before_ms // self._step_ms)
         return Charge("redis", "", "node", self._rate.of(steps * self._step_ms))
@@ -199,18 +200,18 @@ class RedisMeter:
 
 @dataclass(frozen=True)
 class Need:
-    """What the larger of a round's phases takes at once."""
+    """Capacity needed at the same time by the larger of a round's phases."""
 
     vcpus: float
     memory_mb: int
 
     def __or__(self, other: Need) -> Need:
-        """What holds either."""
+        """The capacity that suffices for either."""
         return Need(max(self.vcpus, other.vcpus), max(self.memory_mb, other.memory_mb))
 
 
 def need_of(record: RoundRecord, uses: Sequence[Use], functions: FunctionsSpec) -> Need:
-    """The actors of a round at once, or its learner functions at once: whichever is more of vCPUs, and of memory."""
+    """The capacity for all actors of a round, or all its learner functions: the larger of vCPUs, and of memory."""
     actors, learners = max(actors_at_once(record, uses), 1), max(len(learners_at_once(uses)), 1)
     return Need(
         vcpus=max(actors * functions.actor.vcpus, learners * functions.learner.vcpus),
@@ -219,32 +220,32 @@ def need_of(record: RoundRecord, uses: Sequence[Use], functions: FunctionsSpec) 
 
 
 def actors_at_once(record: RoundRecord, uses: Sequence[Use]) -> int:
-    """Actors, or evaluations, which are actors too."""
+    """Number of actors that run at the same time: those of the round, or its evaluations, which are actors too."""
     return max(record.actors, sum(use.function == "evaluation" for use in uses))
 
 
 def learners_at_once(uses: Sequence[Use]) -> list[Use]:
-    """What trains in a round, each in a container of its own until all have; other functions run in their place.
+    """Functions that train in a round; each occupies a container until all have finished. Other functions reuse those.
 
-    Critics, mixers and policies that wait for one another do so in each gradient step, so no container is free sooner.
+    Critics, mixers and policies that depend on one another wait in each gradient step, so no container is free earlier.
     """
     return [use for use in uses if use.function in STARTED]
 
 
 def _kept_actors(record: RoundRecord) -> int:
-    """Actors of a round but those on workers that the round has started."""
+    """Number of actors in a round that ran on workers which had been started before it."""
     acting = [each for each in record.invocations if each.function == ACTOR]
     started = {each.worker for each in acting if each.cold}
     return max(record.actors - sum(each.worker in started for each in acting), 0)
 
 
 def machines(need: Need, machine: InstancePrice) -> int:
-    """How many machines of a kind hold a need."""
+    """Number of machines of this type that provide the needed capacity."""
     return max(math.ceil(need.vcpus / machine.vcpus), math.ceil(need.memory_mb / GB_MB / machine.memory_gb))
 
 
 def meter(functions: FunctionsSpec, prices: Prices) -> Meter:
-    """Of the backend in use; raises SpecError for functions that it cannot run, and for a price that is missing."""
+    """The meter of the selected backend; raises SpecError for functions that it cannot run, and for a missing price."""
     check_sizes(functions, prices)
     match prices.backend:
         case "lambda":

@@ -1,7 +1,7 @@
-"""A few seconds of a job's own work, in this process: what one actor takes, and what each function of an update takes.
+"""Calibration: measures in a few seconds how long one actor of a job takes, and each function of an update.
 
-Run as a program (`python -m marless.pricing.calibration`, the spec as JSON on standard input, the outcome as JSON on
-standard output), so that it starts with the threads that workers have. It needs NumPy, and torch for the updates.
+Run as a program (`python -m marless.pricing.calibration`, spec as JSON on standard input, result as JSON on standard
+output), so that it runs with the same number of threads as workers. It needs NumPy, and torch to measure updates.
 """
 
 from __future__ import annotations
@@ -27,42 +27,42 @@ if TYPE_CHECKING:
     from marless.nets.acting import ActingPolicies
 
 MOST_SAMPLES = 40_000
-"""Agent samples of a calibration's update; more are extrapolated in proportion."""
+"""Most agent samples in a measured update; larger updates are extrapolated in proportion."""
 ROLLOUTS, UPDATES = 3, 2
-"""Measured, after one each that warms up."""
+"""Number of measured rollouts and updates, after one of each for warm-up."""
 
 
 @dataclass(frozen=True)
 class FunctionSeconds:
-    """One function of an update."""
+    """The measured time of one function of an update."""
 
     function: str
     name: str
     index: int
-    """Of its scope."""
+    """Index of its scope."""
     seconds: float
     after: tuple[str, ...] = ()
-    """"<function>/<name>" of those in its scope that it waits for."""
+    """Functions of its scope that it depends on, as "<function>/<name>"."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """What was measured, extrapolated to the whole of a round."""
+    """Measured times, extrapolated to a whole round."""
 
     actor_s: tuple[float, ...]
-    """One actor, each time it was run."""
+    """Seconds of one actor, for each measured rollout."""
     updates: tuple[tuple[FunctionSeconds, ...], ...]
-    """Every function of an update, each time; empty if there is no torch here."""
+    """Times of every function, for each measured update; empty without torch."""
     samples_share: float
-    """Part of a round's samples that the updates were measured on; 1 where updates do not depend on it."""
+    """Fraction of a round's samples in the measured updates; 1 if updates do not depend on the number of samples."""
 
     def to_json(self) -> str:
-        """For another process."""
+        """Encode as JSON for another process."""
         return json.dumps(dataclasses.asdict(self))
 
 
 def from_text(text: str) -> Calibration:
-    """Read what `Calibration.to_json` wrote; raises CorruptError."""
+    """Parse the output of `Calibration.to_json`; raises CorruptError."""
     try:
         known = json.loads(text)
         return Calibration(
@@ -78,7 +78,7 @@ def from_text(text: str) -> Calibration:
 
 
 def calibrate(spec: JobSpec) -> Calibration:
-    """Run one actor, and updates on what it sampled; raises SpecError for a job that cannot work."""
+    """Measure rollouts, and updates on their samples; raises SpecError for a job that cannot run."""
     job = prepare(spec)
     agents, actors = len(job.spaces.agents), spec.actors
     steps = min(actors.steps, max(MOST_SAMPLES // agents, 1))
@@ -101,21 +101,21 @@ def calibrate(spec: JobSpec) -> Calibration:
 
 @dataclass(frozen=True)
 class _Scope:
-    """A learner holding first states, and what it serves."""
+    """A learner with initial weights, and the groups and acting policies of its scope."""
 
     groups: tuple[Group, ...]
     learner: Learner
     acting: Sequence[ActingPolicies]
-    """By agent class."""
+    """One entry per agent class."""
 
 
 def _scopes(job: Job) -> list[_Scope]:
-    """Raises ImportError without torch."""
+    """Create the learners of all scopes; raises ImportError without torch."""
     import torch
 
     from marless.nets.acting import ActingPolicies
 
-    torch.set_num_interop_threads(1)  # functions one after another: none is slowed down by its neighbours
+    torch.set_num_interop_threads(1)  # run functions one after another, so that they do not slow one another down
     torch.set_num_threads(1)
     spec, all_groups = job.spec, initial_groups(job.spec.sharing.groups, job.spaces)
     algorithm, made = algorithms.algorithm(spec.algorithm.name), []
@@ -136,7 +136,9 @@ def _scopes(job: Job) -> list[_Scope]:
 def _roll_out(
     job: Job, parts: Sequence[_Scope], envs: int, steps: int, count: int
 ) -> tuple[list[Trajectory], list[float]]:
-    """What `count` actors sampled, and the seconds of some; without policies chance plays, and nothing is sampled."""
+    """The trajectories of `count` actors, and the seconds of the measured ones. Without policies, actions are random
+    and there are no trajectories.
+    """
     from marless.data.rollout import play, rollout
     from marless.envs import registry as environments
 
@@ -184,7 +186,7 @@ def _update(
 
 
 def main() -> None:
-    """Calibrate the job on standard input; a job that cannot be is said on standard error, with exit code 1."""
+    """Calibrate the job on standard input; for an invalid job, prints the error to stderr and exits with code 1."""
     try:
         sys.stdout.write(calibrate(from_json(sys.stdin.read())).to_json())
     except MarlessError as error:

@@ -1,4 +1,4 @@
-"""Charges: what one round adds to a bill, line by line. Each line belongs to one function, group and item."""
+"""Charges: the lines that a round adds to a bill, each for one function, group and item; and accounting `paper`."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ ACCOUNTINGS: tuple[Accounting, ...] = ("paper", "billed", "serverful")
 
 @dataclass(frozen=True)
 class Charge:
-    """One line, or several that differ in nothing but their sum."""
+    """One line of a bill, or the sum of several lines with the same function, group and item."""
 
     function: str
-    """As in `Use`; "redis" for the node that keeps the versions, "machine" for one that is not any function's own."""
+    """As in `Use`; "redis" for the Redis node, "machine" for a machine shared by all functions."""
     group: str
-    """The policy served; "" for what served all."""
+    """The policy served; "" if it served all."""
     item: str
-    """work (starts included), request, ready (kept warm), node, machine."""
+    """"work" (starts included), "request", "ready" (kept warm), "node" or "machine"."""
     picos: int
-    """Picodollars."""
+    """Amount in picodollars."""
 
 
 def merged(charges: Iterable[Charge]) -> tuple[Charge, ...]:
-    """One line per function, group and item, in order of appearance; lines of nothing are left out."""
+    """Sum up charges with the same function, group and item, in order of appearance; zero amounts are left out."""
     sums: Counter[tuple[str, str, str]] = Counter()
     for each in charges:
         sums[each.function, each.group, each.item] += each.picos
@@ -38,11 +38,11 @@ def merged(charges: Iterable[Charge]) -> tuple[Charge, ...]:
 
 
 def paper(uses: Sequence[Use], prices: Prices) -> tuple[Charge, ...]:
-    """Work alone, as the papers count it: each use, by the millisecond, at its memory and Lambda's price.
+    """Charges for work alone, as in the papers: each use, by the millisecond, at its memory and Lambda's price.
 
-    Starts are in it ("pre-warming included"), keeping alive is not; neither are requests nor Redis. Source: Wei et al.
-    2025, §6; the rate is what reproduces their figure 12. It takes a function at the memory that it was given, though a
-    Lambda of 1,024 MB comes with 0.58 of a vCPU; `billed` charges for whole ones.
+    Includes starts ("pre-warming included"), but not keep-alive, requests or Redis. Source: Wei et al. 2025, §6; the
+    rate is the one that reproduces their figure 12. A function is counted at its configured memory, although a Lambda
+    of 1,024 MB has only 0.58 of a vCPU; `billed` charges for the memory that whole vCPUs require.
     """
     rate = per_gb_s(prices.lambda_.rate.on_demand)
     return merged(

@@ -1,7 +1,7 @@
-"""What a job will take and cost, before it runs: rounds, seconds and the three bills, each as a range.
+"""Forecasts of a job's rounds, seconds and costs by the three accountings, each as a range.
 
-From a recorded run of the same shape, whose rounds are billed anew, or from a calibration, from which rounds are made
-up and billed. Either way the ledger does the counting, so that an estimate and a bill follow the same rules.
+They are based either on the records of a run of the same shape, or on synthetic records made from a calibration. In
+both cases the records are billed by the ledger, so that estimates and bills follow the same rules.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ from marless.record import RoundRecord
 from marless.spec import JobSpec
 
 PER_ROUNDS = 100
-"""What an estimate is of if nothing in the spec says how many rounds there will be."""
+"""Number of rounds that an estimate is for if the number of rounds cannot be foreseen from the spec."""
 SHAPE = ("env", "algorithm", "model", "actors", "scaling", "sharing", "curvature", "evaluation", "learner")
-"""Sections that must be equal for a recorded run to say what another job takes."""
+"""Sections that must be equal for a recorded run to predict another job."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Course:
-    """One way that a job may go: how it begins, and what an ordinary round after that is."""
+    """One scenario of a job: the totals of its first rounds, and the averages of later ones."""
 
     env_steps: float
-    """Of a round."""
+    """Env steps per round."""
     head: int
-    """Rounds that it begins with: the first, which starts everything, and those that minimum charges have paid."""
+    """Number of first rounds: the very first, which starts all functions, and those covered by its minimum charges."""
     head_s: float
     head_usd: Mapping[Accounting, float]
     round_s: float
     round_usd: Mapping[Accounting, float]
 
     def seconds(self, rounds: int) -> float:
-        """Of so many rounds, at least one."""
+        """Seconds of this many rounds, at least one."""
         return _total(self.head_s, self.round_s, rounds, self.head)
 
     def usd(self, accounting: Accounting, rounds: int) -> float:
-        """Of so many rounds, at least one."""
+        """Cost in US dollars of this many rounds, at least one."""
         return _total(self.head_usd[accounting], self.round_usd[accounting], rounds, self.head)
 
 
 @dataclass(frozen=True)
 class Range:
-    """Least, likely and most."""
+    """The least, the likely and the greatest value."""
 
     low: float
     likely: float
@@ -60,18 +60,18 @@ class Range:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """What a job will take and cost, as far as can be said."""
+    """The forecast for a job."""
 
     rounds: Range
     ends_by: str
-    """The stop rule that is reached first; "" if none can be foreseen: then all is said per PER_ROUNDS rounds."""
+    """The stop rule that is probably reached first; "" if none can be foreseen: then all is for PER_ROUNDS rounds."""
     env_steps: Range
     seconds: Range
-    """Of its rounds, without the start of the services."""
+    """Seconds of all rounds, without the start of the services."""
     usd: Mapping[Accounting, Range]
 
     def to_dict(self) -> dict[str, Any]:  # Any: JSON
-        """As JSON can hold it."""
+        """The estimate as a JSON object."""
         figures = {"rounds": self.rounds, "env_steps": self.env_steps, "seconds": self.seconds}
         return {
             "ends_by": self.ends_by or None,
@@ -81,7 +81,7 @@ class Estimate:
 
 
 def estimate(spec: JobSpec, courses: Sequence[Course]) -> Estimate:
-    """The range of several courses, the first of which is the likely one."""
+    """The ranges over several scenarios, of which the first is the likely one."""
     ends = [_rounds(spec, course) for course in courses]
     rounds = [count for count, _ in ends]
     return Estimate(
@@ -97,13 +97,16 @@ def estimate(spec: JobSpec, courses: Sequence[Course]) -> Estimate:
 
 
 def same_shape(one: JobSpec, other: JobSpec) -> bool:
-    """True if a run of one says what a run of the other takes: all that makes a round is equal."""
+    """True if a run of one job predicts the other: all sections that determine a round are equal."""
     sections = set(SHAPE)
     return one.model_dump(include=sections) == other.model_dump(include=sections)
 
 
 def course(records: Sequence[RoundRecord], spec: JobSpec, prices: Prices) -> Course:
-    """How a run of these records goes on; at least one. Where all belong to the head, later rounds are as those."""
+    """The scenario in which a job continues as in these records (at least one).
+
+    If all records belong to the first rounds, the averages of later rounds are taken from those.
+    """
     made = bill(records, spec, prices)
     clock = Clock(prices.keep_alive_s)
     lengths_s = [clock.span(record).length_ms / 1000 for record in records]
@@ -122,7 +125,7 @@ def course(records: Sequence[RoundRecord], spec: JobSpec, prices: Prices) -> Cou
 
 
 def minimum_s(prices: Prices) -> int:
-    """How much of a container's or machine's time is paid at once."""
+    """Minimum charge for a container or machine of the backend, in seconds."""
     match prices.backend:
         case "lambda":
             return 0
@@ -133,7 +136,7 @@ def minimum_s(prices: Prices) -> int:
 
 
 def courses_of_run(records: Sequence[RoundRecord], spec: JobSpec, prices: Prices) -> list[Course]:
-    """The run as a whole, and as if all went on as in each third of it: work changes while policies learn."""
+    """Scenarios from the whole run, and from each third of it, because durations change as policies learn."""
     third = len(records) // 3
     whole = course(records, spec, prices)
     if third < 2:
@@ -148,7 +151,7 @@ def courses_of_run(records: Sequence[RoundRecord], spec: JobSpec, prices: Prices
 
 
 def _rounds(spec: JobSpec, course: Course) -> tuple[int, str]:
-    """The round after which a stop rule ends the job, and which one does; a return cannot be foreseen."""
+    """Number of rounds until a stop rule ends the job, and that rule; `stop.return` cannot be foreseen."""
     stop, accounting = spec.stop, spec.bill.accounting
     limits: dict[str, float] = {}
     if stop.rounds is not None:
@@ -172,12 +175,12 @@ def _head(ends: Sequence[float], prices: Prices) -> int:
 
 
 def _total(head_total: float, each: float, rounds: int, head: int) -> float:
-    """Of so many rounds; fewer than the head's take their part of it."""
+    """Total of this many rounds; fewer than the head take a proportional part of its total."""
     return head_total * rounds / head if rounds <= head else head_total + (rounds - head) * each
 
 
 def _until(limit: float, head_total: float, each: float, head: int) -> float:
-    """Rounds until a total reaches a limit."""
+    """Number of rounds until a total reaches a limit; infinite if it never does."""
     if limit <= head_total:
         return head * limit / head_total
     return head + (limit - head_total) / each if each > 0 else math.inf

@@ -1,4 +1,4 @@
-"""Rounds made up from a calibration: records as a run would write them, of functions that take what was measured."""
+"""Synthetic round records from a calibration: the records of a run whose functions take the measured times."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from marless.sharing.groups import initial_groups
 from marless.spec import FunctionSize, FunctionsSpec, JobSpec
 
 ACTOR_START_S, LEARNER_START_S = 0.2, 2.0
-"""Of workers on the machine of docs/benchmarks.md."""
+"""Start-up seconds of workers, on the machine of docs/benchmarks.md."""
 COORDINATOR_S = 0.005
-"""Of each phase, in which no function runs; likewise."""
+"""Seconds of each phase in which no function runs, on the same machine."""
 AROUND_S = 0.015
-"""What a learner does in no pass, reading trajectories and publishing; likewise."""
+"""Seconds that a learner spends outside of any pass, reading trajectories and publishing, on the same machine."""
 SECONDS_PER_SAMPLE = {"post_process": 1.0e-6, "critic": 5.0e-6, "mixer": 5.0e-6, "policy": 5.7e-6}
-"""Per agent sample: a [64, 64] net of PPO on that machine, or a mixer taken to be as large. Used only where there is no
-torch to measure with."""
+"""Seconds per agent sample, for a [64, 64] PPO net on the same machine, and assuming that a mixer is as large. Used
+only if updates cannot be measured because torch is not installed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """One guess at how a job goes."""
+    """The assumptions of one scenario."""
 
     actors: int
     factor: float
-    """Times what was measured."""
+    """Factor on the measured times."""
     shared: bool
-    """All agents of a class share a learner."""
+    """True if all agents of a class share a learner."""
     slots: int
-    """vCPUs that functions run on side by side."""
+    """Number of vCPUs on which functions run in parallel."""
 
 
 def work_of(found: Calibration, job: Job) -> list[FunctionSeconds]:
-    """What each function of an update takes, the quickest time of each; guessed from samples if none was measured."""
+    """Seconds of each function of an update: the shortest measured time, or estimated from the number of samples."""
     if found.updates:
         best = [min(each, key=attrgetter("seconds")) for each in zip(*found.updates, strict=True)]
         return list(best)
@@ -61,11 +61,11 @@ def work_of(found: Calibration, job: Job) -> list[FunctionSeconds]:
 def rounds(
     job: Job, work: Sequence[FunctionSeconds], actor_s: float, pace: Pace, count: int, episode_steps: int
 ) -> list[RoundRecord]:
-    """`count` rounds; phases take as long as is modelled for `pace.slots` vCPUs.
+    """Records of `count` rounds, with phases as long as modelled for `pace.slots` vCPUs.
 
-    The first starts the learners, and an actor worker on each slot: as few as `marless train` has. An update's time is
-    taken to grow in proportion to the actors, unless it draws its batches from a replay; an episode lasts
-    `episode_steps`.
+    The first round starts the learners, and an actor worker on each slot, as `marless train` does. Update times are
+    assumed to grow in proportion to the number of actors, unless batches are drawn from a replay. An episode lasts
+    `episode_steps` env steps.
     """
     spec = job.spec
     grows = spec.algorithm.drawn(spec.actors.steps) is None
@@ -80,21 +80,21 @@ def rounds(
 
 
 def _groups(job: Job) -> tuple[Group, ...]:
-    """Of the first round."""
+    """The groups of the first round."""
     return initial_groups(job.spec.sharing.groups, job.spaces)
 
 
 def _samples(spec: JobSpec) -> int:
-    """Of each agent, in an update."""
+    """Number of samples of each agent in an update."""
     actors = spec.actors
     return spec.algorithm.samples(actors.count * actors.envs * actors.steps, actors.steps)
 
 
 def _shared(work: Sequence[FunctionSeconds], job: Job) -> list[FunctionSeconds]:
-    """One policy for each agent class, and one of each function that serves a policy.
+    """The functions if each agent class shares one policy: one function of each kind per policy.
 
-    It does the work of all that it stands for; or of one, if it draws, or measures a fixed number of samples. What
-    serves a whole scope, as mixers and joint critics do, stays as it is.
+    Its time is the sum over the policies that it replaces; or that of one, if samples are drawn, or for measurements,
+    which use a fixed number of samples. Functions that serve a whole scope, as mixers and joint critics, are unchanged.
     """
     shared: dict[str, str] = {}
     first: dict[str, str] = {}
@@ -127,7 +127,7 @@ def _round(
     at: float,
     episode_steps: int,
 ) -> RoundRecord:
-    """One phase after the other, each with its functions on the slots there are."""
+    """The record of one round: one phase after another, each with its functions scheduled on the slots."""
     names = dict.fromkeys(each.name for each in functions if each.function == "policy")
     every, cold = spec.evaluation.every, number == 0
     acting = _side_by_side("actor", [actor_s] * pace.actors, at, spec.functions.actor, pace.slots)
@@ -164,7 +164,7 @@ def _round(
 def _side_by_side(
     function: str, seconds: Sequence[float], at: float, size: FunctionSize, slots: int
 ) -> list[InvocationRecord]:
-    """Functions that are ready at once."""
+    """Invocations of functions that are all ready at time `at`, scheduled on the slots."""
     placed = schedule([Task(each) for each in seconds], lanes(slots, size, function))
     return [
         _invocation(function, "", index, at + each.start_s, at + each.end_s, each.end_s - each.start_s)
@@ -175,7 +175,7 @@ def _side_by_side(
 def _learning(
     sizes: FunctionsSpec, functions: Sequence[FunctionSeconds], at: float, slots: int, cold: bool
 ) -> list[InvocationRecord]:
-    """A learner per scope, side by side, with its functions: each after those that it waits for."""
+    """Invocations of one learner per scope, in parallel, and of its functions, each after those that it depends on."""
     start_s = at + AROUND_S
     inner = [
         replace(_invocation(each.function, each.name, each.index, start_s, start_s, each.seconds), after=each.after)
@@ -191,12 +191,12 @@ def _learning(
 
 
 def _end(invocations: Sequence[InvocationRecord], at: float) -> float:
-    """When a phase of these functions is over; at once if there are none."""
+    """End of a phase with these functions; `at` if there are none."""
     return max(each.end_s for each in invocations) + COORDINATOR_S if invocations else at
 
 
 def _evaluation_s(spec: JobSpec, batch_s: float) -> list[float]:
-    """Episodes are dealt to the actors; each plays as many at once as it has copies."""
+    """Seconds of each actor in an evaluation: episodes are split over actors, which play one per copy at a time."""
     count = min(spec.actors.count, spec.evaluation.episodes)
     return [batch_s * math.ceil(math.ceil(spec.evaluation.episodes / count) / spec.actors.envs)] * count
 

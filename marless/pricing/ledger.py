@@ -1,7 +1,7 @@
-"""The ledger of one job: every round's costs by three accountings, from nothing but its records, in whole picodollars.
+"""The ledger of one job: the cost of every round by three accountings, computed only from its records, in picodollars.
 
 - *paper*: work alone, by the millisecond (see `marless.pricing.charges.paper`);
-- *billed*: all that a provider charges (see `marless.pricing.billed`);
+- *billed*: everything that a provider charges (see `marless.pricing.billed`);
 - *serverful*: a machine for the whole run, modelled (see `marless.pricing.serverful`).
 """
 
@@ -24,28 +24,28 @@ from marless.spec import JobSpec
 
 @dataclass(frozen=True)
 class RoundCost:
-    """What one round added to each bill."""
+    """The charges of one round, by accounting."""
 
     round: int
     charges: Mapping[Accounting, tuple[Charge, ...]]
 
     def picos(self, accounting: Accounting) -> int:
-        """Picodollars."""
+        """Cost of the round in picodollars."""
         return sum(charge.picos for charge in self.charges[accounting])
 
     def usd(self, accounting: Accounting) -> float:
-        """Dollars."""
+        """Cost of the round in US dollars."""
         return usd(self.picos(accounting))
 
 
 class Ledger:
-    """Adds rounds up, in order, each once; the rounds of a job that is continued are added again from its records.
+    """Adds up rounds, each once and in order; for a resumed job, first add the rounds of its records.
 
-    Memory does not grow with the number of rounds. Deterministic: equal records make equal ledgers.
+    Memory does not grow with the number of rounds. Deterministic: equal records give equal ledgers.
     """
 
     def __init__(self, spec: JobSpec, prices: Prices) -> None:
-        """Raises SpecError for functions that the backend cannot run, and for a price that is missing."""
+        """Raises SpecError for functions that the backend cannot run, and for a missing price."""
         self._functions, self._prices = spec.functions, prices
         self._meter, self._redis = meter(spec.functions, prices), RedisMeter(prices)
         self._clock = Clock(prices.keep_alive_s)
@@ -53,7 +53,7 @@ class Ledger:
         self._need = Need(0.0, 0)
         self._totals: Counter[Accounting] = Counter()
         self._serverful_ms: Counter[int] = Counter()
-        """Of all rounds, by the vCPUs of the machine, which is known for sure at the end only."""
+        """Modelled time of all rounds by the vCPUs of the machine; which machine is needed is known only at the end."""
         self._choices = serverful.choices(prices)
         serverful.smallest(
             Need(spec.actors.count * spec.functions.actor.vcpus, spec.actors.count * spec.functions.actor.memory_mb),
@@ -62,11 +62,11 @@ class Ledger:
 
     @property
     def machine(self) -> Machine:
-        """What a serverful run of the rounds so far would have reserved."""
+        """The machine that a serverful run of the rounds so far would have reserved."""
         return serverful.smallest(self._need, self._prices)
 
     def add(self, record: RoundRecord) -> RoundCost:
-        """Take the next round in; returns what it cost (serverful: on the machine that the rounds so far need)."""
+        """Add the next round; returns its cost (serverful: on the machine that the rounds so far need)."""
         uses, span = usage(record, self._functions), self._clock.span(record)
         self._need |= need_of(record, uses, self._functions)
         self._choices = tuple(vcpus for vcpus in self._choices if vcpus >= self._need.vcpus)
@@ -87,11 +87,11 @@ class Ledger:
         return cost
 
     def picos(self, accounting: Accounting) -> int:
-        """Picodollars of all rounds so far."""
+        """Cost of all rounds so far in picodollars."""
         if accounting == "serverful":
             return serverful.picos(self._serverful_ms[self.machine.vcpus], self.machine)
         return self._totals[accounting]
 
     def total_usd(self, accounting: Accounting) -> float:
-        """Dollars of all rounds so far."""
+        """Cost of all rounds so far in US dollars."""
         return usd(self.picos(accounting))

@@ -1,6 +1,6 @@
-"""The price table: ours, dated, with a user's own merged over it. Data only; nothing is looked up anywhere.
+"""The price table: marless's own, with dates and sources, overridden by a user's prices. Nothing is looked up online.
 
-A job holds prices, never the path of a file of them: whoever reads the job file reads that file too.
+A submitted job holds prices, never the path of a price file: the client that reads the job file also reads that file.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ if TYPE_CHECKING:  # a spec holds prices, not the other way round
 
 OURS = Path(__file__).with_name("prices.yaml")
 FIELD = "bill.prices"
-"""Where a job holds prices of its own."""
+"""The field of a job with its own prices."""
 Usd = Annotated[Decimal, Field(ge=0, le=1_000_000, max_digits=40, decimal_places=30)]
-"""Bounded on both sides: amounts are computed exactly, so that the digits of an exponent would be all written out."""
+"""US dollars. Digits are bounded, because exact arithmetic would expand large exponents to all their digits."""
 
 
 class _Section(Strict):
-    """Prices of one service, and where they are from."""
+    """Base of the prices of one service, with their date and source."""
 
     date: datetime.date = Field(description="when they were last compared with public tables")
     source: str
 
 
 class LambdaRates(Strict):
-    """USD per GB-second."""
+    """AWS Lambda's rates in US dollars per GB-second."""
 
     on_demand: Usd = Field(description="of work, and of starts")
     provisioned: Usd = Field(description="of work on provisioned concurrency")
@@ -46,7 +46,7 @@ class LambdaRates(Strict):
 
 
 class LambdaPrices(_Section):
-    """Functions by the millisecond."""
+    """AWS Lambda: functions billed by the millisecond."""
 
     architecture: Literal["x86", "arm"]
     rates: dict[Literal["x86", "arm"], LambdaRates]
@@ -59,12 +59,12 @@ class LambdaPrices(_Section):
 
     @cached_property
     def rate(self) -> LambdaRates:
-        """Of the architecture in use."""
+        """The rates of the selected architecture."""
         return self.rates[self.architecture]
 
 
 class FargatePrices(_Section):
-    """Containers by the second."""
+    """AWS Fargate: containers billed by the second, in US dollars per hour."""
 
     vcpu_h: Usd
     gb_h: Usd
@@ -72,7 +72,7 @@ class FargatePrices(_Section):
 
 
 class InstancePrice(Strict):
-    """One kind of machine."""
+    """One EC2 instance type: US dollars per hour, vCPUs and memory."""
 
     usd_h: Usd
     vcpus: int = Field(ge=1)
@@ -80,7 +80,7 @@ class InstancePrice(Strict):
 
 
 class Ec2Prices(_Section):
-    """Machines by the second."""
+    """AWS EC2: machines billed by the second."""
 
     minimum_s: int = Field(ge=0, description="of each machine")
     serverful: str = Field(description="family of which a serverful run gets the smallest machine that fits")
@@ -89,7 +89,7 @@ class Ec2Prices(_Section):
 
 
 class RedisPrices(_Section):
-    """The node that keeps the versions."""
+    """The Redis node that stores the policy versions."""
 
     node: str
     granularity_s: int = Field(ge=1, description="its time is rounded up to it, over the whole job")
@@ -97,7 +97,7 @@ class RedisPrices(_Section):
 
 
 class Prices(Strict):
-    """Everything that a bill depends on beside a job's records and spec."""
+    """The whole price table: everything that a bill depends on besides a job's records and spec."""
 
     currency: Literal["USD"]
     region: str
@@ -111,11 +111,11 @@ class Prices(Strict):
 
     @property
     def file(self) -> str:
-        """Where a price that is missing is to be added."""
+        """The file to which a missing price should be added, for error messages."""
         return self._file or f"a price file of your own, which `{FIELD}` or --prices names"
 
     def instance(self, name: str) -> InstancePrice:
-        """A machine's price; raises SpecError that says where to add it."""
+        """The price of an instance type; raises SpecError, saying where to add it, if it is missing."""
         if name not in self.ec2.instances:
             raise SpecError(
                 f"no price for instance type {name!r}; add `ec2: {{instances: {{{name}: {{usd_h: …, vcpus: …, "
@@ -124,7 +124,7 @@ class Prices(Strict):
         return self.ec2.instances[name]
 
     def redis_h(self) -> Decimal:
-        """USD per hour of the Redis node; raises SpecError that says where to add it."""
+        """US dollars per hour of the Redis node; raises SpecError, saying where to add it, if it is missing."""
         node = self.redis.node
         if node not in self.redis.nodes:
             raise SpecError(
@@ -133,7 +133,7 @@ class Prices(Strict):
         return self.redis.nodes[node]
 
     def family(self) -> list[tuple[str, InstancePrice]]:
-        """Machines that a serverful run may be given, smallest first; raises SpecError if there is none."""
+        """Instance types for a serverful run, cheapest first; raises SpecError if there is none."""
         name = self.ec2.serverful
         found = [(each, price) for each, price in self.ec2.instances.items() if each.partition(".")[0] == name]
         if not found:
@@ -145,12 +145,12 @@ class Prices(Strict):
 
 
 def load(path: str | None = None) -> Prices:
-    """Our prices, with those of a file in place of ours where it has any; raises SpecError with a line per mistake."""
+    """marless's prices, overridden by those of a file; raises SpecError with one line per error."""
     return merged(read(path), path) if path else merged(None)
 
 
 def read(path: str) -> dict[str, Any]:  # Any: JSON
-    """The prices of a user's file, as a job holds them; raises SpecError with a line per mistake."""
+    """Read a user's price file, in the form stored in a job; raises SpecError with one line per error."""
     document = _read(Path(path))
     if not isinstance(document, Mapping):
         raise SpecError(f"{path}: prices are a mapping of sections (lambda, fargate, ec2, redis)")
@@ -160,7 +160,7 @@ def read(path: str) -> dict[str, Any]:  # Any: JSON
 
 
 def merged(theirs: Mapping[str, Any] | None, source: str = FIELD) -> Prices:  # Any: JSON
-    """Our prices, with those of a job or a file (`source`) in place of ours; raises SpecError, a line per mistake."""
+    """marless's prices, overridden by those of a job or file (`source`); raises SpecError with one line per error."""
     try:
         prices = Prices.model_validate(_merged(_ours(), theirs or {}))
     except ValidationError as error:
@@ -171,7 +171,7 @@ def merged(theirs: Mapping[str, Any] | None, source: str = FIELD) -> Prices:  # 
 
 
 def check_sizes(functions: FunctionsSpec, prices: Prices) -> None:
-    """Refuse functions that the backend cannot run; raises SpecError before anything starts."""
+    """Raises SpecError for functions that the backend cannot run, before anything starts."""
     if prices.backend != "lambda":
         return
     for name, size in (("actor", functions.actor), ("learner", functions.learner)):
@@ -183,13 +183,13 @@ def check_sizes(functions: FunctionsSpec, prices: Prices) -> None:
 
 
 def lambda_memory_mb(size: FunctionSize, prices: Prices) -> int:
-    """What a Lambda must be given to have this size: vCPUs come with memory only."""
+    """Memory of a Lambda with at least this size, in MB: vCPUs are allocated in proportion to memory."""
     return max(size.memory_mb, -int(-size.vcpus * prices.lambda_.memory_mb_per_vcpu // 1))
 
 
 @cache
 def _ours() -> Any:  # Any: YAML
-    """Read once: that takes longer than all else that is checked of a job."""
+    """Cached, because reading takes longer than all other checks of a job."""
     return _read(OURS)
 
 
@@ -198,7 +198,7 @@ def _read(path: Path) -> Any:  # Any: YAML
 
 
 def _merged(ours: Any, theirs: Any) -> Any:  # Any: YAML
-    """Sections are merged field by field; everything else is replaced."""
+    """Merge mappings field by field; all other values are replaced."""
     if not (isinstance(ours, Mapping) and isinstance(theirs, Mapping)):
         return theirs
     return {key: _merged(ours[key], theirs[key]) if key in ours and key in theirs else theirs.get(key, ours.get(key))

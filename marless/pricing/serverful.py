@@ -1,8 +1,8 @@
-"""What a run would have cost on a machine of its own, reserved from its first to its last round. Always modelled.
+"""Accounting `serverful`: the cost of a run on a machine reserved from its first to its last round. Always modelled.
 
-The machine is the smallest of a family that holds the run's largest phase; where even the largest is too small, several
-of the largest. It is paid for as long as the rounds' phases are modelled to take on its vCPUs, phase by phase (Wei et
-al. 2025, fig. 12: the price of the machine times the sum of the phases; see `marless.replay.cluster`).
+The machine is the cheapest of a family that provides the capacity for the run's largest phase; if even the largest is
+too small, several of the largest. It is charged for the modelled duration of the phases on its vCPUs (Wei et al. 2025,
+fig. 12: the price of the machine times the sum of the phases; see `marless.replay.cluster`).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from marless.replay.cluster import modelled
 from marless.spec import FunctionsSpec
 
 MOST_MACHINES = 64
-"""Of the largest kind; the papers' largest testbed is a seventh of that."""
+"""Most machines of the largest type; the papers' largest testbed is a seventh of that."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What a serverful run reserves."""
+    """The machines that a serverful run reserves."""
 
     instance: str
     count: int
@@ -34,7 +34,7 @@ class Machine:
 
     @property
     def vcpus(self) -> int:
-        """Of all of them."""
+        """vCPUs of all machines together."""
         return self.count * self.price.vcpus
 
     def __str__(self) -> str:
@@ -42,9 +42,9 @@ class Machine:
 
 
 def smallest(need: Need, prices: Prices) -> Machine:
-    """The cheapest machine that holds a need, or as many of the largest as do.
+    """The cheapest single machine that provides the needed capacity, or as many of the largest as it takes.
 
-    Raises SpecError if the family has no price, or not even MOST_MACHINES of its largest hold the need.
+    Raises SpecError if the family has no price, or if more than MOST_MACHINES would be needed.
     """
     family = prices.family()
     for name, price in family:
@@ -61,19 +61,19 @@ def smallest(need: Need, prices: Prices) -> Machine:
 
 
 def choices(prices: Prices) -> tuple[int, ...]:
-    """The vCPUs of everything that `smallest` may choose."""
+    """Numbers of vCPUs of all machines that `smallest` may choose, ascending."""
     singles = {price.vcpus for _, price in prices.family()}
     return tuple(sorted(singles | {count * _largest(prices)[1].vcpus for count in range(2, MOST_MACHINES + 1)}))
 
 
 class ModelledRounds:
-    """Rounds on machines of any size; sizes that make no difference to a round are modelled once."""
+    """Models the duration of rounds on machines of any size; equivalent sizes are modelled once per round."""
 
     def __init__(self, functions: FunctionsSpec) -> None:
         self._functions = functions
 
     def phases(self, record: RoundRecord, slots: tuple[int, ...]) -> Mapping[int, PhaseSeconds]:
-        """Modelled phases by number of vCPUs; raises SpecError for one that holds no function."""
+        """Modelled phases by number of vCPUs; raises SpecError for a number too small for a function."""
         largest = max(self._functions.actor.vcpus, self._functions.learner.vcpus)
         enough = math.ceil(max(len(record.invocations), 1) * largest)
         found: dict[int, PhaseSeconds] = {}
@@ -85,18 +85,18 @@ class ModelledRounds:
 
 
 def phase_ms(phases: PhaseSeconds) -> dict[str, int]:
-    """By the function that a phase is for, in whole milliseconds."""
+    """Milliseconds of each phase, by its function."""
     by_function = {"actor": phases.rollout, "learner": phases.update, "evaluation": phases.evaluation}
     return {function: milliseconds(seconds) for function, seconds in by_function.items()}
 
 
 def charges(phases: PhaseSeconds, machine: Machine) -> tuple[Charge, ...]:
-    """A round's part, by phase: "actor" for its rollout, "learner" for its update, "evaluation"."""
+    """The charges of a round, by phase: "actor" for its rollout, "learner" for its update, "evaluation"."""
     return merged(Charge(function, "", "machine", picos(ms, machine)) for function, ms in phase_ms(phases).items())
 
 
 def picos(ms: int, machine: Machine) -> int:
-    """Picodollars of a time on a machine; its price of a millisecond is whole, so that sums of times cost alike."""
+    """Price in picodollars; the price per millisecond is an integer, so prices of parts add up to that of the whole."""
     return ms * machine.count * per_h(machine.price.usd_h).of(1)
 
 

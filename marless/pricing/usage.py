@@ -1,10 +1,9 @@
-"""Which functions a round used, for how long, and of what size: what is priced, from nothing but its record.
+"""Usage: the functions that a round used, with durations and sizes, derived only from its record. The basis of pricing.
 
-The learners of this system train all policies of a shape in one stacked pass of one process. What MARLess bills is a
-function per policy, per critic and per mixer (Wei et al. 2025, §5). So every function inside a learner counts as a
-function of its own: the vCPU seconds that it took of its passes, at the vCPUs of a learner function, plus its part of
-what its learner did in no pass at all (reading trajectories, publishing). The learner that hosted them is not counted
-again.
+A learner trains all policies of a shape in one stacked pass of one process, but MARLess bills one function per policy,
+critic and mixer (Wei et al. 2025, §5). Therefore every function inside a learner counts as a function of its own. Its
+duration is its vCPU seconds divided by the vCPUs of a learner function, plus its share of the learner's time outside of
+any pass (reading trajectories, publishing). The hosting learner is not counted again.
 """
 
 from __future__ import annotations
@@ -18,44 +17,45 @@ from marless.record import InvocationRecord, RoundRecord
 from marless.spec import FunctionSize, FunctionsSpec
 
 HOST = "learner"
-"""A whole execution of a learner worker, in which other functions ran."""
+"""Function name of a whole execution of a learner worker, inside which other functions run."""
 ACTOR = "actor"
 WHOLE = (ACTOR, "evaluation")
-"""Functions that have a worker to themselves."""
+"""Functions that are whole executions of a worker."""
 STARTED = ("critic", "mixer", "policy")
-"""Functions inside a learner that train: as functions of their own, each would have a container to itself."""
+"""Functions inside a learner that train; as separate functions, each would need a container of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Use:
-    """One function as it was used in a round. Times are Unix seconds, spans are seconds."""
+    """The use of one function in a round. `start_s` and `end_s` are Unix seconds."""
 
     function: str
-    """actor, evaluation, what ran in a learner (see `marless.algos.base.FunctionRun`); learner: one nothing ran in."""
+    """"actor", "evaluation", a function inside a learner (see `marless.algos.base.FunctionRun`), or "learner" for a
+    learner without functions inside."""
     name: str
     """The policy, critic, mixer, scope or agent class that it served; "" for actors."""
     group: str
-    """The policy of the round that it served; "" for what served all of them: actors, joint critics, mixers, …"""
+    """The policy of the round that it served; "" for functions that served all: actors, joint critics, mixers, …"""
     seconds: float
-    """How long it worked, at its size; without queueing and without its start."""
+    """Working time at its size, without queueing and start-up."""
     vcpus: float
     memory_mb: int
     cold: bool
-    """It had to be started first: nothing warm was there to run it."""
+    """True for a cold start."""
     init_s: float
-    """Seconds that this start took; 0 if it was warm."""
+    """Seconds of start-up; 0 if it was warm."""
     start_s: float
-    """Of the execution, or of the stacked pass, that it ran in."""
+    """Start of its execution, or of the stacked pass in which it ran."""
     end_s: float
 
 
 def usage(record: RoundRecord, functions: FunctionsSpec) -> tuple[Use, ...]:
-    """All functions of a round, in the order of its record.
+    """The uses of all functions of a round, in the order of its record.
 
-    A critic, mixer or policy inside a cold learner is cold itself, with the whole of the learner's start: as a function
-    of its own it would have needed one. Post-processing and measurements run before or after them, where they are, and
-    start nothing. An attempt that failed is used as any other, if the record has it. A clock that was set back makes no
-    time negative: such a span counts as 0.
+    A critic, mixer or policy inside a cold learner is cold too, with the learner's whole start-up time, because as a
+    separate function it would have needed a start of its own. Post-processing and measurements run before or after them
+    in the same containers, and have no start. Failed attempts count, if the record has them. Negative durations, from a
+    clock that was set back, count as 0.
     """
     policies = {group.policy for group in record.groups}
     inner: defaultdict[int, list[InvocationRecord]] = defaultdict(list)
@@ -78,12 +78,12 @@ def usage(record: RoundRecord, functions: FunctionsSpec) -> tuple[Use, ...]:
 
 
 def outside_of_passes(hosts: Iterable[InvocationRecord], inner: Sequence[InvocationRecord]) -> float:
-    """Seconds that learners worked in no pass of any function: their walls minus the union of the passes in them."""
+    """Seconds that learners spent outside of any function's pass: their durations minus the union of the passes."""
     return sum(_wall(host) - _covered(host, inner) for host in hosts)
 
 
 def _shares(hosts: Sequence[InvocationRecord], inner: Sequence[InvocationRecord]) -> Iterator[float]:
-    """Each function's part, by vCPU seconds, of what its learners did in no pass; in the order of `inner`."""
+    """Each function's share, by vCPU seconds, of its learners' time outside of passes; in the order of `inner`."""
     overhead_s = outside_of_passes(hosts, inner)
     total = sum(max(each.vcpu_s, 0.0) for each in inner)
     for each in inner:
@@ -95,7 +95,7 @@ def _wall(invocation: InvocationRecord) -> float:
 
 
 def _covered(host: InvocationRecord, inner: Iterable[InvocationRecord]) -> float:
-    """Seconds of a learner's wall in which at least one pass ran; passes of an earlier learner lie outside."""
+    """Seconds of a learner's duration in which at least one pass ran; passes of an earlier learner do not count."""
     covered, reached = 0.0, host.start_s
     for each in sorted(inner, key=attrgetter("start_s")):
         end_s = min(each.end_s, host.end_s)

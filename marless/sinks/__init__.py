@@ -1,1 +1,1 @@
-"""Metrics sinks: where the curves of a job go, beside its run folder."""
+"""Metrics sinks: write a job's metrics to TensorBoard, Weights & Biases or MLflow, besides its run folder."""

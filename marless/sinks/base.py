@@ -1,8 +1,8 @@
-"""What a sink is to the rest of marless. Importing this module, or any sink's config, imports no vendor's package.
+"""The protocol of metrics sinks. Importing this module, or any sink's config, does not import a vendor's package.
 
-A sink shows the rounds of one job as curves over env steps. It is called from a thread of its own, so it may block;
-what it raises is logged, and a new one is opened a little later. Whoever calls it keeps account of the rounds that it
-has taken: after a crash it may be given the newest of them again, and after a resume from a checkpoint some anew.
+A sink shows the rounds of one job as curves over env steps. It runs in a thread of its own, so it may block. Its
+exceptions are logged, and a new sink is opened a little later. The caller tracks which rounds a sink has written: after
+a crash the newest may be written again, and after a resume from a checkpoint, rounds that ran again.
 """
 
 from __future__ import annotations
@@ -19,40 +19,40 @@ Setting = bool | int | float | str
 
 
 class SinkConfig(Strict):
-    """Base of every sink's config; `name` selects the sink in the registry. No secret belongs here: specs are kept."""
+    """Base of every sink's config; `name` selects the sink in the registry. No secrets here: specs are stored."""
 
     name: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class SinkJob:
-    """The job whose rounds a sink is about to get."""
+    """The job whose rounds a sink will receive."""
 
     id: str
     folder: Path
-    """Its run folder; what a sink keeps there is named after the sink."""
+    """The run folder; files that a sink keeps there are named after the sink."""
     spec_yaml: str
-    """The resolved spec."""
+    """The resolved spec as YAML."""
     settings: Mapping[str, Setting]
-    """The resolved spec, flat: "algorithm.lr" and the like."""
+    """The resolved spec as flat keys, such as "algorithm.lr"."""
     last: RoundRecord | None
-    """The newest round that this sink has taken and that still counts: the next one follows it. None: a new curve."""
+    """The newest valid round that this sink has written; the next round follows it. None: a new curve."""
 
 
 class Sink(Protocol):
-    """One job's rounds on their way to somewhere; open, write …, close, in this order, and each may raise anything."""
+    """Writes one job's rounds. Called in the order open, write …, close; each method may raise any exception."""
 
     def open(self, job: SinkJob) -> None:
-        """Begin, or continue the curve that an earlier process began: what it has of rounds after `job.last` goes."""
+        """Begin a curve, or continue that of an earlier process; its points after `job.last` must be removed."""
 
     def write(self, record: RoundRecord, scalars: Mapping[str, float]) -> None:
-        """Take one round; when this returns, the round survives the death of this process.
+        """Write one round; once this returns, the round must survive a crash of this process.
 
-        `scalars` (see `marless.sinks.scalars`) belong at `record.env_steps` and `record.ended_s`.
+        `scalars` (see `marless.sinks.scalars`) belong to env step `record.env_steps` and time `record.ended_s`.
         """
 
     def close(self, state: str) -> None:
-        """Finish: the job is SUCCEEDED, FAILED or CANCELLED, or still RUNNING, and another process goes on with it."""
+        """Finish. `state` is SUCCEEDED, FAILED or CANCELLED, or RUNNING if another process continues the job."""
 
 
 def _nothing(_: Any) -> None:
@@ -61,13 +61,13 @@ def _nothing(_: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class SinkKind:
-    """A sink as the registry knows it."""
+    """A kind of sink, as entered in the registry."""
 
     config_type: type[SinkConfig]
     make: Callable[[Any], Sink]  # Any: takes an instance of `config_type`
     package: str = ""
-    """Top-level module that must be importable where the coordinator runs, if any."""
+    """Top-level module that must be importable by the coordinator; "": none."""
     install: str = ""
-    """What to install to have that, as pip takes it."""
+    """The requirement to install for it, in pip's notation."""
     check: Callable[[Any], None] = _nothing  # Any: as above
-    """Asked where the coordinator runs, before the job starts; raises SpecError if the sink cannot work there."""
+    """Called by the coordinator before the job starts; raises SpecError if the sink cannot work there."""

@@ -1,6 +1,6 @@
-"""A check that any sink can be put through: does it keep the promises of `marless.sinks.base`?
+"""Contract test for sinks: checks that a sink satisfies the protocol of `marless.sinks.base`.
 
-Meant for tests, ours and third parties'; see docs/extending/sink.md.
+For marless's tests and those of third parties; see docs/extending/sink.md.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _RANDOM = Returns(episodes=9, mean=-3.0, per_agent={"agent_0": -2.0, "agent_1": 
 
 
 def check_sink(make: Callable[[], Sink], folder: Path, read: Callable[[Path], Iterable[Point]] | None = None) -> None:
-    """Give sinks a job in three pieces, as crashes leave them; raises AssertionError, saying which promise was broken.
+    """Write a job to sinks in several parts, as after crashes; raises AssertionError, saying which requirement failed.
 
-    `make` makes a fresh sink, `folder` is an empty run folder, and `read` returns every point that is shown of the job
-    with this run folder, so that rounds that are missing, doubled or not taken back are found.
+    `make` creates a new sink, and `folder` is an empty run folder. `read` returns every point shown for the job with
+    this run folder, so that missing, duplicate and outdated points are detected.
     """
     job = SinkJob(
         id="contract",
@@ -43,9 +43,9 @@ def check_sink(make: Callable[[], Sink], folder: Path, read: Callable[[Path], It
     threads, said = threading.enumerate(), StringIO()
     with redirect_stdout(said):
         _serve(make(), job, rounds[:3], "RUNNING")
-        _serve(make(), replace(job, last=rounds[1]), rounds[2:], "RUNNING")  # round 2 for the second time
-        _serve(make(), replace(job, last=rounds[3]), again, "SUCCEEDED")  # rounds 4 and 5 were taken back
-        _serve(make(), replace(job, last=again[-1]), [], "FAILED")  # resumed, and no round more
+        _serve(make(), replace(job, last=rounds[1]), rounds[2:], "RUNNING")  # round 2 is written again
+        _serve(make(), replace(job, last=rounds[3]), again, "SUCCEEDED")  # rounds 4 and 5 are replaced
+        _serve(make(), replace(job, last=again[-1]), [], "FAILED")  # resumed without a further round
     _require(not said.getvalue(), f"printed to standard output, which is for data: {said.getvalue()[:80]!r}")
     left = [thread.name for thread in threading.enumerate() if thread not in threads and not thread.daemon]
     _require(not left, f"left threads that keep the process from ending: {left}")
@@ -86,7 +86,7 @@ def _compare(shown: list[Point], records: list[RoundRecord]) -> None:
 
 
 def sample_round(number: int, scale: float) -> RoundRecord:
-    """A round of two agents, 100 env steps; odd ones have no episode's end, every third one is evaluated."""
+    """A sample record: two agents, 100 env steps per round; no episode ends in odd rounds, every third is evaluated."""
     start_s = 1e9 + 10 * number * scale
     returns = Returns(episodes=4, mean=-scale, per_agent={"agent_0": -scale, "agent_1": -scale}, standard_error=0.0)
     actor = InvocationRecord(

@@ -1,9 +1,10 @@
-"""MLflow: a run per job, whose id is kept in `<run folder>/mlflow.json`, so that a resumed job continues it.
+"""MLflow sink: one run per job, whose id is stored in `<run folder>/mlflow.json`, so that a resumed job continues it.
 
-MLflow's database stores keep equal points once, and a round that is written twice has equal points; points of rounds
-that a resume from a checkpoint ran anew stay beside the new ones. Credentials come from the coordinator's environment
-(`MLFLOW_TRACKING_USERNAME`, `MLFLOW_TRACKING_PASSWORD` or `MLFLOW_TRACKING_TOKEN`). MLflow shows them to any server
-that it is told of, and writes to any file or database, so a job chooses only among those that the operator lists.
+MLflow's database stores keep equal points once, so that a round that is written twice is shown once. If a resume from a
+checkpoint runs rounds again, their old points remain beside the new ones. Credentials come from the coordinator's
+environment (`MLFLOW_TRACKING_USERNAME`, `MLFLOW_TRACKING_PASSWORD` or `MLFLOW_TRACKING_TOKEN`). MLflow sends them to
+any server, and writes to any file or database, that it is given; therefore a job can choose only among those that the
+operator lists.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 ADDRESS, OTHERS = "MLFLOW_TRACKING_URI", "MARLESS_MLFLOW_URIS"
-"""Variables of the coordinator: where runs go by default, and a comma list of where else jobs may send theirs."""
+"""Environment variables of the coordinator: the default tracking URI, and a comma list of others that are allowed."""
 _RUN_FILE = "mlflow.json"
 _STATUS = {"SUCCEEDED": "FINISHED", "FAILED": "FAILED", "CANCELLED": "KILLED"}
-_METRICS_A_CALL, _SETTINGS_A_CALL, _LONGEST_SETTING = 1000, 100, 6000  # what a tracking server takes
+_METRICS_A_CALL, _SETTINGS_A_CALL, _LONGEST_SETTING = 1000, 100, 6000  # limits of a tracking server
 _NOT_IN_NAMES = re.compile(r"[^\w\-. :/]")
 Item = TypeVar("Item")
 
 
 class MlflowConfig(SinkConfig):
-    """Where the run goes."""
+    """Tracking server and experiment of the run."""
 
     name: Literal["mlflow"] = "mlflow"
     tracking_uri: str | None = Field(
@@ -57,7 +58,7 @@ class MlflowConfig(SinkConfig):
 
 
 class MlflowSink:
-    """One MLflow run."""
+    """Writes one job to one MLflow run."""
 
     _client: MlflowClient
     _run: str
@@ -92,7 +93,7 @@ class MlflowSink:
             self._client.log_batch(self._run, metrics=some)
 
     def close(self, state: str) -> None:
-        """Set the run's status; one whose job goes on elsewhere stays RUNNING."""
+        """Set the run's final status; it stays RUNNING if another process continues the job."""
         if state in _STATUS:
             self._client.set_terminated(self._run, _STATUS[state])
 
@@ -112,7 +113,7 @@ class MlflowSink:
         try:
             return str(self._client.create_experiment(name))
         except MlflowException:
-            if known := self._client.get_experiment_by_name(name):  # another job was faster
+            if known := self._client.get_experiment_by_name(name):  # another job has just created it
                 return str(known.experiment_id)
             raise
 

@@ -1,4 +1,4 @@
-"""Sinks by name: ours, and those that other packages offer as entry points of the group "marless.sinks"."""
+"""Registry of sinks: marless's own, and those of other packages, as entry points of the group "marless.sinks"."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ SINKS: Registry[SinkKind] = Registry(
 )
 
 sink = SINKS.find
-"""Look a sink up; raises SpecError with the nearest match for a name that is not registered."""
+"""Look up a sink; raises SpecError with the nearest match if the name is not registered."""
 
 
 def check(config: SinkConfig) -> None:
-    """Refuse a sink that cannot work in this process; raises SpecError, saying what to do."""
+    """Raise SpecError, saying what to do, if a sink cannot work in this process."""
     kind = sink(config.name)
     if kind.package and find_spec(kind.package) is None:
         raise SpecError(
@@ -31,5 +31,5 @@ def check(config: SinkConfig) -> None:
 
 
 def make(config: SinkConfig) -> Sink:
-    """A sink for one job."""
+    """Create a sink for one job."""
     return sink(config.name).make(config)

@@ -1,14 +1,14 @@
-"""A round as named numbers, the same for every sink. Names are paths: what comes before the first "/" is a group.
+"""The scalars of a round, the same for every sink. The part of a name before the first "/" is its group.
 
 returns/{exploring,greedy,random}         undiscounted episode return, per agent, averaged over episodes
-wins/{exploring,greedy,random}            share of episodes that were won, where the environment knows wins
-agents/<agent>/{exploring,greedy,random}  the same of one agent
+wins/{exploring,greedy,random}            fraction of episodes won, if the environment reports wins
+agents/<agent>/{exploring,greedy,random}  undiscounted episode return of one agent, averaged over episodes
 policies/<policy>/<metric>                losses, KL, entropy, gradient norms of a policy or joint critic
-round/{number,actors,learners,episodes}   its number, from 1 on, and what it consisted of
+round/{number,actors,learners,episodes}   the round's number, from 1 on; numbers of actors, learners and episodes
 speed/env_steps_per_s                     env steps sampled in the round ÷ its wall-clock seconds
 seconds/{round,rollout,update,evaluation} wall-clock seconds of the round and its phases
-functions/<function>/{count,vcpu_s}       invocations of a function, and the vCPU seconds that they used
-functions/{vcpu_s,cold}                   of all workers: vCPU seconds used, and how many invocations started cold
+functions/<function>/{count,vcpu_s}       invocations of a function, and their vCPU seconds
+functions/{vcpu_s,cold}                   for all workers: vCPU seconds, and the number of cold starts
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from marless.sinks.base import Setting
 
 
 def scalars(record: RoundRecord, before: RoundRecord | None, random: Returns | None) -> dict[str, float]:
-    """Every number of a round; `before` is the round that it follows, `random` what chance scores."""
+    """All scalars of a round; `before` is the previous round, `random` the random baseline."""
     steps = record.env_steps - (before.env_steps if before else 0)
     round_s = record.took_s
     numbers: dict[str, float] = {
@@ -57,18 +57,18 @@ def _functions(record: RoundRecord) -> dict[str, float]:
         count, vcpu_s = (f"functions/{invocation.function}/{what}" for what in ("count", "vcpu_s"))
         numbers[count] = numbers.get(count, 0) + 1
         numbers[vcpu_s] = numbers.get(vcpu_s, 0.0) + invocation.vcpu_s
-        if invocation.worker:  # otherwise it is a share of a learner's invocation, which is counted itself
+        if invocation.worker:  # otherwise it is part of a learner's invocation, which is counted itself
             numbers["functions/vcpu_s"] += invocation.vcpu_s
             numbers["functions/cold"] += invocation.cold
     return numbers
 
 
 _LONGEST_TEXT = 1000
-"""Characters: a trained scheduler is a setting too, of some 70,000."""
+"""Most characters of a text setting; a trained scheduler, for example, has some 70,000."""
 
 
 def settings(spec: Mapping[str, object]) -> dict[str, Setting]:
-    """A resolved spec as flat settings: "algorithm.lr" and the like; lists as text, what is not set left out."""
+    """A resolved spec as flat settings, such as "algorithm.lr"; lists become text, None values are left out."""
     flat: dict[str, Setting] = {}
     for name, value in spec.items():
         if isinstance(value, Mapping):

@@ -1,8 +1,8 @@
-"""TensorBoard event files in `<run folder>/tensorboard`, written with TensorBoard's own record writer.
+"""TensorBoard sink: event files in `<run folder>/tensorboard`, written with TensorBoard's own record writer.
 
-Each opening begins a new file; files are numbered, because TensorBoard reads a directory's in the order of their names.
-A file starts with a session start at the first env step that is to be written anew, at which TensorBoard drops what
-earlier files hold from there on: a round that is written twice is shown once.
+Each `open` begins a new file; files are numbered, because TensorBoard reads a directory's files in order of their
+names. A file begins with a session start at the first env step that will be written again. TensorBoard then drops later
+points of earlier files, so that a round that is written twice is shown once.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _FILE = "events.out.tfevents."
 
 
 class TensorBoardConfig(SinkConfig):
-    """Event files in the run folder: `tensorboard --logdir <runs>` shows all jobs."""
+    """Writes event files to the run folder; `tensorboard --logdir <runs>` shows all jobs."""
 
     name: Literal["tensorboard"] = "tensorboard"
 
 
 class TensorBoardSink:
-    """Scalars, the spec as text, and its fields as hyperparameters."""
+    """Writes scalars, the spec as text, and its fields as hyperparameters."""
 
     _writer: RecordWriter
 
     def open(self, job: SinkJob) -> None:
-        """Begin the next file of the job's directory."""
+        """Create the next event file in the job's directory."""
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.summary.writer.record_writer import RecordWriter
 
@@ -61,7 +61,7 @@ class TensorBoardSink:
         self._writer.flush()
 
     def close(self, state: str) -> None:
-        """Close the file; a job's state has no place in it."""
+        """Close the file; the job's state is not recorded in it."""
         self._writer.close()
 
     def _put(self, event: Event) -> None:

@@ -1,7 +1,7 @@
-"""Weights & Biases: a run with the job's id, which a resumed job continues.
+"""Weights & Biases sink: a run with the job's id, which a resumed job continues.
 
-Rounds are W&B's own steps, and W&B takes no step that it has already: a round that is written twice is kept once, the
-first time. The API key comes from the coordinator's environment (`WANDB_API_KEY`) or from `wandb login` on its machine.
+Rounds are W&B's steps. W&B ignores a step that it already has, so that of a round that is written twice, the first is
+kept. The API key comes from the coordinator's environment (`WANDB_API_KEY`) or from `wandb login` on its machine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class WandbConfig(SinkConfig):
-    """Where the run goes."""
+    """Project, entity and mode of the run."""
 
     name: Literal["wandb"] = "wandb"
     project: str = Field("marless", min_length=1)
@@ -30,7 +30,7 @@ class WandbConfig(SinkConfig):
 
 
 class WandbSink:
-    """One W&B run."""
+    """Writes one job to one W&B run."""
 
     _run: wandb.Run
 
@@ -50,9 +50,9 @@ class WandbSink:
             dir=job.folder,
             config=dict(job.settings),
             resume="allow",
-            reinit="create_new",  # several jobs at once are several runs
+            reinit="create_new",  # one process may have several runs, one per job
             settings=wandb.Settings(
-                console="off",  # standard streams belong to the service, not to a job
+                console="off",  # standard output and error belong to the service, not to a job
                 silent=True,
                 disable_git=True,
                 save_code=False,
@@ -63,12 +63,12 @@ class WandbSink:
         self._run.define_metric("*", step_metric="env_steps")
 
     def write(self, record: RoundRecord, scalars: Mapping[str, float]) -> None:
-        """Hand the round to W&B's own process, which keeps it on the disk until it is sent."""
+        """Pass the round to W&B's own process, which stores it on disk until it is sent."""
         about = {"env_steps": record.env_steps, "_timestamp": record.ended_s}
         self._run.log({**scalars, **about}, step=record.round, commit=True)
 
     def close(self, state: str) -> None:
-        """Finish the run; one whose job goes on elsewhere is continued there."""
+        """Finish the run; if another process continues the job, it also continues the run."""
         self._run.finish(exit_code=1 if state == "FAILED" else 0)
 
 
