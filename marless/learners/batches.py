@@ -1,9 +1,9 @@
-"""Batches of off-policy algorithms: draws from a replay, as tensors for all agents at once.
+"""Batches of off-policy algorithms: draws from the replay buffer, as tensors for all agents.
 
-A draw is T time steps of E columns side by side, time-major: column t · E + e. Single env steps are episodes of T = 1.
-Features have one more time step, which is used only as a successor: the present (`now`) is the first T · E columns,
-and its successors (`after`) begin E columns later. Shapes: N agents of a class, I inputs + 1 (a last row of ones, see
-`marless.nets.layout`), A actions or action components, S state, M = T · E, F = (T + 1) · E.
+A draw has T time steps of E columns, time-major: column t · E + e. Single env steps are episodes of T = 1. Features
+have one more time step, which serves only as a successor: samples are the first T · E columns, and their successors
+start E columns later. Shapes: N agents of a class, I inputs + 1 (a last row of ones, see `marless.nets.layout`), A
+actions or action components, S state, M = T · E, F = (T + 1) · E.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ from marless.envs.base import ActionArray, AgentClass, Discrete
 from marless.nets.inputs import Inputs
 
 _AT_ONCE = 2**23
-"""Bytes of frames that are looked up together, at most, for as many batches as they make. A gradient step leaves caches
-cold: looked up batch by batch, frames would take much longer."""
+"""Maximum number of bytes of frames that are gathered at once, for several batches. Gathering batch by batch is much
+slower, because every gradient step evicts the CPU caches."""
 _CACHED = 512
-"""Frames that are turned into columns together."""
+"""Number of frames that are transposed to columns at once."""
 
 
 @dataclass(frozen=True)
 class Gains:
-    """What was got until a target net is asked, and what its answer counts."""
+    """The rewards before the target net's value in a TD target, and the discount of that value."""
 
     reward: Tensor
-    """float32 [N, M], normalised; with single env steps, summed over the n steps of a target."""
+    """float32 [N, M], normalised; for single env steps, the discounted sum over the n steps of a target."""
     discount: Tensor
-    """float32 [N, M]: of what comes after; 0 where there is nothing more to get."""
+    """float32 [N, M], discount of the successor's value; 0 after a terminal state."""
 
     def parts(self, width: int) -> Iterator[Gains]:
-        """So many columns each, as views."""
+        """Views of `width` columns each."""
         return map(Gains, torch.split(self.reward, width, -1), torch.split(self.discount, width, -1))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassBatch:
-    """What the agents of one class saw, did and got."""
+    """Observations and actions of the agents of one class."""
 
     features: Tensor
-    """float32 [N, I, F]: what their nets read."""
+    """float32 [N, I, F], inputs of their nets."""
     action: Tensor
     """int64 [N, 1, M], or float32 [N, A, M]."""
     legal: Tensor | None
@@ -61,14 +61,14 @@ class ClassBatch:
     """float32 [N, F], 1 or 0; None if agents never leave."""
 
     def parts(self, width: int) -> Iterator[ClassBatch]:
-        """Batches of single env steps that were looked up together, of so many each; as views."""
+        """Split several batches of single env steps that were gathered at once into views of `width` steps each."""
         columns = (
             torch.split(self.features, 2 * width, -1),
             torch.split(self.action, width, -1),
             _split(self.legal, 2 * width),
             _split(self.alive, 2 * width),
         )
-        for features, action, legal, alive in zip(*columns, strict=False):  # what there is not has no end
+        for features, action, legal, alive in zip(*columns, strict=False):  # missing fields repeat None endlessly
             yield ClassBatch(features=features, action=action, legal=legal, alive=alive)
 
 
@@ -77,37 +77,37 @@ class Batch:
     """One draw; valid until the next one."""
 
     classes: tuple[ClassBatch, ...]
-    """Of the scope."""
+    """One per class of the scope."""
     gains: tuple[Gains, ...]
-    """Of each class; or of the team alone, N = 1: the sum of all agents' rewards, normalised as a sum, until the last
-    of them has gone."""
+    """One per class; or only one for the team, N = 1: the sum of all agents' rewards, normalised as a sum, until the
+    last agent has gone."""
     steps: int
     """T."""
     width: int
     """E."""
     importance: Tensor | None
-    """float32 [M]: weights of prioritised draws; None if all samples count alike."""
+    """float32 [M], importance weights of prioritised draws; None for uniform draws."""
     valid: Tensor | None
-    """float32 [M], 1 or 0: steps that pad a short episode; None if there are none."""
+    """float32 [M], 1, or 0 for padding of short episodes; None if there is no padding."""
     follows: Tensor
     """bool [T, E]: the next time step belongs to the same episode, and an action was taken in it."""
     resets: Tensor
-    """bool [T + 1, E]: memory is cleared before the step."""
+    """bool [T + 1, E]: memory is reset before the step."""
     state: Tensor | None
-    """float32 [1, S + 1, F]: the global state, last row ones; None if it is not kept."""
+    """float32 [1, S + 1, F], the global state, last row ones; None if it is not kept."""
     row: NDArray[np.int64]
-    """[E]: what was drawn, as `Replay.reprioritise` wants it."""
+    """[E], the rows drawn, for `Replay.reprioritise`."""
 
     def parts(self, width: int) -> Iterator[Batch]:
-        """Batches of single env steps that were looked up together, of so many each; as views."""
+        """Split several batches of single env steps that were gathered at once into views of `width` steps each."""
         columns = zip(
             zip(*(each.parts(width) for each in self.classes), strict=True),
             zip(*(each.parts(width) for each in self.gains), strict=True),
             _split(self.state, 2 * width),
             self.row.reshape(-1, width),
-            strict=False,  # what there is not has no end
+            strict=False,  # missing fields repeat None endlessly
         )
-        follows, resets = self.follows[:, :width], self.resets[:, :width]  # alike for all
+        follows, resets = self.follows[:, :width], self.resets[:, :width]  # equal for all
         for classes, gains, state, row in columns:
             yield Batch(
                 classes=classes,
@@ -126,8 +126,8 @@ class Batch:
 class RewardMoments:
     """Running (Σw, Σwx, Σwx²) of the rewards of each class of a scope, and of the team's sum; float64 [classes + 1, 3].
 
-    Over all that was ever remembered: rewards that are normalised by moments which hardly move any more are targets
-    that hold still. Samples of dead agents do not count.
+    They include all samples ever inserted, so that they change less and less, and normalised targets become stable.
+    Samples of dead agents do not count.
     """
 
     def __init__(self, classes: Sequence[int]) -> None:
@@ -135,7 +135,7 @@ class RewardMoments:
         self.sums = np.zeros((len(self._classes) + 1, 3))
 
     def add(self, trajectories: Sequence[Trajectory]) -> None:
-        """Take a round in."""
+        """Add the rewards of a round."""
         for trajectory in trajectories:
             team_TB = np.zeros((trajectory.steps, trajectory.batch))
             anyone_TB = np.zeros(team_TB.shape, bool)
@@ -162,13 +162,13 @@ class RewardMoments:
 
 @dataclass(frozen=True)
 class _Frames:
-    """Which frames a draw holds, and how they hang together."""
+    """The frames of a draw, and the relations between them."""
 
     frame: NDArray[np.int64]
-    """[F]: T + 1 time steps of E columns; of several batches, one after another."""
+    """[F], rows of T + 1 time steps of E columns; of several batches, one after another."""
     then: NDArray[np.int64]
-    """[n, M]: the frames whose rewards a sample sums: its own and, of n-step targets from single env steps, those after
-    it. A segment's last frame stands for all that would follow it."""
+    """[n, M], the frames whose rewards a sample sums: its own and, for n-step targets of single env steps, those after
+    it. Beyond a segment's end, its last frame is repeated."""
     steps: int
     """T."""
     follows: NDArray[np.bool_]
@@ -179,32 +179,32 @@ class _Frames:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSource:
-    """Draws batches from a replay."""
+    """Draws batches from a replay buffer."""
 
     replay: Replay
     schema: ReplaySchema
-    """Of the replay."""
+    """Schema of the replay buffer."""
     classes: tuple[tuple[int, AgentClass, Inputs], ...]
-    """Of the scope: index, class, and what its nets see."""
+    """The classes of the scope: index, class, and inputs of its nets."""
     config: OffPolicyConfig
     longest: int | None
-    """Steps of the longest episode there may be, if that is known."""
+    """Maximum number of steps of an episode; None if unknown."""
     team: bool
-    """True if batches hold what the team gets, False if what each agent does."""
+    """True if batches have the rewards of the team, False if those of each agent."""
     device: torch.device
 
     @cached_property
     def _fields(self) -> frozenset[str]:
-        """Names of what frames hold."""
+        """Names of the fields of a frame."""
         return frozenset(self.schema.fields())
 
     def draws(
         self, rng: np.random.Generator, count: int, times: int, moments: RewardMoments, beta: float
     ) -> Iterator[Sequence[Batch]]:
-        """`times` batches of `count` env steps or episodes, by the config's unit; `beta` is of prioritised draws.
+        """Draw `times` batches of `count` env steps or episodes each, by the config's unit, in lists of one or more.
 
-        Each is drawn when it is asked for, by the priorities of then; but for uniform draws of env steps, of which
-        several are drawn and looked up together.
+        A batch is drawn only when it is requested, with the priorities of that time; only for uniform draws of env
+        steps are several batches drawn and gathered at once. `beta` is the exponent of importance weights.
         """
         if self.config.replay.unit == "transitions" and self.config.replay.draw == "uniform":
             most = max(_AT_ONCE // (2 * count * self.schema.frame_bytes), 1)
@@ -231,7 +231,7 @@ class BatchSource:
         return self._batch(row, frames, self._gains(frames, moments), importance)
 
     def _single(self, row_M: NDArray[np.int64], width: int) -> _Frames:
-        """Each env step by itself, and what came n steps later, or where its segment ended before; so many a batch."""
+        """Single env steps with their successor n steps later, or at the segment's end; in batches of `width`."""
         then, after_M = [row_M], row_M + 1
         for _ in range(self.config.n_step - 1):
             then.append(after_M)
@@ -241,7 +241,7 @@ class BatchSource:
         return _Frames(frame.ravel(), np.stack(then), 1, follows, None)
 
     def _whole(self, first_E: NDArray[np.int64], length_E: NDArray[np.int64]) -> _Frames:
-        """Episodes from their first step, padded with their last frame."""
+        """Whole episodes, padded with their last frame."""
         steps = _padded(int(length_E.max()), self.longest)
         time_T1 = np.arange(steps + 1)[:, None]
         frame_TE = first_E + np.minimum(time_T1, length_E)
@@ -296,7 +296,7 @@ class BatchSource:
         return input_NIF
 
     def _before(self, k: int, agents: AgentClass, row: NDArray[np.int64]) -> tuple[ActionArray, NDArray[np.bool_]]:
-        """What agents had done in the step before; and where there was none."""
+        """The agents' actions in the step before, and True at the first step of an episode, where there is none."""
         first_F = self._is("first", row)
         before = self.replay.take(f"action/{k}", row - ~first_F).swapaxes(0, 1)
         if isinstance(agents.action, Discrete):
@@ -325,7 +325,7 @@ class BatchSource:
         )
 
     def _everyone_gone(self, over: Sequence[NDArray[np.bool_]], frames: _Frames) -> NDArray[np.bool_]:
-        """[n, 1, M]: after the step no agent of the scope is left, given who terminated in it, [n, N, M] per class."""
+        """bool [n, 1, M]: no agent of the scope is left after the step; `over` has the terminations [n, N, M]."""
         gone = []
         for (k, _, _), over_nNM in zip(self.classes, over, strict=True):
             deaths = f"alive/{k}" in self._fields
@@ -341,8 +341,10 @@ class BatchSource:
         taken_nM: NDArray[np.bool_] | None,
         normal: tuple[np.float32, np.float32],
     ) -> Gains:
-        """Discounted sums of normalised rewards until it was over, or the segment was; `taken`: in which frames of n an
-        action was taken."""
+        """Discounted sums of normalised rewards up to the terminal state or the segment's end.
+
+        `taken_nM` is True for frames in which an action was taken; None if n = 1.
+        """
         mean, scale = normal if self.config.reward_normalisation else (np.float32(0), np.float32(1))
         gamma = np.float32(self.config.gamma)
         gained_nNM = (reward_nNM - mean) * scale
@@ -364,24 +366,24 @@ class BatchSource:
 
 
 def _split(tensor: Tensor | None, width: int) -> Iterable[Tensor | None]:
-    """So many of its last columns each, as views; None for ever of what there is not."""
+    """Views of `width` columns each; None endlessly for a missing tensor."""
     return repeat(None) if tensor is None else torch.split(tensor, width, -1)
 
 
 def _pieces(frames: int) -> Iterator[slice]:
-    """All frames, so few at once that the nearest cache holds what is read until it has been written as columns."""
+    """Slices of all frames, so small that the first-level cache holds the rows until they are transposed."""
     return (slice(begun, begun + _CACHED) for begun in range(0, frames, _CACHED))
 
 
 def _by_agent(rows_nMN: NDArray[Any]) -> NDArray[Any]:  # Any: of each dtype
-    """[n, N, M], as whatever follows goes along the columns."""
+    """[n, M, N] → [n, N, M], contiguous along the columns."""
     return np.ascontiguousarray(rows_nMN.swapaxes(1, 2))
 
 
 def _padded(length: int, longest: int | None) -> int:
-    """The least of 1, 2, 3, 4, 6, 8, 12, 16, 24, 32 … that holds `length`, at most `longest`.
+    """The smallest of 1, 2, 3, 4, 6, 8, 12, 16, 24, 32 … not below `length`, at most `longest`.
 
-    A few lengths only: each has buffers of its own in every net.
+    Few distinct lengths, because every net has buffers for each.
     """
     power = 1 << (length - 1).bit_length()
     rounded = power * 3 // 4 if power >= 4 and length <= power * 3 // 4 else power

@@ -19,7 +19,7 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True)
 class Pass(Generic[ResultT]):
-    """What computes functions of one kind together."""
+    """A computation of one or several functions of one kind."""
 
     function: FunctionKind
     names: tuple[str, ...]
@@ -28,12 +28,12 @@ class Pass(Generic[ResultT]):
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """Of the declared functions that it computes."""
+        """Ids of the declared functions that it computes."""
         return tuple(f"{self.function}/{name}" for name in self.names)
 
 
 class Graph:
-    """The functions of one update as declared, and what they took so far."""
+    """The declared functions of one update, and their measured times."""
 
     def __init__(
         self,
@@ -43,8 +43,12 @@ class Graph:
         meter: Meter | None = None,
         stopped: Stopped = never,
     ) -> None:
-        """Passes run on at most `threads` threads; what they compute must not depend on the number. None begins once
-        `stopped` answers True.
+        """Make a graph of `nodes`.
+
+        Args:
+            threads: Maximum number of threads for passes; results must not depend on it.
+            meter: Measures the passes; None: a new one.
+            stopped: No pass starts once it returns True.
         """
         self._nodes = {node.id: node for node in nodes}
         self._threads = threads
@@ -52,30 +56,30 @@ class Graph:
         self._stopped = stopped
 
     def run(self, passes: Sequence[Pass[ResultT]]) -> list[ResultT]:
-        """Run passes, listed after those that they wait for, and return their results in the order given.
+        """Run passes, which must be in topological order; returns their results in the same order.
 
-        May be called again, for each gradient step. Raises ValueError for a pass that was not declared, or is listed
-        too early; StoppedError; and what a pass raises.
+        May be called repeatedly, for each gradient step. Raises ValueError for a pass that is not declared or precedes
+        one that it depends on, StoppedError, and the errors of passes.
         """
         waits = self._waits(passes)
         if self._threads == 1 or len(passes) == 1:
             return [self._measured(each) for each in passes]
         started: list[Future[ResultT]] = []
         with ThreadPoolExecutor(min(self._threads, len(passes))) as pool:
-            # Threads take passes in this order, so the oldest unfinished one waits for none: no deadlock.
+            # Threads take passes in this order, so the oldest unfinished one never waits, and there is no deadlock.
             for each, sources in zip(passes, waits, strict=True):
                 started.append(pool.submit(self._after, each, [started[index] for index in sources]))
         return [future.result() for future in started]
 
     def runs(self) -> tuple[FunctionRun, ...]:
-        """What ran, in the order declared; raises ValueError unless that is exactly what was declared."""
+        """The executed functions in declared order; raises ValueError if a declared function did not run."""
         ran = {f"{run.function}/{run.name}": run for run in self._meter.runs()}
         if missing := [name for name in self._nodes if name not in ran]:
             raise ValueError(f"functions {missing} are declared, but did not run")
         return tuple(ran[name] for name in self._nodes)
 
     def _waits(self, passes: Sequence[Pass[ResultT]]) -> list[list[int]]:
-        """For each pass the indices of those that it waits for."""
+        """For each pass, the indices of its predecessors."""
         if strangers := [name for each in passes for name in each.ids if name not in self._nodes]:
             raise ValueError(f"functions {strangers} are not declared; declared are {list(self._nodes)}")
         computed_by = {name: index for index, each in enumerate(passes) for name in each.ids}

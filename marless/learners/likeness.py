@@ -1,15 +1,15 @@
 """Measures the similarity of the agents of a class, concurrently with an update, on a thread of its own.
 
-It starts as soon as the round's samples are available, and its result is read when training is done. A similarity gets
-samples of the round, also for off-policy algorithms: the present behaviour, not that in the replay.
-How each kind of policy is evaluated:
+It starts as soon as the round's samples are available, and its result is read when training is done. Also for
+off-policy algorithms, it uses samples of the round, which show the present behaviour, and not those of the replay
+buffer. How each kind of policy is evaluated:
 
 - stochastic policies by their distributions;
 - ε-greedy policies by their greedy actions, deterministic ones by their actions without noise, because exploration is
   the same for all agents of a class and unrelated to what they learned;
-- the last action, where nets receive it, belongs to the observation; the agent's id does not, else no two agents would
-  be alike: each policy is evaluated with the id of its own agent;
-- policies with memory are evaluated as at the start of an episode, because no policy has the memory of another agent.
+- the last action, if it is an input, counts as part of the observation; the agent's id does not, because then no two
+  agents would be similar: each policy is evaluated with the id of its own agent;
+- recurrent policies are evaluated as at the start of an episode, because no policy has the memory of another agent.
 
 Shapes as in `marless.learners.table` and `marless.sharing.similarity`.
 """
@@ -42,20 +42,21 @@ from marless.sharing.similarity import (
 from marless.stopwatch import Stopwatch
 
 _STREAM = 2
-"""Keeps these draws apart from others of the same round."""
+"""Number of the random stream of these draws, which must differ from other streams of the same round."""
 
 
 @dataclass(frozen=True)
 class Pending:
-    """A measurement under way, or none."""
+    """A measurement that is under way, or none."""
 
     _future: Future[tuple[NDArray[np.float64] | None, float, float, float]] | None
     _class: str
 
     def result(self) -> tuple[Mapping[str, NDArray[np.float64]], tuple[FunctionRun, ...]]:
-        """The distances [N, N] by class, and the function that took them; waits for it. Nothing if not asked for.
+        """Wait for the distances [N, N], by class, and the function's run; both are empty if it was not asked for.
 
-        Also none where an agent has too few samples. Its vCPU-seconds are its thread's own: it waits for others.
+        There are no distances if an agent has too few samples. vCPU seconds are the CPU time of its thread, because it
+        often waits for other threads.
         """
         if self._future is None:
             return {}, ()
@@ -67,8 +68,11 @@ class Pending:
 def begin(
     inputs: RoundInput, agent_class: AgentClass, table: Callable[[], Table], state: Callable[[str], Acting]
 ) -> Pending:
-    """Start to measure, if the round asks for it, before any policy is trained: `state` gives copies of those that
-    groups of the class start from, `table` the round's samples of the class; it is called beside the training.
+    """Start the measurement, if the round asks for it; called before any policy is trained.
+
+    Args:
+        table: Returns the round's samples of the class; called in the measurement's thread.
+        state: Returns a copy of the state of a policy that a group of the class starts from.
     """
     config = inputs.measure.similarity
     if config is None:
@@ -101,7 +105,7 @@ def _measure(
 def behaviour(
     table: Table, agent_class: AgentClass, acting: Mapping[str, Acting], samples: int, rng: np.random.Generator
 ) -> Behaviour | None:
-    """At most `samples` samples of each agent while it was alive, equally many of all; None if they are too few."""
+    """Draw samples of each agent while it was alive, at most `samples` and equally many of all; None if too few."""
     agents, _, count = table.obs.shape
     living = [np.arange(count) if table.alive is None else np.flatnonzero(table.alive[i, 0]) for i in range(agents)]
     drawn = min(samples, *map(len, living))
@@ -120,13 +124,13 @@ def behaviour(
 
 
 def _columns(rows_NRS: FloatArray, index_NS: NDArray[np.intp]) -> FloatArray:
-    """[N, S, R] of the samples chosen."""
+    """[N, S, R], rows of the chosen samples."""
     taken_NRS = np.take_along_axis(rows_NRS, index_NS[:, None], axis=2)
     return np.ascontiguousarray(taken_NRS.transpose(0, 2, 1))
 
 
 def _actions(table: Table, index_NS: NDArray[np.intp], agent_class: AgentClass) -> FloatArray:
-    """[N, S, A]: discrete ones one-hot."""
+    """[N, S, A], actions; discrete ones as one-hot vectors."""
     action_NSR = _columns(table.action, index_NS)
     if isinstance(agent_class.action, Discrete):
         return np.eye(agent_class.action.n, dtype=np.float32)[action_NSR[..., 0].astype(np.intp)]
@@ -134,7 +138,7 @@ def _actions(table: Table, index_NS: NDArray[np.intp], agent_class: AgentClass) 
 
 
 def _actions_before(table: Table, index_NS: NDArray[np.intp], agent_class: AgentClass) -> FloatArray:
-    """[N, S, A]: what agents did in the step before; 0 where an episode starts, as in `marless.nets.inputs`."""
+    """[N, S, A], actions in the step before; 0 at the start of an episode, as in `marless.nets.inputs`."""
     before_NS = index_NS - table.cut.shape[1]
     starts_NS = (before_NS < 0) | table.cut.ravel()[np.maximum(before_NS, 0)]
     before_NSA = _actions(table, np.maximum(before_NS, 0), agent_class)
@@ -143,7 +147,7 @@ def _actions_before(table: Table, index_NS: NDArray[np.intp], agent_class: Agent
 
 
 def _seeing_last_action(state: Acting) -> Acting:
-    """The same policy, to whom the last action is a part of the observation: its rows follow those at once."""
+    """The same policy, with the last action as part of the observation, which it directly follows in the inputs."""
     inputs = Inputs.parse(state.metadata)
     kept = {key: text for key, text in state.metadata.items() if key not in inputs.metadata()}
     return ActingState(state.acting, kept | replace(inputs, last_action=False).metadata())
@@ -151,14 +155,14 @@ def _seeing_last_action(state: Acting) -> Acting:
 
 @dataclass(frozen=True)
 class _Asked:
-    """The policies of a class, to be asked what they do on any observation."""
+    """The policies of a class, to be evaluated on any observations."""
 
     agent_class: AgentClass
     policies: ActingPolicies
     acts: str
 
     def distributions(self, obs_MO: FloatArray, legal_MA: BoolArray | None) -> Choices | Normals:
-        """Of every agent's policy; see `Behaviour.policies`."""
+        """Action distributions of every agent's policy; see `Behaviour.policies`."""
         agents = len(self.agent_class.agents)
         obs_NMO = np.broadcast_to(obs_MO, (agents, *obs_MO.shape))
         legal_NMA = None if legal_MA is None else np.broadcast_to(legal_MA, (agents, *legal_MA.shape))

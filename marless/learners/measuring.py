@@ -2,10 +2,10 @@
 
 Both are computed for a whole stack in one pass, in every family whose nets are `Measurable`.
 
-An objective is *maximised*: a family that minimises a loss provides minus the loss. PPO's is Nitro's surrogate
-L = E[log π(a|s)·A], with the advantages used in training: no clipping, entropy bonus or value loss (Nitro's code
-differentiates all of them together, and minimised). Q nets have minus their squared TD error, with the targets trained
-on; actors of deterministic policy gradients their critic's value.
+An objective is *maximised*: a family that minimises a loss provides minus the loss. PPO's objective is Nitro's
+surrogate L = E[log π(a|s)·A], with the advantages used in training, and without clipping, entropy bonus and value loss
+(Nitro's code differentiates the minimised sum of all of them). That of Q nets is minus their squared TD error, with the
+targets of training; that of deterministic policies is their critic's value.
 Shapes: P policies, D parameters, M samples.
 """
 
@@ -25,26 +25,26 @@ from marless.curvature.ratio import convexity_ratio
 from marless.interruption import Stopped, check
 
 _STREAM = 1
-"""Keeps what is drawn here apart from the order of the minibatches, which has the same seed."""
+"""Number of the random stream of these draws, which must differ from that of the order of minibatches."""
 Batch = Mapping[str, Tensor]
-"""Samples of P nets by name, columns last. "features" [P, I, M]; "alive" [P, 1, M], where some samples count less than
-others (or not at all): their weights, relative to 1. The rest is the family's own."""
+"""Samples of P nets by name, columns last: "features" [P, I, M]; "alive" [P, 1, M], weights of samples relative to 1,
+if they are not all equal; all others depend on the family."""
 
 
 class Measurable(Protocol):
-    """A stack of P nets and the objective of each, at the parameters they have now."""
+    """A stack of P nets and the objective of each, at their present parameters."""
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:
-        """ "flat" [P, D]: the parameters."""
+        """ "flat" [P, D], the parameters."""
         ...
 
     def score_gradient(self, batch: Batch) -> Tensor:
-        """The gradient [P, D] of the objective, maximised, a mean over a batch's weights; overwritten by the next."""
+        """The gradient [P, D] of the objective, a weighted mean over a batch; overwritten by the next call."""
         ...
 
     def hessian(self, batch: Batch) -> lanczos.Product:
-        """The objective's Hessian over a batch, by products with vectors [P, D]."""
+        """Products of vectors [P, D] with the objective's Hessian over a batch."""
         ...
 
 
@@ -53,12 +53,12 @@ class Measured(Protocol):
 
     @property
     def count(self) -> int:
-        """How many units an order permutes: samples, or sequences of them."""
+        """Number of units that an order permutes: samples, or sequences of them."""
         ...
 
     @property
     def unit(self) -> int:
-        """Samples of a unit: 1, or the time steps of a sequence."""
+        """Number of samples per unit: 1, or the time steps of a sequence."""
         ...
 
     def subset(self, index_M: Tensor) -> Batch:
@@ -66,32 +66,32 @@ class Measured(Protocol):
         ...
 
     def shuffle(self, order_S: Tensor) -> None:
-        """Let minibatches follow this order of the units."""
+        """Set the order of the units for minibatches."""
         ...
 
     def minibatches(self, count: int) -> Sequence[Batch]:
-        """`count` nearly equal parts of what was shuffled."""
+        """Split the shuffled units into `count` nearly equal parts."""
         ...
 
 
 def asked(measure: Measure) -> bool:
-    """True if policies are to be measured after their training."""
+    """True if the round asks for measurements of policies after their training."""
     return measure.curvature is not None or measure.noise
 
 
 def measured(policies: Measurable, samples: Measured, inputs: RoundInput, minibatches: int) -> dict[str, Tensor]:
-    """What the round asks to be measured of a stack, at its present parameters; which stay as they are.
+    """Make the measurements that the round asks for, at a stack's present parameters; returns [P] by metric.
 
-    Samples and starts are drawn from the job's seed and the round alone, so that a policy gets the same measurements
-    alone as in a stack. `minibatches` are the parts that the noise scale compares with the whole. Numbers by metric,
-    one per net, [P]. Raises StoppedError between two products or parts once `inputs.stopped` answers True.
+    Random numbers depend on the job's seed and the round only, so that the results for a policy do not depend on its
+    stack. `minibatches` is the number of parts whose gradients the noise scale compares with that of the whole. Raises
+    StoppedError between two products or parts once `inputs.stopped` returns True.
     """
     metrics: dict[str, Tensor] = {}
     rng = np.random.default_rng([inputs.seed, inputs.round, _STREAM])
     order_S = torch.from_numpy(rng.permutation(samples.count)).to(policies.tensors["flat"].device)
     if inputs.measure.curvature is not None:
         metrics |= _curvature(policies, samples, order_S, inputs.measure.curvature, rng, inputs.stopped)
-    if inputs.measure.noise and samples.count > 1:  # one segment has no parts to compare with the whole
+    if inputs.measure.noise and samples.count > 1:  # a single segment cannot be divided
         metrics["noise_scale"] = _noise(policies, samples, order_S, max(minibatches, 2), inputs.stopped)
     return metrics
 
@@ -118,7 +118,7 @@ def _curvature(
 
 
 def _noise(policies: Measurable, samples: Measured, order_S: Tensor, parts: int, stopped: Stopped) -> Tensor:
-    """From the gradients of a round's parts and of the whole round; dead agents' samples are counted, with weight 0."""
+    """The noise scale from gradients of parts and of the whole; dead agents' samples are counted, with weight 0."""
     samples.shuffle(order_S)
     batches = samples.minibatches(parts)
     share_NP1 = _shares(batches)
@@ -137,7 +137,7 @@ def _noise(policies: Measurable, samples: Measured, order_S: Tensor, parts: int,
 
 
 def _shares(batches: Sequence[Batch]) -> Tensor:
-    """Each part's share of the weight of a policy's samples, [parts, P, 1]."""
+    """Each part's fraction of the weight of a policy's samples, [parts, P, 1]."""
     counts = [
         batch["alive"].sum(dim=2) if "alive" in batch else torch.ones_like(batch["features"][:, :1]).sum(dim=2)
         for batch in batches

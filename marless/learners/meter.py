@@ -11,28 +11,28 @@ from marless.algos.base import FunctionKind, FunctionRun
 from marless.stopwatch import Stopwatch
 
 Clock = Callable[[], float]
-"""Seconds."""
+"""Returns seconds."""
 
 
 @dataclass(slots=True)
 class _Passes:
-    """What one function took so far, for all names that it serves in a pass."""
+    """The time of one function so far, for all names that it serves in a pass together."""
 
     start_s: float
     end_s: float
     vcpu_s: float = 0.0
 
     def add(self, other: _Passes, share: float = 1.0) -> None:
-        """Also count `share` of others."""
+        """Add `share` of the time of other passes."""
         self.start_s, self.end_s = min(self.start_s, other.start_s), max(self.end_s, other.end_s)
         self.vcpu_s += share * other.vcpu_s
 
 
 class Meter:
-    """Adds up passes by function and name; passes of several threads may be measured at the same time.
+    """Adds up the time of passes by function and name; thread-safe.
 
-    `seconds` tells what is billed; none is wall-clock time, as a vCPU or a GPU is held that long. `time.thread_time`
-    leaves out what a thread waits for others.
+    `seconds` is the clock of billed time; None: wall-clock time, during which a vCPU or a GPU is occupied. With
+    `time.thread_time`, the time in which a thread waits is not billed.
     """
 
     def __init__(self, seconds: Clock | None = None, now: Clock | None = None) -> None:
@@ -43,14 +43,14 @@ class Meter:
         self._lock = threading.Lock()
 
     def measure(self, function: FunctionKind, names: Sequence[str]) -> AbstractContextManager[None]:
-        """Count what happens inside as one pass of `function`, shared evenly by the `names` that it serves.
+        """Measure a block as one pass of `function`, divided evenly among the `names` that it serves.
 
-        A pass that raises is not counted. Passes must not be nested: each would count the seconds of the inner one.
+        A pass that raises is not counted. Passes must not be nested, because the inner time would count twice.
         """
         return _Pass(self, (function, tuple(names)))
 
     def runs(self) -> tuple[FunctionRun, ...]:
-        """One per function and name, in the order in which their first passes ended."""
+        """One run per function and name, in the order in which their first passes ended."""
         found: dict[tuple[FunctionKind, str], _Passes] = {}
         with self._lock:
             for (function, names), passes in self._passes.items():
@@ -63,12 +63,12 @@ class Meter:
         )
 
     def clocks(self) -> tuple[float, float]:
-        """Now, and the seconds of what is billed."""
+        """Unix time, and the reading of the clock of billed time, in seconds."""
         now_s = self._now()
         return now_s, self._seconds() if self._seconds else now_s
 
     def add(self, key: tuple[FunctionKind, tuple[str, ...]], ended: _Passes) -> None:
-        """Count a pass that has ended."""
+        """Add a pass that has ended."""
         with self._lock:
             if known := self._passes.get(key):
                 known.add(ended)
@@ -77,7 +77,7 @@ class Meter:
 
 
 class _Pass(AbstractContextManager[None]):
-    """One pass. A class, as generators take as long as a small pass: there are several in each gradient step."""
+    """One pass, as a class, because a generator-based context manager takes as long as a small pass itself."""
 
     __slots__ = ("_before_s", "_key", "_meter", "_start_s")
 

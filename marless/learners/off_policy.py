@@ -1,8 +1,9 @@
-"""The base of learners of all off-policy families: a round is added to the replay, then gradient steps draw from it.
+"""The base of learners of all off-policy families: a round is added to the replay buffer, then gradient steps draw
+from it.
 
-A round: insert its trajectories; once the replay holds enough, `updates` times: draw, assemble a batch, take a gradient
-step, move target nets. The state of a learner beside its nets is one joint state, `replay.<scope>`. No actor
-reads it; with the replay's file it determines an update completely.
+A round: insert its trajectories; once the buffer holds enough, `updates` times: draw, assemble a batch, take a gradient
+step, move target nets. A learner's state besides its nets is published as one joint state, `replay.<scope>`, which
+actors do not read; together with the replay file, it determines an update completely.
 """
 
 from __future__ import annotations
@@ -49,44 +50,43 @@ from marless.nets.layout import checked, generator
 from marless.nets.rmsprop import RMSProp
 
 Metrics = dict[str, dict[str, float]]
-"""By published name."""
+"""Metrics by published name, then by metric."""
 _STREAM = 4
-"""Keeps draws from the replay apart from others of the same round."""
+"""Number of the random stream of draws from the replay, which must differ from other streams of the same round."""
 _EXPLORATION, _REWARDS = "exploration", "rewards"
-"""Of arrays in states."""
+"""Names of arrays in states."""
 
 
 class Optimizer(Protocol):
-    """A run of gradient steps over stacked parameters."""
+    """Takes gradient steps with stacked parameters, in place."""
 
     def step(self, gradient_PD: Tensor) -> None:
-        """Move the parameters."""
+        """Take one step along a gradient [P, D]."""
         ...
 
 
 @dataclass(frozen=True)
 class Part:
-    """One net of a published state: how its row is written, and where it is held."""
+    """One net of a published state: the codec of its row, and the bank that holds it."""
 
     codec: Codec
-    bank: Bank[Any]  # of whatever trains the family's nets: this module only puts rows in and takes them out
+    bank: Bank[Any]  # Any: the family's own function type, which this module does not use
 
 
 class Training(Protocol):
-    """The nets of a scope in stacks, and what a gradient step does with a batch."""
+    """The stacked nets of a scope during one update, and their gradient steps."""
 
     @property
     def count(self) -> int:
-        """Env steps or episodes of a batch."""
+        """Env steps or episodes per batch."""
         ...
 
     def step(self, batch: Batch, meter: Meter) -> Tensor | None:
-        """Take a gradient step with all nets; what it takes is measured. Returns priorities, float32 [E], if draws have
-        any."""
+        """Take a metered gradient step with all nets; returns new priorities, float32 [E], for prioritised draws."""
         ...
 
     def gradients(self, batch: Batch, meter: Meter) -> tuple[dict[str, dict[str, Tensor]], Tensor | None]:
-        """By name and net prefix the gradients, [D], that `step` would limit and follow; and priorities."""
+        """The gradients [D] of `step` before limiting their norms, by name and net prefix; and priorities."""
         ...
 
     def metrics(self) -> Metrics:
@@ -94,26 +94,26 @@ class Training(Protocol):
         ...
 
     def measured(self, inputs: RoundInput, batch: Batch, meter: Meter) -> Metrics:
-        """What the round asks to be measured of each policy (curvature, noise), over a batch; metered as such."""
+        """The measurements of each policy (curvature, noise) that the round asks for, over a batch; metered."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kinds:
-    """What a family reads of a replay."""
+    """What distinguishes a family's use of the replay buffer."""
 
     inputs: Mapping[int, Inputs]
-    """What nets of each class see."""
+    """Inputs of the nets of each class, by index."""
     exploration: Rate
-    """What actors read: ε, or a deviation."""
+    """The actors' exploration parameter: ε, or a standard deviation."""
     with_state: bool
-    """True if batches hold the global state."""
+    """True if batches have the global state."""
     team: bool
-    """True if batches hold what the team gets."""
+    """True if batches have the rewards of the team, not of each agent."""
 
 
 class OffPolicyLearner(ABC):
-    """One scope of one job; see `marless.algos.base.Learner`. Families say what their nets are and how they train."""
+    """The learner of one scope; see `marless.algos.base.Learner`. Families define their nets and their training."""
 
     def __init__(self, config: OffPolicyConfig, context: LearnerContext, kinds: Kinds) -> None:
         self._settings = config
@@ -138,19 +138,19 @@ class OffPolicyLearner(ABC):
 
     @abstractmethod
     def _joint(self) -> tuple[str, ...]:
-        """Names that are published beside the policies, but for the replay."""
+        """Names of joint states, which are published in addition to policies and the replay's state."""
 
     @abstractmethod
     def _parts(self, name: str) -> Sequence[Part]:
-        """Codecs and banks of what a policy's or joint state's row consists of."""
+        """Codecs and banks of the nets of a policy or joint state."""
 
     @abstractmethod
     def _metadata(self, name: str) -> Mapping[str, str]:
-        """Of a policy's or joint state."""
+        """Metadata of a policy or joint state."""
 
     @abstractmethod
     def _training(self, inputs: RoundInput, *, copies: bool) -> Training:
-        """Arrange the nets for the round's groups, or copies of them: what is held then stays as it is."""
+        """Stack the nets for the round's groups; with `copies`, copies of them, so that held states do not change."""
 
     @abstractmethod
     def _apply(self, name: str, gradients: Arrays, env_steps: int) -> None:
@@ -164,7 +164,7 @@ class OffPolicyLearner(ABC):
         return (*(group.policy for group in groups), *self._joint(), self._replay_name)
 
     def initial(self, name: str, seed: int) -> PolicyState:
-        """See `Learner`. The replay begins empty."""
+        """See `Learner`. The replay buffer is initially empty."""
         if name == self._replay_name:
             empty = _replay(self._settings, self._batches.schema, None)
             return _remembered(empty, RewardMoments(self._scope.classes))
@@ -216,7 +216,7 @@ class OffPolicyLearner(ABC):
         return UpdateOutput(metrics, (*meter.runs(), *compared), distances)
 
     def gradients(self, inputs: RoundInput) -> GradientOutput:
-        """See `Learner`. The round is remembered: of what the replay holds there is one version only."""
+        """See `Learner`. The round is inserted into the replay buffer, of which there is only one version."""
         meter = Meter()
         with meter.measure("post_process", (self._scope.name,)):
             self._remember(inputs)
@@ -236,15 +236,15 @@ class OffPolicyLearner(ABC):
         return GradientOutput(gradients, training.metrics() | {self._replay_name: self._replay.report()}, meter.runs())
 
     def apply(self, name: str, gradients: Arrays, env_steps: int) -> None:
-        """See `Learner`; `gradients` also brings what actors shall explore with from then on."""
+        """See `Learner`; `gradients` also has the actors' next exploration parameter."""
         self._apply(name, gradients, env_steps)
         if name not in self._joint():
             self._explores[name] = float(checked(gradients, _EXPLORATION, (1,))[0])
 
     def _class_of(self, name: str) -> int:
-        """The agent class that a policy serves, as an index; raises NotFoundError if no group was of this name.
+        """Index of the agent class of a policy; raises NotFoundError if no group had this name.
 
-        Before there are groups, policies are named as their agents.
+        Before there are groups, policies have the names of their agents.
         """
         if name not in self._class_by_name and name in self._spaces.agents:
             return self._spaces.classes.index(self._spaces.class_of(name))
@@ -282,7 +282,7 @@ class OffPolicyLearner(ABC):
     def _draws(
         self, inputs: RoundInput, rng: np.random.Generator, count: int, times: int, meter: Meter
     ) -> Iterator[Batch]:
-        """`times` batches; what it takes to draw them is measured."""
+        """Draw `times` batches, metered as post-processing."""
         beta = value_at(self._settings.replay.beta, inputs.env_steps)
         batches = self._batches.draws(rng, count, times, self._moments, beta)
         while True:
@@ -297,18 +297,18 @@ class OffPolicyLearner(ABC):
             self._replay.reprioritise(batch.row, priority_E.cpu().numpy())
 
     def _gradient_steps(self, inputs: RoundInput) -> int:
-        """Of an update."""
+        """Number of gradient steps of an update."""
         return self._settings.gradient_steps(_sampled(inputs))
 
     def _next_exploration(self, inputs: RoundInput) -> float:
-        """What actors explore with in the next round."""
+        """The actors' exploration parameter in the next round."""
         return value_at(self._kinds.exploration, inputs.env_steps + _sampled(inputs))
 
     def _explore(self, groups: Sequence[Group], exploration: float) -> None:
         self._explores |= dict.fromkeys((group.policy for group in groups), exploration)
 
     def _compare(self, inputs: RoundInput) -> list[likeness.Pending]:
-        """Begin to compare the agents of each class, if the round asks for it."""
+        """Start to measure the similarity of the agents of each class, if the round asks for it."""
         if inputs.measure.similarity is None:
             return []
         pending = []
@@ -319,7 +319,7 @@ class OffPolicyLearner(ABC):
 
 
 def make_optimizer(config: OffPolicyConfig, row: Row, *, lr: float, steps: int) -> Optimizer:
-    """What takes `steps` gradient steps with the nets of a stacked row."""
+    """Make the config's optimizer for `steps` gradient steps with the nets of a stacked row."""
     if config.optimizer == "rmsprop":
         return RMSProp(row["flat"], row["second"], row["count"], lr=lr, eps=config.optimizer_eps)
     eps = config.optimizer_eps
@@ -327,10 +327,10 @@ def make_optimizer(config: OffPolicyConfig, row: Row, *, lr: float, steps: int) 
 
 
 def follow_(config: OffPolicyConfig, row: Row) -> None:
-    """Move the target nets of a stacked row after a gradient step.
+    """Update the target nets of a stacked row after a gradient step.
 
-    Softly, by a share of the way (Lillicrap et al. 2016, algorithm 1); or all the way, every so many steps of a net's
-    own (Mnih et al. 2015).
+    Either by `target_tau` of the difference in every step (Lillicrap et al. 2016, algorithm 1), or by a copy every
+    `target_every` steps of the net (Mnih et al. 2015).
     """
     if config.target_every is None:
         row["target"].lerp_(row["flat"], config.target_tau)
@@ -347,12 +347,12 @@ def _replay(config: OffPolicyConfig, schema: ReplaySchema, path: Path | None) ->
 
 
 def _sampled(inputs: RoundInput) -> int:
-    """Env steps."""
+    """Env steps of the round."""
     return sum(trajectory.env_steps for trajectory in inputs.trajectories)
 
 
 def draw_generator(inputs: RoundInput) -> np.random.Generator:
-    """Of all draws of a round."""
+    """The random generator of all draws from the replay in a round."""
     return np.random.default_rng([inputs.seed, inputs.round, _STREAM])
 
 

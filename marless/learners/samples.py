@@ -1,6 +1,6 @@
 """The samples of a stack of nets, and their weights.
 
-Shapes: P nets, R rows, S samples per net, M of a minibatch, T time steps, B segments side by side.
+Shapes: P nets, R rows, S samples per net, M samples of a minibatch, T time steps, B segments.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from marless.nets import kernels
 class Samples:
     """Per-sample rows of P nets as one tensor [P, R, S], so that one gather per epoch shuffles all of them.
 
-    For nets with memory the columns are time-major, [T, segments], and segments stay whole: a minibatch holds some of
-    them, time-major again, and a row "first" (1 where memory is empty before a step) becomes "resets" bool [P, T, B].
+    For recurrent nets, columns are time-major, [T, segments], and segments stay whole: a minibatch has some of them,
+    time-major again, and a row "first" (1 where memory is empty before a step) becomes "resets" bool [P, T, B].
     """
 
     def __init__(self, parts: Mapping[str, Tensor], steps: int | None = None) -> None:
-        """`steps` is T for nets with memory."""
+        """Concatenate the rows of `parts`, [P, rows, S] by name; `steps` is T for recurrent nets, else None."""
         self._table_PRS = torch.cat(list(parts.values()), dim=1)
         self._shuffled_PRS = torch.empty_like(self._table_PRS)
         ends = torch.tensor([part.shape[1] for part in parts.values()]).cumsum(0).tolist()
@@ -32,12 +32,12 @@ class Samples:
 
     @property
     def count(self) -> int:
-        """How many units per net an order permutes: samples, or segments."""
+        """Number of units per net that an order permutes: samples, or segments."""
         return self._table_PRS.shape[2] // self.unit
 
     @property
     def remembers(self) -> bool:
-        """True if units are segments, for nets with memory."""
+        """True if units are segments, for recurrent nets."""
         return self._steps is not None
 
     @property
@@ -46,7 +46,7 @@ class Samples:
         return self._steps or 1
 
     def shuffle(self, order_U: Tensor) -> None:
-        """Let minibatches follow this order of the units."""
+        """Set the order of the units for minibatches."""
         self._order_U = order_U
 
     def subset(self, index_U: Tensor) -> dict[str, Tensor]:
@@ -79,7 +79,7 @@ class Samples:
 
 
 def weights(batch: Mapping[str, Tensor], like: Tensor) -> Tensor:
-    """Each sample's weight, shaped as `like`, summing to 1 per net; samples of dead agents have none."""
+    """Each sample's weight, in the shape of `like`, summing to 1 per net; 0 for samples of dead agents."""
     if "alive" not in batch:
         return torch.full_like(like, like.shape[0] / like.numel())
     alive = batch["alive"].reshape(like.shape)

@@ -1,7 +1,7 @@
 """Selects the groups that train in one stacked pass, and assembles their samples from those of the agents.
 
-Nets with memory are trained on *segments*: what an agent did in one environment copy during the round. They are pooled
-and drawn whole, as columns of samples in time-major order.
+Recurrent nets are trained on *segments*: the steps of an agent in one environment copy during the round. Segments are
+pooled and drawn whole, as columns of samples in time-major order.
 Shapes: N agents of the class, P policies of a stack, m members of each, R rows, T time steps, B copies, S = T · B
 samples per agent.
 """
@@ -23,53 +23,53 @@ from marless.errors import SpecError
 from marless.nets import kernels
 
 _STREAM = 3
-"""Keeps the draws of groups apart from others of the same round."""
+"""Number of the random stream of these draws, which must differ from other streams of the same round."""
 
 
 @dataclass(frozen=True)
 class Stack(ABC):
-    """Groups whose policies have equally many samples to train on."""
+    """Groups whose policies train on the same number of samples."""
 
     names: tuple[str, ...]
-    """Their policies."""
+    """The groups' policies."""
     starts: tuple[str, ...]
     """The policies whose state the update starts from."""
     copies: int | None
-    """B where segments stay whole, and what is pooled is time-major again; None: each sample stands by itself."""
+    """B if segments stay whole, and pooled samples are time-major again; None if samples are independent."""
 
     @abstractmethod
     def pool(self, x_NRS: Tensor) -> Tensor:
-        """What each policy trains on, from what each agent sampled: [N, R, S] → [P, R, samples]."""
+        """Assemble the training samples of each policy from those of each agent: [N, R, S] → [P, R, samples]."""
 
     @abstractmethod
     def seen(self, x_NRS: Tensor) -> Tensor:
-        """All that members saw, as `owner` wants it: for values, and so advantages, of everything there is."""
+        """All samples of all members, [rows, R, samples], drawn or not; critics compute the values of all of them."""
 
     @property
     @abstractmethod
     def owner(self) -> Tensor | None:
-        """int64: the critic of each row of `seen`; None if rows are critics."""
+        """int64 [rows], the critic of each row of `seen`; None if row i belongs to critic i."""
 
     @abstractmethod
     def spread(self, x: Tensor, out_NS: Tensor) -> None:
-        """Write a number for each sample that was `seen`, [rows, 1, samples], to the rows of its agent."""
+        """Write a number per sample of `seen`, [rows, 1, samples], to the rows of the agents."""
 
     def _units(self, x_NRS: Tensor) -> Tensor:
-        """What stays whole along the last axis: [N, R, S], or [N, R · T, B]."""
+        """Reshape so that the last axis has the units: [N, R, S], or [N, R · T, B]."""
         return x_NRS if self.copies is None else x_NRS.reshape(len(x_NRS), -1, self.copies)
 
 
 @dataclass(frozen=True)
 class PooledStack(Stack):
-    """Groups with equally many members, which train on all samples of all of them."""
+    """Groups with the same number of members, which train on all samples of all members."""
 
     members: Tensor
-    """int64 [P, m]: each member's index within the class."""
+    """int64 [P, m], each member's index within the class."""
     whole: bool
-    """True if policy i serves agent i alone, for all agents of the class: pooling then moves nothing."""
+    """True if policy i serves only agent i, for all agents of the class; then pooling copies nothing."""
 
     def pool(self, x_NRS: Tensor) -> Tensor:
-        """Members' samples, or segments, one after another: [N, R, S] → [P, R, m · S]."""
+        """Concatenate the members' samples, or segments: [N, R, S] → [P, R, m · S]."""
         if self.whole:
             return x_NRS
         x_PRmU = self._units(x_NRS)[self.members].transpose(1, 2)
@@ -81,7 +81,7 @@ class PooledStack(Stack):
 
     @property
     def owner(self) -> None:
-        """Rows are critics."""
+        """None: row i belongs to critic i."""
         return
 
     def spread(self, x: Tensor, out_NS: Tensor) -> None:
@@ -90,7 +90,7 @@ class PooledStack(Stack):
             out_NS.copy_(x.squeeze(1))
             return
         policies, count = self.members.shape
-        samples = out_NS.shape[1]  # may be none: where every episode ended by itself, nothing bootstraps
+        samples = out_NS.shape[1]  # may be 0: without cut segments, there are no bootstrap rows
         copies = self.copies or samples
         x_PTmU = x.reshape(policies, samples // copies if copies else 0, count, copies)
         out_NS[self.members] = x_PTmU.transpose(1, 2).reshape(policies, count, samples)
@@ -101,14 +101,14 @@ class DrawnStack(Stack):
     """Groups of any size, each of which trains on as many samples as one agent has, S."""
 
     agents: Tensor
-    """int64 [n]: all members' indices within the class, group after group."""
+    """int64 [n], all members' indices within the class, group after group."""
     owners: Tensor
-    """int64 [n]: each member's policy."""
+    """int64 [n], each member's policy."""
     columns: tuple[Tensor, ...]
-    """Per member, int64: which of its samples, or segments, were drawn, ascending."""
+    """Per member, int64: indices of its drawn samples, or segments, ascending."""
 
     def pool(self, x_NRS: Tensor) -> Tensor:
-        """What was drawn of the members, one member after another: [N, R, S] → [P, R, S]."""
+        """Concatenate the drawn samples of the members: [N, R, S] → [P, R, S]."""
         x_NRU = self._units(x_NRS)
         pooled_PRU = x_NRU.new_empty(len(self.names), *x_NRU.shape[1:])
         policy, end = -1, 0
@@ -137,7 +137,7 @@ class DrawnStack(Stack):
 def stacks(
     groups: Sequence[Group], agent_class: AgentClass, *, parts: int, device: torch.device, copies: int | None = None
 ) -> list[PooledStack]:
-    """Sort groups into stacks by member count, each cut into at most `parts` stacks; in order of first appearance.
+    """Sort groups into stacks by number of members, each split into at most `parts` stacks; by first appearance.
 
     For `copies` see `Stack`. Raises SpecError unless every agent of the class is in exactly one group.
     """
@@ -163,9 +163,9 @@ def drawn_stacks(
 ) -> list[DrawnStack]:
     """At most `parts` stacks of groups of any size, in order; each group draws `samples`, S, of its members' m · S.
 
-    Where segments stay whole, it draws `copies`, B, of its members' m · B segments. Drawn without replacement, from the
-    job's seed, the round and the policy's name alone (`seed` is the first two). An agent by itself keeps its samples
-    and their order. Raises SpecError as `stacks` does.
+    If segments stay whole, it draws `copies`, B, of its members' m · B segments. Draws are without replacement, and
+    depend on the job's seed, the round (both in `seed`) and the policy's name only. A single agent keeps all its
+    samples in their order. Raises SpecError as `stacks` does.
     """
     _check(groups, agent_class)
     return [_drawn(part, agent_class, copies or samples, seed, device, copies) for part in _cut(groups, parts)]
@@ -177,8 +177,8 @@ def cut_stacks(
     """At most `parts` stacks of groups of any size, each of which takes `copies` columns of each time step from its
     members' m · copies.
 
-    For samples that are a random draw already: the i-th of m members gives the i-th part, and nothing is drawn again.
-    Raises SpecError as `stacks` does.
+    For samples that are randomly drawn already: the i-th of m members contributes the i-th part of its columns. Raises
+    SpecError as `stacks` does.
     """
     _check(groups, agent_class)
     return [_cut_stack(part, agent_class, copies, device) for part in _cut(groups, parts)]
@@ -245,7 +245,7 @@ def _drawn_stack(
 
 
 def _draw(group: Group, units: int, seed: tuple[int, int]) -> list[Tensor]:
-    """The samples, or segments, of each member that its group trains on."""
+    """Draw the samples, or segments, of each member that its group trains on."""
     rng = np.random.default_rng([*seed, _STREAM, *group.policy.encode()])
     drawn_S = np.sort(rng.choice(len(group.agents) * units, units, replace=False))
     bounds = np.searchsorted(drawn_S, units * np.arange(len(group.agents) + 1))

@@ -1,7 +1,7 @@
 """Converts the trajectories of a round to one table per agent class, feature-major: samples are on the last axis.
 
-Shapes: N agents of the class, T time, B copies of all actors side by side in actor order, S = T · B samples, I
-features + 1 (a last row of ones, see `marless.nets.layout`), K bootstrap rows. NumPy, on the host.
+Shapes: N agents of the class, T time, B copies of all actors in actor order, S = T · B samples, I features + 1 (a last
+row of ones, see `marless.nets.layout`), K bootstrap rows. NumPy, on the host.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ BoolArray = NDArray[np.bool_]
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """What a learner reads of a round; see the module for the shapes."""
+    """The samples of a round for a learner; the module's docstring explains the shapes."""
 
     obs: FloatArray
     """[N, I, S]."""
     boot_obs: FloatArray
     """[N, I, K]."""
     action: FloatArray
-    """[N, 1, S] (the number of a discrete action) or [N, A, S]."""
+    """[N, 1, S] (index of a discrete action) or [N, A, S]."""
     log_prob: FloatArray
     """[N, 1, S]."""
     reward: FloatArray
@@ -50,7 +50,7 @@ class Table:
 
 
 def tabulate(trajectories: Sequence[Trajectory], agent_class: int, with_state: bool) -> Table:
-    """Put the trajectories of all actors side by side; raises CorruptError if their lengths in time differ."""
+    """Concatenate the trajectories of all actors along the copies; raises CorruptError if their steps differ."""
     if len({trajectory.steps for trajectory in trajectories}) != 1:
         raise CorruptError(f"trajectories of {[t.steps for t in trajectories]} time steps cannot share a round")
     source = _Source(trajectories, agent_class)

@@ -1,1 +1,1 @@
-"""Learners of deterministic policy gradients: MADDPG and IDDPG."""
+"""Learners of the deterministic policy gradient family: MADDPG and IDDPG."""

@@ -1,8 +1,9 @@
 """Gradients of policies and critics in one gradient step of DDPG, all computed from the parameters before the step.
 
 Critics regress on r + γ Q′(s′, μ′(s′)); policies maximise Q(s, μ(s)), where only an agent's own action is replaced by
-its policy's, and those of the others are the ones taken (Lowe et al. 2017, eq. 5 and 6; alone: Lillicrap et al. 2016).
-Both gradients are of one version; Lowe et al. update the critic first, and use the result for the policy.
+its policy's, and the others' are those taken (Lowe et al. 2017, eq. 5 and 6; single agents: Lillicrap et al. 2016).
+Departs from Lowe et al., who update the critic first and use the result for the policy: here both gradients use the
+parameters before the step.
 Shapes: R rows (agents), of all classes one after another where critics read them; P nets, A actions or action
 components, I inputs + 1, M samples.
 """
@@ -23,12 +24,12 @@ from marless.learners.ddpg.views import View
 from marless.losses import td
 
 Metrics = dict[str, Tensor]
-"""Name → one number per net, [P]."""
+"""Values per net, [P], by metric."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Critics:
-    """A stack of critics and its targets; a row for each agent of the views."""
+    """A stack of critics and their target nets, with one row per agent of the views."""
 
     nets: RowNets
     targets: RowNets
@@ -36,28 +37,28 @@ class Critics:
 
 @dataclass(frozen=True, kw_only=True)
 class Actors:
-    """A stack of policies of one class."""
+    """A stack of policies of one class, with their target nets and critics."""
 
     index: int
-    """Of the class among the views."""
+    """Index of the class among the views."""
     rows: Rows
-    """Of the class's agents."""
+    """The rows of the stack, by agent."""
     head: Head
     nets: RowNets
     targets: RowNets
     judges: RowNets
-    """The critic of each row, to be asked, not trained."""
+    """The critic of each row, for the policies' gradient; it is not trained through this."""
     own: Tensor
-    """int64 [R, A]: where each row's action stands in its critic's inputs."""
+    """int64 [R, A], position of each row's action in its critic's inputs."""
 
     def judged(self, input_xIM: Tensor, agents: int) -> Tensor:
-        """What the rows' critics read, of what those of all `agents` of the class do; or of one row for all of them."""
+        """The inputs of the rows' critics, from those of all `agents` agents of the class, or from one row for all."""
         return self.rows.take(input_xIM.expand(agents, -1, -1))
 
 
 @dataclass(frozen=True)
 class Gradient:
-    """Of the loss of a stack's nets."""
+    """The gradient of the loss of a stack's nets."""
 
     gradient: Tensor
     """[P, D]; valid until the next gradient of the stack."""
@@ -65,7 +66,7 @@ class Gradient:
 
 
 class ActorCritics:
-    """Policies of one or several classes, and the critics of all their agents: one stack of them, or two (twins)."""
+    """Policies of one or several classes, and the critics of all their agents: one stack, or two for twin critics."""
 
     def __init__(
         self, inputs: CriticInputs, actors: Sequence[Actors], critics: Sequence[Critics], *, regularisation: float
@@ -76,7 +77,7 @@ class ActorCritics:
         self._regularisation = regularisation
 
     def refresh(self) -> None:
-        """Read all parameters anew, after they have moved."""
+        """Copy all parameters to the rows again, after a gradient step."""
         for actors in self.actors:
             for nets in (actors.nets, actors.targets, actors.judges):
                 nets.refresh()
@@ -85,11 +86,11 @@ class ActorCritics:
             critics.targets.refresh()
 
     def built(self, views: Sequence[View]) -> Tensor:
-        """What critics read of what was done, [R or 1, I, M]."""
+        """The critics' inputs for the actions taken, [R or 1, I, M]."""
         return self._inputs.build([view.now for view in views], [view.action for view in views])
 
     def targets(self, views: Sequence[View]) -> Tensor:
-        """What critics are to say, [R, 1, M]: twins' lower value counts (Fujimoto et al. 2018, eq. 10)."""
+        """The critics' targets, [R, 1, M]; with twins, from the lower value (Fujimoto et al. 2018, eq. 10)."""
         actions = self._actions_after(views)
         input_xIM = self._inputs.build([view.after for view in views], actions)
         value_R1M = self.critics[0].targets.net.evaluate(input_xIM)
@@ -99,7 +100,7 @@ class ActorCritics:
         return reward_R1M + torch.cat([view.discount for view in views]) * value_R1M
 
     def critic_gradients(self, views: Sequence[View], built: Tensor) -> tuple[list[Gradient], Tensor]:
-        """Of each stack of critics, and the errors of the first, [R, 1, M]."""
+        """The gradients of each stack of critics, and the TD errors of the first stack, [R, 1, M]."""
         target_R1M, weight_RM = self.targets(views), torch.cat([view.weight for view in views]).squeeze(1)
         found, errors = [], []
         for critics in self.critics:
@@ -116,7 +117,7 @@ class ActorCritics:
         return found, errors[0]
 
     def policy_gradients(self, views: Sequence[View], built: Tensor) -> list[Gradient]:
-        """Of each stack of policies."""
+        """The gradients of each stack of policies."""
         return [self._policy_gradient(actors, views[actors.index], built) for actors in self.actors]
 
     def _policy_gradient(self, actors: Actors, view: View, built: Tensor) -> Gradient:
@@ -124,7 +125,7 @@ class ActorCritics:
         return descent(actors, mine, input_RIM, self._regularisation)
 
     def _actions_after(self, views: Sequence[View]) -> list[Tensor]:
-        """What target policies do after each step, class by class."""
+        """The actions of target policies in the successor states, by class."""
         actions = [torch.empty_like(view.action) for view in views]
         for actors in self.actors:
             view, rows = views[actors.index], actors.rows
@@ -138,16 +139,16 @@ class ActorCritics:
 
 
 def descent(actors: Actors, mine: View, input_RIM: Tensor, regularisation: float) -> Gradient:
-    """Of the loss −Σ w Q(s, μ(s)) + regularisation · Σ w |z|²/A, z being the outputs of policies.
+    """The gradient of the loss −Σ w Q(s, μ(s)) + regularisation · Σ w |z|²/A, z being the policies' outputs.
 
-    `mine` is what the rows train on, `input_RIM` what their critics read of it.
+    `mine` has the rows' samples, and `input_RIM` their critics' inputs.
     """
     output_RAM = actors.nets.net.forward(mine.now)
     action_RAM = actors.head.act(output_RAM, mine.noise, mine.legal)
     weight_R1M, judges = mine.weight, actors.judges.net
     value_R1M = judges.forward(replaced(input_RIM, actors.own, action_RAM))
     d_action_RAM = judges.input_gradient(-weight_R1M, actors.own)
-    # what is illegal is not played, however large its output: it is left out of the squares
+    # outputs of illegal actions have no effect, so they are not regularised
     squared_RAM = output_RAM if mine.legal is None else output_RAM * mine.legal
     pull_RAM = squared_RAM * (weight_R1M * (2 * regularisation / output_RAM.shape[1]))
     penalty_R = 0.5 * (pull_RAM * squared_RAM).sum(dim=(1, 2))

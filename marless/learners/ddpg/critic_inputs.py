@@ -16,7 +16,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Sizes:
-    """What one agent class contributes."""
+    """The sizes of one agent class: number of agents, observation size, action rows."""
 
     agents: int
     obs: int
@@ -24,24 +24,24 @@ class Sizes:
 
 
 class CriticInputs(Protocol):
-    """How inputs are put together. Classes come in the order of the scope."""
+    """The layout of the critics' inputs. Classes are in the order of the scope."""
 
     @property
     def size(self) -> int:
-        """Inputs of a critic, without the row of ones."""
+        """Number of inputs of a critic, without the row of ones."""
         ...
 
     def build(self, features: Sequence[Tensor], actions: Sequence[Tensor]) -> Tensor:
-        """Inputs [R or 1, size + 1, M] of what policies read, [N, O + 1, M], and actions [N, A, M], class by class."""
+        """Inputs [R or 1, size + 1, M] from the policies' inputs [N, O + 1, M] and actions [N, A, M] of each class."""
         ...
 
     def own(self, index: int) -> Tensor:
-        """int64 [N, A]: where the actions of each agent of a class stand in the inputs of its critic."""
+        """int64 [N, A], positions of the actions of each agent of a class in the inputs of its critic."""
         ...
 
 
 class JointInputs:
-    """All observations, then all actions, in class and agent order: one row serves all agents (Lowe et al. 2017)."""
+    """All observations, then all actions, by class and agent; one row serves all agents (Lowe et al. 2017)."""
 
     def __init__(self, sizes: Sequence[Sizes]) -> None:
         self._sizes = tuple(sizes)
@@ -70,7 +70,7 @@ class JointInputs:
 
 
 class OwnInputs:
-    """An agent's own observation, then its own action; of one class, as inputs of several would differ in size."""
+    """An agent's own observation, then its own action; for one class only, as the sizes of classes differ."""
 
     def __init__(self, sizes: Sizes) -> None:
         self._sizes = sizes
@@ -91,5 +91,5 @@ class OwnInputs:
 
 
 def replaced(input_RIM: Tensor, own_RA: Tensor, action_RAM: Tensor) -> Tensor:
-    """Inputs in which each row's own action is another one; a new tensor, through which gradients pass."""
+    """The inputs with each row's own action replaced; a new, differentiable tensor."""
     return input_RIM.scatter(1, own_RA.unsqueeze(2).expand_as(action_RAM), action_RAM)

@@ -1,7 +1,7 @@
 """Differentiable actions from a policy net's outputs, as inputs of critics, for each kind of action space.
 
-Shapes: R rows (agents), A actions or action components, M samples. Critics see continuous actions in the nets' own
-units, where the box is [−1, 1], and discrete ones as one-hot vectors.
+Shapes: R rows (agents), A actions or action components, M samples. Critics get continuous actions in units in which the
+box is [−1, 1], and discrete ones as one-hot vectors.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from marless.losses import ddpg
 
 
 class Head(Protocol):
-    """Actions of policies and of target policies."""
+    """Computes actions of policies and target policies from their nets' outputs."""
 
     def noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float32]:
-        """What `act` and `target` turn into randomness, float32."""
+        """Draw the noise for `act` and `target`, float32."""
         ...
 
     def smooth(self, output_RAM: Tensor, noise_RAM: Tensor, legal_RAM: Tensor | None) -> Tensor:
@@ -30,11 +30,11 @@ class Head(Protocol):
         ...
 
     def act(self, output_RAM: Tensor, noise_RAM: Tensor, legal_RAM: Tensor | None) -> Tensor:
-        """Actions as critics see them where policies learn; keeps what `gradient` needs."""
+        """Actions as inputs of critics, for the policies' gradient."""
         ...
 
     def gradient(self, d_action_RAM: Tensor) -> Tensor:
-        """The gradient at the outputs, given the one at what `act` returned last."""
+        """The gradient with respect to the outputs, given that with respect to the last result of `act`."""
         ...
 
     def target(self, output_RAM: Tensor, noise_RAM: Tensor, legal_RAM: Tensor | None) -> Tensor:
@@ -42,19 +42,19 @@ class Head(Protocol):
         ...
 
     def encode(self, taken_RxM: Tensor) -> Tensor:
-        """Actions that were taken, [R, 1, M] (numbers) or [R, A, M], as critics see them, float32 [R, A, M]."""
+        """Convert actions that were taken, [R, 1, M] (indices) or [R, A, M], to critics' inputs, float32 [R, A, M]."""
         ...
 
 
 class Bounded:
-    """Continuous actions: a = tanh z. Target actions are smoothed by clipped noise in TD3, else exact."""
+    """Continuous actions: a = tanh z. Target actions have clipped noise in TD3, else none."""
 
     def __init__(self, deviation: float, limit: float) -> None:
         self._deviation = deviation
         self._limit = limit
 
     def noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float32]:
-        """Standard normal; nothing is drawn where nothing is smoothed."""
+        """Standard normal noise; zeros, without a draw, if target actions are not smoothed."""
         return rng.standard_normal(shape, np.float32) if self._deviation else np.zeros(shape, np.float32)
 
     def smooth(self, output_RAM: Tensor, noise_RAM: Tensor, legal_RAM: Tensor | None) -> Tensor:
@@ -62,7 +62,7 @@ class Bounded:
         return torch.tanh(output_RAM)
 
     def act(self, output_RAM: Tensor, noise_RAM: Tensor, legal_RAM: Tensor | None) -> Tensor:
-        """See `Head`; without noise: critics say what they make of the action itself."""
+        """See `Head`; without noise."""
         self._action_RAM = torch.tanh(output_RAM)
         return self._action_RAM
 
@@ -81,7 +81,7 @@ class Bounded:
 
 
 class Relaxed:
-    """Discrete actions: samples of a Gumbel-softmax, exact in forward passes if `straight_through`, and in targets."""
+    """Discrete actions: Gumbel-softmax samples; one-hot in targets and, if `straight_through`, in forward passes."""
 
     def __init__(self, actions: int, temperature: float, straight_through: bool) -> None:
         self._actions = actions
@@ -90,7 +90,7 @@ class Relaxed:
 
     def noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float32]:
         """Gumbel noise, −log of a standard exponential variable."""
-        # float32 exponentials may be 0: the smallest normal number stands for what is below it
+        # float32 exponentials may be 0, and are limited to the smallest normal number
         return -np.log(np.maximum(rng.standard_exponential(shape, np.float32), np.finfo(np.float32).tiny))
 
     def smooth(self, output_RAM: Tensor, noise_RAM: Tensor, legal_RAM: Tensor | None) -> Tensor:
@@ -103,7 +103,7 @@ class Relaxed:
         return ddpg.hardest(self._relaxed_RAM) if self._straight_through else self._relaxed_RAM
 
     def gradient(self, d_action_RAM: Tensor) -> Tensor:
-        """See `Head`; straight-through: as if the relaxed action had been seen (Jang et al. 2017, §2.2)."""
+        """See `Head`; with straight-through, the gradient of the relaxed action (Jang et al. 2017, §2.2)."""
         return ddpg.relaxed_gradient(self._relaxed_RAM, d_action_RAM, self._temperature)
 
     def target(self, output_RAM: Tensor, noise_RAM: Tensor, legal_RAM: Tensor | None) -> Tensor:

@@ -1,6 +1,6 @@
 """The learner of the deterministic policy gradient family: MADDPG, whose critics read all agents, and IDDPG.
 
-They differ only in the input of a critic and in the agents that it serves, `Critic`.
+They differ only in the inputs of critics and the agents that a critic serves, see `Critic`.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from marless.nets.inputs import Inputs
 from marless.nets.layout import Layout, checked
 
 Critic = Literal["own", "joint"]
-"""own: each policy has one, of what its agents see and do; joint: each agent has one, of what all agents see and do."""
+"""own: one critic per policy, of its agents' observations and actions; joint: one per agent, of those of all agents."""
 _POLICY, _CRITIC, _TWIN = "policy", "critic", "twin"
 """Prefixes of nets in published states."""
 
 
 @dataclass(frozen=True)
 class _Class:
-    """An agent class of the scope."""
+    """The policies of one agent class of the scope."""
 
     agents: AgentClass
     head: Head
@@ -48,13 +48,13 @@ class _Class:
     codec: Codec
 
     def chosen(self, inputs: RoundInput, device: torch.device) -> list[Rows]:
-        """The stacks of its groups."""
+        """The stacks of the round's groups of this class."""
         mine = [group for group in inputs.groups if group.agents[0] in self.agents.agents]
         return rows(mine, self.agents, inputs.pooling, device)
 
 
 class DDPGLearner(OffPolicyLearner):
-    """One scope of one job; see `marless.algos.base.Learner`."""
+    """The learner of one scope of one job; see `marless.algos.base.Learner`."""
 
     def __init__(self, config: DDPGConfig, context: LearnerContext, *, critic: Critic) -> None:
         classes = context.scope.agent_classes(context.spaces)
@@ -104,7 +104,7 @@ class DDPGLearner(OffPolicyLearner):
             raise CorruptError(f"{name}: gradients of {sorted(gradients)}, but its nets are {prefixes}")
         for part in self._parts(name):
             prefix = part.codec.prefix
-            if prefix in gradients:  # policies may not be due
+            if prefix in gradients:  # policies are not updated in every step
                 gradient_D = checked(gradients, prefix, (part.codec.layout.size,))
                 gradient_1D = torch.tensor(gradient_D, device=self._device).unsqueeze(0)
                 lr = self._lr(prefix, env_steps)
@@ -123,7 +123,7 @@ class DDPGLearner(OffPolicyLearner):
         return value_at(self._config.lr if prefix == _POLICY else self._config.critic_lr, env_steps)
 
     def _together(self, inputs: RoundInput, copies: bool) -> list[Ensemble]:
-        """One ensemble of all agents of all classes, each with a critic of its own."""
+        """One ensemble of all agents of all classes, with one critic per agent."""
         count = len(self._critic_names)
         seats = separate(self._critic_names, count, self._device)
         critics = {prefix: _arranged(part.bank, [seats], copies)[0] for prefix, part in self._critics.items()}
@@ -138,7 +138,7 @@ class DDPGLearner(OffPolicyLearner):
         return [self._ensemble(None, actors, policies, seats, critics, inputs)]
 
     def _apart(self, inputs: RoundInput, copies: bool) -> list[Ensemble]:
-        """An ensemble for each stack of policies, each with a critic of its own."""
+        """One ensemble per stack of policies, with one critic per policy."""
         (mine,) = self._classes
         chosen = mine.chosen(inputs, self._device)
         policies = _arranged(mine.policies, chosen, copies)
@@ -167,7 +167,7 @@ class DDPGLearner(OffPolicyLearner):
         return Ensemble(rows=stack, nets=nets, policies=tuple(policies), critics=tuple(trained))
 
     def _actors(self, index: int, stack: Rows, row: Row, critic: Row, judges: Sequence[int]) -> Actors:
-        """A stack of policies; `judges` are the critics of its rows."""
+        """Make a stack of policies; `judges` are the indices of its rows' critics."""
         mine = self._classes[index]
         return Actors(
             index=index,
@@ -199,11 +199,11 @@ def _class(agents: AgentClass, config: DDPGConfig, hidden: tuple[int, ...]) -> _
 
 
 def _arranged(bank: Bank[Row], chosen: Sequence[Rows], copies: bool) -> list[Row]:
-    """The stacked rows, or copies of them."""
+    """The stacked rows of a bank, or copies of them."""
     wanted = [(stack.names, stack.starts) for stack in chosen]
     return bank.copies(wanted) if copies else bank.arrange(wanted)
 
 
 def _itself(row: Row) -> Row:
-    """Stacks are trained by what is made for a round; a bank holds no more than their tensors."""
+    """The function of these banks: the stacked tensors themselves, as nets are made for each round."""
     return row

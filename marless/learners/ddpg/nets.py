@@ -1,7 +1,7 @@
-"""Stacked nets with one row per agent, where several rows may use the same net.
+"""Stacked nets with one row per agent; several rows may use the same net.
 
-Rows compute with copies of their net; the gradient of a net is the mean over its rows.
-Shapes: P nets of D parameters, R rows, K outputs, M samples, F numbers of any kind.
+Each row computes with a copy of its net; the gradient of a net is the mean over its rows.
+Shapes: P nets of D parameters, R rows, K outputs, M samples, F values of any kind.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from marless.nets.stacked import Activation, StackedMLP
 
 
 class RowNets:
-    """The nets of rows; `owners` are the indices of each row's net."""
+    """P nets with R rows; `owners` has the index of each row's net."""
 
     def __init__(self, layout: Layout, flat_PD: Tensor, activation: Activation, owners: Sequence[int]) -> None:
         nets = len(flat_PD)
@@ -29,17 +29,17 @@ class RowNets:
         self.net = StackedMLP(layout, self.flat_RD, activation)
 
     def refresh(self) -> None:
-        """Read the nets' parameters anew, after they have moved."""
+        """Copy the nets' parameters to the rows again, after a gradient step."""
         if not self._alone:
             torch.index_select(self._flat_PD, 0, self.owners_R, out=self.flat_RD)
 
     def backward(self, d_output_RKM: Tensor) -> Tensor:
-        """Each net's gradient [P, D], given those at its rows' last outputs; overwritten by the next."""
+        """Each net's gradient [P, D], given those at its rows' last outputs; overwritten by the next call."""
         self.net.backward(d_output_RKM)
         return self.mean(self.net.gradient_PD)
 
     def mean(self, x_RF: Tensor) -> Tensor:
-        """Of the rows of each net: [R, F] → [P, F]. Nets without a row get 0."""
+        """Mean over the rows of each net: [R, F] → [P, F]; 0 for nets without rows."""
         if self._alone:
             return x_RF
         rows = [x_RF[index].mean(dim=0) if len(index) else torch.zeros_like(x_RF[0]) for index in self._rows]

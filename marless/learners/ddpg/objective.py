@@ -25,9 +25,9 @@ _VIEW = "view."
 
 
 class ActionValue:
-    """Σ f(z) of policies' outputs z, f being anything that autograd goes through; see `OutputObjective`.
+    """Σ f(z) of policies' outputs z, for any f that autograd can differentiate twice; see `OutputObjective`.
 
-    Autograd, because f is a head and a critic: only the few outputs of a policy are differentiated twice this way.
+    Here f is a head and a critic. Autograd is affordable, because only a policy's few outputs are differentiated twice.
     """
 
     def __init__(self, output_RAM: Tensor, value: Callable[[Tensor], Tensor]) -> None:
@@ -72,12 +72,12 @@ class PolicyObjective:
 
 
 class Sampled:
-    """What one draw holds for a stack of policies; see `marless.learners.measuring.Measured`."""
+    """The samples of one draw for a stack of policies; see `marless.learners.measuring.Measured`."""
 
     unit = 1
 
     def __init__(self, actors: Actors, view: View, built: Tensor) -> None:
-        """`view` and `built` are of all agents of the class, see `ActorCritics`."""
+        """Select the samples of the stack's rows from `view` and `built` of all agents, see `ActorCritics`."""
         mine = view.taken(actors.rows)
         parts = {f"{_VIEW}{each.name}": getattr(mine, each.name) for each in fields(mine)}
         self._parts: dict[str, Tensor] = {name: part for name, part in parts.items() if part is not None}
@@ -88,7 +88,7 @@ class Sampled:
 
     @property
     def count(self) -> int:
-        """Env steps of a row."""
+        """Number of env steps per row."""
         return self._parts["input"].shape[2]
 
     def subset(self, index_M: Tensor) -> dict[str, Tensor]:
@@ -111,7 +111,7 @@ def _view(batch: Mapping[str, Tensor]) -> View:
 
 
 def _values(net: StackedMLP, flat_RD: Tensor, input_RIM: Tensor) -> Tensor:
-    """What `net.forward` gives, as autograd wants it."""
+    """The outputs of `net.forward`, computed with operations that autograd can differentiate."""
     hidden, (*layers, last) = input_RIM, matrices(net.layout, flat_RD)
     for layer in layers:
         sums = layer @ hidden

@@ -23,29 +23,29 @@ class Rows:
     """The rows of one stack, group after group."""
 
     names: tuple[str, ...]
-    """The policies, P."""
+    """The P policies."""
     starts: tuple[str, ...]
     """The policies whose state the update starts from."""
     agents: Tensor
-    """int64 [R]: each row's agent, as its index within the class."""
+    """int64 [R], index of each row's agent within the class."""
     owners: tuple[int, ...]
-    """Each row's policy."""
+    """Index of each row's policy."""
     whole: bool
-    """True if row i is agent i, for all agents of the class: nothing then moves."""
+    """True if row i is agent i, for all agents of the class; then nothing is copied."""
     parts: int
-    """Rows have all columns if 1, or if there are fewer columns than parts; else a group has so many members, and the
-    i-th of them has the i-th part."""
+    """1: each row trains on all columns. Otherwise the number of members of each group: the i-th member trains on the
+    i-th part of the columns, unless there are fewer columns than parts."""
 
     def all(self, x_NFM: Tensor) -> Tensor:
-        """What each row's agent has, [R, F, M]."""
+        """Select each row's agent: [N, F, M] → [R, F, M]."""
         return x_NFM if self.whole else x_NFM[self.agents]
 
     def put_all(self, x_RFM: Tensor, out_NFM: Tensor) -> None:
-        """Write what each row has to its agent's place."""
+        """Write each row to its agent: [R, F, M] → [N, F, M]."""
         out_NFM[self.agents] = x_RFM
 
     def take(self, x_NFM: Tensor) -> Tensor:
-        """What each row trains on, [R, F, W], of what each agent has."""
+        """Select the columns that each row trains on: [N, F, M] → [R, F, W]."""
         x_RFM = self.all(x_NFM)
         if self._undivided(x_NFM):
             return x_RFM
@@ -53,7 +53,7 @@ class Rows:
         return self._parted(x_RFM)[each_R, :, each_R % self.parts]
 
     def put(self, x_RFW: Tensor, out_NFM: Tensor) -> None:
-        """Write what each row trained on to its place among what its agent has."""
+        """The inverse of `take`: write each row's columns to those of its agent."""
         if self._undivided(out_NFM):
             self.put_all(x_RFW, out_NFM)
             return
@@ -64,12 +64,12 @@ class Rows:
         return self.parts == 1 or x_NFM.shape[2] < self.parts
 
     def _parted(self, x_xFM: Tensor) -> Tensor:
-        """A view [., F, parts, W]; columns too few for one more of each part are left out."""
+        """A view [., F, parts, W]; the remainder of the columns is left out."""
         width = x_xFM.shape[2] // self.parts
         return x_xFM[:, :, : self.parts * width].view(*x_xFM.shape[:2], self.parts, width)
 
     def seated(self) -> Rows:
-        """The same rows, each of which is now an agent of its own."""
+        """The same rows with each row as its own agent, for data that are selected by row already."""
         agents = torch.arange(len(self.owners), device=self.agents.device)
         return Rows(self.names, self.starts, agents, self.owners, whole=True, parts=1)
 
@@ -77,10 +77,8 @@ class Rows:
 def rows(
     groups: Sequence[Group], agent_class: AgentClass, pooling: Literal["pooled", "drawn"], device: torch.device
 ) -> list[Rows]:
-    """Sort groups into stacks: one of all groups, or, if each trains on as many samples as one agent has, one for each
-    number of members. In order of first appearance.
-
-    Raises SpecError unless every agent of the class is in exactly one group.
+    """Sort groups into stacks, in order of first appearance: one stack if `pooling` is "pooled", else one per number of
+    members. Raises SpecError unless every agent of the class is in exactly one group.
     """
     grouped = [agent for group in groups for agent in group.agents]
     if sorted(grouped) != sorted(agent_class.agents):
@@ -94,7 +92,7 @@ def rows(
 
 
 def separate(names: Sequence[str], agents: int, device: torch.device) -> Rows:
-    """A row for each of as many agents, all with all columns; `names` are those of the nets that they have."""
+    """One row per agent, each with a net of its own and all columns; `names` are the nets' names."""
     return Rows(
         tuple(names), tuple(names), torch.arange(agents, device=device), tuple(range(agents)), whole=True, parts=1
     )

@@ -28,18 +28,18 @@ from marless.nets.adam import clip_norm_
 from marless.nets.bank import Row
 
 _STREAM = 5
-"""Keeps the noise of gradient steps apart from draws from the replay."""
+"""Number of the random stream of noise in gradient steps, which must differ from that of draws from the replay."""
 _PARTS = 4
-"""Of a batch, whose gradients the noise scale compares with the whole batch's."""
+"""Number of parts of a batch whose gradients the noise scale compares with that of the whole batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """A stack of nets in training."""
+    """A stack of nets with its optimizer and its metrics."""
 
     function: Literal["critic", "policy"]
     prefix: str
-    """Of its nets in published states."""
+    """Prefix of its nets in published states."""
     names: tuple[str, ...]
     tensors: Row
     optimizer: Optimizer
@@ -47,14 +47,14 @@ class Trained:
     """Metrics of each step so far."""
 
     def step(self, gradient: Gradient, config: DDPGConfig) -> None:
-        """Follow a gradient, and let target nets follow."""
+        """Take an optimizer step along a gradient, whose norm is limited in place, and update the target nets."""
         norm_P = clip_norm_(gradient.gradient, config.max_grad_norm)
         self.optimizer.step(gradient.gradient)
         follow_(config, self.tensors)
         self.seen.append(gradient.metrics | {"grad_norm": norm_P})
 
     def metrics(self) -> Metrics:
-        """Means over the steps so far; those of twins and critics under names of their own."""
+        """Means over the steps so far; metrics of critics and twins have names of their own."""
         if not self.seen:
             return {}
         means = {key: torch.stack([each[key] for each in self.seen]).mean(dim=0).tolist() for key in self.seen[0]}
@@ -67,19 +67,19 @@ class Ensemble:
     """Policies and critics that train on the same samples."""
 
     rows: Rows | None
-    """Of the scope's only class: each is an agent to this ensemble. None: all agents are, of all classes."""
+    """The rows of the scope's only class, each of which counts as an agent here; None: all agents of all classes."""
     nets: ActorCritics
     policies: tuple[Trained, ...]
-    """Of each stack of actors."""
+    """One per stack of actors."""
     critics: tuple[Trained, ...]
-    """Of each stack of critics."""
+    """One per stack of critics."""
 
     def views(self, everyone: Sequence[View]) -> Sequence[View]:
-        """What this ensemble trains on."""
+        """Select the samples that this ensemble trains on."""
         return everyone if self.rows is None else [everyone[0].taken(self.rows)]
 
     def spread(self, error_R1M: Tensor, agents: int, width: int) -> Tensor:
-        """Sizes of errors, where each agent has them, [N, 1, E]; 0 elsewhere."""
+        """Absolute errors by agent, [N, 1, E]; 0 where an agent has no sample here."""
         if self.rows is None:
             return error_R1M.abs()
         error_N1E = error_R1M.new_zeros(agents, 1, width)
@@ -87,7 +87,7 @@ class Ensemble:
         return error_N1E
 
     def due(self, every: int) -> bool:
-        """True if policies learn in the next gradient step: critics count their own."""
+        """True if policies are updated in the next gradient step, by the critics' step count."""
         return (int(self.critics[0].tensors["count"][0]) + 1) % every == 0
 
 
@@ -102,7 +102,7 @@ class DDPGTraining:
         heads: Sequence[Head],
         seed: tuple[int, int],
     ) -> None:
-        """`heads` of each class of the scope; `seed` is the job's and the round."""
+        """Train `ensembles`; `heads` has one head per class of the scope, `seed` the job's seed and the round."""
         self._config = config
         self._scope = scope
         self._ensembles = tuple(ensembles)
@@ -115,7 +115,7 @@ class DDPGTraining:
         return self._config.batch_size
 
     def step(self, batch: Batch, meter: Meter) -> Tensor | None:
-        """See `Training`: both gradients are taken before either net moves."""
+        """See `Training`; both gradients are computed before either net is updated."""
         config, everyone = self._config, self._views(batch, meter)
         errors = []
         for each in self._ensembles:
@@ -130,7 +130,7 @@ class DDPGTraining:
         return self._priorities(batch, errors)
 
     def gradients(self, batch: Batch, meter: Meter) -> tuple[dict[str, dict[str, Tensor]], Tensor | None]:
-        """See `Training`. Policies have none where only critics are due."""
+        """See `Training`. Policies have none in a step that updates only critics."""
         everyone, errors = self._views(batch, meter), []
         found: dict[str, dict[str, Tensor]] = {}
         for each in self._ensembles:
@@ -175,7 +175,7 @@ class DDPGTraining:
     def _gradients(
         self, each: Ensemble, everyone: Sequence[View], meter: Meter
     ) -> tuple[list[Gradient], list[Gradient], Tensor]:
-        """Of critics, of policies if they are due, and the critics' errors, [R, 1, M]."""
+        """The gradients of critics, those of policies if they are due, and the critics' TD errors, [R, 1, M]."""
         with meter.measure("critic", _names(each.critics)):
             mine = each.views(everyone)
             built = each.nets.built(mine)
@@ -187,7 +187,7 @@ class DDPGTraining:
         return critics, policies, error_R1M
 
     def _priorities(self, batch: Batch, errors: Sequence[Tensor]) -> Tensor | None:
-        """[E]: the mean size of all agents' errors in each env step; None if draws have no priorities."""
+        """[E], mean absolute TD error over all agents of each env step; None for uniform draws."""
         if batch.importance is None:
             return None
         agents = len(batch.classes[0].features)
@@ -198,7 +198,7 @@ class DDPGTraining:
 
 
 def _names(stacks: Sequence[Trained]) -> tuple[str, ...]:
-    """Of all nets in some stacks, each once."""
+    """Names of all nets of some stacks, each once."""
     return tuple(dict.fromkeys(name for each in stacks for name in each.names))
 
 

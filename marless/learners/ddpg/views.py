@@ -1,4 +1,4 @@
-"""Observations, actions and rewards of the agents of one class in a batch, in the form that policies and critics read.
+"""Observations, actions and rewards of the agents of one class in a batch, as inputs for policies and critics.
 
 Shapes: N agents, I inputs + 1, A actions or action components in critics' inputs, M samples.
 """
@@ -21,34 +21,34 @@ from marless.losses import td
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """One class of agents, or those of one stack."""
+    """The samples of one agent class, or of the rows of one stack."""
 
     now: Tensor
-    """float32 [N, I, M]: what policies read."""
+    """float32 [N, I, M], policies' inputs."""
     after: Tensor
-    """float32 [N, I, M]: likewise, where the reward has been earned."""
+    """float32 [N, I, M], policies' inputs in the successor states."""
     action: Tensor
-    """float32 [N, A, M]; 0 for agents that were dead."""
+    """float32 [N, A, M]; 0 for dead agents."""
     noise: Tensor
-    """float32 [N, A, M]: what actions of policies in training depend on."""
+    """float32 [N, A, M], noise for the actions of policies in training."""
     noise_after: Tensor
-    """float32 [N, A, M]: what actions of target policies depend on."""
+    """float32 [N, A, M], noise for the actions of target policies."""
     reward: Tensor
     """float32 [N, 1, M]."""
     discount: Tensor
-    """float32 [N, 1, M]: of what comes after; 0 where the agent terminated."""
+    """float32 [N, 1, M], discount of the successor's value; 0 where the agent terminated."""
     legal: Tensor | None
     """bool [N, A, M]; None if every action always is."""
     legal_after: Tensor | None
     alive: Tensor
-    """float32 [N, 1, M]: 1, or 0 for samples of dead agents, which do not count."""
+    """float32 [N, 1, M], 1, or 0 for samples of dead agents, which do not count."""
     alive_after: Tensor | None
     """None if agents never leave."""
     importance: Tensor | None
-    """float32 [N, 1, M]; None if all samples count alike."""
+    """float32 [N, 1, M], importance weights; None for uniform draws."""
 
     def taken(self, rows: Rows) -> View:
-        """What the rows of a stack train on."""
+        """Select the samples that the rows of a stack train on."""
         given = {field.name: getattr(self, field.name) for field in fields(self)}
         parts: dict[str, Any] = {  # Any: some fields may be None
             name: None if part is None else rows.take(part) for name, part in given.items()
@@ -57,13 +57,13 @@ class View:
 
     @property
     def weight(self) -> Tensor:
-        """[N, 1, M]: sums to 1 per agent but for the samples' importance."""
+        """[N, 1, M], weights that sum to 1 per agent, times the samples' importance."""
         importance_NM = None if self.importance is None else self.importance.squeeze(1)
         return td.sample_weights(self.alive.squeeze(1), importance_NM).unsqueeze(1)
 
 
 def views(batch: Batch, heads: Sequence[Head], rng: np.random.Generator) -> tuple[View, ...]:
-    """A batch of single env steps, class by class, with the noise of a gradient step drawn from `rng`."""
+    """The views of a batch of single env steps, one per class, with the noise of a gradient step drawn from `rng`."""
     width, found = batch.width, []
     for each, gains, head in zip(batch.classes, batch.gains, heads, strict=True):
         action = head.encode(each.action)

@@ -1,1 +1,1 @@
-"""Proximal policy optimisation for teams: IPPO and MAPPO."""
+"""Learners of the PPO family: IPPO and MAPPO."""

@@ -1,6 +1,6 @@
-"""The two functions of a PPO update that train: one stack of policies, or one stack of critics, over a round's samples.
+"""The two training functions of a PPO update: a stack of policies, or a stack of critics, over a round's samples.
 
-They share only their inputs, so a learner may run them concurrently. Shapes: P nets of the stack, D parameters,
+They share only their inputs, so that a learner may run them concurrently. Shapes: P nets of the stack, D parameters,
 R rows, S samples per net and round, M samples of a minibatch, T time steps of a segment, K outputs of a critic.
 """
 
@@ -27,24 +27,24 @@ from marless.nets.layout import GRULayout, Layout
 from marless.nets.stacked import Activation
 
 Metrics = dict[str, Tensor]
-"""Name → one number per net, [P]."""
+"""Values per net, [P], by metric."""
 Score = Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
-"""Of (log π, log π_old, advantage, weight), each [P, M], and ε."""
+"""A function of (log π, log π_old, advantage, weight), each [P, M], and ε."""
 
 
 @dataclass(frozen=True)
 class Surrogate:
-    """What policies minimise beside the entropy bonus."""
+    """The loss of policies without the entropy bonus."""
 
     loss: Score
-    """[P]."""
+    """The loss per policy, [P]."""
     gradient: Score
-    """Of the loss with respect to log π, [P, M]."""
+    """Its gradient with respect to log π, [P, M]."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """A config with its schedules read: what one round's training depends on beside the samples."""
+    """The settings of one round's training, with the values of schedules."""
 
     lr: float
     adam_eps: float
@@ -59,7 +59,7 @@ class _Trained(ABC):
     """P nets, their optimizer, and the loop over epochs and minibatches."""
 
     norm: ClassVar[str]
-    """Name of the gradient norm among the metrics."""
+    """Name of the gradient norm's metric."""
 
     def __init__(self, tensors: Row, layout: Layout | GRULayout, activation: Activation) -> None:
         self.tensors = tensors
@@ -73,7 +73,10 @@ class _Trained(ABC):
         settings: Settings,
         stopped: Stopped = never,
     ) -> Metrics:
-        """Update the nets in place; metrics are means over the last epoch. Raises StoppedError before a minibatch."""
+        """Train the nets in place; `orders` has one order of the units per epoch.
+
+        Metrics are means over the last epoch. Raises StoppedError between minibatches once `stopped` returns True.
+        """
         optimizer = self._optimizer(settings, steps=len(orders) * minibatches)
         seen: list[Metrics] = []
         for epoch, order_S in enumerate(orders):
@@ -88,7 +91,7 @@ class _Trained(ABC):
         return {name: torch.stack([metrics[name] for metrics in last]).mean(dim=0) for name in last[0]}
 
     def gradient(self, samples: Samples, order: Tensor, settings: Settings) -> tuple[Tensor, Metrics]:
-        """The loss's gradient [P, D] over all samples in this order; its norm among the metrics is not limited."""
+        """The loss's gradient [P, D] over all samples in this order, and metrics; its norm is not limited."""
         samples.shuffle(order)
         (batch,) = samples.minibatches(1)
         metrics = self._gradient(batch, settings, measure=True)
@@ -96,7 +99,7 @@ class _Trained(ABC):
         return self.net.gradient_PD, metrics
 
     def step(self, gradient_PD: Tensor, settings: Settings) -> None:
-        """Take one optimizer step along a gradient, which is changed: its norm is limited."""
+        """Take one optimizer step along a gradient, whose norm is limited in place."""
         adam.clip_norm_(gradient_PD, settings.max_grad_norm)
         self._optimizer(settings, steps=1).step(gradient_PD)
 
@@ -112,11 +115,14 @@ class _Trained(ABC):
 
     @abstractmethod
     def _gradient(self, batch: Mapping[str, Tensor], settings: Settings, *, measure: bool) -> Metrics:
-        """Write the loss's gradient into the net's; return metrics if asked to measure."""
+        """Write the loss's gradient to the net's buffer; returns metrics if `measure`, else {}."""
 
 
 class PolicyFunction(_Trained):
-    """Clipped surrogate and entropy bonus. Samples: features, action, log_prob, advantage, [alive], [legal]."""
+    """Trains policies with the clipped surrogate and the entropy bonus.
+
+    Samples: features, action, log_prob, advantage, [alive], [legal].
+    """
 
     norm = "grad_norm"
     surrogate: ClassVar[Surrogate] = Surrogate(ppo.surrogate, ppo.surrogate_gradient)
@@ -129,14 +135,14 @@ class PolicyFunction(_Trained):
         self.discrete = isinstance(action, Discrete)
 
     def score_gradient(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """The gradient [P, D] of E[log π(a|s)·A], maximised, over a batch; overwritten by the next."""
+        """The gradient [P, D] of E[log π(a|s)·A], which is maximised, over a batch; overwritten by the next call."""
         log_prob_PM, _ = self._evaluate(batch)
         d_log_prob_PM = batch["advantage"].squeeze(1) * weights(batch, log_prob_PM)
         self.net.backward(self._head.gradient(d_log_prob_PM, torch.zeros_like(d_log_prob_PM)))
         return self.net.gradient_PD
 
     def hessian(self, batch: Mapping[str, Tensor]) -> Product:
-        """See `Measurable`: the Hessian of E[log π(a|s)·A] over a batch."""
+        """Products with the Hessian of E[log π(a|s)·A] over a batch; see `Measurable`."""
         net, flat_PD = self.net, self.tensors["flat"]
         advantage_PM = batch["advantage"].squeeze(1)
         weight_PM = advantage_PM * weights(batch, advantage_PM)
@@ -173,7 +179,7 @@ class PolicyFunction(_Trained):
 
 
 class CriticFunction(_Trained):
-    """Regression on returns. Samples: features, target, old (both normalised), [alive]."""
+    """Trains critics by regression on returns. Samples: features, target, old (both normalised), [alive]."""
 
     norm = "critic_grad_norm"
 
@@ -190,7 +196,7 @@ class CriticFunction(_Trained):
     def values(self, features: Tensor, owner: Tensor | None = None, resets: Tensor | None = None) -> Tensor:
         """Values in units of the reward, [rows, K, S], of features [rows, I, S].
 
-        Row i is judged by critic i, or by critic `owner[i]`: several rows may have one. `resets` as of `Net`, per row.
+        Row i uses critic `owner[i]`, or critic i if `owner` is None. `resets` as in `Net`, per row.
         """
         net, moments = self.net, self.tensors["moments"]
         if owner is not None:
@@ -199,8 +205,8 @@ class CriticFunction(_Trained):
         return net.evaluate(features, resets) * std.float() + mean.float()
 
     def rescale(self, batch_PK3: Tensor) -> None:
-        """Take a round's returns, see `normalise.batch_moments`, into the running moments, and change the output layer
-        so that values stay the same.
+        """Add a round's returns (`normalise.batch_moments`) to the running moments, and rescale the output layer so
+        that values do not change.
 
         Source: van Hasselt et al. 2016, eq. 7-9.
         """
@@ -213,6 +219,6 @@ class CriticFunction(_Trained):
         layer_PKH[:, :, -1:] += ((mean_PK1 - new_mean_PK1) / new_std_PK1).float()
 
     def normalised(self, value_PKS: Tensor) -> Tensor:
-        """Values or returns in the critics' own units."""
+        """Convert values or returns to the critics' normalised units."""
         mean_PK1, std_PK1 = normalise.mean_and_std(self.tensors["moments"])
         return (value_PKS - mean_PK1.float()) / std_PK1.float()

@@ -1,6 +1,6 @@
 """The learner of the PPO family: post-process → critics and policies, all nets of one shape in one stacked pass.
 
-IPPO and MAPPO differ only in the input of a critic and in the agents that it serves, `Critic`.
+IPPO and MAPPO differ only in the inputs of critics and the agents that a critic serves, see `Critic`.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ from marless.nets.codec import Codec
 from marless.nets.layout import generator, layout
 
 Critic = Literal["own", "state", "joint"]
-"""own: each policy has a critic of what its agents see; state: each has one of the global state; joint: one critic of
-the global state serves the whole class, with one output per agent."""
+"""own: one critic per policy, of its agents' observations; state: one per policy, of the global state; joint: one
+critic of the global state for the whole class, with one output per agent."""
 
 
 @dataclass(frozen=True)
@@ -64,45 +64,45 @@ class _Job:
     trained: PolicyFunction | CriticFunction
     samples: Samples
     orders: Sequence[Tensor]
-    """Of the samples, in each epoch."""
+    """Order of the samples in each epoch."""
     metrics: Metrics
-    """What post-processing already knows."""
+    """Metrics from post-processing."""
     returns: Tensor | None = None
-    """Of critics: see `post_process.CriticSamples`."""
+    """For critics: see `post_process.CriticSamples`."""
 
 
 @dataclass
 class _Work:
-    """What post-processing hands to the functions after it."""
+    """The results of post-processing, for the functions after it."""
 
     jobs: dict[_Key, _Job] = field(default_factory=dict)
     similarity: likeness.Pending = field(default_factory=lambda: likeness.Pending(None, ""))
 
 
 _Key = tuple[Literal["critic", "policy"], tuple[str, ...]]
-"""A function, and the names of a stack."""
+"""A function, and the names of the stack that it trains."""
 _Compute = Callable[[_Key, _Job], Metrics]
 _FunctionT = TypeVar("_FunctionT")
 _Arrange = Callable[[Sequence[tuple[tuple[str, ...], tuple[str, ...]]]], list[_FunctionT]]
 """See `Bank.arrange`."""
 Reports = dict[str, dict[str, float]]
-"""Metrics by name."""
+"""Metrics by published name, then by metric."""
 _RETURNS = "critic.returns"
 
 
 class PPOLearner:
-    """One agent class of one job; see `marless.algos.base.Learner`.
+    """The learner of one agent class of one job; see `marless.algos.base.Learner`.
 
-    On a CPU, stacks of policies and of critics train side by side on as many threads as torch has for inter-op
-    parallelism. It is fastest with one thread inside each operation: `torch.set_num_threads(1)` and
-    OPENBLAS_NUM_THREADS=1. Results do not depend on the number of threads.
+    On a CPU, stacks of policies and critics are trained in parallel on torch's inter-op threads. It is fastest with one
+    thread inside each operation: `torch.set_num_threads(1)` and OPENBLAS_NUM_THREADS=1. Results do not depend on the
+    number of threads.
     """
 
     policy_function: ClassVar[type[PolicyFunction]] = PolicyFunction
-    """What trains a stack of policies; a learner with another loss has another."""
+    """Trains a stack of policies; learners with another loss override it."""
 
     def __init__(self, algorithm: Algorithm, config: PPOConfig, context: LearnerContext, *, critic: Critic) -> None:
-        """`algorithm` declares the functions of an update."""
+        """Make a learner; `algorithm` declares the functions of an update."""
         (agent_class,) = context.scope.agent_classes(context.spaces)
         model, spaces = context.model, context.spaces
         self._algorithm, self._config, self._context = algorithm, config, context
@@ -153,7 +153,7 @@ class PPOLearner:
         return self._run(inputs, train, self._policies.arrange, self._critics.arrange)
 
     def gradients(self, inputs: RoundInput) -> GradientOutput:
-        """See `Learner`: over all samples of the round at once, whatever epochs and minibatches an update has."""
+        """See `Learner`; over all samples of the round at once, whatever epochs and minibatches are configured."""
         settings = self._settings(inputs.env_steps)
         found: dict[str, dict[str, NDArray[np.generic]]] = {name: {} for name in self.names(inputs.groups)}
 
@@ -171,7 +171,7 @@ class PPOLearner:
         return GradientOutput(found, output.metrics, output.runs)
 
     def apply(self, name: str, gradients: Arrays, env_steps: int) -> None:
-        """See `Learner`. "critic.returns" float64 [K, 3] are moments that values are scaled by before the step."""
+        """See `Learner`. "critic.returns", float64 [K, 3], has the moments by which values are rescaled before."""
         settings, parts = self._settings(env_steps), self._parts(name)
         expected: dict[str, tuple[tuple[int, ...], str]]
         expected = {codec.prefix: ((codec.layout.size,), "float32") for codec, _ in parts}
@@ -210,7 +210,7 @@ class PPOLearner:
         policies: _Arrange[PolicyFunction],
         critics: _Arrange[CriticFunction],
     ) -> UpdateOutput:
-        """Run the functions of an update, `compute` being what critics and policies do with their samples."""
+        """Run the functions of an update; `compute` is called for critics and policies with their samples."""
         threads = torch.get_num_interop_threads() if self._device.type == "cpu" else 1
         chosen, work = self._stacks(inputs, parts=max(1, threads // 2)), _Work()
         prepare = partial(self._prepare, work, inputs, chosen, policies, critics)
@@ -226,7 +226,7 @@ class PPOLearner:
     def _passes(
         self, work: _Work, inputs: RoundInput, stacked: Sequence[tuple[str, ...]], compute: _Compute
     ) -> list[Pass[Metrics]]:
-        """What follows post-processing: critics, policies and, where asked for, what is measured of policies."""
+        """The passes after post-processing: critics, policies and, if asked for, measurements of policies."""
 
         def train(key: _Key) -> Metrics:
             return work.jobs[key].metrics | compute(key, work.jobs[key])
@@ -244,7 +244,7 @@ class PPOLearner:
         return [*trainings, *(Pass("curvature", names, partial(measure, names)) for names in measured)]
 
     def _functions(self, inputs: RoundInput) -> tuple[FunctionNode, ...]:
-        """What the algorithm declares, and what the round wants to be measured of each policy after its training."""
+        """The functions that the algorithm declares, and the measurements of policies that the round asks for."""
         context, groups = self._context, inputs.groups
         declared = self._algorithm.functions(self._config, context.scope, groups, context.spaces)
         if not measuring.asked(inputs.measure):
@@ -259,7 +259,7 @@ class PPOLearner:
         policies: _Arrange[PolicyFunction],
         critics: _Arrange[CriticFunction],
     ) -> Metrics:
-        """Post-processing: fill in the jobs of all stacks. It reports nothing of its own."""
+        """Post-processing: make the jobs of all stacks. It has no metrics of its own."""
         table = tabulate(inputs.trajectories, self._class_index, self._critic != "own")
         work.similarity = likeness.begin(inputs, self._class, lambda: table, self.state)
         trained = policies([(stack.names, stack.starts) for stack in chosen])
@@ -278,7 +278,7 @@ class PPOLearner:
         return {}
 
     def _stacks(self, inputs: RoundInput, parts: int) -> Sequence[Stack]:
-        """What trains together; without a shared policy there is nothing to draw."""
+        """The stacks of the round's groups; without shared policies, samples are not drawn."""
         groups, agents, device = inputs.groups, self._class, self._device
         copies = sum(each.batch for each in inputs.trajectories) if self._remembers else None
         if inputs.pooling == "pooled" or all(len(group.agents) == 1 for group in groups):
@@ -288,7 +288,7 @@ class PPOLearner:
         return drawn_stacks(groups, agents, samples=samples, seed=seed, parts=parts, device=device, copies=copies)
 
     def _judges(self, chosen: Sequence[Stack], arrange: _Arrange[CriticFunction]) -> list[Judge]:
-        """The critics, and whom they serve."""
+        """The stacks of critics, with the stacks of policies that they serve."""
         if self._critic == "joint":
             names = (self._joint,)
             return [(names, arrange([(names, names)])[0], None)]
@@ -296,7 +296,7 @@ class PPOLearner:
         return [(stack.names, function, stack) for stack, function in zip(chosen, functions, strict=True)]
 
     def _seen(self, tensors: Tensors) -> tuple[Tensor, Tensor]:
-        """What critics see at samples and at bootstrap rows."""
+        """The critics' inputs at samples and at bootstrap rows."""
         if self._critic == "own":
             return tensors["obs"], tensors["boot_obs"]
         agents = 1 if self._critic == "joint" else len(self._class.agents)
@@ -316,14 +316,14 @@ class PPOLearner:
 
 
 class _Orders:
-    """The order of the samples, or segments, in each epoch; equal for all nets with as many."""
+    """The order of the samples, or segments, in each epoch, the same for all stacks with the same number."""
 
     def __init__(self, config: PPOConfig, inputs: RoundInput, device: torch.device) -> None:
         self._config, self._inputs, self._device = config, inputs, device
         self._known: dict[int, list[Tensor]] = {}
 
     def of(self, samples: Samples) -> list[Tensor]:
-        """One per epoch; raises SpecError for fewer of them than minibatches."""
+        """One order per epoch; raises SpecError for fewer samples, or segments, than minibatches."""
         count = samples.count
         if count not in self._known:
             self._config.check_minibatches(count, samples.remembers)

@@ -24,34 +24,34 @@ Tensors = Mapping[str, Tensor]
 
 
 def upload(table: Table, device: torch.device) -> Tensors:
-    """Move a table to the device (on the CPU it is shared, not copied)."""
+    """Copy a table to the device; on the CPU, memory is shared instead."""
     arrays = {field.name: getattr(table, field.name) for field in fields(table)}
     return {name: torch.from_numpy(array).to(device) for name, array in arrays.items() if array is not None}
 
 
 @dataclass(frozen=True)
 class CriticPass:
-    """A stack of critics on a round's samples."""
+    """A stack of critics with its inputs for a round."""
 
     names: tuple[str, ...]
     function: CriticFunction
     stack: Stack | None
-    """Whom the critics serve, one each; None: one joint critic serves all agents, one output each."""
+    """The stack of policies that the critics serve, one each; None: one joint critic with one output per agent."""
     features: Tensor
-    """[P, I, samples]: what they train on."""
+    """[P, I, samples], inputs for training."""
     seen: Tensor
-    """[rows, I, samples]: what they judge, see `Stack.seen`; for critics with memory the frames of `Segments`."""
+    """[rows, I, samples], inputs for values, see `Stack.seen`; for recurrent critics, the frames of `Segments`."""
     boot_seen: Tensor
-    """[rows, I, bootstrap rows]; nothing for critics with memory, whose frames hold them."""
+    """[rows, I, bootstrap rows], inputs for bootstrap values; empty for recurrent critics, whose frames have them."""
     resets: Tensor | None
-    """bool [rows, T', copies]: where critics with memory forget while they judge."""
+    """bool [rows, T', copies]: memory is reset before a frame; None for perceptrons."""
 
     def pool(self, x_N1S: Tensor) -> Tensor:
-        """Samples of the agents as samples of the critics, [P, outputs, samples]."""
+        """Convert samples of the agents to samples of the critics, [P, outputs, samples]."""
         return self.stack.pool(x_N1S) if self.stack else x_N1S.transpose(0, 1)
 
     def judge(self, seen: Tensor, out_NS: Tensor) -> None:
-        """Fill in the values of the agents that the critics serve."""
+        """Write the values of the agents that the critics serve."""
         if self.stack:
             self.stack.spread(self.function.values(seen, self.stack.owner, self.resets), out_NS)
         else:
@@ -59,16 +59,16 @@ class CriticPass:
 
 
 Judge = tuple[tuple[str, ...], CriticFunction, Stack | None]
-"""Names of a stack of critics, what trains it, and whom it serves, as of `CriticPass`."""
+"""Names of a stack of critics, its function, and the stack that it serves, as in `CriticPass`."""
 
 
 def critic_passes(
     judges: Sequence[Judge], sources: tuple[Tensor, Tensor], segments: Segments | None
 ) -> list[CriticPass]:
-    """Stacks of critics on what they see: samples [N, I, S] and bootstrap rows [N, I, K], or [1, ...] of the state for
-    a joint critic, whose stack is None.
+    """Combine stacks of critics with their inputs: samples [N, I, S] and bootstrap rows [N, I, K], or [1, ...] of the
+    global state for a joint critic, whose stack is None.
 
-    It serves all agents, grouped or not, and learns from each env step once: nothing to pool or to draw.
+    A joint critic serves all agents and trains on each env step once, so its samples are neither pooled nor drawn.
     """
     features, boots = sources
     frames = features
@@ -107,7 +107,7 @@ def estimate(
 
 
 def _values(passes: Sequence[CriticPass], tensors: Tensors, segments: Segments | None) -> tuple[Tensor, Tensor]:
-    """Of all samples, [N, S], and at the bootstrap rows, [N, K]."""
+    """Values of all samples, [N, S], and of the bootstrap rows, [N, K]."""
     agents, new = tensors["reward"].shape[0], tensors["reward"].new_empty
     if segments is not None:
         frame_NJ = new(agents, len(segments.source))
@@ -124,13 +124,13 @@ def _values(passes: Sequence[CriticPass], tensors: Tensors, segments: Segments |
 
 @dataclass(frozen=True)
 class CriticSamples:
-    """What a stack of critics trains on."""
+    """The training samples of a stack of critics."""
 
     samples: Samples
     returns: Tensor | None
-    """float64 [P, K, 3]: their moments, which the critics have taken in; None if they learn returns as they are."""
+    """float64 [P, K, 3], moments of the returns, by which the critics were rescaled; None without normalisation."""
     metrics: Metrics
-    """How good the values were."""
+    """Explained variance of the values before training."""
 
 
 def critic_samples(
@@ -140,7 +140,10 @@ def critic_samples(
     segments: Segments | None,
     config: PPOConfig,
 ) -> CriticSamples:
-    """From the values and advantages of `estimate`; returns are their sums."""
+    """Make the critics' samples from the values and advantages of `estimate`, whose sums are the returns.
+
+    With value normalisation, the critics are rescaled by the returns' moments first.
+    """
     value_N1S, advantage_N1S = estimates
     parts = {"alive": critics.pool(tensors["alive"])} if "alive" in tensors else {}
     value_PKS, return_PKS = critics.pool(value_N1S), critics.pool(value_N1S + advantage_N1S)
@@ -158,7 +161,7 @@ def critic_samples(
 def policy_samples(
     stack: Stack, advantage_N1S: Tensor, tensors: Tensors, segments: Segments | None, config: PPOConfig
 ) -> Samples:
-    """What a stack of policies trains on."""
+    """Make the training samples of a stack of policies."""
     names = [name for name in ("action", "log_prob", "alive", "legal") if name in tensors]
     parts = {"features": stack.pool(tensors["obs"])} | {name: stack.pool(tensors[name]) for name in names}
     parts["advantage"] = stack.pool(advantage_N1S)

@@ -1,4 +1,4 @@
-"""Evaluates nets with memory on a round's segments, and resets the memory where an episode ended.
+"""Arranges a round's segments for recurrent nets, with resets of the memory where an episode ended.
 
 Shapes: N rows (agents, or one for the state), T time steps, B copies of all actors, S = T · B samples, K bootstrap
 rows, I features + 1, J = T' · B frames.
@@ -17,10 +17,10 @@ from marless.nets import kernels
 
 @dataclass(frozen=True)
 class Segments:
-    """The segments of a round, and its *frames*: samples in time-major order, each bootstrap row right after the
-    sample at which its episode was cut, so that a critic with memory gets there by one more step.
+    """The segments of a round, and its *frames*: samples in time-major order, with each bootstrap row right after the
+    sample at which its episode was cut, so that a recurrent critic reaches it by one more step.
 
-    Copies with fewer bootstrap rows than others have empty frames at their end.
+    Copies with fewer bootstrap rows than others have empty frames at the end.
     """
 
     steps: int
@@ -30,17 +30,17 @@ class Segments:
     first: Tensor
     """float32 [1, 1, S], 1 where memory is empty before a step: at the start of a segment, and after an episode."""
     first_frames: Tensor
-    """The same of the frames, [1, 1, J]."""
+    """The same for frames, [1, 1, J]."""
     source: Tensor
-    """int64 [J]: which sample, or S + k of bootstrap row k, stands in a frame; S + K for none."""
+    """int64 [J], the sample of each frame, or S + k for bootstrap row k, or S + K for an empty frame."""
     at_sample: Tensor
-    """int64 [S]: where the samples stand."""
+    """int64 [S], the frame of each sample."""
     at_boot: Tensor
-    """int64 [K]: where the bootstrap rows stand."""
+    """int64 [K], the frame of each bootstrap row."""
 
     @classmethod
     def of(cls, cut_TB: Tensor, boot_index_K: Tensor) -> Segments:
-        """Of a round, see `marless.learners.table`."""
+        """The segments of a round; for the arguments see `marless.learners.table`."""
         steps, copies = cut_TB.shape
         first_TB = torch.ones_like(cut_TB)
         first_TB[1:] = cut_TB[:-1]
@@ -61,7 +61,7 @@ class Segments:
         return cls(steps, copies, first, first_J.view(1, 1, -1), source_J, at_sample_S, at_boot_K)
 
     def frames(self, features_NIS: Tensor, boot_NIK: Tensor) -> Tensor:
-        """[N, I, J]."""
+        """Arrange samples and bootstrap rows as frames, [N, I, J]."""
         nothing_NI1 = features_NIS.new_zeros(*features_NIS.shape[:2], 1)
         all_NIF = torch.cat([features_NIS, boot_NIK, nothing_NI1], dim=2)
         frames_NIJ = features_NIS.new_empty(*features_NIS.shape[:2], len(self.source))
@@ -69,6 +69,6 @@ class Segments:
         return frames_NIJ
 
     def resets(self, stack: Stack | None, agents: int) -> Tensor:
-        """bool [rows, T', copies]: where nets forget that judge what the members of a stack saw, see `Stack.seen`."""
+        """bool [rows, T', copies], resets of critics on the frames of a stack's members, see `Stack.seen`."""
         first = stack.seen(self.first_frames.expand(agents, -1, -1)) if stack else self.first_frames
         return first.reshape(len(first), len(self.source) // self.copies, -1) > 0

@@ -1,1 +1,1 @@
-"""Learners of Q-learning: IQL, VDN and QMIX."""
+"""Learners of the Q-learning family: IQL, VDN and QMIX."""

@@ -23,7 +23,7 @@ from marless.nets.stacked import Activation, net
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What a stack of Q nets reads of a draw."""
+    """The inputs of a stack of Q nets from one draw."""
 
     features: Tensor
     """float32 [P, I, F]."""
@@ -40,14 +40,14 @@ class Seen:
         return self.features.shape[2] // (self.steps + 1)
 
     def resets(self) -> Tensor:
-        """bool [T + 1, C]: columns are whole episodes, so nothing is remembered when they begin."""
+        """bool [T + 1, C]: memory is reset at the first step only, as columns are whole episodes."""
         resets = torch.zeros(self.steps + 1, self.width, dtype=torch.bool, device=self.features.device)
         resets[0] = True
         return resets
 
 
 class QFunction:
-    """P Q nets and their targets over the tensors of a bank's rows."""
+    """P Q nets and their target nets, over the tensors of a bank's rows."""
 
     def __init__(self, tensors: Row, layout: Layout | GRULayout, activation: Activation, *, dueling: bool) -> None:
         self.tensors = tensors
@@ -57,14 +57,14 @@ class QFunction:
         self._dueling = dueling
 
     def values(self, seen: Seen, *, double: bool) -> tuple[Tensor, Tensor]:
-        """Q of the actions taken, and of the best after them by the target nets; each [P, M].
+        """Q of the actions taken, and of the best legal next actions by the target nets, each [P, M].
 
-        double: the nets in training say which action is best, the target nets what it is worth (van Hasselt et al.
-        2016, eq. 4). Illegal actions never are. Keeps what `backward` needs.
+        With `double`, the nets in training choose the next action, and the target nets evaluate it (van Hasselt et al.
+        2016, eq. 4). `backward` refers to the last call.
         """
         width, features = seen.width, seen.features
         legal_PAM = None if seen.legal is None else seen.legal[:, :, width:]
-        if seen.steps == 1 and not self._remembers:  # what comes after needs no gradient: do not take it along
+        if seen.steps == 1 and not self._remembers:  # successors need no gradient, so they get passes of their own
             now, after = features[:, :, :width], features[:, :, width:]
             best_PAM = self._values(self.net.forward(after)) if double else None
             after_PM = best(best_PAM, self._values(self._target.forward(after)), legal_PAM)
@@ -78,22 +78,23 @@ class QFunction:
         return q_PAM.gather(1, seen.action).squeeze(1), after_PM
 
     def backward(self, d_chosen_PM: Tensor) -> None:
-        """Write the loss's gradient into the net's, given the one at the values of the actions taken."""
+        """Write the loss's gradient to the net's buffer, given that with respect to the values of the actions taken."""
         action_P1M, actions = self._chosen
         d_q_PAF = d_chosen_PM.new_zeros(len(d_chosen_PM), actions, self._forward)
         d_q_PAF.scatter_(1, action_P1M, d_chosen_PM.unsqueeze(1))
         self.net.backward(at_outputs(d_q_PAF) if self._dueling else d_q_PAF)
 
     def score_gradient(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """See `Measurable`: of minus half the squared TD error; what a batch holds see `hessian`."""
+        """See `Measurable`; the objective is minus half the squared TD error. For the batch, see `hessian`."""
         output_PKM = self.net.forward(batch["features"], batch.get("resets"))
         gradient_PKM, _ = self._score(batch, output_PKM).gradient()
         self.net.backward(gradient_PKM)
         return self.net.gradient_PD
 
     def hessian(self, batch: Mapping[str, Tensor]) -> Product:
-        """See `Measurable`. Beside features and the actions taken a batch holds "error" and "share", [P, 1, M]: the TD
-        error, and how the value in error changes with that of the action."""
+        """See `Measurable`. A batch has "features", "action", "error" (the TD error) and "share" (the derivative of the
+        value in the TD error with respect to the action's value), the last two [P, 1, M].
+        """
         parameters, resets = self.tensors["flat"], batch.get("resets")
         return hessian_product(
             self.net, parameters, batch["features"], resets, lambda output: self._score(batch, output)
@@ -111,16 +112,16 @@ class QFunction:
         return dueling(output_PKM) if self._dueling else output_PKM
 
     def _columns(self, seen: Seen) -> int:
-        """Of the last forward pass: samples, or time steps that are only looked ahead to as well."""
+        """Columns of the last forward pass: samples and, for episodes or recurrent nets, the last successors."""
         return seen.action.shape[2] + (seen.width if seen.steps > 1 or self._remembers else 0)
 
 
 def best(choice_PAM: Tensor | None, value_PAM: Tensor, legal_PAM: Tensor | None) -> Tensor:
-    """The value of the best legal action, [P, M]: the best by `choice`, or by the values themselves."""
+    """The value of the best legal action, [P, M]; the best by `choice` or, if it is None, by the values themselves."""
     judged_PAM = value_PAM if choice_PAM is None else choice_PAM
     if legal_PAM is not None:
         judged_PAM = judged_PAM.masked_fill(~legal_PAM, ILLEGAL_LOGIT)
-    _, best_P1M = judged_PAM.max(dim=1, keepdim=True)  # a tenth of what argmax takes over this axis
+    _, best_P1M = judged_PAM.max(dim=1, keepdim=True)  # ten times faster than argmax over this axis
     return value_PAM.gather(1, best_P1M).squeeze(1)
 
 
@@ -131,14 +132,14 @@ def dueling(output_PKM: Tensor) -> Tensor:
 
 
 def at_outputs(d_q_PAM: Tensor) -> Tensor:
-    """The gradient at the outputs, [P, A + 1, M], given the one at what `dueling` made of them."""
+    """The gradient with respect to the outputs, [P, A + 1, M], given that with respect to the result of `dueling`."""
     return torch.cat([d_q_PAM.sum(dim=1, keepdim=True), d_q_PAM - d_q_PAM.mean(dim=1, keepdim=True)], dim=1)
 
 
 class ChosenScore:
-    """An objective of the values of actions taken, given its first and second derivative there, [P, 1, M].
+    """An objective of the values of the actions taken, given its first and second derivatives there, [P, 1, M].
 
-    See `OutputObjective`. Of −w·δ²/2 they are −w·δ and −w.
+    See `OutputObjective`. For −w·δ²/2 they are −w·δ and −w.
     """
 
     def __init__(
@@ -149,11 +150,11 @@ class ChosenScore:
         self._dueling = dueling
 
     def gradient(self) -> tuple[Tensor, None]:
-        """The slope, at the actions taken."""
+        """The first derivative, at the actions taken."""
         return self._placed(self._slope_P1M), None
 
     def product(self, flow_PKM: Tensor, free_flow_PF: Tensor | None) -> tuple[Tensor, None]:
-        """The bend times the flow of the values of the actions taken."""
+        """The second derivative times the flow of the values of the actions taken."""
         flow_PAM = dueling(flow_PKM) if self._dueling else flow_PKM
         return self._placed(self._bend_P1M * flow_PAM.gather(1, self._action_P1M)), None
 

@@ -1,4 +1,4 @@
-"""The learner of the Q-learning family: IQL, VDN and QMIX. They differ in how values are mixed, `Mixing`."""
+"""The learner of the Q-learning family: IQL, VDN and QMIX, which differ in how values are mixed, see `Mixing`."""
 
 from __future__ import annotations
 
@@ -29,21 +29,24 @@ from marless.nets.layout import checked, layout
 from marless.nets.mixing import MixingLayout
 
 Mixing = Literal["none", "sum", "monotone"]
-"""none: each policy meets targets of its own; sum, monotone: what is made of all agents' values meets the team's."""
+"""none: each policy has TD targets of its own; sum, monotone: the sum, or a monotone function, of all agents' values
+has the team's TD target."""
 _MIXER, _POLICY = "mixer", "policy"
 _OUTPUT_GAIN = 0.01
-"""Of Q nets as they begin: all actions are worth about the same, so what is learned first is not undone first."""
+"""Gain of the initial output layer of Q nets, so small that all actions initially have similar values."""
 _MIXER_GAIN = 0.3
-"""Of the nets that make its weights: where a state's numbers are of size 1, the team's value then begins to move about
-as much as each agent's does, not many times as much."""
+"""Gain of the initial output layers of the mixer's hypernetworks: if the state's components are of size 1, the team's
+value then initially changes about as much as each agent's value."""
 
 
 @dataclass(frozen=True)
 class DuelingCodec(Codec):
-    """Of nets with a dueling head. Actors get one output per action: V + A − mean A is linear in the last layer."""
+    """The codec of nets with a dueling head. For actors, the head is merged into one output per action, because
+    V + A − mean A is linear in the last layer.
+    """
 
     def write(self, row: Row) -> tuple[dict[str, NDArray[np.generic]], dict[str, NDArray[np.generic]]]:
-        """See `Codec`; what is learned with stands in `learning` alone."""
+        """See `Codec`; `learning` has the unmerged weights."""
         _, learning = super().write(row)
         weights = self.layout.to_arrays(self.prefix, row["flat"].cpu().numpy())
         *_, last = (name.removesuffix(".weight") for name in weights if name.endswith(".weight"))
@@ -54,7 +57,7 @@ class DuelingCodec(Codec):
 
 
 class QLearner(OffPolicyLearner):
-    """One scope of one job; see `marless.algos.base.Learner`."""
+    """The learner of one scope of one job; see `marless.algos.base.Learner`."""
 
     def __init__(self, config: QConfig, context: LearnerContext, *, mixer: Mixing) -> None:
         scope, spaces, model = context.scope, context.spaces, context.model
@@ -124,8 +127,9 @@ class QLearner(OffPolicyLearner):
         part.bank.change(name, follow)
 
     def _count(self, inputs: RoundInput) -> int:
-        """Env steps, or episodes, of a batch. A mixer needs all agents of each, so where shared policies draw a part of
-        their members' samples, a team draws as much less: policies times the batch altogether."""
+        """Env steps, or episodes, of a batch. With a mixer, which needs the samples of all agents, and `pooling`
+        "drawn", fewer are drawn, so that all agents together have `batch_size` samples per policy.
+        """
         agents, policies = sum(len(group.agents) for group in inputs.groups), len(inputs.groups)
         drawn = self._mixing != "none" and inputs.pooling == "drawn"
         return -(-self._config.batch_size * policies // agents) if drawn else self._config.batch_size

@@ -17,10 +17,10 @@ from marless.nets.stacked import StackedMLP
 
 
 class Mixer(Protocol):
-    """A function of agents' values that rises with each of them."""
+    """A function of the agents' values that is monotone in each of them."""
 
     def mix(self, q_NM: Tensor, state_1SM: Tensor | None) -> Tensor:
-        """The team's value, [1, M]; keeps what `gradient` needs."""
+        """The team's value, [1, M]; `gradient` refers to the last call."""
         ...
 
     def target(self, q_NM: Tensor, state_1SM: Tensor | None) -> Tensor:
@@ -28,8 +28,9 @@ class Mixer(Protocol):
         ...
 
     def gradient(self, d_team_1M: Tensor) -> Tensor:
-        """The gradient at the agents' values last mixed, [N, M], given the one at the team's; and, if it learns, at its
-        own parameters."""
+        """The gradient with respect to the agents' values last mixed, [N, M], given that with respect to the team's
+        value; a trainable mixer also computes that of its own parameters.
+        """
         ...
 
 
@@ -49,7 +50,7 @@ class Sum:
 
 
 class _Monotone:
-    """Q_tot = |w₂|ᵀ elu(|W₁| q + b₁) + b₂, all four made by nets of the state (Rashid et al. 2018, §4.2)."""
+    """Q_tot = |w₂|ᵀ elu(|W₁| q + b₁) + b₂, all four by hypernetworks of the state (Rashid et al. 2018, §4.2)."""
 
     def __init__(self, layout: MixingLayout, flat_1D: Tensor, gradient_1D: Tensor) -> None:
         self._agents, self._embed = layout.agents, layout.embed
@@ -59,7 +60,7 @@ class _Monotone:
         }
 
     def value(self, q_NM: Tensor, state_1SM: Tensor) -> Tensor:
-        """[1, M]."""
+        """The team's value, [1, M]."""
         self._q_NM = q_NM
         made = {name: net.forward(state_1SM)[0] for name, net in self._nets.items()}
         self._raw1_NEM, self._raw2_EM = made["weight1"].view(self._agents, self._embed, -1), made["weight2"]
@@ -69,7 +70,7 @@ class _Monotone:
         return (self._weight2_EM * self._hidden_EM).sum(dim=0, keepdim=True) + made["bias2"]
 
     def backward(self, d_team_1M: Tensor) -> Tensor:
-        """The gradient at q, [N, M]; those of the nets land in `gradient_1D`."""
+        """The gradient with respect to q, [N, M]; those of the hypernetworks are written to `gradient_1D`."""
         # elu′(x) = 1 where elu(x) > 0, else eˣ = elu(x) + 1
         d_before_EM = d_team_1M * self._weight2_EM * self._hidden_EM.clamp(max=0).add_(1)
         d_weight1_NEM = d_before_EM * self._q_NM.unsqueeze(1) * self._raw1_NEM.sign()
@@ -85,7 +86,7 @@ class _Monotone:
 
 
 class MonotoneMixer:
-    """QMIX's mixer over a row of its bank, with its target, in one stack of one."""
+    """QMIX's mixer with its target mixer, over a row of its bank."""
 
     def __init__(self, tensors: Row, layout: MixingLayout) -> None:
         self.tensors = tensors

@@ -1,7 +1,7 @@
 """Gradient steps of Q-learning over batches of a replay; see `marless.learners.off_policy.Training`.
 
-Independent: the values of each policy have targets of their own. Joint: the mixer's value of the team has a target, and
-each policy gets the gradient of that error with respect to its agents' values.
+Independent: the values of each policy have TD targets of their own. Joint: the team's value, computed by the mixer, has
+the TD target, and each policy gets the gradient of that error with respect to its agents' values.
 Shapes: N agents of a class, R agents of all classes, P policies of a stack, T time steps of E columns, M = T · E; a
 stack has C columns of a time step, m · E of m pooled members.
 """
@@ -30,30 +30,30 @@ from marless.nets.adam import clip_norm_
 from marless.nets.bank import Row
 
 _PARTS = 4
-"""Of a batch, whose gradients the noise scale compares with the whole batch's."""
+"""Number of parts of a batch whose gradients the noise scale compares with that of the whole batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """A stack of nets in training."""
+    """A stack of nets with its optimizer and its metrics."""
 
     names: tuple[str, ...]
     prefix: str
-    """Of its nets in published states."""
+    """Prefix of its nets in published states."""
     tensors: Row
     optimizer: Optimizer
     seen: list[dict[str, Tensor]] = field(default_factory=list)
     """Metrics of each gradient step, [P] each."""
 
     def follow(self, gradient_PD: Tensor, config: QConfig) -> None:
-        """Take an optimizer step along a gradient, which is limited in place, and let target nets follow."""
+        """Take an optimizer step along a gradient, whose norm is limited in place, and update the target nets."""
         norm_P = clip_norm_(gradient_PD, config.max_grad_norm)
         self.optimizer.step(gradient_PD)
         follow_(config, self.tensors)
         self.seen.append({"grad_norm": norm_P})
 
     def metrics(self) -> Metrics:
-        """Means over the steps in which they were seen."""
+        """Mean of each metric over the steps that have it."""
         keys = dict.fromkeys(key for each in self.seen for key in each)
         means = {
             key: torch.stack([each[key] for each in self.seen if key in each]).mean(dim=0).tolist() for key in keys
@@ -66,16 +66,16 @@ class Policies(Trained):
     """A stack of Q nets of one class."""
 
     index: int
-    """Of the class within the scope."""
+    """Index of the class within the scope."""
     stack: Stack
     function: QFunction
 
     def values(self, batch: Batch, config: QConfig) -> tuple[Tensor, Tensor]:
-        """Of the actions taken, and of the best after them, [P, T · C]."""
+        """Values of the actions taken, and of the best next actions, each [P, T · C]."""
         return self.function.values(self.read(batch), double=config.double)
 
     def read(self, batch: Batch) -> Seen:
-        """What the stack reads of a draw."""
+        """The stack's inputs from a draw."""
         mine = batch.classes[self.index]
         return Seen(
             features=self.stack.pool(mine.features),
@@ -85,7 +85,7 @@ class Policies(Trained):
         )
 
     def own(self, x_NM: Tensor) -> Tensor:
-        """What its samples have of each agent's: [N, M] → [P, T · C]."""
+        """Convert numbers per sample of each agent to the stack's samples: [N, M] → [P, T · C]."""
         return self.stack.pool(x_NM.unsqueeze(1)).squeeze(1)
 
 
@@ -109,8 +109,9 @@ class QTraining(ABC):
 
     @abstractmethod
     def _errors(self, batch: Batch) -> list[tuple[Tensor, Tensor]]:
-        """Of each stack's samples the TD error that it bears, and how the value in error changes with that of the
-        action taken; [P, T · C] each."""
+        """Per stack, each [P, T · C]: the TD error of its samples, and the derivative of the value in the TD error with
+        respect to the value of the action taken.
+        """
 
     def metrics(self) -> Metrics:
         """See `Training`."""
@@ -120,7 +121,7 @@ class QTraining(ABC):
         return found
 
     def measured(self, inputs: RoundInput, batch: Batch, meter: Meter) -> Metrics:
-        """See `Training`: of −δ²/2, other policies and the mixer held as they are."""
+        """See `Training`; the objective is −δ²/2, with the other policies and the mixer held fixed."""
         found: Metrics = {}
         for each, (error_PM, share_PM) in zip(self._policies, self._errors(batch), strict=True):
             with meter.measure("curvature", each.names):
@@ -146,7 +147,7 @@ class QTraining(ABC):
         return self._policies
 
     def _note(self, each: Policies, value_PM: Tensor, error_PM: Tensor, weight_PM: Tensor) -> None:
-        """Keep the metrics of a gradient step, each policy's own or the team's."""
+        """Keep the metrics of a gradient step, those of each policy or of the team."""
         found = {
             "td_loss": td.td_loss(error_PM, weight_PM, self._config.huber),
             "td_error": (error_PM.abs() * weight_PM).sum(dim=1),
@@ -156,7 +157,7 @@ class QTraining(ABC):
 
 
 class IndependentTraining(QTraining):
-    """IQL: each policy by itself."""
+    """IQL: each policy has TD targets of its own."""
 
     def step(self, batch: Batch, meter: Meter) -> Tensor | None:
         """See `Training`."""
@@ -201,7 +202,7 @@ class IndependentTraining(QTraining):
         return found
 
     def _priorities(self, batch: Batch, errors: Sequence[Tensor]) -> Tensor | None:
-        """The mean size of the errors of all policies that saw an env step."""
+        """Sum over all policies of the absolute errors at each env step, averaged over time; None for uniform draws."""
         if batch.importance is None:
             return None
         total_M = torch.zeros_like(batch.importance)
@@ -217,20 +218,20 @@ class IndependentTraining(QTraining):
 
 @dataclass(frozen=True)
 class _Blame:
-    """What a mixer makes of a batch."""
+    """The mixer's results for a batch: how the team's error is attributed to the agents."""
 
     team: Tensor
-    """[1, M]: the team's value."""
+    """[1, M], the team's value."""
     error: Tensor
-    """[1, M]: what it lacks of its target."""
+    """[1, M], its TD error."""
     weight: Tensor
-    """[1, M]: of samples in the loss."""
+    """[1, M], weights of samples in the loss."""
     d_value: Tensor
-    """[R, M]: the loss's gradient at the agents' values."""
+    """[R, M], gradient of the loss with respect to the agents' values."""
 
 
 class JointTraining(QTraining):
-    """VDN and QMIX: all policies at once, through a mixer of which `joint` trains what there is to be trained."""
+    """VDN and QMIX: all policies are trained together through a mixer; `joint` trains it, and is None for a sum."""
 
     def __init__(
         self, config: QConfig, scope: str, policies: Sequence[Policies], count: int, mixer: Mixer, joint: Trained | None
@@ -265,7 +266,7 @@ class JointTraining(QTraining):
 
     def _gradient(self, batch: Batch, meter: Meter) -> Tensor | None:
         """Write the gradients of all nets; returns priorities."""
-        if self._joint is None:  # a sum is part of what policies learn by
+        if self._joint is None:  # a sum has no function of its own: it is measured with the policies
             with meter.measure("policy", self._names):
                 error_1M = self._backward(batch, self._blame(batch, *self._values(batch)))
         else:
@@ -278,7 +279,7 @@ class JointTraining(QTraining):
         return None if batch.importance is None else over_time(error_1M[0].abs(), batch)
 
     def _blame(self, batch: Batch, value_RM: Tensor, after_RM: Tensor) -> _Blame:
-        """What agents' values have to do with the team's error."""
+        """Attribute the team's error to the agents' values."""
         team_1M, error_1M = self._mixed(batch, value_RM, after_RM)
         weight_1M = td.sample_weights(anyone(batch), batch.importance)
         d_value_RM = self._mixer.gradient(td.td_gradient(error_1M, weight_1M, self._config.huber))
@@ -292,7 +293,7 @@ class JointTraining(QTraining):
         return blame.error
 
     def _values(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Of what each agent did, and of the best after it, [R, M]; 0 for agents that were gone."""
+        """Values of the agents' actions, and of their best next actions, each [R, M]; 0 for absent agents."""
         ends = self._agents(batch)
         shape = ends[-1], batch.steps * batch.width
         value_RM, after_RM = (batch.gains[0].reward.new_empty(shape) for _ in range(2))
@@ -309,7 +310,7 @@ class JointTraining(QTraining):
         return value_RM, after_RM
 
     def _mixed(self, batch: Batch, value_RM: Tensor, after_RM: Tensor) -> tuple[Tensor, Tensor]:
-        """The team's value, and its TD error, [1, M] each."""
+        """The team's value and its TD error, each [1, M]."""
         now = after = None
         if batch.state is not None:
             now, after = batch.state[:, :, : -batch.width], batch.state[:, :, batch.width :]
@@ -318,7 +319,7 @@ class JointTraining(QTraining):
         return team_1M, team_1M - target_1M
 
     def _shares(self, x_RM: Tensor, batch: Batch) -> list[Tensor]:
-        """What the samples of each stack have of each agent's, [P, T · C]; 0 where the agent was gone."""
+        """Convert numbers per agent, [R, M], to the samples of each stack, [P, T · C]; 0 for absent agents."""
         ends, found = self._agents(batch), []
         for each in self._policies:
             mine = batch.classes[each.index]
@@ -327,14 +328,16 @@ class JointTraining(QTraining):
         return found
 
     def _errors(self, batch: Batch) -> list[tuple[Tensor, Tensor]]:
-        """Of VDN all bear the team's error; of QMIX as much as the mixer's slope says (Gauss-Newton)."""
+        """The team's error for all stacks, with the mixer's derivatives (1 in VDN); its curvature is neglected
+        (Gauss-Newton).
+        """
         _, error_1M = self._mixed(batch, *self._values(batch))
         share_RM = self._mixer.gradient(torch.ones_like(error_1M))
         errors = self._shares(error_1M.expand_as(share_RM), batch)
         return list(zip(errors, self._shares(share_RM, batch), strict=True))
 
     def _agents(self, batch: Batch) -> list[int]:
-        """Where each class's agents begin among all, and where the last end."""
+        """Offsets of each class's agents among all agents, and the total."""
         ends = [0]
         for mine in batch.classes:
             ends.append(ends[-1] + len(mine.features))
@@ -342,13 +345,13 @@ class JointTraining(QTraining):
 
 
 def by_name(trained: Trained, gradient_PD: Tensor) -> dict[str, dict[str, Tensor]]:
-    """A stack's gradients as `Training.gradients` gives them."""
+    """A stack's gradients in the form of `Training.gradients`."""
     return {name: {trained.prefix: gradient_PD[i]} for i, name in enumerate(trained.names)}
 
 
 def returns(gains: Gains, after_XM: Tensor, batch: Batch, config: QConfig) -> Tensor:
-    """What values are to meet, [X, M], given what comes after each sample."""
-    if batch.steps == 1:  # n-step targets of single env steps are summed already
+    """The TD targets, [X, M], given the values after each sample."""
+    if batch.steps == 1:  # rewards of n-step targets are summed already
         return torch.addcmul(gains.reward, gains.discount, after_XM)
     shape = len(after_XM), batch.steps, -1
     reward_XTC, discount_XTC, after_XTC = (x.reshape(shape) for x in (gains.reward, gains.discount, after_XM))
@@ -359,19 +362,19 @@ def returns(gains: Gains, after_XM: Tensor, batch: Batch, config: QConfig) -> Te
 
 
 def counted(batch: Batch, mine: ClassBatch) -> Tensor:
-    """1 for the samples of each agent that count, [N, M]; 0 for padding, and for agents that were gone."""
+    """[N, M], 1 for samples of each agent that count, 0 for padding and for absent agents."""
     shape = len(mine.features), batch.steps * batch.width
     counts_NM = mine.features.new_ones(shape) if mine.alive is None else mine.alive[:, : -batch.width]
     return counts_NM if batch.valid is None else counts_NM * batch.valid
 
 
 def anyone(batch: Batch) -> Tensor:
-    """1 for the samples of the team that count, [1, M]: as long as anyone is there."""
+    """[1, M], 1 for samples in which at least one agent is present, 0 for others and for padding."""
     return torch.stack([counted(batch, mine).amax(dim=0) for mine in batch.classes]).amax(dim=0, keepdim=True)
 
 
 def over_time(size_M: Tensor, batch: Batch) -> Tensor:
-    """The mean over the time steps of what was drawn, [E]."""
+    """[E], mean over the time steps of each column, without padding."""
     if batch.valid is None:
         return size_M.reshape(batch.steps, -1).mean(dim=0)
     valid_TE = batch.valid.reshape(batch.steps, -1)
