@@ -1,4 +1,4 @@
-"""What a user types."""
+"""The `marless` command-line interface."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import sys
 
 
 def command() -> None:
-    """The `marless` command. Ctrl-C is one sentence from the first moment on, also while the rest is imported."""
-    # gRPC writes notes of lost connections to standard error; what matters of them, we say in a sentence.
+    """The entry point of the `marless` command. Ctrl-C prints one line instead of a traceback, even during imports."""
+    # gRPC logs lost connections to standard error; the command reports those that matter itself.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         try:
             from marless.cli.main import main
 
             main()
-        finally:  # what is left is the interpreter's own end, which an interrupt fills with tracebacks
+        finally:  # an interrupt during the interpreter's shutdown would print tracebacks
             signal.signal(signal.SIGINT, signal.SIG_IGN)
     except KeyboardInterrupt:
         print("marless: interrupted", file=sys.stderr)  # noqa: T201  # for people

@@ -1,11 +1,11 @@
 """`marless up` and `marless down`: the four services in the background, for the run folders of one directory.
 
-    <runs>/.stack/stack.json   where the coordinator is, while it serves
-    <runs>/.stack/logs/        one file a service, and the supervisor's
-    <runs>/.stack/store/       the parameter store's data, and who uses them
+    <runs>/.stack/stack.json   the coordinator's address, while it serves
+    <runs>/.stack/logs/        one log file per service, and the supervisor's
+    <runs>/.stack/store/       the parameter store's data, and the id of the process that uses it
 
-The supervisor is a process of its own: it starts the services, keeps them alive, and stops them. Jobs outlive it: the
-next one goes on with them.
+The supervisor is a process of its own: it starts the services, restarts them when they die, and stops them. Unfinished
+jobs are resumed by the next supervisor.
 """
 
 from __future__ import annotations
@@ -44,26 +44,26 @@ _log = structlog.get_logger("marless.supervisor")
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a stack in the background is told; the rest of its services' options are MARLESS_* variables."""
+    """Settings of a stack in the background; other options of its services are MARLESS_* variables."""
 
     runs: Path
     listen: str = ""
-    """Where the coordinator listens, host:port; "": on a private socket."""
+    """Address at which the coordinator listens, host:port; "": a private unix socket."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables of all services."""
+    """Environment variables of all services."""
 
     def to_json(self) -> str:
-        """For the command line of a supervisor."""
+        """Encode for the command line of the supervisor."""
         return json.dumps(asdict(self) | {"runs": str(self.runs.absolute())})
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """What `to_json` wrote."""
+        """Parse the output of `to_json`."""
         given = json.loads(text)
         return cls(**given | {"runs": Path(given["runs"])})
 
     def check(self) -> None:
-        """Raise SpecError for an address that clients could not find again, or that is not safe."""
+        """Raise SpecError for an address that clients could not connect to, or that is not secure."""
         if not self.listen:
             return
         host, _, port = self.listen.rpartition(":")
@@ -79,25 +79,25 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """A stack that is up: the content of stack.json."""
+    """A running stack: the contents of stack.json."""
 
     pid: int
-    """Of the supervisor."""
+    """Process id of the supervisor."""
     coordinator: str
-    """Address."""
+    """Address of the coordinator."""
     version: str
-    """Of marless."""
+    """Version of marless."""
 
 
 @dataclass(frozen=True)
 class StackFolder:
-    """What a stack in the background leaves in the directory of the run folders."""
+    """The directory of a stack in the background, in the directory of the run folders."""
 
     path: Path
 
     @classmethod
     def of(cls, runs: Path) -> Self:
-        """That of one directory of run folders."""
+        """The stack's directory for a directory of run folders."""
         return cls(runs.absolute() / Path(STACK_FILE).parent)
 
     @property
@@ -107,12 +107,12 @@ class StackFolder:
 
     @property
     def data(self) -> Path:
-        """Directory of the store's data."""
+        """Directory of the parameter store's data."""
         return self.path / "store"
 
     @property
     def log(self) -> Log:
-        """The supervisor's."""
+        """The supervisor's log."""
         return Log(self.logs / "supervisor.log")
 
     @property
@@ -120,22 +120,22 @@ class StackFolder:
         return self.path / Path(STACK_FILE).name
 
     def supervisor(self) -> int | None:
-        """The process that supervises, if there is one; it may still be starting, or stopping."""
+        """Process id of the supervisor, if one is running; it may still be starting, or stopping."""
         return owner_of(self.data)
 
     def read(self) -> Standing | None:
-        """What stack.json says, whether that is still true or not."""
+        """The contents of stack.json, which may be outdated; None if it cannot be read."""
         try:
             return Standing(**json.loads(self._file.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             return None
 
     def gave_up(self) -> str:
-        """Why the last supervisor ended, if it did so by itself; asked while there is none."""
+        """The error with which the last supervisor ended, or ""; call it only while none is running."""
         return self.log.last_words() if self.log.path.exists() else ""
 
     def standing(self) -> Standing | None:
-        """The stack, if it is up and serving."""
+        """The stack, if it is running and serving."""
         standing = self.read()
         return standing if standing and standing.pid == self.supervisor() else None
 
@@ -151,9 +151,9 @@ class StackFolder:
 
 
 def up(settings: Settings) -> tuple[Standing, bool]:
-    """The stack that is up, once it serves; and whether it was up before.
+    """Start the stack unless it is running, and wait until it serves; returns it, and whether it was running before.
 
-    Raises SpecError for settings that cannot work, UnavailableError with the reason if it cannot be started.
+    Raises SpecError for invalid settings, UnavailableError with the reason if it cannot be started.
     """
     settings.check()
     folder = StackFolder.of(settings.runs)
@@ -172,9 +172,9 @@ def up(settings: Settings) -> tuple[Standing, bool]:
 
 
 def down(runs: Path) -> bool:
-    """Stop the stack in an orderly way; False if none was up. Jobs stay as they are on the disk.
+    """Stop the stack gracefully; returns False if none was running. Jobs remain on disk.
 
-    Raises UnavailableError if it does not end.
+    Raises UnavailableError if it does not end in time.
     """
     folder = StackFolder.of(runs)
     pid = folder.supervisor()
@@ -192,7 +192,9 @@ def down(runs: Path) -> bool:
 
 
 async def supervise(settings: Settings) -> None:
-    """Run the services until a signal comes; raises what `LocalStack` does, and UnavailableError if one is given up."""
+    """Run the services until a signal arrives; raises as `LocalStack`, and UnavailableError for one
+    that keeps dying.
+    """
     configure_logging()
     settings.check()
     folder = StackFolder.of(settings.runs)
@@ -227,7 +229,7 @@ async def supervise(settings: Settings) -> None:
 
 
 def _spawn(settings: Settings, folder: StackFolder) -> subprocess.Popen[bytes]:
-    """Start the supervisor in a session of its own: it outlives this command and its terminal."""
+    """Start the supervisor in a session of its own, so that it outlives this command and its terminal."""
     try:
         private_files.directory(folder.logs)
         if folder.supervisor() is None:
@@ -248,5 +250,5 @@ if __name__ == "__main__":
     try:
         asyncio.run(supervise(Settings.from_json(sys.argv[1])))
     except MarlessError as gone:
-        print(gone, file=sys.stderr)  # noqa: T201  # the last words of a process, for people
+        print(gone, file=sys.stderr)  # noqa: T201  # the final error message, for people
         sys.exit(1)

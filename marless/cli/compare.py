@@ -1,4 +1,4 @@
-"""The verb `compare`: one job run several ways over several seeds, in one table with intervals."""
+"""The command `compare`: one job run with several presets and seeds, in one table with confidence intervals."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _KEPT, _PICTURE = "comparison.json", "comparison.png"
 
 @dataclass(frozen=True, kw_only=True)
 class _Asked:
-    """What is to be compared, and where it is kept."""
+    """The parsed arguments: what to compare, and where to store it."""
 
     job: JobSpec
     presets: tuple[Preset, ...]
@@ -41,7 +41,7 @@ class _Asked:
     folder: Path
     document: Path | None
     command: str
-    """That asks for it."""
+    """The command line, for documents."""
 
 
 def compare(  # noqa: PLR0913, PLR0917  # a verb has as many parameters as options
@@ -107,7 +107,7 @@ def compare(  # noqa: PLR0913, PLR0917  # a verb has as many parameters as optio
 
 
 def _command(job_file: Path, presets: str, seeds: int, slots: int, overrides: Sequence[str]) -> str:
-    """For a reader to repeat it, without this machine's directories."""
+    """The command line that repeats the comparison, without directories of this machine."""
     file = job_file.name if job_file.is_absolute() else str(job_file)
     chosen = [word for override in overrides for word in ("--set", override)]
     words = ["marless", "compare", file, "--presets", presets, "--seeds", str(seeds), "--slots", str(slots), *chosen]
@@ -115,7 +115,7 @@ def _command(job_file: Path, presets: str, seeds: int, slots: int, overrides: Se
 
 
 def _planned(asked: _Asked) -> tuple[Run, ...]:
-    """The runs to make; whatever cannot work is refused before the first begins."""
+    """The runs to make; everything is validated before the first run begins."""
     from marless.comparison import document, plan
     from marless.job import advice, prepare
 
@@ -133,7 +133,7 @@ def _planned(asked: _Asked) -> tuple[Run, ...]:
 
 
 def _make(asked: _Asked, runs: Sequence[Run], at: Connection) -> None:
-    """Make all runs that have not been made; whatever stops it, say how it goes on."""
+    """Make all runs that are not finished yet; if interrupted, print how to continue."""
     import asyncio
 
     from marless.cli.comparing import InterruptedRunError, Place
@@ -191,7 +191,7 @@ def _compared(asked: _Asked, runs: Sequence[Run]) -> Comparison:
 
 
 def _sides(job: JobSpec, folder: Path, seed: int) -> Mapping[str, Side]:
-    """What each side of a competitive job learned; none of any other."""
+    """The evaluation of each side of a competitive job against random opponents; empty for other jobs."""
     from marless.envs import registry
     from marless.policies.load import load_policy
     from marless.policies.sides import against_chance, competitive
@@ -223,7 +223,7 @@ def _report(asked: _Asked, comparison: Comparison, output: Output) -> None:
 
 
 def _draw(comparison: Comparison, target: Path) -> None:
-    """A picture that cannot be drawn is a pity; the table is there."""
+    """Draw the picture; an error is only reported, because the table is the result that matters."""
     from marless.cli.picture import draw_comparison
 
     try:
@@ -234,7 +234,7 @@ def _draw(comparison: Comparison, target: Path) -> None:
 
 def _copy(picture: Path, target: Path) -> None:
     if not picture.exists():
-        return  # it was not drawn, which has been said
+        return  # drawing failed, which has been reported
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(picture, target)

@@ -1,6 +1,6 @@
-"""The runs of a comparison, made one after the other: here, each on a stack of its own, or by a coordinator.
+"""Makes the runs of a comparison one after another: locally, each on a stack of its own, or on a coordinator.
 
-What has been finished is not repeated; what was interrupted goes on where it was.
+Finished runs are not repeated; interrupted ones are resumed.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ Result = TypeVar("Result")
 
 
 class InterruptedRunError(JobStateError):
-    """Somebody pressed Ctrl-C."""
+    """The run was interrupted by Ctrl-C."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where the run folders of a comparison are."""
+    """The directory with the run folders of a comparison."""
 
     runs: Path
 
     def finished(self, run: Run) -> bool:
-        """Whether the run was made to its end; raises SpecError if another job was run under its id."""
+        """True if the run has succeeded; raises SpecError if another job has its id."""
         found = self._found(run, records=False)
         return found is not None and found.state == "SUCCEEDED"
 
     def read(self, run: Run) -> Recorded:
-        """A finished run with its records; raises NotFoundError if it has gone."""
+        """Read a finished run with its records; raises NotFoundError if it no longer exists."""
         found = self._found(run, records=True)
         if found is None:
             raise NotFoundError(f"{self.runs / run.id} is not there any more; --resume makes that run again")
@@ -57,13 +57,13 @@ class Place:
         return found
 
     def make_here(self, run: Run, number: str) -> None:
-        """Run it on this machine, on a stack of its own, so that every run starts as cold as the others."""
+        """Make a run on this machine, on a stack of its own, so that all runs have the same cold starts."""
         from marless.cli import train
 
         folder = self.runs / run.id
         known = (folder / "job.json").exists()
         if folder.exists() and not known:
-            shutil.rmtree(folder)  # it was interrupted before there was a job
+            shutil.rmtree(folder)  # it was interrupted before the job existed
         if known:
             outcome = _shown(run, number, lambda show: train.resume(run.id, runs=self.runs, stop=None, show=show))
         else:
@@ -73,7 +73,7 @@ class Place:
         _check_succeeded(run, outcome.job.state, outcome.job.reason)
 
     def make_there(self, run: Run, number: str, client: Client) -> None:
-        """Have a coordinator run it, and bring its run folder here."""
+        """Make a run on a coordinator, and download its run folder."""
         try:
             known = client.get(run.id)
         except NotFoundError:
@@ -90,7 +90,7 @@ class Place:
 
 
 def check_same(run: Run, found: JobSpec, where: str) -> None:
-    """Raise SpecError, naming the sections, if `found` trains anything else than the run is to."""
+    """Raise SpecError, naming the sections, if `found` does not train identically to the run's spec."""
     wanted, there = (json.loads(training_key(spec)) for spec in (run.spec, found))
     differing = sorted(name for name in wanted.keys() | there.keys() if wanted.get(name) != there.get(name))
     if differing:

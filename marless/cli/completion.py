@@ -1,4 +1,4 @@
-"""Words that the shell completes."""
+"""Shell completion of job ids, states and presets."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import typer
 from marless.errors import MarlessError
 
 BUDGET_S = 0.3
-"""Who presses Tab does not wait: after this, there is nothing to offer."""
+"""Seconds within which a coordinator must answer; completion must not make the user wait."""
 
 
 def job_ids(context: typer.Context, incomplete: str) -> list[str]:
-    """Ids that begin so: of the coordinator's jobs, if it answers at once, and of the run folders here."""
+    """Job ids that begin with `incomplete`: the coordinator's, if it answers in time, and those of run folders."""
     runs = Path(context.params.get("runs") or os.environ.get("MARLESS_RUNS") or "runs")
     here = [path.parent.name for path in runs.glob("*/job.json")]
     known = dict.fromkeys([*_asked(context, runs), *sorted(here)])
@@ -38,7 +38,7 @@ def _asked(context: typer.Context, runs: Path) -> list[str]:
 
 
 def states(incomplete: str) -> list[str]:
-    """States of jobs that begin so, in capitals or not."""
+    """Job states that begin with `incomplete`, in the same case."""
     from marless.client import JobState
 
     case = str.lower if incomplete.islower() else str.upper
@@ -46,7 +46,7 @@ def states(incomplete: str) -> list[str]:
 
 
 def presets(incomplete: str) -> list[str]:
-    """Lists of presets, separated by commas, whose last begins so."""
+    """Comma-separated lists of presets that complete the last name of `incomplete`."""
     from marless.presets import PRESETS
 
     before, comma, last = incomplete.rpartition(",")

@@ -1,4 +1,4 @@
-"""The verb `cost`: what a job has cost so far, by three accountings."""
+"""The command `cost`: the cost of a job so far, by three accountings."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def cost(
 
 
 def dollars(usd: float) -> str:
-    """An amount for people: to the microdollar, of which small jobs have few."""
+    """An amount for display, to the microdollar, because small jobs cost little."""
     return f"{usd:,.6f}"
 
 
@@ -84,7 +84,7 @@ def _document(
 
 
 def _rows(made: Bill, by: By, wanted: tuple[Accounting, ...]) -> list[dict[str, Any]]:  # Any: JSON
-    """A line per kind, round or group: its name and dollars."""
+    """One row per kind, round or group: its name, and US dollars by accounting."""
     from marless.pricing.money import usd
 
     parts = {accounting: made.by(by, accounting) for accounting in wanted}

@@ -1,4 +1,4 @@
-"""The training curve of a run, as a picture."""
+"""Draws the training curve of a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Point = tuple[int, float]
 
 @dataclass
 class _Course:
-    """How many rounds there are, how long they trained, and returns over env steps."""
+    """Number of rounds, training time in seconds, and returns over env steps."""
 
     rounds: int = 0
     trained_s: float = 0.0

@@ -1,4 +1,4 @@
-"""Dry runs: what a job would take and cost, said before anything runs. Nothing is sent to anybody."""
+"""Dry runs: estimate the duration and cost of a job before it runs. Nothing is submitted."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ if TYPE_CHECKING:
 
 CALIBRATION_S = 300.0
 LOWER, UPPER = 0.7, 1.5
-"""Calibrated times are taken to be off by so much: a quiet process on one core, against workers beside each other."""
+"""Assumed error range of calibrated times, as factors: calibration runs alone on one core, workers run in parallel."""
 _SAMPLED_ROUNDS, _MOST_SAMPLED_ROUNDS = 10, 2000
 
 
 @dataclass(frozen=True)
 class _Basis:
-    """Where an estimate is from."""
+    """What an estimate is based on."""
 
     courses: list[Course]
     sentences: list[str]
-    """What was assumed, for people."""
+    """The assumptions, as sentences for the user."""
     run: str
-    """The recorded run; "" if it was calibrated."""
+    """Job id of the recorded run; "" for a calibration."""
 
 
 def estimate(spec: JobSpec, source: str, *, run: str, at: Connection, output: Output) -> None:
-    """Check a job in full and print what it would take; `run` is a recorded job to go by, "" to look for one.
+    """Validate a job and print its estimate; `run` is a recorded job to base it on, "" to search for one.
 
-    Raises SpecError for a job that cannot work or be priced, and for a run of another shape.
+    Raises SpecError for a job that cannot run or be priced, and for a recorded run of another shape.
     """
     from marless.job import advice, prepare
     from marless.pricing import estimate as estimates
@@ -80,7 +80,7 @@ def _given(run: str, spec: JobSpec, at: Connection) -> Recorded:
 
 
 def _alike(spec: JobSpec, runs: Path) -> Recorded | None:
-    """The newest recorded run that makes rounds as this job will."""
+    """The newest recorded run of the same shape as this job; None if there is none."""
     from marless import spec as specs
     from marless.pricing.estimate import same_shape
 
@@ -91,7 +91,7 @@ def _alike(spec: JobSpec, runs: Path) -> Recorded | None:
                 if len(found.records) > 1:
                     return found
         except MarlessError:
-            continue  # a folder that is no whole run says nothing
+            continue  # ignore folders without a complete run
     return None
 
 
@@ -133,7 +133,7 @@ def _from_calibration(job: Job, table: Prices) -> _Basis:
 
 
 def _paces(job: Job, slots: int) -> list[Any]:  # Any: Pace, whose module is imported where it is needed
-    """The likely pace, and those around it; where policies decide, also with few actors and shared learners."""
+    """The likely pace, and a lower and an upper one; if policies decide, also with few actors and shared learners."""
     from marless.pricing.invented import Pace
 
     spec = job.spec
@@ -148,7 +148,7 @@ def _paces(job: Job, slots: int) -> list[Any]:  # Any: Pace, whose module is imp
 
 
 def _calibrated(spec: JobSpec) -> Calibration:
-    """Measure in a process that has the threads of a worker."""
+    """Calibrate in a process with the same number of threads as a worker."""
     from marless.pricing.calibration import from_text
     from marless.rpc.workers import environment
 

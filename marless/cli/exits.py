@@ -1,4 +1,4 @@
-"""Exit codes, so that scripts can tell what happened without reading sentences."""
+"""Exit codes, so that scripts can tell what happened without parsing messages."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from marless.errors import MarlessError, NotFoundError, SpecError
 
 
 class ExitCode(IntEnum):
-    """What every verb ends with."""
+    """The exit codes of all commands."""
 
     SUCCESS = 0
     ERROR = 1
-    """Something could not be had: a service, a disk, a permission."""
+    """Something was not available: a service, disk space, a permission."""
     USAGE = 2
-    """A mistake on the command line or in a job file."""
+    """An error on the command line or in a job file."""
     FAILED = 100
     UNFINISHED = 101
     """The job has not ended within the time given."""
@@ -29,19 +29,19 @@ _OF_STATE = {"SUCCEEDED": ExitCode.SUCCESS, "FAILED": ExitCode.FAILED, "CANCELLE
 
 
 def of_state(state: str) -> ExitCode:
-    """For a verb that waited for a job."""
+    """Exit code of a command that waited for a job in this state."""
     return _OF_STATE.get(state, ExitCode.UNFINISHED)
 
 
 def of_states(states: Iterable[str]) -> ExitCode:
-    """For a verb that waited for several jobs: the worst of their codes."""
+    """Exit code of a command that waited for several jobs: the worst of their codes."""
     codes = {of_state(state) for state in states}
     worst = (ExitCode.FAILED, ExitCode.CANCELLED, ExitCode.UNFINISHED)
     return next((code for code in worst if code in codes), ExitCode.SUCCESS)
 
 
 def of_error(error: MarlessError) -> ExitCode:
-    """For a verb that could not do what it was asked to."""
+    """Exit code of a command that failed with this error."""
     match error:
         case SpecError():
             return ExitCode.USAGE

@@ -1,4 +1,4 @@
-"""The verb `explain`: why a job had the actors and groups it had."""
+"""The command `explain`: why a job had its actors and groups."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from marless.record import Decision, RoundRecord
 
 _WIDTH = 110
-"""Columns of a terminal from which on there is room for a table."""
+"""Least terminal width in columns for the table layout."""
 _INDENT, _DEEPER = 2 * " ", 6 * " "
 _DIGITS = 5
 _LONGEST_PATH = 6
@@ -95,7 +95,7 @@ def _show_chapters(found: Recorded) -> None:
 
 
 class _Row(NamedTuple):
-    """Successive rounds, or some of them, for which one thing was decided for one reason."""
+    """One row of the explanation: rounds with the same decision for the same kind of reason."""
 
     rounds: str
     change: str
@@ -103,7 +103,7 @@ class _Row(NamedTuple):
     rule: str
     because: str
     opens: bool = False
-    """Whether a chapter begins with it."""
+    """True for the first row of a chapter."""
 
 
 def _rows(records: Sequence[RoundRecord]) -> Iterator[_Row]:
@@ -136,7 +136,7 @@ def _table(rows: Sequence[_Row]) -> Table:
 
 
 def _lines(row: _Row, width: int) -> list[str]:
-    """A row where there is no room for columns: what was decided and by which rule, and below it why."""
+    """A row in the layout for narrow terminals: the decision and its rule, and below it the reason."""
     first = f"{row.rounds}: {', '.join(filter(None, (row.change, row.to)))} (by {row.rule})"
     return [*textwrap.wrap(first, width, subsequent_indent=_DEEPER), *_indented(row.because, _DEEPER, width)]
 
@@ -146,13 +146,13 @@ def _indented(text: str, indent: str, width: int) -> list[str]:
 
 
 def _numbers(stretch: Stretch) -> str:
-    """ "  5–7", or of rounds that do not follow one another "  4 of 5–20"."""
+    """The rounds of a stretch: "  5–7", or "  4 of 5–20" if they are not successive."""
     count = "" if stretch.successive else f"{len(stretch.rounds)} of "
     return f"  {count}{_rounds(stretch.first, stretch.last)}"
 
 
 def _reason(stretch: Stretch) -> str:
-    """The reason of all its rounds, or of the one that it names."""
+    """The reason, with its round if other rounds' reasons have other numbers."""
     return _of(stretch.decided, stretch.decision) if stretch.varies else stretch.decision.reason
 
 
@@ -165,7 +165,7 @@ def _rounds(first: int, last: int) -> str:
 
 
 def _groups(outcome: str) -> str:
-    """ "4 groups: a+b c+d e f"."""
+    """Number and members of groups: "4 groups: a+b c+d e f"."""
     return f"{_count(len(outcome.split()), 'group')}: {outcome}"
 
 
@@ -189,7 +189,7 @@ def _actors(stretch: Stretch) -> str:
 
 
 def _path(stretch: Stretch) -> list[int]:
-    """The numbers of actors one after the other, from that before the stretch on."""
+    """The successive different numbers of actors, beginning with that before the stretch."""
     values = [*([] if stretch.before is None else [stretch.before]), *stretch.actors]
     return [now for before, now in zip([None, *values], values, strict=False) if now != before]
 
@@ -233,7 +233,7 @@ def _was(decision: Decision, before: RoundRecord | None) -> str:
 
 
 def _readable(inputs: Mapping[str, Any], width: int) -> str:  # Any: JSON
-    """Nested names indented, numbers and lists on their lines, five digits."""
+    """Inputs of a decision as YAML: nested names indented, lists on one line, floats to a few digits."""
     import yaml
 
     room = width - len(_INDENT)

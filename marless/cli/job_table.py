@@ -1,4 +1,4 @@
-"""Jobs as a table that fits: on a narrow terminal the least important columns are left out, and nothing is cut off."""
+"""Tables that fit the terminal: the least important columns are dropped on narrow ones, and no text is cut off."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ if TYPE_CHECKING:
     from marless.client import Job
 
 _GAP = 2
-"""Between two columns."""
+"""Spaces between two columns."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """One thing that is told of every row."""
+    """One column of a table."""
 
     title: str
     cells: Sequence[str]
     right: bool = False
-    """Numbers are aligned at their ends."""
+    """Align to the right, for numbers."""
     goes: int = 0
-    """The higher, the sooner it is left out; 0: never."""
+    """Priority for dropping: the highest is dropped first; 0: never dropped."""
 
     @property
     def width(self) -> int:
-        """Characters of its widest cell."""
+        """Characters of its widest cell or its title."""
         return max(map(len, (self.title, *self.cells)))
 
 
 def job_table(jobs: Sequence[Job], width: int) -> Table:
-    """One line a job, at most `width` characters wide if their ids let it."""
+    """A table with one row per job, at most `width` characters wide if the ids permit."""
 
     def column(title: str, of: Callable[[Job], str], *, goes: int = 0, right: bool = False) -> Column:
         return Column(title=title, cells=[harmless(of(job)) for job in jobs], right=right, goes=goes)
@@ -57,7 +57,7 @@ def job_table(jobs: Sequence[Job], width: int) -> Table:
 
 
 def fitted(columns: Sequence[Column], width: int) -> Table:
-    """A table of those columns for which there is room; a text that is still too long goes on in the next line."""
+    """A table with as many columns as fit; text that is still too long wraps to the next line."""
     from rich.table import Table
 
     kept = list(columns)
@@ -74,7 +74,7 @@ def fitted(columns: Sequence[Column], width: int) -> Table:
 
 
 def _least(column: Column, kept: Sequence[Column]) -> int | None:
-    """All but the first, which names its row, stay whole."""
+    """Least width of a column: its full width, except for the first column, which may wrap."""
     return None if column is kept[0] else column.width
 
 

@@ -1,4 +1,4 @@
-"""Verbs that speak to a coordinator about its jobs."""
+"""Commands that manage a coordinator's jobs: list, get, watch, logs, wait, cancel, resume, delete, download."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     from marless.spec import StopSpec
 
 RECENT_ROUNDS = 50
-"""Who starts to watch in the middle sees so many rounds of the past, which is where the present rate comes from."""
+"""Number of past rounds that `watch` reads at its start, to compute the present rate."""
 ALL = sys.maxsize
 LOOK_S = 2.0
-"""Between two looks at several jobs that are waited for; of the first that runs, the end is told at once."""
+"""Seconds between two polls while waiting for several jobs; the first running one is watched without delay."""
 _LOG_LINES = 20
 FollowOption = Annotated[bool, typer.Option("--follow", help="Show progress until it ends.")]
 Result = TypeVar("Result")
 
 
 class Order(StrEnum):
-    """What jobs are sorted by."""
+    """Sort keys of `list`."""
 
     accepted = "accepted"
     job = "job"
@@ -51,7 +51,7 @@ class Order(StrEnum):
     ended = "ended"
 
     def of(self, jobs: Sequence[Job], *, reverse: bool) -> list[Job]:
-        """The jobs in this order: numbers from the highest on, texts from A on; what is not known comes last."""
+        """Sort jobs: numbers descending, texts ascending; unknown values come last."""
         field = {"accepted": "accepted_s", "ended": "ended_s"}.get(self.name, self.name)
         known = [job for job in jobs if getattr(job, field) is not None]
         texts = self in (Order.job, Order.state)
@@ -194,7 +194,7 @@ def download(
 
 
 def stop_rules(overrides: list[str]) -> dict[str, Any] | None:  # Any: YAML
-    """None leaves the old ones; the coordinator checks new ones against the job."""
+    """Parse stop rules given as "stop.name=value"; None if there are none. The coordinator validates them."""
     rules = {}
     for override in overrides:
         key, separator, value = override.partition("=")
@@ -213,7 +213,7 @@ def stop_rules(overrides: list[str]) -> dict[str, Any] | None:  # Any: YAML
 
 @contextmanager
 def detachable(*jobs: str) -> Iterator[None]:
-    """Ctrl-C ends the verb, not the jobs."""
+    """Context in which Ctrl-C ends the command, but not the jobs."""
     try:
         yield
     except KeyboardInterrupt:
@@ -225,7 +225,7 @@ def detachable(*jobs: str) -> Iterator[None]:
 
 
 def wait_for(client: Client, job: str, timeout_s: float | None, output: Output) -> NoReturn:
-    """Wait for one job, show it, and end the command as it ended."""
+    """Wait for one job, print it, and exit with the code for its state."""
     with detachable(job):
         [found] = ended(client, [client.get(job)], timeout_s)
     show_job(found, output)
@@ -235,9 +235,9 @@ def wait_for(client: Client, job: str, timeout_s: float | None, output: Output) 
 
 
 def ended(client: Client, jobs: Sequence[Job], timeout_s: float | None) -> list[Job]:
-    """The jobs once all of them have ended, or as they are when `timeout_s` is over; tells how far they are.
+    """Wait until all jobs have ended or `timeout_s` is over, with progress; returns their states then.
 
-    One of several that was deleted meanwhile is said, and left out.
+    If one of several jobs is deleted meanwhile, this is reported, and the job is left out.
     """
     known = {job.job: job for job in jobs}
     give_up_s = time.monotonic() + (ALL if timeout_s is None else timeout_s)
@@ -250,7 +250,7 @@ def ended(client: Client, jobs: Sequence[Job], timeout_s: float | None) -> list[
             for number, job in enumerate(running):
                 try:
                     known[job.job] = client.get(job.job) if number else client.wait(job.job, timeout_s=look_s)
-                except NotFoundError as error:  # somebody has deleted it
+                except NotFoundError as error:  # it was deleted meanwhile
                     if len(jobs) == 1:
                         raise
                     say(str(error))
@@ -261,7 +261,7 @@ def ended(client: Client, jobs: Sequence[Job], timeout_s: float | None) -> list[
 
 
 def _far(jobs: Mapping[str, Job], rules: Mapping[str, StopSpec | None]) -> tuple[float, int, str]:
-    """What part of how many jobs has been done, as far as stop rules tell; and a note."""
+    """Progress for the bar: number of jobs done, including fractions by stop rules; number of jobs; and a note."""
     done = sum(1.0 if job.state.ended else _part(job, rules[name]) for name, job in jobs.items())
     if len(jobs) > 1:
         counts = Counter(job.state.lower() for job in jobs.values())
@@ -277,7 +277,7 @@ def _part(job: Job, stop: StopSpec | None) -> float:
 
 
 def end_all(jobs: Sequence[Job], timeout_s: float | None, *, deleted: bool) -> NoReturn:
-    """End the command as the worst of the jobs ended, and say which did not succeed."""
+    """Exit with the code for the worst state of the jobs, and report those that did not succeed."""
     for job in jobs:
         if job.state == "FAILED":
             say(f"job {job.job} failed: {job.reason}; `marless logs {job.job}` says more")
@@ -287,7 +287,7 @@ def end_all(jobs: Sequence[Job], timeout_s: float | None, *, deleted: bool) -> N
 
 
 def _each(jobs: Sequence[str], action: Callable[[str], Result]) -> tuple[list[Result], list[MarlessError]]:
-    """Do something to each job; what is wrong with one of several is said, and keeps nobody from the others."""
+    """Apply an action to each job; with several jobs, an error is reported and the others are still processed."""
     done: list[Result] = []
     refused: list[MarlessError] = []
     for job in dict.fromkeys(jobs):
@@ -320,10 +320,10 @@ def _matches(job: str, pattern: str) -> bool:
 
 
 def follow_job(client: Client, found: Job, output: Output, *, past_rounds: int = RECENT_ROUNDS) -> NoReturn:
-    """Show one job's progress to its end, and end the command as it ended."""
+    """Show one job's progress to its end, and exit with the code for its state."""
     job, first = found.job, max(found.rounds - past_rounds, 0)
     with detachable(job), _progress(client, job) as shown:
-        for event in client.watch(job, cursor=max(first - 1, 0)):  # one more: a rate is between two rounds
+        for event in client.watch(job, cursor=max(first - 1, 0)):  # one more, because a rate needs two rounds
             if event.record and event.cursor <= first:
                 shown.look_back(event.record)
             elif event.record:
@@ -346,7 +346,7 @@ def _progress(client: Client, job: str) -> TrainingProgress:
 
 
 def _stop_rules_of(client: Client, job: str) -> StopSpec | None:
-    """None if the job is of a kind that is not installed here: then nothing says how far it is."""
+    """The job's stop rules; None if its spec cannot be read here, e.g. because its algorithm is not installed."""
     from marless import spec as specs
 
     with suppress(SpecError, NotFoundError, ValueError):
@@ -355,14 +355,14 @@ def _stop_rules_of(client: Client, job: str) -> StopSpec | None:
 
 
 def _either(rules: StopSpec) -> str:
-    """The stop rules in force, for people: "stop.rounds=70 or stop.cost_usd=0.5"."""
+    """The stop rules in force, for display: "stop.rounds=70 or stop.cost_usd=0.5"."""
     return " or ".join(
         f"stop.{name}={value}" for name, value in rules.model_dump(by_alias=True, exclude_none=True).items()
     )
 
 
 def _end(client: Client, job: Job) -> NoReturn:
-    """End the command as the job has ended; of a failure, tell the reason and the line of the log that matters."""
+    """Exit with the code for the job's state; after a failure, print the reason and the last error in the log."""
     if job.state == "FAILED":
         say(f"job {job.job} failed: {job.reason}")
         tail = client.logs(job.job, tail=_LOG_LINES)

@@ -1,4 +1,4 @@
-"""The verb `train`: the whole system on this machine, for one job."""
+"""The command `train`: runs one job with all services on this machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from marless.cli.working import Working
 from marless.errors import MarlessError, SpecError, UnavailableError
 
 SOON_S = 0.4
-"""What takes longer is told, for the first line of the command to come within two seconds."""
+"""Seconds after which progress is shown, so that the first line of output appears within two seconds."""
 
 if TYPE_CHECKING:
     from marless.cli.train import Outcome, Show
@@ -87,7 +87,7 @@ def _resume(job: str, override: list[str], runs: Path) -> Outcome:
 
 
 def _stop_of(file: Path, rules: dict[str, Any] | None) -> StopSpec | None:  # Any: YAML
-    """What the bar counts to; whoever runs the job says what is wrong with it."""
+    """Stop rules for the progress bar; None if they are invalid, which the run itself will report."""
     from marless import spec as specs
 
     with suppress(SpecError, ValueError):
@@ -97,7 +97,7 @@ def _stop_of(file: Path, rules: dict[str, Any] | None) -> StopSpec | None:  # An
 
 
 def _attended(job: str, runs: Path, stop: StopSpec | None, action: Callable[[Show], Outcome]) -> Outcome:
-    """Run a job with its progress on the screen; whatever keeps it from its end, say how it goes on."""
+    """Run a job with progress display; if it is interrupted, print how to continue it."""
     import asyncio
 
     from marless.cli.progress import TrainingProgress
@@ -139,7 +139,7 @@ def _report(outcome: Outcome, output: Output) -> None:
 
 
 def _draw(folder: Path) -> None:
-    """A curve that cannot be drawn is a pity, not a failure of the job."""
+    """Draw the training curve; an error is only reported, because the job itself has not failed."""
     from marless.cli.curve import draw
 
     try:

@@ -1,4 +1,4 @@
-"""The `marless` command: one line a verb. Verbs import what they need when they are called, so that `--help` is quick.
+"""The `marless` app with all its commands. They import what they need when they are called, to keep `--help` fast.
 
 Data go to standard output, everything else to standard error. Exit codes: `marless.cli.exits`.
 """
@@ -79,7 +79,7 @@ def _marless(
 
 
 def main() -> None:
-    """Run the app: a user's mistake is one sentence, never a traceback. Raises KeyboardInterrupt."""
+    """Run the app; errors are printed as a message, without a traceback. Raises KeyboardInterrupt."""
     try:
         app(prog_name="marless")
     except MarlessError as error:

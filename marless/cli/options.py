@@ -1,4 +1,4 @@
-"""Options that several verbs share."""
+"""Options shared by several commands."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 RUNS = Path("runs")
 CONTACT_S = 3.0
-"""How long a verb tries to reach a coordinator that has never answered it; a supervised one is back in less."""
+"""Seconds for which a command tries to reach a coordinator that never answered; a supervised one restarts faster."""
 
 
 def whole(given: str | int, least: int = 0) -> int:
-    """A whole number as it is typed, 1000 or 1e3; raises BadParameter for anything else and for less than `least`."""
+    """Parse an integer, such as 1000 or 1e3; raises BadParameter for other text and for less than `least`."""
     try:
         number = documents.whole(str(given))
     except ValueError:
@@ -35,12 +35,12 @@ def whole(given: str | int, least: int = 0) -> int:
 
 
 def positive(given: str | int) -> int:
-    """A whole number of at least one."""
+    """Parse an integer of at least 1; raises BadParameter."""
     return whole(given, least=1)
 
 
 class Output(StrEnum):
-    """How data are printed."""
+    """Output formats."""
 
     table = "table"
     json = "json"
@@ -71,21 +71,21 @@ TlsCaOption = Annotated[
 
 @dataclass(frozen=True)
 class Connection:
-    """Which coordinator a verb speaks to."""
+    """The options that select the coordinator of a command."""
 
     coordinator: str
     runs: Path
     tls_ca: str
 
     def client(self) -> Client:
-        """A client of it; raises UnavailableError if nothing says where it is."""
+        """Create a client of the coordinator; raises UnavailableError if its address is unknown."""
         from marless.client import Client
 
         return Client(self.coordinator, runs=self.runs, tls_ca=self.tls_ca, contact_s=CONTACT_S)
 
 
 def connected(verb: Callable[..., None]) -> Callable[..., None]:
-    """A verb whose first parameter is a Connection, as one with the options that name it."""
+    """Decorator for commands whose first parameter is a Connection: replaces it by the options that select one."""
 
     def run(coordinator: str, runs: Path, tls_ca: str, **own: Any) -> None:  # Any: the verb's own parameters
         verb(Connection(coordinator, runs, tls_ca), **own)
@@ -98,4 +98,4 @@ def connected(verb: Callable[..., None]) -> Callable[..., None]:
 
 
 def _connection(*, coordinator: CoordinatorOption = "", runs: RunsOption = RUNS, tls_ca: TlsCaOption = "") -> None:
-    """The options of `connected` verbs."""
+    """Declares the options of `connected` commands."""

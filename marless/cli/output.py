@@ -1,4 +1,4 @@
-"""What the command prints: data on standard output, everything else on standard error."""
+"""Printing: data to standard output, messages to standard error."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 _UNBOUNDED_COLUMNS = 10_000
 _NO_TEXT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""Control characters but line ends and tabs: what a file or a service has named must not steer the terminal."""
+"""Control characters except line feeds and tabs: names from files or services must not control the terminal."""
 
 
 def say(sentence: str) -> None:
-    """Tell a person something; it is no data."""
+    """Print a message for the user to standard error."""
     print(f"marless: {harmless(sentence)}", file=sys.stderr)  # noqa: T201
 
 
 def harmless(text: str) -> str:
-    """A text of others, with its control characters written out: none steers the terminal."""
+    """Untrusted text with its control characters escaped, so that they cannot control the terminal."""
     return _NO_TEXT.sub(_escaped, text)
 
 
@@ -39,16 +39,16 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 def data(text: str) -> None:
-    """Print data; whoever reads along gets them at once."""
+    """Print data to standard output, unbuffered."""
     print(text, flush=True)  # noqa: T201
 
 
 def flush() -> None:
-    """Hand over what is still buffered; a reader that has gone (`| head`) is no mistake."""
+    """Flush standard output; a closed pipe (`| head`) is not an error."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        # The interpreter flushes once more when it ends.
+        # The interpreter flushes again at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -64,7 +64,7 @@ def show_jobs(jobs: Sequence[Job], output: Output) -> None:
 
 
 def show_objects(named: Sequence[tuple[str, Mapping[str, object]]], output: Output) -> None:
-    """Print several things, each with its name, in any way but as a table."""
+    """Print several objects, each with its name, in any format except a table."""
     match output:
         case Output.json:
             data(json.dumps([fields for _, fields in named], indent=2))
@@ -84,7 +84,7 @@ def show_job(job: Job, output: Output) -> None:
 
 
 def show_object(fields: Mapping[str, object], name: str, output: Output) -> None:
-    """Print one thing in any way but as a table."""
+    """Print one object in any format except a table."""
     match output:
         case Output.jsonl:
             data(json.dumps(fields))
@@ -97,9 +97,9 @@ def show_object(fields: Mapping[str, object], name: str, output: Output) -> None
 
 
 def log_line(line: LogLine, *, whole: bool = True) -> str:
-    """A line of a job's log, for people: the time of day, how grave it is, what happened, and the rest.
+    """A line of a job's log for display: time of day, level, event, and the other fields.
 
-    What takes several lines by itself, such as a traceback, comes below; or not at all, unless the `whole` is wanted.
+    Fields with several lines, such as tracebacks, follow below; without `whole` they are left out.
     """
     fields = line.fields
     clock, level, event = (str(fields.pop(name, "")) for name in ("timestamp", "level", "event"))
@@ -111,7 +111,7 @@ def log_line(line: LogLine, *, whole: bool = True) -> str:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Prints texts as they are, in colour where wanted ($NO_COLOR), and cuts nothing off for a file or a pipe."""
+    """A rich console that prints text without markup, in colour unless $NO_COLOR is set, uncut to files and pipes."""
     from rich.console import Console
 
     shown = Console(stderr=stderr, markup=False, emoji=False, highlight=False)
@@ -121,14 +121,14 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def job_fields(job: Job) -> dict[str, Any]:  # Any: JSON
-    """A job for programs."""
+    """A job as a JSON object."""
     return dataclasses.asdict(job) | {"state": str(job.state)}
 
 
 def _yaml(value: object) -> str:
     from marless import documents
 
-    return documents.to_yaml(json.loads(json.dumps(value))).rstrip()  # as in JSON: an enum's member is its name
+    return documents.to_yaml(json.loads(json.dumps(value))).rstrip()  # via JSON, so that enum members become strings
 
 
 def _show_pairs(job: Job) -> None:
@@ -160,28 +160,28 @@ def _show_pairs(job: Job) -> None:
 
 
 def cost(summary: Mapping[str, Any]) -> str:  # Any: JSON
-    """What a job cost, for people, as its summary says; "" if that is not known."""
+    """A job's cost from its summary, for display; "" if unknown."""
     usd, accounting = summary.get("cost_usd"), summary.get("accounting")
     return "" if usd is None else f"{usd:.6f} USD ({accounting})"
 
 
 def number(value: float | None) -> str:
-    """A return, for people; "" if it is not known."""
+    """A return for display; "" if unknown."""
     return "" if value is None else f"{value:,.2f}"
 
 
 def percent(share: float | None) -> str:
-    """A share, for people; "" if it is not known."""
+    """A fraction as a percentage for display; "" if unknown."""
     return "" if share is None else f"{share:.0%}"
 
 
 def clock(unix_s: float | None) -> str:
-    """A moment in local time; "" if it has not come."""
+    """A Unix time in local time for display; "" if there is none."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_s)) if unix_s else ""
 
 
 def duration(seconds: float) -> str:
-    """A length of time as a watch shows it: 0:42, 12:03, 1:02:03."""
+    """A duration for display: 0:42, 12:03, 1:02:03."""
     minutes, rest = divmod(max(round(seconds), 0), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,7 +1,7 @@
-"""Learners, actors, return and cost over rounds, as a picture: of one run, or of presets compared.
+"""Draws learners, actors, return and cost over rounds, of one run or of compared presets; and returns of several jobs.
 
-The panels are those of Wei et al. 2025, fig. 12, and the cost. Colours are Okabe and Ito's, which colour-blind people
-tell apart; lines differ in their dashes too.
+The panels are those of Wei et al. 2025, fig. 12, and the cost. The colours are Okabe and Ito's, which are
+distinguishable for colour-blind people; lines also differ in their dashes.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _SUFFIXES = (".png", ".svg", ".pdf")
 def draw_run(run: Recorded, target: Path) -> None:
     """Draw one job's records.
 
-    Raises SpecError for a job without rounds or a file that is no picture, UnavailableError without matplotlib or if it
-    cannot be written.
+    Raises SpecError for a job without rounds or an unknown picture format, UnavailableError without matplotlib or if
+    the file cannot be written.
     """
     if not run.records:
         raise SpecError(f"job {run.job} has no round yet: there is nothing to draw")
@@ -59,7 +59,7 @@ def draw_run(run: Recorded, target: Path) -> None:
 
 
 def draw_comparison(comparison: Comparison, target: Path) -> None:
-    """Draw presets beside each other: means over seeds, with bands from least to most. Raises as `draw_run`."""
+    """Draw several presets: means over seeds, with bands from minimum to maximum. Raises as `draw_run`."""
     seeds = len(comparison.columns[0].figures)
     shown = f"mean and range over {seeds} seeds" if seeds > 1 else "one seed"
     figure, (learners, actors, returns, cost) = _panels(target, f"{comparison.job}: {shown}")
@@ -99,7 +99,7 @@ def draw_returns(runs: Sequence[Recorded], target: Path, over: Over) -> None:
 
 
 def _draw_course(axes: Axes, run: Recorded, number: int, over: Over) -> None:
-    """What a job scored while exploring, faint, and in its greedy evaluations."""
+    """Draw a job's returns while exploring (faint) and in its greedy evaluations."""
     style = {"color": _COLOURS[number % len(_COLOURS)], "linestyle": _DASHES[number // len(_COLOURS) % len(_DASHES)]}
     exploring, greedy, seconds = [], [], 0.0
     for record in run.records:
@@ -119,7 +119,7 @@ def _costed(column: Column) -> str:
 
 
 def check(target: Path) -> None:
-    """Refuse a picture that could not be written, before anything is read for it; raises as `draw_run`."""
+    """Check the format of the picture and matplotlib before reading any records; raises as `draw_run`."""
     if target.suffix not in _SUFFIXES:
         raise SpecError(f"{target}: a picture's name ends with one of {', '.join(_SUFFIXES)}")
     try:
@@ -162,7 +162,7 @@ def _draw_random(panel: Axes, mean: float) -> None:
 
 
 def _band(panel: Axes, lines: Sequence[Sequence[float | None]], style: Mapping[str, Any], label: str = "") -> None:
-    """The mean over runs and their range, over the rounds that all of them have."""
+    """Draw the mean and range over runs, for the rounds in which all of them have a value."""
     rounds, means, lows, highs = [], [], [], []
     for number, values in enumerate(zip(*lines, strict=False), start=1):
         known = [value for value in values if value is not None]

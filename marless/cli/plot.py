@@ -1,4 +1,4 @@
-"""The verb `plot`: training curves of one or several jobs, in one picture."""
+"""The command `plot`: training curves of one or several jobs in one picture."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from marless.cli.working import Working
 
 
 class Over(StrEnum):
-    """What the horizontal axis counts."""
+    """Quantities for the horizontal axis."""
 
     env_steps = "env-steps"
     rounds = "rounds"

@@ -1,4 +1,4 @@
-"""Verbs for trained policies: they work here, from the run folder or the file, without any service."""
+"""Commands for trained policies: `evaluate` and `export`. They read run folders or files, without any service."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def export(
 
 
 def _loaded(source: str, round_: int | None, runs: Path) -> Team:
-    """What `load_policy` loads; what it warns of is said."""
+    """Load policies with `load_policy`, and print its warnings."""
     from marless import load_policy
 
     with warnings.catch_warnings(record=True) as caught:

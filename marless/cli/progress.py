@@ -1,4 +1,4 @@
-"""What a person sees while a job starts and trains: a bar on a terminal, elsewhere a line every few seconds."""
+"""Progress display while a job starts and trains: a bar on a terminal, elsewhere a line every few seconds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _RATE_ROUNDS = 50
 _WIDE = 110
-"""Columns of a terminal from which on there is room for everything."""
+"""Least terminal width in columns for the full status."""
 _WIDE_BAR, _NARROW_BAR, _LONGEST_TITLE = 24, 10, 24
 _PERCENT = 4
 _ROWS = {
@@ -39,13 +39,13 @@ _ROWS = {
     "wall_s": "training time, s",
     "elapsed_s": "since submission, s",
 }
-"""Of the summary, with what people read beside them."""
+"""Fields of the summary and their labels in the table."""
 
 
 class _Lines:
-    """Prints where something stands: `first_s` seconds from now, and then whenever nothing was printed for long.
+    """Prints a status line after `first_s` seconds, and then whenever nothing has been printed for `EVERY_S`.
 
-    In a thread of its own, so that it is seen whatever the others do.
+    Runs in a thread of its own, so that it prints even while other threads are blocked.
     """
 
     def __init__(self, console: Console, status: Callable[[], str], first_s: float) -> None:
@@ -57,18 +57,18 @@ class _Lines:
         self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
 
     def start(self) -> None:
-        """Begin, unless the console is a terminal."""
+        """Start printing, unless the console is a terminal."""
         if not self._console.is_terminal:
             self._thread.start()
 
     def stop(self) -> None:
-        """Print no more."""
+        """Stop printing."""
         self._ended.set()
         if self._thread.ident:
             self._thread.join()
 
     def printed(self) -> None:
-        """Another line was printed just now."""
+        """Note that another line was printed just now."""
         self._due_s = time.monotonic() + EVERY_S
 
     def _run(self) -> None:
@@ -81,10 +81,10 @@ class _Lines:
 
 
 class TrainingProgress:
-    """A bar on a terminal; elsewhere a line for each evaluation, and one every few seconds.
+    """Shows a bar on a terminal; elsewhere a line for each evaluation, and one every few seconds.
 
-    `stop` says how far the job is, if it is known; `status` is shown before the first round, where there is no terminal
-    after `first_s` seconds.
+    `stop` holds the stop rules, if known, by which progress is measured. `status` is shown before the first round; if
+    there is no terminal, after `first_s` seconds.
     """
 
     def __init__(
@@ -93,13 +93,13 @@ class TrainingProgress:
         self._console = console
         self._stop = stop
         self._now = status
-        """What a line says."""
+        """The text of the next status line."""
         self._lines = _Lines(console, lambda: self._now, first_s)
         self._recent: deque[RoundRecord] = deque(maxlen=_RATE_ROUNDS)
         self._trained_s = 0.0
         self._greedy: Returns | None = None
         self._course: deque[tuple[float, float]] = deque(maxlen=_RATE_ROUNDS)
-        """What part of the job was done, and after how many seconds of training."""
+        """For recent rounds: the fraction of the job done, and the seconds of training until then."""
         self._wide = console.width >= _WIDE
         self._title = title if self._wide else _shortened(title)
         self._bar = Progress(
@@ -108,7 +108,7 @@ class TrainingProgress:
             expand=True,
             disable=not console.is_terminal,
             transient=True,
-            redirect_stdout=sys.stdout.isatty(),  # where data go elsewhere, they are not to come out where the bar is
+            redirect_stdout=sys.stdout.isatty(),  # data for a file or pipe must stay there
         )
         self._task = self._bar.add_task(self._title, total=1.0, status=status)
 
@@ -124,7 +124,7 @@ class TrainingProgress:
         self._bar.stop()
 
     def doing(self, reason: str) -> None:
-        """Take in what the job says it does, which its last round tells better while it simply trains."""
+        """Show the job's current activity; while it is simply training, the last round's status is shown instead."""
         if self._recent and reason == "training":
             self._now, status = self._whole(self._recent[-1]), self._status(self._recent[-1])
         else:
@@ -132,14 +132,14 @@ class TrainingProgress:
         self._bar.update(self._task, status=harmless(status))
 
     def look_back(self, record: RoundRecord) -> None:
-        """Take in a round of before this was begun to be shown: rates and the last evaluation come from it."""
+        """Process a round recorded before the display began, for rates and the last evaluation."""
         self._trained_s += record.spent_s
         self._recent.append(record)
         self._greedy = record.evaluation or self._greedy
         self._course.append((fraction_done(self._stop, record, self._trained_s), self._trained_s))
 
     def show(self, record: RoundRecord) -> None:
-        """Take in a round that has just been recorded."""
+        """Process and show a round that has just been recorded."""
         self.look_back(record)
         self._bar.update(self._task, completed=self._course[-1][0], status=self._status(record))
         self._now = self._whole(record)
@@ -148,11 +148,11 @@ class TrainingProgress:
             self._console.print(self._now, highlight=False, soft_wrap=True)
 
     def note(self, sentence: str) -> None:
-        """Say something that is no progress."""
+        """Print a message above the progress display."""
         self._console.print(f"marless: {harmless(sentence)}", highlight=False, markup=False, soft_wrap=True)
 
     def _status(self, record: RoundRecord) -> str:
-        """As much as there is room for, the most important things first."""
+        """The status beside the bar: as much as fits, the most important parts first."""
         if self._wide:
             return " · ".join([*self._left(), self._line(record)])
         room = self._console.width - len(self._title) - _NARROW_BAR - _PERCENT - len("   ")
@@ -173,11 +173,11 @@ class TrainingProgress:
         return " · ".join([self._line(record), *self._left()])
 
     def _left(self) -> list[str]:
-        """How long it will take at the present pace, if that can be known."""
+        """The estimated time left at the present rate, if it can be computed."""
         (done, trained_s), (first, first_s) = self._course[-1], self._course[0]
         if len(self._course) == 1:
             if self._recent[-1].round:
-                return []  # what went before is not known
+                return []  # the training time before it is unknown
             first = first_s = 0.0
         if done <= first or trained_s <= first_s:
             return []
@@ -201,7 +201,7 @@ class TrainingProgress:
         return f"round {record.round + 1:,}{of}"
 
     def _rate(self) -> float:
-        """Env steps a second of training, over the recent rounds; 0 where one round alone does not say it."""
+        """Env steps per second of training over the recent rounds; 0 if a single round does not tell."""
         first, last = self._recent[0], self._recent[-1]
         if first is last:
             steps, spent_s = (last.env_steps if last.round == 0 else 0), last.spent_s
@@ -223,13 +223,13 @@ def _columns(*, wide: bool) -> list[ProgressColumn]:
 
 
 def _shortened(title: str) -> str:
-    """Its ends, which tell jobs of one name apart."""
+    """A long title cut in the middle: jobs of one name differ at the end."""
     half = _LONGEST_TITLE // 2
     return title if len(title) <= _LONGEST_TITLE else f"{title[: half - 1]}…{title[-half:]}"
 
 
 def fraction_done(stop: StopSpec | None, record: RoundRecord, trained_s: float) -> float:
-    """How near the nearest stop rule is, from 0 to 1; a return cannot be foreseen."""
+    """Progress towards the nearest stop rule, from 0 to 1; `stop.return` is ignored, because it cannot be foreseen."""
     if stop is None:
         return 0.0
     fractions = [0.0]
@@ -243,7 +243,7 @@ def fraction_done(stop: StopSpec | None, record: RoundRecord, trained_s: float) 
 
 
 def summary_table(summary: dict[str, object]) -> Table:
-    """The end of a job, for people."""
+    """The summary of a finished job as a table."""
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")
     table.add_column()
@@ -260,7 +260,7 @@ def summary_table(summary: dict[str, object]) -> Table:
 
 
 def _precision(summary: dict[str, object], name: str) -> str:
-    """How well a mean return is known, as far as the summary says."""
+    """Standard error and number of episodes of a mean return, if the summary has them."""
     error, episodes = summary.get(f"{name}_standard_error"), summary.get(f"{name}_episodes")
     if not (isinstance(error, float) and isinstance(episodes, int)):
         return ""

@@ -1,4 +1,4 @@
-"""A job's past, for verbs that read it: from a run folder here, else from a coordinator."""
+"""Reads the records of a job, from a local run folder or from a coordinator."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ RecordedArgument = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """A job as far as it has been recorded."""
+    """A job with its recorded rounds."""
 
     job: str
     spec: JobSpec
     records: tuple[RoundRecord, ...]
-    """From the first round on."""
+    """All rounds from the first on; empty if they were not read."""
     random: Returns | None
-    """What chance scores; None if it has not been measured yet."""
+    """Returns of the random baseline; None if it has not been evaluated yet."""
     state: str
     """PENDING, RUNNING, SUCCEEDED, FAILED or CANCELLED."""
 
 
 def find(source: str, at: Connection) -> Recorded:
-    """The job of a run folder, of a folder in `at.runs` of this name, or of the coordinator if neither is here.
+    """Find a job: in the run folder `source`, in a folder of this name in `at.runs`, else at the coordinator.
 
-    A coordinator that was named (`--coordinator`) is asked first. Raises NotFoundError if nobody knows the job,
-    CorruptError for files that are none of ours, UnavailableError if the coordinator does not answer.
+    If a coordinator was given (`--coordinator`), it is asked instead of `at.runs`. Raises NotFoundError for an unknown
+    job, CorruptError for invalid files, UnavailableError if the coordinator does not answer.
     """
     if at.coordinator and not (Path(source) / "rounds.jsonl").exists():
         return _asked(source, at)
@@ -61,7 +61,7 @@ def find(source: str, at: Connection) -> Recorded:
 
 
 def _say_which(source: str, at: Connection) -> None:
-    """Where a name may mean two things, say which was taken, and how to get the other."""
+    """If a name is ambiguous, print which job was taken, and how to select the other."""
     if note := shadow.taken(source, at.runs):
         say(note)
     elif at.coordinator and Path(source).name == source:
@@ -72,8 +72,9 @@ def _say_which(source: str, at: Connection) -> None:
 
 
 def from_folder(folder: Path, *, records: bool = True) -> Recorded:
-    """The job of one run folder, with its `records` or without; raises CorruptError or UnavailableError if it cannot
-    be read.
+    """Read the job of a run folder, with or without its `records`.
+
+    Raises CorruptError or UnavailableError if it cannot be read.
     """
     known = tuple(read(folder / "rounds.jsonl")) if records else ()
     try:

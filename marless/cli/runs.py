@@ -1,4 +1,4 @@
-"""What lies in a directory of run folders, read from outside while nobody may be there to ask."""
+"""Finds unfinished jobs in a directory of run folders, without a coordinator."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class Unfinished:
 
     job: str
     attached: bool
-    """It was begun by `marless train`, and is continued by `marless train --resume` only."""
+    """True if it was started by `marless train`; then only `marless train --resume` resumes it."""
     run_by_somebody: bool
-    """A coordinator runs it now."""
+    """True if a coordinator is running it now."""
 
 
 def unfinished(runs: Path) -> tuple[Unfinished, ...]:
-    """The jobs of a directory of run folders that have not ended."""
+    """The unfinished jobs in a directory of run folders."""
     found = []
     for path in sorted(runs.glob("*/job.json")):
         try:
@@ -36,7 +36,7 @@ def unfinished(runs: Path) -> tuple[Unfinished, ...]:
                     )
                 )
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            continue  # no job, or none that can be read: nothing that could be continued
+            continue  # not a readable job, so nothing to resume
     return tuple(found)
 
 

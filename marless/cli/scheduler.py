@@ -1,4 +1,4 @@
-"""`marless scheduler train`: a scheduler for `scaling: {name: minions}`, trained here on simulated runs."""
+"""The command `scheduler train`: trains a scheduler for `scaling: {name: minions}` on simulated runs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def train(  # noqa: PLR0913  # a verb has as many parameters as options
     from marless.pricing import prices
     from marless.scaling.minions import model as models
 
-    job = specs.load(spec, [*overrides, "scaling=fixed"])  # what scales the job is what is to be trained
+    job = specs.load(spec, [*overrides, "scaling=fixed"])  # the job's own scheduler is the one to be trained
     table = prices.merged(job.bill.prices)
     recorded = _found(runs_, at, job, spec)
     model = models.fit([each.records for each in recorded], job) if recorded else models.synthetic(job)
@@ -84,7 +84,7 @@ def _trained(model: RunModel, task: Task, episodes: int, seed: int) -> tuple[Tra
 
 
 def _found(sources: Sequence[str], at: Connection, job: JobSpec, path: Path) -> list[Recorded]:
-    """The recorded jobs; raises SpecError for one that is of another kind than the job it is to help."""
+    """Read the recorded jobs; raises SpecError for one that is not comparable to the job of the scheduler."""
     from marless.cli.recorded import find
 
     found = []
@@ -102,7 +102,7 @@ def _found(sources: Sequence[str], at: Connection, job: JobSpec, path: Path) -> 
 
 
 def _same(theirs: JobSpec, ours: JobSpec) -> list[tuple[str, object, object]]:
-    """What makes runs comparable: how many actors they had does not matter, what each of them did does."""
+    """The settings that must be equal for runs to be comparable; the number of actors may differ."""
     return [
         ("env.name", theirs.env.name, ours.env.name),
         ("env.options", theirs.env.options, ours.env.options),
@@ -113,7 +113,7 @@ def _same(theirs: JobSpec, ours: JobSpec) -> list[tuple[str, object, object]]:
 
 
 def _say_limits(model: RunModel, task: Task) -> None:
-    """What the model cannot know."""
+    """Print the limits of the model."""
     known, asked = model.returns.end, task.rounds * task.max_actors * model.steps_per_actor
     if known < asked:
         say(
@@ -124,12 +124,12 @@ def _say_limits(model: RunModel, task: Task) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Cost:
-    """Of a recorded run."""
+    """Duration and cost of a recorded run."""
 
     job: str
     rounds: int
     wall_s: float
-    """Of its rounds."""
+    """Seconds of its rounds."""
     paper_usd: float
 
 
@@ -150,7 +150,7 @@ def _cost(recorded: Recorded, table: Prices) -> _Cost:
 def _report(
     model: RunModel, costs: Sequence[_Cost], trained: Trained, scores: Mapping[str, Score]
 ) -> dict[str, object]:
-    """What the scheduler learned from, what that cost, and what it came to."""
+    """The report to save: the data that the scheduler was trained on, their cost, and its scores."""
     return {
         "model": model.source,
         "recorded": [asdict(cost) for cost in costs],
@@ -172,7 +172,7 @@ def _save(out: Path, trained: Trained, report: Mapping[str, object]) -> None:
 
 
 def _summary(model: RunModel, costs: Sequence[_Cost], trained: Trained, out: Path) -> str:
-    """What training took, and what the runs had cost that it learned from."""
+    """A sentence on the training, and on the time and cost of the recorded runs."""
     spent = ""
     if costs:
         took_s, usd = sum(cost.wall_s for cost in costs), sum(cost.paper_usd for cost in costs)
@@ -184,7 +184,7 @@ def _summary(model: RunModel, costs: Sequence[_Cost], trained: Trained, out: Pat
 
 
 def _show(scores: Mapping[str, Score]) -> None:
-    """One line a way to choose actors; all figures are of simulated runs."""
+    """Print one row per way of choosing the number of actors; all figures are from simulated runs."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, title="modelled, means of simulated runs", title_justify="left")

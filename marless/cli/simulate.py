@@ -1,4 +1,4 @@
-"""The verb `simulate`: what another policy, or another cluster, would have made of a recorded run."""
+"""The command `simulate`: replays a recorded run with other policies or on another cluster, modelled."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def _money(usd: float | None) -> str:
 
 
 def _say(done: Replay) -> None:
-    """What a reader must know to read the figures."""
+    """Print the assumptions behind the figures."""
     from marless.replay.simulate import RETURNS
 
     say(f"returns are {RETURNS}")

@@ -1,4 +1,4 @@
-"""The four services on this machine, as processes that are kept alive, and that end with this one."""
+"""Runs the four services on this machine, as supervised child processes that end with this one."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from marless.private_files import Claim, UntrustedPathError
 from marless.rpc.security import SECRET_VARIABLES, Security
 
 SERVICES = ("param_store", "learner_pool", "actor_pool", "coordinator")
-"""In the order in which they are of use to each other."""
+"""Names of the services in start order: each depends only on earlier ones."""
 SOCKET_PATH_BYTES = 107
-"""The longest path of a unix socket: sun_path of Linux, less its terminator."""
+"""Longest path of a unix socket: Linux's sun_path without the terminating byte."""
 LEFTOVER_S = 60.0
-"""How long the services of a stack that was killed may take to end."""
+"""Seconds that the services of a killed stack may take to end."""
 PROBE_S = 0.5
-"""How long somebody who asks who the owner is may hold up a new one."""
+"""Seconds to wait for the lock on `data`, which a process asking for the owner may hold briefly."""
 POLL_S = 0.05
 _OWNER, _LEASE = "owner", "services"
 _SOCKETS = 8 * "[0-9a-f]"
-"""Names of socket directories."""
+"""Glob pattern of the names of socket directories."""
 _PUBLIC = ("MARLESS_TOKENS", "MARLESS_TLS_CERT", "MARLESS_TLS_KEY", "MARLESS_TLS_CLIENT_CA")
-"""Secrets of a service that others can reach. Towards those on private sockets it speaks plainly."""
+"""Secrets of a service that other machines can reach. Services on private sockets do not need them."""
 _REDIS = "MARLESS_REDIS_"
 
 
@@ -44,22 +44,22 @@ def _silent(_sentence: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class StackOptions:
-    """What a stack may be told beside its directories."""
+    """Options of a stack besides its directories."""
 
     listen: str = ""
-    """Where the coordinator listens, host:port; "": on a private socket, like the others."""
+    """Address at which the coordinator listens, host:port; "": a private unix socket, like the other services."""
     environment: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Variables of a service, by its name, beside this process's own."""
+    """Service name → environment variables in addition to this process's own."""
     patience: Patience = field(default_factory=Patience)
     told: Callable[[str], None] = _silent
-    """Is told, in a sentence, of every service that was started again."""
+    """Called with a message whenever a service was restarted."""
 
 
 class LocalStack:
-    """An async context manager; inside it, `coordinator` is the address to submit jobs to.
+    """The running services; an async context manager. Inside it, `coordinator` is the address to submit jobs to.
 
-    A service that dies is started again at the same address. Sockets lie in a directory that only this user can
-    enter. Logs go to `logs`, one file a service; `data` is the store's, and of one stack at a time.
+    A service that dies is restarted at the same address. Sockets are in a directory that only this user can enter. Logs
+    go to `logs`, one file per service. `data` is the parameter store's directory and belongs to one stack at a time.
     """
 
     def __init__(self, *, runs: Path, logs: Path, data: Path, options: StackOptions | None = None) -> None:
@@ -73,7 +73,7 @@ class LocalStack:
         self._held = AsyncExitStack()
         self._lease: IO[str]
         self._claimed: int
-        """What the services inherit of the socket directory: it is not swept before they have ended."""
+        """Lock of the socket directory, inherited by the services, so that it is not swept before they have ended."""
 
     @property
     def coordinator(self) -> str:
@@ -82,35 +82,34 @@ class LocalStack:
 
     @property
     def security(self) -> Security:
-        """What to show the coordinator."""
+        """Tokens and TLS files for calls to the coordinator."""
         if not self._options.listen:
             return Security()
         return Security.of_client()
 
     @property
     def restarts(self) -> Mapping[str, int]:
-        """How often each service was started again."""
+        """Number of restarts of each service."""
         return {name: service.restarts for name, service in self._services.items()}
 
     def address(self, service: str) -> str:
-        """Where a service listens; the same for as long as `data` is."""
+        """Address of a service; depends only on `data`, or is the `listen` option."""
         if service == "coordinator" and self._options.listen:
             return self._options.listen
         return f"unix:{self._sockets / service}.sock"
 
     def pid(self, service: str) -> int:
-        """The process that is a service now."""
+        """Process id of a service."""
         return self._services[service].pid
 
     def prepare(self, service: str, **environment: str) -> None:
-        """Set variables for the next start of a service, and for that start only."""
+        """Set environment variables for the next start of a service only."""
         self._services[service].next_environment = environment
 
     async def __aenter__(self) -> LocalStack:
         """Start all services.
 
-        Raises UnavailableError, with the reason, if the machine does not let us, and JobStateError if another stack
-        uses `data`.
+        Raises UnavailableError, with the reason, if that fails, and JobStateError if another stack uses `data`.
         """
         try:
             await self._hold()
@@ -130,13 +129,13 @@ class LocalStack:
         await self._stop_all()
 
     async def serving(self) -> None:
-        """Wait until the coordinator, and with it all that it needs, is ready for jobs."""
+        """Wait until the coordinator, and with it all services, is ready for jobs."""
         async with aclosing(statuses(self.coordinator, self.security)) as said:
             while await anext(said) != SERVING:
                 pass
 
     async def failed(self) -> UnavailableError:
-        """Wait until a service is given up; returns what to tell the user."""
+        """Wait until a service is given up because it keeps dying; returns the error for the user."""
         done, _ = await asyncio.wait(self._keeping.values(), return_when=asyncio.FIRST_COMPLETED)
         try:
             return UnavailableError(next(iter(done)).result())
@@ -175,7 +174,7 @@ class LocalStack:
         }
 
     async def _hold(self) -> None:
-        """Make the directories, and keep others out of them until this stack and all of its services have ended."""
+        """Create the directories, and lock them until this stack and all its services have ended."""
         for directory in (self._logs, self._data):
             private_files.parents(directory / "file")
         if (owner := await _lock(self._data / _OWNER, PROBE_S)) is None:
@@ -194,7 +193,7 @@ class LocalStack:
         self._claim_sockets()
 
     def _claim_sockets(self) -> None:
-        """Have their directory, without those that stacks have left that were killed."""
+        """Claim the socket directory, and remove directories that killed stacks have left."""
         try:
             private_files.sweep(private_files.directory(self._sockets.parent), _SOCKETS)
             claim = Claim.make(self._sockets)
@@ -206,7 +205,7 @@ class LocalStack:
         self._claimed = claim.lock
 
     async def _stop_all(self) -> None:
-        """Last started, first stopped: each can still say good-bye to those it needs. Twice is safe."""
+        """Stop the services in reverse start order, so that each can still reach those it depends on. Idempotent."""
         try:
             for name in reversed(SERVICES):
                 if keeping := self._keeping.pop(name, None):
@@ -219,7 +218,7 @@ class LocalStack:
 
 
 def owner_of(data: Path) -> int | None:
-    """The process whose stack uses a directory, if there is one that lives. Raises OSError."""
+    """Process id of the running stack that uses a directory; None if there is none. Raises OSError."""
     path = data / _OWNER
     if not path.exists():
         return None
@@ -227,11 +226,11 @@ def owner_of(data: Path) -> int | None:
         if _locks(file, fcntl.LOCK_SH):
             return None
         name = file.read()
-        return int(name) if name else None  # it is only just beginning
+        return int(name) if name else None  # it is just starting and has not written its id yet
 
 
 async def _lock(path: Path, patience_s: float) -> IO[str] | None:
-    """Lock a file until it is closed here and by all that inherited it; None if others do not let go of it."""
+    """Lock a file until it is closed here and by all processes that inherit it; None if it stays locked by others."""
     give_up_s = time.monotonic() + patience_s
     descriptor = private_files.open_own(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     file = os.fdopen(descriptor, "a", encoding="utf-8")
@@ -253,7 +252,7 @@ def _locks(file: IO[str], kind: int) -> bool:
 
 
 def socket_directory(data: Path) -> Path:
-    """Where the sockets of a stack lie: always the same, this user's own, and short enough."""
+    """The socket directory of a stack: determined by `data`, private to this user, and with a short enough path."""
     name = hashlib.sha256(os.fsencode(data.absolute())).hexdigest()[:8]
     candidates = [private_files.home_in(Path(place)) / name for place in (tempfile.gettempdir(), "/tmp")]
     longest = max(len(service) for service in SERVICES) + len("/.sock")

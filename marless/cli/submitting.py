@@ -1,4 +1,4 @@
-"""The verb `submit`: a job handed to a coordinator, or several jobs as a sweep."""
+"""The command `submit`: submits a job, or a sweep of several jobs, to a coordinator."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from marless.spec import JobSpec
 
 MOST_JOBS = 20
-"""That a sweep starts unasked."""
+"""Most jobs that a sweep may start without --yes."""
 IfExists = Literal["fail", "use", "replace"]
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Check the job and estimate its rounds, duration and bills; start nothing.")
@@ -96,7 +96,7 @@ def submit(  # noqa: PLR0913, PLR0917  # a verb has as many parameters as option
 
 
 def estimated(job_file: Path, override: list[str], *, dry_run: bool, run: str, at: Connection, output: Output) -> bool:
-    """Estimate a job if that was asked for; raises SpecError for a job that cannot work."""
+    """With --dry-run, print a job's estimate and return True; raises SpecError for a job that cannot run."""
     if not dry_run:
         if run:
             raise SpecError("--from goes with --dry-run: it names the recorded run that an estimate goes by")
@@ -110,7 +110,7 @@ def estimated(job_file: Path, override: list[str], *, dry_run: bool, run: str, a
 
 @dataclass(frozen=True)
 class _Sweep:
-    """Jobs to be submitted together."""
+    """A sweep to submit."""
 
     runs: Sequence[SweepRun]
     if_exists: IfExists
@@ -118,14 +118,14 @@ class _Sweep:
 
     @property
     def ids(self) -> list[str]:
-        """Of all of its jobs."""
+        """Ids of all its jobs."""
         return [run.id for run in self.runs]
 
 
 def _planned(
     job_file: Path, override: list[str], job: str, seeds: int | None, sweep: list[str], most: int
 ) -> Sequence[SweepRun]:
-    """The jobs of a sweep; whatever cannot work is refused before the first is submitted."""
+    """The jobs of a sweep; all are validated before the first is submitted."""
     from marless.cli import sweep as sweeps
 
     source, axes = documents.name_of(job_file), sweeps.axes(sweep)
@@ -135,7 +135,7 @@ def _planned(
 
 
 def _show_planned(runs: Sequence[SweepRun], output: Output) -> None:
-    """Check every job of a sweep as a coordinator would, and print them; nothing is sent."""
+    """Validate every job of a sweep as a coordinator would, and print them; nothing is submitted."""
     from marless.cli.sweep_table import show_planned
     from marless.job import prepare
 
@@ -168,7 +168,7 @@ def _submit_sweep(sweep: _Sweep, client: Client, *, stay: bool) -> None:
 
 
 def _handed_over(sweep: _Sweep, client: Client) -> list[Job]:
-    """All jobs of the sweep, submitted. First those that exist: one that is of another kind stops all others."""
+    """Submit all jobs of the sweep, existing ones first: if one of them has another spec, no new job is submitted."""
     with Working("submitting", "jobs") as working:
         known = {run.id: job for run in sweep.runs if (job := _known(client, run.id))}
         if known and sweep.if_exists == "fail":
@@ -204,7 +204,7 @@ def _submitted(client: Client, job: str, spec: JobSpec, if_exists: IfExists) -> 
 
 
 def _resumed(client: Client, job: Job) -> Job:
-    """A job that failed or was cancelled, once more; as it is if somebody else has resumed it, or nothing is left."""
+    """Resume a failed or cancelled job; returns it as it is if it was resumed meanwhile or has no round left."""
     try:
         return client.resume(job.job)
     except JobStateError as error:

@@ -1,4 +1,4 @@
-"""One service as a process that is kept alive: started again whenever it dies, given up when that does not help."""
+"""Supervises one service process: restarts it whenever it dies, and gives up if it keeps dying."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from marless.rpc.security import Security
 
 STOP_S = 15.0
 LOG_BYTES = 16 * 2**20
-"""A log longer than this is put aside; one old part is kept."""
+"""Size at which a log file is rotated; one old file is kept."""
 LOG_CHECK_S = 5.0
 LONGEST_DELAY_S = 2.0
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -33,41 +33,41 @@ _FIRST_DELAY_S = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
-    """When a service that keeps dying is given up."""
+    """When to give up on a service that keeps dying."""
 
     deaths: int = 5
-    """So many deaths …"""
+    """Give up after this many deaths of any kind …"""
     within_s: float = 60.0
-    """… within this time, however it died."""
+    """… within this many seconds."""
     unserved: int = 2
-    """So many ends in a row of its own making, before it ever answered: its installation is broken."""
+    """Give up after exiting by itself this many times in a row before ever answering: its installation is broken."""
 
 
 class Log:
-    """A log file that processes append to, of bounded length."""
+    """A log file of bounded size to which processes append."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def open(self) -> BinaryIO:
-        """For appending. Raises OSError."""
+        """Open for appending. Raises OSError."""
         descriptor = private_files.open_own(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         return os.fdopen(descriptor, "ab")
 
     def put_aside(self) -> None:
-        """Begin a new file; the old one stays beside it. For when nobody writes. Raises OSError."""
+        """Rename the file to the old one, so that a new one is begun. Only while no process writes. Raises OSError."""
         with suppress(FileNotFoundError):
             self.path.replace(self._old)
 
     def bound(self) -> None:
-        """Cut a file that has grown too long, under the hands of its writer, who appends. Raises OSError."""
+        """Copy and truncate a file that is too long while another process has it open for appending. Raises OSError."""
         if self.path.stat().st_size > LOG_BYTES:
             shutil.copyfile(self.path, self._old)
             with self.path.open("r+b") as file:
                 file.truncate()
 
     def last_words(self) -> str:
-        """The last line that was meant for people; "" if there is none. Raises OSError."""
+        """The last line that is not JSON, which is an error message for people; "" if there is none. Raises OSError."""
         lines = self.path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         return next((line for line in reversed(lines) if not line.startswith("{")), "")
 
@@ -77,7 +77,7 @@ class Log:
 
 
 class SupervisedService:
-    """A service of this machine. `keep_alive` is to run as a task for as long as the service is wanted."""
+    """A supervised service on this machine. Run `keep_alive` as a task for as long as the service is needed."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class SupervisedService:
         self.name = name
         self.restarts = 0
         self.next_environment: dict[str, str] = {}
-        """Beside its own, for the next start only."""
+        """Additional environment variables for the next start only."""
         self._command = (sys.executable, "-P", "-m", f"services.{name}", "--listen", address, "--exit-with-stdin")
         self._address = address
         self._security = security
@@ -108,13 +108,13 @@ class SupervisedService:
 
     @property
     def pid(self) -> int:
-        """Of the process that is, or was the last to be, this service."""
+        """Process id of the service, or of its last process."""
         if self._process is None:
             raise RuntimeError(f"{self.name} was not started")
         return self._process.pid
 
     async def start(self) -> None:
-        """Start it once; raises OSError."""
+        """Start the process; raises OSError."""
         environment = {**self._environment, **self.next_environment}
         self.next_environment = {}
         self._answered = False
@@ -126,11 +126,11 @@ class SupervisedService:
                 stderr=log,
                 env=environment,
                 pass_fds=self._inherited,
-                start_new_session=True,  # Ctrl-C is for this process, which stops the others in order
+                start_new_session=True,  # Ctrl-C reaches only this process, which stops the services in order
             )
 
     async def keep_alive(self) -> str:
-        """Start it again whenever it dies; returns why it is given up. Raises OSError."""
+        """Restart the service whenever it dies; returns the reason once it gives up. Raises OSError."""
         deaths: deque[float] = deque(maxlen=self._patience.deaths)
         mute = unserved = 0
         while True:
@@ -149,11 +149,11 @@ class SupervisedService:
                 await asyncio.sleep(min(_FIRST_DELAY_S * 2**mute, LONGEST_DELAY_S))
             await self.start()
             self.restarts += 1
-            if not unserved:  # otherwise its last words are soon told
+            if not unserved:  # otherwise its error message is reported soon
                 self._told(f"{self.name} ended ({_how(code)}); it was started again")
 
     async def stop(self) -> None:
-        """Ask it to end, and make it; twice is safe."""
+        """Stop the process: SIGTERM, then SIGKILL if it takes too long; idempotent."""
         process = self._process
         if process is None or process.returncode is not None:
             return
@@ -166,7 +166,7 @@ class SupervisedService:
             await process.wait()
 
     async def _end(self) -> int:
-        """Watch over one process to its end."""
+        """Wait for the end of the process and return its exit code; meanwhile, note its first answer, bound its log."""
         assert self._process
         answering = asyncio.create_task(self._wait_for_an_answer())
         bounding = asyncio.create_task(self._bound_log())
@@ -198,7 +198,7 @@ def _how(code: int) -> str:
 
 
 async def statuses(address: str, security: Security) -> AsyncGenerator[int, None]:
-    """What a service says of its health, from when it first answers; goes on when it is started again."""
+    """Yield a service's health statuses, from its first answer on; reconnects when the service is restarted."""
     while True:
         peer = Peer(address, security)
         try:
@@ -206,7 +206,7 @@ async def statuses(address: str, security: Security) -> AsyncGenerator[int, None
             async for answer in watch(health_pb2.HealthCheckRequest(), metadata=peer.metadata, wait_for_ready=True):
                 yield answer.status
         except grpc.aio.AioRpcError:
-            pass  # it died; the next one will answer
+            pass  # it died; its successor will answer
         finally:
             await peer.close()
         await asyncio.sleep(_FIRST_DELAY_S)

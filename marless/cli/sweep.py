@@ -1,6 +1,6 @@
-"""Sweeps: one job run with several seeds, and with several values of some of its fields.
+"""Sweeps: one job with several seeds, and with several values for some of its fields.
 
-A run's id follows from its settings alone, so that the same command finds the runs which it has submitted before.
+A job's id depends only on its settings, so that repeating the command finds the jobs that it submitted before.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _LONGEST_LABEL, _LONGEST_PREFIX = 20, 60
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """A field and the values that a sweep gives it."""
+    """A swept field and its values."""
 
     field: str
     values: tuple[str, ...]
-    """As YAML."""
+    """The values as YAML."""
     labels: tuple[str, ...]
-    """In ids: what tells the values apart."""
+    """Short distinct labels of the values, for job ids."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,13 +42,13 @@ class SweepRun:
 
     id: str
     setting: str
-    """The swept fields, for people: "lr=1e-3"; "" if only seeds differ."""
+    """The swept fields for display: "lr=1e-3"; "" if only seeds differ."""
     seed: int
     spec: JobSpec
 
 
 def axes(given: Sequence[str]) -> tuple[Axis, ...]:
-    """What `--sweep section.field=a,b,c` asks for; raises SpecError, naming the option that cannot be read."""
+    """Parse `--sweep section.field=a,b,c` options; raises SpecError, naming the invalid option."""
     found = [_axis(each) for each in given]
     if twice := {axis.field for axis in found if [other.field for other in found].count(axis.field) > 1}:
         raise SpecError(f"--sweep: {', '.join(sorted(twice))} is swept twice; give all of its values at once")
@@ -60,7 +60,7 @@ def runs(
 ) -> tuple[SweepRun, ...]:
     """All jobs of a sweep: for each setting all seeds, which count up from the job's.
 
-    Raises SpecError with all mistakes of all settings, each told once.
+    Raises SpecError with the errors of all settings, each once.
     """
     if clash := [axis.field for axis in sweep if any(each.partition("=")[0] == axis.field for each in overrides)]:
         raise SpecError(f"--sweep and --set both give {', '.join(clash)}; leave one out")
@@ -86,7 +86,7 @@ def runs(
 
 
 def check_count(sweep: Sequence[Axis], seeds: int | None, allowed: int, source: str) -> None:
-    """Raise SpecError with the list if there are more jobs than `allowed`; before any of them is made."""
+    """Raise SpecError with the list of jobs if there are more than `allowed`; called before any of them is built."""
     count = math.prod(len(axis.values) for axis in sweep) * (seeds or 1)
     if count <= allowed:
         return
@@ -122,7 +122,7 @@ def _axis(given: str) -> Axis:
 
 
 def _split(text: str) -> list[str]:
-    """The values of a list, at the commas that are in no bracket."""
+    """Split a list at commas outside of brackets."""
     values, depth = [""], 0
     for character in text:
         depth += (character in "[{") - (character in "]}")
@@ -134,7 +134,7 @@ def _split(text: str) -> list[str]:
 
 
 def _names(sweep: Iterable[Axis]) -> dict[str, str]:
-    """What people call each field: its last word, or all of it where two fields end alike."""
+    """Field → display name: its last part, or the whole path if two fields have the same last part."""
     fields = [axis.field for axis in sweep]
     last = [field.rpartition(".")[2] for field in fields]
     return {field: name if last.count(name) == 1 else field for field, name in zip(fields, last, strict=True)}
@@ -145,7 +145,7 @@ def _label(text: str) -> str:
 
 
 def _labels(values: Sequence[str]) -> tuple[str, ...]:
-    """Values as parts of ids; those that would look alike, or are long, get a digest."""
+    """Labels of values for job ids; long or ambiguous ones end with a digest."""
     plain = [("minus" if value.startswith("-") else "") + _label(value) for value in values]
 
     def told(value: str, label: str) -> str:

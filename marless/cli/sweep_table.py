@@ -1,4 +1,4 @@
-"""What came of a sweep, in one table: its jobs, and the mean of each setting over its seeds."""
+"""The results of a sweep in one table: its jobs, and the mean of each setting over its seeds."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from marless.client import Job
 
 @dataclass(frozen=True)
 class _Row:
-    """A job, or several as one."""
+    """A row of the table: a job, or the mean of several."""
 
     name: str
     state: str
     jobs: Sequence[Job]
 
     def known(self, of: Callable[[Job], float | None]) -> list[float]:
-        """One figure of all of its jobs that have it."""
+        """The known values of a quantity for its jobs."""
         return [value for job in self.jobs if (value := of(job)) is not None]
 
 
 def show_sweep(runs: Sequence[SweepRun], jobs: Sequence[Job], output: Output) -> None:
-    """Print the jobs of a sweep, each beside its run."""
+    """Print the jobs of a sweep, with the mean of each setting."""
     match output:
         case Output.table:
             shown = console()
@@ -95,7 +95,7 @@ def _standard_error(values: Sequence[float]) -> float | None:
 
 
 def _rows(runs: Sequence[SweepRun], jobs: Sequence[Job]) -> list[_Row]:
-    """Every job, and below those of a setting, if they are several, their mean."""
+    """A row for every job, and after the jobs of a setting, if there are several, a row for their mean."""
     rows = []
     for setting, members in _by_setting(runs, jobs).items():
         rows += [_Row(job.job, job.state, [job]) for job in members]
@@ -125,7 +125,7 @@ def _columns(rows: Sequence[_Row]) -> list[Column]:
 
 
 def _return(row: _Row) -> str:
-    """A return, or the mean of several with its standard error."""
+    """A return, or the mean of several with its standard error, for display."""
     known = row.known(lambda job: job.greedy_return)
     if not known:
         return ""

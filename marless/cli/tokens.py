@@ -1,4 +1,4 @@
-"""The verb `tokens`: the directory that says who may call the services of an installation."""
+"""The command `tokens`: manages the directory of tokens that authorise calls to the services."""
 
 from __future__ import annotations
 

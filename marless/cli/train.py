@@ -1,4 +1,4 @@
-"""`marless train`: the whole system on this machine, one job, from start to summary."""
+"""Runs one job with all services on this machine, from start to summary, for the command `train`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from marless.spec import JobSpec
 
 START_S = 120.0
 INTERRUPT_S = 2.0
-"""Seconds that a job which is being handed over when Ctrl-C comes may take to be there, and then be cancelled."""
+"""Seconds that a submission under way at Ctrl-C may take; if it succeeds in time, the job is then cancelled."""
 
 T = TypeVar("T")
 
@@ -34,25 +34,25 @@ def _unheard(_sentence: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Show:
-    """What is told while a job trains."""
+    """Callbacks for the progress of a job."""
 
     record: Callable[[RoundRecord], None]
-    """Of every round that is recorded from now on."""
+    """Called for every newly recorded round."""
     trouble: Callable[[str], None]
-    """A sentence about a service that died."""
+    """Called with a message about a service that died."""
     doing: Callable[[str], None] = _unheard
-    """What the job says it does, whenever that changes."""
+    """Called with the job's current activity whenever it changes."""
     past: Callable[[RoundRecord], None] = lambda _: None
-    """Of the last round of before: a rate is between two rounds."""
+    """Called with the last round before the start, because rates need two rounds."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended."""
+    """The outcome of a job."""
 
     job: Job
     interrupted: bool
-    """The user pressed Ctrl-C."""
+    """True if the user pressed Ctrl-C."""
 
 
 def new_job_id(name: str) -> str:
@@ -63,8 +63,8 @@ def new_job_id(name: str) -> str:
 def train(spec: JobSpec, *, job_id: str, runs: Path, show: Show) -> Outcome:
     """Start the stack, run the job, stop the stack.
 
-    Raises SpecError if the job id cannot be used or is taken, UnavailableError if a service cannot be started or keeps
-    dying, asyncio.CancelledError on a second Ctrl-C.
+    Raises SpecError if the job id is invalid or taken, UnavailableError if a service cannot be started or keeps dying,
+    asyncio.CancelledError on a second Ctrl-C.
     """
     check_id(job_id)
     folder = runs.resolve() / job_id
@@ -79,10 +79,10 @@ def train(spec: JobSpec, *, job_id: str, runs: Path, show: Show) -> Outcome:
 
 
 def resume(job_id: str, *, runs: Path, stop: Mapping[str, Any] | None, show: Show) -> Outcome:  # Any: YAML
-    """Continue a job in its run folder, interrupted or ended, with new `stop` rules if there are any.
+    """Resume an interrupted or ended job in its run folder, with new `stop` rules if given.
 
-    Raises NotFoundError if there is none, JobStateError if it is running or has no round left to run, and what `train`
-    raises.
+    Raises NotFoundError if it does not exist, JobStateError if it is running or has no round left to run, and the
+    errors of `train`.
     """
     check_id(job_id)
     folder = runs.resolve() / job_id
@@ -106,14 +106,14 @@ def resume(job_id: str, *, runs: Path, stop: Mapping[str, Any] | None, show: Sho
 
 @dataclass
 class _Attended:
-    """One job on a stack of its own."""
+    """Runs one job on a stack of its own."""
 
     folder: Path
     show: Show
     interrupted: asyncio.Event = field(default_factory=asyncio.Event)
 
     def run(self, begin: Callable[[AsyncClient], Awaitable[int]]) -> Outcome:
-        """Have `begin` hand the job over and say after which round to watch it; follow it to its end."""
+        """Start the stack, follow the job to its end; `begin` submits it and returns the round to watch it from."""
         data = self.folder / "store"
         stack = LocalStack(
             runs=self.folder.parent,
@@ -140,11 +140,11 @@ class _Attended:
                 finally:
                     hold_off()
             if job.rounds in (0, *DiskCheckpoints(self.folder / "checkpoints").rounds()):
-                shutil.rmtree(data, ignore_errors=True)  # the checkpoint holds what it held
+                shutil.rmtree(data, ignore_errors=True)  # the newest checkpoint holds the same state
             return job
 
     async def _unless_interrupted(self, work: Coroutine[Any, Any, T]) -> T:  # Any: as asyncio has it
-        """What comes before the job is there to be cancelled; raises CancelledError if it is interrupted and long."""
+        """Await work that precedes the job; raises CancelledError if interrupted and not done soon after."""
         working, interrupted = asyncio.create_task(work), asyncio.create_task(self.interrupted.wait())
         try:
             await asyncio.wait([working, interrupted], return_when=asyncio.FIRST_COMPLETED)
@@ -183,7 +183,7 @@ async def _given(awaitable: Awaitable[T]) -> T:
 
 
 async def _unless_failed(stack: LocalStack, work: Coroutine[Any, Any, Job]) -> Job:  # Any: as asyncio has it
-    """The outcome of `work`, unless a service is given up first."""
+    """The result of `work`; raises UnavailableError if a service is given up first."""
     working, failing = asyncio.create_task(work), asyncio.create_task(stack.failed())
     try:
         await asyncio.wait([working, failing], return_when=asyncio.FIRST_COMPLETED)
@@ -198,10 +198,10 @@ async def _unless_failed(stack: LocalStack, work: Coroutine[Any, Any, Job]) -> J
 
 @asynccontextmanager
 async def _interrupts(event: asyncio.Event) -> AsyncIterator[Callable[[], None]]:
-    """Set by the first Ctrl-C (or SIGTERM), which lets the present round finish; the second cancels at once.
+    """Handle Ctrl-C and SIGTERM: the first sets `event`, which cancels the job; the second cancels this task at once.
 
-    Yields what to call when nothing is left to cancel. From then on, and after the second one, a Ctrl-C cancels
-    nothing: services are being stopped, and one that is not waited for would outlive this command.
+    Yields a function to call when nothing is left to cancel. From then on, and after the second signal, further ones
+    are ignored: services are being stopped, and one that is not waited for would outlive this command.
     """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     cancellable = [task] if task else []
@@ -218,4 +218,4 @@ async def _interrupts(event: asyncio.Event) -> AsyncIterator[Callable[[], None]]
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # until the loop is closed: who called asyncio.run restores it
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # until the loop is closed; asyncio.run's caller restores it

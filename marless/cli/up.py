@@ -1,4 +1,4 @@
-"""The verbs `up` and `down`: the services in the background of this machine."""
+"""The commands `up` and `down`: start and stop the services in the background of this machine."""
 
 from __future__ import annotations
 

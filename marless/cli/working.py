@@ -1,4 +1,4 @@
-"""What is told while a command works: nothing if it is done at once, else a bar, or a line every few seconds."""
+"""Progress of slow commands: nothing if they finish quickly, else a bar, or a line every few seconds."""
 
 from __future__ import annotations
 
@@ -14,22 +14,20 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 QUIET_S = 0.7
-"""A command that is done sooner shows nothing. On a pipe, its first line comes after twice that: with the start of the
-interpreter and the imports, within two seconds."""
+"""Seconds before anything is shown. Without a terminal, the first line comes after twice that: within two seconds,
+including the start of the interpreter and the imports."""
 EVERY_S = 5.0
-"""Between two lines on a pipe."""
+"""Seconds between two lines without a terminal."""
 _FRAME_S = 0.1
 _LEAST_SHARE = 0.02
-"""Done, before the time left is told: sooner it would only be guessed."""
+"""Fraction that must be done before the time left is shown, because earlier it would be a guess."""
 
 
 class Working:
-    """A context manager around something that may take long; `told` may be called from anywhere, as often as wanted."""
+    """A context manager that shows progress of slow work; `told` may be called from any thread, at any rate."""
 
     def __init__(self, what: str, unit: str = "", *, quiet_s: float | None = None) -> None:
-        """`unit`: of what is counted; without one, only the share that has been done is told. `quiet_s`: in place of
-        `QUIET_S`.
-        """
+        """`unit` names what is counted; without it, only the fraction done is shown. `quiet_s` replaces `QUIET_S`."""
         self._what = what
         self._quiet_s = QUIET_S if quiet_s is None else quiet_s
         self._unit = unit
@@ -50,11 +48,11 @@ class Working:
         self._thread.join()
 
     def told(self, done: float, total: float, note: str = "") -> None:
-        """So much of `total` has been done."""
+        """Report that `done` of `total` has been done."""
         self._done, self._total, self._note = done, total, note
 
     def line(self) -> str:
-        """How far it is, for who reads lines."""
+        """The progress as a line of text."""
         took_s = time.monotonic() - self._started_s
         parts = [f"{self._what} …"]
         if self._total:
@@ -105,5 +103,5 @@ def _bar() -> Progress:
         TimeRemainingColumn(),
         console=console(stderr=True),
         transient=True,
-        redirect_stdout=False,  # data do not go where the bar is
+        redirect_stdout=False,  # data must not be redirected to the bar
     )

@@ -1,4 +1,4 @@
-"""`marless doctor`: what of this machine stands in the way, and what to do about it.
+"""`marless doctor`: checks whether this machine can run jobs, and says what to do about problems.
 
 A check is a function from facts to a `Finding`; `examination` gathers the facts.
 """

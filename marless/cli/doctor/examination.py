@@ -1,4 +1,4 @@
-"""All checks, with their facts."""
+"""Gathers the facts about this machine and runs all checks."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ CONTACT_S = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class _Answer:
-    """What came of asking the coordinator."""
+    """The coordinator's answer, or the reason why there is none."""
 
     address: str
     info: Info | None
     reason: str = ""
     skew_s: float | None = None
-    """Our clock minus its clock."""
+    """This machine's clock minus the coordinator's."""
 
 
 def examine(runs: Path, job: Job | None, *, deep: bool) -> Iterator[Finding]:
@@ -115,7 +115,7 @@ def _spool() -> Finding:
 
 
 def _ask_coordinator(runs: Path) -> _Answer | None:
-    """None if there is none that should answer."""
+    """Ask the coordinator; None if none is configured or running."""
     if not os.environ.get("MARLESS_COORDINATOR") and StackFolder.of(runs).standing() is None:
         return None
     address = find(None, runs)

@@ -1,4 +1,4 @@
-"""What a check finds."""
+"""The result of a check."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from enum import StrEnum
 
 
 class Level(StrEnum):
-    """How grave a finding is."""
+    """Severity of a finding."""
 
     ok = "ok"
     warn = "warn"
-    """Works, but not as well as it could, or not for everything."""
+    """Jobs can run, but not as well as possible, or not all of them."""
     fail = "fail"
     """Jobs cannot run on this machine, or not reliably."""
 
@@ -24,19 +24,19 @@ class Finding:
     level: Level
     found: str
     advice: str = ""
-    """What to do; "" if all is well."""
+    """What to do; "" if nothing."""
 
 
 def ok(check: str, found: str) -> Finding:
-    """Nothing to do."""
+    """A finding that needs no action."""
     return Finding(check=check, level=Level.ok, found=found)
 
 
 def warn(check: str, found: str, advice: str) -> Finding:
-    """Something could be better."""
+    """A finding of something that could be improved."""
     return Finding(check=check, level=Level.warn, found=found, advice=advice)
 
 
 def fail(check: str, found: str, advice: str) -> Finding:
-    """Something must be done."""
+    """A finding of a problem that must be solved."""
     return Finding(check=check, level=Level.fail, found=found, advice=advice)

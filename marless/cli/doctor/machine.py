@@ -15,19 +15,19 @@ from marless.nets.layout import Layout
 SERVICES_BYTES = 250e6
 ACTOR_WORKER_BYTES = 40e6
 LEARNER_WORKER_BYTES = 300e6
-"""What docs/benchmarks.md measures, rounded up."""
+"""Memory per worker as measured in docs/benchmarks.md, rounded up."""
 KEPT_VERSIONS = 3
 FEW_FILES, MANY_FILES = 256, 1024
 SKEW_S = 1.0
 _NVIDIA_TIMEOUT_S = 10.0
 _TORCH_TIMEOUT_S = 120.0
-_RELEASED_S = 1.75e9  # no clock was earlier when this was written
+_RELEASED_S = 1.75e9  # the date of this code: an earlier clock is wrong
 _CGROUPS = Path("/sys/fs/cgroup")
 _STATES = 3  # weights and Adam's two moments
 
 
 def cores(seen: int, usable: float) -> Finding:
-    """Cores that the machine has, and those that affinity and quota leave to us."""
+    """Check the number of cores, and those that CPU affinity and cgroup quota leave to this process."""
     whole = max(1, int(usable))
     if whole >= seen:
         return ok("cores", str(seen))
@@ -39,13 +39,13 @@ def cores(seen: int, usable: float) -> Finding:
 
 
 def quota(cpu_max: str) -> float | None:
-    """Cores that a cgroup's cpu.max allows; None without a limit."""
+    """Number of cores that a cgroup's cpu.max allows; None without a limit."""
     allowed, _, period = cpu_max.strip().partition(" ")
     return None if allowed in ("max", "-1", "") else int(allowed) / int(period or 100_000)
 
 
 def memory(available_bytes: float, *, actor_workers: int, versions_bytes: float | None) -> Finding:
-    """What is free against what services, workers and the kept versions of a job's policies take."""
+    """Check the available memory against the needs of services, workers and a job's stored policy versions."""
     need = SERVICES_BYTES + actor_workers * ACTOR_WORKER_BYTES + LEARNER_WORKER_BYTES + (versions_bytes or 0.0)
     beside = "" if versions_bytes is not None else ", and policies × 3 versions × bytes of a version beside"
     found = f"{_gb(available_bytes)} available; {actor_workers} actor workers and a learner take {_gb(need)}{beside}"
@@ -57,7 +57,7 @@ def memory(available_bytes: float, *, actor_workers: int, versions_bytes: float 
 
 
 def versions_bytes(job: Job) -> float:
-    """What the store keeps of a job: policies × versions × bytes; a critic is taken to be as large as its policy."""
+    """Bytes that the store keeps of a job: policies × versions × size, assuming critics as large as policies."""
     total = 0.0
     for group in job.sharing.decide(()).groups:
         agents = job.spaces.class_of(group.agents[0])
@@ -68,7 +68,7 @@ def versions_bytes(job: Job) -> float:
 
 
 def available_memory(meminfo: str, limit: str, used: str) -> float:
-    """Bytes that are left to us: of the machine (/proc/meminfo), and of our cgroup if it has a limit."""
+    """Available bytes: of the machine (/proc/meminfo), or of this process's cgroup if its limit leaves less."""
     lines = (line.split() for line in meminfo.splitlines())
     free = next((1024.0 * int(words[1]) for words in lines if words[:1] == ["MemAvailable:"]), float("inf"))
     if not limit.strip().isdecimal():
@@ -77,21 +77,21 @@ def available_memory(meminfo: str, limit: str, used: str) -> float:
 
 
 def cgroup_file(memberships: str, controller: str, names: tuple[str, str]) -> str:
-    """A file of our cgroup, under its name in version 2 or in version 1; "" if there is none."""
+    """Contents of a file of this process's cgroup, by its name in version 2 or version 1; "" if there is none."""
     for line in memberships.splitlines():
         _, controllers, path = line.split(":", 2)
         unified = not controllers
         if not unified and controller not in controllers.split(","):
             continue
         top, name = (_CGROUPS, names[0]) if unified else (_CGROUPS / controller, names[1])
-        for place in (top / path.lstrip("/"), top):  # a container sees its own group at the top
+        for place in (top / path.lstrip("/"), top):  # in a container, the own cgroup is mounted at the root
             if (place / name).is_file():
                 return (place / name).read_text(encoding="utf-8")
     return ""
 
 
 def gpu(listing: str, trouble: str, torch_sees: int | None) -> Finding:
-    """GPUs by the driver's list (a line each), its trouble if any, and how many torch can use if it was asked."""
+    """Check GPUs: the driver's list (one per line), its error if any, and the number that torch can use, if known."""
     names = [line.strip() for line in listing.splitlines() if line.strip()]
     if trouble:
         return warn("gpu", f"nvidia-smi: {trouble.strip().splitlines()[0]}", "repair the driver; learners use the CPU")
@@ -101,7 +101,7 @@ def gpu(listing: str, trouble: str, torch_sees: int | None) -> Finding:
 
 
 def ask_driver() -> tuple[str, str]:
-    """What nvidia-smi lists, and its trouble; both "" without it."""
+    """The output of nvidia-smi, and its error; both "" if it is not installed."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return "", ""
@@ -114,7 +114,7 @@ def ask_driver() -> tuple[str, str]:
 
 
 def ask_torch() -> int | None:
-    """How many GPUs torch can use, asked in a process of its own, since that takes seconds; None without torch."""
+    """Number of GPUs that torch can use, asked in a process of its own, as torch loads slowly; None without torch."""
     program = (sys.executable, "-P", "-c", "import torch; print(torch.cuda.device_count())")
     try:
         done = subprocess.run(program, capture_output=True, text=True, timeout=_TORCH_TIMEOUT_S, check=False)
@@ -124,7 +124,7 @@ def ask_torch() -> int | None:
 
 
 def files(limit: int) -> Finding:
-    """How many files one process may have open."""
+    """Check the limit on open files per process."""
     if limit < FEW_FILES:
         return fail("files", f"{limit} open files a process", f"ulimit -n {MANY_FILES}")
     if limit < MANY_FILES:
@@ -133,7 +133,7 @@ def files(limit: int) -> Finding:
 
 
 def clock(now_s: float, *, monotonic: bool, skew_s: float | None) -> Finding:
-    """This machine's clock, and how far it is ahead of the coordinator's if one answers."""
+    """Check this machine's clock; `skew_s` is its lead over the coordinator's, if known."""
     if not monotonic:
         return fail("clock", "the monotonic clock can be set", "leases and timeouts need one that cannot")
     date = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now_s))

@@ -17,14 +17,14 @@ from marless.cli.stack import SERVICES, SOCKET_PATH_BYTES, socket_directory
 
 FULL_BYTES, LOW_BYTES = 64 * 2**20, 2**30
 SPOOL_BYTES = 2 * 2**30
-"""What a learner pool lets wait at most (--spool-bytes)."""
+"""Default limit of a learner pool on trajectories that wait for their update (--spool-bytes)."""
 SLOW_FSYNC_S = 0.02
 _SYNCS = 20
 _PAGE = bytes(4096)
 
 
 def disk(directory: Path, free_bytes: float, fsync_s: float) -> Finding:
-    """Room and speed of the disk with the run folders: a round ends when its record is on it."""
+    """Check free space and fsync time of the disk with the run folders; each round waits until its record is synced."""
     found = f"{directory}: {free_bytes / 1e9:.1f} GB free, fsync {1e3 * fsync_s:.1f} ms"
     if free_bytes < FULL_BYTES:
         return fail("disk", found, "make room, or choose another directory with --runs")
@@ -36,22 +36,22 @@ def disk(directory: Path, free_bytes: float, fsync_s: float) -> Finding:
 
 
 def unusable_disk(directory: Path, reason: str) -> Finding:
-    """The run folders cannot be written."""
+    """The finding if the run folders cannot be written."""
     return fail("disk", f"{directory}: {reason}", "choose another directory with --runs")
 
 
 def unusable_spool(directory: Path | str, reason: str) -> Finding:
-    """A learner pool would refuse its spool."""
+    """The finding if a learner pool would refuse its spool directory."""
     return fail("spool", f"{directory}: {reason}", "name another place in MARLESS_SPOOL")
 
 
 def existing(directory: Path) -> Path:
-    """The directory, or the nearest one above that is there."""
+    """The directory, or its nearest existing parent."""
     return next(place for place in (directory, *directory.parents) if place.exists())
 
 
 def fsync_s(directory: Path) -> float:
-    """Median seconds until a page is on the disk. Raises OSError."""
+    """Median seconds to write and sync a page to disk. Raises OSError."""
     seconds = []
     with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
         for _ in range(_SYNCS):
@@ -63,7 +63,7 @@ def fsync_s(directory: Path) -> float:
 
 
 def spool(directory: Path, free_bytes: float, *, memory_backed: bool) -> Finding:
-    """Room for trajectories between their rollout and their update."""
+    """Check the free space for trajectories between rollout and update."""
     found = f"{directory}: {free_bytes / 1e9:.1f} GB free"
     if free_bytes < FULL_BYTES:
         return fail("spool", found, "make room there (a container: --shm-size), or name another place in MARLESS_SPOOL")
@@ -75,19 +75,19 @@ def spool(directory: Path, free_bytes: float, *, memory_backed: bool) -> Finding
 
 
 def spool_directory(shared_memory: Path = Path("/dev/shm")) -> Path:
-    """Where a learner pool puts it, unless it is told."""
+    """The spool directory of a learner pool: $MARLESS_SPOOL, else shared memory, else the temporary directory."""
     if named := os.environ.get("MARLESS_SPOOL"):
         return Path(named)
     return shared_memory if os.access(shared_memory, os.W_OK) else Path(tempfile.gettempdir())
 
 
 def room(directory: Path) -> float:
-    """Free bytes. Raises OSError."""
+    """Free bytes on the disk of a directory. Raises OSError."""
     return float(shutil.disk_usage(directory).free)
 
 
 def sockets(data: Path, bind: Callable[[str], None]) -> Finding:
-    """Whether the services' unix sockets can be made; `bind` makes one, or raises OSError."""
+    """Check whether the services' unix sockets can be created; `bind` creates one, or raises OSError."""
     directory = socket_directory(data)
     longest = len(os.fsencode(directory / max(SERVICES, key=len))) + len(".sock")
     if longest > SOCKET_PATH_BYTES:
@@ -108,13 +108,13 @@ def sockets(data: Path, bind: Callable[[str], None]) -> Finding:
 
 
 def bind_unix(path: str) -> None:
-    """Make a unix socket. Raises OSError."""
+    """Create a unix socket. Raises OSError."""
     with socket.socket(socket.AF_UNIX) as made:
         made.bind(path)
 
 
 def loopback(bind: Callable[[], None]) -> Finding:
-    """Whether a port of this machine can be had; `bind` takes any free one, or raises OSError."""
+    """Check whether a loopback port can be bound; `bind` binds any free one, or raises OSError."""
     try:
         bind()
     except OSError as error:
@@ -125,6 +125,6 @@ def loopback(bind: Callable[[], None]) -> Finding:
 
 
 def bind_loopback() -> None:
-    """Take a free port. Raises OSError."""
+    """Bind any free loopback port. Raises OSError."""
     with socket.socket(socket.AF_INET) as made:
         made.bind(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""Checks of what is installed and how it is set up."""
+"""Checks of installed software and its configuration."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FILES = tuple(name for name in SECRET_VARIABLES if name.startswith(("MARLESS_TL
 
 
 def python(version: Sequence[int]) -> Finding:
-    """The interpreter's version."""
+    """Check the version of Python."""
     found = ".".join(map(str, version[:3]))
     if tuple(version[:2]) < OLDEST_PYTHON:
         return fail("python", found, "install Python 3.11 or newer")
@@ -29,7 +29,7 @@ def python(version: Sequence[int]) -> Finding:
 
 
 def packages(requirements: Sequence[str], installed: Mapping[str, str]) -> Finding:
-    """Whether the packages that marless needs are there, in versions that work; `installed` by canonical name."""
+    """Check whether required packages have suitable versions; `installed` maps canonical names to versions."""
     wrong, seen = [], 0
     for requirement in map(Requirement, requirements):
         if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
@@ -46,7 +46,7 @@ def packages(requirements: Sequence[str], installed: Mapping[str, str]) -> Findi
 
 
 def learners(torch: str | None) -> Finding:
-    """Whether learner workers can run here; the version of torch."""
+    """Check whether learner workers can run here, by the version of torch."""
     if torch is None:
         return warn(
             "learners", "torch is not installed: no policy can be trained here", "pip install 'marless[learner]'"
@@ -55,7 +55,7 @@ def learners(torch: str | None) -> Finding:
 
 
 def redis() -> Finding:
-    """The Redis program that a store would start."""
+    """Check the Redis program that a parameter store would start."""
     try:
         binary = redis_program.find_binary()
         name, version = redis_program.version_of(binary)
@@ -65,7 +65,7 @@ def redis() -> Finding:
 
 
 def redis_version(name: str, version: tuple[int, ...], binary: str) -> Finding:
-    """Whether it is new enough."""
+    """Check whether a Redis or Valkey version is recent enough."""
     found = f"{name} {'.'.join(map(str, version))} ({binary})"
     if name == "Redis" and version < redis_program.OLDEST:
         return fail("redis", found, "install Redis 6.2 or newer, or Valkey")
@@ -73,7 +73,7 @@ def redis_version(name: str, version: tuple[int, ...], binary: str) -> Finding:
 
 
 def threads(environment: Mapping[str, str]) -> Finding:
-    """Settings of OpenMP that workers inherit and that slow them; their numbers of threads they set themselves."""
+    """Check for OpenMP settings that workers inherit and that slow them; workers set thread counts themselves."""
     slow = [
         f"{name}={environment[name]} puts all workers on the same cores"
         for name in _PINNING
@@ -89,7 +89,7 @@ def threads(environment: Mapping[str, str]) -> Finding:
 
 
 def secrets(environment: Mapping[str, str]) -> Finding:
-    """Tokens and TLS files, for services beyond this machine; a value is never shown."""
+    """Check tokens and TLS files, for services on other machines; secrets are never shown."""
     files = {name: Path(environment[name]) for name in _FILES if environment.get(name)}
     for name, path in files.items():
         if not os.access(path, os.R_OK):

@@ -1,4 +1,4 @@
-"""Checks of what runs: the stack in the background, its coordinator, and jobs that nobody runs."""
+"""Checks of what is running: the stack in the background, its coordinator, and unfinished jobs that are not running."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from marless.client import Info
 
 
 def stack(noted: Standing | None, supervisor: int | None, last_words: str) -> Finding:
-    """The stack of `marless up`: what stack.json says, who supervises it, and the last words of who did."""
+    """Check the stack of `marless up`: stack.json, the supervisor's process, and the last supervisor's error."""
     if supervisor is not None:
         if noted and noted.pid == supervisor:
             return ok("stack", f"up: {noted.coordinator}, supervised by process {supervisor}")
@@ -26,7 +26,7 @@ def stack(noted: Standing | None, supervisor: int | None, last_words: str) -> Fi
 
 
 def coordinator(address: str, info: Info | None, reason: str) -> Finding:
-    """The coordinator that verbs speak to, and how it sees the other services."""
+    """Check the coordinator that commands use, and the other services as it sees them."""
     if info is None:
         return fail("coordinator", f"{address}: {reason}", "`marless up`, or correct $MARLESS_COORDINATOR")
     silent = [service.name for service in info.services if not service.serving]
@@ -38,7 +38,7 @@ def coordinator(address: str, info: Info | None, reason: str) -> Finding:
 
 
 def jobs(unfinished: Sequence[Unfinished], *, is_up: bool) -> Finding:
-    """Jobs that have not ended and that nobody runs."""
+    """Check for unfinished jobs that no coordinator runs."""
     idle = [job for job in unfinished if not job.run_by_somebody]
     if not idle:
         running = len(unfinished)
