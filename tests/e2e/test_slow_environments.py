@@ -25,6 +25,8 @@ def train(tmp_path) -> Iterator[Callable[[], tuple[Train, float, str]]]:
     started: list[Train] = []
 
     def begin() -> tuple[Train, float, str]:
+        for each in started:
+            each.process.kill()
         place = tmp_path / str(len(started))
         place.mkdir()
         hold = place / "hold"
