@@ -167,7 +167,7 @@ class ParticleEnv(ABC):
         return Scene(agents_N2, marks_M2, self._goal())
 
     def close(self) -> None:  # noqa: B027  # not a hook: no game holds anything to release
-        """Do nothing, for nothing is held."""
+        """Do nothing: there are no resources to release."""
 
     @abstractmethod
     def _write_rows(self) -> None:

@@ -148,10 +148,10 @@ class _Codec:
     """Converts the observations and actions of one agent class."""
 
     observation: Space
-    """Without its action mask."""
+    """The observation space without the action mask."""
     action: Space
     nested: bool
-    """True if observations are dictionaries that hold an action mask beside the observation."""
+    """True if observations are dictionaries of the observation and an action mask."""
 
     @property
     def obs_size(self) -> int:

@@ -82,9 +82,9 @@ class Batch:
     """One per class; or only one for the team, N = 1: the sum of all agents' rewards, normalised as a sum, until the
     last agent has gone."""
     steps: int
-    """T."""
+    """T, time steps."""
     width: int
-    """E."""
+    """E, columns of a time step."""
     importance: Tensor | None
     """float32 [M], importance weights of prioritised draws; None for uniform draws."""
     valid: Tensor | None

@@ -29,7 +29,7 @@ class Net(Protocol):
     of copy b is reset before step t; before step 0 it always is. Perceptrons ignore `resets`. Not thread-safe.
     """
 
-    gradient_PD: Tensor  # noqa: N815  # the shape is no word
+    gradient_PD: Tensor  # noqa: N815  # a shape suffix
     """Gradients, [P, D]; `backward` writes them except for columns of free parameters, which the caller writes."""
 
     @property

@@ -19,7 +19,7 @@ _ACTING = ("acting",)
 def load_policy(
     path_or_job: str | Path,
     *,
-    round: int | None = None,  # noqa: A002  # the vocabulary's word
+    round: int | None = None,  # noqa: A002  # the project's term
     runs: str | Path | None = None,
 ) -> Team:
     """Load the newest policies of a job, or those after `round` rounds, ready to act.

@@ -27,7 +27,7 @@ class FixedScaling:
     actors: int
 
     def decide(self, history: Sequence[RoundRecord], groups: Sequence[Group]) -> ScalingDecision:
-        """Always `actors`."""
+        """Return `actors`, whatever the history."""
         return ScalingDecision(self.actors, f"fixed: {self.actors} actors in every round")
 
 
@@ -37,7 +37,7 @@ class FixedKind:
     config_type = FixedConfig
 
     def signals(self, config: ScalingConfig) -> frozenset[Signal]:
-        """None."""
+        """None: it needs no measurements."""
         return frozenset()
 
     def make(self, config: ScalingConfig, context: ScalingContext) -> FixedScaling:

@@ -49,7 +49,7 @@ class GnsConfig(BoundedConfig):
     window: int = Field(50, ge=2, le=512, description="number of past rounds that are used")
 
     def usual_min(self, context: ScalingContext) -> float:
-        """I_max/8."""
+        """The default of I_min, I_max/8."""
         return context.max_actors / _MIN_SHARE
 
 

@@ -28,7 +28,7 @@ class MaxScaling:
     most: int
 
     def decide(self, history: Sequence[RoundRecord], groups: Sequence[Group]) -> ScalingDecision:
-        """Always `most`."""
+        """Return `most`, whatever the history."""
         return ScalingDecision(self.most, f"max: {self.most} actors, the most allowed, in every round")
 
 
@@ -38,7 +38,7 @@ class MaxKind:
     config_type = MaxConfig
 
     def signals(self, config: ScalingConfig) -> frozenset[Signal]:
-        """None."""
+        """None: it needs no measurements."""
         return frozenset()
 
     def make(self, config: ScalingConfig, context: ScalingContext) -> MaxScaling:

@@ -45,7 +45,7 @@ class NitroConfig(BoundedConfig):
     )
 
     def usual_min(self, context: ScalingContext) -> float:
-        """I_max/8."""
+        """The default of I_min, I_max/8."""
         return context.max_actors / _MIN_SHARE
 
 

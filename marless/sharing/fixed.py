@@ -27,11 +27,11 @@ class FixedSharing:
     groups: tuple[Group, ...]
 
     def asks(self, history: Sequence[RoundRecord], returns: Returns | None) -> bool:
-        """Never."""
+        """False: similarity is not used."""
         return False
 
     def decide(self, history: Sequence[RoundRecord]) -> SharingDecision:
-        """Always `groups`."""
+        """Return `groups`, whatever the history."""
         return SharingDecision(self.groups, f"fixed: {len(self.groups)} policies in every round")
 
 
@@ -41,11 +41,11 @@ class FixedKind:
     config_type = FixedConfig
 
     def curvature(self, config: SharingConfig) -> bool:
-        """Not needed."""
+        """False: curvature is not used."""
         return False
 
     def similarity(self, config: SharingConfig) -> SimilarityConfig | None:
-        """Not needed."""
+        """None: similarity is not used."""
         return None
 
     def make(self, config: SharingConfig, groups: tuple[Group, ...], spaces: EnvSpaces) -> FixedSharing:

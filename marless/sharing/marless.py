@@ -239,11 +239,11 @@ class MarlessKind:
     config_type = MarlessConfig
 
     def curvature(self, config: SharingConfig) -> bool:
-        """Needed: a group starts from its member with the highest C."""
+        """True: a group starts from its member with the highest C."""
         return True
 
     def similarity(self, config: SharingConfig) -> SimilarityConfig | None:
-        """As configured."""
+        """The similarity of the config."""
         return _checked(config).similarity
 
     def make(self, config: SharingConfig, groups: tuple[Group, ...], spaces: EnvSpaces) -> MarlessSharing:

@@ -63,7 +63,7 @@ class Behaviour:
 
 
 class Similarity(Protocol):
-    """Measures how differently agents behave; runs in a thread beside the update, and should take much less time."""
+    """Measures how differently agents behave; runs concurrently with the update, and should take much less time."""
 
     def distances(self, behaviour: Behaviour, rng: np.random.Generator) -> NDArray[np.float64]:
         """Distances [N, N]: finite, at least 0, symmetric, 0 on the diagonal; larger for agents that differ more.

@@ -80,7 +80,7 @@ class Index:
         return names, [status for name in unsure if (status := self._status(name))]
 
     def states(self) -> Counter[str]:
-        """How many jobs are in each state."""
+        """Number of jobs by state."""
         return Counter(known.state for known in self._known.values())
 
     def clear_away(self) -> None:

@@ -112,7 +112,7 @@ class Jobs:
         return self._roster.in_trouble
 
     def states(self) -> Counter[str]:
-        """How many jobs of the runs directory are in each state."""
+        """Number of jobs of the runs directory by state."""
         return self._index.states()
 
     def live(self, job: str) -> LiveJob | None:

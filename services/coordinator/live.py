@@ -78,7 +78,7 @@ class LiveJob:
 
     async def saved(self) -> None:
         """Wait until the final status is on the disk, which may have been full when the job ended."""
-        while self._status.ended and not await asyncio.to_thread(self._save):  # noqa: ASYNC110  # of a disk
+        while self._status.ended and not await asyncio.to_thread(self._save):  # noqa: ASYNC110  # for a disk
             await asyncio.sleep(SAVE_PERIOD_S)
 
     async def close_sinks(self) -> None:

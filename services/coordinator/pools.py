@@ -103,7 +103,7 @@ class Pools:
         await self._learner_pool.call(self._learners.Reserve, request, timeout_s=CALL_TIMEOUT_S)
 
     async def prewarm(self, actors: int) -> None:
-        """Ask the actor pool to start workers for so many actors; returns before they are ready."""
+        """Ask the actor pool to start workers for `actors` actors; returns before they are ready."""
         request = actor_pool_pb2.PrewarmRequest(actors=actors)
         await self._actor_pool.call(self._actors.Prewarm, request, timeout_s=PREWARM_TIMEOUT_S)
 

@@ -124,7 +124,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
                     yield frame
 
     async def GetInfo(self, request: pb.GetInfoRequest, context: Context) -> pb.GetInfoResponse:  # noqa: N802
-        """Say what this coordinator is."""
+        """Return the coordinator's version, clock, runs directory and services."""
         services = (
             pb.ServiceInfo(name=name, address=address, serving=self._readiness.serving(name))
             for name, address in self._readiness.addresses.items()

@@ -51,7 +51,7 @@ class View:
     greedy_return: float | None
     random_return: float | None
     win_rate: float | None
-    """Share of the newest evaluation's episodes that were won; None where there are no wins."""
+    """Fraction of the newest evaluation's episodes that were won; None if the environment has no wins."""
     random_win_rate: float | None
 
 

@@ -78,7 +78,7 @@ class Reservations:
         holding.actors = 0
 
     def check(self, job: str, actors: int, beside_bytes: int) -> None:
-        """Raise TooLargeError if a round of `actors` actors can never fit beside the job's replay files.
+        """Raise TooLargeError if a round of `actors` actors can never fit together with the job's replay files.
 
         Replay files that exceed the spool by themselves are refused in `Replays.open`, which names them.
         """

@@ -26,7 +26,7 @@ class LearnerPoolServicer(LearnerPoolServiceServicer):
         self._dispatcher = dispatcher
 
     def register(self, server: grpc.aio.Server) -> None:
-        """Add this servicer to a server; uploads are taken as raw bytes."""
+        """Add this servicer to a server; uploads are received as raw bytes."""
         add_LearnerPoolServiceServicer_to_server(self, server)
         upload = bulk_upload(self.Upload, learner_pool_pb2.UploadResponse.SerializeToString)
         register_bulk(server, "LearnerPoolService", {"Upload": upload})

@@ -34,7 +34,7 @@ class Piece:
 
     @property
     def size_bytes(self) -> int:
-        """Its length."""
+        """Length of the piece in bytes."""
         return min(PIECE_BYTES, self.part.size_bytes - self.start)
 
 

@@ -17,7 +17,7 @@ Observation = Mapping[str, "float | None"]
 def observe(history: Sequence[RoundRecord], rounds: int, budget_left: float) -> dict[str, float | None]:
     """The state before the round after `history`.
 
-    - round: rounds done, as a share of `rounds` (the whole run's), at most 1;
+    - round: rounds done, as a fraction of `rounds` (the whole run's), at most 1;
     - loss: the newest losses (all that end in "loss", added up), averaged over policies and critics;
     - return: the newest mean return per agent of the exploring policies;
     - kl: the newest approx_kl, averaged over policies: KL(π_k‖π_{k−1}) as the update estimates it;

@@ -1,4 +1,4 @@
--- Turns an attempt into the next version of its policy, or refuses; whatever the outcome, the attempt is used up.
+-- Publishes an attempt as the next version of its policy, or refuses it; the attempt is removed in both cases.
 -- KEYS: attempt, fence, heads, events, kept versions, pinned versions, request ids
 -- ARGV: prefix of version keys, policy, req_id, expected head, epoch, versions to keep, events to keep, first version
 -- Answers {"published", version}, {"fenced", the store's epoch} or {"conflict", the head}.
