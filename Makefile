@@ -3,11 +3,17 @@ PYTHON ?= python3
 BIN := .venv/bin
 PROTOS := $(wildcard protos/marless/rpc/v1/*.proto)
 JOB ?= examples/spread.yaml
+# Tests often wait: four processes are quickest on two cores.
+TEST_PROCESSES ?= 4
+QUICK := not slow and not gpu
 BENCH_PEERS := $(if $(PEERS),--peers $(PEERS))
 PIP := -m pip install --quiet --disable-pip-version-check
 # What is installed is what requirements/ names, file by file; no package is built on the way.
 LOCKED := $(PIP) --require-hashes --no-deps --only-binary :all:
 TOOLS := .venv/security/bin
+
+# Tests start hundreds of Python processes, which start faster from bytecode.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: train test test-slow test-gpu faults security fuzz check format protos lock audit sbom
 .PHONY: bench bench-algorithms bench-peers clean
@@ -15,8 +21,11 @@ TOOLS := .venv/security/bin
 train: .venv/.train
 	$(BIN)/marless train $(JOB)
 
+# Files are shared out among processes; then come, one by one, the tests that measure time or load the whole machine.
+test: export OMP_NUM_THREADS := 1
 test: .venv/.dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "$(QUICK) and not alone"
+	$(BIN)/python -m pytest -m "$(QUICK) and alone" $$(grep -rl --include='*.py' 'mark\.alone' tests)
 
 test-slow: .venv/.dev .venv/.sinks
 	$(BIN)/python -m pytest -m slow

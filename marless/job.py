@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import mul
@@ -12,7 +11,7 @@ from marless.algos.base import FunctionNode, Group, Scope, Setting, scopes
 from marless.data.trajectory import TrajectorySchema
 from marless.envs import registry as environments
 from marless.envs.base import EnvSpaces, check_spaces
-from marless.errors import SpecError, shown
+from marless.errors import SpecError
 from marless.limits import MAX_TRAJECTORY_BYTES
 from marless.scaling import registry as scaling_policies
 from marless.scaling.base import ActorScaling, ScalingContext
@@ -23,7 +22,6 @@ from marless.spec import JobSpec
 
 _BYTES_PER_WEIGHT = 16
 """Four float32 numbers: a weight, its gradient, and two optimizer moments."""
-_JOB_ID = re.compile(r"[a-z0-9]([a-z0-9-]{0,98}[a-z0-9])?")
 
 
 @dataclass(frozen=True)
@@ -177,14 +175,3 @@ def _context(spec: JobSpec, spaces: EnvSpaces, groups: tuple[Group, ...]) -> Sca
         functions=spec.functions,
         budget_usd=spec.stop.cost_usd,
     )
-
-
-def is_id(job_id: str) -> bool:
-    """True if this is a valid job id."""
-    return _JOB_ID.fullmatch(job_id) is not None
-
-
-def check_id(job_id: str) -> None:
-    """Raises SpecError unless this is a valid job id, which names folders and Redis keys."""
-    if not is_id(job_id):
-        raise SpecError(f"job id {shown(job_id)}: use lower-case letters, digits and dashes, at most 100")

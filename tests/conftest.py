@@ -37,6 +37,21 @@ settings.register_profile("ci", derandomize=True, deadline=None)
 settings.register_profile("anywhere", deadline=None)
 settings.load_profile("ci" if os.environ.get("CI") else "anywhere")
 
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Each worker of pytest-xdist has its own directory for sockets and temporary files; subprocesses inherit it.
+
+    Paths in it are no longer than without workers: a socket's may have 107 bytes.
+    """
+    if _worker():
+        directory = tempfile.TemporaryDirectory(prefix="t", ignore_cleanup_errors=True)
+        config.add_cleanup(directory.cleanup)
+        config.option.basetemp = f"{directory.name}/tests"
+        os.environ["TMPDIR"] = directory.name
+        tempfile.tempdir = None
+
+
 LONGEST = ("tests/faults/test_jobs.py", "tests/e2e/test_train.py", "tests/faults", "tests/e2e", "tests/integration")
 """Where tests start many processes and wait for them; each of the two files takes a minute or more."""
 
@@ -50,16 +65,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _worker() -> str:
     """The name of this worker of pytest-xdist; empty when tests run one after another."""
     return os.environ.get("PYTEST_XDIST_WORKER", "")
-
-
-@pytest.fixture(scope="session", autouse=True)
-def temporary_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Each worker of pytest-xdist has its own directory for sockets and temporary files; subprocesses inherit it."""
-    with pytest.MonkeyPatch.context() as patch:
-        if _worker():
-            patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("tmp", numbered=False)))
-            patch.setattr(tempfile, "tempdir", None)
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from marless.cli.runs import unfinished
 from marless.cli.stack import LocalStack, StackOptions
 from marless.client import AsyncClient, Job
 from marless.errors import JobStateError, NotFoundError, SpecError, UnavailableError
-from marless.job import check_id
+from marless.job_id import check_id
 from marless.record import RoundRecord
 from marless.spec import JobSpec
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from marless.errors import SpecError
-from marless.job import check_id
+from marless.job_id import check_id
 from marless.presets import PRESETS, Preset, training_key
 from marless.spec import JobSpec
 

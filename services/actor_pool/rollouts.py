@@ -8,7 +8,7 @@ from functools import partial
 
 from marless.documents import MAX_CHARACTERS
 from marless.errors import SpecError
-from marless.job import check_id
+from marless.job_id import check_id
 from marless.limits import MAX_ACTORS, MAX_COUNT, MAX_ENVS, MAX_EPISODES, MAX_STEPS, MAX_TIMEOUT_S
 from marless.rpc.concurrency import gather
 from marless.rpc.requests import check_groups, check_number, check_text, message

@@ -17,7 +17,7 @@ import structlog
 from marless import private_files
 from marless.checkpoint import make_directory
 from marless.errors import CorruptError, NotFoundError, SpecError, UnavailableError, shown
-from marless.job import check_id
+from marless.job_id import check_id
 from services.coordinator.run_folder import DELETED, RunFolder
 from services.coordinator.status import ENDED, JobStatus
 

@@ -21,7 +21,8 @@ from marless.errors import (
     SpecError,
     shown,
 )
-from marless.job import Job, check_id, is_id
+from marless.job import Job
+from marless.job_id import check_id, is_id
 from marless.spec import JobSpec, from_json
 from services.coordinator import start, stopping, view
 from services.coordinator.adoption import Adoption

@@ -10,7 +10,8 @@ from marless.algos import registry as algorithms
 from marless.algos.base import REPLAY, AlgorithmConfig, Group
 from marless.checkpoint import Checkpoint, SavedPolicy, newest, read
 from marless.errors import CorruptError, NotFoundError, SpecError
-from marless.job import Job, is_id
+from marless.job import Job
+from marless.job_id import is_id
 from services.coordinator.uploads import PREFIX, Uploads
 
 

@@ -16,7 +16,7 @@ from marless.data.frames import ReplaySchema
 from marless.data.trajectory import TrajectorySchema
 from marless.envs.base import EnvSpaces
 from marless.errors import FencedError, NotFoundError, OverloadedError, SpecError, StaleError, shown
-from marless.job import check_id
+from marless.job_id import check_id
 from marless.limits import MAX_ACTORS, MAX_POLICIES
 from marless.rpc.concurrency import gather
 from marless.rpc.param_store import ParamStore

@@ -198,6 +198,7 @@ def test_every_evaluation_is_one_line_on_standard_error(undisturbed):
     assert any(line.startswith("starting four services · ") for line in run.said)
 
 
+@pytest.mark.slow  # tests/faults kills workers, too
 def test_killed_workers_change_nothing_but_time(undisturbed, train):
     run = train("-o", "json")
     run.until("round 10 ")
@@ -341,6 +342,7 @@ def test_what_was_stopped_goes_on_and_what_has_ended_goes_further(undisturbed, t
     assert "no round left" in said
 
 
+@pytest.mark.slow  # tests/integration/test_stack.py has the same of a stack
 def test_a_service_that_keeps_dying_ends_the_command_which_says_how_to_go_on(train):
     run = train(*ENDLESS)
     run.until("round 10 ")

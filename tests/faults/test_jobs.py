@@ -44,6 +44,7 @@ async def test_kills_of_the_coordinator_around_each_durable_write(rig, reference
     await failpoints.in_rounds(rig, 0, kills=len(names), rounds=ROUNDS, reference=reference)
 
 
+@pytest.mark.slow  # `make faults` does it at full size
 @pytest.mark.asyncio(loop_scope="module")
 async def test_kills_of_the_coordinator_while_it_puts_a_checkpoint_back(rig, reference):
     await failpoints.on_loss(rig, 0, kills=3, rounds=ROUNDS, reference=reference)
@@ -54,10 +55,9 @@ async def test_kills_of_the_coordinator_while_it_takes_a_job_in(rig):
     await failpoints.on_submit(rig, 0, kills=2)
 
 
+@pytest.mark.slow  # `make faults` does it at full size
 @pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.parametrize(
-    "name", ["learner.publish.after", pytest.param("param_store.publish.after", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("name", ["learner.publish.after", "param_store.publish.after"])
 async def test_kills_of_others_around_a_publish(rig, reference, name):
     await failpoints.elsewhere(rig, 0, name, kills=1, rounds=ROUNDS, reference=reference)
 
@@ -68,6 +68,7 @@ async def test_kills_where_groups_change(rig):
     await failpoints.in_rounds(changing, 0, kills=4, rounds=12, reference=same)
 
 
+@pytest.mark.slow  # `make faults` does it at full size
 @pytest.mark.asyncio(loop_scope="module")
 async def test_kills_of_learners_that_remember_past_rounds(rig):
     figures = await remembering.run(rig, 0, kills=2, rounds=14, points=["learner.publish.before"])
@@ -77,7 +78,7 @@ async def test_kills_of_learners_that_remember_past_rounds(rig):
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     ("prepare", "moments"),
-    [(mid_update.of_two_scopes, ("half", "twice")), (mid_update.that_remembers, ("between",))],
+    [(mid_update.of_two_scopes, ("half", "twice")), pytest.param(mid_update.that_remembers, ("between",), marks=pytest.mark.slow)],
 )
 async def test_kills_of_the_coordinator_in_mid_update(rig, prepare, moments):
     rounds = 15  # another test's reference job has 14
@@ -86,6 +87,7 @@ async def test_kills_of_the_coordinator_in_mid_update(rig, prepare, moments):
     assert figures["kills"] == len(moments) + 1
 
 
+@pytest.mark.slow  # `make faults` does it at full size
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_coordinator_and_a_learner_that_were_paused(rig, reference):
     await paused_processes.run(rig, 0, times=1, rounds=ROUNDS, reference=reference)
@@ -96,6 +98,7 @@ async def test_lines_that_are_cut(reference, tmp_path):
     await partitions.run(tmp_path / "rig", lengths_s=[0.3], rounds=ROUNDS, reference=reference)
 
 
+@pytest.mark.slow  # `make faults` does it at full size
 @pytest.mark.asyncio(loop_scope="module")
 async def test_clocks_that_jump(reference, tmp_path):
     await clocks.run(tmp_path, 0, jumps=3, rounds=ROUNDS, reference=reference)

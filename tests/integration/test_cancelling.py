@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
@@ -79,9 +80,14 @@ def all_idle(found: list[common_pb2.WorkerInfo]) -> bool:
 
 
 def learner() -> psutil.Process:
-    """The only learner worker."""
-    [found] = [each for each in psutil.Process().children() if "services.learner_pool.worker" in each.cmdline()]
-    return found
+    """The only learner worker; processes of earlier tests may be ending."""
+    found = []
+    for process in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):
+            if "services.learner_pool.worker" in process.cmdline():
+                found.append(process)
+    [worker] = found
+    return worker
 
 
 async def computing(worker: psutil.Process) -> None:

@@ -171,6 +171,9 @@ def ticking() -> type[Stopwatch]:
     return Ticking
 
 
+ONE_EPISODE = {"every": 0, "episodes": 1, "random_episodes": 1}
+
+
 @pytest.mark.parametrize("wall_s", range(4, 18))
 async def test_the_last_round_of_a_job_that_ends_by_the_clock_is_an_evaluated_one(jobs, monkeypatch, wall_s):
     """Whenever the time runs out: there is a limit for every look of a whole round."""
@@ -178,7 +181,7 @@ async def test_the_last_round_of_a_job_that_ends_by_the_clock_is_an_evaluated_on
     for module in (timing, rounds):  # the job's own, and nobody else's
         monkeypatch.setattr(module, "Stopwatch", stopwatch)
     job = name()
-    await jobs.submit(submission(job, evaluation={"every": 0, "episodes": 1}, stop={"wall_s": wall_s}))
+    await jobs.submit(submission(job, evaluation=ONE_EPISODE, stop={"wall_s": wall_s}))
     records = records_of(await ended(jobs, job))
     assert [record.round for record in records if record.evaluation] == [records[-1].round]
 

@@ -424,7 +424,7 @@ async def test_a_batch_of_the_random_baseline_comes_to_the_same_wherever_it_is_p
 
 @pytest.mark.parametrize("episodes", [1, 2, 7, 20])
 async def test_evaluation_episodes_are_counted_exactly(cluster, episodes):
-    job = await opened(cluster, evaluation={"every": 0, "episodes": episodes})
+    job = await opened(cluster, evaluation={"every": 0, "episodes": episodes, "random_episodes": 1})
     played = await cluster.pools.evaluate(job.id, job.job, 0, job.groups, job.versions, epoch=job.epoch)
     again = await cluster.pools.evaluate(job.id, job.job, 0, job.groups, job.versions, epoch=job.epoch)
     assert played.returns.episodes == episodes

@@ -108,10 +108,13 @@ def seen_in_processes(watched: Watched) -> tuple[list[str], list[dict[str, str]]
 
 def nothing_of_others_in_actors(watched: Watched) -> None:
     """In the memory of actor workers, where third parties' code runs, is the token of their own role, and no other."""
+    held = []
     for process in psutil.Process(watched.hosts.processes["actor_pool"].pid).children():
         memory = memory_of(process)
-        assert {role for role in Role if watched.token(role).encode() in memory} == {Role.ACTOR}
+        held.append({role for role in Role if watched.token(role).encode() in memory})
         assert watched.worker["tls_key"] in process.cmdline()
+    assert {Role.ACTOR} in held
+    assert all(roles <= {Role.ACTOR} for roles in held)  # one that starts may have nothing yet
 
 
 def memory_of(process: psutil.Process) -> bytes:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from marless import documents, spec
 from marless.envs.base import AgentClass, Box, Discrete, EnvSpaces
 from marless.errors import SpecError
-from marless.job import advice, check_id, prepare
+from marless.job import advice, prepare
+from marless.job_id import check_id
 from marless.sharing.groups import initial_groups
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))

@@ -182,7 +182,7 @@ def test_what_is_broken_here_is_right_without_it(coordinator, submit):
 
 
 @pytest.mark.parametrize("path", FIELDS, ids=".".join)
-@settings(max_examples=8)
+@settings(max_examples=4)
 @given(data=st.data())
 def test_a_broken_field_is_named_in_one_sentence(refused, path, data):
     kinds = [wrong_type(FIELDS[path]), out_of_range(FIELDS[path])]

@@ -1,0 +1,112 @@
+"""What interruptions cost: a job whose stack goes down and up ten times is billed beside an undisturbed one.
+
+`python -m bench.interruptions --json interruptions.json`. Each run trains the task of all benchmarks twice with a seed:
+both have the same rounds. The ratio leaves out what is charged for starts, since functions that are stopped must be
+started again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from pathlib import Path
+
+from bench import harness
+from bench.harness import Row, spread
+from bench.systems import Request, settings
+from marless import spec
+from marless.cli.stack import LocalStack
+from marless.client import AsyncClient
+from marless.pricing import prices
+from marless.pricing.bill import bill
+from marless.pricing.money import usd
+from marless.record import RoundRecord
+
+ROUNDS = 220
+INTERRUPTIONS = 10
+DOWN_S = 5.0
+"""How long the stack is down; a round takes a fiftieth of it, so that a charge for it could not be overlooked."""
+TIMEOUT_S = 120.0
+_JOB = "interrupted"
+
+Money = Mapping[str, float]
+"""Dollars by function and item, as `marless cost` shows them."""
+
+
+async def train(seed: int, interruptions: int, place: Path) -> tuple[Money, float]:
+    """Train the job in as many pieces as it takes; what it is charged, and its training time in seconds."""
+    job = spec.parse({"name": _JOB, **settings(Request(seed, 0)), "stop": {"rounds": ROUNDS}}, "job")
+    ends = [ROUNDS * n // (interruptions + 1) for n in range(1, interruptions + 2)]
+    for until in ends:
+        stack = LocalStack(runs=place / "runs", logs=place / "logs", data=place / "store")
+        async with stack, AsyncClient(stack.coordinator, contact_s=TIMEOUT_S) as client:
+            if until == ends[0]:
+                await client.submit(job, job=_JOB)
+            records = await _records(client, until)
+        if until < ROUNDS:
+            await asyncio.sleep(DOWN_S)
+    return charges(records, job)
+
+
+async def _records(client: AsyncClient, rounds: int) -> list[RoundRecord]:
+    """The job's first rounds, once they are recorded."""
+    found: list[RoundRecord] = []
+    async with asyncio.timeout(TIMEOUT_S), aclosing(client.watch(_JOB)) as events:
+        async for event in events:
+            if event.record:
+                found.append(event.record)
+            if len(found) == rounds:
+                return found
+    raise harness.BenchError(f"the job ended after {len(found)} rounds")
+
+
+def charges(records: Sequence[RoundRecord], job: spec.JobSpec) -> tuple[Money, float]:
+    """What these rounds are charged as billed, and how long they took with the time between them."""
+    kinds = bill(records, job, prices.load()).by("kind", "billed")
+    return {kind: usd(picos) for kind, picos in kinds.items()}, sum(record.spent_s for record in records)
+
+
+def without_starts(charged: Money) -> float:
+    """Dollars of everything but starts."""
+    return sum(dollars for kind, dollars in charged.items() if not kind.endswith(": start"))
+
+
+def row(seed: int, interruptions: int, charged: Money, trained_s: float) -> Row:
+    """A line a run."""
+    return {
+        "seed": seed,
+        "interruptions": interruptions,
+        "billed ($)": round(sum(charged.values()), 6),
+        "of it starts ($)": round(sum(charged.values()) - without_starts(charged), 6),
+        "training time (s)": round(trained_s, 1),
+    }
+
+
+async def measure(runs: int) -> tuple[list[Row], list[float]]:
+    """All runs, and the ratios of their bills without starts."""
+    rows, ratios = [], []
+    for seed in range(runs):
+        found = []
+        for interruptions in (0, INTERRUPTIONS):
+            with tempfile.TemporaryDirectory(prefix="marless-bench-") as folder:
+                charged, trained_s = await train(seed, interruptions, Path(folder))
+            rows.append(row(seed, interruptions, charged, trained_s))
+            harness.say(f"{rows[-1]} {dict(sorted(charged.items()))}")
+            found.append(without_starts(charged))
+        ratios.append(found[1] / found[0])
+    return rows, ratios
+
+
+def main() -> None:
+    """Measure, print, write."""
+    args = harness.parser(__doc__, runs=3).parse_args()
+    about = harness.machine()
+    rows, ratios = asyncio.run(measure(args.runs))
+    headline = {"interrupted_over_undisturbed": spread(ratios).cell(3), "down_s": DOWN_S, "rounds": ROUNDS}
+    harness.report("interruptions", about, rows, headline, args.json)
+
+
+if __name__ == "__main__":
+    main()
