@@ -78,7 +78,10 @@ async def test_kills_of_learners_that_remember_past_rounds(rig):
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     ("prepare", "moments"),
-    [(mid_update.of_two_scopes, ("half", "twice")), pytest.param(mid_update.that_remembers, ("between",), marks=pytest.mark.slow)],
+    [
+        (mid_update.of_two_scopes, ("half", "twice")),
+        pytest.param(mid_update.that_remembers, ("between",), marks=pytest.mark.slow),
+    ],
 )
 async def test_kills_of_the_coordinator_in_mid_update(rig, prepare, moments):
     rounds = 15  # another test's reference job has 14
