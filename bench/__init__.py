@@ -1,1 +1,1 @@
-"""What we claim, as programs."""
+"""Benchmark programs, which produce the figures in docs/benchmarks.md."""

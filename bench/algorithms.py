@@ -1,13 +1,13 @@
-"""Every algorithm in spread or adversary, over seeds: what it learned in equally many env steps, and how soon.
+"""Compares algorithms in spread or adversary, over seeds: return after equally many env steps, and time to a target.
 
 `python -m bench.algorithms --game adversary --peers benchmarl --json algorithms_adversary.json`; `--algorithms iql,vdn`
-for some of them. marless runs as one gets it, algorithm and model at their defaults, in rounds of 4,000 env steps;
-peers in what served them best. MADDPG and IDDPG get continuous actions, the others discrete ones; algorithms that add
-up all agents' rewards are left out where rewards compete.
+selects some of them. marless runs with the defaults of algorithm and model, in rounds of 4,000 env steps; peers run
+with the settings that served them best. MADDPG and IDDPG get continuous actions, the others discrete ones. Algorithms
+that add up all agents' rewards are left out if rewards compete.
 
-Where sides compete, their mean return says nothing: what counts is each side's greedy return against chance, above that
-of chance in its place. Evaluations run on marless's clock, and off BenchMARL's, whose runs, of one thread, go side by
-side, one on each core, while marless has all cores for one run.
+In competitive games the mean return over all agents is meaningless. The result is each side's greedy return against
+random opponents, minus that of a random policy in its place. Evaluation time counts for marless, but not for BenchMARL.
+BenchMARL's runs use one thread each and run in parallel, one per core; a run of marless has all cores.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from bench.task import ALGORITHMS, CONTINUOUS, GAMES, ON_POLICY, TASK, peer_env_
 from marless.comparison.statistics import Estimate, interquartile_mean
 
 TEAM_ONLY = ("vdn", "qmix")
-"""They maximise the sum of all rewards, which competing sides make meaningless."""
+"""Algorithms that maximise the sum of all rewards, which is meaningless if sides compete."""
 EVALUATION_ENV_STEPS = 8_000
 """Env steps between greedy evaluations, for every algorithm and system."""
 PEERS = ("benchmarl",)
 
 
 def target(algorithm: str) -> float:
-    """Greedy return per agent in spread that a run is timed to."""
+    """Target greedy return per agent in spread, until which runs are timed."""
     return -20.5 if algorithm in ON_POLICY else TASK.target_return
 
 
@@ -54,13 +54,13 @@ class Request:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of it."""
+    """The result of one training run."""
 
     curve: Curve
     random: float | None = None
-    """What chance scores, where the run measured it."""
+    """Return of the random baseline, if the run measured it."""
     sides: Mapping[str, float] = field(default_factory=dict)
-    """By agent class, where sides compete: return against chance, above that of chance."""
+    """In competitive games, by agent class: return against random opponents, minus that of a random policy."""
 
     @property
     def final(self) -> float:
@@ -75,7 +75,7 @@ Run = Callable[[Request], Outcome]
 
 
 def settings(request: Request) -> dict[str, object]:
-    """A run in marless's words; what is not said here is left at its default."""
+    """The job of a run; everything not set here has its default."""
     game = GAMES[request.game]
     copies = TASK.iteration_env_steps // TASK.episode_steps
     actors = 2 if request.algorithm in ON_POLICY else 1
@@ -95,7 +95,7 @@ def settings(request: Request) -> dict[str, object]:
 
 
 def marless(request: Request) -> Outcome:
-    """Train with the command `marless train`, all services started and within its time."""
+    """Train with the command `marless train`; the start of all services is included in its time."""
     sides: dict[str, float] = {}
 
     def look(run_dir: Path) -> None:
@@ -107,7 +107,7 @@ def marless(request: Request) -> Outcome:
 
 
 def above_chance(run_dir: Path) -> dict[str, float]:
-    """What each side of a finished job learned."""
+    """The return of each side of a finished job against random opponents, minus that of a random policy."""
     from marless import load_policy
     from marless.policies.sides import against_chance
 
@@ -116,7 +116,7 @@ def above_chance(run_dir: Path) -> dict[str, float]:
 
 
 def peer(name: str) -> Run:
-    """How to train with a peer's program."""
+    """A function that trains with a peer's program."""
 
     def run(request: Request) -> Outcome:
         options: dict[str, object] = {
@@ -137,7 +137,7 @@ def peer(name: str) -> Run:
 
 
 def measured(name: str, run: Run, requests: Sequence[Request]) -> dict[str, list[Outcome]]:
-    """By algorithm a system's outcomes. Peers, of one thread, train as many at a time as there are cores."""
+    """Make all runs of a system; returns outcomes by algorithm. Single-threaded peers run in parallel, one per core."""
     at_once = 1 if name == "marless" else os.cpu_count() or 1
     found: dict[str, list[Outcome]] = {}
     with ThreadPoolExecutor(at_once) as pool:
@@ -149,7 +149,7 @@ def measured(name: str, run: Run, requests: Sequence[Request]) -> dict[str, list
 
 
 def row(game: str, algorithm: str, system: str, outcomes: Sequence[Outcome]) -> Row:
-    """One line of the table."""
+    """One row of the table."""
     ends = [outcome.curve[-1] for outcome in outcomes]
     random = [outcome.random for outcome in outcomes if outcome.random is not None]
     found: Row = {
@@ -181,13 +181,13 @@ def _sides(outcomes: Sequence[Outcome]) -> Row:
 
 
 def shown(estimate: Estimate, *, signed: bool = False) -> str:
-    """An interquartile mean with its interval."""
+    """An interquartile mean with its interval, as text."""
     mean = f"{estimate.mean:+.2f}" if signed else f"{estimate.mean:.2f}"
     return mean if estimate.low is None else f"{mean} [{estimate.low:.2f}, {estimate.high:.2f}]"
 
 
 def headline(results: Mapping[tuple[str, str], Sequence[Outcome]]) -> Row:
-    """By algorithm in spread: marless's interquartile mean, and how many times sooner than each peer it is there."""
+    """By algorithm in spread: marless's interquartile mean, and its speed-up over each peer to the target."""
     found: Row = {}
     for algorithm in dict.fromkeys(algorithm for algorithm, _ in results):
         seconds = {s: _seconds(of, target(a)) for (a, s), of in results.items() if a == algorithm}
@@ -206,7 +206,7 @@ def _seconds(outcomes: Sequence[Outcome], target: float) -> float:
 
 
 def names(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
-    """Read comma-separated names; refuses unknown ones."""
+    """An argparse type: comma-separated names; raises ArgumentTypeError for unknown ones."""
 
     def read(text: str) -> tuple[str, ...]:
         chosen = tuple(part for part in text.split(",") if part)
@@ -218,12 +218,12 @@ def names(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
 
 
 def plays(game: str, algorithm: str) -> bool:
-    """True if the algorithm can learn the game."""
+    """True if the algorithm is applicable to the game."""
     return algorithm not in TEAM_ONLY or len(GAMES[game].groups) == 1
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Run the benchmark, print the table, and write it to the file of --json if given."""
     parser = harness.parser(__doc__, runs=3)
     parser.add_argument("--peers", type=names(PEERS), default=(), help="comma-separated: benchmarl")
     parser.add_argument(

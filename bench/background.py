@@ -1,8 +1,8 @@
-"""How much the random baseline, played by the background worker, slows down the rounds that run at the same time.
+"""Measures how much the random baseline, evaluated by the background worker, slows down concurrent rounds.
 
 `python -m bench.background --json background.json`. Runs of `marless train` come in pairs with equal seeds, one right
-after the other, every second pair in the opposite order. In one run of a pair the baseline lasts as long as training;
-in the other it is a single episode, which ends before the rounds that count.
+after the other, with alternating order. In one run of a pair the baseline lasts as long as training; in the other it is
+a single episode, which ends before the measured rounds.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from bench.harness import BenchError, Row, spread
 from bench.systems import marless_job
 
 TRAINED_S = 10.0
-"""Training time of a run."""
+"""Training time of a run, in seconds."""
 SETTLED_S = 2.0
-"""Rounds that end in the first seconds do not count: workers start, the background worker too."""
+"""Rounds that end in the first seconds do not count, because workers are still starting."""
 PLAYED_S = 25.0
-"""Of the baseline that lasts: longer than training, and the start of the learners before it."""
+"""Duration of the long baseline in seconds: longer than training and the start of the learners before it."""
 TIMEOUT_S = 180.0
 ALONE, BESIDE = "a single episode", "as long as training"
 EPISODES = {ALONE: 1, BESIDE: 10**6}
 
 
 def settings(seed: int, episodes: int) -> Row:
-    """The spread example for some seconds, evaluated once in the end, with a baseline of so many episodes."""
+    """The spread example for `TRAINED_S`, evaluated once at the end, with a baseline of this many episodes."""
     return {
         "seed": seed,
         "evaluation": {
@@ -43,7 +43,7 @@ def settings(seed: int, episodes: int) -> Row:
 
 
 def rounds_per_s(records: Sequence[Row]) -> float:
-    """Of the rounds after the first seconds, without the last one, which evaluates; raises BenchError for too few."""
+    """Rounds per second after the first seconds, without the last round, which evaluates; raises BenchError."""
     settled_s = records[0]["started_s"] + SETTLED_S
     ends_s = [record["ended_s"] for record in records[:-1] if record["ended_s"] >= settled_s]
     if len(ends_s) < 2:
@@ -52,7 +52,7 @@ def rounds_per_s(records: Sequence[Row]) -> float:
 
 
 def check_lasted(events: Sequence[str]) -> None:
-    """Raises BenchError if the baseline was measured before the end of training, by the events of the job's log."""
+    """Raises BenchError if, by the events of the job's log, the baseline ended before training did."""
     if "baseline.measured" in events[: events.index("round.evaluated")]:
         raise BenchError("the random baseline ended before training did; raise PLAYED_S")
 
@@ -74,7 +74,7 @@ def measure(seed: int, baseline: str) -> float:
 
 
 def table(rates: Mapping[str, Sequence[float]]) -> tuple[list[Row], Row]:
-    """The rows, and the ratio of each pair: 1.0 if the baseline costs rounds nothing."""
+    """The rows, and the ratio over pairs: 1.0 if the baseline does not slow down rounds."""
     ratios = spread([beside / alone for beside, alone in zip(rates[BESIDE], rates[ALONE], strict=True)])
     rows = [
         {"random baseline": baseline, "rounds/s": spread(each).cell(2), "ratio": 1, "runs": len(each)}
@@ -89,7 +89,7 @@ def table(rates: Mapping[str, Sequence[float]]) -> tuple[list[Row], Row]:
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Run the benchmark, print the table, and write it to the file of --json if given."""
     args = harness.parser(__doc__, runs=5).parse_args()
     about = harness.machine()
     rates: dict[str, list[float]] = {ALONE: [], BESIDE: []}

@@ -1,7 +1,7 @@
-"""How soon marless works and how much memory it takes: the whole local stack, and one actor worker.
+"""Measures start-up time and memory of marless: of the whole local stack, and of one actor worker.
 
-`python -m bench.cold_start --json cold_start.json`. MB are 10⁶ bytes; PSS counts a page shared by n processes as 1/n
-to each, so that it adds up; RSS is what is resident.
+`python -m bench.cold_start --json cold_start.json`. MB are 10⁶ bytes. PSS counts a page shared by n processes as 1/n
+for each, so that it can be added up; RSS is the resident memory.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 
 
 class Footprint:
-    """Memory of a process and all it started, at the moment when their sum was largest."""
+    """Memory of a process and its descendants, at the moment when their sum was largest."""
 
     def __init__(self) -> None:
         self.total_pss_mb = 0.0
         self.rows: list[Row] = []
 
     def __call__(self, process: psutil.Process) -> None:
-        """Look once."""
+        """Take one measurement."""
         numbers: Counter[str] = Counter()
         rows: list[Row] = []
         for member in family(process):
@@ -47,7 +47,7 @@ class Footprint:
             self.total_pss_mb, self.rows = total, rows
 
     def largest_rss_mb(self, what: str) -> float:
-        """Of the processes whose name starts with `what`; 0 if there were none."""
+        """Largest RSS of the processes whose name starts with `what`; 0 if there were none."""
         return max((float(row["RSS (MB)"]) for row in self.rows if row["what"].startswith(what)), default=0.0)
 
 
@@ -56,13 +56,13 @@ def _mb(size_bytes: int) -> float:
 
 
 def first_round_s(seed: int) -> float:
-    """From the start of `marless train` to the end of its first round."""
+    """Seconds from the start of `marless train` to the end of its first round."""
     job = marless_job({**settings(Request(seed, 0)), "stop": {"rounds": 2}}, timeout_s=120)
     return float(job.records[0]["ended_s"]) - job.started_s
 
 
 def worker_start_s(runs: int) -> Spread:
-    """From asking the actor pool for a worker to that worker's being connected and ready."""
+    """Seconds from asking the actor pool for a worker until the worker is connected and ready."""
     with tempfile.TemporaryDirectory(prefix="marless-") as folder:
         address = f"unix:{folder}/pool.sock"
         command = [sys.executable, "-m", "services.actor_pool", "--listen", address]
@@ -84,7 +84,7 @@ def _scale_up_s(pool: ActorPoolServiceStub) -> float:
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Run the benchmark, print the table, and write it to the file of --json if given."""
     parser = harness.parser(__doc__, runs=5)
     args = parser.parse_args()
     about, footprint = harness.machine(), Footprint()

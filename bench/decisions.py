@@ -1,9 +1,10 @@
-"""What a round's decisions cost beside the round: curvature, gradient noise, similarity, trend, grouping, scaling.
+"""Measures the cost of decisions relative to a round: curvature, noise, similarity, trend, grouping, scaling.
 
 `python -m bench.decisions --json decisions.json`: independent PPO on simple_spread with the job of
-examples/spread6-long.yaml (6 agents, [64, 64], 31,250 env steps a round), in one process, threads as in a worker.
-"Round" is the slowest actor's rollout plus the update with nothing measured. A round over the services takes longer,
-so shares are upper bounds. Sharing begins in one to three rounds of a hundred; all else is done in every round.
+examples/spread6-long.yaml (6 agents, [64, 64], 31,250 env steps per round), in one process, with a worker's number of
+threads. "Round" is the slowest actor's rollout plus the update without measurements. A round over the services takes
+longer, so the shares are upper bounds. Sharing begins in one to three rounds of a hundred; everything else happens in
+every round.
 """
 
 from __future__ import annotations
@@ -31,30 +32,30 @@ from marless.sharing.grouping import labels
 JOB = ROOT / "examples" / "spread6-long.yaml"
 ALWAYS, SHARING = "every round", "where sharing begins"
 WHEN = {"curvature": ALWAYS, "trend": ALWAYS, "scaling": ALWAYS, "similarity": SHARING, "grouping": SHARING}
-"""In which rounds a job with `scaling: marless` and `sharing: marless` does what; noise is for `scaling: gns`."""
+"""Part → rounds in which a job with `scaling: marless` and `sharing: marless` does it; noise is for `scaling: gns`."""
 WARM_UP = 2
-"""Rounds in which libraries are still being loaded."""
+"""Number of first rounds that are not measured, because libraries are still being loaded."""
 
 
 @dataclass
 class Seconds:
-    """What each part took, once per round."""
+    """Seconds of each part, one value per round."""
 
     parts: dict[str, list[float]] = field(default_factory=dict)
 
     def add(self, part: str, seconds: float) -> None:
-        """One more measurement."""
+        """Add a measurement."""
         self.parts.setdefault(part, []).append(seconds)
 
     def timed(self, part: str, call: Callable[[], object]) -> None:
-        """Take the time of a call."""
+        """Measure a call."""
         started_s = time.perf_counter()
         call()
         self.add(part, time.perf_counter() - started_s)
 
 
 class Rounds:
-    """The job's rounds, one after another, each updated twice: with nothing measured, then with everything."""
+    """The job's rounds, one after another; each update is done twice: without measurements, then with all of them."""
 
     def __init__(self, job: Job, seed: int) -> None:
         self._job, self._seed = job, seed
@@ -75,7 +76,7 @@ class Rounds:
         self.history: list[RoundRecord] = []
 
     def next(self, seconds: Seconds) -> None:
-        """One more round."""
+        """Run and measure the next round."""
         number = len(self.history)
         trajectories, returns, rollout_s = self._sample(number)
         inputs = RoundInput(number, 0, self._seed, self._groups, trajectories)
@@ -111,14 +112,14 @@ class Rounds:
         return trajectories, returns_of(stats), max(took_s)
 
     def _noise(self, inputs: RoundInput, seconds: Seconds) -> None:
-        """By a learner of its own, so that the other update is as with the default scaling policy."""
+        """Measure the noise with a separate learner, so that the other update is as with the default scaling policy."""
         learner = _copy(self._job, self._learners[0], self._groups)
         output = learner.update(replace(inputs, measure=Measure(noise=True)))
         run = next(run for run in output.runs if run.function == "curvature")
         seconds.add("noise", run.end_s - run.start_s)
 
     def _decide(self, seconds: Seconds) -> None:
-        """Trend, and grouping where it is time for it; then actors."""
+        """Decide on sharing (trend, and grouping if due), then on the number of actors."""
         seconds.timed("trend", lambda: self._job.sharing.decide(self.history))
         seconds.timed("scaling", lambda: self._job.scaling.decide(self.history, self._groups))
 
@@ -163,7 +164,7 @@ def _seconds(call: Callable[[], object]) -> float:
 
 
 def rows(seconds: Seconds) -> list[Row]:
-    """A line per part: when it is done, its milliseconds, and its median's share of a round's."""
+    """One row per part: when it is done, its milliseconds, and its share of a round by medians."""
     ms = {part: spread([1000 * each for each in values]) for part, values in seconds.parts.items()}
     round_ms = ms["rollout"].median + ms["update"].median
     return [
@@ -178,7 +179,7 @@ def rows(seconds: Seconds) -> list[Row]:
 
 
 def headline(seconds: Seconds) -> Row:
-    """Milliseconds of a round, and the share of it that decisions take: in every round, and where sharing begins."""
+    """Milliseconds of a round, and the share of it taken by decisions: in every round, and when sharing begins."""
     median = {part: spread(values).median for part, values in seconds.parts.items()}
     always, sharing = (sum(median[part] for part in median if WHEN.get(part) == when) for when in (ALWAYS, SHARING))
     round_s = median["rollout"] + median["update"]
@@ -191,7 +192,7 @@ def headline(seconds: Seconds) -> Row:
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Run the benchmark, print the table, and write it to the file of --json if given."""
     parser = harness.parser(__doc__, runs=3)
     parser.add_argument("--rounds", type=int, default=15, help="rounds of each run")
     args = parser.parse_args()

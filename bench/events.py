@@ -1,8 +1,8 @@
-"""What a measured program says on stdout: one JSON object per training iteration.
+"""The output of measured programs: one JSON object per training iteration on stdout.
 
 `{"event": "iteration", "env_steps": 4000, "wall_s": 3.1, "return": null}`: env steps sampled so far, seconds since
-the process was started (without evaluations), and the greedy return per agent if this iteration was evaluated. At the
-end, where it was asked for, `{"event": "sides", "above_chance": {"agent": 3.1}}`.
+the process was started (without evaluations), and the greedy return per agent if this iteration was evaluated. In
+competitive games, `{"event": "sides", "above_chance": {"agent": 3.1}}` follows at the end.
 Standard library only.
 """
 
@@ -23,7 +23,7 @@ Evaluate = Callable[[int], float]
 
 @dataclass(frozen=True)
 class Options:
-    """What every measured program is told."""
+    """Options of every measured program."""
 
     env_steps: int
     """Stop once this many env steps were sampled."""
@@ -42,7 +42,7 @@ class Options:
 
 
 def options(description: str) -> Options:
-    """Read the command line of a measured program."""
+    """Parse the command line of a measured program."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--env-steps", type=int, default=200_000, help="stop after this many env steps")
     parser.add_argument("--seed", type=int, default=0)
@@ -66,9 +66,9 @@ def options(description: str) -> Options:
 
 
 class Events:
-    """Counts iterations, has them evaluated when it is time, and reports each.
+    """Counts iterations, evaluates them when due, and reports each.
 
-    The clock stands still during evaluations: they are our question, not part of anyone's training.
+    The clock is stopped during evaluations, which are part of the benchmark, not of training.
     """
 
     def __init__(self, run: Options) -> None:
@@ -77,13 +77,13 @@ class Events:
         self._iterations = 0
         self._evaluating_s = 0.0
         self._reached = False
-        # Libraries print to stdout as they please: from here on that goes to stderr.
+        # Libraries print to stdout: from here on, redirect that to stderr.
         self._out = os.dup(1)
         os.dup2(2, 1)
 
     @property
     def finished(self) -> bool:
-        """True once the run has its env steps, or its return."""
+        """True once the run has reached its env steps, or its target return."""
         return self._reached or self._env_steps >= self._run.env_steps
 
     def iteration(self, evaluate: Evaluate, env_steps: int = TASK.iteration_env_steps) -> None:
@@ -98,7 +98,7 @@ class Events:
         os.write(self._out, f"{json.dumps(event)}\n".encode())
 
     def sides(self, above_chance: Mapping[str, float]) -> None:
-        """Report what each agent class has learned: its greedy return against chance, above that of chance."""
+        """Report each agent class's greedy return against random opponents, minus that of a random policy."""
         os.write(self._out, f"{json.dumps({'event': 'sides', 'above_chance': dict(above_chance)})}\n".encode())
 
     @property

@@ -1,4 +1,4 @@
-"""What all benchmarks share: commands run to a deadline, medians with their spread, tables, and JSON files."""
+"""Shared by all benchmarks: running commands with a deadline, medians with ranges, tables, and JSON files."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ WATCH_S = 0.5
 
 
 class BenchError(Exception):
-    """A measured program failed; the message holds the end of what it said."""
+    """A measured program failed; the message holds the end of its output."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Several measurements of one thing; infinite where a run never got there."""
+    """Median and range of several measurements; infinite for runs that never reached their target."""
 
     median: float
     low: float
@@ -42,7 +42,7 @@ class Spread:
     runs: int
 
     def cell(self, digits: int) -> Row:
-        """As a table's cell, rounded; None for what is infinite. No digits: whole numbers."""
+        """As a table's cell, rounded to `digits` decimals (0: integers); None for infinite values."""
         values = {"median": self.median, "min": self.low, "max": self.high}
         places = digits or None
         return {name: round(value, places) if math.isfinite(value) else None for name, value in values.items()}
@@ -54,25 +54,25 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest value that at least `percent` per cent of all values do not exceed (nearest rank)."""
+    """The smallest value that at least `percent` % of all values do not exceed (nearest rank)."""
     ordered = sorted(values)
     return ordered[max(math.ceil(percent / 100 * len(ordered)) - 1, 0)]
 
 
 @dataclass(frozen=True)
 class Output:
-    """What a program left behind."""
+    """The output of a program."""
 
     started_s: float
     """Unix time of its start."""
     lines: tuple[Row, ...]
-    """JSON objects it printed, in order."""
+    """The JSON objects that it printed, in order."""
 
 
 def run(argv: Sequence[str | Path], *, timeout_s: float, cwd: Path = ROOT, watch: Watch = lambda _: None) -> Output:
-    """Run a program and all it starts to their end, or to `timeout_s`; what it printed until then counts.
+    """Run a program until it ends or `timeout_s` is over; then end it and its descendants, and return its output.
 
-    While it runs, `watch` looks at it now and then. Raises BenchError if it fails by itself.
+    While it runs, `watch` is called every `WATCH_S` seconds. Raises BenchError if it fails.
     """
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         started_s = time.time()
@@ -89,7 +89,7 @@ def run(argv: Sequence[str | Path], *, timeout_s: float, cwd: Path = ROOT, watch
 
 
 def _wait(process: psutil.Popen, deadline_s: float, watch: Watch) -> int:
-    """The exit code; 0 if the deadline came first."""
+    """Wait for the program; returns its exit code, or 0 if the deadline came first."""
     while (left_s := deadline_s - time.time()) > 0:
         try:
             return int(process.wait(min(WATCH_S, left_s)))
@@ -99,7 +99,7 @@ def _wait(process: psutil.Popen, deadline_s: float, watch: Watch) -> int:
 
 
 def json_lines(lines: Sequence[str]) -> list[Row]:
-    """The JSON objects among `lines`; libraries print other things too."""
+    """The JSON objects among `lines`; other lines, which libraries print, are ignored."""
     objects = []
     for line in lines:
         try:
@@ -112,7 +112,7 @@ def json_lines(lines: Sequence[str]) -> list[Row]:
 
 
 def end_tree(process: psutil.Process) -> None:
-    """End a process and its descendants: politely, and after ten seconds by force."""
+    """End a process and its descendants: with SIGTERM, and after ten seconds with SIGKILL."""
     try:
         family = [*process.children(recursive=True), process]
     except psutil.NoSuchProcess:
@@ -130,7 +130,7 @@ def _tail(stream: IO[str], characters: int = 2000) -> str:
 
 
 def machine() -> Row:
-    """What the figures were measured on, and how busy it was before."""
+    """The machine and versions used for the measurement, and the load average before it."""
     return {
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),
@@ -151,7 +151,7 @@ def _cpu_name() -> str:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """A markdown table that reads as plain text; columns in order of appearance, spreads as median (min – max)."""
+    """An aligned Markdown table; columns in order of appearance, spreads as median (min – max)."""
     columns = list(dict.fromkeys(column for row in rows for column in row))
     body = [[_cell(row.get(column, "")) for column in columns] for row in rows]
     widths = [max(len(line[i]) for line in [columns, *body]) for i in range(len(columns))]
@@ -171,7 +171,7 @@ def _cell(value: object) -> str:
 
 
 def parser(description: str | None, *, runs: int) -> argparse.ArgumentParser:
-    """Options that every benchmark has."""
+    """A parser with the options of every benchmark."""
     options = argparse.ArgumentParser(description=description)
     options.add_argument("--runs", type=int, default=runs, help="runs of each system, with seeds 0, 1, …")
     options.add_argument("--json", type=Path, default=None, metavar="FILE", help="write the table here too")
@@ -189,5 +189,5 @@ def report(bench: str, about: Row, rows: Sequence[Row], headline: Mapping[str, A
 
 
 def say(text: str) -> None:
-    """Progress, on stderr."""
+    """Print progress to stderr."""
     print(text, file=sys.stderr, flush=True)

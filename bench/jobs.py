@@ -1,7 +1,7 @@
-"""How soon a coordinator answers and speaks: `submit`, and what `watch` shows, on a local stack of `marless up`.
+"""Measures the latency of a coordinator: of `submit`, and of the events of `watch`, on a local stack of `marless up`.
 
-`python -m bench.jobs --json jobs.json`. A round's event is counted from the moment the round ended, before its record
-is on the disk, to the moment the reader has it. All processes share one clock.
+`python -m bench.jobs --json jobs.json`. The latency of a round's event is counted from the end of the round, before its
+record is written to disk, until the reader has it. All processes share one clock.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROUNDS = 25
 
 @contextmanager
 def stack() -> Iterator[Path]:
-    """A directory whose run folders a stack looks after."""
+    """Run a stack in the background; yields its directory of run folders."""
     with tempfile.TemporaryDirectory(prefix="marless-") as place:
         runs = Path(place) / "runs"
         _marless(runs, "up")
@@ -35,19 +35,19 @@ def stack() -> Iterator[Path]:
 
 
 def _marless(runs: Path, *words: str | Path) -> float:
-    """Type a command; answers its wall-clock seconds."""
+    """Run a command; returns its wall-clock seconds."""
     started_s = time.perf_counter()
     subprocess.run([MARLESS, *words, "--runs", runs], check=True, capture_output=True)
     return time.perf_counter() - started_s
 
 
 def job(seed: int) -> Row:
-    """The task of the other benchmarks, for a few rounds."""
+    """The job of the other benchmarks, for a few rounds."""
     return {**settings(Request(seed, 0)), "stop": {"rounds": ROUNDS}}
 
 
 def with_client(runs: Path, seed: int) -> tuple[float, list[float], float]:
-    """Seconds of a submission by a new client; of each round and of the job's end until they are seen."""
+    """Seconds of a submission by a new client, and the latencies of each round's event and of the job's end."""
     with Client(runs=runs) as client:
         started_s = time.perf_counter()
         submitted = client.submit(job(seed))
@@ -63,7 +63,7 @@ def with_client(runs: Path, seed: int) -> tuple[float, list[float], float]:
 
 
 def with_command(runs: Path, seed: int) -> tuple[float, list[float]]:
-    """The same from the outside: the whole command `submit`, and lines of `watch`."""
+    """The same with the command line: seconds of the command `submit`, and latencies of the lines of `watch`."""
     name, file = f"job-{seed}", runs.parent / "job.yaml"
     file.write_text(json.dumps(job(seed)), encoding="utf-8")  # JSON is YAML
     submit_s = _marless(runs, "submit", file, "--job", name)
@@ -71,16 +71,16 @@ def with_command(runs: Path, seed: int) -> tuple[float, list[float]]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as watching:
         assert watching.stdout
         seen = [(time.time(), json.loads(line)["ended_s"]) for line in watching.stdout]
-    # What had happened before the command was ready to show anything says nothing of its pace.
+    # Rounds that ended before the command printed its first line do not tell its latency.
     return submit_s, [now_s - ended_s for now_s, ended_s in seen if ended_s > seen[0][0]]
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Run the benchmark, print the table, and write it to the file of --json if given."""
     args = harness.parser(__doc__, runs=10).parse_args()
     about = harness.machine()
     with stack() as runs:
-        with_client(runs, 0)  # a stack's first job starts its workers
+        with_client(runs, 0)  # the first job, which starts the workers, is not measured
         clients = [with_client(runs, seed) for seed in range(args.runs)]
         commands = [with_command(runs, seed) for seed in range(args.runs)]
         help_ms = spread([1000 * _marless(runs, "list", "--help") for _ in range(args.runs)])

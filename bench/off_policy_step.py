@@ -1,9 +1,9 @@
-"""What an off-policy round takes of the CPU beside torch and the environment: acting, replay, transport, publishing.
+"""Breaks down the CPU time of an off-policy round: torch, environment, and the rest (acting, replay, transport, …).
 
-`python -m bench.off_policy_step --json off_policy_step.json`. Spread, rounds of 4,000 env steps, algorithm and model at
-their defaults. All is counted in one `marless train`, between two moments of its steady state: the CPU time of each
-process; of the learner worker's, the seconds that its functions report; of the actor worker's, the share of the
-environment in a rollout in this process.
+`python -m bench.off_policy_step --json off_policy_step.json`. Spread, rounds of 4,000 env steps, algorithm and model
+with their defaults. CPU times of all processes are measured in one `marless train`, between two moments of its steady
+state. The learner worker's time is split by the seconds that its functions report, the actor worker's by the share of
+the environment in a rollout in this process.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ PARTS = TORCH, REPLAY, UPDATE, WORLD, SAMPLING, SERVICES = (
     "torch", "replay", "learner worker, rest", "environment", "actor worker, rest", "services",
 )  # fmt: skip
 FUNCTIONS = {"policy": TORCH, "critic": TORCH, "mixer": TORCH, "post_process": REPLAY}
-"""What an update's functions do; gradient steps count as torch's, with the Python that calls it."""
+"""Function of an update → part; gradient steps count as torch, including the Python code that calls it."""
 ENV_STEPS = 200_000
 STEADY_AFTER = 5
-"""Rounds before the steady state."""
+"""Number of rounds before the steady state."""
 WARM_UP, ROLLOUTS = 3, 20
-"""Rollouts in this process: before measuring, and measured."""
+"""Numbers of rollouts in this process: for warm-up, and measured."""
 
 
 def environment_share(algorithm: str, seed: int) -> float:
-    """Of a rollout's CPU time, what the environment has."""
+    """The environment's share of a rollout's CPU time."""
     team = Team(specs.parse({"name": "bench", **settings(Request("spread", algorithm, seed, 1, 1.0))}, "bench"))
     for number in range(WARM_UP + ROLLOUTS):
         if number == WARM_UP:
@@ -47,18 +47,18 @@ def environment_share(algorithm: str, seed: int) -> float:
 
 @dataclass(frozen=True)
 class Steady:
-    """What happened between two moments of a run's steady state."""
+    """CPU times between two moments of a run's steady state."""
 
     cpu_s: Mapping[str, float]
     """CPU seconds by role."""
     function_s: Mapping[str, float]
-    """Wall-clock seconds by function, as records have them."""
+    """Seconds by function, from the round records."""
     rounds: float
-    """Those at the ends count as far as they lie between."""
+    """Number of rounds; the first and the last count in part."""
 
 
 def steady(looks: Sequence[Look], records: Sequence[Row]) -> Steady:
-    """What happened between the first and the last look at steady rounds; raises BenchError for too short a run."""
+    """CPU times between the first and the last measurement in steady rounds; raises BenchError for too short a run."""
     ends = [record["ended_s"] for record in records]
     within = [look for look in looks if ends and ends[0] <= look.at_s <= ends[-1]]
     if len(within) < 2:
@@ -76,7 +76,7 @@ def steady(looks: Sequence[Look], records: Sequence[Row]) -> Steady:
 def parts(run: Steady, environment: float) -> dict[str, float]:
     """CPU milliseconds of a round's parts; `environment` is its share of what an actor worker does."""
     learner_s, actor_s = run.cpu_s[LEARNER], run.cpu_s[ACTOR]
-    working = min(1.0, learner_s / run.function_s["learner"])  # of an update's seconds some may be waited
+    working = min(1.0, learner_s / run.function_s["learner"])  # an update may spend part of its time waiting
     took_s: dict[str, float] = dict.fromkeys(PARTS, 0.0)
     for function, part in FUNCTIONS.items():
         took_s[part] += working * run.function_s.get(function, 0.0)
@@ -96,12 +96,12 @@ def measured(algorithm: str, seed: int) -> dict[str, float]:
 
 
 def outside(run: Mapping[str, float]) -> float:
-    """The share of a round's CPU time that neither torch nor the environment had."""
+    """The share of a round's CPU time outside of torch and the environment."""
     return 1.0 - (run[TORCH] + run[WORLD]) / sum(run.values())
 
 
 def row(algorithm: str, runs: Sequence[Mapping[str, float]]) -> Row:
-    """One line of the table: medians over runs."""
+    """One row of the table: medians over runs."""
     total = spread([sum(run.values()) for run in runs]).cell(0)
     each = {part: round(spread([run[part] for run in runs]).median, 1) for part in PARTS}
     beyond = spread([100 * outside(run) for run in runs]).cell(1)
@@ -109,7 +109,7 @@ def row(algorithm: str, runs: Sequence[Mapping[str, float]]) -> Row:
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Run the benchmark, print the table, and write it to the file of --json if given."""
     parser = harness.parser(__doc__, runs=3)
     parser.add_argument(
         "--algorithms", type=names(OFF_POLICY), default=OFF_POLICY, help="comma-separated; default: all"

@@ -1,6 +1,6 @@
-"""Milliseconds until a published policy is seen, and what the parameter store carries, over its real process.
+"""Measures the latency until a published policy is visible, and the throughput of the parameter store's process.
 
-One connection publishes, another watches: a version is visible when the watch reports it, and by then it is durable.
+One connection publishes, another watches: a version is visible when the watch reports it, and then also durable.
 
 `python -m bench.param_store --json param_store.json`
 """
@@ -30,11 +30,11 @@ WRITERS = 4
 
 @asynccontextmanager
 async def store_process() -> AsyncIterator[Callable[[], ParamStore]]:
-    """A parameter store of its own with a Redis of its own; yields what makes one more connection."""
+    """Run a parameter store with its own Redis; yields a function that opens a connection."""
     with tempfile.TemporaryDirectory(prefix="marless-bench-") as directory:
         address = f"unix:{directory}/store.sock"
         command = [sys.executable, "-m", "services.param_store", "--listen", address, "--exit-with-stdin"]
-        process = subprocess.Popen(  # noqa: ASYNC220  # it is started once, before anything is measured
+        process = subprocess.Popen(  # noqa: ASYNC220  # started once, before anything is measured
             [*command, "--data-dir", directory], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=harness.ROOT
         )
         peers: list[Peer] = []
@@ -53,7 +53,7 @@ async def store_process() -> AsyncIterator[Callable[[], ParamStore]]:
 
 @dataclass
 class Samples:
-    """Seconds that single operations of one run took."""
+    """Seconds of single operations in one run."""
 
     visible: list[float] = field(default_factory=list)
     publish: list[float] = field(default_factory=list)
@@ -61,7 +61,7 @@ class Samples:
 
 
 async def latencies(connect: Callable[[], ParamStore], job: str, size_bytes: int, count: int) -> Samples:
-    """One after another: publish, see, get."""
+    """Measure single operations, one after another: publish, become visible, get."""
     writer, reader, watcher = connect(), connect(), connect()
     samples = Samples()
     blob = os.urandom(size_bytes)
@@ -82,7 +82,7 @@ async def latencies(connect: Callable[[], ParamStore], job: str, size_bytes: int
 
 
 async def throughput(connect: Callable[[], ParamStore], job: str, size_bytes: int, count: int) -> tuple[float, float]:
-    """Publishes and gets a second, by several clients at once, each on a policy of its own."""
+    """Publishes and gets per second, by several concurrent clients, each with its own policy."""
     clients = {f"policy_{i}": connect() for i in range(WRITERS)}
     blob = os.urandom(size_bytes)
 
@@ -138,7 +138,7 @@ def _ms(runs: list[list[float]], percent: float) -> Row:
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Run the benchmark, print the table, and write it to the file of --json if given."""
     parser = harness.parser(__doc__, runs=3)
     parser.add_argument("--count", type=int, default=200, help="publishes of each run and size")
     args = parser.parse_args()

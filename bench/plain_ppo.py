@@ -1,7 +1,7 @@
-"""The floor: independent PPO in one process, as a user would write it with torch on the same batched environment.
+"""The baseline script: independent PPO in one process, written with torch on the same batched environment.
 
-Nothing of marless but the environment is used. The three policies and critics are stacked, so that each layer is one
-batched matmul; Adam is fused. `python -m bench.plain_ppo --env-steps 200000 --eval 5`.
+It uses only the environment of marless. The three policies and critics are stacked, so that each layer is one batched
+matmul; Adam is fused. `python -m bench.plain_ppo --env-steps 200000 --eval 5`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _taken(log_all: Tensor, action: Tensor) -> Tensor:
 
 
 class PlainPPO:
-    """Nets, optimizer and environments of one run."""
+    """The nets, optimizer and environments of one run."""
 
     def __init__(self, seed: int) -> None:
         torch.manual_seed(seed)
@@ -88,7 +88,7 @@ class PlainPPO:
 
     @torch.no_grad()
     def rollout(self) -> Batch:
-        """One episode of every copy; values bootstrap from what the agents saw last."""
+        """Sample one episode of every copy; values bootstrap from the final observations."""
         obs, actions, log_probs, rewards = [], [], [], []
         for _ in range(TASK.episode_steps):
             obs.append(torch.from_numpy(self.frame.obs[0].copy()))
@@ -154,7 +154,7 @@ def make_env(copies: int) -> BatchedEnv:
 
 
 def train(run: Options) -> None:
-    """Report iterations until the run is over."""
+    """Train and report iterations until the run is finished."""
     torch.set_num_threads(run.threads)
     events, ppo = Events(run), PlainPPO(run.seed)
     while not events.finished:

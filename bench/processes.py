@@ -1,4 +1,4 @@
-"""The processes of a local stack: what each is there for, and the CPU time they use."""
+"""The processes of a local stack: their roles, and the CPU time they use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROLES = {
 
 
 def role(command: list[str]) -> str:
-    """What a process of the local stack is there for, by its command line."""
+    """The role of a process of the local stack, by its command line."""
     module = command[command.index("-m") + 1] if "-m" in command else ""
     if any("redis-server" in part for part in command[:1]):
         return "redis-server"
@@ -31,34 +31,34 @@ def role(command: list[str]) -> str:
 
 
 def family(process: psutil.Process) -> Iterator[psutil.Process]:
-    """A process and all that it started and that is still there."""
+    """A process and its running descendants."""
     yield process
     yield from process.children(recursive=True)
 
 
 @dataclass(frozen=True)
 class Look:
-    """What had been used by some moment."""
+    """The CPU time used until a moment."""
 
     at_s: float
     """Unix time."""
     cpu_s: Mapping[str, float]
-    """CPU seconds by role; what a process that has ended had used still counts."""
+    """CPU seconds by role, including those of ended processes."""
 
     def since(self, before: Look) -> dict[str, float]:
-        """CPU seconds by role between two looks."""
+        """CPU seconds by role between two measurements."""
         return {what: used_s - before.cpu_s.get(what, 0.0) for what, used_s in self.cpu_s.items()}
 
 
 class Cpu:
-    """CPU time of a process and all that it started, now and then."""
+    """Measures the CPU time of a process and its descendants repeatedly."""
 
     def __init__(self) -> None:
         self.looks: list[Look] = []
         self._by_process: dict[tuple[int, float], tuple[str, float]] = {}
 
     def __call__(self, process: psutil.Process) -> None:
-        """Look once."""
+        """Take one measurement."""
         for member in family(process):
             try:
                 used, key, what = member.cpu_times(), (member.pid, member.create_time()), role(member.cmdline())

@@ -1,7 +1,7 @@
-"""How soon a job goes on when a part of the stack is killed under it.
+"""Measures how soon a running job recovers after a part of the stack is killed.
 
 `python -m bench.recovery --json recovery.json`. The job is the task of all benchmarks. A part is killed (signal 9) at a
-random moment of a round; what counts is the time from then until a round is recorded that began or went on after it.
+random moment of a round; measured is the time from then until the next round that ends after the kill.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from marless.record import RoundRecord
 PARTS = (*SERVICES, "actor worker", "learner worker", "redis-server")
 WARM_UP_ROUNDS = 20
 ROUNDS_BETWEEN = 3
-"""Undisturbed rounds before each kill."""
+"""Number of undisturbed rounds before each kill."""
 TIMEOUT_S = 60.0
 _ENDLESS = {"stop": {"rounds": 10**9}, "checkpoint": {"every": 0}}
 
@@ -45,11 +45,11 @@ class Running:
 
     stack: LocalStack
     place: str
-    """Where all its files are."""
+    """Directory of all its files."""
     rounds: AsyncIterator[RoundRecord]
 
     async def next_after(self, moment_s: float) -> RoundRecord:
-        """The first round that ended after a moment (Unix seconds)."""
+        """Wait for the first round that ends after a moment (Unix seconds)."""
         async with asyncio.timeout(TIMEOUT_S):
             async for record in self.rounds:
                 if record.ended_s > moment_s:
@@ -57,16 +57,16 @@ class Running:
         raise harness.BenchError("the job ended")
 
     async def pid(self, part: str) -> int:
-        """The process that is a part of the stack, once there is one."""
+        """Process id of a part of the stack; waits until there is one."""
         if part in SERVICES:
             return self.stack.pid(part)
         async with asyncio.timeout(TIMEOUT_S):
             while not (found := [each.pid for each in self._family() if role(each.cmdline()) == part]):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)  # nothing tells of a process that others start
+                await asyncio.sleep(0.01)  # polls, as other processes start it
         return int(found[0])
 
     def _family(self) -> list[psutil.Process]:
-        """Our processes, and a Redis that has lost its first store."""
+        """This process's descendants, and a Redis that outlived the store that started it."""
         ours = psutil.Process().children(recursive=True)
         others = psutil.process_iter(["name", "cmdline"])
         return [*ours, *(each for each in others if self.place in " ".join(each.info["cmdline"] or ()))]
@@ -74,7 +74,7 @@ class Running:
 
 @asynccontextmanager
 async def running(seed: int) -> AsyncIterator[Running]:
-    """A job that does not end, on a stack of its own."""
+    """Run an endless job on a stack of its own."""
     job = spec.parse({"name": "recovery", **settings(Request(seed, 0)), **_ENDLESS}, "job")
     with tempfile.TemporaryDirectory(prefix="marless-bench-") as folder:
         place = Path(folder)
@@ -87,7 +87,7 @@ async def running(seed: int) -> AsyncIterator[Running]:
 
 
 async def measure(runs: int, seed: int) -> tuple[float, Mapping[str, list[float]]]:
-    """Seconds of an undisturbed round, and of each kill until the next recorded round, by part."""
+    """Seconds of an undisturbed round, and from each kill until the next recorded round, by part."""
     chance, found = random.Random(seed), dict[str, list[float]]((part, []) for part in PARTS)
     async with running(seed) as job:
         first = [await anext(job.rounds) for _ in range(WARM_UP_ROUNDS)]
@@ -110,7 +110,7 @@ async def _recovery_s(job: Running, part: str, delay_s: float) -> float:
 
 
 def rows_of(round_s: float, found: Mapping[str, list[float]]) -> list[Row]:
-    """A line a part; what is lost is what exceeds an undisturbed round."""
+    """One row per part; lost time is what exceeds an undisturbed round."""
     rows: list[Row] = [{"killed": "nothing", "next round recorded after (s)": round(round_s, 2)}]
     for part, values in found.items():
         rows.append(
@@ -126,7 +126,7 @@ def rows_of(round_s: float, found: Mapping[str, list[float]]) -> list[Row]:
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Run the benchmark, print the table, and write it to the file of --json if given."""
     args = harness.parser(__doc__, runs=10).parse_args()
     about = harness.machine()
     round_s, found = asyncio.run(measure(args.runs, seed=0))

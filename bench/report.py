@@ -1,6 +1,6 @@
-"""Write benchmark results into docs/benchmarks.md: `python -m bench.report FILE…`.
+"""Writes benchmark results into docs/benchmarks.md: `python -m bench.report FILE…`.
 
-NAME.json, written by a benchmark's `--json`, replaces what stands between `<!-- NAME -->` and `<!-- /NAME -->`.
+NAME.json, written by a benchmark's `--json`, replaces the text between `<!-- NAME -->` and `<!-- /NAME -->`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DOCUMENT = ROOT / "docs" / "benchmarks.md"
 
 
 def render(result: Mapping[str, Any]) -> str:  # Any: JSON
-    """A result's table, and a line on where and when it was measured."""
+    """A result's table, and a line on the machine and date of the measurement."""
     m = result["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in m["versions"].items())
     return (

@@ -1,5 +1,6 @@
-"""Milliseconds that an empty round takes over the four services: one actor, one environment copy, one step, one
-minibatch. What remains is the price of being distributed: RPCs, weights, trajectories, the durable record.
+"""Measures an almost empty round over the four services: one actor, one environment copy, one step, one minibatch.
+
+Its duration is the overhead of distribution: RPCs, weights, trajectories, the durable record.
 
 `python -m bench.round_overhead --json round_overhead.json`
 """
@@ -21,14 +22,14 @@ SETTINGS: dict[str, object] = {
 
 
 def round_ms(rounds: int, seed: int) -> list[float]:
-    """From the end of one round to the end of the next, without the first rounds and the last, which evaluates."""
+    """Milliseconds between the ends of successive rounds, without the first rounds and the last, which evaluates."""
     job = marless_job({**SETTINGS, "seed": seed, "stop": {"rounds": rounds}}, timeout_s=120)
     ends_s = [record["ended_s"] for record in job.records[WARM_UP - 1 : -1]]
     return [1000 * (after - before) for before, after in pairwise(ends_s)]
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Run the benchmark, print the table, and write it to the file of --json if given."""
     parser = harness.parser(__doc__, runs=3)
     parser.add_argument("--rounds", type=int, default=200, help="rounds of each run")
     args = parser.parse_args()

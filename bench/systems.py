@@ -1,4 +1,4 @@
-"""The systems that are compared: marless, the plain script, and the peers that are installed, all on one task."""
+"""The compared systems, all on one task: marless, the plain script, and installed peers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bench.task import TASK
 
 MARLESS = Path(sys.executable).with_name("marless")
 WARM_UP = 5
-"""Iterations at the start that no steady rate counts."""
+"""Number of first iterations that do not count for the steady rate."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Request:
     seed: int
     env_steps: int
     eval_every: int = 0
-    """Iterations between greedy evaluations; 0: none that is timed."""
+    """Iterations between greedy evaluations; 0: none during training."""
     stop_return: float | None = None
     """Stop at this greedy return per agent."""
     timeout_s: float = 600.0
@@ -37,14 +37,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Point:
-    """The end of one iteration."""
+    """The state at the end of one iteration."""
 
     env_steps: int
-    """Sampled since the beginning."""
+    """Env steps sampled since the beginning."""
     wall_s: float
-    """Since the process was started."""
+    """Seconds since the process was started."""
     greedy_return: float | None
-    """Per agent, if evaluated."""
+    """Greedy return per agent, if evaluated."""
 
 
 Curve = tuple[Point, ...]
@@ -69,7 +69,7 @@ def crossing(curve: Curve, target: float) -> Point:
 
 
 def points(lines: Iterable[Row]) -> Curve:
-    """The iterations among the events that `bench.events` wrote."""
+    """The iterations among the events of `bench.events`."""
     return tuple(
         Point(int(line["env_steps"]), float(line["wall_s"]), line["return"])
         for line in lines
@@ -78,7 +78,7 @@ def points(lines: Iterable[Row]) -> Curve:
 
 
 def rounds(records: Iterable[Row], started_s: float) -> Curve:
-    """The same, out of the lines of a marless `rounds.jsonl`; evaluations are within their round's time."""
+    """The rounds of a `rounds.jsonl` of marless as a curve; evaluations are included in their round's time."""
     return tuple(
         Point(
             int(record["env_steps"]),
@@ -91,14 +91,14 @@ def rounds(records: Iterable[Row], started_s: float) -> Curve:
 
 @dataclass(frozen=True)
 class Job:
-    """What one `marless train` left behind."""
+    """The result of one `marless train`."""
 
     started_s: float
     """Unix time at which the command was started."""
     records: list[Row]
     """The lines of its `rounds.jsonl`."""
     summary: Row
-    """What it printed in the end."""
+    """The summary that it printed."""
 
 
 def marless_job(
@@ -109,7 +109,7 @@ def marless_job(
 ) -> Job:
     """Run `marless train` on the spread example with whole sections replaced; raises BenchError if it fails.
 
-    `look` is shown the run folder before it is removed.
+    `look` is called with the run folder before it is removed.
     """
     command = [str(MARLESS), "train", str(ROOT / "examples" / "spread.yaml"), "-o", "json"]
     sets = [part for section, value in settings.items() for part in ("--set", f"{section}={json.dumps(value)}")]
@@ -124,7 +124,7 @@ def marless_job(
 
 
 def settings(request: Request) -> dict[str, object]:
-    """The task, said in marless's words."""
+    """The task as settings of a marless job."""
     stop = {"env_steps": request.env_steps}
     return {
         "seed": request.seed,
@@ -150,13 +150,13 @@ def settings(request: Request) -> dict[str, object]:
 
 
 def marless(request: Request) -> Curve:
-    """Measure marless: four services, actor and learner workers, all started by the command and within its time."""
+    """Measure marless; the start of services and workers is included in the command's time."""
     job = marless_job(settings(request), request.timeout_s)
     return rounds(job.records, job.started_s)
 
 
 def program(python: Path, module: str, threads: int = 1) -> Measure:
-    """How to measure a program that speaks `bench.events`."""
+    """A function that measures a program which reports with `bench.events`."""
 
     def measure(request: Request) -> Curve:
         options: dict[str, object] = {
@@ -176,7 +176,7 @@ def program(python: Path, module: str, threads: int = 1) -> Measure:
 
 
 def named(text: str) -> tuple[str, ...]:
-    """Read the value of --peers; raises ValueError for a peer that is not known."""
+    """Parse the value of --peers; raises ValueError for an unknown peer."""
     peers = tuple(peer for peer in text.split(",") if peer)
     if unknown := [peer for peer in peers if peer not in install.REQUIREMENTS]:
         raise ValueError(f"unknown peers {unknown}; known: {sorted(install.REQUIREMENTS)}")
@@ -184,7 +184,7 @@ def named(text: str) -> tuple[str, ...]:
 
 
 def systems(peers: Sequence[str], without_marless: bool = False) -> dict[str, Measure]:
-    """marless, the plain script on one thread and on every core, and the named peers as far as they are installed."""
+    """marless, the plain script on one thread and on all cores, and the named peers that are installed."""
     found: dict[str, Measure] = {} if without_marless else {"marless": marless}
     for threads in dict.fromkeys((1, os.cpu_count() or 1)):
         name = f"plain script, {threads} thread{'s' * (threads > 1)}"

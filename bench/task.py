@@ -1,6 +1,6 @@
-"""The task that every system is measured on, said once.
+"""The task on which all systems are measured.
 
-Standard library only: peers' interpreters, which know nothing of marless, import this module too.
+Standard library only, because peers' interpreters, which do not have marless installed, import this module too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Task:
     local_ratio: float = 0.5
     episode_steps: int = 25
     hidden: tuple[int, int] = (64, 64)
-    """Units of the two tanh layers, of policies and critics alike."""
+    """Units of the two tanh layers, for policies and critics."""
     iteration_env_steps: int = 4000
     epochs: int = 4
     minibatches: int = 4
@@ -31,9 +31,9 @@ class Task:
     entropy_weight: float = 0.01
     value_weight: float = 0.5
     max_grad_norm: float = 0.5
-    """Per agent, over its policy and critic together (systems that clip otherwise keep their way)."""
+    """Per agent, over its policy and critic together (systems that clip differently keep their own method)."""
     target_return: float = -21.0
-    """Greedy return per agent, undiscounted, mean over agents; uniformly random play scores about -26."""
+    """Undiscounted greedy return per agent, mean over agents; a uniformly random policy has about -26."""
     evaluation_episodes: int = 100
 
     @property
@@ -47,7 +47,7 @@ TASK = Task()
 
 @dataclass(frozen=True)
 class Game:
-    """A game that algorithms are compared in, as mpe2 and marless name it; episodes of `TASK.episode_steps`."""
+    """A game for comparing algorithms, by its names in mpe2 and marless; episodes have `TASK.episode_steps` steps."""
 
     peer: str
     """Module of mpe2."""
@@ -55,9 +55,9 @@ class Game:
     ours: str
     our_options: Mapping[str, object]
     env_steps: int
-    """Of a run, unless its program is told otherwise."""
+    """Default number of env steps of a run."""
     groups: Mapping[str, int]
-    """Agent classes and how many agents each has; `agent_0` and so on."""
+    """Agent class → number of agents; they are named `agent_0` and so on."""
 
     def agents(self, group: str) -> tuple[str, ...]:
         """Names of a class's agents."""
@@ -79,14 +79,14 @@ GAMES: Mapping[str, Game] = {
 }
 
 CONTINUOUS = ("maddpg", "iddpg")
-"""Algorithms that get the continuous actions of a game."""
+"""Algorithms that use the continuous actions of a game."""
 ON_POLICY = ("ippo", "mappo")
 ALGORITHMS = (*ON_POLICY, "iql", "vdn", "qmix", *CONTINUOUS)
 PEER_COPIES = 16
-"""Environment copies of peers' algorithms that learn from a replay: an iteration is an episode of each. It served them
-best; marless's rounds are `TASK.iteration_env_steps` long for all."""
+"""Environment copies for peers' off-policy algorithms; an iteration is one episode of each. It is the best setting
+found for them; marless's rounds have `TASK.iteration_env_steps` for all algorithms."""
 
 
 def peer_env_steps(algorithm: str) -> int:
-    """Env steps of a peer's iteration."""
+    """Env steps per iteration of a peer."""
     return TASK.iteration_env_steps if algorithm in ON_POLICY else PEER_COPIES * TASK.episode_steps

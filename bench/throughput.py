@@ -1,7 +1,7 @@
-"""Env steps per second of the whole training loop in its steady state, marless beside the plain script and peers.
+"""Measures env steps per second of the whole training loop in its steady state: marless, the plain script and peers.
 
 `python -m bench.throughput --peers rllib,benchmarl,jaxmarl --runs 3 --json throughput.json`. An env step: all agents
-act once in one environment copy. Systems take turns, so that a busy machine is busy for all of them.
+act once in one environment copy. Runs of the systems alternate, so that other load on the machine affects all of them.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from bench.systems import Curve, Measure, Request, named, steady_rate, systems
 from bench.task import TASK
 
 ENV_STEPS = {"rllib": 100_000, "benchmarl": 48_000}
-"""Sampled per run by systems that would take minutes for as many as the others."""
+"""Env steps per run for systems that would take minutes for `FAST_ENV_STEPS`."""
 FAST_ENV_STEPS = 800_000
 
 
 def measure(found: Mapping[str, Measure], runs: int) -> dict[str, list[Curve]]:
-    """Run every system `runs` times, turn by turn."""
+    """Run every system `runs` times, alternating between systems."""
     curves: dict[str, list[Curve]] = {name: [] for name in found}
     for seed in range(runs):
         for name, run in found.items():
@@ -29,7 +29,7 @@ def measure(found: Mapping[str, Measure], runs: int) -> dict[str, list[Curve]]:
 
 
 def row(name: str, curves: Sequence[Curve]) -> Row:
-    """One line of the table."""
+    """One row of the table."""
     rates = spread([steady_rate(curve) for curve in curves])
     first = spread([curve[0].wall_s for curve in curves])
     return {
@@ -42,7 +42,7 @@ def row(name: str, curves: Sequence[Curve]) -> Row:
 
 
 def headline(curves: Mapping[str, Sequence[Curve]]) -> Row:
-    """marless's median rate, and how many times each other system's it is."""
+    """marless's median rate, and its ratio to that of each other system."""
     rates = {name: spread([steady_rate(curve) for curve in of]).median for name, of in curves.items()}
     ours = rates.pop("marless", None)
     if ours is None:
@@ -54,7 +54,7 @@ def headline(curves: Mapping[str, Sequence[Curve]]) -> Row:
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Run the benchmark, print the table, and write it to the file of --json if given."""
     parser = harness.parser(__doc__, runs=3)
     parser.add_argument("--peers", type=named, default=(), help="comma-separated: rllib,benchmarl,jaxmarl")
     parser.add_argument("--without-marless", action="store_true", help="measure only the others")

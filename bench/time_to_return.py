@@ -1,7 +1,7 @@
-"""Seconds from a process's start until its greedy return per agent reaches a target, start-up included.
+"""Measures the seconds from a process's start until its greedy return per agent reaches a target.
 
 `python -m bench.time_to_return --peers rllib,benchmarl --targets=-21 --json time_to_return.json`. Every system is
-evaluated on 100 greedy episodes every 5 iterations. marless's evaluations run on its clock, the others' off theirs.
+evaluated on 100 greedy episodes every 5 iterations. Evaluation time counts for marless, but not for the others.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ EVAL_EVERY = 5
 
 
 def measure(found: Mapping[str, Measure], requests: Sequence[Request]) -> dict[str, list[Curve]]:
-    """Give every system every request, turn by turn."""
+    """Run every request on every system, alternating between systems."""
     curves: dict[str, list[Curve]] = {name: [] for name in found}
     for request in requests:
         for name, run in found.items():
@@ -29,7 +29,7 @@ def measure(found: Mapping[str, Measure], requests: Sequence[Request]) -> dict[s
 
 
 def row(name: str, curves: Sequence[Curve], target: float) -> Row:
-    """One line of the table."""
+    """One row of the table."""
     reached = [crossing(curve, target) for curve in curves]
     there = [point.env_steps for point in reached if point.env_steps]
     return {
@@ -42,7 +42,7 @@ def row(name: str, curves: Sequence[Curve], target: float) -> Row:
 
 
 def headline(curves: Mapping[str, Sequence[Curve]], target: float) -> Row:
-    """marless's median time to `target`, and how many times sooner it is there than each other system."""
+    """marless's median time to `target`, and how many times faster it is than each other system."""
     seconds = {name: spread([crossing(curve, target).wall_s for curve in of]).median for name, of in curves.items()}
     ours = seconds.pop("marless", math.inf)
     if math.isinf(ours):
@@ -52,7 +52,7 @@ def headline(curves: Mapping[str, Sequence[Curve]], target: float) -> Row:
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Run the benchmark, print the table, and write it to the file of --json if given."""
     parser = harness.parser(__doc__, runs=3)
     parser.add_argument("--peers", type=named, default=(), help="comma-separated: rllib,benchmarl,jaxmarl")
     parser.add_argument("--without-marless", action="store_true", help="measure only the others")

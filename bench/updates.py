@@ -1,8 +1,8 @@
-"""CPU time of an update, by how agents share policies and by whether nets remember.
+"""Measures the CPU time of an update, by how agents share policies and whether nets are recurrent.
 
 `python -m bench.updates --json updates.json`. Independent PPO in spread, [64, 64] nets, one thread, as in a learner
-worker; 4,000 env steps a round, of six agents. A policy of several agents trains on all of their samples (pooled) or on
-as many as one agent has (drawn). Nets with memory learn from whole segments, here 40 of 100 steps, or 160 of 25.
+worker; 4,000 env steps per round, six agents. A policy of several agents trains on all of their samples (pooled) or on
+as many as one agent has (drawn). Recurrent nets learn from whole segments, here 40 of 100 steps, or 160 of 25.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from marless import spec as specs
 from marless.spec import JobSpec
 
 WARM_UP, ROUNDS = 2, 10
-"""Rounds: before measuring, and measured."""
+"""Numbers of rounds: for warm-up, and measured."""
 AGENTS = 6
 APART: Mapping[str, object] = {"name": "fixed", "groups": "independent"}
 LONG, SHORT = {"count": 1, "envs": 40, "steps": 100}, {"count": 1, "envs": 160, "steps": 25}
@@ -24,7 +24,7 @@ LONG, SHORT = {"count": 1, "envs": 40, "steps": 100}, {"count": 1, "envs": 160, 
 
 
 def together(*sizes: int) -> dict[str, list[str]]:
-    """Groups of so many agents."""
+    """Groups of the given sizes."""
     ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
     return {
         f"group_{i}": [f"agent_{j}" for j in range(end - size, end)]
@@ -33,7 +33,7 @@ def together(*sizes: int) -> dict[str, list[str]]:
 
 
 def cases() -> dict[tuple[str, str], Mapping[str, object]]:
-    """By groups and by what is special about them, sections of a job."""
+    """The cases: sections of a job, by groups and by variant."""
     found: dict[tuple[str, str], Mapping[str, object]] = {}
     for actors in (SHORT, LONG):
         for memory in ("none", "gru"):
@@ -47,7 +47,7 @@ def cases() -> dict[tuple[str, str], Mapping[str, object]]:
 
 
 def job(sections: Mapping[str, object], seed: int) -> JobSpec:
-    """A case's job."""
+    """The job of a case."""
     env = {"name": "mpe/simple_spread", "options": {"agents": AGENTS}}
     shared: dict[str, object] = {"name": "bench", "seed": seed, "env": env, "algorithm": {"name": "ippo"}}
     return specs.parse({**shared, "stop": {"rounds": 1}, **sections}, "bench")
@@ -64,7 +64,7 @@ def cpu_ms(sections: Mapping[str, object], seed: int) -> float:
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Run the benchmark, print the table, and write it to the file of --json if given."""
     parser = harness.parser(__doc__, runs=3)
     args = parser.parse_args()
     on_one_thread()

@@ -1,4 +1,4 @@
-"""A job's rounds in one process: what its workers do, part by part, with nothing between them."""
+"""Runs a job's rounds in one process: the work of its workers, without services in between, measured by part."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ACTING, ENVIRONMENT, UPDATE = "acting", "environment", "update"
 
 
 def on_one_thread() -> None:
-    """Compute as a learner worker of one thread does: starts this program anew if NumPy was loaded with more."""
+    """Use one thread, as a learner worker with one; restarts this program if its environment variables must change."""
     told = environment.learner(1)
     if not told.items() <= os.environ.items():
         os.execve(sys.executable, sys.orig_argv, os.environ | told)
@@ -35,10 +35,10 @@ def on_one_thread() -> None:
 
 
 class Team:
-    """A job's rounds in this process; `cpu_ms` adds up what their parts take."""
+    """Runs a job's rounds in this process; `cpu_ms` adds up the CPU milliseconds of their parts."""
 
     def __init__(self, spec: JobSpec) -> None:
-        """A game with one agent class, a job with one actor."""
+        """The job must have one actor and a game with one agent class."""
         self.cpu_ms: defaultdict[str, float] = defaultdict(float)
         self._spec = spec
         self._entry = algorithms.algorithm(spec.algorithm.name)
@@ -59,13 +59,13 @@ class Team:
         self.update(number, self.sample(number))
 
     def sample(self, number: int) -> Trajectory:
-        """What the actor does: a rollout with the policies of now."""
+        """Do the actor's work: a rollout with the current policies."""
         steps, with_state = self._spec.actors.steps, self._entry.needs_state(self._spec.algorithm)
         with self._measured(ACTING):
             sampled, _ = rollout(self._env, self._acting(), steps=steps, seed=number, with_state=with_state)
         actions = random_actions(self._env.spaces, self._env.reset(number), np.random.default_rng(number))
         before_ms = self.cpu_ms[ENVIRONMENT]
-        with self._measured(ENVIRONMENT):  # the same steps without agents
+        with self._measured(ENVIRONMENT):  # the same steps without policies
             self._env.reset(number)
             for _ in range(steps):
                 self._env.step(actions)
@@ -73,7 +73,7 @@ class Team:
         return sampled
 
     def update(self, number: int, sampled: Trajectory) -> None:
-        """What the learner does."""
+        """Do the learner's work: an update."""
         spec, env_steps = self._spec, number * sampled.env_steps
         with self._measured(UPDATE):
             self._learner.update(

@@ -1,1 +1,1 @@
-"""Other systems on the same task: installed into their own environments, run by their own interpreters."""
+"""Other systems on the same task, installed into their own virtual environments and run by their own interpreters."""

@@ -15,11 +15,11 @@ from bench.task import GAMES, TASK, Game
 Act = Callable[[NDArray[np.float32]], NDArray[np.integer]]
 """Observations float32 [N, B, O] → actions int [N, B], greedy."""
 GroupsAct = Callable[[Mapping[str, NDArray[np.float32]]], Mapping[str, NDArray[np.generic]]]
-"""The same of all agent classes, by name; continuous actions are float [N, B, A]."""
+"""The same for all agent classes, by name; continuous actions are float [N, B, A]."""
 
 
 def make_env(game: Game = GAMES["spread"], *, continuous: bool = False) -> ParallelEnv:
-    """One copy of a game."""
+    """Create one copy of a game."""
     module = import_module(f"mpe2.{game.peer}")
     return module.parallel_env(**game.peer_options, max_cycles=TASK.episode_steps, continuous_actions=continuous)
 
@@ -38,7 +38,7 @@ class Evaluation:
     def __call__(self, act: GroupsAct, seed: int, chance: Sequence[str] = ()) -> dict[str, float]:
         """Undiscounted return per agent of each class, mean over episodes; classes in `chance` act at random.
 
-        Episodes start alike for equal seeds.
+        Equal seeds give the same initial states.
         """
         starts = [env.reset(seed=seed * len(self._envs) + i)[0] for i, env in enumerate(self._envs)]
         rng, seen = np.random.default_rng(seed), starts
@@ -54,7 +54,7 @@ class Evaluation:
         return {group: float(total[group]) / (self._game.groups[group] * played) for group in total}
 
     def above_chance(self, act: GroupsAct, seed: int) -> dict[str, float]:
-        """What each class earns against chance, above what chance earns in its place."""
+        """Each class's return against random opponents, minus that of a random policy in its place."""
         groups = tuple(self._game.groups)
         chance = self(act, seed, chance=groups)
         return {
@@ -78,7 +78,7 @@ class Evaluation:
 
 
 class GreedyEvaluation:
-    """Of the task that systems are compared on."""
+    """Greedy evaluation for the task on which systems are compared."""
 
     def __init__(self) -> None:
         self._evaluation = Evaluation(GAMES["spread"], continuous=False)

@@ -1,4 +1,4 @@
-"""Install peers, each into its own virtual environment: `python -m bench.peers.install rllib benchmarl jaxmarl`."""
+"""Installs peers, each into its own virtual environment: `python -m bench.peers.install rllib benchmarl jaxmarl`."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ REQUIREMENTS = {
 
 
 def interpreter(peer: str) -> Path:
-    """Where a peer's Python is, installed or not."""
+    """Path of a peer's Python, whether installed or not."""
     return HOME / f".venv-{peer}" / "bin" / "python"
 
 
 def installed(peer: str) -> bool:
-    """True if a peer was installed to the end."""
+    """True if a peer was installed completely."""
     return _marker(peer).exists()
 
 
 def install(peer: str) -> None:
-    """Make the peer's environment anew from its lock; raises subprocess.CalledProcessError if pip fails."""
+    """Create the peer's environment from its lock file; raises subprocess.CalledProcessError if pip fails."""
     _marker(peer).unlink(missing_ok=True)
     venv.create(HOME / f".venv-{peer}", clear=True, with_pip=True)
     lock = LOCKS / f"peer-{peer}.txt"
@@ -41,7 +41,7 @@ def install(peer: str) -> None:
             _locked(peer, "--only-binary", ":all:", "-r", str(LOCKS / "torch-cpu.txt"))
         except subprocess.CalledProcessError:
             _locked(peer, "--only-binary", ":all:", "-r", str(LOCKS / "torch.txt"))
-    # Some packages of peers have no wheel. They are built with the setuptools of the lock.
+    # Some packages of peers have no wheel. They are built with the setuptools of the lock file.
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as backend:
         backend.write("".join(re.findall(r"(?m)^setuptools==.*\n(?:    .*\n)+", lock.read_text())))
         backend.flush()

@@ -25,13 +25,13 @@ from bench.task import CONTINUOUS, GAMES, ON_POLICY, PEER_COPIES, TASK, Game, pe
 
 COPIES = 16
 OFF_POLICY_BATCH = 800
-"""Env steps drawn for a gradient step; it takes one per `TASK.episode_steps` env steps. What served it best."""
+"""Env steps per gradient step, of which there is one per `TASK.episode_steps` env steps. The best setting found."""
 EXPLORED_ENV_STEPS = 50_000
 """Env steps over which ε falls from 1 to 0.05."""
 
 
 class Mpe2(PettingZooClass):
-    """BenchMARL's own PettingZoo task, with the environment taken from mpe2, where it lives today."""
+    """BenchMARL's own PettingZoo task, with the environment from mpe2, its present package."""
 
     def __init__(self, game: Game) -> None:
         super().__init__(game.peer, {"task": game.peer, "max_cycles": TASK.episode_steps})
@@ -52,7 +52,7 @@ class Mpe2(PettingZooClass):
     def get_env_fun(
         self, num_envs: int, continuous_actions: bool, seed: int | None, device: str
     ) -> Callable[[], EnvBase]:
-        """One copy; BenchMARL asks for as many as it wants."""
+        """A function that creates one copy; BenchMARL calls it once per copy."""
         return lambda: PettingZooWrapper(
             make_env(self._game, continuous=continuous_actions),
             categorical_actions=True,
@@ -63,11 +63,11 @@ class Mpe2(PettingZooClass):
 
 
 class FinishedError(Exception):
-    """The run has its env steps, or its return."""
+    """The run has reached its env steps, or its target return."""
 
 
 class Report(Callback):
-    """Tells our events of every iteration."""
+    """Reports every iteration to `Events`."""
 
     def __init__(self, events: Events, run: Options) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class Report(Callback):
         self._env_steps = peer_env_steps(run.algorithm)
 
     def on_train_end(self, training_td: TensorDictBase, group: str) -> None:
-        """The policies of a group have been updated; those of the last one end the iteration."""
+        """Called after each group's update; the last group's ends the iteration."""
         if group != list(self.experiment.group_map)[-1]:
             return
         self._events.iteration(self._return, self._env_steps)
@@ -100,7 +100,7 @@ class Report(Callback):
 
 
 def experiment_config(run: Options, folder: str) -> ExperimentConfig:
-    """The task's hyper-parameters in BenchMARL's words; logging, rendering and its own evaluation are off."""
+    """The task's hyperparameters as BenchMARL's config; logging, rendering and its own evaluation are off."""
     config = ExperimentConfig.get_from_yaml()
     config.share_policy_params = False
     config.prefer_continuous_actions = run.algorithm in CONTINUOUS
@@ -128,7 +128,7 @@ def experiment_config(run: Options, folder: str) -> ExperimentConfig:
 
 
 def algorithm_config(name: str) -> AlgorithmConfig:
-    """With a critic per agent; PPO with the task's settings, others with BenchMARL's own."""
+    """The algorithm's config with a critic per agent; PPO has the task's settings, others BenchMARL's own."""
     config = algorithm_config_registry[name].get_from_yaml()
     if hasattr(config, "share_param_critic"):
         config.share_param_critic = False
@@ -146,7 +146,7 @@ def model_config() -> MlpConfig:
 
 
 def main() -> None:
-    """Train, reporting iterations, until the run is over."""
+    """Train and report iterations until the run is finished."""
     run = options(__doc__ or "")
     torch.set_num_threads(run.threads)
     os.environ["OMP_NUM_THREADS"] = str(run.threads)

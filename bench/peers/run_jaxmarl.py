@@ -1,7 +1,7 @@
 """Independent PPO compiled as one JAX program around JaxMARL's own simple_spread; XLA uses every core it finds.
 
-JaxMARL's package holds environments and no training loop; this loop is ours, of the same form as JaxMARL's published
-ones (rollout, advantages and all minibatches inside one compiled call), with the task's net per agent.
+JaxMARL's package has environments but no training loop. This loop is ours; it has the form of JaxMARL's published ones
+(rollout, advantages and all minibatches inside one compiled call), with the task's net per agent.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Samples(NamedTuple):
 
 
 def initial(key: Array) -> Params:
-    """A policy and a critic of one agent."""
+    """Initialise a policy and a critic of one agent."""
     obs_size = ENV.observation_space(ENV.agents[0]).shape[0]
 
     def net(key: Array, outputs: int, last_gain: float) -> list[tuple[Array, Array]]:
@@ -152,7 +152,7 @@ def greedy_return(agents: list[Params], key: Array) -> Array:
 
 
 def train(run: Options) -> None:
-    """Report iterations until the run is over."""
+    """Train and report iterations until the run is finished."""
     events = Events(run)
     key, *keys = jax.random.split(jax.random.key(run.seed), TASK.agents + 1)
     agents = [initial(k) for k in keys]

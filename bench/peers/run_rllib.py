@@ -26,7 +26,7 @@ RUNNERS, COPIES = 2, 16
 
 
 def config(seed: int) -> PPOConfig:
-    """The task's hyper-parameters in RLlib's words; what the task does not name stays RLlib's default."""
+    """The task's hyperparameters as RLlib's config; everything else has RLlib's default."""
     net = DefaultModelConfig(fcnet_hiddens=list(TASK.hidden), fcnet_activation="tanh", vf_share_layers=False)
     return (
         PPOConfig()
@@ -59,7 +59,7 @@ def config(seed: int) -> PPOConfig:
 
 
 def actor(algorithm: PPO) -> Act:
-    """The greedy policies, as last synchronised from the learner."""
+    """A function that acts greedily with the policies as last synchronised from the learner."""
     modules = [algorithm.get_module(agent) for agent in AGENTS]
 
     def act(obs_NBO: NDArray[np.float32]) -> NDArray[np.int64]:
@@ -71,7 +71,7 @@ def actor(algorithm: PPO) -> Act:
 
 
 def train(run: Options) -> None:
-    """Report iterations until the run is over."""
+    """Train and report iterations until the run is finished."""
     events, evaluation = Events(run), GreedyEvaluation()
     register_env("spread", lambda _: ParallelPettingZooEnv(make_env()))
     algorithm = config(run.seed).build_algo()
@@ -85,7 +85,7 @@ def train(run: Options) -> None:
 
 
 def main() -> None:
-    """Start Ray on loopback with free ports and a folder of its own; stop it in the end."""
+    """Run Ray on loopback with free ports and a temporary folder, train, and stop Ray."""
     run = options(__doc__ or "")
     torch.set_num_threads(run.threads)
     os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_worker_niceness="0", OMP_NUM_THREADS=str(run.threads))
