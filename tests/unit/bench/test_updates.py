@@ -1,8 +1,19 @@
 """The jobs whose updates are timed."""
 
 import pytest
+import torch
 
 from bench import updates
+from bench.workers import on_one_thread
+
+
+@pytest.fixture
+def one_thread():
+    """As the benchmark measures: threads that wait for each other use CPU time, too."""
+    before = torch.get_num_threads()
+    on_one_thread()
+    yield
+    torch.set_num_threads(before)
 
 
 def test_groups_hold_all_agents_once():
@@ -20,7 +31,7 @@ def test_every_case_is_a_job_of_equally_many_env_steps(case):
     assert job.actors.count * job.actors.envs * job.actors.steps == 4_000
 
 
-def test_a_group_that_draws_trains_on_less(monkeypatch):
+def test_a_group_that_draws_trains_on_less(one_thread, monkeypatch):
     monkeypatch.setattr(updates, "ROUNDS", 2)
     cases = updates.cases()
     assert 0 < updates.cpu_ms(cases["6", "drawn"], 0) < updates.cpu_ms(cases["6", "pooled"], 0)
