@@ -4,14 +4,13 @@ import pytest
 import torch
 
 from bench import updates
-from bench.workers import on_one_thread
 
 
 @pytest.fixture
 def one_thread():
     """As the benchmark measures: threads that wait for each other use CPU time, too."""
     before = torch.get_num_threads()
-    on_one_thread()
+    torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
 
