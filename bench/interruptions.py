@@ -1,7 +1,7 @@
-"""What interruptions cost: a job whose stack goes down and up ten times is billed beside an undisturbed one.
+"""Measures the cost of interruptions: compares the bill of a job that is interrupted ten times to an undisturbed one.
 
-`python -m bench.interruptions --json interruptions.json`. Each run trains the task of all benchmarks twice with a seed:
-both have the same rounds. The ratio leaves out what is charged for starts, since functions that are stopped must be
+`python -m bench.interruptions --json interruptions.json`. Each run trains the task of all benchmarks twice with the
+same seed, for the same number of rounds. The ratio excludes charges for starts, because stopped functions must be
 started again.
 """
 
@@ -27,16 +27,16 @@ from marless.record import RoundRecord
 ROUNDS = 220
 INTERRUPTIONS = 10
 DOWN_S = 5.0
-"""How long the stack is down; a round takes a fiftieth of it, so that a charge for it could not be overlooked."""
+"""Seconds that the stack is down; a round takes a fiftieth of it, so that a charge for it would be noticed."""
 TIMEOUT_S = 120.0
 _JOB = "interrupted"
 
 Money = Mapping[str, float]
-"""Dollars by function and item, as `marless cost` shows them."""
+"""US dollars by function and item, as `marless cost` shows them."""
 
 
 async def train(seed: int, interruptions: int, place: Path) -> tuple[Money, float]:
-    """Train the job in as many pieces as it takes; what it is charged, and its training time in seconds."""
+    """Train the job with this many interruptions; returns its charges, and its training time in seconds."""
     job = spec.parse({"name": _JOB, **settings(Request(seed, 0)), "stop": {"rounds": ROUNDS}}, "job")
     ends = [ROUNDS * n // (interruptions + 1) for n in range(1, interruptions + 2)]
     for until in ends:
@@ -51,7 +51,7 @@ async def train(seed: int, interruptions: int, place: Path) -> tuple[Money, floa
 
 
 async def _records(client: AsyncClient, rounds: int) -> list[RoundRecord]:
-    """The job's first rounds, once they are recorded."""
+    """Wait for the job's first `rounds` rounds; returns their records."""
     found: list[RoundRecord] = []
     async with asyncio.timeout(TIMEOUT_S), aclosing(client.watch(_JOB)) as events:
         async for event in events:
@@ -63,18 +63,18 @@ async def _records(client: AsyncClient, rounds: int) -> list[RoundRecord]:
 
 
 def charges(records: Sequence[RoundRecord], job: spec.JobSpec) -> tuple[Money, float]:
-    """What these rounds are charged as billed, and how long they took with the time between them."""
+    """Charges for these rounds by accounting `billed`, and their training time in seconds."""
     kinds = bill(records, job, prices.load()).by("kind", "billed")
     return {kind: usd(picos) for kind, picos in kinds.items()}, sum(record.spent_s for record in records)
 
 
 def without_starts(charged: Money) -> float:
-    """Dollars of everything but starts."""
+    """US dollars of all charges except those for starts."""
     return sum(dollars for kind, dollars in charged.items() if not kind.endswith(": start"))
 
 
 def row(seed: int, interruptions: int, charged: Money, trained_s: float) -> Row:
-    """A line a run."""
+    """One row of the table, for one run."""
     return {
         "seed": seed,
         "interruptions": interruptions,
@@ -85,7 +85,7 @@ def row(seed: int, interruptions: int, charged: Money, trained_s: float) -> Row:
 
 
 async def measure(runs: int) -> tuple[list[Row], list[float]]:
-    """All runs, and the ratios of their bills without starts."""
+    """Make all runs; returns their rows, and the ratio of bills without starts for each pair."""
     rows, ratios = [], []
     for seed in range(runs):
         found = []
@@ -100,7 +100,7 @@ async def measure(runs: int) -> tuple[list[Row], list[float]]:
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Run the benchmark, print the table, and write it to the file of --json if given."""
     args = harness.parser(__doc__, runs=3).parse_args()
     about = harness.machine()
     rows, ratios = asyncio.run(measure(args.runs))

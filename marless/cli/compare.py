@@ -44,7 +44,7 @@ class _Asked:
     """The command line, for documents."""
 
 
-def compare(  # noqa: PLR0913, PLR0917  # a verb has as many parameters as options
+def compare(  # noqa: PLR0913, PLR0917  # a command has as many parameters as options
     at: Connection,
     job_file: JobFileArgument,
     presets: Annotated[

@@ -87,7 +87,7 @@ class Connection:
 def connected(verb: Callable[..., None]) -> Callable[..., None]:
     """Decorator for commands whose first parameter is a Connection: replaces it by the options that select one."""
 
-    def run(coordinator: str, runs: Path, tls_ca: str, **own: Any) -> None:  # Any: the verb's own parameters
+    def run(coordinator: str, runs: Path, tls_ca: str, **own: Any) -> None:  # Any: the command's own parameters
         verb(Connection(coordinator, runs, tls_ca), **own)
 
     _, *own = inspect.signature(verb, eval_str=True).parameters.values()

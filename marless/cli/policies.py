@@ -33,7 +33,7 @@ RoundOption = Annotated[
 ]
 
 
-def evaluate(  # noqa: PLR0913, PLR0917  # a verb has as many parameters as options
+def evaluate(  # noqa: PLR0913, PLR0917  # a command has as many parameters as options
     source: SourceArgument,
     round_: RoundOption = None,
     episodes: Annotated[int, typer.Option(parser=positive, metavar="N", help="How many to play.")] = 100,

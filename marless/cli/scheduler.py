@@ -30,7 +30,7 @@ def _scheduler() -> None:
     """A group of verbs, also as long as there is one only."""
 
 
-def train(  # noqa: PLR0913  # a verb has as many parameters as options
+def train(  # noqa: PLR0913  # a command has as many parameters as options
     at: Connection,
     runs_: Annotated[
         list[str], typer.Argument(metavar="[RUNS]...", help="Recorded jobs of this kind: job ids or run folders.")

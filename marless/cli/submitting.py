@@ -39,7 +39,7 @@ LikeOption = Annotated[
 ]
 
 
-def submit(  # noqa: PLR0913, PLR0917  # a verb has as many parameters as options
+def submit(  # noqa: PLR0913, PLR0917  # a command has as many parameters as options
     to: Connection,
     job_file: JobFileArgument,
     override: OverrideOption = [],  # noqa: B006  # typer's way

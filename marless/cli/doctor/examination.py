@@ -78,7 +78,7 @@ def _of_machine(job: Job | None, skew_s: float | None, *, deep: bool) -> Iterato
 
 
 def _actor_workers(cores: int) -> int:
-    """How many there will be at most; raises SpecError for a setting that the actor pool would refuse."""
+    """Most actor workers that a pool would start; raises SpecError for a setting that the pool would refuse."""
     variable = "MARLESS_ACTOR_WORKERS"
     given = os.environ.get(variable, f"{cores}")
     try:

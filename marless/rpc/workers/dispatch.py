@@ -306,7 +306,7 @@ class Dispatcher:
 
     def _release(self, worker: Worker) -> None:
         if worker.running is not None:
-            worker.running.cancel()  # no effect if it has a result; else it frees those who wait
+            worker.running.cancel()  # no effect if there is a result; otherwise it wakes those waiting for one
             worker.running = None
         if worker.lost.done() or worker.draining:
             return
