@@ -21,9 +21,9 @@ class Returns:
     mean: float
     """Per agent, averaged over episodes."""
     per_agent: Mapping[str, float]
-    """Averaged over episodes."""
+    """Mean return of each agent, averaged over episodes."""
     standard_error: float
-    """Of `mean`, treating the agents of an episode as fully correlated (an upper bound)."""
+    """Standard error of `mean`, treating the agents of an episode as fully correlated (an upper bound)."""
     wins: int | None = None
     """Episodes that were won; None if the environment does not report wins."""
 
@@ -166,7 +166,7 @@ class Decision:
     outcome: str
     """Short form: "38 actors", or the groups as "agent_0+agent_2 agent_1"."""
     reason: str
-    """One sentence, with the numbers that mattered."""
+    """The reason in one sentence, with the relevant numbers."""
     inputs: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # Any: what JSON can hold
     """The inputs of the decision, and what the policy needs from it in later rounds: enough to decide again."""
 
@@ -191,8 +191,8 @@ class RoundRecord:
     evaluation: Returns | None
     """Returns of the greedy policies, if this round was evaluated."""
     metrics: Mapping[str, Mapping[str, float]]
-    """Per policy and joint critic: losses, KL, entropy, explained variance, gradient norms; curvature and noise where
-    a policy asked for them (see `marless.algos.base.UpdateOutput`).
+    """Per policy and joint critic: losses, KL, entropy, explained variance, gradient norms; curvature and noise if the
+    scaling or sharing policy needs them (see `marless.algos.base.UpdateOutput`).
     """
     invocations: tuple[InvocationRecord, ...]
     decisions: tuple[Decision, ...]

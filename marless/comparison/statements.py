@@ -102,7 +102,7 @@ def _costs(comparison: Comparison) -> Iterator[str]:
 
 
 def _less(ratio: Estimate) -> str:
-    """ "57 % less [54 % to 60 %]"."""
+    """A cost ratio as text: "57 % less [54 to 60 %]"."""
     word = "less" if ratio.mean <= 1 else "more"
     if ratio.low is None or ratio.high is None:
         return f"{_percent(ratio.mean)} {word}"

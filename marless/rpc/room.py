@@ -36,7 +36,7 @@ class Room:
         self._most_waiting = waiting
         self._aside_bytes = 0
         self._held: Counter[str] = Counter()
-        """Bytes by job; no job is in it that holds none."""
+        """Bytes by job; only jobs that hold bytes."""
         self._waiting: list[_Waiter] = []
 
     @property
