@@ -249,7 +249,7 @@ def summary_table(summary: dict[str, object]) -> Table:
     table.add_column()
     for name, label in _ROWS.items():
         value = summary.get(name)
-        text = "" if value is None else f"{value:,.2f}" if isinstance(value, float) else str(value)
+        text = _shown(value)
         table.add_row(label, text + _precision(summary, name))
     for name, label in (("win_rate", "greedy episodes won"), ("random_win_rate", "random policy won")):
         if (rate := summary.get(name)) is not None:
@@ -257,6 +257,17 @@ def summary_table(summary: dict[str, object]) -> Table:
     table.add_row("cost", cost(summary))
     table.add_row("run folder", str(summary.get("run_dir", "")))
     return table
+
+
+def _shown(value: object) -> str:
+    match value:
+        case None:
+            return ""
+        case float():
+            return f"{value:,.2f}"
+        case int():
+            return f"{value:,}"
+    return str(value)
 
 
 def _precision(summary: dict[str, object], name: str) -> str:

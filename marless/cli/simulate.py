@@ -14,8 +14,9 @@ from marless.cli.recorded import RecordedArgument, find
 from marless.cli.working import Working
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from marless.cli.job_table import Column
     from marless.pricing.charges import Accounting
     from marless.record import Returns, RoundRecord
     from marless.replay.simulate import Replay, Step
@@ -141,35 +142,45 @@ def _mean(returns: Returns | None) -> float | None:
 
 
 def _show(done: Replay) -> None:
-    from rich.table import Table
-
-    from marless.replay.cluster import total
+    from marless.cli.job_table import fitted
 
     spec = done.spec
     policies = f"scaling {spec.scaling.name}, sharing {spec.sharing.name}"
-    screen, table = console(), Table(box=None, pad_edge=False)
+    screen = console()
     screen.print(
         f"{done.job}, replayed: {policies}; seconds and USD modelled, {done.slots} slots; return as recorded\n"
     )
-    won = any(step.replayed.returns and step.replayed.returns.wins is not None for step in done.steps)
-    costs = (f"{each} USD" for each in ACCOUNTINGS)
-    for name in ("round", "actors", "policies", "seconds", *costs, "return", *(["won"] if won else [])):
-        table.add_column(name, justify="right")
-    for step in done.steps:
-        before, after = step.recorded, step.replayed
-        table.add_row(
-            str(after.round + 1),
-            _changed(after.actors, before.actors),
-            _changed(len(after.groups), len(before.groups)),
-            f"{total(step.replayed_s):.3f}",
-            *(f"{step.replayed_usd[each]:.7f}" for each in ACCOUNTINGS),
-            f"{after.returns.mean:.2f}" if after.returns else "",
-            *([percent(after.returns.win_rate if after.returns else None)] if won else []),
-        )
-    screen.print(table)
+    screen.print(fitted(_columns(done.steps), screen.width))
     screen.print()
     _show_totals(done)
     _say(done)
+
+
+def _columns(steps: Sequence[Step]) -> list[Column]:
+    from marless.cli.job_table import Column
+    from marless.replay.cluster import total
+
+    def column(title: str, of: Callable[[Step], str], goes: int = 0) -> Column:
+        return Column(title=title, cells=[of(step) for step in steps], right=True, goes=goes)
+
+    won = any(step.replayed.returns and step.replayed.returns.wins is not None for step in steps)
+    return [
+        column("round", lambda step: str(step.replayed.round + 1)),
+        column("actors", lambda step: _changed(step.replayed.actors, step.recorded.actors)),
+        column("policies", lambda step: _changed(len(step.replayed.groups), len(step.recorded.groups))),
+        column("seconds", lambda step: f"{total(step.replayed_s):.3f}", 1),
+        *(column(f"{each} USD", _cost_in(each)) for each in ACCOUNTINGS),
+        column("return", lambda step: f"{step.replayed.returns.mean:.2f}" if step.replayed.returns else "", 2),
+        *(
+            [column("won", lambda step: percent(step.replayed.returns.win_rate if step.replayed.returns else None))]
+            if won
+            else []
+        ),
+    ]
+
+
+def _cost_in(accounting: Accounting) -> Callable[[Step], str]:
+    return lambda step: f"{step.replayed_usd[accounting]:.7f}"
 
 
 def _changed(now: int, recorded: int) -> str:
@@ -184,7 +195,7 @@ def _show_totals(done: Replay) -> None:
     table.add_column(f"{len(done.steps)} rounds", no_wrap=True)
     for name in ("recorded, measured", "recorded, modelled", "replayed, modelled"):
         table.add_column(name, justify="right")
-    table.add_row("seconds of all phases", *(f"{each['seconds']:.2f}" for each in (measured, before, after)))
+    table.add_row("seconds, all phases", *(f"{each['seconds']:.2f}" for each in (measured, before, after)))
     for each in ACCOUNTINGS:
         table.add_row(f"{each} USD", *(_money(column["usd"].get(each)) for column in (measured, before, after)))
     for key, name in (("actors", "actors invoked"), ("updates", "policies updated"), ("env_steps", "env steps")):

@@ -51,7 +51,9 @@ def show_planned(runs: Sequence[SweepRun], output: Output) -> None:
     match output:
         case Output.table:
             shown = console()
-            columns = [Column(title=name, cells=[f"{row[name]}" for row in rows]) for name in rows[0]]
+            columns = [
+                Column(title=name, cells=[f"{row[name]}" for row in rows], right=name == "seed") for name in rows[0]
+            ]
             shown.print(fitted([each for each in columns if any(each.cells)], shown.width))
         case Output.name | Output.jsonl:
             for row in rows:

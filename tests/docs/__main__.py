@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 from pathlib import Path
 
@@ -31,6 +32,8 @@ def write(page: str) -> None:
                 added += text.count("\n") - before
         finally:
             workplace.close()
+    if (ROOT / page).read_text("utf-8") != text_of(page):
+        sys.exit(f"{page} has been changed meanwhile: nothing was written")
     (ROOT / page).write_text(text, "utf-8")
 
 

@@ -12,14 +12,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 ROOT = Path(__file__).parents[2]
-LATER = {f"docs/{name}.md" for name in ("client", "cost", "faults", "operating")}
-PAGES = (
-    "README.md",
-    "CONTRIBUTING.md",
-    *sorted(
-        str(each.relative_to(ROOT)) for each in ROOT.glob("docs/**/*.md") if str(each.relative_to(ROOT)) not in LATER
-    ),
-)
+PAGES = ("README.md", "CONTRIBUTING.md", *sorted(str(each.relative_to(ROOT)) for each in ROOT.glob("docs/**/*.md")))
 PROGRAMS = ("marless", "make", "python", "pip", "pytest")
 """What a sentence shows is a command if it begins with one of these and a space."""
 
@@ -46,8 +39,9 @@ class Block:
         return f"{self.page}:{self.line}"
 
 
+@cache
 def text_of(page: str) -> str:
-    """A page as it is."""
+    """A page as it was when it was first asked for."""
     return (ROOT / page).read_text("utf-8")
 
 

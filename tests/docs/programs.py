@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,12 @@ def install(page: str, place: Path) -> None:
     for path, text in files(page).items():
         (place / path).parent.mkdir(parents=True, exist_ok=True)
         (place / path).write_text(text, "utf-8")
-    [block] = blocks(page, "toml")
-    [(group, names)] = tomllib.loads(block.text)["project"]["entry-points"].items()
+    for block in blocks(page, "toml"):
+        _install(tomllib.loads(block.text)["project"]["entry-points"], place)
+
+
+def _install(entries: Mapping[str, Mapping[str, str]], place: Path) -> None:
+    [(group, names)] = entries.items()
     info = place / "my_package-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my_package\nVersion: 1\n", "utf-8")

@@ -9,6 +9,8 @@ NOT_RUN = {
     "make ": "they take minutes, or are what runs this test",
     "marless compare ": "comparisons over seeds take hours; tests/e2e/test_compare.py runs a small one",
     "python -m bench.": "benchmarks take minutes to hours; tests/unit/bench runs their parts",
+    "python -m tests.faults ": "it takes minutes; tests/faults runs its parts",
+    "pytest tests/faults": "they are tests already",
 }
 """Beginnings of commands that are only checked: the make target is there, the program can read the options."""
 
@@ -40,12 +42,43 @@ class Treatment:
 
 
 _SPREAD = "marless submit examples/spread.yaml --job spread --if-exists use --wait"
+_EMPTY = ("marless list -o name | xargs -r marless delete", "rm -rf here")
 _BY_ROUNDS = "--set stop.env_steps=null"
 _RECORD = "marless train examples/spread6.yaml --set actors.count=16 --set actors.envs=8 --set algorithm.lr=0.002"
 
 TREATMENTS: Mapping[str, Treatment] = {
     "README.md": Treatment(shortened={"--job spread": "--job spread --if-exists replace"}),
     "docs/policies.md": Treatment(before=(_SPREAD,), shortened={"--episodes 1000": "--episodes 10"}),
+    "docs/client.md": Treatment(shortened={"stop.rounds=40": "stop.rounds=2"}),
+    "docs/tour.md": Treatment(
+        before=(*_EMPTY, "marless down"),
+        shortened={f"stop.env_steps={n}": "stop.rounds=null --set stop.env_steps=400" for n in ("1e5", "2e5", "4e5")},
+        slow=True,
+    ),
+    "docs/cost.md": Treatment(
+        before=(
+            f"marless train examples/spread6.yaml --job spread6-demo {_BY_ROUNDS} --set stop.rounds=60 "
+            "--set actors.count=8 --set actors.envs=20 --set evaluation.every=0",
+            "cp runs/spread6-demo/spec.yaml spread6-demo.yaml",
+            "mkdir empty",
+        ),
+        named={"JOB.yaml": "spread6-demo.yaml", "JOB": "spread6-demo", "[--from RUN]": "--from spread6-demo"},
+        shortened={"stop.rounds=60": "stop.rounds=4"},
+        given=(
+            "from pathlib import Path; from marless import round_file, spec; folder = Path('runs/spread6-demo'); "
+            "records, spec = list(round_file.read(folder / 'rounds.jsonl')), spec.load(folder / 'spec.yaml')"
+        ),
+        slow=True,
+    ),
+    "docs/operating.md": Treatment(
+        before=(*_EMPTY, "marless down"),
+        shortened={
+            "sleep 4": "sleep 1",
+            "stop.rounds=120": "stop.rounds=120 --set stop.env_steps=1e6",
+            "stop.env_steps=5e6": "stop.rounds=100000",
+        },
+        slow=True,
+    ),
     "docs/explain.md": Treatment(
         before=(
             f"marless train examples/spread.yaml --job four {_BY_ROUNDS} --set stop.rounds=24 "

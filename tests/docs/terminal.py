@@ -14,10 +14,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 COLUMNS, ROWS = 80, 200
+_TAB = 8
 DEEPER = "  "
 """Before what is left of a long line."""
 _CONTROL = re.compile(r"\x1b\[([?\d;]*)([A-Za-z])")
-_BAR = "━"
+BAR, _TRAINING = "━", "return "
+"""What bars have; and those that show how a job trains, of which one is worth showing."""
 
 
 class Screen:
@@ -26,8 +28,8 @@ class Screen:
     def __init__(self) -> None:
         self._lines = [""]
         self._row = self._column = 0
-        self.last_bar = ""
-        """The bar as it was before it was erased for good."""
+        self._bars: list[tuple[int, str]] = []
+        """What was erased of bars, and where."""
 
     def write(self, text: str) -> None:
         """Show what a command prints."""
@@ -41,8 +43,12 @@ class Screen:
                 place += 1
 
     def text(self) -> str:
-        """What is there now."""
-        return "\n".join(_wrapped(line.rstrip()) for line in self._lines).strip("\n")
+        """What is there now, and a bar of training as it was half-way, which is gone by now."""
+        lines = list(self._lines)
+        if self._bars:
+            row, bar = self._bars[len(self._bars) // 2]
+            lines.insert(row, bar)
+        return "\n".join(_wrapped(line.rstrip()) for line in lines).strip("\n")
 
     def _put(self, character: str) -> None:
         if character == "\r":
@@ -50,7 +56,9 @@ class Screen:
         elif character == "\n":
             self._row, self._column = self._row + 1, 0
             self._lines += [""] * (self._row + 1 - len(self._lines))
-        if character not in "\r\n":
+        elif character == "\t":
+            self._column += _TAB - self._column % _TAB
+        else:
             line = self._lines[self._row].ljust(self._column)
             self._lines[self._row] = line[: self._column] + character + line[self._column + 1 :]
             self._column += 1
@@ -60,7 +68,8 @@ class Screen:
             self._row = max(self._row - int(parameters or 1), 0)
         elif letter == "K":
             line = self._lines[self._row]
-            self.last_bar = line.rstrip() if _BAR in line else self.last_bar
+            if BAR in line and _TRAINING in line:
+                self._bars.append((self._row, line))
             self._lines[self._row] = line[: self._column] if parameters in ("", "0") else ""
 
 

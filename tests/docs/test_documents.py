@@ -11,10 +11,12 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from marless.round_file import read
+from services.param_store.redis_users import RULES, STORE
 from tests.docs import commands, programs, transcripts, yaml_blocks
 from tests.docs.blocks import PAGES, ROOT, Block, blocks, mentioned, text_of
 from tests.docs.tables import NOT_RUN, TREATMENTS
@@ -22,7 +24,8 @@ from tests.docs.workplace import Workplace, only_checked, to_run, treatment
 
 KINDS = {"python", "sh", "console", "yaml", "toml", "text"}
 TEXTS = {("README.md", "marless"), ("docs/architecture.md", "Architecture"), ("docs/architecture.md", "Folders")} | {
-    ("docs/scaling.md", "`marless` (Wei et al. 2025)")  # a formula
+    ("docs/scaling.md", "`marless` (Wei et al. 2025)"),  # a formula
+    ("docs/operating.md", "The parameter store"),
 }
 
 
@@ -30,7 +33,12 @@ def of_kind(*kinds: str) -> list[Block]:
     return [block for page in PAGES for block in blocks(page, *kinds)]
 
 
-TYPED = sorted({block.page for block in of_kind("sh", "console") if to_run(block)}, key=list(PAGES).index)
+LAST = "docs/operating.md"
+"""Leaves a stack that was killed, and a job that goes on at the next `marless up`."""
+TYPED = sorted(
+    {block.page for block in of_kind("sh", "console") if to_run(block)},
+    key=lambda page: (page == LAST, PAGES.index(page)),
+)
 
 
 def test_every_block_is_found_and_of_a_known_kind():
@@ -82,8 +90,16 @@ def readers_algorithm_was_trained(place: Path, _names: Mapping[str, object]) -> 
     assert last.metrics["agent_0"]["grad_norm"] > 0
 
 
-CHECKS: Mapping[str, Callable[[Path, Mapping[str, object]], None]] = {
-    "docs/extending/algorithm.md": readers_algorithm_was_trained
+def client_has_what_it_asked_for(place: Path, names: Mapping[str, Any]) -> None:  # Any: what the page defines
+    assert names["rounds"] == [0, 1]
+    assert [job.state for job in names["jobs"]] == ["SUCCEEDED"] * 3
+    assert (place / "seed-1/rounds.jsonl").read_text("utf-8").count("\n") == 8
+    assert "rounds.jsonl" in [file.path for file in names["files"]]
+
+
+CHECKS: Mapping[str, Callable[[Path, Mapping[str, Any]], None]] = {
+    "docs/client.md": client_has_what_it_asked_for,
+    "docs/extending/algorithm.md": readers_algorithm_was_trained,
 }
 """What else is true after the commands of a page."""
 
@@ -127,6 +143,11 @@ def test_pictures_name_what_is_there():
     for block in of_kind("text"):
         services = set(re.findall(r"\b(?:coordinator|\w+_pool|\w+_store)\b", block.text))
         assert all((ROOT / "services" / service).is_dir() for service in services)
+
+
+def test_the_redis_user_has_the_rights_that_the_store_needs():
+    [block] = blocks("docs/operating.md", "text")
+    assert block.text == f"user marless on >PASSWORD {RULES[STORE]}\n"
 
 
 def test_the_list_of_folders_is_true():

@@ -8,17 +8,17 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from tests.docs.blocks import Block
-from tests.docs.terminal import DEEPER
+from tests.docs.terminal import BAR, DEEPER
 
 PROMPT, MORE = "$ ", "..."
 _MASKS = (
     (r"\d{4}-\d\d-\d\dT[\d:.]+Z?|\d{4}-\d\d-\d\d [\d:]+", "#"),
+    (r"unix:\S+", "#"),
     (r"(?<=[-/])(?=[a-f]*\d)[0-9a-f]{8}(?=[/. ]|$)|\d{8}-\d{6}", "#"),
     (r"[-+−]?\d[\d,.]*(?:e[-+]?\d+)?", "#"),
     (r"(#)(?:[:–]#)+", "#"),
     (r"# \(was #\)", "#"),
     (r"# (?:B|kB|MB|GB)\b", "# B"),
-    (r"━+[╸╺]?|╸|╺", "━"),
     (r"\s+", " "),
 )
 
@@ -86,12 +86,13 @@ def rewritten(page: str, block: Block, outputs: Sequence[Sequence[str]], added: 
 
 
 def _whole(lines: Sequence[str]) -> list[str]:
-    """Lines, with sentences that a terminal has parted in one piece: where they are parted depends on the numbers."""
+    """Lines without bars, and with sentences that a terminal has parted in one piece: both depend on the numbers."""
     found: list[str] = []
     for line in lines:
-        if found and line.startswith(DEEPER) and found[-1].startswith("marless: "):
+        deeper = line.startswith(DEEPER) and not line[len(DEEPER) :].startswith(" ")
+        if found and deeper and found[-1].startswith("marless: "):
             found[-1] += f" {line.strip()}"
-        else:
+        elif BAR not in line:
             found.append(line)
     return found
 

@@ -17,6 +17,8 @@ from tests.docs import commands, programs, tables, terminal, transcripts
 from tests.docs.blocks import ROOT, Block, files
 
 NEXT = "-- next --"
+HOME, USER = "/home/me/teams", 1000
+"""What transcripts show in place of this directory, and of the user's number in the paths of sockets."""
 READERS_JOBS = {"job.yaml": "spread.yaml", "spread.yaml": "spread.yaml", "spread6.yaml": "spread6.yaml"}
 """Job files that pages take for the reader's own → the example that each is here."""
 
@@ -60,18 +62,14 @@ class Workplace:
         script = self.path / "tmp" / "typed.sh"
         script.write_text("".join(f"{command}\necho '{NEXT}'\n" for command in typed), "utf-8")
         *seen, _ = terminal.shown(script, self.path, self._environment, NEXT)
-        return [text.splitlines() for text in seen]
+        return [_anywhere(text, self.path).splitlines() for text in seen]
 
     @property
     def _environment(self) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("MARLESS_")}
         programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        own = {
-            "TMPDIR": f"{self.path}/tmp",
-            "MARLESS_SPOOL": f"{self.path}/spool",
-            "PYTHONPATH": f"{self.path}",
-            "OMP_NUM_THREADS": "1",
-        }
+        own = {"MARLESS_SPOOL": f"{self.path}/spool", "PYTHONPATH": f"{self.path}", "OMP_NUM_THREADS": "1"}
+        own |= {"TMPDIR": f"{self.path}/tmp"} if self.small else {}
         return kept | own | {"PATH": programs, "TERM": "xterm", "NO_COLOR": "1", "COLUMNS": f"{terminal.COLUMNS}"}
 
     def _write(self, path: Path, job: str) -> None:
@@ -98,6 +96,10 @@ class Workplace:
         for old, new in changes.items():
             command = re.sub(rf"(?<![\w.-]){re.escape(old)}(?![\w.-])", lambda _, new=new: new, command)
         return command
+
+
+def _anywhere(text: str, place: Path) -> str:
+    return text.replace(f"{place}", HOME).replace(f"/marless-{os.getuid()}/", f"/marless-{USER}/")
 
 
 def treatment(page: str) -> tables.Treatment:

@@ -1,18 +1,14 @@
 """Jobs that can be left alone, as a user meets them: services that are killed, and commands that do not notice."""
 
 import json
-import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
-import typer
 import yaml
 
-from marless.cli.main import app
 from tests.e2e.test_train import JOB
 from tests.e2e.test_up import Place
 
@@ -119,21 +115,3 @@ def test_a_job_that_cannot_work_is_refused_with_its_file_and_a_failed_one_with_i
     code, out, said = running.type("submit", "job.yaml", "--set", "learner.device=cuda:7", "--wait", "-o", "json")
     assert (code, json.loads(out)["state"]) == (100, "FAILED")
     assert "failed: " in said and "`marless logs tiny-" in said
-
-
-def test_the_page_on_the_client_does_what_it_says(running, monkeypatch):
-    """Its programs, in order, in a directory with a job file; and every verb and option that it names exists."""
-    page = (Path(__file__).parents[2] / "docs/client.md").read_text(encoding="utf-8")
-    monkeypatch.chdir(running.path)
-    (running.path / "job.yaml").write_text(yaml.safe_dump(JOB | {"stop": {"rounds": 4}}))
-    names: dict[str, Any] = {}
-    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
-        exec(block, names)
-    assert names["rounds"] == [0, 1, 2, 3]
-    assert [job.state for job in names["jobs"]] == ["SUCCEEDED"] * 3
-    assert (running.path / "seed-1" / "rounds.jsonl").read_text().count("\n") == 8
-    assert "rounds.jsonl" in [file.path for file in names["files"]]
-    verbs = typer.main.get_command(app).commands
-    for verb, text in re.findall(r"^\| `(\w+)[^|]*\| (.*) \|$", page, re.MULTILINE):
-        options = {option for parameter in verbs[verb].params for option in parameter.opts}
-        assert set(re.findall(r"`(--?[a-z-]+)", text)) <= options, verb
