@@ -44,7 +44,7 @@ def read(path: Path, first: int = 0) -> Iterator[RoundRecord]:
             try:
                 record = from_json(line.decode())
             except ValueError:
-                raise CorruptError(f"{path}, line {number + 1}: this is no round record") from None
+                raise CorruptError(f"{path}, line {number + 1}: this is not a round record") from None
             yield record
 
 
@@ -59,7 +59,7 @@ def parse(path: Path, line: bytes) -> RoundRecord:
     try:
         return from_json(line.decode())
     except ValueError:
-        raise CorruptError(f"{path}: a line is no round record: {line[:80]!r}") from None
+        raise CorruptError(f"{path}: a line is not a round record: {line[:80]!r}") from None
 
 
 def may_be_evaluated(line: bytes) -> bool:

@@ -268,7 +268,7 @@ class JobSpec(Strict):
     @model_validator(mode="after")
     def _each_sink_once(self) -> JobSpec:
         if twice := {sink.name for sink in self.sinks if [other.name for other in self.sinks].count(sink.name) > 1}:
-            raise ValueError(f"sinks: {', '.join(sorted(twice))} is there twice; a job writes to each sink once")
+            raise ValueError(f"sinks: {', '.join(sorted(twice))} is given twice; a job writes to each sink once")
         return self
 
     def to_json(self) -> str:

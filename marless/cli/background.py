@@ -68,10 +68,7 @@ class Settings:
             return
         host, _, port = self.listen.rpartition(":")
         if host in _ANY or not port.isdecimal() or not 0 < int(port) < 2**16:
-            raise SpecError(
-                f"--listen {self.listen}: give the host:port that clients are to use, with a port of its own, e.g. "
-                "127.0.0.1:7070"
-            )
+            raise SpecError(f"--listen {self.listen}: give the host and a fixed port for clients, e.g. 127.0.0.1:7070")
         given = {name: os.environ.get(f"MARLESS_{name.upper()}", "") for name in ("tls_cert", "tls_key", "tls_ca")}
         Security.of_process(Role.SERVICE, os.environ.get("MARLESS_TOKENS", ""), **given).server_credentials(self.listen)
         Security.of_client().channel_credentials(self.listen)
@@ -168,7 +165,7 @@ def up(settings: Settings) -> tuple[Standing, bool]:
         if ended and folder.supervisor() is None:
             raise UnavailableError(f"{folder.gave_up() or 'the supervisor ended'} (log: {folder.log.path})")
         time.sleep(_POLL_S)
-    raise UnavailableError(f"the services do not serve after {START_S:g} s; see {folder.logs}, and `marless doctor`")
+    raise UnavailableError(f"the services were not ready after {START_S:g} s; see {folder.logs}, and `marless doctor`")
 
 
 def down(runs: Path) -> bool:

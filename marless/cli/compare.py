@@ -51,14 +51,14 @@ def compare(  # noqa: PLR0913, PLR0917  # a command has as many parameters as op
         str,
         typer.Option(
             metavar="A,B,…",
-            help="Ways to run it, of marless or of a file as FILE.yaml:NAME.",
+            help="Presets to compare: of marless, or of a file as FILE.yaml:NAME.",
             autocompletion=completion.presets,
         ),
     ] = ALL,
     seeds: Annotated[
         int,
         typer.Option(
-            parser=positive, metavar="N", help="Runs of each, with equal seeds: the job's and those after it."
+            parser=positive, metavar="N", help="Runs per preset, with equal seeds: the job's and the next ones."
         ),
     ] = 5,
     rounds: Annotated[
@@ -66,18 +66,20 @@ def compare(  # noqa: PLR0913, PLR0917  # a command has as many parameters as op
     ] = None,
     override: OverrideOption = [],  # noqa: B006  # typer's way
     slots: Annotated[
-        int, typer.Option(parser=positive, metavar="N", help="vCPUs that the modelled wall-clock is for.")
+        int, typer.Option(parser=positive, metavar="N", help="vCPUs of the cluster whose wall-clock time is modelled.")
     ] = 64,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Keeps runs, table and picture; default: <runs>/compare-<job>.")
+        Path | None, typer.Option(metavar="DIR", help="For runs, table and picture; default: <runs>/compare-<job>.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on in --out; finished runs are not repeated.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue in --out; finished runs are not repeated.")
+    ] = False,
     document: Annotated[
-        Path | None, typer.Option(metavar="FILE.md", help="Fill the block that bears the job's name there.")
+        Path | None, typer.Option(metavar="FILE.md", help="Replace the block with the job's name in this document.")
     ] = None,
     output: OutputOption = Output.table,
 ) -> None:
-    """Run a job under several presets and seeds; set return, cost and time side by side.
+    """Run a job with several presets and seeds; compare return, cost and time.
 
     Presets are paired by seed; intervals are 95 % Student t. Runs that train identically are made once. Each runs here,
     one after the other; with --coordinator, that one runs them.
@@ -99,7 +101,7 @@ def compare(  # noqa: PLR0913, PLR0917  # a command has as many parameters as op
     with Working("checking the runs"):
         runs = _planned(asked)
     if not resume and asked.folder.exists() and any(asked.folder.iterdir()):
-        raise SpecError(f"{asked.folder} holds something already; --resume goes on with it, or choose another --out")
+        raise SpecError(f"{asked.folder} is not empty; continue it with --resume, or choose another --out")
     _make(asked, runs, at)
     with Working("comparing"):
         comparison = _compared(asked, runs)
@@ -141,12 +143,12 @@ def _make(asked: _Asked, runs: Sequence[Run], at: Connection) -> None:
     place = Place((asked.folder / "runs").resolve())
     missing = [run for run in runs if not place.finished(run)]
     if len(missing) < len(runs):
-        say(f"{len(runs) - len(missing)} of {len(runs)} runs are there already")
+        say(f"{len(runs) - len(missing)} of {len(runs)} runs exist already")
     try:
         with ExitStack() as held:
             client = held.enter_context(at.client()) if at.coordinator and missing else None
             if client:
-                say("note: runs share that coordinator's workers: who comes first finds them cold, and pays for it")
+                say("note: runs share this coordinator's workers: the first run is charged for their start")
             for run in missing:
                 number = f"{runs.index(run) + 1} of {len(runs)}"
                 if client:
@@ -169,7 +171,7 @@ def _interrupted(what: str, asked: _Asked) -> NoReturn:
 
 
 def _how_to_go_on(asked: _Asked) -> str:
-    return f"the same command with --resume --out {asked.folder} goes on"
+    return f"the same command with --resume --out {asked.folder} continues"
 
 
 def _compared(asked: _Asked, runs: Sequence[Run]) -> Comparison:

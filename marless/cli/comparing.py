@@ -45,7 +45,7 @@ class Place:
         """Read a finished run with its records; raises NotFoundError if it no longer exists."""
         found = self._found(run, records=True)
         if found is None:
-            raise NotFoundError(f"{self.runs / run.id} is not there any more; --resume makes that run again")
+            raise NotFoundError(f"{self.runs / run.id} no longer exists; --resume repeats that run")
         return found
 
     def _found(self, run: Run, *, records: bool) -> Recorded | None:
@@ -95,7 +95,7 @@ def check_same(run: Run, found: JobSpec, where: str) -> None:
     differing = sorted(name for name in wanted.keys() | there.keys() if wanted.get(name) != there.get(name))
     if differing:
         raise SpecError(
-            f"{where} was run with other settings than now asked for ({', '.join(differing)}); choose another --out, "
+            f"{where} was run with other settings ({', '.join(differing)}); choose another --out, "
             "or another name for the job"
         )
 

@@ -20,14 +20,15 @@ if TYPE_CHECKING:
     from marless.pricing.prices import Prices
 
 PricesOption = Annotated[
-    Path | None, typer.Option("--prices", metavar="FILE", help="Prices in place of ours; default: the job's.")
+    Path | None,
+    typer.Option("--prices", metavar="FILE", help="Price file that overrides the price list; default: the job's."),
 ]
 
 
 def cost(
     at: Connection,
     job: RecordedArgument,
-    by: Annotated[Literal["kind", "round", "group"], typer.Option(help="What a line of the table is.")] = "kind",
+    by: Annotated[Literal["kind", "round", "group"], typer.Option(help="What each line of the table shows.")] = "kind",
     accounting: Annotated[
         list[str], typer.Option(metavar="NAME", help="paper, billed or serverful; default: all three.")
     ] = [],  # noqa: B006  # typer's way
@@ -36,7 +37,7 @@ def cost(
 ) -> None:
     """Show what a job has cost, while it runs or afterwards: by function, by round, or by group of agents.
 
-    paper: work alone, by the millisecond; billed: all that a provider charges; serverful: a machine for the whole run.
+    paper: execution and starts only; billed: all that a provider charges; serverful: a machine for the whole run.
     """
     from marless.pricing import prices as tables
     from marless.pricing.bill import bill

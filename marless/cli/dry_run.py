@@ -71,11 +71,11 @@ def _given(run: str, spec: JobSpec, at: Connection) -> Recorded:
     if not same_shape(found.spec, spec):
         other = [name for name in SHAPE if getattr(found.spec, name) != getattr(spec, name)]
         raise SpecError(
-            f"--from {run}: that job's {', '.join(other)} differ from this one's, so it says nothing of its rounds; "
-            "leave --from out for a calibration, or replay it with `marless simulate`"
+            f"--from {run}: that job's {', '.join(other)} differ from this job's, so its rounds predict nothing here; "
+            "omit --from for a calibration, or simulate that job with `marless simulate`"
         )
     if not found.records:
-        raise SpecError(f"--from {run}: that job has no round yet")
+        raise SpecError(f"--from {run}: that job has no recorded round yet; omit --from for a calibration")
     return found
 
 
@@ -99,8 +99,8 @@ def _from_run(found: Recorded, spec: JobSpec, table: Prices) -> _Basis:
     from marless.pricing.estimate import courses_of_run
 
     sentences = [
-        f"from the {len(found.records)} recorded rounds of {found.job}, billed anew; the range is that of its thirds",
-        "assumed: this job's rounds take as long, and decide alike",
+        f"from the {len(found.records)} recorded rounds of {found.job}, billed again; the range is that of its thirds",
+        "assumed: rounds of this job take as long, with the same decisions",
     ]
     return _Basis(courses_of_run(found.records, spec, table), sentences, found.job)
 
@@ -110,7 +110,7 @@ def _from_calibration(job: Job, table: Prices) -> _Basis:
     from marless.pricing.estimate import course, minimum_s
 
     spec = job.spec
-    say("no recorded run is alike: measuring one actor and two updates of this job here …")
+    say("no recorded run has these settings: measuring one actor and two updates of this job here …")
     with Working("measuring"):
         found = _calibrated(spec)
     work = invented.work_of(found, job)
@@ -162,7 +162,7 @@ def _calibrated(spec: JobSpec) -> Calibration:
         env=environment.inherited(os.environ) | environment.learner(1),
     )
     if done.returncode:
-        said = done.stderr.strip().splitlines() or ["without a word"]
+        said = done.stderr.strip().splitlines() or ["no message"]
         raise InternalError(f"the calibration failed: {said[-1]}")
     return from_text(done.stdout)
 
@@ -170,18 +170,20 @@ def _calibrated(spec: JobSpec) -> Calibration:
 def _assumptions(found: Calibration, job: Job, slots: int) -> list[str]:
     spec = job.spec
     sentences = [
-        f"calibrated here: an actor takes {min(found.actor_s):.3f} s"
+        f"calibrated on this machine: an actor takes {min(found.actor_s):.3f} s"
         + (
             f", an update {sum(each.seconds for each in found.updates[0]):.3f} s of one vCPU"
             if found.updates
-            else "; there is no torch here, so updates are guessed from their samples, at the pace of docs/cost.md"
+            else "; torch is not installed, so the time of updates is computed from their number of samples"
         ),
-        f"assumed: {slots} vCPUs work on this job, as here; times may be {1 - LOWER:.0%} less or {UPPER - 1:.0%} more",
+        f"assumed: {slots} vCPUs, as on this machine; times may be {1 - LOWER:.0%} less or {UPPER - 1:.0%} more",
     ]
     if found.updates and found.samples_share < 1:
         sentences.append(f"updates were measured on {found.samples_share:.1%} of a round's samples, and extrapolated")
     if spec.scaling.name != "fixed" or spec.sharing.name != "fixed":
-        sentences.append("likely and high: all actors, and a learner per policy; low: as few as policies may decide")
+        sentences.append(
+            "likely and high: all actors, and a learner per policy; low: as few as the policies may choose"
+        )
     return sentences
 
 
@@ -210,8 +212,8 @@ def _ending(found: Estimate, spec: JobSpec) -> str:
     from marless.pricing.estimate import PER_ROUNDS
 
     if not found.ends_by:
-        return f"when stop.return is reached cannot be foreseen: all figures are of {PER_ROUNDS} rounds"
-    return f"ends by {found.ends_by}; its cost counts as {spec.bill.accounting}; nothing was sent or started"
+        return f"when stop.return is reached cannot be estimated: all figures are for {PER_ROUNDS} rounds"
+    return f"ends by {found.ends_by}; its cost counts as {spec.bill.accounting}; nothing was submitted or started"
 
 
 def _table(found: Estimate) -> None:

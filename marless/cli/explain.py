@@ -35,7 +35,10 @@ def explain(
     round_: Annotated[
         int | None,
         typer.Option(
-            "--round", parser=positive, metavar="N", help="All that this round was decided from; the first is 1."
+            "--round",
+            parser=positive,
+            metavar="N",
+            help="Show the decisions of this round with all inputs; the first is 1.",
         ),
     ] = None,
     picture: Annotated[
@@ -43,12 +46,12 @@ def explain(
     ] = None,
     output: OutputOption = Output.table,
 ) -> None:
-    """Say why the number of actors, and who shares a learner, changed: rule, numbers, reason.
+    """Explain why the number of actors, and the groups of agents that share a learner, changed.
 
-    For people rounds count from 1, as `watch` has it; in data, as in the records, from 0.
+    The table counts rounds from 1, as `watch` does; JSON and YAML count from 0, as the records do.
     """
     if round_ is not None and output is Output.jsonl:
-        raise SpecError("--round shows one thing: -o table, json or yaml")
+        raise SpecError("--round shows a single round: give -o table, json or yaml")
     if picture:
         from marless.cli.picture import check
 

@@ -34,7 +34,7 @@ ALL = sys.maxsize
 LOOK_S = 2.0
 """Seconds between two polls while waiting for several jobs; the first running one is watched without delay."""
 _LOG_LINES = 20
-FollowOption = Annotated[bool, typer.Option("--follow", help="Show progress until it ends.")]
+FollowOption = Annotated[bool, typer.Option("--follow", help="Show progress until the job ends.")]
 Result = TypeVar("Result")
 
 
@@ -67,8 +67,8 @@ def list_(
     name: Annotated[
         str, typer.Option(metavar="PATTERN", help="Only jobs whose id contains this, or matches it: 'spread-*'.")
     ] = "",
-    sort: Annotated[Order, typer.Option(help="What comes first: the newest, the highest, or A.")] = Order.accepted,
-    reverse: Annotated[bool, typer.Option("--reverse", help="The other way round.")] = False,
+    sort: Annotated[Order, typer.Option(help="Sort by this: the newest, the highest, or A first.")] = Order.accepted,
+    reverse: Annotated[bool, typer.Option("--reverse", help="Reverse the order.")] = False,
     limit: Annotated[
         int | None, typer.Option(parser=positive, metavar="N", help="Only the first N, after sorting.")
     ] = None,
@@ -102,9 +102,11 @@ def watch(to: Connection, job: JobArgument, output: OutputOption = Output.table)
 def logs(
     to: Connection,
     job: JobArgument,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the job ends.")] = False,
     tail: Annotated[int, typer.Option(parser=whole, metavar="N", help="Only the last N lines; 0: all.")] = 0,
-    output: Annotated[Literal["table", "jsonl"], typer.Option("--output", "-o", help="jsonl: as written.")] = "table",
+    output: Annotated[
+        Literal["table", "jsonl"], typer.Option("--output", "-o", help="jsonl: the lines of the log file.")
+    ] = "table",
 ) -> None:
     """Print a job's log."""
     with to.client() as client, detachable(job):
@@ -118,7 +120,7 @@ def wait(
     timeout: Annotated[float | None, typer.Option(min=0, metavar="SECONDS", help="Give up after this long.")] = None,
     output: OutputOption = Output.table,
 ) -> None:
-    """Wait until all of these jobs have ended; the exit code tells how.
+    """Wait until all of these jobs have ended; the exit code says how.
 
     0: all have succeeded; 100: one has failed; 103: one was cancelled; 101: one has not ended within --timeout.
     """
@@ -132,7 +134,7 @@ def wait(
 
 
 def cancel(to: Connection, jobs: JobsArgument, output: OutputOption = Output.table) -> None:
-    """Ask jobs to stop: after their present round, or without it if it takes longer than 2 s."""
+    """Cancel jobs: each ends after its current round, which is abandoned if it takes longer than 2 s."""
 
     def cancelled(job: str) -> Job:
         found = client.cancel(job)
@@ -182,10 +184,11 @@ def download(
     to: Connection,
     job: JobArgument,
     target: Annotated[
-        Path | None, typer.Option("--to", metavar="DIR", help="Where to; default: a directory named as the job.")
+        Path | None,
+        typer.Option("--to", metavar="DIR", help="Target directory; default: one with the name of the job."),
     ] = None,
 ) -> None:
-    """Fetch a job's run folder; files that are here already are not fetched again."""
+    """Download a job's run folder; files that are up to date are not downloaded again."""
     folder = target or Path(job)
     with to.client() as client, Working(f"downloading {job}", "bytes") as working:
         brought = client.download(job, folder, told=working.told)
@@ -201,9 +204,7 @@ def stop_rules(overrides: list[str]) -> dict[str, Any] | None:  # Any: YAML
         if not separator or not key.removeprefix("stop."):
             raise SpecError(f"--set {override!r}: write a stop rule as stop.rounds=200")
         if not key.startswith("stop."):
-            raise SpecError(
-                f"--set {override!r}: only stop rules can change; submit a new job that starts from this one"
-            )
+            raise SpecError(f"--set {override!r}: only stop rules can change; submit a new job with start.checkpoint")
         try:
             rules[key.removeprefix("stop.")] = documents.yaml_of(value, key)
         except SpecError:
@@ -218,9 +219,9 @@ def detachable(*jobs: str) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         if len(jobs) == 1:
-            say(f"detached; the job goes on: `marless watch {jobs[0]}` shows it, `marless cancel {jobs[0]}` ends it")
+            say(f"detached; the job continues: `marless watch {jobs[0]}` shows it, `marless cancel {jobs[0]}` ends it")
         else:
-            say(f"detached; the jobs go on: `marless cancel {' '.join(jobs)}` ends them")
+            say(f"detached; the jobs continue: `marless cancel {' '.join(jobs)}` ends them")
         raise typer.Exit(exits.ExitCode.INTERRUPTED) from None
 
 
@@ -230,7 +231,7 @@ def wait_for(client: Client, job: str, timeout_s: float | None, output: Output) 
         [found] = ended(client, [client.get(job)], timeout_s)
     show_job(found, output)
     if not found.state.ended:
-        say(f"job {job} has not ended within {timeout_s:g} s; it goes on")
+        say(f"job {job} has not ended within {timeout_s:g} s; it continues")
     _end(client, found)
 
 
@@ -280,9 +281,9 @@ def end_all(jobs: Sequence[Job], timeout_s: float | None, *, deleted: bool) -> N
     """Exit with the code for the worst state of the jobs, and report those that did not succeed."""
     for job in jobs:
         if job.state == "FAILED":
-            say(f"job {job.job} failed: {job.reason}; `marless logs {job.job}` says more")
+            say(f"job {job.job} failed: {job.reason}; `marless logs {job.job}` shows more")
         elif not job.state.ended:
-            say(f"job {job.job} has not ended within {timeout_s:g} s; it goes on")
+            say(f"job {job.job} has not ended within {timeout_s:g} s; it continues")
     raise typer.Exit(exits.of_states([job.state for job in jobs]) or deleted * exits.ExitCode.NOT_FOUND)
 
 
@@ -368,5 +369,5 @@ def _end(client: Client, job: Job) -> NoReturn:
         tail = client.logs(job.job, tail=_LOG_LINES)
         if news := [line for line in tail if line.fields.get("level") == "error" and job.reason not in line.text]:
             say(f"its log: {log_line(news[-1], whole=False)}")
-        say(f"`marless logs {job.job}` says more")
+        say(f"`marless logs {job.job}` shows more")
     raise typer.Exit(exits.of_state(job.state))

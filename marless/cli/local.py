@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 def train(
     job_file: Annotated[Path | None, typer.Argument(metavar="JOB.yaml", help="The job to run.")] = None,
     override: Annotated[
-        list[str], typer.Option("--set", metavar="A.B=C", help="Override a field of the job; of --resume, stop rules.")
+        list[str],
+        typer.Option("--set", metavar="A.B=C", help="Override a field of the job; with --resume, a stop rule."),
     ] = [],  # noqa: B006  # typer's way
     output: OutputOption = Output.table,
     runs: RunsOption = RUNS,
@@ -49,12 +50,12 @@ def train(
 ) -> None:
     """Train on this machine: start the four services, run the job, stop them, print a summary.
 
-    With --dry-run, say what the job would take and cost instead.
+    With --dry-run, only estimate the duration and cost of the job.
     """
     if bool(job_file) == bool(resume):
         raise SpecError("give either a job file or --resume with a job's id")
     if resume and (dry_run or like):
-        raise SpecError("--dry-run estimates a job that is new: give its file")
+        raise SpecError("--dry-run estimates a new job: give a job file in place of --resume")
     at = Connection("", runs, "")
     if job_file and estimated(job_file, override, dry_run=dry_run, run=like, at=at, output=output):
         return
@@ -118,7 +119,7 @@ def _how_to_go_on(job: str, runs: Path) -> str:
 
     where = "" if runs == RUNS else f" --runs {runs}"
     known = any(each.job == job for each in unfinished(runs))
-    return f"; `marless train --resume {job}{where}` goes on" if known else ""
+    return f"; `marless train --resume {job}{where}` continues it" if known else ""
 
 
 def _report(outcome: Outcome, output: Output) -> None:
@@ -134,7 +135,7 @@ def _report(outcome: Outcome, output: Output) -> None:
     if job.state == "FAILED":
         say(f"job failed: {job.reason}")
     elif job.state == "CANCELLED":
-        say(f"`marless train --resume {job.job}` goes on")
+        say(f"`marless train --resume {job.job}` continues it")
     raise typer.Exit(exits.ExitCode.INTERRUPTED if outcome.interrupted else exits.of_state(job.state))
 
 

@@ -34,7 +34,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Serverless multi-agent RL: teams of agents trained by functions that start on demand, work, and go away.",
+    help="Train teams of agents with multi-agent RL, as serverless functions that start on demand and stop afterwards.",
 )
 HERE, JOBS, POLICIES = "On this machine", "Jobs of a coordinator", "Policies"
 
@@ -73,7 +73,9 @@ def _say_version(asked: bool) -> None:
 
 @app.callback()
 def _marless(
-    version: Annotated[bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say it.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     """A group of verbs; --version needs none."""
 

@@ -49,11 +49,11 @@ class Output(StrEnum):
     name = "name"
 
 
-JobFileArgument = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job to run; -: standard input.")]
-JobsArgument = Annotated[list[str], typer.Argument(metavar="JOB...", help="Ids of jobs.", autocompletion=job_ids)]
+JobFileArgument = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file; -: standard input.")]
+JobsArgument = Annotated[list[str], typer.Argument(metavar="JOB...", help="Job ids.", autocompletion=job_ids)]
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.", autocompletion=job_ids)]
 OverrideOption = Annotated[list[str], typer.Option("--set", metavar="A.B=C", help="Override a field of the job.")]
-OutputOption = Annotated[Output, typer.Option("--output", "-o", help="How to print the data.")]
+OutputOption = Annotated[Output, typer.Option("--output", "-o", help="Output format.")]
 RunsOption = Annotated[Path, typer.Option("--runs", envvar="MARLESS_RUNS", help="Directory of the run folders.")]
 CoordinatorOption = Annotated[
     str,
@@ -65,7 +65,13 @@ CoordinatorOption = Annotated[
     ),
 ]
 TlsCaOption = Annotated[
-    str, typer.Option("--tls-ca", envvar="MARLESS_TLS_CA", metavar="FILE", help="PEM file that a remote one needs.")
+    str,
+    typer.Option(
+        "--tls-ca",
+        envvar="MARLESS_TLS_CA",
+        metavar="FILE",
+        help="PEM file of the certificate authority, for a remote coordinator.",
+    ),
 ]
 
 

@@ -30,11 +30,11 @@ def plot(
     ],
     to: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.png", help="Or .svg, .pdf; default: the job's id.png, or curves.png of several."),
+        typer.Option(metavar="FILE.png", help="Or .svg, .pdf; default: JOB.png, or curves.png for several jobs."),
     ] = None,
     over: Annotated[Over, typer.Option(help="What the horizontal axis counts.")] = Over.env_steps,
 ) -> None:
-    """Draw the returns of one or several jobs, and what a random policy scores; prints the picture's name."""
+    """Draw the returns of one or several jobs and of the random policy; print the picture's path."""
     from marless.cli import picture
 
     sources = list(dict.fromkeys(jobs))

@@ -29,23 +29,26 @@ SourceArgument = Annotated[
     ),
 ]
 RoundOption = Annotated[
-    int | None, typer.Option("--round", parser=positive, metavar="N", help="After so many rounds; default: the newest.")
+    int | None,
+    typer.Option("--round", parser=positive, metavar="N", help="The checkpoint after this round; default: the newest."),
 ]
 
 
 def evaluate(  # noqa: PLR0913, PLR0917  # a command has as many parameters as options
     source: SourceArgument,
     round_: RoundOption = None,
-    episodes: Annotated[int, typer.Option(parser=positive, metavar="N", help="How many to play.")] = 100,
-    seed: Annotated[int, typer.Option(parser=whole, metavar="N", help="Of the episodes' starts, and of chance.")] = 0,
+    episodes: Annotated[int, typer.Option(parser=positive, metavar="N", help="Number of episodes.")] = 100,
+    seed: Annotated[
+        int, typer.Option(parser=whole, metavar="N", help="Seed of the episodes and of random actions.")
+    ] = 0,
     explore: Annotated[bool, typer.Option("--explore", help="Sample actions as in training; default: greedy.")] = False,
-    env: Annotated[str, typer.Option(help="Another environment than that of training.")] = "",
-    env_option: Annotated[list[str], typer.Option(metavar="NAME=VALUE", help="Set an option of it.")] = [],  # noqa: B006  # typer's way
-    render: Annotated[Path | None, typer.Option(metavar="FILE.gif", help="Film the episode of this seed.")] = None,
+    env: Annotated[str, typer.Option(help="Environment to play in; default: that of training.")] = "",
+    env_option: Annotated[list[str], typer.Option(metavar="NAME=VALUE", help="Set an option of the environment.")] = [],  # noqa: B006  # typer's way
+    render: Annotated[Path | None, typer.Option(metavar="FILE.gif", help="Film one episode, with this seed.")] = None,
     runs: RunsOption = RUNS,
     output: OutputOption = Output.table,
 ) -> None:
-    """Play trained policies here, beside chance; prints returns per agent, summed over an episode."""
+    """Evaluate trained policies on this machine, beside the random policy; print returns per agent and episode."""
     from marless.policies import evaluation, film
 
     options = _options(env_option)
@@ -72,12 +75,15 @@ def evaluate(  # noqa: PLR0913, PLR0917  # a command has as many parameters as o
 
 def export(
     source: SourceArgument,
-    to: Annotated[Path, typer.Option("--to", metavar="FILE", help="Where to write it.")],
-    policy: Annotated[str, typer.Option(help="Which one; needed if there are several.")] = "",
+    to: Annotated[Path, typer.Option("--to", metavar="FILE", help="The file to write.")],
+    policy: Annotated[str, typer.Option(help="The policy to export; needed if there are several.")] = "",
     round_: RoundOption = None,
     runs: RunsOption = RUNS,
 ) -> None:
-    """Write one policy to a file of its own, which `marless.load_policy` and `evaluate` read; prints its name."""
+    """Write one policy to a single file, which `marless.load_policy` reads; print its path.
+
+    `marless evaluate` can play the file if all agents of the environment share this policy.
+    """
     with _disk(), Working(f"exporting {source}"):
         team = _loaded(source, round_, runs)
         team.export(policy or _only(team, source), to)
@@ -99,7 +105,7 @@ def _loaded(source: str, round_: int | None, runs: Path) -> Team:
 def _only(team: Team, source: str) -> str:
     names = list(team.policies)
     if len(names) > 1:
-        raise SpecError(f"{source} holds {len(names)} policies: choose one with --policy: {', '.join(names)}")
+        raise SpecError(f"{source} holds {len(names)} policies; choose one with --policy: {', '.join(names)}")
     return names[0]
 
 

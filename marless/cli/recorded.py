@@ -56,7 +56,7 @@ def find(source: str, at: Connection) -> Recorded:
     except UnavailableError:
         raise NotFoundError(
             f"{source}: there is no such run folder here, no such job in {at.runs.resolve()}, and no coordinator "
-            "answers that could know it; start one with `marless up`, or name yours with --coordinator"
+            "answers; start one with `marless up`, or give its address with --coordinator"
         ) from None
 
 
@@ -80,7 +80,7 @@ def from_folder(folder: Path, *, records: bool = True) -> Recorded:
     try:
         spec, status = ((folder / name).read_text(encoding="utf-8") for name in ("spec.yaml", "job.json"))
     except OSError as error:
-        raise UnavailableError(f"{error.filename}: {error.strerror}; this is no whole run folder") from None
+        raise UnavailableError(f"{error.filename}: {error.strerror}; the run folder is incomplete") from None
     return _recorded(str(folder), spec, status, known)
 
 
@@ -95,7 +95,7 @@ def _asked(job: str, at: Connection) -> Recorded:
     try:
         records = tuple(from_json(line) for line in whole)
     except (ValueError, KeyError, TypeError):
-        raise CorruptError(f"rounds.jsonl of job {job}: a line is no round record") from None
+        raise CorruptError(f"rounds.jsonl of job {job}: a line is not a round record") from None
     return _recorded(f"job {job}", texts[0], texts[1], records)
 
 
@@ -116,4 +116,4 @@ def _recorded(source: str, spec: str, status: str, records: tuple[RoundRecord, .
             state=known["state"],
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise CorruptError(f"{source}: job.json or spec.yaml is none of a job") from None
+        raise CorruptError(f"{source}: job.json or spec.yaml is damaged") from None

@@ -33,17 +33,17 @@ def _scheduler() -> None:
 def train(  # noqa: PLR0913  # a command has as many parameters as options
     at: Connection,
     runs_: Annotated[
-        list[str], typer.Argument(metavar="[RUNS]...", help="Recorded jobs of this kind: job ids or run folders.")
+        list[str], typer.Argument(metavar="[RUNS]...", help="Recorded runs of the job: job ids or run folders.")
     ] = [],  # noqa: B006  # typer's way
     *,
-    spec: Annotated[Path, typer.Option("--spec", metavar="JOB.yaml", help="The job that it is for.")],
-    episodes: Annotated[int, typer.Option(parser=positive, metavar="N", help="Simulated runs to learn from.")] = 100,
-    out: Annotated[Path, typer.Option(help="Folder of the scheduler.")] = Path("scheduler"),
-    seed: Annotated[int, typer.Option(parser=whole, metavar="N", help="Of everything that chance does.")] = 0,
+    spec: Annotated[Path, typer.Option("--spec", metavar="JOB.yaml", help="The job file that the scheduler is for.")],
+    episodes: Annotated[int, typer.Option(parser=positive, metavar="N", help="Number of simulated runs.")] = 100,
+    out: Annotated[Path, typer.Option(help="Folder to write it to.")] = Path("scheduler"),
+    seed: Annotated[int, typer.Option(parser=whole, metavar="N", help="Seed of the simulation and training.")] = 0,
     target: Annotated[
-        float | None, typer.Option(help="J, the return to reach; default: stop.return, else 95 % of the recorded rise.")
+        float | None, typer.Option(help="Return to reach, J; default: stop.return, else 95 % of the recorded gain.")
     ] = None,
-    beta: Annotated[float, typer.Option(min=0, max=1, help="What a second costs, in units of return.")] = 0.1,
+    beta: Annotated[float, typer.Option(min=0, max=1, help="Cost of a second, in units of return.")] = 0.1,
     overrides: OverrideOption = [],  # noqa: B006
     output: OutputOption = Output.table,
 ) -> None:
@@ -94,8 +94,8 @@ def _found(sources: Sequence[str], at: Connection, job: JobSpec, path: Path) -> 
         for what, theirs, ours in _same(recorded.spec, job):
             if theirs != ours:
                 raise SpecError(
-                    f"{source}: {what} was {theirs}, in {path} it is {ours}; a scheduler learns from runs of the job "
-                    "that it is for"
+                    f"{source}: {what} was {theirs}, in {path} it is {ours}; give runs that were recorded with the "
+                    "settings of that file"
                 )
         found.append(recorded)
     return found
@@ -117,8 +117,8 @@ def _say_limits(model: RunModel, task: Task) -> None:
     known, asked = model.returns.end, task.rounds * task.max_actors * model.steps_per_actor
     if known < asked:
         say(
-            f"the recorded runs sampled at most {known:,.0f} env steps, runs of this job sample up to {asked:,}: what "
-            "comes beyond is taken to bring nothing; record a run with actors.count at its most to know"
+            f"the recorded runs sampled at most {known:,.0f} env steps, and runs of this job sample up to {asked:,}; "
+            "the simulation assumes no gain beyond the recorded steps: record a run with the largest actors.count"
         )
 
 

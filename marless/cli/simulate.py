@@ -27,15 +27,15 @@ ACCOUNTINGS: tuple[Accounting, ...] = ("paper", "billed", "serverful")
 def simulate(
     at: Connection,
     job: RecordedArgument,
-    scaling: Annotated[str, typer.Option(metavar="POLICY", help="Who decides on actors; default: who did.")] = "",
-    sharing: Annotated[str, typer.Option(metavar="POLICY", help="Who decides on groups; default: who did.")] = "",
+    scaling: Annotated[str, typer.Option(metavar="POLICY", help="Scaling policy; default: that of the run.")] = "",
+    sharing: Annotated[str, typer.Option(metavar="POLICY", help="Sharing policy; default: that of the run.")] = "",
     slots: Annotated[
         int | None,
-        typer.Option(parser=positive, metavar="N", help="vCPUs of the cluster; default: as many as were used."),
+        typer.Option(parser=positive, metavar="N", help="vCPUs of the cluster; default: as many as the run used."),
     ] = None,
     override: OverrideOption = [],  # noqa: B006  # typer's way
     seed: Annotated[
-        int | None, typer.Option(parser=whole, metavar="N", help="Of the durations; default: the job's.")
+        int | None, typer.Option(parser=whole, metavar="N", help="Seed of the durations; default: the job's.")
     ] = None,
     output: OutputOption = Output.table,
 ) -> None:

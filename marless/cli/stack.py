@@ -184,7 +184,7 @@ class LocalStack:
         owner.flush()
         if (lease := await _lock(self._data / _LEASE, LEFTOVER_S)) is None:
             raise UnavailableError(
-                f"services of a stack that was killed do not end; `fuser -k {self._data / _LEASE}` ends them"
+                f"services of an earlier start are still running; `fuser -k {self._data / _LEASE}` ends them"
             )
         self._held.enter_context(lease)
         self._lease = lease

@@ -33,7 +33,7 @@ LikeOption = Annotated[
     typer.Option(
         "--from",
         metavar="RUN",
-        help="Of --dry-run: the recorded run to go by; default: the newest alike.",
+        help="With --dry-run: recorded run to estimate from; default: the newest with the same settings.",
         autocompletion=job_ids,
     ),
 ]
@@ -44,37 +44,37 @@ def submit(  # noqa: PLR0913, PLR0917  # a command has as many parameters as opt
     job_file: JobFileArgument,
     override: OverrideOption = [],  # noqa: B006  # typer's way
     job: Annotated[
-        str, typer.Option(help="Job id; default: the job's name and the time. Of a sweep: what its ids begin with.")
+        str, typer.Option(help="Job id; default: the job's name and the time. For a sweep: prefix of its ids.")
     ] = "",
     seeds: Annotated[
         int | None,
-        typer.Option(parser=positive, metavar="N", help="A sweep: N jobs, with the job's seed and those after it."),
+        typer.Option(parser=positive, metavar="N", help="Sweep: submit N jobs, with the job's seed and the next ones."),
     ] = None,
     sweep: Annotated[
-        list[str], typer.Option(metavar="A.B=C,D", help="A sweep: a job for each value; several: for each combination.")
+        list[str], typer.Option(metavar="A.B=C,D", help="Sweep: a job for each value; repeated: for each combination.")
     ] = [],  # noqa: B006  # typer's way
     yes: Annotated[
-        int, typer.Option(parser=positive, metavar="N", help="Most jobs that a sweep may start.")
+        int, typer.Option(parser=positive, metavar="N", help="Largest number of jobs in a sweep.")
     ] = MOST_JOBS,
     if_exists: Annotated[
         IfExists | None,
         typer.Option(help="If a job has this id: refuse (default), use it (default of a sweep), or replace it."),
     ] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Return when it has ended.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the job has ended.")] = False,
     follow: verbs.FollowOption = False,
     dry_run: DryRunOption = False,
     run: LikeOption = "",
     output: OutputOption = Output.table,
 ) -> None:
-    """Hand a job to the coordinator, and print its id; with --dry-run, say what it would take and cost instead.
+    """Submit a job to the coordinator and print its id; with --dry-run, only estimate its duration and cost.
 
-    With --seeds and --sweep, hand over several, and print their ids; with --wait, a table once all have ended; with
-    --dry-run, the jobs that they would be.
-    Repeated, such a command goes on: jobs that exist are used, and those that failed or were cancelled are resumed.
+    With --seeds and --sweep, submit several jobs and print their ids; with --wait, print a table once all have ended;
+    with --dry-run, list the jobs without submitting them. Such a command can be repeated: jobs that exist are used, and
+    those that failed or were cancelled are resumed.
     """
     if seeds or sweep:
         if run:
-            raise SpecError("--from estimates one job: leave --seeds and --sweep out, and multiply")
+            raise SpecError("--from estimates one job: omit --seeds and --sweep, and multiply by the number of jobs")
         found = _planned(job_file, override, job, seeds, sweep, yes)
         if dry_run:
             _show_planned(found, output)
@@ -99,7 +99,7 @@ def estimated(job_file: Path, override: list[str], *, dry_run: bool, run: str, a
     """With --dry-run, print a job's estimate and return True; raises SpecError for a job that cannot run."""
     if not dry_run:
         if run:
-            raise SpecError("--from goes with --dry-run: it names the recorded run that an estimate goes by")
+            raise SpecError("--from needs --dry-run: it names the recorded run to estimate from")
         return False
     from marless import spec as specs
     from marless.cli.dry_run import estimate
@@ -172,7 +172,7 @@ def _handed_over(sweep: _Sweep, client: Client) -> list[Job]:
     with Working("submitting", "jobs") as working:
         known = {run.id: job for run in sweep.runs if (job := _known(client, run.id))}
         if known and sweep.if_exists == "fail":
-            raise AlreadyExistsError(f"these jobs exist: {', '.join(known)}; leave --if-exists out to go on with them")
+            raise AlreadyExistsError(f"these jobs exist: {', '.join(known)}; omit --if-exists to continue them")
         found, resumed = {}, 0
         for done, run in enumerate(sorted(sweep.runs, key=lambda run: run.id not in known)):
             working.told(done, len(sweep.runs), run.id)

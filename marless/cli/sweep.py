@@ -107,12 +107,12 @@ def _axis(given: str) -> Axis:
     if not separator or not all(field.split(".")):
         raise SpecError(f"--sweep {given!r}: write it as section.field=value,value")
     if field == "name":
-        raise SpecError("--sweep name=…: what a job is called changes nothing in it; sweep something that does")
+        raise SpecError("--sweep name=…: the name of a job does not change its training; sweep another field")
     values = _split(text)
     if "" in values:
         raise SpecError(f"--sweep {given!r}: a value is empty; write it as section.field=value,value")
     if twice := [value for value in dict.fromkeys(values) if values.count(value) > 1]:
-        raise SpecError(f"--sweep {given!r}: {', '.join(twice)} is there twice")
+        raise SpecError(f"--sweep {given!r}: {', '.join(twice)} is given twice; leave one out")
     for value in values:
         try:
             documents.yaml_of(value, field)

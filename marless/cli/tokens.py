@@ -12,11 +12,13 @@ from marless.rpc.roles import Role
 
 
 def tokens(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where the tokens are, or shall be.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of the tokens; created if missing.")],
     rotate: Annotated[
-        list[Role], typer.Option(metavar="ROLE", help="Make a new token, which takes over; the last one stays good.")
+        list[Role], typer.Option(metavar="ROLE", help="Make a new token for this role; the old one stays valid.")
     ] = [],  # noqa: B006  # typer's way
-    retire: Annotated[list[Role], typer.Option(metavar="ROLE", help="Refuse all tokens but the newest.")] = [],  # noqa: B006  # typer's way
+    retire: Annotated[
+        list[Role], typer.Option(metavar="ROLE", help="Remove all tokens of this role but the newest.")
+    ] = [],  # noqa: B006  # typer's way
 ) -> None:
     """Make a directory with a token for each role: client, operator, actor, learner, service.
 
@@ -27,8 +29,8 @@ def tokens(
     files.create(directory)
     for role in rotate:
         files.rotate(directory, role)
-        say(f"{role}: a new token; the last one stays good until `marless tokens {directory} --retire {role}`")
+        say(f"{role}: a new token was made; the old one stays valid until `marless tokens {directory} --retire {role}`")
     for role in retire:
         files.retire(directory, role)
-        say(f"{role}: only the newest token is good now")
+        say(f"{role}: only the newest token is valid now")
     print(directory)  # noqa: T201  # the command's data

@@ -87,7 +87,7 @@ def resume(job_id: str, *, runs: Path, stop: Mapping[str, Any] | None, show: Sho
     check_id(job_id)
     folder = runs.resolve() / job_id
     if not (folder / "job.json").exists():
-        raise NotFoundError(f"{folder} holds no job")
+        raise NotFoundError(f"{folder} contains no job")
     taken = any(job.job == job_id and job.run_by_somebody for job in unfinished(runs))
     if taken and not (folder / "store").exists():
         raise JobStateError(f"job {job_id} is being run by a coordinator; `marless watch {job_id}` shows it")
@@ -171,7 +171,7 @@ class _Attended:
         finally:
             cancelling.cancel()
             await asyncio.gather(cancelling, return_exceptions=True)
-        raise UnavailableError(f"the coordinator stopped speaking of job {self.folder.name} before it ended")
+        raise UnavailableError(f"the coordinator closed the stream of job {self.folder.name} before the job ended")
 
     async def _cancel_when_interrupted(self, client: AsyncClient) -> None:
         await self.interrupted.wait()

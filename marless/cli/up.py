@@ -17,16 +17,18 @@ def up(
         str, typer.Option(metavar="HOST:PORT", help="Where the coordinator listens; default: a private unix socket.")
     ] = "",
     actor_workers: Annotated[
-        int | None, typer.Option(parser=positive, metavar="N", help="Most actor workers at once.")
+        int | None, typer.Option(parser=positive, metavar="N", help="Largest number of actor workers.")
     ] = None,
     learner_workers: Annotated[
-        int | None, typer.Option(parser=positive, metavar="N", help="Most learner workers at once.")
+        int | None, typer.Option(parser=positive, metavar="N", help="Largest number of learner workers.")
     ] = None,
-    foreground: Annotated[bool, typer.Option("--foreground", help="Stay, and stop the services on Ctrl-C.")] = False,
+    foreground: Annotated[
+        bool, typer.Option("--foreground", help="Stay in the foreground; Ctrl-C stops the services.")
+    ] = False,
 ) -> None:
-    """Start the four services and keep them alive; go on with the jobs of --runs that have not ended.
+    """Start the four services in the background; continue the jobs of --runs that have not ended.
 
-    Prints the coordinator's address. Every option of a service has a MARLESS_* variable, which is handed on.
+    Prints the coordinator's address. MARLESS_* variables set the options of the services.
     """
     import asyncio
 
@@ -42,19 +44,22 @@ def up(
     with Working("starting four services"):
         standing, before = background.up(settings)
     if before:
-        say(f"up already, since process {standing.pid}; `marless down` first to change its options")
+        say(f"up already (process {standing.pid}); run `marless down` first to change options")
     else:
-        say("up; `marless submit JOB.yaml` hands it a job, `marless down` stops it, `marless doctor` looks after it")
+        say(
+            "up; `marless submit JOB.yaml` submits a job, `marless down` stops the services, `marless doctor` checks "
+            "them"
+        )
     print(standing.coordinator)  # noqa: T201  # the command's data
 
 
 def down(runs: RunsOption = RUNS) -> None:
-    """Stop the services that `up` started; jobs go on at the next `up`."""
+    """Stop the services that `up` started; unfinished jobs continue at the next `up`."""
     from marless.cli import background
     from marless.cli.runs import unfinished
 
     with Working("stopping the services"):
         was_up = background.down(runs)
-    say("down" if was_up else "nothing was up")
+    say("down" if was_up else "no services were running")
     if waiting := [job.job for job in unfinished(runs) if not (job.attached or job.run_by_somebody)]:
-        say(f"at the next `marless up` these jobs go on: {', '.join(waiting)}")
+        say(f"these jobs continue at the next `marless up`: {', '.join(waiting)}")

@@ -118,7 +118,7 @@ def check_names(what: str, names: Collection[str], most: int) -> None:
     for name in names:
         check_text(f"{what}:", name)
     if len(set(names)) < len(names):
-        raise SpecError(f"{what}: one of them is there twice")
+        raise SpecError(f"{what}: one of them is given twice")
 
 
 def check_groups(groups: Sequence[common_pb2.Group]) -> None:

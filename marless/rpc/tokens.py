@@ -107,7 +107,7 @@ def read(directory: Path, before: Mapping[Role, tuple[str, ...]]) -> dict[Role, 
         raise SpecError(f"{directory} has no token; `marless tokens {directory}` makes them")
     every = [token for tokens in held.values() for token in tokens]
     if len(set(every)) < len(every):
-        raise SpecError(f"{directory}: a token is there twice; each has one role, and stands on one line")
+        raise SpecError(f"{directory}: a token is given twice; each token has one role and one line")
     return held
 
 

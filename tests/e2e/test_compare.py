@@ -41,13 +41,13 @@ def test_a_comparison_is_interrupted_goes_on_and_explains_itself(tmp_path):
             break
     out, said = first.communicate(timeout=GONE_S)
     assert (first.returncode, out) == (130, "")
-    assert "--resume --out runs/compare-tiny goes on" in said
+    assert "--resume --out runs/compare-tiny continues" in said
     runs = tmp_path / "runs" / "compare-tiny" / "runs"
     before = (runs / "tiny-vanilla-seed0" / "rounds.jsonl").read_bytes()
 
     out, said = (again := marless(tmp_path, *COMPARE, "--resume")).communicate(timeout=GONE_S)
     assert again.returncode == 0, said
-    assert "1 of 2 runs are there already" in said
+    assert "1 of 2 runs exist already" in said
     assert (runs / "tiny-vanilla-seed0" / "rounds.jsonl").read_bytes() == before
     presets = json.loads(out)["presets"]
     assert [presets[name]["runs"][0]["rounds"] for name in ("vanilla", "no-sharing")] == [3, 3]

@@ -326,7 +326,7 @@ def test_what_was_stopped_goes_on_and_what_has_ended_goes_further(undisturbed, t
     code, _, said = run.end()
     job = run.run_dir.name
     assert code == 130
-    assert f"marless: `marless train --resume {job}` goes on" in said.splitlines()
+    assert f"marless: `marless train --resume {job}` continues it" in said.splitlines()
     assert run.status["state"] == "CANCELLED"
     assert not (run.run_dir / "store").exists()  # the last checkpoint has it all
 
@@ -355,7 +355,7 @@ def test_a_service_that_keeps_dying_ends_the_command_which_says_how_to_go_on(tra
     assert code == 1
     last = said.splitlines()[-1]
     assert last.startswith("marless: actor_pool ended 5 times within ")
-    assert last.endswith(f"; `marless train --resume {run.run_dir.name}` goes on")
+    assert last.endswith(f"; `marless train --resume {run.run_dir.name}` continues it")
     run.assert_nothing_left(family)
 
 
@@ -369,7 +369,7 @@ def test_a_second_ctrl_c_does_not_wait(train):
         assert run.process.poll() is None
     run.process.send_signal(signal.SIGINT)
     code, _, said = run.end()
-    hint = f"`marless train --resume {run.run_dir.name}` goes on"
+    hint = f"`marless train --resume {run.run_dir.name}` continues it"
     assert (code, said.splitlines()[-1]) == (130, f"marless: interrupted; all services were stopped; {hint}")
     run.assert_nothing_left(family)
 

@@ -143,7 +143,7 @@ def test_jobs_go_on_at_the_next_up_however_the_last_one_ended(place):
     code, _, said = place.type("down")
     assert (code, said.splitlines()) == (
         0,
-        ["marless: down", "marless: at the next `marless up` these jobs go on: walk-away"],
+        ["marless: down", "marless: these jobs continue at the next `marless up`: walk-away"],
     )
     _, out, _ = place.type("doctor", "-o", "json")
     [jobs] = [finding for finding in json.loads(out) if finding["check"] == "jobs"]

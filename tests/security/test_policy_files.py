@@ -244,4 +244,4 @@ def test_a_status_of_another_kind_is_a_sentence(tmp_path, marless):
         (run / "job.json").write_text(status, "utf-8")
         code, out, said = marless("cost", run)
         assert (code != 0, out, said.count("\n")) == (True, "", 1)
-        assert "job.json or spec.yaml is none of a job" in said
+        assert "job.json or spec.yaml is damaged" in said

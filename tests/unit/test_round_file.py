@@ -63,7 +63,7 @@ def test_the_rest_of_a_line_that_was_being_written_is_not_taken_for_the_next_one
 def test_any_other_line_that_is_no_record_is_named(lines, line):
     with lines.open("a") as file:
         file.write(line + "\n" + record(4).to_json() + "\n")
-    with pytest.raises(CorruptError, match=r"rounds\.jsonl, line 4: this is no round record"):
+    with pytest.raises(CorruptError, match=r"rounds\.jsonl, line 4: this is not a round record"):
         list(read(lines))
 
 
@@ -83,7 +83,7 @@ def test_records_are_read_backwards_whatever_their_length(tmp_path_factory, leng
 def test_reading_backwards_names_the_file_that_is_broken(tmp_path):
     assert list(read_backwards(tmp_path / "rounds.jsonl")) == []
     (tmp_path / "rounds.jsonl").write_text("{}\n")
-    with pytest.raises(CorruptError, match=r"rounds.jsonl: a line is no round record: b'\{\}'"):
+    with pytest.raises(CorruptError, match=r"rounds.jsonl: a line is not a round record: b'\{\}'"):
         list(read_backwards(tmp_path / "rounds.jsonl"))
 
 

@@ -47,12 +47,12 @@ def quota(cpu_max: str) -> float | None:
 def memory(available_bytes: float, *, actor_workers: int, versions_bytes: float | None) -> Finding:
     """Check the available memory against the needs of services, workers and a job's stored policy versions."""
     need = SERVICES_BYTES + actor_workers * ACTOR_WORKER_BYTES + LEARNER_WORKER_BYTES + (versions_bytes or 0.0)
-    beside = "" if versions_bytes is not None else ", and policies × 3 versions × bytes of a version beside"
+    beside = "" if versions_bytes is not None else ", plus policies × 3 versions × bytes of a version"
     found = f"{_gb(available_bytes)} available; {actor_workers} actor workers and a learner take {_gb(need)}{beside}"
     if available_bytes < need:
         return fail("memory", found, "use fewer actor workers (MARLESS_ACTOR_WORKERS), or a bigger machine")
     if available_bytes < 2 * need:
-        return warn("memory", found, "use fewer actor workers (MARLESS_ACTOR_WORKERS), and watch it")
+        return warn("memory", found, "use fewer actor workers (MARLESS_ACTOR_WORKERS), and monitor the memory")
     return ok("memory", found)
 
 
@@ -135,10 +135,14 @@ def files(limit: int) -> Finding:
 def clock(now_s: float, *, monotonic: bool, skew_s: float | None) -> Finding:
     """Check this machine's clock; `skew_s` is its lead over the coordinator's, if known."""
     if not monotonic:
-        return fail("clock", "the monotonic clock can be set", "leases and timeouts need one that cannot")
+        return fail("clock", "the monotonic clock can be set", "leases and timeouts need a clock that cannot be set")
     date = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now_s))
     if now_s < _RELEASED_S:
-        return warn("clock", f"{date} has long passed", "set the clock, e.g. with NTP: run folders are named by time")
+        return warn(
+            "clock",
+            f"it shows {date}, a date in the past",
+            "set the clock, e.g. with NTP: run folders are named by time",
+        )
     if skew_s is None:
         return ok("clock", date)
     found = f"{date}, {abs(skew_s):.2f} s {'ahead of' if skew_s > 0 else 'behind'} the coordinator"

@@ -31,7 +31,7 @@ def disk(directory: Path, free_bytes: float, fsync_s: float) -> Finding:
     if free_bytes < LOW_BYTES:
         return warn("disk", found, "make room: checkpoints and the store's log grow")
     if fsync_s > SLOW_FSYNC_S:
-        return warn("disk", found, "a round and a version wait for it: choose a local disk with --runs")
+        return warn("disk", found, "each round and each version waits for an fsync: choose a local disk with --runs")
     return ok("disk", found)
 
 
@@ -42,7 +42,7 @@ def unusable_disk(directory: Path, reason: str) -> Finding:
 
 def unusable_spool(directory: Path | str, reason: str) -> Finding:
     """The finding if a learner pool would refuse its spool directory."""
-    return fail("spool", f"{directory}: {reason}", "name another place in MARLESS_SPOOL")
+    return fail("spool", f"{directory}: {reason}", "set MARLESS_SPOOL to another directory")
 
 
 def existing(directory: Path) -> Path:
@@ -66,11 +66,15 @@ def spool(directory: Path, free_bytes: float, *, memory_backed: bool) -> Finding
     """Check the free space for trajectories between rollout and update."""
     found = f"{directory}: {free_bytes / 1e9:.1f} GB free"
     if free_bytes < FULL_BYTES:
-        return fail("spool", found, "make room there (a container: --shm-size), or name another place in MARLESS_SPOOL")
+        return fail(
+            "spool", found, "make room there (a container: --shm-size), or set MARLESS_SPOOL to another directory"
+        )
     if free_bytes < SPOOL_BYTES:
         return warn("spool", found, f"set MARLESS_SPOOL_BYTES={int(free_bytes / 2)}, or make room")
     if not memory_backed:
-        return warn("spool", f"{found}, on a disk", "make /dev/shm writable: trajectories are then never on a disk")
+        return warn(
+            "spool", f"{found}, on a disk", "make /dev/shm writable: trajectories are then not written to a disk"
+        )
     return ok("spool", found)
 
 
@@ -121,7 +125,7 @@ def loopback(bind: Callable[[], None]) -> Finding:
         return warn(
             "ports", f"127.0.0.1: {error.strerror or error}", "services can only use unix sockets, as by default"
         )
-    return ok("ports", "127.0.0.1 can be listened on")
+    return ok("ports", "services can listen on 127.0.0.1")
 
 
 def bind_loopback() -> None:

@@ -102,7 +102,7 @@ def secrets(environment: Mapping[str, str]) -> Finding:
         try:
             Tokens(Path(directory)).check()
         except SpecError as error:
-            return fail("secrets", str(error), "see to $MARLESS_TOKENS, or unset it")
+            return fail("secrets", str(error), "correct $MARLESS_TOKENS, or unset it")
     token = bool(environment.get("MARLESS_TOKEN"))
     if files and not token and not directory:
         advice = "set MARLESS_TOKENS for services (`marless tokens DIR`), MARLESS_TOKEN for clients"

@@ -15,14 +15,16 @@ def stack(noted: Standing | None, supervisor: int | None, last_words: str) -> Fi
     if supervisor is not None:
         if noted and noted.pid == supervisor:
             return ok("stack", f"up: {noted.coordinator}, supervised by process {supervisor}")
-        return warn("stack", f"process {supervisor} starts or stops it", "ask again in a moment")
+        return warn(
+            "stack", f"process {supervisor} is starting or stopping it", "run `marless doctor` again in a moment"
+        )
     if noted:
         return warn(
             "stack", f"its supervisor, process {noted.pid}, was killed", "`marless up` starts it and its jobs again"
         )
     if last_words:
-        return warn("stack", f"it gave up: {last_words}", "see to that, then `marless up`")
-    return ok("stack", "not up; `marless up` starts it, `marless train` needs none")
+        return warn("stack", f"it gave up: {last_words}", "fix this, then run `marless up`")
+    return ok("stack", "not up; `marless up` starts the services, `marless train` does not need them")
 
 
 def coordinator(address: str, info: Info | None, reason: str) -> Finding:

@@ -30,7 +30,7 @@ def doctor(
     deep: Annotated[bool, typer.Option("--deep", help="Also ask torch for GPUs, which takes seconds.")] = False,
     output: OutputOption = Output.table,
 ) -> None:
-    """Check this machine, and say what to do; exit code 1 if something keeps jobs from running."""
+    """Check this machine, and say what to do; exit code 1 if a problem keeps jobs from running."""
     from marless.cli.doctor.examination import examine
     from marless.cli.doctor.finding import Level
 

@@ -109,7 +109,7 @@ def test_what_is_finished_is_not_run_again(place, machine, unseen, marless):
     machine.begun.clear()
     code, again, err = marless("compare", "job.yaml", *THREE, "--resume")
     assert (code, again, machine.begun) == (0, table, [])
-    assert "4 of 4 runs are there already" in err
+    assert "4 of 4 runs exist already" in err
     marless("compare", "job.yaml", "--presets", "marless-minus,no-sharing", "--seeds", 3, "--resume")
     assert machine.begun == ["tiny-vanilla-seed2", "tiny-no-sharing-seed2"]
 
@@ -122,7 +122,7 @@ def test_an_interrupt_says_how_it_goes_on_and_it_does(place, machine, unseen, ma
     assert (code, out) == (130, "")
     assert err.splitlines()[-1] == (
         "marless: interrupted in run tiny-no-sharing-seed0; the same command with --resume --out runs/compare-tiny "
-        "goes on"
+        "continues"
     )
     assert machine.begun == ["tiny-vanilla-seed0", "tiny-no-sharing-seed0"]
     machine.interrupt.clear()
@@ -139,7 +139,7 @@ def test_an_interrupt_at_any_moment_is_a_sentence(place, machine, unseen, marles
     monkeypatch.setattr(train, "train", interrupted)
     code, out, err = marless("compare", "job.yaml", *THREE)
     assert (code, out) == (130, "")
-    assert err.endswith("marless: interrupted; the same command with --resume --out runs/compare-tiny goes on\n")
+    assert err.endswith("marless: interrupted; the same command with --resume --out runs/compare-tiny continues\n")
 
 
 def test_a_run_that_never_became_a_job_is_begun_again(place, machine, unseen, marless):
@@ -160,10 +160,10 @@ def test_a_folder_that_holds_something_is_left_alone(place, machine, unseen, mar
     machine.begun.clear()
     code, _, err = marless("compare", "job.yaml", *THREE)
     assert (code, machine.begun) == (2, [])
-    assert "runs/compare-tiny holds something already; --resume goes on with it, or choose another --out" in err
+    assert "runs/compare-tiny is not empty; continue it with --resume, or choose another --out" in err
     code, _, err = marless("compare", "job.yaml", *THREE, "--resume", "--set", "algorithm.epochs=2")
     assert (code, machine.begun) == (2, [])
-    assert "was run with other settings than now asked for (algorithm); choose another --out" in err
+    assert "was run with other settings (algorithm); choose another --out" in err
 
 
 @pytest.mark.parametrize(
@@ -229,4 +229,4 @@ def test_a_coordinator_may_run_it(place, machine, unseen, marless, tmp_path):
         assert (tmp_path / "there/runs/tiny-vanilla-seed0/rounds.jsonl").read_bytes() == job.files["rounds.jsonl"]
         code, _, err = marless("compare", "job.yaml", *there, "--out", "other", "--set", "env.options.agents=3")
         assert code == 2
-        assert "the coordinator's job tiny-vanilla-seed0 was run with other settings than now asked for (env)" in err
+        assert "the coordinator's job tiny-vanilla-seed0 was run with other settings (env)" in err

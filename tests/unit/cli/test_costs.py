@@ -120,8 +120,8 @@ def test_a_job_without_rounds_costs_nothing(marless, folder):
         (("cost", "six", "--accounting", "papr"), 2, "--accounting: unknown accounting 'papr'; did you mean 'paper'?"),
         (("cost", "six", "--prices", "gone.yaml"), 2, "gone.yaml: cannot be read (No such file or directory)"),
         (("cost", "six", "--prices", "bare.yaml"), 2, "no price for any instance type x9.*; add `ec2: "),
-        (("submit", "job.yaml", "--from", "six"), 2, "--from goes with --dry-run"),
-        (("train", "--resume", "six", "--dry-run"), 2, "--dry-run estimates a job that is new"),
+        (("submit", "job.yaml", "--from", "six"), 2, "--from needs --dry-run"),
+        (("train", "--resume", "six", "--dry-run"), 2, "--dry-run estimates a new job"),
         (("submit", "job.yaml", "--dry-run", "--from", "nine"), 102, "nine: there is no such run folder here"),
         (("submit", "job.yaml", "--dry-run", "--set", "actors.count=9", "--from", "six"), 2, "actors differ from this"),
         (("submit", "job.yaml", "--dry-run", "--set", "algorithm.minibatches=90000000"), 2, "job.yaml: algorithm."),
@@ -142,8 +142,8 @@ def test_a_dry_run_goes_by_the_newest_run_that_is_alike(marless, folder, job_fil
     for verb in ("submit", "train"):
         code, out, err = marless(verb, job_file, "--dry-run")
         assert code == 0
-        assert "from the 4 recorded rounds of six, billed anew" in err
-        assert "ends by stop.rounds; its cost counts as billed; nothing was sent or started" in err
+        assert "from the 4 recorded rounds of six, billed again" in err
+        assert "ends by stop.rounds; its cost counts as billed; nothing was submitted or started" in err
         assert table(out)["rounds"] == ["4", "4", "4"]
         assert table(out)["billed USD"][1] == f"{BILL.total_usd('billed'):,.6f}"
 
@@ -198,7 +198,7 @@ def test_where_policies_decide_the_range_is_wider(marless, job_file, calibrated)
     free = json.loads(marless("submit", job_file, "--dry-run", *deciding, "-o", "json")[1])
     assert free["usd"]["paper"]["low"] < fixed["usd"]["paper"]["low"]
     assert free["usd"]["paper"]["likely"] == fixed["usd"]["paper"]["likely"]
-    assert "as few as policies may decide" in free["assumed"][-1]
+    assert "as few as the policies may choose" in free["assumed"][-1]
 
 
 def test_a_calibration_that_fails_is_one_sentence(marless, job_file, monkeypatch):

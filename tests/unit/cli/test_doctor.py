@@ -254,8 +254,8 @@ UP = Standing(pid=7, coordinator="unix:/c.sock", version="0.1.0")
     [
         (None, None, "", OK, "not up"),
         (UP, 7, "", OK, "up: unix:/c.sock"),
-        (None, 7, "", WARN, "process 7 starts or stops it"),
-        (UP, 8, "", WARN, "process 8 starts or stops it"),
+        (None, 7, "", WARN, "process 7 is starting or stopping it"),
+        (UP, 8, "", WARN, "process 8 is starting or stopping it"),
         (UP, None, "", WARN, "process 7, was killed → `marless up`"),
         (None, None, "no Redis", WARN, "gave up: no Redis"),
     ],

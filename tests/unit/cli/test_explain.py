@@ -105,7 +105,7 @@ def test_a_coordinator_is_asked_for_what_is_not_here(folder, marless, tmp_path, 
         assert (code, err) == (102, "marless: there is no job 'farther'\n")
         job.files["rounds.jsonl"] += b"\n"
         code, _, err = marless("explain", "far", "--coordinator", coordinator.address)
-        assert (code, err) == (1, "marless: rounds.jsonl of job far: a line is no round record\n")
+        assert (code, err) == (1, "marless: rounds.jsonl of job far: a line is not a round record\n")
 
 
 def test_a_coordinator_that_is_named_is_asked_first(folder, marless, tmp_path):
@@ -139,7 +139,7 @@ def test_a_job_without_rounds(folder, marless, tmp_path):
     ("arguments", "code", "said"),
     [
         (("--round", 7), 102, "job tiny has no round 7; 6 rounds are recorded"),
-        (("--round", 2, "-o", "jsonl"), 2, "--round shows one thing: -o table, json or yaml"),
+        (("--round", 2, "-o", "jsonl"), 2, "--round shows a single round: give -o table, json or yaml"),
         (("--picture", "x.txt"), 2, "x.txt: a picture's name ends with one of .png, .svg, .pdf"),
         (("--picture", "job.json/x.png"), 1, "job.json/x.png: cannot be written"),
     ],
@@ -155,7 +155,7 @@ def test_a_folder_that_holds_something_else(folder, marless):
     (folder / "job.json").write_text("{}")
     code, _, err = marless("explain", "tiny")
     assert (code, err.count("\n")) == (1, 1)
-    assert "job.json or spec.yaml is none of a job" in err
+    assert "job.json or spec.yaml is damaged" in err
 
 
 def test_the_picture_is_there_and_shows_something(folder, marless, tmp_path):

@@ -163,7 +163,7 @@ def test_watch_says_each_evaluation_and_ends_as_the_job_did(coordinator, marless
     assert err.splitlines()[2:] == [
         "marless: job one failed: out of luck",
         "marless: its log: 12:00:01.123 error   rollout.lost workers=2",
-        "marless: `marless logs one` says more",
+        "marless: `marless logs one` shows more",
     ]
     assert "FAILED" in out
 
@@ -194,7 +194,7 @@ def test_logs_for_people_and_as_they_are(coordinator, marless):
 def test_wait_tells_by_its_exit_code(coordinator, marless):
     coordinator.add("one")
     code, out, err = marless("wait", "one", "--timeout", "0.1", "-o", "name")
-    assert (code, out, err) == (101, "one\n", "marless: job one has not ended within 0.1 s; it goes on\n")
+    assert (code, out, err) == (101, "one\n", "marless: job one has not ended within 0.1 s; it continues\n")
     coordinator.happen("one", state="CANCELLED")
     assert marless("wait", "one")[0] == 103
 
@@ -421,7 +421,7 @@ def test_ctrl_c_detaches_and_says_how_to_cancel(coordinator, argv):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=20)
     assert process.returncode == 130
-    said = "marless: detached; the job goes on: `marless watch one` shows it, `marless cancel one` ends it\n"
+    said = "marless: detached; the job continues: `marless watch one` shows it, `marless cancel one` ends it\n"
     assert err.endswith(said)  # after lines of progress, if the start took long
     assert not coordinator.asked(pb.CancelJobRequest)
 

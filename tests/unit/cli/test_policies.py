@@ -92,7 +92,7 @@ MISTAKES = {
         2,
         "film.mp4: a film is an animated GIF; give it a name that ends",
     ),
-    ("export", "job-1", "--to", "one"): (2, "job-1 holds 2 policies: choose one with --policy: agent_0, agent_1"),
+    ("export", "job-1", "--to", "one"): (2, "job-1 holds 2 policies; choose one with --policy: agent_0, agent_1"),
     ("export", "job-1", "--to", "one", "--policy", "agent_2"): (2, "unknown policy 'agent_2'; did you mean"),
     ("export", "shared", "--to", "none/one"): (1, "none/.one.partial: No such file or directory"),
 }

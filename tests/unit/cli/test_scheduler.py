@@ -88,7 +88,7 @@ def test_it_says_what_it_learned_from_and_what_that_cost(train, tmp_path):
     assert found["recorded"][0]["wall_s"] == pytest.approx(6 * 4.9)
     assert found["recorded"][0]["paper_usd"] == pytest.approx(cost, rel=1e-3)
     assert found["modelled"]["fixed 3"]["wall_s"] == pytest.approx(8 * (1.15 + 3.75 * 1.5))
-    assert "the recorded runs sampled at most 1,200 env steps, runs of this job sample up to 2,400" in said
+    assert "the recorded runs sampled at most 1,200 env steps, and runs of this job sample up to 2,400" in said
     manifest = json.loads((tmp_path / "s" / "scheduler.json").read_text())
     assert manifest["report"] == {name: found[name] for name in manifest["report"]}
     weights = (tmp_path / "s" / "best.safetensors").read_bytes()
@@ -103,7 +103,9 @@ def test_it_says_what_it_learned_from_and_what_that_cost(train, tmp_path):
 
 MISTAKES = {
     ("--set", "stop={env_steps: 9}"): "stop.rounds is not set: a scheduler learns runs of a fixed number of rounds",
-    ("other",): "other: actors.envs was 5, in job.yaml it is 4; a scheduler learns from runs of the job that it is for",
+    (
+        "other",
+    ): "other: actors.envs was 5, in job.yaml it is 4; give runs that were recorded with the settings of that file",
     ("short",): "the recorded runs have no 5 rounds in which episodes ended: give longer runs, or none at all",
     ("nobody",): "nobody: there is no such run folder here, no such job in",
     ("--out", "job.yaml"): "--out job.yaml: File exists; choose another folder",

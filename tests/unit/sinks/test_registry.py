@@ -49,7 +49,7 @@ def test_entry_points_add_sinks_with_fields_of_their_own(installed):
         ([{"width": 3}], "job.yaml: sinks.0: needs a name, e.g. `sinks: [{name: tensorboard}]`"),
         ([{"name": "wandb", "api_key": "s3cret"}], "job.yaml: sinks.0.api_key: unknown field 'api_key'"),
         ("tensorboard", "job.yaml: sinks: got 'tensorboard'; allowed: a list"),
-        (["lines", "lines"], "job.yaml: sinks: lines is there twice; a job writes to each sink once"),
+        (["lines", "lines"], "job.yaml: sinks: lines is given twice; a job writes to each sink once"),
     ],
 )
 def test_a_mistake_is_one_sentence(installed, sinks, sentence):
