@@ -125,7 +125,7 @@ def newest(folder: Path) -> Path:
     checkpoints = DiskCheckpoints(folder / "checkpoints")
     rounds = checkpoints.rounds()
     if not rounds:
-        raise NotFoundError(f"{folder} holds no checkpoint; give one, or the folder of a job with one")
+        raise NotFoundError(f"{folder} contains no checkpoint; give a checkpoint, or the run folder of a job with one")
     return checkpoints.path(rounds[-1])
 
 
@@ -164,7 +164,7 @@ class PolicyFile:
     def check(self, data: bytes | memoryview, where: str) -> None:
         """Raise CorruptError unless these are the bytes that were written."""
         if hashlib.sha256(data).hexdigest() != self.sha256:
-            raise CorruptError(f"{where} is not what was written: its sha256 differs from the manifest's")
+            raise CorruptError(f"{where} was changed after it was written: its sha256 differs from the manifest's")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,7 +191,7 @@ class Manifest:
             versions = {policy: _whole(entry["version"]) for policy, entry in policies.items()}
             return cls(progress=_progress(held), versions=versions, files=files)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            raise CorruptError(f"{where}: this is no checkpoint manifest") from None
+            raise CorruptError(f"{where}: this is not a checkpoint manifest") from None
 
 
 def _progress(held: dict[str, Any]) -> Progress:  # Any: JSON
@@ -239,7 +239,7 @@ def _read(path: Path, most_bytes: int | None = None) -> bytes:
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or (most_bytes is not None and status.st_size > most_bytes):
-            raise CorruptError(f"{path} is no file of a checkpoint")
+            raise CorruptError(f"{path} is not a file of a checkpoint")
         return file.read()
 
 

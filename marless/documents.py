@@ -39,7 +39,7 @@ def from_json(text: str, what: str, *, finite: bool = True) -> object:
     _check_length(len(text), what)
 
     def refuse(constant: str) -> NoReturn:
-        raise SpecError(f"{what}: {constant} is no JSON number; give a finite one")
+        raise SpecError(f"{what}: {constant} is not a JSON number; give a finite one")
 
     try:
         document = json.loads(text, parse_constant=refuse if finite else None)
@@ -218,13 +218,13 @@ def _check_value(value: object, what: str) -> None:
 
 def _check_count(values: int, what: str) -> None:
     if values > MAX_VALUES:
-        raise SpecError(f"{what}: more than {MAX_VALUES:,} values; say it with fewer")
+        raise SpecError(f"{what}: more than {MAX_VALUES:,} values, the limit; give fewer")
 
 
 def _check_length(characters: int, what: str) -> None:
     if characters > MAX_CHARACTERS:
-        raise SpecError(f"{what}: longer than {MAX_CHARACTERS:,} characters, which is the most that is read")
+        raise SpecError(f"{what}: longer than {MAX_CHARACTERS:,} characters, the limit")
 
 
 def _too_deep(what: str) -> SpecError:
-    return SpecError(f"{what}: sections and lists lie more than {MAX_DEPTH} deep within one another")
+    return SpecError(f"{what}: sections and lists are nested more than {MAX_DEPTH} deep")

@@ -98,7 +98,7 @@ def prepare(spec: JobSpec) -> Job:
     )
     _check_nets(spec, spaces, groups)
     if spec.scaling.within_budget and spec.stop.cost_usd is None:
-        raise SpecError("scaling.within_budget: there is no budget to stay within; set stop.cost_usd, in US dollars")
+        raise SpecError("scaling.within_budget: it needs a budget; set stop.cost_usd, in US dollars")
     context = _context(spec, spaces, groups)
     policy = scaling_policies.scaling(spec.scaling.name).make(spec.scaling, context)
     algorithm.check(spec.algorithm, _setting(spec, spaces, groups, spec.scaling.least(context)))

@@ -144,7 +144,7 @@ def presets(names: str) -> tuple[Preset, ...]:
     """Look up comma-separated presets; raises SpecError for an unknown or repeated name, and for none at all."""
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     if not wanted:
-        raise SpecError(f"no preset is named; known: {', '.join(PRESETS)}")
+        raise SpecError(f"no preset is given; known: {', '.join(PRESETS)}")
     found = tuple(preset(name) for name in wanted)
     for each in found:
         if [other.name for other in found].count(each.name) > 1:
@@ -203,7 +203,7 @@ def _of_file(path: Path, name: str) -> Preset:
         problem = (
             "is one of marless itself" if name in PRESETS else "has more than lower-case letters, digits and dashes"
         )
-        raise SpecError(f"{path}: the name {name!r} {problem}; choose another, tables and job ids will bear it")
+        raise SpecError(f"{path}: the name {name!r} {problem}; choose another; tables and job ids contain it")
     return _parsed(path, name, dict(document[name]))
 
 

@@ -117,7 +117,7 @@ class RoundReader:
                 return line[:-1].decode()
         except UnicodeDecodeError:
             pass
-        raise CorruptError(f"{self._path}, line {round_ + 1}: this is no record of round {round_ + 1}")
+        raise CorruptError(f"{self._path}, line {round_ + 1}: this is not the record of round {round_ + 1}")
 
 
 def lines_backwards(path: Path) -> Iterator[bytes]:

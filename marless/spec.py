@@ -297,7 +297,7 @@ def spaces_from_json(text: str) -> EnvSpaces:
     try:
         spaces = _spaces_type().validate_python(documents.from_json(text, "spaces", finite=False))
     except ValidationError as error:
-        raise SpecError(f"spaces: {error.error_count()} fields are not those of an environment's spaces") from None
+        raise SpecError(f"spaces: {error.error_count()} fields are not fields of an environment's spaces") from None
     check_spaces(spaces)
     return spaces
 

@@ -79,7 +79,7 @@ def environment(team: Team, env: str | None, options: Mapping[str, object] | Non
     """
     name = env or team.origin.env
     if not name:
-        raise SpecError("nothing says which environment these policies were trained in; name one, e.g. --env NAME")
+        raise SpecError("the environment that these policies were trained in is not known; give one, e.g. --env NAME")
     trained = team.origin.env_options if name == team.origin.env else {}
     return registry.make(name, {**trained, **(options or {})}, batch)
 

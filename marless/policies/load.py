@@ -38,7 +38,9 @@ def load_policy(
     if _is_run(path):
         return _from_run(path, round)
     if round is not None:
-        raise SpecError(f"round {round} of {path}: that is one checkpoint; give its job or run folder to choose")
+        raise SpecError(
+            f"round {round} of {path}: that is a single checkpoint; to choose a round, give its job or run folder"
+        )
     if path.is_file():
         policy, origin = read(path)
         return Team.of([policy], origin)
@@ -86,7 +88,7 @@ def _newest(checkpoints: DiskCheckpoints, name: str) -> Checkpoint:
 def _team(saved: Checkpoint, run_dir: Path | None) -> Team:
     progress = saved.progress
     if not progress.groups:
-        raise CorruptError(f"the checkpoint after {progress.round} rounds says of no agent which policy it plays")
+        raise CorruptError(f"the checkpoint after {progress.round} rounds does not say which policy each agent plays")
     policies = []
     for name, agents in progress.groups.items():
         if name not in saved.policies:
@@ -119,4 +121,4 @@ def _origin(run_dir: Path | None, round_: int) -> Origin:
             run_dir=run_dir,
         )
     except (SpecError, TypeError, KeyError):
-        raise CorruptError(f"{path}: it is missing, or no job's resolved spec") from None
+        raise CorruptError(f"{path}: it is missing, or not a job's resolved spec") from None

@@ -93,12 +93,12 @@ def read(path: Path) -> tuple[Policy, Origin]:
     try:
         part = serial.decode_acting(data)
     except CorruptError as error:
-        raise CorruptError(f"{path} is no policy, or it is damaged: {error}") from None
+        raise CorruptError(f"{path} is not a policy, or it is damaged: {error}") from None
     if "sha256" not in part.metadata:
         raise SpecError(f"{path} holds no exported policy; give a checkpoint's directory or a file of marless export")
     metadata = dict(part.metadata)
     if metadata.pop("sha256") != _digest(metadata, part.acting):
-        raise CorruptError(f"{path} is not what was exported: its sha256 differs; export the policy again")
+        raise CorruptError(f"{path} was changed after the export: its sha256 differs; export the policy again")
     try:
         agents = documents.from_json(metadata.pop("agents"), "agents")
         players = tuple(map(text, agents if isinstance(agents, list) else ()))
@@ -112,7 +112,7 @@ def read(path: Path) -> tuple[Policy, Origin]:
         )
     except (SpecError, KeyError, TypeError, ValueError):
         raise CorruptError(
-            f"{path} is no policy, or it is damaged: its header lacks something of marless export"
+            f"{path} is not a policy, or it is damaged: its header lacks something of marless export"
         ) from None
     return Policy(name=name, agents=players, version=version, state=ActingState(part.acting, metadata)), origin
 

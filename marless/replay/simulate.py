@@ -125,7 +125,7 @@ def simulate(
     if not records:
         raise SpecError("there is nothing to replay: no round has been recorded yet")
     if [record.round for record in records] != list(range(len(records))):
-        raise SpecError(f"the records of {records[0].job} are not those of its rounds from the first on, each once")
+        raise SpecError(f"the records of {records[0].job} have a gap or do not begin with round 1")
     job = prepare(spec)
     _check_signals(records, job)
     walk = _Walk(records, recorded, job, slots, spec.seed if seed is None else seed)

@@ -79,7 +79,7 @@ def add_process_options(parser: argparse.ArgumentParser) -> None:
 def add_worker_tls(parser: argparse.ArgumentParser) -> None:
     """Add the options for a certificate of a pool's workers that is not the pool's own."""
     add_option(parser, "--worker-tls-cert", "", "PEM file of the workers' certificate chain, if it is not the pool's")
-    add_option(parser, "--worker-tls-key", "", "PEM file of its key")
+    add_option(parser, "--worker-tls-key", "", "PEM file of the key of that certificate")
 
 
 def security_of(args: argparse.Namespace, role: Role) -> Security:

@@ -38,4 +38,4 @@ def version_of(binary: Path) -> tuple[str, tuple[int, ...]]:
         raise UnavailableError(f"{binary} cannot be run: {error}") from None
     if found := re.search(r"(Redis|Valkey).* v=(\d+(?:\.\d+)*)", said):
         return found[1], tuple(int(part) for part in found[2].split("."))
-    raise UnavailableError(f"{binary} does not say its version: {said.strip()!r}")
+    raise UnavailableError(f"{binary} does not print its version: {said.strip()!r}")

@@ -73,7 +73,9 @@ class Security:
         """The settings of a client; arguments that are None come from the MARLESS_* variables. Raises SpecError."""
         shown: str | Callable[[], str] = os.environ.get("MARLESS_TOKEN", "").strip() if token is None else token
         if isinstance(shown, str) and not (shown.isascii() and shown.isprintable()):
-            raise SpecError("the token has a character that no token has; $MARLESS_TOKEN is one line of a token file")
+            raise SpecError(
+                "the token has a character that is not allowed; set $MARLESS_TOKEN to one line of a token file"
+            )
         if token is None and not shown and (directory := os.environ.get("MARLESS_TOKENS")):
             shown = partial(Tokens(Path(directory)).of, Role.CLIENT)
         files = (("CERT", tls_cert), ("KEY", tls_key), ("CA", tls_ca))
@@ -127,7 +129,7 @@ class Security:
             )
         if self.token and not self.tokens:
             raise SpecError(
-                "MARLESS_TOKEN is what a client shows; a service takes the tokens of --tokens DIR, which "
+                "MARLESS_TOKEN is for clients; a service reads the tokens of --tokens DIR, which "
                 "`marless tokens DIR` makes: set that, or unset MARLESS_TOKEN"
             )
         if self.tokens:
@@ -140,7 +142,7 @@ class Security:
         authority = self.tls_client_ca or self.tls_ca
         if not authority:
             raise SpecError(
-                f"{listen}: who calls must show a certificate; set --tls-ca to the authority that signs them"
+                f"{listen}: callers must present a certificate; set --tls-ca to the authority that signs them"
             )
         return grpc.ssl_server_credentials([pair], _read(authority), require_client_auth=True)
 
@@ -267,7 +269,9 @@ class _Strangers:
 
     async def _check(self, context: Context) -> None:
         if not self.room:
-            await abort(context, OverloadedError(f"{MAX_STRANGERS} callers without a token ask for this already"))
+            await abort(
+                context, OverloadedError(f"{MAX_STRANGERS} callers without a token are being served already; try again")
+            )
 
 
 def _token(details: grpc.HandlerCallDetails) -> bytes:

@@ -108,7 +108,9 @@ def option_parser(service: str, description: str, *, for_users: bool = False) ->
     """A parser with the options shared by all services; a service `for_users` accepts callers without a certificate."""
     parser = argparse.ArgumentParser(prog=f"python -m services.{service}", description=description)
     add_option(parser, "--listen", "127.0.0.1:0", "address to serve: host:port (port 0: any free one) or unix:PATH")
-    parser.add_argument("--reflection", action="store_true", help="tell clients what can be called (gRPC reflection)")
+    parser.add_argument(
+        "--reflection", action="store_true", help="tell clients the methods of the service (gRPC reflection)"
+    )
     add_option(parser, "--metrics", "", "serve Prometheus metrics over HTTP at host:port (port 0: any free one)")
     add_process_options(parser)
     parser.set_defaults(for_users=for_users, tls_client_ca="")
@@ -218,7 +220,7 @@ def _bind(server: grpc.aio.Server, options: ServerOptions) -> str:
             port = server.add_secure_port(options.listen, credentials)
     except RuntimeError:
         raise SpecError(
-            f"cannot listen on {options.listen}: it is in use or not ours; choose another address"
+            f"cannot listen on {options.listen}: it is in use, or not an address of this machine; choose another one"
         ) from None
     finally:
         if masked is not None:
@@ -230,7 +232,9 @@ def _make_way(path: Path) -> None:
     """Remove the unix socket that an earlier process left; raises SpecError if it is in use or not a socket."""
     try:
         if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise SpecError(f"cannot listen on unix:{path}: what is there is no socket; choose another path")
+            raise SpecError(
+                f"cannot listen on unix:{path}: a file that is not a socket exists there; choose another path"
+            )
         if _answers(path):
             raise SpecError(f"cannot listen on unix:{path}: it is in use; choose another path")
         path.unlink()

@@ -212,15 +212,15 @@ def _of_file(path: Path) -> tuple[str, ...]:
     if not tokens:
         raise SpecError(f"{path} is empty; it needs a token")
     if not all(map(_TOKEN.fullmatch, tokens)):
-        raise SpecError(f"{path} has a line that is no token: 16 to 512 printable ASCII characters without a space")
+        raise SpecError(f"{path} has a line that is not a token: 16 to 512 printable ASCII characters without a space")
     return tokens
 
 
 def _check_file(path: Path, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode) or status.st_size > _FILE_BYTES:
-        raise SpecError(f"{path} is no file of tokens")
+        raise SpecError(f"{path} is not a file of tokens")
     if status.st_uid not in (os.geteuid(), 0):
-        raise SpecError(f"{path} belongs to another user, who knows its tokens")
+        raise SpecError(f"{path} belongs to another user, who knows its tokens; make a directory of your own")
     if status.st_mode & _OTHERS:
         raise SpecError(f"others may read or write {path}; `chmod 600 {path}`, and rotate its tokens")
 

@@ -35,8 +35,8 @@ def _check(groups: Sequence[Group], spaces: EnvSpaces) -> None:
     for group in groups:
         if not _POLICY_NAME.fullmatch(group.policy):
             raise SpecError(
-                f"sharing.groups: {group.policy!r} cannot name a policy, whose name is a file's too; give a mapping "
-                "policy name → agents with names of letters, digits, '_', '.' and '-'"
+                f"sharing.groups: {group.policy!r} cannot be the name of a policy, which is also a file name; give a "
+                "mapping policy name → agents with names of letters, digits, '_', '.' and '-'"
             )
         if not group.agents:
             raise SpecError(f"sharing.groups: {group.policy} holds no agent; leave it out or give it one")

@@ -33,9 +33,11 @@ def parse(argv: Sequence[str] | None = None) -> Config:
     """Read the options from flags and MARLESS_* environment variables."""
     parser = option_parser("actor_pool", "Runs actors: batches of environment copies under given policy versions.")
     add_option(parser, "--param-store", "", "address of the param_store")
-    add_option(parser, "--actor-workers", str(os.cpu_count() or 1), "worker processes at most", at_least(1))
-    add_option(parser, "--warm-workers", "0", "workers started with the pool, before anyone asks", at_least(0))
-    add_option(parser, "--keep-alive-s", "600", "seconds after which idle workers are released", seconds)
+    add_option(parser, "--actor-workers", str(os.cpu_count() or 1), "largest number of actor workers", at_least(1))
+    add_option(
+        parser, "--warm-workers", "0", "workers that are started with the pool, before a task needs them", at_least(0)
+    )
+    add_option(parser, "--keep-alive-s", "600", "seconds after which an idle worker is stopped", seconds)
     add_worker_tls(parser)
     add_env_modules(parser)
     args = parser.parse_args(argv)

@@ -39,21 +39,31 @@ def parse(argv: Sequence[str] | None = None) -> Config:
     for service in PEERS:
         add_option(parser, f"--{service.replace('_', '-')}", "", f"address of the {service}")
     add_option(parser, "--runs", "runs", "directory of the run folders")
-    add_option(parser, "--running-jobs", str(usual.running), "jobs that run at once; others wait", at_least(1))
     add_option(
-        parser, "--lease-s", f"{usual.lease_s:g}", "a silent coordinator's jobs are taken over after this", _lease_s
+        parser,
+        "--running-jobs",
+        str(usual.running),
+        "largest number of jobs that run at once; others wait",
+        at_least(1),
     )
     add_option(
-        parser, "--patience-s", f"{usual.patience_s:g}", "a job waits this long for a service that is down", seconds
+        parser,
+        "--lease-s",
+        f"{usual.lease_s:g}",
+        "seconds without a sign of life after which the jobs of a coordinator are taken over",
+        _lease_s,
+    )
+    add_option(
+        parser, "--patience-s", f"{usual.patience_s:g}", "seconds that a job waits for a service that is down", seconds
     )
     add_option(
         parser,
         "--uploads-bytes",
         str(usual.uploads_bytes),
-        "checkpoints that clients have sent and no job has taken yet, together",
+        "largest total size of uploaded checkpoints that no job has used yet",
         at_least(1),
     )
-    add_option(parser, "--only", "", "the one job to continue, though it is attached; without it, all of --runs")
+    add_option(parser, "--only", "", "continue this job only, also if it is attached; default: all jobs of --runs")
     add_env_modules(parser)
     args = parser.parse_args(argv)
     return Config(
@@ -75,6 +85,6 @@ def _lease_s(text: str) -> float:
     value = seconds(text)
     if value < LEAST_BEATS * BEAT_S:
         raise argparse.ArgumentTypeError(
-            f"{text!r}: give at least {LEAST_BEATS * BEAT_S:g}, for a sign of life takes a while"
+            f"{text!r}: give at least {LEAST_BEATS * BEAT_S:g}, because a sign of life is written twice a second"
         )
     return value

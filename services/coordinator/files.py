@@ -32,7 +32,7 @@ def open_file(folder: Path, path: str) -> tuple[BinaryIO, int]:
 
     Raises NotFoundError for every other path, symbolic links included.
     """
-    missing = NotFoundError(f"there is no file {path!r} in {folder}; `marless download` shows those that there are")
+    missing = NotFoundError(f"there is no file {path!r} in {folder}; `marless download` fetches those that exist")
     if not _is_for_users(path) or path != Path(path).as_posix():
         raise missing
     target = folder / path

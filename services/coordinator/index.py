@@ -135,4 +135,4 @@ def _read_token(token: str) -> tuple[float, str]:
         accepted_s, job = json.loads(base64.b64decode(token, altchars=b"-_", validate=True))
         return float(accepted_s), str(job)
     except (ValueError, TypeError, ArithmeticError, RecursionError):
-        raise SpecError(f"page_token {shown(token)} is none of ours; use the one that the last page gave") from None
+        raise SpecError(f"page_token {shown(token)} is not valid; use the one of the last page") from None

@@ -221,7 +221,7 @@ class Jobs:
             return None
         source = start.find(spec.start.checkpoint, self.runs, self.uploads)
         if (self.runs / job_id) in source.resolve().parents:
-            raise SpecError("start.checkpoint: a job cannot start from the one that it replaces; choose another id")
+            raise SpecError("start.checkpoint: a job cannot start from the job that it replaces; choose another id")
         start.load(source, job)
         return source
 
@@ -231,7 +231,9 @@ class Jobs:
         equal = there == spec
         if request.request_id and request.request_id == known.status.request_id:
             if not equal and not known.status.resumes:  # resumed ones may have other stop rules
-                raise AlreadyExistsError(f"job {request.job!r}: this request_id came with another spec before")
+                raise AlreadyExistsError(
+                    f"job {request.job!r}: this request_id was used with another spec; use a new request_id"
+                )
             return True
         if request.if_exists is IfExists.REPLACE:
             return equal and not request.request_id
@@ -261,7 +263,7 @@ class Jobs:
         elif live:
             live.cancel()
         elif not seen.status.ended:
-            raise JobStateError(f"job {job!r} is run by another coordinator; ask that one to cancel it")
+            raise JobStateError(f"job {job!r} is run by another coordinator; cancel it there")
         return await self.get(job)
 
     async def _resume(self, job: str, request_id: str, stop_json: str) -> View:
@@ -339,7 +341,7 @@ class Jobs:
 
     def _own(self, folder: RunFolder) -> None:
         if not folder.own():
-            raise JobStateError(f"job {folder.path.name!r} is in the hands of another coordinator; ask that one")
+            raise JobStateError(f"job {folder.path.name!r} is run by another coordinator; send the request to that one")
 
     def _check_room(self) -> None:
         if self._roster.waiting >= MAX_WAITING:

@@ -58,7 +58,7 @@ class Preparing:
         """Fail all waiting calls with UnreachableError; calling it twice is safe."""
         for done in self._waiting:
             if not done.done():
-                done.set_exception(UnreachableError("this coordinator stops; the next one takes the job"))
+                done.set_exception(UnreachableError("this coordinator is stopping; the next one accepts the job"))
 
     def _run(self, make: Callable[[], Job], done: asyncio.Future[Job]) -> None:
         job: Job | None = None

@@ -80,7 +80,7 @@ class Recovery:
         groups = self._job.sharing.decide(self._journal.history).groups
         opened = await self._pools.open_job(self._id, self._job, self.epoch, groups, round_=self._journal.rounds)
         if start and (strangers := sorted(start.policies.keys() - opened.keys())):  # joint critics
-            raise SpecError(f"start.checkpoint holds {', '.join(strangers)}, which this job has no use for")
+            raise SpecError(f"start.checkpoint holds {', '.join(strangers)}, which this job does not use")
         return opened
 
     async def _restore(self, present: Listing) -> None:

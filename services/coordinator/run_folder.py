@@ -136,7 +136,7 @@ class RunFolder:
             make_directory(self.path)
         if not self.own() or (self.path / "job.json").exists():
             self.release()
-            raise AlreadyExistsError(f"{self.path} holds a job already; choose another job id")
+            raise AlreadyExistsError(f"{self.path} contains a job already; choose another job id")
         try:
             with self._disk():
                 if start:

@@ -136,7 +136,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
 
 def _state_name(state: pb.JobState.ValueType) -> str:
     if state not in pb.JobState.values():
-        raise SpecError(f"{state} is no state of a job; known: {', '.join(pb.JobState.keys())}")
+        raise SpecError(f"{state} is not a state of a job; known: {', '.join(pb.JobState.keys())}")
     return pb.JobState.Name(state).removeprefix("JOB_STATE_")
 
 

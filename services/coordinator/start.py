@@ -43,7 +43,7 @@ def _of_job(job: str, runs: Path) -> Path:
             f"your machine has a slash in it: ./{job}"
         ) from None
     if directory.resolve() != runs.resolve() / directory.relative_to(runs):
-        raise SpecError(f"start.checkpoint: job {job!r} is a link, which may lead anywhere")
+        raise SpecError(f"start.checkpoint: job {job!r} is a link; links are not followed")
     return directory
 
 
@@ -65,7 +65,7 @@ def load(directory: Path, job: Job) -> Checkpoint:
             "give this job the groups (sharing.groups) of the job that wrote it"
         )
     if strangers := sorted(played.keys() - sources.values()):
-        raise SpecError(f"start.checkpoint holds {', '.join(strangers)}, which this job has no use for")
+        raise SpecError(f"start.checkpoint holds {', '.join(strangers)}, which this job does not use")
     policies = {policy: checkpoint.policies[source] for policy, source in sources.items()}
     policies |= {name: each for name, each in checkpoint.policies.items() if name not in played and _is_joint(each)}
     return replace(checkpoint, policies=policies)

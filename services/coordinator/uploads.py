@@ -72,7 +72,7 @@ class Uploads:
         """The directory of an upload; raises NotFoundError if it does not exist or has expired."""
         found = _REFERENCE.fullmatch(reference)
         if not found or not (self._directory / found[1]).is_dir():
-            raise NotFoundError("start.checkpoint: that upload is not here, or not any more; submit the job again")
+            raise NotFoundError("start.checkpoint: the upload does not exist or has expired; submit the job again")
         return self._directory / found[1]
 
     def drop(self, reference: str) -> None:

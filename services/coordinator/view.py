@@ -101,7 +101,7 @@ def read(folder: RunFolder) -> View:
             random_win_rate=summary.get("random_win_rate"),
         )
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise CorruptError(f"{folder.path}: the summary in job.json is none of a job") from None
+        raise CorruptError(f"{folder.path}: the summary in job.json is damaged") from None
 
 
 def ended(status: JobStatus, folder: RunFolder, state: str, reason: str) -> JobStatus:

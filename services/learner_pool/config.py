@@ -41,13 +41,17 @@ def parse(argv: Sequence[str] | None = None) -> Config:
     cores = os.cpu_count() or 1
     parser = option_parser("learner_pool", "Takes trajectories in and turns them into new policy versions.")
     add_option(parser, "--param-store", "", "address of the param_store")
-    add_option(parser, "--learner-workers", "1", "learner worker processes at most", at_least(1))
+    add_option(parser, "--learner-workers", "1", "largest number of learner workers", at_least(1))
     add_option(parser, "--learner-threads", "0", "torch threads per worker; 0: the cores, shared evenly", at_least(0))
-    add_option(parser, "--warm-workers", "0", "workers started with the pool, before anyone asks", at_least(0))
-    add_option(parser, "--keep-alive-s", "600", "seconds after which idle workers are released", seconds)
-    add_option(parser, "--spool", _memory_backed(), "directory of trajectories that wait, and of replays")
-    add_option(parser, "--spool-bytes", str(2 * 2**30), "bytes of waiting trajectories and replays", at_least(1))
-    add_option(parser, "--replay-keep-s", "86400", "seconds after which unused replays are removed", seconds)
+    add_option(
+        parser, "--warm-workers", "0", "workers that are started with the pool, before a task needs them", at_least(0)
+    )
+    add_option(parser, "--keep-alive-s", "600", "seconds after which an idle worker is stopped", seconds)
+    add_option(parser, "--spool", _memory_backed(), "directory for waiting trajectories and for replays")
+    add_option(
+        parser, "--spool-bytes", str(2 * 2**30), "largest total size of waiting trajectories and replays", at_least(1)
+    )
+    add_option(parser, "--replay-keep-s", "86400", "seconds after which an unused replay is removed", seconds)
     add_worker_tls(parser)
     args = parser.parse_args(argv)
     return Config(

@@ -123,7 +123,7 @@ class Learning:
         try:
             await self._hold(task.job, held, present)
         except CorruptError as error:
-            raise SpecError(f"what the store has of job {task.job} does not fit its spec: {error}") from None
+            raise SpecError(f"the stored versions of job {task.job} do not fit its spec: {error}") from None
         fresh = [name for name in names if name not in present]
         for name in fresh:
             held.learner.load(name, held.learner.initial(name, held.spec.seed))

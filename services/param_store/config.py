@@ -19,7 +19,7 @@ class Config:
     server: ServerOptions
     redis: RedisOptions
     keep: int
-    """Number of newest versions kept of each policy, in addition to pinned ones."""
+    """Number of number of newest versions of each policy that are kept, in addition to pinned ones."""
     intake_bytes: int
     """Total bytes that publishes in progress may hold in memory."""
 
@@ -27,18 +27,24 @@ class Config:
 def parse(argv: Sequence[str] | None = None) -> Config:
     """Read the options from flags and MARLESS_* environment variables."""
     parser = option_parser("param_store", "Keeps versioned policy states in Redis.")
-    add_option(parser, "--redis-url", "", "Redis to use (6.2 or newer); without it, one is found and started")
+    add_option(
+        parser, "--redis-url", "", "Redis to use (6.2 or newer); without it, the service starts a Redis of its own"
+    )
     add_option(parser, "--redis-password-file", "", "file that holds the password for --redis-url")
     parser.add_argument(
         "--redis-insecure",
         action="store_true",
         default=os.environ.get("MARLESS_REDIS_INSECURE", "") not in ("", "0"),
-        help="let --redis-url lead beyond this machine without TLS or a password [$MARLESS_REDIS_INSECURE]",
+        help="allow a Redis on another machine without TLS or a password [$MARLESS_REDIS_INSECURE]",
     )
-    add_option(parser, "--data-dir", "", "where a Redis that is started keeps its data; without it, they are temporary")
-    add_option(parser, "--redis-maxmemory", "1gb", "memory bound of a Redis that is started, in Redis's notation")
-    add_option(parser, "--keep", "3", "newest versions kept of each policy", at_least(2))  # a round may be repeated
-    add_option(parser, "--intake-bytes", str(2**29), "bytes that publishes in progress may hold together", at_least(1))
+    add_option(parser, "--data-dir", "", "data directory of a Redis that the service starts; default: a temporary one")
+    add_option(
+        parser, "--redis-maxmemory", "1gb", "memory limit of a Redis that the service starts, in Redis's notation"
+    )
+    add_option(
+        parser, "--keep", "3", "number of newest versions of each policy that are kept", at_least(2)
+    )  # a round may be repeated
+    add_option(parser, "--intake-bytes", str(2**29), "largest total size of publishes in progress", at_least(1))
     args = parser.parse_args(argv)
     if args.redis_url != os.environ.get("MARLESS_REDIS_URL", "") and holds_password(args.redis_url):
         parser.error(

@@ -82,9 +82,9 @@ def redis_errors(trouble: Callable[[], str]) -> Iterator[None]:
         raise UnreachableError(f"Redis cannot be used now ({error}); {trouble()}") from None
     except exceptions.NoPermissionError as error:
         raise UnavailableError(
-            f"Redis does not let the store's user do what it must ({error}); docs/operating.md has the ACL to give it"
+            f"Redis does not let the store's user do what it must ({error}); give it the ACL in docs/operating.md"
         ) from None
     except exceptions.ResponseError as error:
         if "MISCONF" in str(error):
-            raise UnavailableError(f"Redis cannot write to its disk, is it full? {error}") from None
+            raise UnavailableError(f"Redis cannot write to its disk, which may be full: {error}") from None
         raise

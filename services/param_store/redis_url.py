@@ -58,11 +58,11 @@ def _check(settings: Mapping[str, Any]) -> None:  # Any: as redis-py has them
         return
     if not encrypted:
         raise SpecError(
-            f"the Redis at {settings['host']} would be spoken to in plain text: use rediss:// (TLS), {_INSECURE}"
+            f"the Redis at {settings['host']} would be used without encryption: use rediss:// (TLS), {_INSECURE}"
         )
     if not settings.get("password"):
         raise SpecError(
-            f"the Redis at {settings['host']} would let anybody in: give its user a password, by MARLESS_REDIS_URL or "
+            f"the Redis at {settings['host']} has no password: give its user a password, by MARLESS_REDIS_URL or "
             f"--redis-password-file, {_INSECURE}"
         )
 

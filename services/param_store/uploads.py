@@ -41,7 +41,7 @@ class Uploads:
         total = sum(part.size_bytes for part in parts)
         if min((part.size_bytes for part in parts), default=0) < 0 or total > self._room.limit_bytes:
             raise SpecError(
-                f"a publish of {total} bytes; this store takes {self._room.limit_bytes} at most (--intake-bytes)"
+                f"a publish of {total} bytes; this store accepts {self._room.limit_bytes} at most (--intake-bytes)"
             )
         await self._room.take(job, total, wait_s=self._wait_s)
         try:

@@ -312,7 +312,7 @@ def test_tls_without_a_token_is_refused_beyond_this_machine(tls):
 
 
 async def test_a_clients_token_does_not_pass_for_the_tokens_of_a_service():
-    with pytest.raises(errors.SpecError, match=r"MARLESS_TOKEN is what a client shows; a service takes .* --tokens"):
+    with pytest.raises(errors.SpecError, match=r"MARLESS_TOKEN is for clients; a service reads .* --tokens"):
         async with probe_served("127.0.0.1:0", RIGHT):
             pass
 

@@ -106,7 +106,7 @@ def test_up_and_down_are_said_and_may_be_repeated(place):
 
     code, again, said = place.type("up", "--actor-workers", "7")
     assert (code, again) == (0, address)
-    assert said.startswith(f"marless: up already, since process {noted['pid']}; ")
+    assert said.startswith(f"marless: already up (process {noted['pid']}); ")
     assert place.stack.supervisor() == noted["pid"]
 
     assert place.type("down") == (0, "", "marless: down")
@@ -196,7 +196,7 @@ def test_a_stack_that_cannot_be_started_says_why(place, tmp_path):
 def test_an_address_that_cannot_be_found_again_is_refused(place, listen):
     code, out, said = place.type("up", "--listen", listen)
     assert (code, out) == (2, "")
-    assert said.startswith(f"marless: --listen {listen}: give the host:port that clients are to use")
+    assert said.startswith(f"marless: --listen {listen}: give the host and a fixed port for clients")
     assert not (place.path / "runs").exists()
 
 

@@ -349,7 +349,7 @@ async def test_a_submission_is_known_by_its_request_id(jobs):
     job = name()
     first = await jobs.submit(submission(job, request_id="r", **ENDLESS))
     assert (await jobs.submit(submission(job, request_id="r", **ENDLESS))).status.accepted_s == first.status.accepted_s
-    with pytest.raises(AlreadyExistsError, match="this request_id came with another spec before"):
+    with pytest.raises(AlreadyExistsError, match="this request_id was used with another spec; use a new request_id"):
         await jobs.submit(submission(job, request_id="r", seed=5, **ENDLESS))
     with pytest.raises(AlreadyExistsError, match="exists; choose another id, or say what to do if it exists"):
         await jobs.submit(submission(job, request_id="s", **ENDLESS))

@@ -239,7 +239,7 @@ async def test_without_any_checkpoint_that_can_be_read_nothing_is_thrown_away(cl
     run = await go_on(folder, cluster.pools)
     assert run.status.state == "FAILED"
     assert run.status.reason.startswith("the store has lost the job's versions, and no checkpoint can be read: ")
-    assert run.status.reason.endswith("manifest.json: this is no checkpoint manifest")
+    assert run.status.reason.endswith("manifest.json: this is not a checkpoint manifest")
     assert len(list(folder.records())) == 2
 
 

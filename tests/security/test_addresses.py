@@ -81,7 +81,7 @@ async def test_what_is_no_socket_is_not_deleted_to_listen_there(tmp_path, what):
             place.mkdir()
         case "link":
             place.symlink_to(precious)
-    with pytest.raises(SpecError, match=rf"cannot listen on unix:{place}: what is there is no socket"):
+    with pytest.raises(SpecError, match=rf"cannot listen on unix:{place}: a file that is not a socket exists there"):
         async with served(f"unix:{place}"):
             pass
     assert precious.read_text() == "years of work"

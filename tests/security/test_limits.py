@@ -58,7 +58,7 @@ REFUSED = {
     "a long field": "72,000 characters; at most 10,000 are taken$",
     "many groups": r"sharing\.groups: .* at most 512 of them$",
     "many members": r"sharing\.groups\.p: .* at most 512 of them$",
-    "deep sections": "more than 20 deep within one another$",
+    "deep sections": "are nested more than 20 deep$",
     "a long text": "20,000 characters; at most 10,000 are taken$",
     "a whole number beyond all use": "agents may be 512 at most, got 1000",
 }
@@ -101,7 +101,7 @@ def test_aliases_and_merged_mappings_of_a_useful_size_are_taken():
 
 def test_what_nests_too_deep_for_the_parser_is_refused_too():
     for text in ("[" * 100_000, '{"a":' * 100_000, "[" * 30 + "]" * 30):
-        with pytest.raises(SpecError, match=r"deep within one another|not valid JSON"):
+        with pytest.raises(SpecError, match=r"nested more than|not valid JSON"):
             from_json(text)
 
 
@@ -128,7 +128,7 @@ def test_aliases_that_multiply_are_refused_before_they_are_followed(tmp_path):
     started_s = time.perf_counter()
     with pytest.raises(SpecError, match="more than 20,000 values"):
         load(tmp_path / "bomb.yaml")
-    with pytest.raises(SpecError, match="deep within one another"):
+    with pytest.raises(SpecError, match="nested more than"):
         load(tmp_path / "loop.yaml")
     assert time.perf_counter() - started_s < SOON_S
 

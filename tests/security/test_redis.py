@@ -269,10 +269,10 @@ class Shared:
 @pytest.mark.parametrize(
     ("url", "sentence"),
     [
-        ("redis://redis.example.org", "in plain text: use rediss://"),
-        (f"redis://:{CANARY}@10.0.0.9:6379/0", "in plain text: use rediss://"),
-        ("redis://?host=10.0.0.9", "in plain text: use rediss://"),
-        ("rediss://redis.example.org", "would let anybody in"),
+        ("redis://redis.example.org", "without encryption: use rediss://"),
+        (f"redis://:{CANARY}@10.0.0.9:6379/0", "without encryption: use rediss://"),
+        ("redis://?host=10.0.0.9", "without encryption: use rediss://"),
+        ("rediss://redis.example.org", "has no password"),
         (f"rediss://u:{CANARY}@redis.example.org?ssl_cert_reqs=none", "verification of certificates"),
         (f"rediss://u:{CANARY}@redis.example.org?ssl_cert_reqs=optional", "verification of certificates"),
         (f"rediss://u:{CANARY}@redis.example.org?ssl_check_hostname=false", "verification of certificates"),

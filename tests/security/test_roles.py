@@ -165,7 +165,7 @@ def test_services_that_no_user_speaks_to_ask_for_certificates(tls):
     told = ["--tls-cert", tls["server.pem"], "--tls-key", tls["server.key"]]
     for config in (actor_pool, learner_pool, param_store):
         security = config.parse(told).server.security
-        with pytest.raises(SpecError, match="who calls must show a certificate; set --tls-ca"):
+        with pytest.raises(SpecError, match="callers must present a certificate; set --tls-ca"):
             security.server_credentials("127.0.0.1:0")
         assert config.parse([*told, "--tls-ca", tls["ca.pem"]]).server.security.mutual
     assert not coordinator.parse([*told, "--tls-ca", tls["ca.pem"]]).server.security.mutual

@@ -144,7 +144,7 @@ LONG_NUMBER = b'{"job":"j","round":' + 5000 * b"1" + b"}"  # beyond what Python 
 def test_a_line_that_is_not_its_rounds_record_ends_a_batch_with_its_name(lines, line):
     with lines.open("ab") as file:
         file.write(line + b"\n")
-    with pytest.raises(CorruptError, match=r"rounds\.jsonl, line 4: this is no record of round 4"):
+    with pytest.raises(CorruptError, match=r"rounds\.jsonl, line 4: this is not the record of round 4"):
         RoundReader(lines).batch(2)
 
 

@@ -144,7 +144,7 @@ ENVIRONMENT = {
     "scaling: {name: adept}": "job.yaml: scaling: unknown scaling policy 'adept'; did you mean 'adapt'? known: adapt, ",
     "scaling: {name: marless, min_actors: 3}": "scaling.min_actors is 3, more than actors.count, 2, which is the most",
     "scaling: {name: adapt, goal: -20, baseline: -20}": "scaling.goal is -20.0, not above scaling.baseline, -20.0; ",
-    "scaling: {name: max, within_budget: true}": "scaling.within_budget: there is no budget to stay within; set stop.c",
+    "scaling: {name: max, within_budget: true}": "scaling.within_budget: it needs a budget; set stop.c",
     "actors: {count: 9, envs: 1, steps: 2}\nscaling: {name: nitro, min_actors: 1}": "algorithm.minibatches is 4, but a "
     "policy gets only 2 samples a round",
     "actors: {count: 1, envs: 1, steps: 3}": "algorithm.minibatches is 4, but a policy gets only 3 samples a round",
@@ -158,7 +158,7 @@ ENVIRONMENT = {
     "sharing: {groups: {a: [agent_0, agent_0, agent_1, agent_2]}}": "sharing.groups: agent_0 is in 2 groups; ",
     "sharing: {groups: {a: [agent_0, agent_1]}}": "sharing.groups: no group holds agent_2; every agent needs a policy",
     "sharing: {groups: {a: [agent_0, agent_1, agent_2], b: []}}": "sharing.groups: b holds no agent; leave it out",
-    "sharing: {groups: {../a: [agent_0, agent_1, agent_2]}}": "sharing.groups: '../a' cannot name a policy",
+    "sharing: {groups: {../a: [agent_0, agent_1, agent_2]}}": "sharing.groups: '../a' cannot be the name of a policy",
     "env: {name: mpe/simple_adversary}\nsharing: {groups: {a: [adversary_0, agent_0, agent_1]}}": "sharing.groups: "
     "a mixes agents with different spaces (classes adversary, agent); only agents of one class can share a policy",
 }
@@ -171,7 +171,7 @@ def test_a_spec_that_does_not_fit_its_environment_says_which_section(text):
 
 def test_an_agent_that_cannot_name_a_policy_needs_a_group():
     spaces = EnvSpaces((AgentClass("reds", ("red one",), 1, Discrete(2)),), 0, None)
-    with pytest.raises(SpecError, match="'red one' cannot name a policy"):
+    with pytest.raises(SpecError, match="'red one' cannot be the name of a policy"):
         initial_groups("independent", spaces)
     assert initial_groups({"red": ["red one"]}, spaces)[0].agents == ("red one",)
 

@@ -172,7 +172,7 @@ def unpack(packed: PackedScheduler, source: str) -> Loaded:
         raise _foreign(source) from None
     digest = hashlib.sha256(blob).hexdigest()
     if digest != packed.sha256:
-        raise SpecError(f"{source}: its weights are not what was written (sha256 differs): train the scheduler again")
+        raise SpecError(f"{source}: its weights were changed (sha256 differs): train the scheduler again")
     scheduler = Scheduler(
         task=Task(**packed.task.model_dump()),
         center=np.array([each.center for each in features]),
@@ -222,4 +222,6 @@ def _weights(blob: bytes, source: str) -> dict[str, NDArray[np.float64]]:
 
 
 def _foreign(source: str) -> SpecError:
-    return SpecError(f"{source}: `marless scheduler train` wrote no such file, or another version of it did")
+    return SpecError(
+        f"{source}: not a file of `marless scheduler train`, or one of another version; train the scheduler again"
+    )

@@ -72,7 +72,7 @@ def test_redis_is_found_and_asked(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     check(software.redis(), FAIL, f"Redis 5.0.7 ({program})")
     program.write_text("#!/bin/sh\necho hello\n")
-    check(software.redis(), FAIL, "does not say its version: 'hello'")
+    check(software.redis(), FAIL, "does not print its version: 'hello'")
 
 
 def test_without_any_redis(monkeypatch):

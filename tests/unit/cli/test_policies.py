@@ -86,7 +86,7 @@ MISTAKES = {
     ("evaluate", "job-1", "--env-option", "agents=["): (2, "--env-option 'agents=[': '[' is not a YAML value"),
     ("evaluate", "job-1", "--env-option", "agent=2"): (2, "environment mpe/simple_spread: unknown option 'agent'"),
     ("evaluate", "job-1", "--env-option", "agents=3"): (2, "no policy for agent_2 of this environment"),
-    ("evaluate", "runs/job-1/spec.yaml"): (1, "runs/job-1/spec.yaml is no policy, or it is damaged"),
+    ("evaluate", "runs/job-1/spec.yaml"): (1, "runs/job-1/spec.yaml is not a policy, or it is damaged"),
     ("evaluate", "job-1", "--render", "none/film.gif"): (1, "none/film.gif: there is no directory none; make"),
     ("evaluate", "nowhere", "--render", "film.mp4"): (
         2,

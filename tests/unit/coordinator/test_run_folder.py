@@ -131,7 +131,7 @@ def test_a_pending_file_that_was_not_finished_is_none(folder):
 
 def test_a_folder_in_which_a_job_is_or_has_run_is_taken(folder):
     for _ in range(2):
-        with pytest.raises(AlreadyExistsError, match="holds a job already; choose another job id"):
+        with pytest.raises(AlreadyExistsError, match="contains a job already; choose another job id"):
             RunFolder(folder.path).create(SPEC, STATUS)
         folder.release()
 

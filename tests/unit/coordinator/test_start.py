@@ -58,7 +58,7 @@ def test_what_is_not_there_is_said_by_name(find, reference, sentence):
 
 @pytest.mark.parametrize("reference", ["upload:", "upload:../done", f"upload:{'0' * 64}", f"upload:{'0' * 64}\n"])
 def test_an_upload_that_is_not_there_is_to_be_sent(find, reference):
-    with pytest.raises(NotFoundError, match=r"^start.checkpoint: that upload is not here"):
+    with pytest.raises(NotFoundError, match=r"^start.checkpoint: the upload does not exist"):
         find(reference)
 
 

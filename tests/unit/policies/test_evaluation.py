@@ -69,6 +69,6 @@ def test_the_environment_is_that_of_training_unless_another_is_named(team, tmp_p
         evaluate(team, options={"landmarks": 1}, episodes=1, seed=0)
     (tmp_path / "job" / "spec.yaml").unlink()
     lone = marless.load_policy(tmp_path / "job" / "checkpoints" / "round-000001")
-    with pytest.raises(SpecError, match="nothing says which environment"):
+    with pytest.raises(SpecError, match="is not known; give one"):
         evaluate(lone, episodes=1, seed=0)
     assert reported(lone.origin) is None

@@ -145,7 +145,7 @@ def test_damage_is_named(run):
     part = checkpoint / "x.acting.safetensors"
     good = part.read_bytes()
     part.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
-    assert refusal(CorruptError, run).startswith(f"{part} is not what was written")
+    assert refusal(CorruptError, run).startswith(f"{part} was changed after it was written")
     part.unlink()
     assert refusal(NotFoundError, run) == f"{part}: there is no such checkpoint file"
     part.write_bytes(good)
@@ -155,7 +155,7 @@ def test_damage_is_named(run):
         assert refusal(CorruptError, run)
     (checkpoint / "manifest.json").write_text(json.dumps(manifest))
     (run / "spec.yaml").write_text("env: [")
-    assert refusal(CorruptError, run) == f"{run}/spec.yaml: it is missing, or no job's resolved spec"
+    assert refusal(CorruptError, run) == f"{run}/spec.yaml: it is missing, or not a job's resolved spec"
 
 
 @pytest.mark.parametrize("lost", ["policy.0.weight", "policy.1.bias"])
@@ -184,7 +184,7 @@ def test_an_export_that_is_damaged_anywhere(run, tmp_path):
         assert str(path) in refusal((CorruptError, SpecError), path)
     for cut in (0, 5, len(good) // 2, len(good) - 1):
         path.write_bytes(good[:cut])
-        assert refusal(CorruptError, path).startswith(f"{path} is no policy, or it is damaged: ")
+        assert refusal(CorruptError, path).startswith(f"{path} is not a policy, or it is damaged: ")
 
 
 def test_a_file_that_is_no_export(run, tmp_path):
