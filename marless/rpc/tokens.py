@@ -98,11 +98,11 @@ def read(directory: Path, before: Mapping[Role, tuple[str, ...]]) -> dict[Role, 
             if tokens := _of_file(directory / role):
                 held[role] = tokens
             elif role in before:
-                _warn(f"{directory / role} has gone; its tokens stay good until it is there again")
+                _warn(f"{directory / role} no longer exists; its tokens stay valid until it exists again")
         except SpecError as error:
             if role not in before:
                 raise
-            _warn(f"{error}; its last tokens stay good")
+            _warn(f"{error}; its last tokens stay valid")
     if not held:
         raise SpecError(f"{directory} has no token; `marless tokens {directory}` makes them")
     every = [token for tokens in held.values() for token in tokens]

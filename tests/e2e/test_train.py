@@ -458,7 +458,7 @@ def test_either_a_job_file_or_a_job(monkeypatch, capsys, arguments):
 
 def test_a_job_that_is_not_there(monkeypatch, capsys, tmp_path):
     code, said = refused(monkeypatch, capsys, "--resume", "nothing", "--runs", str(tmp_path))
-    assert (code, said) == (102, f"marless: {tmp_path}/nothing holds no job\n")
+    assert (code, said) == (102, f"marless: {tmp_path}/nothing contains no job\n")
 
 
 def test_a_job_id_that_is_taken_or_cannot_be_used(undisturbed, monkeypatch, capsys):

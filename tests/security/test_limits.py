@@ -109,8 +109,8 @@ def test_what_is_no_text_and_no_number_is_refused():
     for text, why in (
         ('{"env": {"name": "\\ud800"}}', "half a character"),
         ('{"\\udfff": 1}', "half a character"),
-        ('{"seed": NaN}', "NaN is no JSON number"),
-        ('{"seed": -Infinity}', "-Infinity is no JSON number"),
+        ('{"seed": NaN}', "NaN is not a JSON number"),
+        ('{"seed": -Infinity}', "-Infinity is not a JSON number"),
         ('{"seed": 9007199254740993}', "seed: got 9007199254740993; allowed: at most 2147483647"),
         ("1" * 5000, "not valid JSON"),
         (json.dumps(["x" * 1000] * 1100), "longer than 1,048,576 characters"),

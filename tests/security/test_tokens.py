@@ -81,11 +81,11 @@ def test_looking_is_rare(tmp_path, held, clock, monkeypatch):
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (lambda path: path.unlink(), "has gone"),
+        (lambda path: path.unlink(), "no longer exists"),
         (lambda path: path.write_text(""), "is empty"),
-        (lambda path: path.write_text("two words in a line\n"), "is no token"),
-        (lambda path: path.write_bytes(b"\xff" * 32), "is no token"),
-        (lambda path: path.write_text("short\n"), "is no token"),
+        (lambda path: path.write_text("two words in a line\n"), "is not a token"),
+        (lambda path: path.write_bytes(b"\xff" * 32), "is not a token"),
+        (lambda path: path.write_text("short\n"), "is not a token"),
         (lambda path: path.chmod(0o644), "chmod 600"),
         (lambda path: (path.unlink(), path.mkdir()), "is not a file of tokens"),
         (lambda path: (path.unlink(), os.mkfifo(path, 0o600)), "is not a file of tokens"),

@@ -137,7 +137,7 @@ def test_no_checkpoint_yet_or_not_of_this_round(run):
 def test_a_round_of_what_is_one_checkpoint(run, tmp_path):
     marless.load_policy(run).export("x", tmp_path / "x.safetensors")
     for one in (run / "checkpoints" / "round-000010", tmp_path / "x.safetensors"):
-        assert "that is one checkpoint" in refusal(SpecError, one, round=10)
+        assert "that is a single checkpoint" in refusal(SpecError, one, round=10)
 
 
 def test_damage_is_named(run):
@@ -190,7 +190,7 @@ def test_an_export_that_is_damaged_anywhere(run, tmp_path):
 def test_a_file_that_is_no_export(run, tmp_path):
     part = run / "checkpoints" / "round-000020" / "x.acting.safetensors"
     assert refusal(SpecError, part).startswith(f"{part} holds no exported policy")
-    assert refusal(CorruptError, run / "spec.yaml").startswith(f"{run}/spec.yaml is no policy")
+    assert refusal(CorruptError, run / "spec.yaml").startswith(f"{run}/spec.yaml is not a policy")
 
 
 # Export
