@@ -34,7 +34,7 @@ def check(path: Path) -> None:
     does not exist.
     """
     if path.suffix.lower() != SUFFIX:
-        raise SpecError(f"{path}: a film is an animated GIF; choose a name that ends with {SUFFIX}")
+        raise SpecError(f"{path}: a film is an animated GIF; give it a name that ends with {SUFFIX}")
     if not path.parent.is_dir():
         raise UnavailableError(f"{path}: there is no directory {path.parent}; make it, or choose another")
     if importlib.util.find_spec("PIL") is None:
