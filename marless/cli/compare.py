@@ -51,23 +51,19 @@ def compare(  # noqa: PLR0913, PLR0917  # a command has as many parameters as op
         str,
         typer.Option(
             metavar="A,B,…",
-            help="Presets to compare: of marless, or of a file as FILE.yaml:NAME.",
+            help="Presets, of marless or of a file as FILE.yaml:NAME.",
             autocompletion=completion.presets,
         ),
     ] = ALL,
     seeds: Annotated[
         int,
-        typer.Option(
-            parser=positive, metavar="N", help="Runs per preset, with equal seeds: the job's and the next ones."
-        ),
+        typer.Option(parser=positive, metavar="N", help="Runs per preset: the job's seed and the next ones."),
     ] = 5,
     rounds: Annotated[
         int | None, typer.Option(parser=positive, metavar="N", help="Short for --set stop.rounds=N.")
     ] = None,
     override: OverrideOption = [],  # noqa: B006  # typer's way
-    slots: Annotated[
-        int, typer.Option(parser=positive, metavar="N", help="vCPUs of the cluster whose wall-clock time is modelled.")
-    ] = 64,
+    slots: Annotated[int, typer.Option(parser=positive, metavar="N", help="vCPUs of the modelled cluster.")] = 64,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="For runs, table and picture; default: <runs>/compare-<job>.")
     ] = None,
@@ -75,7 +71,7 @@ def compare(  # noqa: PLR0913, PLR0917  # a command has as many parameters as op
         bool, typer.Option("--resume", help="Continue in --out; finished runs are not repeated.")
     ] = False,
     document: Annotated[
-        Path | None, typer.Option(metavar="FILE.md", help="Replace the block with the job's name in this document.")
+        Path | None, typer.Option(metavar="FILE.md", help="Write the table into the block with the job's name.")
     ] = None,
     output: OutputOption = Output.table,
 ) -> None:
