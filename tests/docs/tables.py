@@ -42,6 +42,7 @@ class Treatment:
 
 
 _SPREAD = "marless submit examples/spread.yaml --job spread --if-exists use --wait"
+# What other pages have left, where a transcript would show it.
 _EMPTY = ("marless list -o name | xargs -r marless delete", "rm -rf here")
 _BY_ROUNDS = "--set stop.env_steps=null"
 _RECORD = "marless train examples/spread6.yaml --set actors.count=16 --set actors.envs=8 --set algorithm.lr=0.002"
@@ -49,7 +50,7 @@ _RECORD = "marless train examples/spread6.yaml --set actors.count=16 --set actor
 TREATMENTS: Mapping[str, Treatment] = {
     "README.md": Treatment(shortened={"--job spread": "--job spread --if-exists replace"}),
     "docs/policies.md": Treatment(before=(_SPREAD,), shortened={"--episodes 1000": "--episodes 10"}),
-    "docs/client.md": Treatment(shortened={"stop.rounds=40": "stop.rounds=2"}),
+    "docs/client.md": Treatment(before=_EMPTY, shortened={"stop.rounds=40": "stop.rounds=2"}),
     "docs/tour.md": Treatment(
         before=(*_EMPTY, "marless down"),
         shortened={f"stop.env_steps={n}": "stop.rounds=null --set stop.env_steps=400" for n in ("1e5", "2e5", "4e5")},
