@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench import harness
@@ -21,22 +22,30 @@ from marless.cli.stack import LocalStack
 from marless.client import AsyncClient
 from marless.pricing import prices
 from marless.pricing.bill import bill
-from marless.pricing.money import usd
 from marless.record import RoundRecord
 
-ROUNDS = 220
+ROUNDS = 660
+"""A minute or more: the first rounds after a start are slower, which would be most of a shorter job."""
 INTERRUPTIONS = 10
 DOWN_S = 5.0
 """Seconds that the stack is down; a round takes a fiftieth of it, so that a charge for it would be noticed."""
 TIMEOUT_S = 120.0
 _JOB = "interrupted"
 
-Money = Mapping[str, float]
-"""US dollars by function and item, as `marless cost` shows them."""
+
+@dataclass(frozen=True)
+class Run:
+    """What a job was charged, and for how long it trained."""
+
+    billed_usd: float
+    without_starts_usd: float
+    """As if every function had been there when it was called."""
+    trained_s: float
+    """Its rounds and the time between them."""
 
 
-async def train(seed: int, interruptions: int, place: Path) -> tuple[Money, float]:
-    """Train the job with this many interruptions; returns its charges, and its training time in seconds."""
+async def train(seed: int, interruptions: int, place: Path) -> Run:
+    """Train the job with this many interruptions; returns what it was charged."""
     job = spec.parse({"name": _JOB, **settings(Request(seed, 0)), "stop": {"rounds": ROUNDS}}, "job")
     ends = [ROUNDS * n // (interruptions + 1) for n in range(1, interruptions + 2)]
     for until in ends:
@@ -62,25 +71,27 @@ async def _records(client: AsyncClient, rounds: int) -> list[RoundRecord]:
     raise harness.BenchError(f"the job ended after {len(found)} rounds")
 
 
-def charges(records: Sequence[RoundRecord], job: spec.JobSpec) -> tuple[Money, float]:
-    """Charges for these rounds by accounting `billed`, and their training time in seconds."""
-    kinds = bill(records, job, prices.load()).by("kind", "billed")
-    return {kind: usd(picos) for kind, picos in kinds.items()}, sum(record.spent_s for record in records)
+def charges(records: Sequence[RoundRecord], job: spec.JobSpec) -> Run:
+    """What these rounds are charged as billed."""
+    listed = prices.load()
+    billed, without = (bill(each, job, listed).total_usd("billed") for each in (records, map(without_starts, records)))
+    return Run(billed, without, sum(record.spent_s for record in records))
 
 
-def without_starts(charged: Money) -> float:
-    """US dollars of all charges except those for starts."""
-    return sum(dollars for kind, dollars in charged.items() if not kind.endswith(": start"))
+def without_starts(record: RoundRecord) -> RoundRecord:
+    """The round with functions that were all there already."""
+    return replace(record, invocations=tuple(replace(each, cold=False, init_s=0.0) for each in record.invocations))
 
 
-def row(seed: int, interruptions: int, charged: Money, trained_s: float) -> Row:
-    """One row of the table, for one run."""
+def row(seed: int, interruptions: int, run: Run) -> Row:
+    """A line a run."""
     return {
         "seed": seed,
         "interruptions": interruptions,
-        "billed ($)": round(sum(charged.values()), 6),
-        "of it starts ($)": round(sum(charged.values()) - without_starts(charged), 6),
-        "training time (s)": round(trained_s, 1),
+        "billed ($)": round(run.billed_usd, 6),
+        "of it starts ($)": round(run.billed_usd - run.without_starts_usd, 6),
+        "without starts ($)": round(run.without_starts_usd, 6),
+        "training time (s)": round(run.trained_s, 1),
     }
 
 
@@ -91,10 +102,10 @@ async def measure(runs: int) -> tuple[list[Row], list[float]]:
         found = []
         for interruptions in (0, INTERRUPTIONS):
             with tempfile.TemporaryDirectory(prefix="marless-bench-") as folder:
-                charged, trained_s = await train(seed, interruptions, Path(folder))
-            rows.append(row(seed, interruptions, charged, trained_s))
-            harness.say(f"{rows[-1]} {dict(sorted(charged.items()))}")
-            found.append(without_starts(charged))
+                run = await train(seed, interruptions, Path(folder))
+            rows.append(row(seed, interruptions, run))
+            harness.say(str(rows[-1]))
+            found.append(run.without_starts_usd)
         ratios.append(found[1] / found[0])
     return rows, ratios
 
