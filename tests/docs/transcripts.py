@@ -54,7 +54,11 @@ def structure(lines: Sequence[str]) -> list[str]:
 
 def same(shown: Sequence[str], seen: Sequence[str]) -> bool:
     """True if a run printed what a page shows; `...` stands for any lines."""
-    parts = [re.escape("\n".join([*structure(part), ""])) if part else "" for part in _parts(shown)]
+    parts, last = [], ""
+    for part in map(structure, _parts(shown)):
+        left = part[1:] if part and part[0] == last else part  # equal lines count once, also around `...`
+        parts.append(re.escape("".join(f"{line}\n" for line in left)))
+        last = part[-1] if part else last
     return re.fullmatch(r"(?:.*\n)*".join(parts), "".join(f"{line}\n" for line in structure(seen))) is not None
 
 
