@@ -106,13 +106,13 @@ def test_up_and_down_are_said_and_may_be_repeated(place):
 
     code, again, said = place.type("up", "--actor-workers", "7")
     assert (code, again) == (0, address)
-    assert said.startswith(f"marless: already up (process {noted['pid']}); ")
+    assert said.startswith(f"marless: up already (process {noted['pid']}); ")
     assert place.stack.supervisor() == noted["pid"]
 
     assert place.type("down") == (0, "", "marless: down")
     place.assert_nothing_left(family)
     assert place.stack.read() is None
-    assert place.type("down") == (0, "", "marless: nothing was up")
+    assert place.type("down") == (0, "", "marless: no services were running")
 
 
 def test_a_supervisor_that_was_killed_leaves_nothing_running_and_the_next_up_starts_anew(place):
@@ -131,7 +131,7 @@ def test_a_supervisor_that_was_killed_leaves_nothing_running_and_the_next_up_sta
     code, out, _ = place.type("doctor", "-o", "json")
     [stack] = [finding for finding in json.loads(out) if finding["check"] == "stack"]
     assert (code, stack["found"]) == (0, f"its supervisor, process {family[0].pid}, was killed")
-    assert place.type("down") == (0, "", "marless: nothing was up")
+    assert place.type("down") == (0, "", "marless: no services were running")
     assert place.stack.read() is None
 
 
