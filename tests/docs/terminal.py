@@ -75,7 +75,8 @@ class Screen:
 
 def _wrapped(line: str) -> str:
     """A line that is longer than the terminal is wide, parted at words: easier to read than where the edge is."""
-    return line if len(line) <= COLUMNS else "\n".join(textwrap.wrap(line, COLUMNS, subsequent_indent=DEEPER))
+    whole = {"break_long_words": False, "break_on_hyphens": False}  # paths are as long as the directory's name
+    return line if len(line) <= COLUMNS else "\n".join(textwrap.wrap(line, COLUMNS, subsequent_indent=DEEPER, **whole))
 
 
 def shown(script: Path, place: Path, environment: Mapping[str, str], between: str) -> list[str]:

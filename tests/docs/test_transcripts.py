@@ -67,6 +67,9 @@ def test_a_screen_shows_what_is_left_and_the_bar_that_went():
     long = Screen()
     long.write("word " * 17)
     assert long.text().splitlines() == [" ".join(["word"] * 16), "  word"]
+    path = Screen()
+    path.write(f"unix:/tmp/{'a-part/' * 12}socket")
+    assert "\n" not in path.text()
 
 
 @pytest.mark.parametrize(
