@@ -74,7 +74,7 @@ TREATMENTS: Mapping[str, Treatment] = {
     "docs/operating.md": Treatment(
         before=(*_EMPTY, "marless down"),
         shortened={
-            "sleep 4": "sleep 1",
+            "sleep 4": "sleep 2",
             "stop.rounds=120": "stop.rounds=120 --set stop.env_steps=1e6",
             "stop.env_steps=5e6": "stop.rounds=100000",
         },
