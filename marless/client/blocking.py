@@ -136,7 +136,11 @@ class Client:
         return self._run(self._client.info())
 
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        return self._drive(lambda: self._runner.run(work))
+        try:
+            return self._drive(lambda: self._runner.run(work))
+        except KeyboardInterrupt:
+            work.close()  # Python warns of a coroutine that an interrupt kept from starting
+            raise
 
     def _drive(self, step: Callable[[], Result]) -> Result:
         """Call a function that runs our event loop; on another thread if a loop is already running on this one."""

@@ -1,6 +1,7 @@
 """The client against a coordinator on real gRPC: what it asks for, and that no restart and no cut is noticed."""
 
 import asyncio
+import gc
 import json
 import random
 import subprocess
@@ -583,3 +584,15 @@ def test_wins_come_along_where_there_are_any(client, coordinator):
     coordinator.add("a").job.win_rate = 0.0
     coordinator.add("b")
     assert (client.get("a").win_rate, client.get("b").win_rate, client.get("b").random_win_rate) == (0.0, None, None)
+
+
+def test_an_interrupt_before_a_call_has_begun_is_followed_by_no_warning(client, monkeypatch, recwarn):
+    def interrupted(_) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(client._runner, "run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            client.info()
+    gc.collect()
+    assert not recwarn.list

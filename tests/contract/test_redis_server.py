@@ -190,7 +190,7 @@ def test_a_redis_on_the_path_comes_first(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("raised", "error", "sentence"),
     [
-        (exceptions.ResponseError("MISCONF Errors writing to the AOF file"), UnavailableError, "is it full"),
+        (exceptions.ResponseError("MISCONF Errors writing to the AOF file"), UnavailableError, "which may be full"),
         (exceptions.OutOfMemoryError("command not allowed"), OverloadedError, "no memory left"),
         (exceptions.BusyLoadingError("loading"), UnavailableError, "the disk is gone"),
         (exceptions.TimeoutError("timeout"), UnavailableError, "the disk is gone"),

@@ -74,7 +74,7 @@ def test_an_unknown_name_is_one_sentence_with_the_nearest():
 
 
 @pytest.mark.parametrize(
-    ("names", "said"), [("", "no preset is named"), (" , ", "no preset"), ("marless,marless", "twice")]
+    ("names", "said"), [("", "no preset is given"), (" , ", "no preset"), ("marless,marless", "twice")]
 )
 def test_names_that_make_no_comparison(names, said):
     with pytest.raises(SpecError, match=said):
