@@ -127,10 +127,11 @@ def wait(
     with to.client() as client:
         if len(set(jobs)) == 1:
             wait_for(client, jobs[0], timeout, output)
-        with detachable(*jobs):
-            found = ended(client, [client.get(job) for job in dict.fromkeys(jobs)], timeout)
+        known, _ = _each(jobs, client.get)
+        with detachable(*(job.job for job in known)):
+            found = ended(client, known, timeout)
         show_jobs(found, output)
-        end_all(found, timeout, deleted=len(found) < len(set(jobs)))
+        end_all(found, timeout, missing=len(found) < len(set(jobs)))
 
 
 def cancel(to: Connection, jobs: JobsArgument, output: OutputOption = Output.table) -> None:
@@ -277,14 +278,17 @@ def _part(job: Job, stop: StopSpec | None) -> float:
     return min(max(rounds, steps), 1.0)
 
 
-def end_all(jobs: Sequence[Job], timeout_s: float | None, *, deleted: bool) -> NoReturn:
-    """Exit with the code for the worst state of the jobs, and report those that did not succeed."""
+def end_all(jobs: Sequence[Job], timeout_s: float | None, *, missing: bool) -> NoReturn:
+    """Exit with the code for the worst state of the jobs, and report those that did not succeed.
+
+    `missing`: one of the jobs does not exist, or was deleted meanwhile.
+    """
     for job in jobs:
         if job.state == "FAILED":
             say(f"job {job.job} failed: {job.reason}; `marless logs {job.job}` shows more")
         elif not job.state.ended:
             say(f"job {job.job} has not ended within {timeout_s:g} s; it continues")
-    raise typer.Exit(exits.of_states([job.state for job in jobs]) or deleted * exits.ExitCode.NOT_FOUND)
+    raise typer.Exit(exits.of_states([job.state for job in jobs]) or missing * exits.ExitCode.NOT_FOUND)
 
 
 def _each(jobs: Sequence[str], action: Callable[[str], Result]) -> tuple[list[Result], list[MarlessError]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from marless import documents
+from marless.cli import exits
 from marless.cli import jobs as verbs
 from marless.cli.completion import job_ids
 from marless.cli.options import Connection, JobFileArgument, Output, OutputOption, OverrideOption, positive
@@ -153,8 +155,9 @@ def _show_planned(runs: Sequence[SweepRun], output: Output) -> None:
 def _submit_sweep(sweep: _Sweep, client: Client, *, stay: bool) -> None:
     from marless.cli.sweep_table import show_sweep
 
+    with _interruptible() as begun:
+        jobs = _handed_over(sweep, client, begun)
     with verbs.detachable(*sweep.ids):
-        jobs = _handed_over(sweep, client)
         if stay:
             jobs = verbs.ended(client, jobs, None)
     there = {job.job for job in jobs}
@@ -164,11 +167,26 @@ def _submit_sweep(sweep: _Sweep, client: Client, *, stay: bool) -> None:
         sweep.output if stay or sweep.output is not Output.table else Output.name,
     )
     if stay:
-        verbs.end_all(jobs, None, deleted=len(jobs) < len(sweep.runs))
+        verbs.end_all(jobs, None, missing=len(jobs) < len(sweep.runs))
 
 
-def _handed_over(sweep: _Sweep, client: Client) -> list[Job]:
-    """Submit all jobs of the sweep, existing ones first: if one of them has another spec, no new job is submitted."""
+@contextmanager
+def _interruptible() -> Iterator[list[str]]:
+    """Context in which Ctrl-C ends the submission of a sweep; yields a list for the ids submitted so far."""
+    begun: list[str] = []
+    try:
+        yield begun
+    except KeyboardInterrupt:
+        continues = f"the jobs submitted so far continue: `marless cancel {' '.join(begun)}` ends them"
+        say(f"interrupted; {continues if begun else 'no job was submitted'}; the same command submits the rest")
+        raise typer.Exit(exits.ExitCode.INTERRUPTED) from None
+
+
+def _handed_over(sweep: _Sweep, client: Client, begun: list[str]) -> list[Job]:
+    """Submit all jobs of the sweep, existing ones first: if one of them has another spec, no new job is submitted.
+
+    Each id is added to `begun` before its submission, because an interrupted submission may still be applied.
+    """
     with Working("submitting", "jobs") as working:
         known = {run.id: job for run in sweep.runs if (job := _known(client, run.id))}
         if known and sweep.if_exists == "fail":
@@ -176,6 +194,7 @@ def _handed_over(sweep: _Sweep, client: Client) -> list[Job]:
         found, resumed = {}, 0
         for done, run in enumerate(sorted(sweep.runs, key=lambda run: run.id not in known)):
             working.told(done, len(sweep.runs), run.id)
+            begun.append(run.id)
             job = _submitted(client, run.id, run.spec, sweep.if_exists)
             goes_on = sweep.if_exists == "use" and job.state in ("FAILED", "CANCELLED")
             found[run.id] = _resumed(client, job) if goes_on else job

@@ -281,6 +281,16 @@ def test_a_job_that_another_shell_deletes_keeps_nobody_waiting(coordinator, marl
     assert (code, out, err) == (102, "one\n", "marless: there is no job 'two'\n")
 
 
+def test_waiting_for_several_jobs_reports_unknown_ones_and_waits_for_the_others(coordinator, marless):
+    coordinator.add("one")
+    code, out, err = marless("wait", "nobody", "one", "--timeout", "0.1", "-o", "name")
+    waits = "marless: job one has not ended within 0.1 s; it continues\n"
+    assert (code, out, err) == (101, "one\n", f"marless: there is no job 'nobody'\n{waits}")
+    coordinator.happen("one", state="SUCCEEDED")
+    assert marless("wait", "nobody", "one", "-o", "name")[:2] == (102, "one\n")
+    assert marless("wait", "nobody", "nothing")[0] == 102
+
+
 def test_a_job_may_come_from_standard_input(coordinator, marless, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO(yaml.safe_dump(JOB)))
     assert marless("submit", "-", "--job", "mine", "--set", "stop.env_steps=1e6")[:2] == (0, "mine\n")

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from marless.cli import sweep
+from marless.client import Client
 from marless.rpc.v1 import coordinator_pb2 as pb
 from tests.unit.cli.conftest import JOB
 
@@ -124,6 +125,26 @@ def test_a_killed_sweep_goes_on_when_it_is_repeated(coordinator, marless, job_fi
     assert {job: each.job.resumes for job, each in coordinator.servicer.jobs.items()} == {
         "tiny-seed5": 0, "tiny-seed6": 1, "tiny-seed7": 0,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("submitted", [0, 2])
+def test_ctrl_c_during_the_submission_names_only_the_jobs_submitted_so_far(
+    coordinator, marless, job_file, monkeypatch, submitted
+):
+    method, send = ("submit", Client.submit) if submitted else ("get", Client.get)
+    sent = []
+
+    def interrupted(client, *arguments, **options):
+        if len(sent) == submitted:
+            raise KeyboardInterrupt
+        sent.append(send(client, *arguments, **options))
+        return sent[-1]
+
+    monkeypatch.setattr(Client, method, interrupted)
+    code, out, err = marless("submit", job_file, "--seeds", "9", "--wait")
+    jobs = "the jobs submitted so far continue: `marless cancel tiny-seed5 tiny-seed6 tiny-seed7` ends them"
+    told = jobs if submitted else "no job was submitted"
+    assert (code, out, err) == (130, "", f"marless: interrupted; {told}; the same command submits the rest\n")
 
 
 def test_two_shells_with_the_same_sweep_have_the_same_jobs(coordinator, marless, job_file):
