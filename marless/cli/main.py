@@ -82,6 +82,7 @@ def _marless(
 
 def main() -> None:
     """Run the app; errors are printed as a message, without a traceback. Raises KeyboardInterrupt."""
+    output.prepare()
     try:
         app(prog_name="marless")
     except MarlessError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import os
 import re
@@ -43,8 +44,17 @@ def data(text: str) -> None:
     print(text, flush=True)  # noqa: T201
 
 
+def prepare() -> None:
+    """Print "?" for characters that the terminal's encoding does not have, as in the locale C."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
 def flush() -> None:
-    """Flush standard output; a closed pipe (`| head`) is not an error."""
+    """Flush standard output; a closed pipe (`| head`) or output (`>&-`) is not an error."""
+    if sys.stdout is None:  # it was closed before the start
+        return
     try:
         sys.stdout.flush()
     except BrokenPipeError:

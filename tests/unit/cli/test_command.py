@@ -1,7 +1,10 @@
 """The entry point: Ctrl-C is one sentence, even while the command is still being imported."""
 
 import builtins
+import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -29,3 +32,17 @@ def test_ctrl_c_during_imports_is_a_sentence(monkeypatch, capsys):
     assert end.value.code == 130
     assert capsys.readouterr().err == "marless: interrupted\n"
     signal.raise_signal(signal.SIGINT)  # the interpreter's own end is not interrupted
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+def test_a_terminal_without_unicode_is_no_error(encoding):
+    program = "from marless.cli import output; output.prepare(); output.data('1\u20132')"
+    environment = {"PATH": os.environ["PATH"], "PYTHONIOENCODING": encoding}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=True)
+    assert done.stdout.decode().strip() == ("1?2" if encoding == "ascii" else "1\u20132")
+
+
+def test_a_closed_output_is_no_error():
+    program = [sys.executable, "-m", "marless", "--version"]
+    done = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *program], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
