@@ -15,7 +15,7 @@ from unittest import mock
 
 import psutil
 
-from marless.errors import OverloadedError
+from marless.errors import OverloadedError, UnreachableError
 from marless.limits import MAX_ACTORS
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore, PolicyWrite
@@ -64,6 +64,10 @@ async def run(place: Path, *, seconds: float, least: float, turns: int = TURNS) 
             share, grown = crowded.goodput / alone.goodput, _resident(store) - before
             told = f"{crowded.goodput:.0f} a second of {alone.goodput:.0f} under overload"
             assert share >= least, f"{name}: {told}, {crowded.refused:,} refused"
+            assert alone.cut == 0, f"{name}: {alone.cut:,} calls of few callers were cut"
+            assert crowded.cut <= max(crowded.refused // 100, 3), (
+                f"{name}: {crowded.cut:,} cut, {crowded.refused:,} refused"
+            )
             assert grown <= GROWTH_BYTES, f"{name}: {grown:,} bytes more under overload"
             figures |= {f"{name} kept (%)": round(100 * share), f"{name} refused": crowded.refused}
         uploads.check()
@@ -204,6 +208,8 @@ class _Submissions:
 class _Tally:
     answered: int = 0
     refused: int = 0
+    cut: int = 0
+    """Refusals that reached a client which was still writing: gRPC then says that the connection has ended."""
     took_s: float = 0.0
 
     @property
@@ -222,6 +228,8 @@ async def _drive(operation: Operation, callers: int, seconds: float, tally: _Tal
             try:
                 await operation(caller)
                 tally.answered += 1
+            except UnreachableError:
+                tally.cut += 1
             except OverloadedError as refusal:
                 tally.refused += 1
                 assert refusal.retry_after_s > 0
