@@ -148,13 +148,36 @@ def _read(text: str) -> Any:  # Any: YAML
         loader.dispose()
 
 
+def _check_keys(section: yaml.MappingNode) -> None:
+    """Raises YAMLError for a key that is given twice."""
+    import yaml
+
+    keys = set()
+    for key, _ in section.value:
+        if isinstance(key, yaml.ScalarNode):
+            if (key.tag, key.value) in keys:
+                twice = f"{shown(key.value)} is given twice in one section"
+                raise yaml.MarkedYAMLError(problem=twice, problem_mark=key.start_mark)
+            keys.add((key.tag, key.value))
+
+
 @cache
 def _loader() -> type[yaml.SafeLoader]:
-    """PyYAML's safe loader, extended to numbers with an exponent; integral ones become ints: 1e6, but not 1e-3."""
+    """PyYAML's safe loader, which also reads numbers with an exponent (integral ones become ints: 1e6, but not 1e-3),
+    and refuses a key that is given twice, of which PyYAML would take the last.
+    """
     import yaml
 
     class Loader(yaml.SafeLoader):
-        pass
+        def __init__(self, stream: str) -> None:
+            super().__init__(stream)
+            self._flat: set[yaml.MappingNode] = set()
+
+        def flatten_mapping(self, node: yaml.MappingNode) -> None:
+            if node not in self._flat:  # afterwards it has what it merges, too
+                _check_keys(node)
+                self._flat.add(node)
+            super().flatten_mapping(node)
 
     def number(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int | float:
         text = str(loader.construct_scalar(node))

@@ -191,6 +191,7 @@ FILES = {
     b"": "a job is a mapping of sections (env, algorithm, stop, …), got nothing",
     b"- 1": "a job is a mapping of sections (env, algorithm, stop, …), got [1]",
     b"a: [": "not valid YAML: while parsing a flow node",
+    b"seed: 1\nname: x\nseed: 7": "not valid YAML: 'seed' is given twice in one section",
     b"\xff\xfe": "not valid YAML: ",
     b"a: !!python/object/apply:os.getcwd []": "not valid YAML: could not determine a constructor for the tag",
 }
