@@ -5,6 +5,7 @@ Data go to standard output, everything else to standard error. Exit codes: `marl
 
 from __future__ import annotations
 
+import errno
 import sys
 from typing import Annotated
 
@@ -88,5 +89,10 @@ def main() -> None:
     except MarlessError as error:
         output.say(str(error))
         sys.exit(exits.of_error(error))
+    except OSError as error:
+        if error.errno != errno.ENOSPC or error.filename:  # a file that a command writes is its own matter
+            raise
+        output.say(f"the output cannot be written ({error.strerror}); make room, or write it elsewhere")
+        sys.exit(1)
     finally:
         output.flush()

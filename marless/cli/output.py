@@ -52,12 +52,12 @@ def prepare() -> None:
 
 
 def flush() -> None:
-    """Flush standard output; a closed pipe (`| head`) or output (`>&-`) is not an error."""
+    """Flush standard output; a closed pipe (`| head`) or output (`>&-`) is no error; a full disk was reported."""
     if sys.stdout is None:  # it was closed before the start
         return
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError:
         # The interpreter flushes again at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

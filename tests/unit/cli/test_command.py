@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -46,3 +47,15 @@ def test_a_closed_output_is_no_error():
     program = [sys.executable, "-m", "marless", "--version"]
     done = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *program], capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has it")
+@pytest.mark.parametrize("words", [["--version"], ["doctor"]])
+def test_an_output_on_a_full_disk_is_said_in_one_sentence(words):
+    with Path("/dev/full").open("w") as full:
+        program = [sys.executable, "-m", "marless", *words]
+        done = subprocess.run(program, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last == "marless: the output cannot be written (No space left on device); make room, or write it elsewhere"
+    assert "Traceback" not in done.stderr
