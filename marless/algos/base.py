@@ -11,9 +11,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Protocol, Self, TypeAlias
+from types import UnionType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    Protocol,
+    Self,
+    TypeAlias,
+    Union,
+    get_args,
+    get_origin,
+)
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, ValidationInfo, field_validator
+from pydantic_core import PydanticKnownError
 
 from marless.interruption import Stopped, never
 
@@ -37,6 +51,25 @@ class Strict(BaseModel):
     """Base of every section of a job: immutable, and a misspelt field is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_boolean_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse `true` where a number is due; pydantic takes it as 1."""
+        if isinstance(value, bool) and info.field_name:
+            kinds = _leaves(cls.model_fields[info.field_name].annotation)
+            if bool not in kinds and kinds & {int, float}:
+                raise PydanticKnownError("float_type" if float in kinds else "int_type")
+        return value
+
+
+def _leaves(annotation: Any) -> set[Any]:
+    """The types that an annotation allows: {int, NoneType} for `int | None`."""
+    if get_origin(annotation) is Annotated:
+        return _leaves(get_args(annotation)[0])
+    if get_origin(annotation) in {Union, UnionType}:
+        return set().union(*map(_leaves, get_args(annotation)))
+    return {annotation}
 
 
 class ModelSpec(Strict):

@@ -62,6 +62,8 @@ def find(source: str, at: Connection) -> Recorded:
 
 def _say_which(source: str, at: Connection) -> None:
     """If a name is ambiguous, print which job was taken, and how to select the other."""
+    if not (Path(source) / "job.json").exists():
+        return  # a folder that is no run folder shadows nothing
     if note := shadow.taken(source, at.runs):
         say(note)
     elif at.coordinator and Path(source).name == source:

@@ -94,6 +94,8 @@ def wrong_type(schema: Schema) -> st.SearchStrategy[Any]:
         candidates.append(st.lists(st.integers(), min_size=1, max_size=2))
     if not kinds & {"integer", "number", "boolean"}:
         candidates.append(st.integers())
+    if kinds & {"integer", "number"} and "boolean" not in kinds:
+        candidates.append(st.booleans())
     if "null" not in kinds:
         candidates.append(st.none())
     if "integer" in kinds and "number" not in kinds:
@@ -182,7 +184,7 @@ def test_what_is_broken_here_is_right_without_it(coordinator, submit):
 
 
 @pytest.mark.parametrize("path", FIELDS, ids=".".join)
-@settings(max_examples=4)
+@settings(max_examples=8)
 @given(data=st.data())
 def test_a_broken_field_is_named_in_one_sentence(refused, path, data):
     kinds = [wrong_type(FIELDS[path]), out_of_range(FIELDS[path])]

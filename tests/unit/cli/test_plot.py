@@ -91,6 +91,11 @@ def test_a_folder_that_shadows_a_job_is_said(runs, marless, tmp_path, verb):
         assert "note" not in marless(verb, clear)[2]
 
 
+def test_a_folder_that_is_no_run_shadows_nothing(runs, marless, tmp_path):
+    (tmp_path / "one").mkdir()
+    assert "note" not in marless("cost", "one")[2]
+
+
 def test_a_folder_that_may_shadow_a_coordinators_job_is_said(runs, marless, tmp_path):
     shutil.copytree(runs / "one", tmp_path / "one")
     coordinator = ("--coordinator", f"unix:{tmp_path}/none.sock", "--runs", "elsewhere")
