@@ -24,13 +24,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Self
 
-import structlog
-
 from marless import private_files
 from marless.cli.stack import SERVICES, LocalStack, StackOptions, owner_of
 from marless.cli.supervision import STOP_S, Log
 from marless.client.address import STACK_FILE
 from marless.errors import MarlessError, SpecError, UnavailableError
+from marless.log import structlog
 from marless.rpc.process import configure_logging
 from marless.rpc.roles import Role
 from marless.rpc.security import Security

@@ -6,10 +6,12 @@ Data go to standard output, everything else to standard error. Exit codes: `marl
 from __future__ import annotations
 
 import errno
+import functools
 import sys
 from typing import Annotated
 
 import typer
+from typer.main import get_command
 
 from marless.cli import (
     compare,
@@ -81,11 +83,15 @@ def _marless(
     """A group of verbs; --version needs none."""
 
 
+_command = functools.cache(functools.partial(get_command, app))
+"""The app as one command; built once, as it takes longer than most commands do."""
+
+
 def main() -> None:
     """Run the app; errors are printed as a message, without a traceback. Raises KeyboardInterrupt."""
     output.prepare()
     try:
-        app(prog_name="marless")
+        _command()(prog_name="marless")
     except MarlessError as error:
         output.say(str(error))
         sys.exit(exits.of_error(error))

@@ -16,13 +16,13 @@ from functools import partial
 from typing import Any
 
 import grpc
-import structlog
 from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from marless.errors import SpecError
+from marless.log import structlog
 from marless.rpc.client import PACKAGE
 from marless.rpc.handlers import Handler, Method, wrapped
 from marless.rpc.security import Security, is_local

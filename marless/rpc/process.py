@@ -11,11 +11,10 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 
-import structlog
-
 from marless import documents
 from marless.envs import allowed
 from marless.errors import SpecError
+from marless.log import structlog
 from marless.rpc.roles import Role
 from marless.rpc.security import SECRET_VARIABLES, Security
 

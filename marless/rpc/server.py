@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from marless.errors import MarlessError, SpecError
+from marless.log import structlog
 from marless.rpc import chunks
 from marless.rpc.client import KEEPALIVE, MAX_MESSAGE_BYTES, PACKAGE
 from marless.rpc.errors import ErrorInterceptor

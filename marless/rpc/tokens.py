@@ -226,6 +226,8 @@ def _check_file(path: Path, status: os.stat_result) -> None:
 
 
 def _warn(sentence: str) -> None:
-    import structlog  # here, because only servers log: a client starts in a quarter less time without it
+    from marless.log import (
+        structlog,  # here, because only servers log: a client starts in a quarter less time without it
+    )
 
     structlog.get_logger("marless.tokens").warning("tokens.broken", reason=sentence)

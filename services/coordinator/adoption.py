@@ -6,9 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-import structlog
-
 from marless.errors import MarlessError, NotFoundError
+from marless.log import structlog
 from services.coordinator.index import Index
 from services.coordinator.ownership import beat_of
 from services.coordinator.run_folder import RunFolder

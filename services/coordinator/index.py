@@ -12,12 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-import structlog
-
 from marless import private_files
 from marless.checkpoint import make_directory
 from marless.errors import CorruptError, NotFoundError, SpecError, UnavailableError, shown
 from marless.job_id import check_id
+from marless.log import structlog
 from services.coordinator.run_folder import DELETED, RunFolder
 from services.coordinator.status import ENDED, JobStatus
 

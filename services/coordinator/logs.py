@@ -10,9 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-import structlog
-
 from marless.errors import SpecError
+from marless.log import structlog
 
 INFO_LIMIT_BYTES = 8 * 2**20
 """Size from which lines of level info are dropped; the line that would reach it is replaced by a warning."""

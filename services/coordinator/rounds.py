@@ -10,8 +10,6 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
-import structlog
-
 from marless.algos.base import Group
 from marless.checkpoint import Progress
 from marless.errors import (
@@ -22,6 +20,7 @@ from marless.errors import (
     UnavailableError,
 )
 from marless.job import Job
+from marless.log import structlog
 from marless.record import Returns, RoundRecord
 from marless.rpc.concurrency import to_the_end
 from marless.stopwatch import Stopwatch

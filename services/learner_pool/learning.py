@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-import structlog
 import torch
 
 from marless.algos import registry
@@ -30,6 +29,7 @@ from marless.checkpoint import PARTS
 from marless.envs.base import EnvSpaces
 from marless.errors import CorruptError, SpecError
 from marless.failpoint import reach
+from marless.log import structlog
 from marless.nets import serial
 from marless.rpc.concurrency import stoppable, to_the_end
 from marless.rpc.param_store import ParamStore, PolicyWrite

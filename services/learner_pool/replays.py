@@ -16,11 +16,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
-import structlog
-
 from marless.algos.base import REPLAY
 from marless.data.frame_file import allocate
 from marless.errors import OverloadedError, TooLargeError
+from marless.log import structlog
 from services.learner_pool import spool
 from services.learner_pool.intake import Intake
 

@@ -13,9 +13,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-import structlog
-
 from marless.errors import NotFoundError, OverloadedError, TooLargeError
+from marless.log import structlog
 from marless.rpc.room import Room
 
 UPLOAD_WAIT_S = 20.0

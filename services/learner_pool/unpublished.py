@@ -10,10 +10,9 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import structlog
-
 from marless import private_files
 from marless.errors import FencedError, MarlessError, OverloadedError, UnauthenticatedError, UnavailableError
+from marless.log import structlog
 from marless.rpc.param_store import ParamStore, PolicyWrite
 from marless.rpc.v1 import learner_pool_pb2, param_store_pb2
 

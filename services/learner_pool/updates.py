@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import structlog
-
 from marless.algos import registry
 from marless.algos.base import Scope
 from marless.algos.base import scopes as scopes_of
@@ -18,6 +16,7 @@ from marless.envs.base import EnvSpaces
 from marless.errors import FencedError, NotFoundError, OverloadedError, SpecError, StaleError, shown
 from marless.job_id import check_id
 from marless.limits import MAX_ACTORS, MAX_POLICIES
+from marless.log import structlog
 from marless.rpc.concurrency import gather
 from marless.rpc.param_store import ParamStore
 from marless.rpc.requests import check_groups, check_number, message

@@ -6,13 +6,13 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
-import structlog
 from redis import exceptions
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from marless.errors import OverloadedError, SpecError, UnavailableError, UnreachableError
+from marless.log import structlog
 from services.param_store.redis_server import Provided
 from services.param_store.redis_url import settings_of
 

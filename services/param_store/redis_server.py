@@ -19,10 +19,9 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, supp
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import structlog
-
 from marless import private_files
 from marless.errors import SpecError, UnavailableError
+from marless.log import structlog
 from marless.rpc.redis_program import find_binary
 from services.param_store import redis_guard
 from services.param_store.redis_users import STORE, SUPERVISOR, RedisUsers

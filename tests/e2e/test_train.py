@@ -259,6 +259,7 @@ def test_ctrl_c_stops_everything_and_says_what_was_reached(train):
     run.assert_nothing_left(family)
 
 
+@pytest.mark.slow  # tests/faults kills them more often, and tests/integration/test_stack.py one by one
 def test_the_death_of_every_service_changes_nothing_but_time(undisturbed, train):
     run = train("-o", "json")
     for number, service in enumerate(SERVICES, start=1):

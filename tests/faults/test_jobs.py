@@ -38,6 +38,7 @@ async def test_kills_of_everything(rig, reference):
     assert figures["kills"] == 8
 
 
+@pytest.mark.slow  # `make faults` does it at full size
 @pytest.mark.asyncio(loop_scope="module")
 async def test_kills_of_the_coordinator_around_each_durable_write(rig, reference):
     names = failpoints.of(failpoints.IN_ROUNDS + failpoints.ONCE_A_LIFE)
@@ -50,6 +51,7 @@ async def test_kills_of_the_coordinator_while_it_puts_a_checkpoint_back(rig, ref
     await failpoints.on_loss(rig, 0, kills=3, rounds=ROUNDS, reference=reference)
 
 
+@pytest.mark.slow  # `make faults` does it at full size
 @pytest.mark.asyncio(loop_scope="module")
 async def test_kills_of_the_coordinator_while_it_takes_a_job_in(rig):
     await failpoints.on_submit(rig, 0, kills=2)
@@ -62,6 +64,7 @@ async def test_kills_of_others_around_a_publish(rig, reference, name):
     await failpoints.elsewhere(rig, 0, name, kills=1, rounds=ROUNDS, reference=reference)
 
 
+@pytest.mark.slow  # `make faults` does it at full size
 @pytest.mark.asyncio(loop_scope="module")
 async def test_kills_where_groups_change(rig):
     changing, same = await changing_groups.prepared(rig, 12)
@@ -75,13 +78,10 @@ async def test_kills_of_learners_that_remember_past_rounds(rig):
     assert [each["kills"] for each in figures] == [2, 1]
 
 
+@pytest.mark.slow  # `make faults` does it at full size
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
-    ("prepare", "moments"),
-    [
-        (mid_update.of_two_scopes, ("half", "twice")),
-        pytest.param(mid_update.that_remembers, ("between",), marks=pytest.mark.slow),
-    ],
+    ("prepare", "moments"), [(mid_update.of_two_scopes, ("half", "twice")), (mid_update.that_remembers, ("between",))]
 )
 async def test_kills_of_the_coordinator_in_mid_update(rig, prepare, moments):
     rounds = 15  # another test's reference job has 14
@@ -96,6 +96,7 @@ async def test_a_coordinator_and_a_learner_that_were_paused(rig, reference):
     await paused_processes.run(rig, 0, times=1, rounds=ROUNDS, reference=reference)
 
 
+@pytest.mark.slow  # `make faults` does it at full size
 @pytest.mark.asyncio(loop_scope="module")
 async def test_lines_that_are_cut(reference, tmp_path):
     await partitions.run(tmp_path / "rig", lengths_s=[0.3], rounds=ROUNDS, reference=reference)

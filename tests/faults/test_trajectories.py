@@ -1,14 +1,18 @@
 """What actors sampled is used exactly once, whatever becomes of connections and workers."""
 
+import pytest
+
 from tests.faults import scale_down, uploads
 
 
+@pytest.mark.slow  # `make faults` does it at full size
 async def test_uploads_that_come_twice_or_late_or_over_broken_lines_are_applied_once(tmp_path):
     figures = await uploads.run(0, tmp_path, uploads=500, per_round=100)
     assert figures["applied"] == 500
     assert figures["resets"] > 0
 
 
+@pytest.mark.slow  # `make faults` does it at full size
 async def test_workers_that_leave_while_they_sample_lose_nothing(tmp_path):
     figures = await scale_down.run(0, tmp_path, times=6)
     assert figures["accepted"] == 54

@@ -6,10 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-import structlog
-
 from marless.errors import SpecError, UnreachableError
 from marless.limits import MAX_NAME
+from marless.log import structlog
 from marless.rpc.requests import check_number, check_text
 from marless.rpc.v1 import common_pb2
 

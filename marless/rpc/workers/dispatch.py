@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable
 
 import grpc
-import structlog
 
 from marless.errors import OverloadedError, UnavailableError, UnreachableError
+from marless.log import structlog
 from marless.rpc.errors import by_name
 from marless.rpc.v1 import common_pb2
 from marless.rpc.workers.attached import Send, Worker, WorkerHungError, WorkerLostError, either, hello_of, listen

@@ -8,9 +8,8 @@ import time
 from collections.abc import Callable, Iterable
 from types import TracebackType
 
-import structlog
-
 from marless.errors import SpecError, UnavailableError, UnreachableError
+from marless.log import structlog
 from marless.rpc.workers.dispatch import Dispatcher
 from marless.rpc.workers.launcher import Launcher, WorkerHandle
 

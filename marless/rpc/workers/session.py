@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 import grpc
-import structlog
 
 from marless.errors import MarlessError, told
+from marless.log import structlog
 from marless.rpc.client import Peer
 from marless.rpc.process import add_env_modules, add_option, add_process_options, forget_secrets, security_of
 from marless.rpc.roles import Role
