@@ -141,6 +141,8 @@ def cancel(to: Connection, jobs: JobsArgument, output: OutputOption = Output.tab
         found = client.cancel(job)
         if found.state.ended:
             say(f"job {job} has ended: {found.state}")
+        else:
+            say(f"job {job} is being cancelled; `marless wait {job}` waits for its end")
         return found
 
     with to.client() as client:

@@ -111,13 +111,16 @@ def _axis(given: str) -> Axis:
     values = _split(text)
     if "" in values:
         raise SpecError(f"--sweep {given!r}: a value is empty; write it as section.field=value,value")
-    if twice := [value for value in dict.fromkeys(values) if values.count(value) > 1]:
-        raise SpecError(f"--sweep {given!r}: {', '.join(twice)} is given twice; leave one out")
+    written: dict[str, str] = {}
     for value in values:
         try:
-            documents.yaml_of(value, field)
+            parsed = documents.yaml_of(value, field)
         except SpecError:
             raise SpecError(f"--sweep {given!r}: {value!r} is not a YAML value") from None
+        if first := written.get(canonical := _canonical(parsed)):
+            both = value if first == value else f"{first} (also written {value})"
+            raise SpecError(f"--sweep {given!r}: {both} is given twice; leave one out")
+        written[canonical] = value
     return Axis(field=field, values=tuple(values), labels=_labels(values))
 
 
@@ -131,6 +134,13 @@ def _split(text: str) -> list[str]:
         else:
             values[-1] += character
     return [value.strip() for value in values]
+
+
+def _canonical(value: object) -> str:
+    """One text for all ways to write a value, such as 1e-3 and 0.001."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return repr(float(value)) if abs(value) < 2**53 else repr(value)
+    return repr(value)
 
 
 def _names(sweep: Iterable[Axis]) -> dict[str, str]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from marless.client.asynchronous import CONTACT_S, PATIENCE_S, AsyncClient, IfExists
@@ -137,7 +138,7 @@ class Client:
 
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
         try:
-            return self._drive(lambda: self._runner.run(work))
+            return self._drive(lambda: _Interrupts(self._runner.get_loop()).run(self._runner, work))
         except KeyboardInterrupt:
             work.close()  # Python warns of a coroutine that an interrupt kept from starting
             raise
@@ -190,6 +191,52 @@ class _Beside(Generic[Result]):
     def _cancel(self) -> None:
         for task in asyncio.all_tasks(self._loop) - self._before:
             task.cancel()
+
+
+class _Interrupts:
+    """Turns Ctrl-C into the cancellation of a call, from before its task is created until it has ended.
+
+    asyncio.Runner does so only once the task exists: an interrupt in between would leave a task that nobody ends.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._task: asyncio.Task[Any] | None = None
+        self._asked = False
+
+    def run(self, runner: asyncio.Runner, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run `work` to its end; raises KeyboardInterrupt if it was interrupted."""
+        on_main = threading.current_thread() is threading.main_thread()
+        if not on_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+            return runner.run(work)
+        call = self._cancellable(work)
+        signal.signal(signal.SIGINT, self._ask)
+        try:
+            result = runner.run(call)
+        except asyncio.CancelledError:
+            if self._asked:
+                raise KeyboardInterrupt from None
+            raise
+        finally:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            call.close()  # Python warns of a coroutine that never started
+        if self._asked:  # too late to cancel anything
+            raise KeyboardInterrupt
+        return result
+
+    async def _cancellable(self, work: Coroutine[Any, Any, Result]) -> Result:
+        self._task = asyncio.current_task()
+        if self._asked:
+            work.close()
+            raise asyncio.CancelledError
+        return await work
+
+    def _ask(self, _signal: int, _frame: FrameType | None) -> None:
+        if self._asked:
+            raise KeyboardInterrupt
+        self._asked = True
+        if self._task:
+            self._loop.call_soon_threadsafe(self._task.cancel)  # it also wakes the loop
 
 
 async def _started(start: Callable[[], Result]) -> Result:

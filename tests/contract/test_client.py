@@ -4,6 +4,7 @@ import asyncio
 import gc
 import json
 import random
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -584,6 +585,29 @@ def test_wins_come_along_where_there_are_any(client, coordinator):
     coordinator.add("a").job.win_rate = 0.0
     coordinator.add("b")
     assert (client.get("a").win_rate, client.get("b").win_rate, client.get("b").random_win_rate) == (0.0, None, None)
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_an_interrupt_beside_the_making_of_a_calls_task_is_followed_by_no_warning(client, monkeypatch, caplog, moment):
+    loop = client._runner.get_loop()
+    real = loop.create_task
+
+    def create_task(*given, **options):
+        if moment == "before":
+            signal.raise_signal(signal.SIGINT)
+        task = real(*given, **options)
+        if moment == "after":
+            signal.raise_signal(signal.SIGINT)
+        return task
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "create_task", create_task)
+        with pytest.raises(KeyboardInterrupt):
+            client.info()
+    assert client.info()
+    gc.collect()
+    assert not asyncio.all_tasks(loop)
+    assert not caplog.records  # asyncio reports tasks that were destroyed
 
 
 def test_an_interrupt_before_a_call_has_begun_is_followed_by_no_warning(client, monkeypatch, recwarn):

@@ -73,7 +73,9 @@ def test_a_job_from_submission_to_deletion(running):
     assert (code, json.loads(out)["state"] in ("PENDING", "RUNNING")) == (101, True)
     code, _, said = running.type("delete", "third")
     assert code == 1 and "has not ended" in said
-    assert running.type("cancel", "third")[0] == 0
+    code, _, said = running.type("cancel", "third")
+    assert code == 0
+    assert said == "marless: job third is being cancelled; `marless wait third` waits for its end"
     assert running.type("wait", "third")[0] == 103
     rounds = json.loads(running.type("get", "third", "-o", "json")[1])["rounds"]
 
