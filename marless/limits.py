@@ -28,3 +28,5 @@ MAX_TRAJECTORY_BYTES = 512 * 2**20
 """Size of one actor's upload."""
 MAX_COUNT = 2**53
 """Rounds, epochs, versions, env steps: larger integers are not exact as the doubles of JSON and of Redis scripts."""
+MAX_CARRY_BYTES = 256 * 2**20
+"""Size of the state that a lane of environment copies takes to the next round."""

@@ -5,26 +5,27 @@ No torch, no I/O. Suffixes as in `marless.envs.base` and `marless.data.trajector
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
 
-from marless.data.trajectory import Trajectory, TrajectorySchema
+from marless.data.carry import Carry
+from marless.data.episodes import EpisodeMeter, EpisodeStats
+from marless.data.trajectory import Recorder, Trajectory, TrajectorySchema
 from marless.envs.base import (
     ActionArray,
+    Arrays,
     BatchedEnv,
     BoolArray,
-    EnvSpaces,
     FloatArray,
     Frame,
+    Saved,
     Transition,
     random_actions,
 )
-from marless.errors import SpecError
+from marless.errors import CorruptError, SpecError
 from marless.interruption import Stopped, check, never
 
 
@@ -57,23 +58,17 @@ class ActingPolicy(Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class EpisodeStats:
-    """Sums over finished episodes; they can be added over actors."""
+@runtime_checkable
+class Remembering(ActingPolicy, Protocol):
+    """An acting policy whose memory can be taken to the next round's policy of the same class."""
 
-    env_steps: int
-    """Env steps taken (all agents act once in one copy), including those of unfinished episodes."""
-    episodes: int
-    episode_steps: int
-    """Env steps of the counted episodes."""
-    return_sum: Mapping[str, float]
-    """Sum of undiscounted returns, per agent."""
-    return_square_sum: Mapping[str, float]
-    """Sum of squared undiscounted returns, per agent."""
-    judged: int = 0
-    """Counted episodes with a known result (won or not): all of them, or 0 if the environment does not report wins."""
-    wins: int = 0
-    """Counted episodes that were won."""
+    def memory(self) -> Arrays:
+        """Copies of the memory by name, such as "hidden", float32 [N, H, B]; {} if there is none."""
+        ...
+
+    def recall(self, memory: Arrays) -> None:
+        """Continue, after `begin`, with a memory of `batch` copies; raises CorruptError if it does not fit."""
+        ...
 
 
 def rollout(
@@ -91,25 +86,154 @@ def rollout(
     is called before each step. Raises SpecError if `with_state` is set but the environment has no global state,
     StoppedError once `stopped` returns True. The environment can be reused afterwards.
     """
-    if with_state and not env.spaces.state_size:
-        raise SpecError("the algorithm needs a global state, which this environment does not have")
-    env_seed, rng = _streams(seed)
-    recorder = _Recorder(TrajectorySchema(env.spaces, steps, env.batch, with_state))
-    meter = _EpisodeMeter(env.spaces, np.full(env.batch, steps))
-    frame = begin(env, policies, env_seed)
-    for t in range(steps):
-        check(stopped)
-        recorder.saw(t, frame)
-        actions = []
+    lane = Lane(env)
+    lane.begin(seed)
+    return lane.roll(policies, steps=steps, seed=seed, with_state=with_state, stopped=stopped)
+
+
+class Lane:
+    """A batch of environment copies whose episodes go on from one rollout to the next.
+
+    `begin` starts it, or `load` continues one that was saved, in this process or another; then each `roll` continues
+    where the last one ended. The lane owns its environment: nothing else may step it. After an exception, `begin` or
+    `load` again.
+    """
+
+    def __init__(self, env: BatchedEnv) -> None:
+        self._env = env
+        self._frame: Frame | None = None
+        self._memory: dict[int, Arrays] = {}
+        self._meter = EpisodeMeter(env.spaces, env.batch)
+
+    def begin(self, seed: int) -> None:
+        """Start a new episode in every copy."""
+        self._frame, self._memory = None, {}
+        self._meter = EpisodeMeter(self._env.spaces, self._env.batch)
+        self._frame = self._env.reset(_streams(seed)[0])
+
+    def load(self, carry: Carry) -> None:
+        """Continue as the lane that was saved. Raises CorruptError for a carry of another environment or batch.
+
+        Raises SpecError if the environment cannot be saved, or does not show what it showed when it was.
+        """
+        env, self._frame = _saved(self._env), None
+        meter = EpisodeMeter(self._env.spaces, self._env.batch)
+        meter.load(carry.part("meter"))
+        frame = env.load(carry.part("env"))
+        check = carry.arrays.get("frame/check")
+        if check is None or check.dtype != np.uint32 or check.shape != (1,):
+            raise CorruptError("carry: frame/check is missing or no uint32[1]")
+        if int(check[0]) != _checksum(frame):
+            raise SpecError(
+                "the environment shows other observations after it was saved and loaded: it is not deterministic "
+                "under its seed, or its save() is incomplete; set actors.episodes: fresh"
+            )
+        memory = {k: carry.part(f"memory/{k}") for k in range(len(self._env.spaces.classes))}
+        self._memory = {k: arrays for k, arrays in memory.items() if arrays}
+        self._frame, self._meter = frame, meter
+
+    def save(self) -> Carry:
+        """The lane as it is between two rollouts, as copies. Raises SpecError if the environment cannot be saved."""
+        arrays = {f"env/{name}": array for name, array in _saved(self._env).save().items()}
+        arrays["frame/check"] = np.array([_checksum(self._present())], np.uint32)
+        arrays |= {f"meter/{name}": array for name, array in self._meter.save().items()}
+        for k, memory in self._memory.items():
+            arrays |= {f"memory/{k}/{name}": array for name, array in memory.items()}
+        return Carry(arrays)
+
+    def roll(
+        self,
+        policies: Sequence[ActingPolicy],
+        *,
+        steps: int,
+        seed: int,
+        with_state: bool,
+        carried: bool = False,
+        memory: Sequence[int] = (),
+        stopped: Stopped = never,
+    ) -> tuple[Trajectory, EpisodeStats]:
+        """Sample `steps` time steps in every copy, with exploration; episodes that end are counted as a whole.
+
+        `policies` holds one entry per agent class; they go on with the memory of those before them. The actions use a
+        random stream of `seed`. `carried` and `memory` are the schema's, see `TrajectorySchema`. `stopped` is called
+        before each step. Raises SpecError if `with_state` is set but the environment has no global state, StoppedError
+        once `stopped` returns True.
+        """
+        if with_state and not self._env.spaces.state_size:
+            raise SpecError("the algorithm needs a global state, which this environment does not have")
+        frame, self._frame, rng = self._present(), None, _streams(seed)[1]
+        spaces, batch = self._env.spaces, self._env.batch
+        recorder = Recorder(TrajectorySchema(spaces, steps, batch, with_state, carried, tuple(memory)))
+        self._recall(policies)
+        hidden = [_hidden(policies[k], units) for k, units in enumerate(memory)]
+        recorder.begun(self._meter.running, hidden)
+        for t in range(steps):
+            check(stopped)
+            recorder.saw(t, frame)
+            transition = step(self._env, policies, _explore(policies, frame, rng, recorder, t))
+            recorder.got(t, transition)
+            self._meter.add(transition)
+            frame = transition.frame
+        self._frame, self._memory = frame, _remembered(policies)
+        return recorder.trajectory(), self._meter.stats()
+
+    def _present(self) -> Frame:
+        if self._frame is None:
+            raise SpecError("the lane has no episodes to go on with; begin or load it first")
+        return self._frame
+
+    def _recall(self, policies: Sequence[ActingPolicy]) -> None:
         for k, policy in enumerate(policies):
-            action, log_prob_NB = policy.sample(frame.obs[k], frame.masks[k] if frame.masks else None, rng)
-            recorder.did(t, k, action, log_prob_NB)
-            actions.append(policy.to_env(action))
-        transition = step(env, policies, tuple(actions))
-        recorder.got(t, transition)
-        meter.add(transition)
-        frame = transition.frame
-    return recorder.trajectory(), meter.stats()
+            policy.begin(self._env.batch)
+            if k in self._memory:
+                if not isinstance(policy, Remembering):
+                    raise CorruptError(
+                        f"carry: it has a memory of {self._env.spaces.classes[k].name}, its policies none"
+                    )
+                policy.recall(self._memory[k])
+
+
+def _explore(
+    policies: Sequence[ActingPolicy], frame: Frame, rng: np.random.Generator, recorder: Recorder, t: int
+) -> tuple[ActionArray, ...]:
+    """Sample the actions of step t and record them; returns those for the environment."""
+    actions = []
+    for k, policy in enumerate(policies):
+        action, log_prob_NB = policy.sample(frame.obs[k], frame.masks[k] if frame.masks else None, rng)
+        recorder.did(t, k, action, log_prob_NB)
+        actions.append(policy.to_env(action))
+    return tuple(actions)
+
+
+def _remembered(policies: Sequence[ActingPolicy]) -> dict[int, Arrays]:
+    """The memory of the policies of each class that have one."""
+    found = {k: policy.memory() for k, policy in enumerate(policies) if isinstance(policy, Remembering)}
+    return {k: arrays for k, arrays in found.items() if arrays}
+
+
+def _saved(env: BatchedEnv) -> Saved:
+    if not isinstance(env, Saved):
+        raise SpecError(
+            "its episodes cannot go on in another process: it has no save() and load(); set actors.episodes: fresh"
+        )
+    return env
+
+
+def _checksum(frame: Frame) -> int:
+    """CRC-32 of all arrays of a frame."""
+    found = 0
+    state = () if frame.state is None else (frame.state,)
+    for array in (*frame.obs, *(frame.masks or ()), *(frame.alive or ()), *state):
+        found = zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, found)
+    return found
+
+
+def _hidden(policy: ActingPolicy, units: int) -> FloatArray:
+    """[N, B, H] before the first step of a rollout."""
+    hidden = policy.memory().get("hidden") if isinstance(policy, Remembering) else None
+    if hidden is None or hidden.shape[1] != units:
+        raise SpecError(f"the algorithm needs the memory of {units} units of each policy, which these do not have")
+    return hidden.transpose(0, 2, 1).astype(np.float32, copy=False)
 
 
 def begin(env: BatchedEnv, policies: Sequence[ActingPolicy], seed: int) -> Frame:
@@ -155,7 +279,7 @@ def play(
     """
     env_seed, rng = _streams(seed)
     copies = np.arange(env.batch)
-    meter = _EpisodeMeter(env.spaces, episodes // env.batch + (copies < episodes % env.batch))
+    meter = EpisodeMeter(env.spaces, env.batch, episodes // env.batch + (copies < episodes % env.batch))
     frame = begin(env, policies or (), env_seed)
     while not meter.full:
         check(stopped)
@@ -171,141 +295,6 @@ def play(
     return meter.stats()
 
 
-def total(parts: Sequence[EpisodeStats]) -> EpisodeStats:
-    """Add up the sums of at least one batch of episodes."""
-    first = parts[0]
-    return EpisodeStats(
-        env_steps=sum(each.env_steps for each in parts),
-        episodes=sum(each.episodes for each in parts),
-        episode_steps=sum(each.episode_steps for each in parts),
-        return_sum={agent: math.fsum(each.return_sum[agent] for each in parts) for agent in first.return_sum},
-        return_square_sum={
-            agent: math.fsum(each.return_square_sum[agent] for each in parts) for agent in first.return_square_sum
-        },
-        judged=sum(each.judged for each in parts),
-        wins=sum(each.wins for each in parts),
-    )
-
-
 def _streams(seed: int) -> tuple[int, np.random.Generator]:
     env, actions = np.random.SeedSequence(seed).spawn(2)
     return int(env.generate_state(1)[0]), np.random.Generator(np.random.PCG64(actions))
-
-
-class _Recorder:
-    """Records a trajectory step by step into preallocated arrays."""
-
-    def __init__(self, schema: TrajectorySchema) -> None:
-        self._schema = schema
-        self._arrays: dict[str, NDArray[np.generic]] = {
-            name: np.empty(shape, dtype)
-            for name, (dtype, shape) in schema.shapes(boot_rows=0).items()
-            if not name.startswith("boot_")
-        }
-        self._boots: dict[str, list[NDArray[np.generic]]] = {
-            name: [np.empty(shape, dtype)]
-            for name, (dtype, shape) in schema.shapes(boot_rows=0).items()
-            if name.startswith("boot_")
-        }
-
-    def saw(self, t: int, frame: Frame) -> None:
-        """Record the observations before step t."""
-        for k in range(len(frame.obs)):
-            self._arrays[f"obs/{k}"][t] = frame.obs[k]
-            if frame.alive is not None:
-                self._arrays[f"alive/{k}"][t] = frame.alive[k]
-            if frame.masks is not None and f"mask/{k}" in self._arrays:
-                self._arrays[f"mask/{k}"][t] = frame.masks[k]
-        if self._schema.with_state and frame.state is not None:
-            self._arrays["state"][t] = frame.state
-
-    def did(self, t: int, k: int, action: ActionArray, log_prob_NB: FloatArray) -> None:
-        """Record the actions of class k in step t."""
-        self._arrays[f"action/{k}"][t] = action
-        self._arrays[f"log_prob/{k}"][t] = log_prob_NB
-
-    def got(self, t: int, transition: Transition) -> None:
-        """Record the result of step t; where a segment is cut, its final observation becomes a bootstrap row."""
-        for k in range(len(transition.rewards)):
-            self._arrays[f"reward/{k}"][t] = transition.rewards[k]
-            self._arrays[f"terminated/{k}"][t] = transition.terminated[k]
-        last = t == self._schema.steps - 1
-        self._arrays["cut"][t] = transition.ended | last
-        copies = np.flatnonzero(transition.truncated | ~transition.ended if last else transition.truncated)
-        if copies.size:
-            self._bootstrap(t, copies, transition.final)
-
-    def _bootstrap(self, t: int, copies: NDArray[np.intp], final: Frame) -> None:
-        self._boots["boot_index"].append((t * self._schema.batch + copies).astype(np.int32))
-        for k, obs_NBO in enumerate(final.obs):
-            self._boots[f"boot_obs/{k}"].append(obs_NBO[:, copies])
-            if final.masks is not None and f"boot_mask/{k}" in self._boots:
-                self._boots[f"boot_mask/{k}"].append(final.masks[k][:, copies])
-        if self._schema.with_state and final.state is not None:
-            self._boots["boot_state"].append(final.state[copies])
-
-    def trajectory(self) -> Trajectory:
-        """The recorded trajectory; do not use the recorder afterwards. Raises SpecError for NaN and infinite values."""
-        boots = {name: np.concatenate(rows, axis=1 if "/" in name else 0) for name, rows in self._boots.items()}
-        if odd := self._schema.not_finite(self._arrays | boots):
-            raise SpecError(f"the environment or its policies are broken: {odd}")
-        return Trajectory(self._arrays | boots)
-
-
-class _EpisodeMeter:
-    """Adds up returns; counts the first `quota_B[b]` episodes of copy b."""
-
-    def __init__(self, spaces: EnvSpaces, quota_B: NDArray[np.integer]) -> None:
-        self._agents = spaces.agents
-        self._missing_B = quota_B.copy()
-        self._return_NB = np.zeros((len(self._agents), len(quota_B)))
-        self._steps_B = np.zeros(len(quota_B), np.int64)
-        self._sum_N = np.zeros(len(self._agents))
-        self._square_sum_N = np.zeros(len(self._agents))
-        self._env_steps = self._episodes = self._episode_steps = self._judged = self._wins = 0
-
-    @property
-    def full(self) -> bool:
-        """True once every copy has reached its quota."""
-        return not self._missing_B.any()
-
-    @property
-    def episodes(self) -> int:
-        """Number of finished episodes that count."""
-        return self._episodes
-
-    def add(self, transition: Transition) -> None:
-        """Add one step of all copies."""
-        self._return_NB += np.concatenate(transition.rewards)
-        self._steps_B += 1
-        self._env_steps += len(self._steps_B)
-        if transition.ended.any():
-            self._close(transition.ended, transition.won)
-
-    def _close(self, ended_B: BoolArray, won_B: BoolArray | None) -> None:
-        counted_B = ended_B & (self._missing_B > 0)
-        self._missing_B -= counted_B
-        self._episodes += int(counted_B.sum())
-        self._episode_steps += int(self._steps_B[counted_B].sum())
-        self._sum_N += self._return_NB[:, counted_B].sum(axis=1)
-        self._square_sum_N += np.square(self._return_NB[:, counted_B]).sum(axis=1)
-        if won_B is not None:
-            self._judged += int(counted_B.sum())
-            self._wins += int((counted_B & won_B).sum())
-        self._return_NB[:, ended_B] = 0.0
-        self._steps_B[ended_B] = 0
-
-    def stats(self) -> EpisodeStats:
-        """The sums so far; raises SpecError if a return is not finite."""
-        for agent, total in zip(self._agents, self._sum_N.tolist(), strict=True):
-            if not math.isfinite(total):
-                raise SpecError(f"the environment is broken: the rewards of {agent} add up to {total}")
-        return EpisodeStats(
-            env_steps=self._env_steps,
-            episodes=self._episodes,
-            episode_steps=self._episode_steps,
-            return_sum=dict(zip(self._agents, self._sum_N.tolist(), strict=True)),
-            return_square_sum=dict(zip(self._agents, self._square_sum_N.tolist(), strict=True)),
-            judged=self._judged,
-            wins=self._wins,
-        )

@@ -18,6 +18,8 @@ in `marless.envs.base`, K bootstrap rows:
 | `boot_index`    | int32 [K]               | flat index t·B + b of each cut that must bootstrap, ascending |
 | `state`         | float32 [T, B, S]       | global state; only if the algorithm requires it |
 | `boot_state`    | float32 [K, S]          | likewise |
+| `resumed`       | bool [B]                | the first step continues an episode; only if episodes are carried |
+| `memory/k`      | float32 [N, B, H]       | memory of the nets at first; only if the algorithm requires it |
 
 The value after step t is 0 where the agent terminated; the critic's value of the bootstrap row where the segment was
 cut by a time limit or by the end of the rollout; and the critic's value of `obs[t + 1]` otherwise. So termination and
@@ -26,15 +28,15 @@ truncation stay separate, and a reset observation is never used as a successor.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
-from marless.envs.base import Discrete, EnvSpaces
-from marless.errors import CorruptError, shown, some_of
+from marless.envs.base import ActionArray, BoolArray, Discrete, EnvSpaces, FloatArray, Frame, Transition
+from marless.errors import CorruptError, SpecError, shown, some_of
 
 Arrays = Mapping[str, NDArray[np.generic]]
 
@@ -72,6 +74,10 @@ class TrajectorySchema:
     steps: int
     batch: int
     with_state: bool
+    carried: bool = False
+    """True if episodes continue over rounds: trajectories then tell in which copies one was resumed."""
+    memory: tuple[int, ...] = ()
+    """H, units of the memory at the first step, per class; () if the algorithm does not require it."""
 
     def bytes_with(self, boot_rows: int) -> int:
         """Bytes of a trajectory with this many bootstrap rows."""
@@ -87,6 +93,10 @@ class TrajectorySchema:
         if self.with_state:
             expected["state"] = ("float32", (t, b, self.spaces.state_size))
             expected["boot_state"] = ("float32", (k, self.spaces.state_size))
+        if self.carried:
+            expected["resumed"] = ("bool", (b,))
+        for i, units in enumerate(self.memory):
+            expected[f"memory/{i}"] = ("float32", (len(self.spaces.classes[i].agents), b, units))
         for i, agents in enumerate(self.spaces.classes):
             tnb = (t, len(agents.agents), b)
             discrete = isinstance(agents.action, Discrete)
@@ -137,9 +147,9 @@ class TrajectorySchema:
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 first = np.argwhere(~np.isfinite(array))[0]
                 kind, _, k = name.partition("/")
-                boots = kind.startswith("boot_")
-                whose = f" of {self.spaces.classes[int(k)].agents[first[0 if boots else 1]]}" if k else ""
-                when = " where a segment was cut" if boots else f" at step {first[0]}"
+                boots, memory = kind.startswith("boot_"), kind == "memory"
+                whose = f" of {self.spaces.classes[int(k)].agents[first[0 if boots or memory else 1]]}" if k else ""
+                when = " where a segment was cut" if boots else f" at step {0 if memory else first[0]}"
                 return f"{name} holds NaN or infinite values, the first{whose}{when}"
         return ""
 
@@ -157,3 +167,70 @@ class TrajectorySchema:
                 and not (action.min() >= 0 and action.max() < agents.action.n)
             ):
                 raise CorruptError(f"trajectory: action/{i} leaves the range 0…{agents.action.n - 1}")
+
+
+class Recorder:
+    """Records a trajectory step by step into preallocated arrays."""
+
+    def __init__(self, schema: TrajectorySchema) -> None:
+        self._schema = schema
+        self._arrays: dict[str, NDArray[np.generic]] = {
+            name: np.empty(shape, dtype)
+            for name, (dtype, shape) in schema.shapes(boot_rows=0).items()
+            if not name.startswith("boot_")
+        }
+        self._boots: dict[str, list[NDArray[np.generic]]] = {
+            name: [np.empty(shape, dtype)]
+            for name, (dtype, shape) in schema.shapes(boot_rows=0).items()
+            if name.startswith("boot_")
+        }
+
+    def begun(self, resumed_B: BoolArray, memory: Sequence[FloatArray]) -> None:
+        """Record, if the schema has it, in which copies an episode goes on, and the memory at the first step."""
+        if self._schema.carried:
+            self._arrays["resumed"][...] = resumed_B
+        for k in range(len(self._schema.memory)):
+            self._arrays[f"memory/{k}"][...] = memory[k]
+
+    def saw(self, t: int, frame: Frame) -> None:
+        """Record the observations before step t."""
+        for k in range(len(frame.obs)):
+            self._arrays[f"obs/{k}"][t] = frame.obs[k]
+            if frame.alive is not None:
+                self._arrays[f"alive/{k}"][t] = frame.alive[k]
+            if frame.masks is not None and f"mask/{k}" in self._arrays:
+                self._arrays[f"mask/{k}"][t] = frame.masks[k]
+        if self._schema.with_state and frame.state is not None:
+            self._arrays["state"][t] = frame.state
+
+    def did(self, t: int, k: int, action: ActionArray, log_prob_NB: FloatArray) -> None:
+        """Record the actions of class k in step t."""
+        self._arrays[f"action/{k}"][t] = action
+        self._arrays[f"log_prob/{k}"][t] = log_prob_NB
+
+    def got(self, t: int, transition: Transition) -> None:
+        """Record the result of step t; where a segment is cut, its final observation becomes a bootstrap row."""
+        for k in range(len(transition.rewards)):
+            self._arrays[f"reward/{k}"][t] = transition.rewards[k]
+            self._arrays[f"terminated/{k}"][t] = transition.terminated[k]
+        last = t == self._schema.steps - 1
+        self._arrays["cut"][t] = transition.ended | last
+        copies = np.flatnonzero(transition.truncated | ~transition.ended if last else transition.truncated)
+        if copies.size:
+            self._bootstrap(t, copies, transition.final)
+
+    def _bootstrap(self, t: int, copies: NDArray[np.intp], final: Frame) -> None:
+        self._boots["boot_index"].append((t * self._schema.batch + copies).astype(np.int32))
+        for k, obs_NBO in enumerate(final.obs):
+            self._boots[f"boot_obs/{k}"].append(obs_NBO[:, copies])
+            if final.masks is not None and f"boot_mask/{k}" in self._boots:
+                self._boots[f"boot_mask/{k}"].append(final.masks[k][:, copies])
+        if self._schema.with_state and final.state is not None:
+            self._boots["boot_state"].append(final.state[copies])
+
+    def trajectory(self) -> Trajectory:
+        """The recorded trajectory; do not use the recorder afterwards. Raises SpecError for NaN and infinite values."""
+        boots = {name: np.concatenate(rows, axis=1 if "/" in name else 0) for name, rows in self._boots.items()}
+        if odd := self._schema.not_finite(self._arrays | boots):
+            raise SpecError(f"the environment or its policies are broken: {odd}")
+        return Trajectory(self._arrays | boots)

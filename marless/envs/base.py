@@ -8,19 +8,21 @@ state size.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from marless.errors import SpecError, shown
+from marless.errors import CorruptError, SpecError, shown
 from marless.limits import MAX_ACTIONS, MAX_AGENTS, MAX_NAME, MAX_OBSERVATION, MAX_STATE
 
 FloatArray = NDArray[np.float32]
 RewardArray = NDArray[np.float32] | NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 ActionArray = NDArray[np.int32] | NDArray[np.float32]
+Arrays = Mapping[str, NDArray[np.generic]]
 
 
 @dataclass(frozen=True)
@@ -170,6 +172,61 @@ class BatchedEnv(Protocol):
     def close(self) -> None:
         """Release the environment's resources; calling it twice is safe."""
         ...
+
+
+@runtime_checkable
+class Saved(Protocol):
+    """Optional methods of batched environments, by which episodes go on in another environment of the same kind."""
+
+    def save(self) -> Arrays:
+        """Copies of all that later steps depend on, between two steps: state, random generators, steps so far.
+
+        Equal situations give equal arrays, bit for bit.
+        """
+        ...
+
+    def load(self, arrays: Arrays) -> Frame:
+        """Continue from a save of an environment with the same options and batch; returns the frame of that time.
+
+        From then on, equal actions give the arrays that the saved environment gives. Raises CorruptError for arrays
+        that no such save holds.
+        """
+        ...
+
+
+def saved(arrays: Arrays, name: str, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:  # Any: of each dtype
+    """An array of a save; raises CorruptError, naming it, unless it is there with this dtype and shape, and finite."""
+    array = arrays.get(name)
+    if array is None or array.dtype.name != dtype or array.shape != shape:
+        found = "missing" if array is None else f"{array.dtype.name}{list(array.shape)}"
+        raise CorruptError(f"saved environment: {name} is {found}, must be {dtype}{list(shape)}")
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise CorruptError(f"saved environment: {name} holds NaN or infinite values")
+    return array
+
+
+def save_generator(rng: np.random.Generator) -> NDArray[np.uint64]:
+    """The state of a generator of kind PCG64 as uint64 [6]; raises SpecError for another kind."""
+    state = rng.bit_generator.state
+    if state["bit_generator"] != "PCG64":
+        raise SpecError(f"random generators of kind {state['bit_generator']} cannot be saved, only PCG64")
+    halves = [half for key in ("state", "inc") for half in divmod(state["state"][key], 2**64)]
+    return np.array([*halves, state["has_uint32"], state["uinteger"]], np.uint64)
+
+
+def load_generator(state: NDArray[np.uint64]) -> np.random.Generator:
+    """The generator of `save_generator`; raises CorruptError for numbers that are no state of one."""
+    first, second, third, fourth, spare, number = (int(each) for each in state)
+    if fourth % 2 == 0 or spare > 1 or number >= 2**32:
+        raise CorruptError("saved environment: its random state is no state of a generator PCG64")
+    rng = np.random.PCG64(0)
+    rng.state = {
+        "bit_generator": "PCG64",
+        "state": {"state": first << 64 | second, "inc": third << 64 | fourth},
+        "has_uint32": spare,
+        "uinteger": number,
+    }
+    return np.random.Generator(rng)
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,12 @@ For tests of marless and of other packages; see docs/extending/environment.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from marless.envs.base import BatchedEnv, BoolArray, EnvSpaces, Frame, Transition, random_actions
+from marless.envs.base import BatchedEnv, BoolArray, EnvSpaces, Frame, Saved, Transition, random_actions
 
 Array = NDArray[np.generic]
 Alive = tuple[BoolArray, ...] | None
@@ -19,7 +19,8 @@ Alive = tuple[BoolArray, ...] | None
 def check_env(factory: Callable[[int], BatchedEnv], *, steps: int = 60, seed: int = 1) -> None:
     """Run `steps` env steps with random legal actions and check every array; raises AssertionError, naming the array.
 
-    `factory` makes an environment with the given number of copies. Choose `steps` large enough that episodes end.
+    `factory` makes an environment with the given number of copies. Choose `steps` large enough that episodes end. If it
+    has `save` and `load`, episodes are continued in another environment from saves of several steps.
     """
     for batch in (1, 3):
         first, second = factory(batch), factory(batch)
@@ -28,8 +29,36 @@ def check_env(factory: Callable[[int], BatchedEnv], *, steps: int = 60, seed: in
         played = _play(first, steps, seed)
         _require(_same(played, _play(second, steps, seed)), "two environments with one seed part ways")
         _require(_same(played, _play(first, steps, seed)), "a second reset with the same seed gives another episode")
+        if isinstance(first, Saved):
+            _check_saves(first, second, steps, seed)
         for env in (first, second, first):
             env.close()
+
+
+def _check_saves(env: BatchedEnv, other: BatchedEnv, steps: int, seed: int) -> None:
+    """Save in several steps, continue in `other`, and compare all that both show, and their next saves."""
+    assert isinstance(env, Saved) and isinstance(other, Saved)
+    rng = np.random.default_rng(seed)
+    for begun in sorted({0, 1, steps // 3, steps - 1}):
+        frame = env.reset(seed)
+        for _ in range(begun):
+            frame = env.step(random_actions(env.spaces, frame, rng)).frame
+        saved, shown = env.save(), _copies(_by_copy(frame))
+        kept = {name: array.copy() for name, array in saved.items()}
+        for offset in range(2):  # `other` has a past of its own, which must not matter
+            other.step(random_actions(other.spaces, other.reset(seed + 1 + offset), rng))
+        loaded = other.load(saved)
+        where = f"saved after step {begun} and loaded"
+        _check_frame(other, loaded, where)
+        _require(_same(shown, _by_copy(loaded)), f"{where}: the frame is another")
+        _require(_alike(kept, other.save()), f"{where}: the next save is another")
+        for t in range(begun, steps):
+            actions = random_actions(env.spaces, frame, rng)
+            step, again = env.step(actions), other.step(tuple(action.copy() for action in actions))
+            _require(_same(_arrays(step), _arrays(again)), f"{where}: step {t} is another")
+            frame = step.frame
+        _require(_alike(kept, saved), f"{where}: later steps changed the save; it must hold copies")
+        _require(_alike(env.save(), other.save()), f"{where}: the saves part ways")
 
 
 def _play(env: BatchedEnv, steps: int, seed: int) -> list[Array]:
@@ -48,8 +77,7 @@ def _play(env: BatchedEnv, steps: int, seed: int) -> list[Array]:
         _check_transition(env, alive, step, f"step {t}")
         _check_length(env.spaces, length_B, step, f"step {t}")
         length_B[step.ended] = 0
-        seen += _copies([*_by_copy(step.frame), *_by_copy(step.final)])
-        seen += _copies([*step.rewards, *step.terminated, step.truncated, *([] if step.won is None else [step.won])])
+        seen += _copies(_arrays(step))
         frame = step.frame
     return seen
 
@@ -132,6 +160,17 @@ def _by_copy(frame: Frame) -> list[Array]:
     per_agent = (*frame.obs, *(frame.masks or ()), *(frame.alive or ()))
     state = () if frame.state is None else (frame.state,)
     return [*(array.swapaxes(0, 1) for array in per_agent), *state]
+
+
+def _arrays(step: Transition) -> list[Array]:
+    """All arrays of a transition."""
+    won = () if step.won is None else (step.won,)
+    frames = (*_by_copy(step.frame), *_by_copy(step.final))
+    return [*frames, *step.rewards, *step.terminated, step.truncated, step.ended, *won]
+
+
+def _alike(left: Mapping[str, Array], right: Mapping[str, Array]) -> bool:
+    return left.keys() == right.keys() and all(np.array_equal(left[name], right[name]) for name in left)
 
 
 def _copies(arrays: Sequence[Array]) -> list[Array]:

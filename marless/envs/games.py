@@ -15,8 +15,19 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from marless.envs.base import ActionArray, AgentClass, BoolArray, Box, Discrete, EnvSpaces, Frame, Transition
-from marless.errors import SpecError, shown, unknown_name
+from marless.envs.base import (
+    ActionArray,
+    AgentClass,
+    Arrays,
+    BoolArray,
+    Box,
+    Discrete,
+    EnvSpaces,
+    Frame,
+    Transition,
+    saved,
+)
+from marless.errors import CorruptError, SpecError, shown, unknown_name
 from marless.limits import MAX_AGENTS
 
 Table = tuple[tuple[float, ...], ...]
@@ -126,6 +137,7 @@ class Game(ABC):
         # Two frames, because the last one of an episode must stay valid when the next episode starts.
         self._now, self._last = (self._blank() for _ in range(2))
         self._step = 0
+        self._state_B = np.zeros(batch, np.intp)
 
     def reset(self, seed: int) -> Frame:
         """Start an episode in every copy; nothing is random."""
@@ -137,6 +149,8 @@ class Game(ABC):
         self._step += 1
         over = self._step == self.spaces.max_steps
         final = self._show(self._last if over else self._now, state_B)
+        if state_B is not None:
+            self._state_B = state_B
         shape = (len(self.spaces.agents), self.batch)
         return Transition(
             frame=self._start() if over else final,
@@ -151,13 +165,29 @@ class Game(ABC):
     def close(self) -> None:  # noqa: B027  # not a hook: no game holds anything to release
         """Do nothing: there are no resources to release."""
 
+    def save(self) -> Arrays:
+        """See `marless.envs.base.Saved`."""
+        return {"steps": np.array([self._step], np.int64), "state": self._state_B.astype(np.int64)}
+
+    def load(self, arrays: Arrays) -> Frame:
+        """See `marless.envs.base.Saved`."""
+        (step,) = saved(arrays, "steps", "int64", (1,)).tolist()
+        state_B = saved(arrays, "state", "int64", (self.batch,))
+        if not (
+            0 <= step < (self.spaces.max_steps or 1) and ((state_B >= 0) & (state_B < self.spaces.state_size)).all()
+        ):
+            raise CorruptError("saved environment: its steps or states are none of this game")
+        self._step, self._state_B = step, state_B.astype(np.intp)
+        return self._show(self._now, self._state_B)
+
     @abstractmethod
     def _outcome(self, action: ActionArray) -> tuple[NDArray[np.float64], BoolArray, NDArray[np.intp] | None]:
         """Rewards [B], whether an episode ends now and is won [B], and the next states [B] (None at the end)."""
 
     def _start(self) -> Frame:
         self._step = 0
-        return self._show(self._now, np.zeros(self.batch, np.intp))
+        self._state_B = np.zeros(self.batch, np.intp)
+        return self._show(self._now, self._state_B)
 
     def _blank(self) -> Frame:
         agents, states = len(self.spaces.agents), self.spaces.state_size
@@ -196,13 +226,11 @@ class TwoStep(Game):
 
     def __init__(self, options: NoOptions, batch: int) -> None:
         super().__init__(2, Discrete(2), states=3, steps=2, batch=batch)
-        self._table_B = np.zeros(batch, np.intp)
 
     def _outcome(self, action: ActionArray) -> tuple[NDArray[np.float64], BoolArray, NDArray[np.intp] | None]:
         if self._step == 0:
-            self._table_B = action[0].astype(np.intp)
-            return np.zeros(self.batch), np.zeros(self.batch, np.bool_), 1 + self._table_B
-        reward_B = TWO_STEP[self._table_B, action[0], action[1]]
+            return np.zeros(self.batch), np.zeros(self.batch, np.bool_), 1 + action[0].astype(np.intp)
+        reward_B = TWO_STEP[self._state_B - 1, action[0], action[1]]
         return reward_B, reward_B == TWO_STEP.max(), None
 
 

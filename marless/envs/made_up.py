@@ -11,6 +11,7 @@ import numpy as np
 from marless.envs.base import (
     ActionArray,
     AgentClass,
+    Arrays,
     BoolArray,
     Box,
     EnvSpaces,
@@ -18,6 +19,9 @@ from marless.envs.base import (
     Frame,
     RewardArray,
     Transition,
+    load_generator,
+    save_generator,
+    saved,
 )
 
 _END = 0.1
@@ -58,8 +62,29 @@ class MadeUp:
         self._alive = tuple(alive | ended_B for alive in left)
         return Transition(self._frame, final, rewards, terminated, truncated_B, ended_B)
 
+    def save(self) -> Arrays:
+        """See `marless.envs.base.Saved`."""
+        state = {name: array.copy() for name, array in self._arrays().items()}
+        return {**state, "random": save_generator(self._rng), "steps": self._steps_B.copy()}
+
+    def load(self, arrays: Arrays) -> Frame:
+        """See `marless.envs.base.Saved`; a frame is noise, so it is part of the save."""
+        self.reset(0)
+        for name, array in self._arrays().items():
+            array[...] = saved(arrays, name, array.dtype.name, array.shape)
+        self._rng = load_generator(saved(arrays, "random", "uint64", (6,)))
+        self._steps_B = saved(arrays, "steps", "int64", (self.batch,)).copy()
+        return self._frame
+
     def close(self) -> None:
         """See `BatchedEnv`."""
+
+    def _arrays(self) -> dict[str, BoolArray | FloatArray]:
+        frame = self._frame
+        found: dict[str, BoolArray | FloatArray] = {} if frame.state is None else {"state": frame.state}
+        found |= {f"obs/{k}": array for k, array in enumerate(frame.obs)}
+        found |= {f"mask/{k}": array for k, array in enumerate(frame.masks or ())}
+        return found | {f"alive/{k}": array for k, array in enumerate(self._alive)}
 
     def _view(self, alive: tuple[BoolArray, ...]) -> Frame:
         """Draw the next frame, with `alive` agents."""

@@ -20,8 +20,21 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from marless.envs.base import ActionArray, AgentClass, Box, Discrete, EnvSpaces, Frame, Scene, Transition
-from marless.errors import SpecError, shown
+from marless.envs.base import (
+    ActionArray,
+    AgentClass,
+    Arrays,
+    Box,
+    Discrete,
+    EnvSpaces,
+    Frame,
+    Scene,
+    Transition,
+    load_generator,
+    save_generator,
+    saved,
+)
+from marless.errors import CorruptError, SpecError, shown
 from marless.limits import MAX_AGENTS
 
 DT = 0.1
@@ -159,6 +172,24 @@ class ParticleEnv(ABC):
             ended=ended,
         )
 
+    def save(self) -> Arrays:
+        """See `marless.envs.base.Saved`."""
+        state = {name: array.copy() for name, array in self._state().items()}
+        return {**state, "random": save_generator(self._rng), "steps": np.array([self._steps], np.int64)}
+
+    def load(self, arrays: Arrays) -> Frame:
+        """See `marless.envs.base.Saved`."""
+        loaded = {name: saved(arrays, name, "float64", array.shape) for name, array in self._state().items()}
+        (steps,) = saved(arrays, "steps", "int64", (1,)).tolist()
+        if not 0 <= steps < (self.spaces.max_steps or MAX_CYCLES):
+            raise CorruptError(f"saved environment: {steps} steps into an episode of {self.spaces.max_steps}")
+        self._rng = load_generator(saved(arrays, "random", "uint64", (6,)))
+        self._steps = steps
+        for name, array in self._state().items():
+            array[...] = loaded[name]
+        self._look()
+        return self._frame
+
     def picture(self, *, ended: bool = False) -> Scene:
         """See `marless.envs.base.Pictured`."""
         if ended and self._last_scene:
@@ -176,6 +207,10 @@ class ParticleEnv(ABC):
     @abstractmethod
     def _score(self) -> None:
         """Write the rewards of the present positions into `_rewards_NB`."""
+
+    def _state(self) -> dict[str, FloatArray64]:
+        """The arrays that later steps depend on; all others are computed from them."""
+        return {"position": self._pos_E2B, "velocity": self._vel_N2B}
 
     def _goal(self) -> FloatArray64 | None:
         """Position [2] of the goal in copy 0; None if the game has no goal."""
@@ -299,6 +334,9 @@ class SimpleAdversary(ParticleEnv):
         super()._place()
         marks_M2B = self._pos_E2B[len(self._agents_N2B) :]
         self._goal_2B[...] = marks_M2B[goal_B, :, np.arange(self.batch)].T
+
+    def _state(self) -> dict[str, FloatArray64]:
+        return super()._state() | {"goal": self._goal_2B}
 
     def _goal(self) -> FloatArray64:
         return self._goal_2B[:, 0].copy()

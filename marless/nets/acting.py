@@ -110,6 +110,26 @@ class ActingPolicies:
             if self._inputs.last_action:
                 self._last_NAB[:, :, ended_B] = 0
 
+    def memory(self) -> Arrays:
+        """Copies of what `recall` needs to go on in other policies of the same class; {} if there is no memory.
+
+        "hidden", float32 [N, H, B], is the memory of recurrent nets; "last_action", float32 [N, A, B], that input.
+        """
+        hidden_NHB = self._net.memory()
+        found: dict[str, NDArray[np.generic]] = {} if hidden_NHB is None else {"hidden": hidden_NHB}
+        return found | ({"last_action": self._last_NAB.copy()} if self._inputs.last_action else {})
+
+    def recall(self, memory: Arrays) -> None:
+        """Go on, after `begin`, with a memory of as many copies; raises CorruptError if it does not fit."""
+        expected = {name: array.shape for name, array in self.memory().items()}
+        found = {name: array.shape for name, array in memory.items() if array.dtype == np.float32}
+        if found != expected or len(memory) != len(found):
+            raise CorruptError(f"class {self.agent_class.name}: a memory of {found}, its policies have {expected}")
+        if self._net.remembers:
+            self._net.recall(memory["hidden"].astype(np.float32, copy=False))
+        if self._inputs.last_action:
+            self._last_NAB[:] = memory["last_action"]
+
     def sample(
         self, obs_NBO: FloatArray, mask_NBA: BoolArray | None, rng: np.random.Generator
     ) -> tuple[ActionArray, FloatArray]:

@@ -34,6 +34,14 @@ class ActingNet(Protocol):
         """Reset the memory of these copies."""
         ...
 
+    def memory(self) -> FloatArray | None:
+        """A copy of the memory, float32 [N, H, B]; None for nets without."""
+        ...
+
+    def recall(self, hidden_NHB: FloatArray) -> None:
+        """Continue with this memory, after `allocate`; raises CorruptError if it does not fit."""
+        ...
+
     def output(self) -> FloatArray:
         """Evaluate the inputs written, to a new array [N, K, B]; recurrent nets advance by one step."""
         ...
@@ -57,6 +65,14 @@ class Perceptrons:
 
     def forget(self, copies_B: BoolArray) -> None:
         """See `ActingNet`; without effect."""
+
+    def memory(self) -> FloatArray | None:
+        """See `ActingNet`."""
+        return None
+
+    def recall(self, hidden_NHB: FloatArray) -> None:
+        """See `ActingNet`."""
+        raise CorruptError("there is a memory of nets that have none")
 
     def output(self) -> FloatArray:
         """See `ActingNet`."""
@@ -87,6 +103,17 @@ class GatedUnits:
     def forget(self, copies_B: BoolArray) -> None:
         """See `ActingNet`."""
         self._hidden_NHB[:, :-1, copies_B] = 0
+
+    def memory(self) -> FloatArray | None:
+        """See `ActingNet`."""
+        return self._hidden_NHB[:, :-1].copy()
+
+    def recall(self, hidden_NHB: FloatArray) -> None:
+        """See `ActingNet`."""
+        kept = self._hidden_NHB[:, :-1]
+        if hidden_NHB.shape != kept.shape or not np.isfinite(hidden_NHB).all():
+            raise CorruptError(f"a memory float32{list(hidden_NHB.shape)} does not fit nets of {list(kept.shape)}")
+        kept[...] = hidden_NHB
 
     def output(self) -> FloatArray:
         """See `ActingNet`."""

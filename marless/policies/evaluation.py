@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from marless import record, round_file
-from marless.data.rollout import EpisodeStats, play
+from marless.data.episodes import EpisodeStats
+from marless.data.rollout import play
 from marless.envs import registry
 from marless.envs.base import BatchedEnv
 from marless.errors import SpecError

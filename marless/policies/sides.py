@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from marless.data.rollout import ActingPolicy, EpisodeStats, play
+from marless.data.episodes import EpisodeStats
+from marless.data.rollout import ActingPolicy, play
 from marless.envs.base import ActionArray, AgentClass, BoolArray, EnvSpaces, FloatArray, chance_acts
 from marless.policies.evaluation import BATCH, environment
 from marless.policies.team import Team

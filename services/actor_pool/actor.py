@@ -12,7 +12,8 @@ import numpy as np
 
 from marless import documents
 from marless.data.bounds import Bounds, batches
-from marless.data.rollout import EpisodeStats, play, rollout, total
+from marless.data.episodes import EpisodeStats, total
+from marless.data.rollout import play, rollout
 from marless.data.trajectory import Trajectory
 from marless.envs import registry
 from marless.envs.base import BatchedEnv

@@ -9,6 +9,7 @@ import pytest
 from marless.envs import registry
 from marless.envs.base import EnvSpaces
 from marless.envs.contract import check_env
+from marless.envs.made_up import MadeUp
 from marless.spec import load
 from tests.scripted_env import ScriptedEnv
 
@@ -156,3 +157,77 @@ def test_an_agent_must_not_terminate_early_where_deaths_are_not_declared():
 
     with pytest.raises(AssertionError, match="terminated in mid-episode"):
         check_env(Undeclared)
+
+
+class Kept(MadeUp):
+    """Keeps its episodes; subclasses do so wrongly."""
+
+    def __init__(self, batch):
+        super().__init__(EnvSpaces(ScriptedEnv().spaces.classes, 2, 9, masks=True, deaths=True), batch)
+
+
+class Amnesiac(Kept):
+    def load(self, arrays):
+        super().load({**arrays, "steps": np.zeros_like(arrays["steps"])})
+        return self._frame
+
+
+class Reseeded(Kept):
+    def load(self, arrays):
+        frame = super().load(arrays)
+        self._rng = np.random.default_rng(0)
+        return frame
+
+
+class Aliasing(Kept):
+    def save(self):
+        return {**super().save(), "steps": self._steps_B}
+
+
+class Blurred(Kept):
+    def load(self, arrays):
+        frame = super().load(arrays)
+        return replace(frame, state=frame.state + 1)
+
+
+def test_an_environment_that_saves_itself_keeps_the_contract():
+    check_env(Kept)
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (Amnesiac, "saved after step 1 and loaded: the next save is another"),
+        (Reseeded, "saved after step 0 and loaded: the next save is another"),
+        (Aliasing, "later steps changed the save"),
+        (Blurred, "the frame is another"),
+    ],
+)
+def test_a_save_that_does_not_load_is_found(broken, message):
+    with pytest.raises(AssertionError, match=message):
+        check_env(broken)
+
+
+def test_hidden_state_that_is_not_saved_is_found():
+    class Hidden(Kept):
+        """Rewards depend on the steps since its first reset, of which the save knows nothing."""
+
+        total = 0
+
+        def step(self, actions):
+            self.total += 1
+            honest = super().step(actions)
+            return replace(honest, rewards=tuple(each * np.float32(self.total) for each in honest.rewards))
+
+        def reset(self, seed):
+            self.total = 0
+            return super().reset(seed)
+
+        def load(self, arrays):
+            before = self.total
+            frame = super().load(arrays)
+            self.total = before
+            return frame
+
+    with pytest.raises(AssertionError, match="step 0 is another"):
+        check_env(Hidden)

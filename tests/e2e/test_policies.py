@@ -17,7 +17,8 @@ from mpe2 import simple_spread_v3
 import marless
 from marless import spec as specs
 from marless.data.bounds import batches
-from marless.data.rollout import play, total
+from marless.data.episodes import total
+from marless.data.rollout import play
 from marless.envs import registry
 from marless.envs.base import ActionArray, AgentClass, BoolArray, FloatArray
 from marless.record import RoundRecord, returns_of

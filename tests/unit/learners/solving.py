@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from marless.algos import registry as algorithms
 from marless.algos.base import Group, Learner, LearnerContext, ModelSpec, PolicyState, RoundInput, scopes
-from marless.data.rollout import EpisodeStats, play, rollout
+from marless.data.episodes import EpisodeStats
+from marless.data.rollout import play, rollout
 from marless.envs import registry
 from marless.envs.base import BatchedEnv
 from marless.nets.acting import ActingPolicies

@@ -1,0 +1,126 @@
+"""Returns and lengths of episodes, added up while they are played. Suffixes as in `marless.envs.base`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marless.envs.base import Arrays, BoolArray, EnvSpaces, Transition, saved
+from marless.errors import SpecError
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeStats:
+    """Sums over finished episodes; they can be added over actors."""
+
+    env_steps: int
+    """Env steps taken (all agents act once in one copy), including those of unfinished episodes."""
+    episodes: int
+    episode_steps: int
+    """Env steps of the counted episodes, those of earlier rounds included."""
+    return_sum: Mapping[str, float]
+    """Sum of undiscounted returns, per agent."""
+    return_square_sum: Mapping[str, float]
+    """Sum of squared undiscounted returns, per agent."""
+    judged: int = 0
+    """Counted episodes with a known result (won or not): all of them, or 0 if the environment does not report wins."""
+    wins: int = 0
+    """Counted episodes that were won."""
+
+
+def total(parts: Sequence[EpisodeStats]) -> EpisodeStats:
+    """Add up the sums of at least one batch of episodes."""
+    first = parts[0]
+    return EpisodeStats(
+        env_steps=sum(each.env_steps for each in parts),
+        episodes=sum(each.episodes for each in parts),
+        episode_steps=sum(each.episode_steps for each in parts),
+        return_sum={agent: math.fsum(each.return_sum[agent] for each in parts) for agent in first.return_sum},
+        return_square_sum={
+            agent: math.fsum(each.return_square_sum[agent] for each in parts) for agent in first.return_square_sum
+        },
+        judged=sum(each.judged for each in parts),
+        wins=sum(each.wins for each in parts),
+    )
+
+
+class EpisodeMeter:
+    """Adds up returns of episodes that end; with a quota, only of the first `quota_B[b]` of copy b."""
+
+    def __init__(self, spaces: EnvSpaces, batch: int, quota_B: NDArray[np.integer] | None = None) -> None:
+        self._agents = spaces.agents
+        self._missing_B = np.full(batch, np.iinfo(np.int64).max) if quota_B is None else quota_B.copy()
+        self._return_NB = np.zeros((len(self._agents), batch))
+        self._steps_B = np.zeros(batch, np.int64)
+        self._clear()
+
+    def save(self) -> dict[str, NDArray[np.generic]]:
+        """Copies of the returns and lengths so far of the episodes that are running."""
+        return {"return": self._return_NB.copy(), "steps": self._steps_B.copy()}
+
+    def load(self, arrays: Arrays) -> None:
+        """Continue with saved returns and lengths; raises CorruptError."""
+        self._return_NB = saved(arrays, "return", "float64", self._return_NB.shape).copy()
+        self._steps_B = saved(arrays, "steps", "int64", self._steps_B.shape).copy()
+
+    @property
+    def running(self) -> BoolArray:
+        """bool [B]: the copy's episode has begun, that is, it has had a step."""
+        return self._steps_B > 0
+
+    @property
+    def full(self) -> bool:
+        """True once every copy has reached its quota."""
+        return not self._missing_B.any()
+
+    @property
+    def episodes(self) -> int:
+        """Number of finished episodes that count."""
+        return self._episodes
+
+    def add(self, transition: Transition) -> None:
+        """Add one step of all copies."""
+        self._return_NB += np.concatenate(transition.rewards)
+        self._steps_B += 1
+        self._env_steps += len(self._steps_B)
+        if transition.ended.any():
+            self._close(transition.ended, transition.won)
+
+    def _close(self, ended_B: BoolArray, won_B: BoolArray | None) -> None:
+        counted_B = ended_B & (self._missing_B > 0)
+        self._missing_B -= counted_B
+        self._episodes += int(counted_B.sum())
+        self._episode_steps += int(self._steps_B[counted_B].sum())
+        self._sum_N += self._return_NB[:, counted_B].sum(axis=1)
+        self._square_sum_N += np.square(self._return_NB[:, counted_B]).sum(axis=1)
+        if won_B is not None:
+            self._judged += int(counted_B.sum())
+            self._wins += int((counted_B & won_B).sum())
+        self._return_NB[:, ended_B] = 0.0
+        self._steps_B[ended_B] = 0
+
+    def stats(self) -> EpisodeStats:
+        """The sums since the last call; raises SpecError if a return is not finite."""
+        for agent, total in zip(self._agents, self._sum_N.tolist(), strict=True):
+            if not math.isfinite(total):
+                raise SpecError(f"the environment is broken: the rewards of {agent} add up to {total}")
+        found = EpisodeStats(
+            env_steps=self._env_steps,
+            episodes=self._episodes,
+            episode_steps=self._episode_steps,
+            return_sum=dict(zip(self._agents, self._sum_N.tolist(), strict=True)),
+            return_square_sum=dict(zip(self._agents, self._square_sum_N.tolist(), strict=True)),
+            judged=self._judged,
+            wins=self._wins,
+        )
+        self._clear()
+        return found
+
+    def _clear(self) -> None:
+        self._sum_N = np.zeros(len(self._agents))
+        self._square_sum_N = np.zeros(len(self._agents))
+        self._env_steps = self._episodes = self._episode_steps = self._judged = self._wins = 0
