@@ -904,6 +904,31 @@ async def test_workers_asked_for_while_the_last_ones_are_released_come_up(pool, 
     assert len(pool.dispatcher.workers()) == 1
 
 
+async def test_workers_asked_for_while_the_last_ones_exit_come_up(pool, make, launcher, monkeypatch):
+    fleet = await make(limit=1)
+    await fleet.ensure(1)
+    drain, exited, go_on = pool.dispatcher.drain, asyncio.Event(), asyncio.Event()
+
+    async def slowly(name: str) -> None:
+        """As `drain`, but returns long after the worker has exited."""
+        await drain(name)
+        await pool.gone(name)
+        exited.set()
+        await go_on.wait()
+
+    monkeypatch.setattr(pool.dispatcher, "drain", slowly)
+    scaling = asyncio.create_task(fleet.scale(0))
+    async with asyncio.timeout(PATIENCE_S):
+        await exited.wait()
+        ensuring = asyncio.create_task(fleet.ensure(1))
+        await settle()
+        assert not ensuring.done()
+        go_on.set()
+        await asyncio.gather(ensuring, scaling)
+        assert (await pool.run("fast")).invocation.worker == "actor-1"
+    assert launcher.launched == ["actor-0", "actor-1"], "a worker that was released is not started again"
+
+
 async def test_stopping_fails_what_runs_and_starts_nothing_again(pool, make, launcher):
     fleet = await make(limit=1)
     await fleet.ensure(1)

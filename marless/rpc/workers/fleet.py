@@ -50,6 +50,7 @@ class Fleet:
         self._stopped = False
         self._tasks: dict[str, asyncio.Task[str]] = {}
         """Worker → the task that keeps it running; the task returns the reason if it gives up."""
+        self._retiring: set[str] = set()
         self._reaper: asyncio.Task[None] | None = None
         self._scaling = asyncio.Lock()
         self._awaited = 0
@@ -84,8 +85,15 @@ class Fleet:
         Existing workers are never removed. Raises UnavailableError if none connects.
         """
         self.expect(workers)
-        if not any(map(self._dispatcher.is_connected, self._tasks)):
+        if any(map(self._dispatcher.is_connected, self._tasks)):
+            return
+        self._awaited += 1  # or the idle fleet would be released again
+        try:
+            async with self._scaling:  # workers that are being released do not come back: `_fit` then starts others
+                pass
             await self._connected(any)
+        finally:
+            self._awaited -= 1
 
     def expect(self, workers: int) -> None:
         """As `ensure`, but returns at once, without waiting for a connection."""
@@ -158,6 +166,8 @@ class Fleet:
             _log.warning("worker.ended", worker=name, how=how, after_s=round(time.monotonic() - started_s, 3))
             if self._stillborn >= _STILLBORN_LIMIT:
                 return self._give_up(f"worker {name} could not start ({how}); see the pool's log")
+            if name in self._retiring:
+                return "released"
 
     def _give_up(self, reason: str) -> str:
         self._given_up = True
@@ -186,9 +196,11 @@ class Fleet:
     async def _retire(self, name: str) -> None:
         task = self._tasks[name]
         _log.info("worker.released", worker=name, workers=len(self._tasks) - 1)
+        self._retiring.add(name)
         try:
             await self._dispatcher.drain(name)
         finally:
+            self._retiring.discard(name)
             self._tasks.pop(name, None)
             task.cancel()
         await asyncio.gather(task, return_exceptions=True)
