@@ -15,8 +15,9 @@ from torch import Tensor
 from marless.curvature.lanczos import Product
 from marless.curvature.outputs import OutputObjective
 from marless.curvature.perceptron import HessianProduct
+from marless.nets.activations import activation as activation_of
 from marless.nets.layout import GATES, GRULayout, Layout
-from marless.nets.stacked import Activation, Net, matrices
+from marless.nets.stacked import Net, matrices
 
 Objective = Callable[[Tensor], OutputObjective]
 """Makes the objective from the outputs [P, K, M]."""
@@ -49,7 +50,7 @@ class MemoryProduct:
         self,
         layout: GRULayout,
         flat_PD: Tensor,
-        activation: Activation,
+        activation: str,
         input_PIM: Tensor,
         resets: Tensor,
         objective: Objective,
@@ -78,7 +79,7 @@ class MemoryProduct:
         return product_PD
 
 
-def outputs(layout: GRULayout, flat_PD: Tensor, activation: Activation, input_PIM: Tensor, resets: Tensor) -> Tensor:
+def outputs(layout: GRULayout, flat_PD: Tensor, activation: str, input_PIM: Tensor, resets: Tensor) -> Tensor:
     """Outputs [P, K, M] as those of `StackedGRU`, computed with operations that autograd can differentiate."""
     *body, memory_PGH, output_PKH = matrices(layout, flat_PD)
     keep = (~resets).to(flat_PD.dtype)
@@ -87,7 +88,7 @@ def outputs(layout: GRULayout, flat_PD: Tensor, activation: Activation, input_PI
     for i, layer in enumerate(body):
         x = layer @ (_with_ones(x) if i else x)
         if i < len(body) - 1:
-            x = torch.tanh(x) if activation == "tanh" else torch.relu(x)
+            x = activation_of(activation).differentiable(x)
     units = layout.units
     memory_PHB = x.new_zeros(x.shape[0], units, keep.shape[-1])
     hidden = []

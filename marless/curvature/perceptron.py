@@ -15,8 +15,8 @@ from torch import Tensor
 
 from marless.curvature.outputs import OutputObjective
 from marless.nets import kernels
+from marless.nets.activations import activation as activation_of
 from marless.nets.layout import Layout
-from marless.nets.stacked import Activation
 
 
 class _Layer:
@@ -63,14 +63,14 @@ class HessianProduct:
         self,
         layout: Layout,
         flat_PD: Tensor,
-        activation: Activation,
+        activation: str,
         input_PIM: Tensor,
         objective: Callable[[Tensor], OutputObjective],
     ) -> None:
         first_POI, *rest = matrices(layout, flat_PD)
         stack, units, _ = first_POI.shape
         samples = input_PIM.shape[2]
-        self._layout, self._tanh = layout, activation == "tanh"
+        self._layout, self._activation = layout, activation_of(activation)
         self._input_PIM = input_PIM
         self._layers = [_Layer(matrix, samples) for matrix in rest]
         self._first_gradient_PHM = flat_PD.new_empty(stack, units, samples)
@@ -78,7 +78,7 @@ class HessianProduct:
         self._product_PD = torch.zeros_like(flat_PD)
         self._at_matrices = matrices(layout, self._product_PD)
         output_PKM = self._forward(first_POI)
-        self._slopes = [self._slope(layer.inputs[:, :-1, 0]) for layer in self._layers]
+        self._slopes = [self._activation.slope(layer.inputs[:, :-1, 0]) for layer in self._layers]
         self._objective = objective(output_PKM)
         self._bends = self._backward()
 
@@ -102,8 +102,8 @@ class HessianProduct:
             below = self._layers[i - 1].gradient[:, :, 0] if i else self._first_gradient_PHM
             layer.backward(below)
             below *= self._slopes[i]
-            if self._tanh:
-                below.addcmul_(self._bends[i], layer.inputs[:, :-1, 1])
+            if (bend := self._bends[i]) is not None:
+                below.addcmul_(bend, layer.inputs[:, :-1, 1])
         kernels.matmul(self._first_gradient_PHM, self._input_PIM.transpose(1, 2), out=self._at_matrices[0])
         return self._product_PD
 
@@ -111,23 +111,20 @@ class HessianProduct:
         """Write every layer's inputs; returns the outputs."""
         x = torch.matmul(first_POI, self._input_PIM)
         for layer in self._layers:
-            layer.inputs[:, :-1, 0] = x.tanh_() if self._tanh else x.relu_()
+            self._activation.apply_(x)
+            layer.inputs[:, :-1, 0] = x
             layer.inputs[:, -1, 0] = 1.0
             x = torch.matmul(layer.matrix_POI, layer.inputs[:, :, 0])
         return x
 
-    def _slope(self, hidden_PHM: Tensor) -> Tensor:
-        """The activation's derivative."""
-        return 1 - hidden_PHM.square() if self._tanh else (hidden_PHM > 0).to(hidden_PHM.dtype)
-
-    def _backward(self) -> list[Tensor]:
-        """Write the gradients at every layer's outputs; returns those at hidden units, times φ″/φ′ = −2 tanh."""
+    def _backward(self) -> list[Tensor | None]:
+        """Write the gradients at every layer's outputs; returns those at hidden units times φ″/φ′, None if it is 0."""
         self._layers[-1].gradient[:, :, 1], _ = self._objective.gradient()
-        bends = []
+        bend, bends = self._activation.bend, list[Tensor | None]()
         for i in range(len(self._layers) - 1, -1, -1):
             layer = self._layers[i]
             at_hidden = torch.matmul(layer.matrix_POI[:, :, :-1].transpose(1, 2), layer.gradient[:, :, 1])
-            bends.append(-2 * at_hidden * layer.inputs[:, :-1, 0])
+            bends.append(bend(layer.inputs[:, :-1, 0]) * at_hidden if bend else None)
             if i:
                 self._layers[i - 1].gradient[:, :, 1] = at_hidden * self._slopes[i]
         return bends[::-1]

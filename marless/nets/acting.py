@@ -193,7 +193,7 @@ def _agreed(agent_class: AgentClass, states: Sequence[Acting]) -> Mapping[str, s
     """The common metadata of the states; raises CorruptError unless they agree and fit the class."""
     ways = {tuple(s.metadata.get(key) for key in _WAY) for s in states}
     metadata, expected = states[0].metadata, actions.describe(agent_class.action)
-    known = metadata.get("activation") in ("tanh", "relu") and metadata.get("kind", "mlp") in ("mlp", "gru")
+    known = metadata.get("activation") in acting_nets.ACTIVATE and metadata.get("kind", "mlp") in ("mlp", "gru")
     if len(ways) != 1 or not known or metadata.get("action") != expected:
         raise CorruptError(f"class {agent_class.name}: policies do not act in one way, with actions {expected}")
     return metadata

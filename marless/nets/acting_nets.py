@@ -5,7 +5,7 @@ Shapes: N agents (or 1, if all share their weights), B environment copies, I inp
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -54,7 +54,7 @@ class Perceptrons:
 
     def __init__(self, layers: Sequence[FloatArray], activation: str) -> None:
         self._layers = layers
-        self._activate = np.tanh if activation == "tanh" else _relu
+        self._activate = ACTIVATE[activation]
         self._buffers: list[FloatArray] = []
 
     def allocate(self, agents: int, batch: int) -> FloatArray:
@@ -79,7 +79,7 @@ class Perceptrons:
         for layer, source, target in zip(self._layers[:-1], self._buffers, self._buffers[1:], strict=False):
             hidden = target[:, :-1]
             np.matmul(layer, source, out=hidden)
-            self._activate(hidden, out=hidden)
+            self._activate(hidden, hidden)
         result: FloatArray = np.matmul(self._layers[-1], self._buffers[-1])
         return result
 
@@ -174,5 +174,13 @@ def _sigmoid(x: FloatArray) -> None:
     x *= 0.5
 
 
-def _relu(x: FloatArray, out: FloatArray) -> FloatArray:
-    return np.maximum(x, 0, out=out)
+def _relu(x: FloatArray, out: FloatArray) -> None:
+    np.maximum(x, 0, out=out)
+
+
+def _tanh(x: FloatArray, out: FloatArray) -> None:
+    np.tanh(x, out=out)
+
+
+ACTIVATE: dict[str, Callable[[FloatArray, FloatArray], None]] = {"tanh": _tanh, "relu": _relu}
+"""Activation → what writes φ(x) to `out`; its twin for learners is in `marless.nets.activations`."""

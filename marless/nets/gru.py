@@ -16,7 +16,7 @@ from torch import Tensor
 
 from marless.nets import kernels
 from marless.nets.layout import GATES, GRULayout
-from marless.nets.stacked import WORKSPACES, Activation, StackedMLP, matrices
+from marless.nets.stacked import WORKSPACES, StackedMLP, matrices
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,10 @@ class _Workspace:
 class StackedGRU:
     """P recurrent nets; see `marless.nets.stacked.Net`. Without `resets`, `forward` raises ValueError."""
 
-    def __init__(self, layout: GRULayout, flat_PD: Tensor, activation: Activation) -> None:
+    def __init__(self, layout: GRULayout, flat_PD: Tensor, activation: str) -> None:
         self.layout = layout
         self.gradient_PD = torch.zeros_like(flat_PD)
-        self.activation: Activation = activation
+        self.activation = activation
         below = slice(layout.body.size)
         self._body = StackedMLP(layout.body, flat_PD[:, below], activation, self.gradient_PD[:, below])
         *_, self._memory_PGH, self._output_PKH = matrices(layout, flat_PD)

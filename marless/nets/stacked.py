@@ -7,15 +7,15 @@ CPU and GPU. Any loss works: `backward` takes its gradient with respect to the o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from marless.nets import kernels
+from marless.nets.activations import activation as activation_of
 from marless.nets.layout import GRULayout, Layout
 
-Activation = Literal["tanh", "relu"]
 _CHUNK = 1024  # samples per pass of `evaluate`, so that the activations of a few policies fit into a core's cache
 WORKSPACES = 8
 """Maximum number of buffer sets, one per number of samples; without a limit, episodes of many lengths fill memory."""
@@ -38,8 +38,8 @@ class Net(Protocol):
         ...
 
     @property
-    def activation(self) -> Activation:
-        """The non-linearity after each dense hidden layer."""
+    def activation(self) -> str:
+        """The name of the non-linearity after each dense hidden layer, in `marless.nets.activations`."""
         ...
 
     @property
@@ -60,8 +60,8 @@ class Net(Protocol):
         ...
 
 
-def net(layout: Layout | GRULayout, flat_PD: Tensor, activation: Activation) -> Net:
-    """Make the stacked nets of a layout."""
+def net(layout: Layout | GRULayout, flat_PD: Tensor, activation: str) -> Net:
+    """Make the stacked nets of a layout; raises SpecError for an unknown activation."""
     if isinstance(layout, Layout):
         return StackedMLP(layout, flat_PD, activation)
     from marless.nets.gru import StackedGRU  # imported here, because it imports this module
@@ -84,13 +84,15 @@ class _Workspace:
 class StackedMLP:
     """P perceptrons; see `Net`."""
 
-    def __init__(
-        self, layout: Layout, flat_PD: Tensor, activation: Activation, gradient_PD: Tensor | None = None
-    ) -> None:
-        """Make the nets; `gradient_PD` is a buffer for gradients, for nets that are part of larger ones."""
+    def __init__(self, layout: Layout, flat_PD: Tensor, activation: str, gradient_PD: Tensor | None = None) -> None:
+        """Make the nets; `gradient_PD` is a buffer for gradients, for nets that are part of larger ones.
+
+        Raises SpecError for an unknown activation.
+        """
         self.layout = layout
         self.gradient_PD = torch.zeros_like(flat_PD) if gradient_PD is None else gradient_PD
-        self.activation: Activation = activation
+        self.activation = activation
+        self._activation = activation_of(activation)
         self._layers = matrices(layout, flat_PD)
         self._d_layers = matrices(layout, self.gradient_PD)
         self._workspaces: dict[int, _Workspace] = {}
@@ -108,10 +110,7 @@ class StackedMLP:
         for layer, buffer in zip(self._layers[:-1], work.hidden, strict=True):
             hidden_PHM = buffer[:, :-1]
             kernels.matmul(layer, x, out=hidden_PHM)
-            if self.activation == "tanh":
-                kernels.tanh_(hidden_PHM)
-            else:
-                hidden_PHM.relu_()
+            self._activation.apply_(hidden_PHM)
             x = buffer
         kernels.matmul(self._layers[-1], x, out=work.output)
         return work.output
@@ -150,14 +149,8 @@ class StackedMLP:
         """The gradient before the activation below layer i, given that at the layer's outputs."""
         below = work.d_hidden[i - 1]
         kernels.matmul(self._layers[i][:, :, :-1].transpose(1, 2), gradient, out=below)
-        self._through_activation(below, work.hidden[i - 1][:, :-1])
+        self._activation.through_(below, work.hidden[i - 1][:, :-1])
         return below
-
-    def _through_activation(self, gradient: Tensor, hidden: Tensor) -> None:
-        if self.activation == "tanh":
-            torch.ops.aten.tanh_backward.grad_input(gradient, hidden, grad_input=gradient)
-        else:
-            torch.ops.aten.threshold_backward.grad_input(gradient, hidden, 0, grad_input=gradient)
 
     def _workspace(self, samples: int) -> _Workspace:
         if samples not in self._workspaces:

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from marless.nets.layout import Layout
-from marless.nets.stacked import Activation, StackedMLP
+from marless.nets.stacked import StackedMLP
 
 
 class RowNets:
     """P nets with R rows; `owners` has the index of each row's net."""
 
-    def __init__(self, layout: Layout, flat_PD: Tensor, activation: Activation, owners: Sequence[int]) -> None:
+    def __init__(self, layout: Layout, flat_PD: Tensor, activation: str, owners: Sequence[int]) -> None:
         nets = len(flat_PD)
         self._flat_PD = flat_PD
         self._alone = tuple(owners) == tuple(range(nets))

@@ -18,6 +18,7 @@ from marless.curvature.perceptron import HessianProduct
 from marless.learners.ddpg.actor_critics import Actors, descent
 from marless.learners.ddpg.critic_inputs import replaced
 from marless.learners.ddpg.views import View
+from marless.nets.activations import activation
 from marless.nets.bank import Row
 from marless.nets.stacked import StackedMLP, matrices
 
@@ -113,8 +114,8 @@ def _view(batch: Mapping[str, Tensor]) -> View:
 def _values(net: StackedMLP, flat_RD: Tensor, input_RIM: Tensor) -> Tensor:
     """The outputs of `net.forward`, computed with operations that autograd can differentiate."""
     hidden, (*layers, last) = input_RIM, matrices(net.layout, flat_RD)
+    phi = activation(net.activation).differentiable
     for layer in layers:
-        sums = layer @ hidden
-        active = torch.tanh(sums) if net.activation == "tanh" else torch.relu(sums)
+        active = phi(layer @ hidden)
         hidden = torch.cat([active, torch.ones_like(active[:, :1])], dim=1)
     return last @ hidden

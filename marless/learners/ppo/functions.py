@@ -24,7 +24,6 @@ from marless.losses import normalise, ppo, value
 from marless.nets import adam, heads, stacked
 from marless.nets.bank import Row
 from marless.nets.layout import GRULayout, Layout
-from marless.nets.stacked import Activation
 
 Metrics = dict[str, Tensor]
 """Values per net, [P], by metric."""
@@ -61,7 +60,7 @@ class _Trained(ABC):
     norm: ClassVar[str]
     """Name of the gradient norm's metric."""
 
-    def __init__(self, tensors: Row, layout: Layout | GRULayout, activation: Activation) -> None:
+    def __init__(self, tensors: Row, layout: Layout | GRULayout, activation: str) -> None:
         self.tensors = tensors
         self.net = stacked.net(layout, tensors["flat"], activation)
 
@@ -127,9 +126,7 @@ class PolicyFunction(_Trained):
     norm = "grad_norm"
     surrogate: ClassVar[Surrogate] = Surrogate(ppo.surrogate, ppo.surrogate_gradient)
 
-    def __init__(
-        self, tensors: Row, layout: Layout | GRULayout, activation: Activation, action: Discrete | Box
-    ) -> None:
+    def __init__(self, tensors: Row, layout: Layout | GRULayout, activation: str, action: Discrete | Box) -> None:
         super().__init__(tensors, layout, activation)
         self._head = heads.head(action, tensors["flat"], self.net.gradient_PD)
         self.discrete = isinstance(action, Discrete)

@@ -18,7 +18,7 @@ from marless.learners.samples import weights
 from marless.nets.actions import ILLEGAL_LOGIT
 from marless.nets.bank import Row
 from marless.nets.layout import GRULayout, Layout
-from marless.nets.stacked import Activation, net
+from marless.nets.stacked import net
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class Seen:
 class QFunction:
     """P Q nets and their target nets, over the tensors of a bank's rows."""
 
-    def __init__(self, tensors: Row, layout: Layout | GRULayout, activation: Activation, *, dueling: bool) -> None:
+    def __init__(self, tensors: Row, layout: Layout | GRULayout, activation: str, *, dueling: bool) -> None:
         self.tensors = tensors
         self.net = net(layout, tensors["flat"], activation)
         self._target = net(layout, tensors["target"], activation)
