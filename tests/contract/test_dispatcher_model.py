@@ -439,7 +439,17 @@ MUTANTS = {
 }
 
 
-@pytest.mark.parametrize("defect", MUTANTS)
+LONG_TO_FIND = {
+    "a cancelled task loses its worker",
+    "a queue without a bound",
+    "who is cancelled in the queue stays there",
+    "a process that is not ended with its worker",
+}
+
+
+@pytest.mark.parametrize(
+    "defect", [pytest.param(each, marks=pytest.mark.slow) if each in LONG_TO_FIND else each for each in MUTANTS]
+)
 def test_the_models_see_a_seeded_defect(defect, monkeypatch):
     gc.collect()  # else what other defects have left is collected in the midst of an ast: python/cpython issue 106905
     machine, owner, name, mutant = MUTANTS[defect]

@@ -244,21 +244,6 @@ def hanging(name: str) -> tuple[str, ...]:
     return tuple(word for key, value in options.items() for word in ("--set", f"{key}={value}"))
 
 
-def test_ctrl_c_stops_everything_and_says_what_was_reached(train):
-    run = train(*ENDLESS, "-o", "json")
-    run.until("round 10 ")
-    family = run.family()
-    run.process.send_signal(signal.SIGINT)
-    code, out, _ = run.end()
-    summary = json.loads(out.strip().splitlines()[-1])
-    assert code == 130
-    assert (summary["state"], summary["reason"]) == ("CANCELLED", "cancelled by its user")
-    assert summary["rounds"] == len(list(read(run.run_dir / "rounds.jsonl"))) >= 10
-    assert summary["return"] < 0
-    assert run.status["state"] == "CANCELLED"
-    run.assert_nothing_left(family)
-
-
 @pytest.mark.slow  # tests/faults kills them more often, and tests/integration/test_stack.py one by one
 def test_the_death_of_every_service_changes_nothing_but_time(undisturbed, train):
     run = train("-o", "json")
@@ -320,19 +305,22 @@ def test_after_a_kill_of_the_command_everything_ends_and_resume_goes_on(undistur
     again.assert_nothing_left(family)
 
 
-def test_what_was_stopped_goes_on_and_what_has_ended_goes_further(undisturbed, train):
-    run = train(*ENDLESS)
+def test_ctrl_c_stops_everything_and_what_was_stopped_goes_on(undisturbed, train):
+    run = train(*ENDLESS, "-o", "json")
     run.until("round 10 ")
+    family = run.family()
     run.process.send_signal(signal.SIGINT)
-    code, _, said = run.end()
-    job = run.run_dir.name
+    code, out, said = run.end()
+    job, summary = run.run_dir.name, json.loads(out.strip().splitlines()[-1])
     assert code == 130
+    assert (summary["state"], summary["reason"]) == ("CANCELLED", "cancelled by its user")
+    assert summary["rounds"] == len(list(read(run.run_dir / "rounds.jsonl"))) >= 10
+    assert summary["return"] < 0
     assert f"marless: `marless train --resume {job}` continues it" in said.splitlines()
     assert run.status["state"] == "CANCELLED"
     assert not (run.run_dir / "store").exists()  # the last checkpoint has it all
+    run.assert_nothing_left(family)
 
-    run = train("--resume", job, "--set", "stop.rounds=40", job_file=False)
-    assert run.end()[0] == 0
     run = train("--resume", job, "--set", f"stop.rounds={ROUNDS}", job_file=False)
     assert run.end()[0] == 0
     assert_as_undisturbed(run, undisturbed[0])
@@ -341,6 +329,16 @@ def test_what_was_stopped_goes_on_and_what_has_ended_goes_further(undisturbed, t
     code, _, said = train("--resume", job, job_file=False).end()
     assert code == 1
     assert "no round left" in said
+
+
+@pytest.mark.slow  # tests/integration/test_jobs.py has the same of a coordinator's API
+def test_what_has_ended_goes_further(undisturbed, train):
+    run = train("--set", "stop.rounds=40")
+    assert run.end()[0] == 0
+    job = run.run_dir.name
+    run = train("--resume", job, "--set", f"stop.rounds={ROUNDS}", job_file=False)
+    assert run.end()[0] == 0
+    assert_as_undisturbed(run, undisturbed[0])
 
 
 @pytest.mark.slow  # tests/integration/test_stack.py has the same of a stack

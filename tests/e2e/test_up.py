@@ -136,7 +136,7 @@ def test_a_supervisor_that_was_killed_leaves_nothing_running_and_the_next_up_sta
     assert place.stack.read() is None
 
 
-def test_jobs_go_on_at_the_next_up_however_the_last_one_ended(place):
+def test_jobs_go_on_at_the_next_up(place):
     (place.path / "job.yaml").write_text(yaml.safe_dump(JOB))
     place.type("up")
     place.type("submit", "job.yaml", "--job", "walk-away", *ENDLESS)
@@ -150,18 +150,29 @@ def test_jobs_go_on_at_the_next_up_however_the_last_one_ended(place):
     [jobs] = [finding for finding in json.loads(out) if finding["check"] == "jobs"]
     assert (jobs["level"], jobs["found"], jobs["advice"]) == ("warn", "interrupted: walk-away", "`marless up`")
 
+    goes_on(place, "walk-away")
+
+
+def goes_on(place: Place, job: str) -> None:
+    """After the next `up`, every round once; cancels the job."""
     place.type("up")
+    place.rounds_beyond(job, place.rounds(job) + 5)
+    records = list(read(place.path / "runs" / job / "rounds.jsonl"))
+    assert [record.round for record in records] == list(range(len(records)))
+    place.type("cancel", job)
+    assert place.type("wait", job)[0] == 103
+
+
+@pytest.mark.slow  # test_train has the same of a command that was killed
+def test_jobs_go_on_at_the_next_up_after_their_supervisor_was_killed(place):
+    (place.path / "job.yaml").write_text(yaml.safe_dump(JOB))
+    place.type("up")
+    place.type("submit", "job.yaml", "--job", "walk-away", *ENDLESS)
     supervisor, *_ = family = place.family()
-    place.rounds_beyond("walk-away", place.rounds("walk-away") + 5)
+    place.rounds_beyond("walk-away", 5)
     supervisor.kill()
     psutil.wait_procs(family, timeout=GONE_S)
-
-    place.type("up")
-    place.rounds_beyond("walk-away", place.rounds("walk-away") + 5)
-    records = list(read(place.path / "runs" / "walk-away" / "rounds.jsonl"))
-    assert [record.round for record in records] == list(range(len(records)))
-    place.type("cancel", "walk-away")
-    assert place.type("wait", "walk-away")[0] == 103
+    goes_on(place, "walk-away")
 
 
 @pytest.mark.slow  # Redis has a grace of 10 s

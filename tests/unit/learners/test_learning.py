@@ -142,7 +142,11 @@ def test_a_corridor_is_walked_to_its_end(name: str, groups: tuple[Group, ...], s
 
 
 @pytest.mark.parametrize(
-    ("name", "groups"), [("maddpg", SHARED), ("iddpg", INDEPENDENT)], ids=["maddpg-shared", "iddpg"]
+    ("name", "groups"),
+    [
+        pytest.param("maddpg", SHARED, id="maddpg-shared"),
+        pytest.param("iddpg", INDEPENDENT, id="iddpg", marks=pytest.mark.slow),
+    ],
 )
 def test_deterministic_policies_learn_from_gradients_at_their_actions(name: str, groups: tuple[Group, ...]) -> None:
     settings = {"lr": 2e-3, "critic_lr": 2e-2, "batch": 64, "warmup": 100, "updates": 10, "target_tau": 0.1}
