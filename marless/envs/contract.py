@@ -10,10 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from marless.envs.base import BatchedEnv, BoolArray, EnvSpaces, Frame, Saved, Transition, random_actions
+from marless.envs.base import Arrays, BatchedEnv, BoolArray, EnvSpaces, Frame, Saved, Transition, random_actions
+from marless.errors import told
 
 Array = NDArray[np.generic]
 Alive = tuple[BoolArray, ...] | None
+_SEEDED = "it is not deterministic under its seed"
+_ADVICE = "; until this is repaired, its episodes cannot go on over rounds: train with actors.episodes: fresh"
 
 
 def check_env(factory: Callable[[int], BatchedEnv], *, steps: int = 60, seed: int = 1) -> None:
@@ -27,8 +30,9 @@ def check_env(factory: Callable[[int], BatchedEnv], *, steps: int = 60, seed: in
         _check_spaces(first.spaces)
         _require(first.batch == batch, f"asked for {batch} copies, got {first.batch}")
         played = _play(first, steps, seed)
-        _require(_same(played, _play(second, steps, seed)), "two environments with one seed part ways")
-        _require(_same(played, _play(first, steps, seed)), "a second reset with the same seed gives another episode")
+        _require(_same(played, _play(second, steps, seed)), f"two environments with one seed part ways: {_SEEDED}")
+        again = _play(first, steps, seed)
+        _require(_same(played, again), f"a second reset with the same seed gives another episode: {_SEEDED}")
         if isinstance(first, Saved):
             _check_saves(first, second, steps, seed)
         for env in (first, second, first):
@@ -37,6 +41,13 @@ def check_env(factory: Callable[[int], BatchedEnv], *, steps: int = 60, seed: in
 
 def _check_saves(env: BatchedEnv, other: BatchedEnv, steps: int, seed: int) -> None:
     """Save in several steps, continue in `other`, and compare all that both show, and their next saves."""
+    try:
+        _compare_saves(env, other, steps, seed)
+    except AssertionError as error:
+        raise AssertionError(f"{error}{_ADVICE}") from error
+
+
+def _compare_saves(env: BatchedEnv, other: BatchedEnv, steps: int, seed: int) -> None:
     assert isinstance(env, Saved) and isinstance(other, Saved)
     rng = np.random.default_rng(seed)
     for begun in sorted({0, 1, steps // 3, steps - 1}):
@@ -47,8 +58,8 @@ def _check_saves(env: BatchedEnv, other: BatchedEnv, steps: int, seed: int) -> N
         kept = {name: array.copy() for name, array in saved.items()}
         for offset in range(2):  # `other` has a past of its own, which must not matter
             other.step(random_actions(other.spaces, other.reset(seed + 1 + offset), rng))
-        loaded = other.load(saved)
         where = f"saved after step {begun} and loaded"
+        loaded = _loaded(other, saved, where)
         _check_frame(other, loaded, where)
         _require(_same(shown, _by_copy(loaded)), f"{where}: the frame is another")
         _require(_alike(kept, other.save()), f"{where}: the next save is another")
@@ -59,6 +70,13 @@ def _check_saves(env: BatchedEnv, other: BatchedEnv, steps: int, seed: int) -> N
             frame = step.frame
         _require(_alike(kept, saved), f"{where}: later steps changed the save; it must hold copies")
         _require(_alike(env.save(), other.save()), f"{where}: the saves part ways")
+
+
+def _loaded(env: Saved, arrays: Arrays, where: str) -> Frame:
+    try:
+        return env.load(arrays)
+    except Exception as error:
+        raise AssertionError(f"{where}: load() failed with {told(error)}") from error
 
 
 def _play(env: BatchedEnv, steps: int, seed: int) -> list[Array]:

@@ -9,7 +9,8 @@ the behaviour, these rules do:
   action (it is not its turn): such steps have no effect on a policy's gradient;
 - the episode is truncated if it is over and some agent was truncated, not terminated; an agent that leaves earlier, for
   whatever reason, counts as terminated;
-- every episode of every copy starts from a seed of its own, drawn from the seed of `reset`.
+- every episode of every copy starts from a seed of its own, which follows from the seed of `reset`;
+- a save holds the seeds and actions of the present episodes, and a load plays them again (`marless.envs.replayed`).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from marless.envs import allowed
 from marless.envs.base import (
     ActionArray,
     AgentClass,
+    Arrays,
     BatchedEnv,
     BoolArray,
     Box,
@@ -40,6 +42,7 @@ from marless.envs.base import (
     Frame,
     Transition,
 )
+from marless.envs.replayed import EpisodeLog, replaying
 from marless.errors import SpecError, shown, unknown_name
 
 try:
@@ -305,13 +308,13 @@ class PettingZooEnv:
         )
         self._now, self._next = (_View(self.spaces, self.batch, self._seats) for _ in range(2))
         self._present: list[list[Any]] = [[] for _ in envs]
-        self._rngs: list[np.random.Generator] = []
+        self._log = EpisodeLog(self.spaces.classes, self.batch)
         self._filmed = getattr(envs[0], "render_mode", None) == "rgb_array"
         self._last_picture: NDArray[np.uint8] | None = None
 
     def reset(self, seed: int) -> Frame:
         """Start an episode in every copy, each with a seed of its own."""
-        self._rngs = [np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(self.batch)]
+        self._log.begin(seed)
         for b in range(self.batch):
             self._start(b, self._now)
         return self._now.frame
@@ -322,15 +325,15 @@ class PettingZooEnv:
         rewards = tuple(np.zeros(shape) for shape in shapes)
         terminated = tuple(np.zeros(shape, np.bool_) for shape in shapes)
         truncated, ended = np.zeros(self.batch, np.bool_), np.zeros(self.batch, np.bool_)
-        for b, env in enumerate(self._envs):
-            result = env.step({a: self._decode(a, b, actions) for a in env.agents})
-            outcome = _Outcome(env, self._present[b], result)
+        for b in range(self.batch):
+            outcome = self._advance(b, actions)
             for agent in self._present[b]:
                 k, i = self._seats[agent]
                 rewards[k][i, b] = outcome.rewards.get(agent, 0.0)
                 terminated[k][i, b] = agent in outcome.terminated
             self._show(b, self._now, outcome.present, outcome.seen)
             truncated[b], ended[b] = outcome.truncated, outcome.over
+        self._log.add(actions, ended)
         if ended[0] and self._filmed:
             self._last_picture = self.picture()
         return Transition(
@@ -341,6 +344,18 @@ class PettingZooEnv:
             truncated=truncated,
             ended=ended,
         )
+
+    def save(self) -> Arrays:
+        """See `marless.envs.base.Saved`."""
+        return self._log.save()
+
+    def load(self, arrays: Arrays) -> Frame:
+        """See `marless.envs.base.Saved`; raises SpecError if a copy does not play its episode as it did before."""
+        self._log.load(arrays)
+        for b in range(self.batch):
+            with replaying(b):
+                self._replay(b)
+        return self._now.frame
 
     def picture(self, *, ended: bool = False) -> NDArray[np.uint8]:
         """See `marless.envs.base.Pictured`; the environment must have been made with `render_mode: rgb_array`."""
@@ -356,13 +371,28 @@ class PettingZooEnv:
         while self._envs:
             self._envs.pop().close()
 
+    def _advance(self, b: int, actions: tuple[ActionArray, ...]) -> _Outcome:
+        env = self._envs[b]
+        return _Outcome(env, self._present[b], env.step({a: self._decode(a, b, actions) for a in env.agents}))
+
+    def _replay(self, b: int) -> None:
+        """Play the present episode of copy b again; only its last frame is shown."""
+        self._start(b, self._now)
+        for t in range(int(self._log.steps[b])):
+            outcome = self._advance(b, self._log.actions(t))
+            self._present[b] = outcome.present
+            if outcome.over:
+                raise SpecError(f"it ended after {t + 1} steps")
+        if self._log.steps[b]:
+            self._show(b, self._now, outcome.present, outcome.seen)
+
     def _decode(self, agent: Any, b: int, actions: tuple[ActionArray, ...]) -> Any:
         k, i = self._seats[agent]
         return self._seats.codecs[k].decode(actions[k][i, b])
 
     def _start(self, b: int, view: _View) -> None:
         env = self._envs[b]
-        seen = env.reset(seed=int(self._rngs[b].integers(2**31)))
+        seen = env.reset(seed=self._log.seed(b))
         self._show(b, view, list(env.agents), seen)
 
     def _show(self, b: int, view: _View, present: list[Any], seen: tuple[Any, Any]) -> None:
