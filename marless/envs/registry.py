@@ -80,33 +80,22 @@ def read_options(options_type: type[OptionsType], options: Options) -> OptionsTy
     return options_type(**options)
 
 
-def _spread(options: Options, batch: int) -> BatchedEnv:
-    return mpe.SimpleSpread(read_options(mpe.SpreadOptions, options), batch)
+def _ours(env: Callable[[OptionsType, int], BatchedEnv], options_type: type[OptionsType]) -> Factory:
+    def made(options: Options, batch: int) -> BatchedEnv:
+        return env(read_options(options_type, options), batch)
 
-
-def _adversary(options: Options, batch: int) -> BatchedEnv:
-    return mpe.SimpleAdversary(read_options(mpe.AdversaryOptions, options), batch)
-
-
-def _matrix(options: Options, batch: int) -> BatchedEnv:
-    return games.Matrix(read_options(games.MatrixOptions, options), batch)
-
-
-def _two_step(options: Options, batch: int) -> BatchedEnv:
-    return games.TwoStep(read_options(games.NoOptions, options), batch)
-
-
-def _target(options: Options, batch: int) -> BatchedEnv:
-    return games.Target(read_options(games.TargetOptions, options), batch)
+    return made
 
 
 _OURS: Mapping[str, Factory] = MappingProxyType(
     {
-        "mpe/simple_spread": _spread,
-        "mpe/simple_adversary": _adversary,
-        "game/matrix": _matrix,
-        "game/two_step": _two_step,
-        "game/target": _target,
+        "mpe/simple": _ours(mpe.Simple, mpe.SimpleOptions),
+        "mpe/simple_adversary": _ours(mpe.SimpleAdversary, mpe.AdversaryOptions),
+        "mpe/simple_speaker_listener": _ours(mpe.SimpleSpeakerListener, mpe.SpeakerListenerOptions),
+        "mpe/simple_spread": _ours(mpe.SimpleSpread, mpe.SpreadOptions),
+        "game/matrix": _ours(games.Matrix, games.MatrixOptions),
+        "game/two_step": _ours(games.TwoStep, games.NoOptions),
+        "game/target": _ours(games.Target, games.TargetOptions),
     }
 )
 

@@ -209,7 +209,7 @@ def changed(arrays, name, value):
         ("env/position", None, "position is missing"),
         ("env/position", np.zeros((6, 2, 4)), "position is float64"),
         ("env/position", np.full((6, 2, 5), np.nan), "NaN"),
-        ("env/steps", np.array([7], np.int64), "7 steps into"),
+        ("env/steps", np.full(5, 7, np.int64), "steps holds numbers outside 0 to 6"),
         ("env/random", np.zeros(6, np.uint64), "random state"),
         ("meter/return", np.zeros((2, 5)), "return is float64"),
         ("meter/steps", None, "steps is missing"),

@@ -1,34 +1,42 @@
 """The particle games against mpe2, step by step in float64, and against rewards worked out by hand."""
 
+import importlib
+
 import numpy as np
 import pytest
-from mpe2 import simple_adversary_v3, simple_spread_v3
 
 from marless.data.rollout import play
-from marless.envs import registry
+from marless.envs import mpe, registry
 from marless.envs.base import Discrete
-from marless.envs.mpe import AdversaryOptions, SimpleAdversary, SimpleSpread, SpreadOptions
+from marless.envs.mpe import SimpleSpread, SpreadOptions
 from marless.errors import SpecError
 
 TOLERANCE = 1e-12
+THEIR_NAMES = {"agents": "N"}
+"""mpe2's names of options that have another name here."""
 
 
-def spread_pair(n, ratio=0.5, continuous=False, cycles=25):
-    theirs = simple_spread_v3.parallel_env(N=n, local_ratio=ratio, continuous_actions=continuous, max_cycles=cycles)
-    options = SpreadOptions(agents=n, local_ratio=ratio, continuous_actions=continuous, max_cycles=cycles)
-    return theirs, SimpleSpread(options, 1, np.float64)
-
-
-def adversary_pair(n, continuous=False):
-    theirs = simple_adversary_v3.parallel_env(N=n, continuous_actions=continuous)
-    return theirs, SimpleAdversary(AdversaryOptions(agents=n, continuous_actions=continuous), 1, np.float64)
+def pair(game, **options):
+    """mpe2's environment and ours, with float64 observations."""
+    module, env, options_type = {
+        "simple": ("simple_v3", mpe.Simple, mpe.SimpleOptions),
+        "adversary": ("simple_adversary_v3", mpe.SimpleAdversary, mpe.AdversaryOptions),
+        "speaker_listener": ("simple_speaker_listener_v4", mpe.SimpleSpeakerListener, mpe.SpeakerListenerOptions),
+        "spread": ("simple_spread_v3", mpe.SimpleSpread, mpe.SpreadOptions),
+    }[game]
+    theirs = {THEIR_NAMES.get(name, name): value for name, value in options.items()}
+    return (
+        importlib.import_module(f"mpe2.{module}").parallel_env(**theirs),
+        env(options_type(**options), 1, np.float64),
+    )
 
 
 def random_action(ours, obs, rng):
     """Out of range now and then, if continuous: both sides clip."""
-    if isinstance(ours.spaces.classes[0].action, Discrete):
-        return [int(rng.integers(5)) for _ in ours.spaces.agents]
-    return [rng.uniform(-0.2, 1.2, 5).astype(np.float32) for _ in ours.spaces.agents]
+    spaces = [c.action for c in ours.spaces.classes for _ in c.agents]
+    if isinstance(spaces[0], Discrete):
+        return [int(rng.integers(space.n)) for space in spaces]
+    return [rng.uniform(-0.2, 1.2, space.n).astype(np.float32) for space in spaces]
 
 
 def huddle(ours, obs, rng):
@@ -84,32 +92,32 @@ def compare(theirs, ours, seed, act):
     return contacts, steps
 
 
-@pytest.mark.parametrize("n", [3, 6])
-@pytest.mark.parametrize("ratio", [0.0, 0.5, 1.0])
-def test_spread_equals_mpe2(n, ratio):
-    theirs, ours = spread_pair(n, ratio)
-    for seed in range(4):
-        assert compare(theirs, ours, seed, random_action)[1] == 25
+@pytest.mark.parametrize("continuous", [False, True])
+@pytest.mark.parametrize(
+    ("game", "options"),
+    [
+        ("simple", {}),
+        ("adversary", {}),
+        ("adversary", {"agents": 5}),
+        ("speaker_listener", {}),
+        ("spread", {"local_ratio": 0.0}),
+        ("spread", {"agents": 6, "local_ratio": 0.3, "max_cycles": 9}),
+    ],
+)
+def test_equals_mpe2(game, options, continuous):
+    theirs, ours = pair(game, continuous_actions=continuous, **options)
+    for seed in range(5):
+        assert compare(theirs, ours, seed, random_action)[1] == options.get("max_cycles", 25)
+    assert list(ours.spaces.agents) == theirs.possible_agents
+    assert {a: ours.spaces.class_of(a).action.n for a in ours.spaces.agents} == {
+        a: (space.shape[0] if continuous else space.n) for a, space in theirs.aec_env.unwrapped.action_spaces.items()
+    }
 
 
 @pytest.mark.parametrize("n", [2, 3, 6])
 def test_spread_equals_mpe2_in_close_contact(n):
-    theirs, ours = spread_pair(n, 1.0, cycles=60)
+    theirs, ours = pair("spread", agents=n, local_ratio=1.0, max_cycles=60)
     assert sum(compare(theirs, ours, seed, huddle)[0] for seed in range(3)) > 60
-
-
-@pytest.mark.parametrize("n", [2, 5])
-@pytest.mark.parametrize("continuous", [False, True])
-def test_adversary_equals_mpe2(n, continuous):
-    theirs, ours = adversary_pair(n, continuous)
-    for seed in range(5):
-        compare(theirs, ours, seed, random_action)
-
-
-def test_continuous_spread_equals_mpe2():
-    theirs, ours = spread_pair(3, continuous=True)
-    for seed in range(4):
-        compare(theirs, ours, seed, random_action)
 
 
 def test_copies_are_independent_and_differ():

@@ -1,0 +1,65 @@
+"""Options that several games share, and checks that raise SpecError with one sentence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from marless.errors import SpecError, shown
+from marless.limits import MAX_AGENTS
+
+MAX_CYCLES = 1_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParticleOptions:
+    """Options of every game."""
+
+    max_cycles: int = 25
+    """Env steps after which an episode is truncated."""
+    continuous_actions: bool = False
+    """False: 5 moves (none, left, right, down, up), and words to say. True: a strength in [0, 1] for each of them."""
+
+    def __post_init__(self) -> None:
+        check_count("max_cycles", self.max_cycles, most=MAX_CYCLES)
+        check_flag("continuous_actions", self.continuous_actions)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeamOptions(ParticleOptions):
+    """Options of the games for any number of (good) agents, mpe2's `N`."""
+
+    agents: int
+    """Number of (good) agents."""
+    landmarks: int | None = None
+    """Number of landmarks; None: as many as agents, which is the only choice in mpe2."""
+
+    def __post_init__(self) -> None:
+        check_count("agents", self.agents)
+        if self.landmarks is not None:
+            check_count("landmarks", self.landmarks)
+        super().__post_init__()
+
+    @property
+    def marks(self) -> int:
+        """The number of landmarks."""
+        return self.agents if self.landmarks is None else self.landmarks
+
+
+def check_count(name: str, value: object, *, least: int = 1, most: int = MAX_AGENTS) -> None:
+    """Raise SpecError unless the option is a whole number from `least` to `most`."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise SpecError(f"{name} must be a whole number of at least {least}, got {shown(value)}")
+    if value > most:
+        raise SpecError(f"{name} may be {most:,} at most, got {shown(value)}")
+
+
+def check_flag(name: str, value: object) -> None:
+    """Raise SpecError unless the option is true or false."""
+    if not isinstance(value, bool):
+        raise SpecError(f"{name} must be true or false, got {shown(value)}")
+
+
+def check_ratio(name: str, value: object) -> None:
+    """Raise SpecError unless the option is a number from 0 to 1."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise SpecError(f"{name} must be a number from 0 to 1, got {shown(value)}")
