@@ -60,7 +60,9 @@ class OffPolicyConfig(AlgorithmConfig):
     target_every: int | None = Field(None, ge=1, le=10**9, description="gradient steps between copies to target nets")
     target_tau: float = Field(0.01, gt=0, le=1, description="fraction by which each gradient step moves a target net")
     max_grad_norm: float = Field(10.0, gt=0, description="limit of each net's gradient norm")
-    reward_normalisation: bool = Field(True, description="rewards scaled to mean 0, standard deviation 1")
+    reward_normalisation: bool = Field(
+        True, description="rewards divided by the standard deviation of their discounted sums; never shifted"
+    )
     replay: ReplaySpec = ReplaySpec()  # type: ignore[call-arg]  # pydantic's plugin-free view of Field defaults
 
     @property

@@ -22,8 +22,8 @@ from torch import Tensor
 from marless.algos.off_policy import OffPolicyConfig
 from marless.data.frames import ReplaySchema
 from marless.data.replay import Replay
-from marless.data.trajectory import Trajectory
 from marless.envs.base import ActionArray, AgentClass, Discrete
+from marless.learners.rewards import ReturnMoments
 from marless.nets.inputs import Inputs
 
 _AT_ONCE = 2**23
@@ -38,7 +38,7 @@ class Gains:
     """The rewards before the target net's value in a TD target, and the discount of that value."""
 
     reward: Tensor
-    """float32 [N, M], normalised; for single env steps, the discounted sum over the n steps of a target."""
+    """float32 [N, M], scaled; for single env steps, the discounted sum over the n steps of a target."""
     discount: Tensor
     """float32 [N, M], discount of the successor's value; 0 after a terminal state."""
 
@@ -79,7 +79,7 @@ class Batch:
     classes: tuple[ClassBatch, ...]
     """One per class of the scope."""
     gains: tuple[Gains, ...]
-    """One per class; or only one for the team, N = 1: the sum of all agents' rewards, normalised as a sum, until the
+    """One per class; or only one for the team, N = 1: the sum of all agents' rewards, scaled as a sum, until the
     last agent has gone."""
     steps: int
     """T, time steps."""
@@ -123,43 +123,6 @@ class Batch:
             )
 
 
-class RewardMoments:
-    """Running (Σw, Σwx, Σwx²) of the rewards of each class of a scope, and of the team's sum; float64 [classes + 1, 3].
-
-    They include all samples ever inserted, so that they change less and less, and normalised targets become stable.
-    Samples of dead agents do not count.
-    """
-
-    def __init__(self, classes: Sequence[int]) -> None:
-        self._classes = tuple(classes)
-        self.sums = np.zeros((len(self._classes) + 1, 3))
-
-    def add(self, trajectories: Sequence[Trajectory]) -> None:
-        """Add the rewards of a round."""
-        for trajectory in trajectories:
-            team_TB = np.zeros((trajectory.steps, trajectory.batch))
-            anyone_TB = np.zeros(team_TB.shape, bool)
-            for row, k in enumerate(self._classes):
-                reward_TNB = trajectory[f"reward/{k}"].astype(np.float64)
-                alive_TNB = trajectory.arrays.get(f"alive/{k}")
-                self._count(row, reward_TNB if alive_TNB is None else reward_TNB[alive_TNB])
-                team_TB += reward_TNB.sum(axis=1)
-                anyone_TB |= True if alive_TNB is None else alive_TNB.any(axis=1)
-            self._count(-1, team_TB[anyone_TB])
-
-    def shift_and_scale(self, row: int) -> tuple[np.float32, np.float32]:
-        """(mean, 1 / deviation) of a class, or of the team (-1); 0 and 1 before the first reward."""
-        total, first, second = self.sums[row]
-        if not total:
-            return np.float32(0), np.float32(1)
-        mean = first / total
-        deviation = np.sqrt(max(second / total - mean * mean, 0.0))
-        return np.float32(mean), np.float32(1 / max(deviation, 1e-4))
-
-    def _count(self, row: int, reward: NDArray[np.generic]) -> None:
-        self.sums[row] += (reward.size, reward.sum(), np.square(reward).sum())
-
-
 @dataclass(frozen=True)
 class _Frames:
     """The frames of a draw, and the relations between them."""
@@ -199,7 +162,7 @@ class BatchSource:
         return frozenset(self.schema.fields())
 
     def draws(
-        self, rng: np.random.Generator, count: int, times: int, moments: RewardMoments, beta: float
+        self, rng: np.random.Generator, count: int, times: int, moments: ReturnMoments, beta: float
     ) -> Iterator[Sequence[Batch]]:
         """Draw `times` batches of `count` env steps or episodes each, by the config's unit, in lists of one or more.
 
@@ -214,13 +177,13 @@ class BatchSource:
             for _ in range(times):
                 yield [self._one(rng, count, moments, beta)]
 
-    def _uniform(self, rng: np.random.Generator, count: int, times: int, moments: RewardMoments) -> list[Batch]:
+    def _uniform(self, rng: np.random.Generator, count: int, times: int, moments: ReturnMoments) -> list[Batch]:
         row = self.replay.draw(rng, times * count).row
         frames = self._single(row, count)
         together = self._batch(row, frames, self._gains(frames, moments), None)
         return list(together.parts(count))
 
-    def _one(self, rng: np.random.Generator, count: int, moments: RewardMoments, beta: float) -> Batch:
+    def _one(self, rng: np.random.Generator, count: int, moments: ReturnMoments, beta: float) -> Batch:
         if self.config.replay.unit == "episodes":
             episodes = self.replay.draw_episodes(rng, count, beta)
             row, weight, frames = episodes.first, episodes.weight, self._whole(episodes.first, episodes.length)
@@ -309,7 +272,7 @@ class BatchSource:
             state_1SF[0, :-1, some] = self._numbers("state", frames.frame[some]).T
         return self._to(state_1SF)
 
-    def _gains(self, frames: _Frames, moments: RewardMoments) -> tuple[Gains, ...]:
+    def _gains(self, frames: _Frames, moments: ReturnMoments) -> tuple[Gains, ...]:
         taken_nM = None if len(frames.then) == 1 else ~self._is("last", frames.then)
         got = [
             (_by_agent(self._numbers(f"reward/{k}", frames.then)), _by_agent(self._is(f"terminated/{k}", frames.then)))
@@ -318,9 +281,9 @@ class BatchSource:
         if self.team:
             reward_n1M = np.add.reduce([reward_nNM.sum(axis=1, keepdims=True) for reward_nNM, _ in got])
             over_n1M = self._everyone_gone([over_nNM for _, over_nNM in got], frames)
-            return (self._discounted(reward_n1M, over_n1M, taken_nM, moments.shift_and_scale(-1)),)
+            return (self._discounted(reward_n1M, over_n1M, taken_nM, moments.scale(-1)),)
         return tuple(
-            self._discounted(reward_nNM, over_nNM, taken_nM, moments.shift_and_scale(index))
+            self._discounted(reward_nNM, over_nNM, taken_nM, moments.scale(index))
             for index, (reward_nNM, over_nNM) in enumerate(got)
         )
 
@@ -339,15 +302,14 @@ class BatchSource:
         reward_nNM: NDArray[np.float32],
         over_nNM: NDArray[np.bool_],
         taken_nM: NDArray[np.bool_] | None,
-        normal: tuple[np.float32, np.float32],
+        scale: np.float32,
     ) -> Gains:
-        """Discounted sums of normalised rewards up to the terminal state or the segment's end.
+        """Discounted sums of scaled rewards up to the terminal state or the segment's end.
 
         `taken_nM` is True for frames in which an action was taken; None if n = 1.
         """
-        mean, scale = normal if self.config.reward_normalisation else (np.float32(0), np.float32(1))
         gamma = np.float32(self.config.gamma)
-        gained_nNM = (reward_nNM - mean) * scale
+        gained_nNM = reward_nNM * (scale if self.config.reward_normalisation else np.float32(1))
         reward_NM, discount_NM = gained_nNM[0], np.where(over_nNM[0], np.float32(0), gamma)
         later = zip(gained_nNM[1:], over_nNM[1:], () if taken_nM is None else taken_nM[1:], strict=True)
         for gained_NM, over_NM, taken_M in later:

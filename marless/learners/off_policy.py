@@ -39,8 +39,9 @@ from marless.data.replay import Replay
 from marless.errors import CorruptError, NotFoundError
 from marless.interruption import check
 from marless.learners import likeness, measuring
-from marless.learners.batches import Batch, BatchSource, RewardMoments
+from marless.learners.batches import Batch, BatchSource
 from marless.learners.meter import Meter
+from marless.learners.rewards import ReturnMoments
 from marless.learners.table import tabulate
 from marless.nets.adam import Adam
 from marless.nets.bank import Bank, Row
@@ -53,7 +54,7 @@ Metrics = dict[str, dict[str, float]]
 """Metrics by published name, then by metric."""
 _STREAM = 4
 """Number of the random stream of draws from the replay, which must differ from other streams of the same round."""
-_EXPLORATION, _REWARDS = "exploration", "rewards"
+_EXPLORATION, _RETURNS = "exploration", "returns"
 """Names of arrays in states."""
 
 
@@ -125,7 +126,7 @@ class OffPolicyLearner(ABC):
         self._class_by_name: dict[str, int] = {}
         schema = ReplaySchema(context.spaces, context.scope.classes, kinds.with_state)
         self._replay = _replay(config, schema, context.replay)
-        self._moments = RewardMoments(context.scope.classes)
+        self._moments = ReturnMoments(context.scope.classes, config.gamma)
         self._batches = BatchSource(
             replay=self._replay,
             schema=schema,
@@ -167,7 +168,7 @@ class OffPolicyLearner(ABC):
         """See `Learner`. The replay buffer is initially empty."""
         if name == self._replay_name:
             empty = _replay(self._settings, self._batches.schema, None)
-            return _remembered(empty, RewardMoments(self._scope.classes))
+            return _remembered(empty, ReturnMoments(self._scope.classes, self._settings.gamma))
         rng = generator(seed, name)
         arrays = [part.codec.write(part.codec.fresh(rng)) for part in self._parts(name)]
         return self._compose(name, arrays, value_at(self._kinds.exploration, 0))
@@ -268,10 +269,10 @@ class OffPolicyLearner(ABC):
             self._moments.add(inputs.trajectories)
 
     def _recall(self, state: PolicyState) -> None:
-        moments = RewardMoments(self._scope.classes)
-        sums = state.learning.get(_REWARDS)
+        moments = ReturnMoments(self._scope.classes, self._settings.gamma)
+        sums = state.learning.get(_RETURNS)
         if sums is None or sums.shape != moments.sums.shape:
-            raise CorruptError(f"{self._replay_name}: the state holds no moments of the rewards of {self._scope.name}")
+            raise CorruptError(f"{self._replay_name}: the state holds no moments of the returns of {self._scope.name}")
         moments.sums[:] = sums
         self._replay.restore(state.learning)
         self._moments = moments
@@ -356,8 +357,8 @@ def draw_generator(inputs: RoundInput) -> np.random.Generator:
     return np.random.default_rng([inputs.seed, inputs.round, _STREAM])
 
 
-def _remembered(replay: Replay, moments: RewardMoments) -> PolicyState:
-    return PolicyState({}, {**replay.arrays(), _REWARDS: moments.sums.copy()}, {"kind": REPLAY})
+def _remembered(replay: Replay, moments: ReturnMoments) -> PolicyState:
+    return PolicyState({}, {**replay.arrays(), _RETURNS: moments.sums.copy()}, {"kind": REPLAY})
 
 
 def _merge(metrics: Metrics, more: Metrics) -> None:

@@ -1,4 +1,4 @@
-"""What batches hold of a replay, against a walk through its frames; padded lengths; moments of rewards."""
+"""What batches hold of a replay, against a walk through its frames; padded lengths."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from marless.data.replay import Draw, Replay
 from marless.data.trajectory import Trajectory
 from marless.envs.base import Discrete
 from marless.learners import batches
-from marless.learners.batches import Batch, BatchSource, RewardMoments, _padded
+from marless.learners.batches import Batch, BatchSource, _padded
+from marless.learners.rewards import ReturnMoments
 from marless.nets.inputs import Inputs
 from tests.unit.learners import rounds
 
@@ -41,8 +42,8 @@ def source(*, team: bool = False, spaces=rounds.DISCRETE, seen=None, **settings:
     return made, replay
 
 
-def draw(made: BatchSource, count: int = 40, moments: RewardMoments | None = None, beta: float = 1.0) -> Batch:
-    [[batch]] = made.draws(np.random.default_rng(3), count, 1, moments or RewardMoments((0, 1)), beta)
+def draw(made: BatchSource, count: int = 40, moments: ReturnMoments | None = None, beta: float = 1.0) -> Batch:
+    [[batch]] = made.draws(np.random.default_rng(3), count, 1, moments or ReturnMoments((0, 1), GAMMA), beta)
     return batch
 
 
@@ -52,7 +53,7 @@ def test_batches_that_are_drawn_together_say_what_each_would_alone(frames, sizes
     monkeypatch.setattr(batches, "_AT_ONCE", frames * made.schema.frame_bytes)
     with monkeypatch.context() as patched:
         patched.setattr(batches, "_CACHED", 7)  # frames of several batches, and batches in several pieces
-        drawn = list(made.draws(np.random.default_rng(3), 12, 5, RewardMoments((0, 1)), 1.0))
+        drawn = list(made.draws(np.random.default_rng(3), 12, 5, ReturnMoments((0, 1), GAMMA), 1.0))
     assert [len(batches) for batches in drawn] == sizes
     together = [batch for batches in drawn for batch in batches]
     assert len({tuple(batch.row) for batch in together}) == 5
@@ -156,7 +157,7 @@ def test_episodes_stand_side_by_side_padded_with_their_last_view():
 
 def test_continuous_actions_come_as_they_were_chosen():
     made, replay = source(spaces=rounds.CONTINUOUS, seen={0: Inputs(last_action=True)})
-    [[batch]] = made.draws(np.random.default_rng(3), 30, 1, RewardMoments((0,)), 0.0)
+    [[batch]] = made.draws(np.random.default_rng(3), 30, 1, ReturnMoments((0,), GAMMA), 0.0)
     before = [row for row in batch.row.tolist() if not at(replay, "first", row)]
     assert before
     for column, row in enumerate(batch.row.tolist()):
@@ -181,35 +182,17 @@ def test_prioritised_draws_bring_importance(unit):
     assert importance[0][torch.from_numpy(preferred)].max() < 1 or preferred.all()
 
 
-def test_rewards_are_normalised_by_all_that_was_remembered_of_the_living():
-    """Rewards 1, 3 of one agent and −1, (5, dead) of another: mean 1 and deviation √(8/3) of the class; team 0, 8."""
-    arrays = {
-        "reward/0": np.array([[[1.0], [-1.0]], [[3.0], [5.0]]], np.float32),
-        "alive/0": np.array([[[True], [True]], [[True], [False]]]),
-        "cut": np.array([[False], [True]]),
-    }
-    moments = RewardMoments((0,))
-    assert moments.shift_and_scale(0) == (0, 1)
-    moments.add([Trajectory(arrays)])
-    mean, scale = moments.shift_and_scale(0)
-    assert (mean, 1 / scale) == (pytest.approx(1), pytest.approx(np.sqrt(8 / 3)))
-    mean, scale = moments.shift_and_scale(-1)
-    assert (mean, 1 / scale) == (pytest.approx(4), pytest.approx(4))
-
-
-def test_normalised_rewards_are_summed_as_such():
-    moments = RewardMoments((0, 1))
-    moments.sums[:] = [[10, 20, 50], [10, 0, 40], [10, 30, 1000]]
+def test_scaled_rewards_are_summed_as_such():
+    moments = ReturnMoments((0, 1), GAMMA)
+    moments.sums[:] = [[10, 20, 50], [10, 0, 40], [10, 30, 1000]]  # deviations 1, 2 and √91
     config = {"n_step": 2, "reward_normalisation": True}
     plain, found = draw(source(n_step=2)[0]), draw(source(**config)[0], moments=moments)
-    steps = torch.where(plain.gains[0].discount == GAMMA, 1.0, 2.0)  # unless terminated
-    goes_on = plain.gains[0].discount > 0
-    expected = plain.gains[0].reward - 2 * torch.where(steps == 1, 1.0, 1 + GAMMA)
-    torch.testing.assert_close(found.gains[0].reward[goes_on], expected[goes_on])
+    torch.testing.assert_close(found.gains[0].reward, plain.gains[0].reward)
+    torch.testing.assert_close(found.gains[1].reward, plain.gains[1].reward / 2)
     team, normal = (
         draw(source(team=True, **each)[0], moments=moments) for each in ({}, {"reward_normalisation": True})
     )
-    torch.testing.assert_close(normal.gains[0].reward, (team.gains[0].reward - 3) / np.sqrt(91).astype(np.float32))
+    torch.testing.assert_close(normal.gains[0].reward, team.gains[0].reward / np.sqrt(91).astype(np.float32))
 
 
 def test_padded_lengths_are_few():
