@@ -148,6 +148,18 @@ class GroupRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LaneRecord:
+    """The state in which a round left a lane of environment copies, which its next round starts from."""
+
+    lane: int
+    """Index of the lane, and of the actor that runs it."""
+    version: int
+    """Version of the lane's carry in the param_store; 0 for a lane that has not begun."""
+    digest: str
+    """SHA-256 of the carry, lowercase hexadecimal; "" for a lane that has not begun."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Distances:
     """Pairwise distances between the behaviour of the agents of one class, measured in this round."""
 

@@ -60,8 +60,8 @@ _BY_SERVICE: Mapping[str, Mapping[str, frozenset[Role]]] = {
         "Work": _LEARNER,
     },
     f"{_PACKAGE}.ParamStoreService": {
-        "Publish": _LEARNER | _SERVICE,
-        "Get": _ACTOR | _LEARNER | _SERVICE,  # actors may read only the part "acting", see `check_parts`
+        "Publish": _ACTOR | _LEARNER | _SERVICE,  # actors: only the carries of lanes, see `check_policies`
+        "Get": _ACTOR | _LEARNER | _SERVICE,  # actors: only what they act with and carries, see `check_parts`
         "List": _LEARNER | _SERVICE | _OPERATOR,
         "AcquireEpoch": _SERVICE,
         "DropJob": _SERVICE,
@@ -95,6 +95,14 @@ def check(role: Role, method: str) -> None:
 
 
 def check_parts(parts: frozenset[str]) -> None:
-    """Raise PermissionDeniedError if the caller is an actor and asks for other parts of a policy than "acting"."""
-    if caller.get() is Role.ACTOR and not parts <= {"acting"}:
-        raise PermissionDeniedError(f"a token of role {Role.ACTOR} reads the part 'acting' of a policy and no other")
+    """Raise PermissionDeniedError if the caller is an actor and asks for more than what it acts with, and carries."""
+    if caller.get() is Role.ACTOR and not parts <= {"acting", "carry"}:
+        raise PermissionDeniedError(
+            f"a token of role {Role.ACTOR} reads the part 'acting' of a policy, 'carry' of a lane, and no other"
+        )
+
+
+def check_policies(only_lanes: bool) -> None:
+    """Raise PermissionDeniedError if the caller is an actor and publishes anything but the carries of lanes."""
+    if caller.get() is Role.ACTOR and not only_lanes:
+        raise PermissionDeniedError(f"a token of role {Role.ACTOR} publishes the carries of lanes, and no policy")

@@ -1,7 +1,8 @@
 """The Redis keys of a job, and the encoding of a version's parts as fields.
 
 All keys of a job have the job as their hash tag, so that a cluster keeps them on one node, where a script reads the
-job's epoch, a policy's head and the job's events atomically.
+job's epoch, a policy's head and the job's events atomically. A lane of environment copies is a policy here, named
+`lane/<index>` (`marless.rpc.carries`).
 
 | key `marless:{<job>}:…`  | type   | holds                                                                    |
 |--------------------------|--------|--------------------------------------------------------------------------|

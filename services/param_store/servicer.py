@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 
 from marless.limits import MAX_PARTS, MAX_POLICIES
-from marless.rpc import chunks, roles
+from marless.rpc import carries, chunks, roles
 from marless.rpc.requests import check_names, check_number
 from marless.rpc.server import bulk_download, bulk_upload, register_bulk
 from marless.rpc.v1 import common_pb2, param_store_pb2
@@ -45,9 +45,11 @@ class ParamStoreServicer(ParamStoreServiceServicer):
         check_number("the number of policies", len(header.policies), 0, MAX_POLICIES)
         parts = [_parts(policy.blobs) for policy in header.policies]
         every = [part for each in parts for part in each]
+        carries.check_publish(header)
         async with self._uploads.receive(request_iterator, every, header.job) as blobs:
             writes = _writes(header.policies, parts, blobs)
-            versions = await self._store.publish(header.job, header.epoch, header.round, writes)
+            begins = roles.caller.get() is not roles.Role.ACTOR  # else an actor could end its coordinator's epoch
+            versions = await self._store.publish(header.job, header.epoch, header.round, writes, begins=begins)
         return param_store_pb2.PublishResponse(
             versions=[common_pb2.PolicyVersion(policy=name, version=version) for name, version in versions.items()]
         )

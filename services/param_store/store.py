@@ -139,12 +139,23 @@ class VersionStore:
         """End all watches within half a second."""
         self._draining = True
 
-    async def publish(self, job: str, epoch: int, round: int, writes: Sequence[Write]) -> dict[str, int]:  # noqa: A002
+    async def publish(
+        self,
+        job: str,
+        epoch: int,
+        round: int,  # noqa: A002
+        writes: Sequence[Write],
+        *,
+        begins: bool = True,
+    ) -> dict[str, int]:
         """Publish several writes in one transaction, each applied or refused independently; returns their versions.
 
-        A write whose req_id was published before returns that version, if it still exists. Raises ConflictError if a
-        head is not the expected one, FencedError if the epoch is over (either for the first refused write; others may
-        have been published), OverloadedError if Redis is full, TooLargeError if the job's versions can never fit.
+        A write whose req_id was published before returns that version, if it still exists. An epoch that is newer than
+        the store's begins with this publish, unless `begins` is False.
+
+        Raises ConflictError if a head is not the expected one, FencedError if the epoch is over or may not begin (each
+        for the first refused write; others may have been published), OverloadedError if Redis is full, TooLargeError if
+        the job's versions can never fit.
         """
         keys = JobKeys(job)
         _check_writes(epoch, round, writes)
@@ -152,7 +163,7 @@ class VersionStore:
         for write in writes:
             attempt = keys.attempt()
             _attempt(transaction, attempt, epoch, round, write)
-            self._flip(transaction, keys, attempt, epoch, write)
+            self._flip(transaction, keys, attempt, epoch, write, begins)
         reach("param_store.publish.before")
         try:
             with redis_errors(self._trouble):
@@ -179,12 +190,20 @@ class VersionStore:
                 "maxmemory (--redis-maxmemory), or keep fewer versions (--keep)"
             )
 
-    def _flip(self, transaction: Any, keys: JobKeys, attempt: str, epoch: int, write: Write) -> None:  # Any: Pipeline
+    def _flip(
+        self,
+        transaction: Any,  # Any: Pipeline
+        keys: JobKeys,
+        attempt: str,
+        epoch: int,
+        write: Write,
+        begins: bool,
+    ) -> None:
         policy = write.policy
         names = (keys.fence, keys.heads, keys.events, keys.kept(policy), keys.pinned(policy), keys.requests(policy))
         transaction.execute_command(
             *("EVAL", _PUBLISH, 1 + len(names), attempt, *names, keys.versions, policy, write.req_id),
-            *(write.expected, epoch, self._keep, EVENTS_KEPT, write.first_version),
+            *(write.expected, epoch, self._keep, EVENTS_KEPT, write.first_version, int(begins)),
         )
 
     async def read(self, job: str, wanted: Sequence[tuple[str, int]]) -> list[Version]:
@@ -342,6 +361,8 @@ def _version_of(job: str, epoch: int, write: Write, outcome: Sequence[Any]) -> i
         )
     if name == b"fenced":
         raise FencedError(f"epoch {epoch} of job {job!r} is over: epoch {number} has begun, and only it may publish")
+    if name == b"early":
+        raise FencedError(f"epoch {epoch} of job {job!r} has not begun: the store's is {number}; acquire one first")
     return number
 
 

@@ -16,7 +16,8 @@ from marless.errors import (
     SpecError,
     TooLargeError,
 )
-from marless.rpc import chunks
+from marless.record import LaneRecord
+from marless.rpc import carries, chunks
 from marless.rpc.client import Peer
 from marless.rpc.param_store import LATEST, ParamStore, PolicyWrite
 from marless.rpc.security import Security
@@ -360,3 +361,57 @@ async def test_full_memory_refuses_and_recovers(store_address, job, redis):
     assert (await store.list(job)).policies["a"].versions == (1,)
     assert await waiting == {"a": 2}
     await peer.close()
+
+
+# Carries of lanes
+
+
+def lane(number: int, version: int = 0, digest: str = "") -> LaneRecord:
+    return LaneRecord(lane=number, version=version, digest=digest)
+
+
+async def test_a_carry_is_published_once_a_round_and_read_back(store, job):
+    epoch = await store.acquire_epoch(job, "coordinator")
+    first = await carries.publish(store, job, epoch, 0, lane(3), b"first")
+    assert first == lane(3, 1, hashlib.sha256(b"first").hexdigest())
+    assert await carries.publish(store, job, epoch, 0, lane(3), b"first") == first  # a second attempt at the actor
+    second = await carries.publish(store, job, epoch, 1, first, b"second")
+    assert [await carries.fetch(store, job, each) for each in (first, second)] == [b"first", b"second"]
+    assert await carries.publish(store, job, epoch, 1, first, b"second") == second  # the round is run again
+    await store.delete_job(job, epoch)
+    with pytest.raises(NotFoundError):
+        await carries.fetch(store, job, second)
+
+
+async def test_another_carry_for_the_same_round_blames_the_environment(store, job):
+    first = await carries.publish(store, job, 0, 0, lane(0), b"first")
+    await carries.publish(store, job, 0, 1, first, b"second")
+    with pytest.raises(SpecError, match=r"not deterministic .* in round 2, lane 0 .* actors.episodes: fresh"):
+        await carries.publish(store, job, 0, 1, first, b"something else")
+    with pytest.raises(ConflictError):  # a later round's
+        await carries.publish(store, job, 0, 5, first, b"third")
+
+
+async def test_a_lane_that_the_store_has_lost_is_missing_and_no_conflict(store, job):
+    with pytest.raises(NotFoundError):
+        await carries.publish(store, job, 0, 4, lane(1, 4, "of round 3"), b"fifth")
+
+
+async def test_a_carry_of_another_digest_is_not_handed_out(store, job):
+    first = await carries.publish(store, job, 0, 0, lane(0), b"first")
+    with pytest.raises(CorruptError, match="lane 0: version 1 is not the one"):
+        await carries.fetch(store, job, lane(0, first.version, "0" * 64))
+
+
+async def test_an_older_epoch_publishes_no_carry(store, job):
+    old = await store.acquire_epoch(job, "coordinator")
+    await store.acquire_epoch(job, "its successor")
+    with pytest.raises(FencedError):
+        await carries.publish(store, job, old, 0, lane(0), b"late")
+
+
+async def test_carries_are_bounded(store, job, monkeypatch):
+    monkeypatch.setattr(carries, "MAX_CARRY_BYTES", 4)
+    await carries.publish(store, job, 0, 0, lane(0), b"four")
+    with pytest.raises(SpecError, match="a carry has 4 bytes at most"):
+        await carries.publish(store, job, 0, 0, lane(1), b"fives")

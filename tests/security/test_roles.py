@@ -11,8 +11,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 from structlog.testing import capture_logs
 
-from marless.errors import PermissionDeniedError, SpecError
-from marless.rpc import roles, v1
+from marless.errors import FencedError, PermissionDeniedError, SpecError
+from marless.record import LaneRecord
+from marless.rpc import carries, roles, v1
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore, PolicyWrite
 from marless.rpc.roles import ALLOWED, Role
@@ -53,7 +54,10 @@ def test_users_workers_and_services_share_no_rpc_that_changes_anything():
         *("ParamStoreService/List", "ParamStoreService/Watch", "ParamStoreService/Pin"),
         "ServerReflection/ServerReflectionInfo",
     }
-    assert may[Role.ACTOR] == {"ActorPoolService/Work", "LearnerPoolService/Upload", "ParamStoreService/Get"}
+    assert may[Role.ACTOR] == {
+        *("ActorPoolService/Work", "LearnerPoolService/Upload"),
+        *("ParamStoreService/Get", "ParamStoreService/Publish"),
+    }
     assert may[Role.LEARNER] == {
         "LearnerPoolService/Work",
         *(f"ParamStoreService/{name}" for name in ("Get", "List", "Publish")),
@@ -196,7 +200,17 @@ async def test_an_actor_reads_what_it_acts_with_and_no_more(store_config, tmp_pa
         assert bytes((await stores[Role.ACTOR].get(job, {"a": 1}, ("acting",)))["a"].blobs["acting"]) == b"a"
         for parts in (("learning",), ("outcome",), ("acting", "learning")):
             assert set((await stores[Role.LEARNER].get(job, {"a": 1}, parts))["a"].blobs) == set(parts)
-            with pytest.raises(PermissionDeniedError, match="'acting' of a policy and no other"):
+            with pytest.raises(PermissionDeniedError, match="reads the part 'acting' of a policy"):
                 await stores[Role.ACTOR].get(job, {"a": 1}, parts)
+        lane = LaneRecord(lane=0, version=0, digest="")
+        carried = await carries.publish(stores[Role.ACTOR], job, epoch, 0, lane, b"c")
+        assert await carries.fetch(stores[Role.ACTOR], job, carried) == b"c"
+        for policy, parts in (("a", ("acting",)), ("a", ("carry",)), ("lane/0", ("carry", "acting")), ("lane/0", ())):
+            with pytest.raises(PermissionDeniedError, match="publishes the carries of lanes, and no policy"):
+                write = PolicyWrite(policy, 1, "mine", dict.fromkeys(parts, b"x"))
+                await stores[Role.ACTOR].publish(job, epoch, 0, [write])
+        with pytest.raises(FencedError, match=rf"epoch {epoch + 1} .* has not begun"):
+            await carries.publish(stores[Role.ACTOR], job, epoch + 1, 1, carried, b"d")
+        assert (await stores[Role.SERVICE].list(job)).epoch == epoch
         for peer in peers.values():
             await peer.close()

@@ -27,7 +27,7 @@ class BlobInfo(_message.Message):
     BYTES_FIELD_NUMBER: _builtins.int
     SHA256_FIELD_NUMBER: _builtins.int
     part: _builtins.str
-    """"acting" and "learning": safetensors files; "outcome": the report of the version's update as JSON"""
+    """"acting" and "learning": safetensors files; "outcome": the report of the version's update as JSON; "carry": of a lane"""
     bytes: _builtins.int
     sha256: _builtins.bytes
     def __init__(

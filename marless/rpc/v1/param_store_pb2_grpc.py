@@ -79,6 +79,8 @@ class ParamStoreServiceServicer:
         """Publishes the next version of one or more policies of a job by compare-and-set; each policy is atomic by itself.
         Stream: header = PublishHeader, then the blobs' bytes in the order of the header.
         Idempotent by `req_id`: a repeated publish returns the same version. Retry on UNAVAILABLE.
+        The carry of a lane of environment copies is published likewise, as policy "lane/<index>" with the part "carry".
+        Actors publish nothing else, and only under the store's epoch: PERMISSION_DENIED, FAILED_PRECONDITION.
         ABORTED if a head is not `expected`; FAILED_PRECONDITION if the epoch is older than the store's; DATA_LOSS if a
         checksum does not match; RESOURCE_EXHAUSTED if Redis is full; UNAVAILABLE if Redis cannot be reached.
         """
