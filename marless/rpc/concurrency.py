@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from marless.errors import InternalError, told
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 
 async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
@@ -23,6 +24,12 @@ async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
     return [task.result() for task in tasks]
+
+
+async def both(first: Coroutine[Any, Any, T], second: Coroutine[Any, Any, U]) -> tuple[T, U]:
+    """Run two coroutines concurrently and return both results; errors as in `gather`."""
+    results: list[Any] = await gather((first, second))  # Any: two types
+    return results[0], results[1]
 
 
 async def stoppable(function: Callable[[threading.Event], T]) -> T:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from functools import partial
 
 import numpy as np
 
 from marless import documents
 from marless.data.bounds import Bounds, batches
+from marless.data.carry import decode, encode
 from marless.data.episodes import EpisodeStats, total
 from marless.data.rollout import play, rollout
 from marless.data.trajectory import Trajectory
@@ -20,15 +20,16 @@ from marless.envs.base import BatchedEnv
 from marless.errors import AlreadyExistsError, FencedError, SpecError, StaleError
 from marless.nets.acting import ActingPolicies, ActingState
 from marless.nets.serial import decode_acting
-from marless.record import returns_of
-from marless.rpc import chunks
+from marless.record import LaneRecord, returns_of
+from marless.rpc import carries, chunks
 from marless.rpc.client import Peer
-from marless.rpc.concurrency import stoppable
+from marless.rpc.concurrency import both, stoppable
 from marless.rpc.param_store import ParamStore
 from marless.rpc.retry import retry
 from marless.rpc.security import Security
 from marless.rpc.v1 import actor_pool_pb2, learner_pool_pb2
 from marless.stopwatch import RunningTime
+from services.actor_pool.lanes import EnvKey, Lanes, Living
 
 UPLOAD_TIMEOUT_S = 60.0
 UPLOAD_PATIENCE_S = 20.0
@@ -46,7 +47,8 @@ class Actor:
         self._store = store
         self._security = security
         self._sinks: dict[str, Peer] = {}
-        self._envs: OrderedDict[tuple[str, str, int], BatchedEnv] = OrderedDict()
+        self._envs: OrderedDict[EnvKey, BatchedEnv] = OrderedDict()
+        self._lanes = Lanes(_made)
         self._versions: OrderedDict[tuple[str, int, str, int], ActingState] = OrderedDict()
 
     async def run(self, payload: bytes) -> bytes:
@@ -55,14 +57,14 @@ class Actor:
         acting = {} if task.mode == actor_pool_pb2.ROLLOUT_MODE_RANDOM else await self._pull(task)
         if task.mode != actor_pool_pb2.ROLLOUT_MODE_TRAIN:
             return (await stoppable(partial(self._play, task, acting))).SerializeToString()
+        if task.settings.carried:
+            return (await self._go_on(task, acting)).SerializeToString()
         trajectory, stats = await stoppable(partial(self._act, task, acting))
-        uploaded = 0
-        with suppress(*_NOT_NEEDED):
-            uploaded = await self._upload(task, trajectory)
-        return _receipt(task, stats, uploaded).SerializeToString()
+        return _receipt(task, stats, await self._upload(task, trajectory)).SerializeToString()
 
     async def close(self) -> None:
         """Close all environments and connections."""
+        self._lanes.close()
         for env in self._envs.values():
             env.close()
         for sink in self._sinks.values():
@@ -97,6 +99,26 @@ class Actor:
             stopped=stop.is_set,
         )
 
+    async def _go_on(
+        self, task: actor_pool_pb2.RolloutTask, acting: Mapping[str, ActingState]
+    ) -> actor_pool_pb2.RolloutReceipt:
+        """Run a lane on from where the round before left it; its new carry is published beside the upload."""
+        start = LaneRecord(lane=task.index, version=task.lane.version, digest=task.lane.digest)
+        living, goes_on = await stoppable(
+            lambda _: self._lanes.take(_env_key(task.settings), (task.job, task.index), start.digest)
+        )
+        loaded = b"" if goes_on or not start.digest else await carries.fetch(self._store, task.job, start)
+        begins = not goes_on and not start.digest
+        trajectory, stats, carry = await stoppable(partial(_run_on, task, acting, living, begins, loaded))
+        uploaded, left = await both(
+            self._upload(task, trajectory),
+            carries.publish(self._store, task.job, task.settings.epoch, task.round, start, carry),
+        )
+        living.digest = left.digest
+        receipt = _receipt(task, stats, uploaded)
+        receipt.lane.CopyFrom(actor_pool_pb2.Lane(lane=left.lane, version=left.version, digest=left.digest))
+        return receipt
+
     def _play(
         self, task: actor_pool_pb2.RolloutTask, acting: Mapping[str, ActingState], stop: threading.Event
     ) -> actor_pool_pb2.RolloutReceipt:
@@ -123,17 +145,14 @@ class Actor:
     def _env(self, settings: actor_pool_pb2.RolloutSettings, batch: int) -> BatchedEnv:
         key = (settings.env, settings.env_options_json, batch)
         if key not in self._envs:
-            options = documents.from_json(settings.env_options_json, "env_options_json")
-            if not isinstance(options, dict):
-                raise SpecError("env_options_json: options are a JSON object")
-            self._envs[key] = registry.make(settings.env, options, batch)
+            self._envs[key] = _made(key)
             while len(self._envs) > _CACHED_ENVS:
                 self._envs.popitem(last=False)[1].close()
         self._envs.move_to_end(key)
         return self._envs[key]
 
     async def _upload(self, task: actor_pool_pb2.RolloutTask, trajectory: Trajectory) -> int:
-        """Send the trajectory straight to the learner pool; returns its size in bytes."""
+        """Send the trajectory straight to the learner pool; returns its size in bytes, 0 if it is not needed."""
         arrays = {name: np.ascontiguousarray(array) for name, array in trajectory.arrays.items()}
         views = [array.reshape(-1).view(np.uint8).data for array in arrays.values()]
         header = learner_pool_pb2.UploadHeader(
@@ -148,12 +167,14 @@ class Actor:
         )
         header.crc32 = chunks.checksum(header, views)
         sink = self._sink(task.settings.sink)
-        await retry(
-            lambda: sink.send(
-                "LearnerPoolService/Upload", header, views, learner_pool_pb2.UploadResponse, timeout_s=UPLOAD_TIMEOUT_S
-            ),
-            patience_s=UPLOAD_PATIENCE_S,
-        )
+        name, response = "LearnerPoolService/Upload", learner_pool_pb2.UploadResponse
+        try:
+            await retry(
+                lambda: sink.send(name, header, views, response, timeout_s=UPLOAD_TIMEOUT_S),
+                patience_s=UPLOAD_PATIENCE_S,
+            )
+        except _NOT_NEEDED:
+            return 0
         return sum(view.nbytes for view in views)
 
     def _sink(self, address: str) -> Peer:
@@ -171,6 +192,44 @@ def actor_seed(job_seed: int, mode: int, round_: int, index: int) -> int:
 def batch_seed(seed: int, number: int) -> int:
     """The seed of batch `number` of an actor's episodes."""
     return actor_seed(seed, 0, 0, number) if number else seed
+
+
+def _env_key(settings: actor_pool_pb2.RolloutSettings) -> EnvKey:
+    return settings.env, settings.env_options_json, settings.envs
+
+
+def _made(key: EnvKey) -> BatchedEnv:
+    name, options_json, batch = key
+    options = documents.from_json(options_json, "env_options_json")
+    if not isinstance(options, dict):
+        raise SpecError("env_options_json: options are a JSON object")
+    return registry.make(name, options, batch)
+
+
+def _run_on(
+    task: actor_pool_pb2.RolloutTask,
+    acting: Mapping[str, ActingState],
+    living: Living,
+    begins: bool,
+    loaded: bytes,
+    stop: threading.Event,
+) -> tuple[Trajectory, EpisodeStats, bytes]:
+    """Begin the lane, load it if there are bytes, and roll it on; returns its new carry as bytes, too."""
+    settings, lane = task.settings, living.lane
+    seed = actor_seed(settings.seed, task.mode, task.round, task.index)
+    if begins:
+        lane.begin(seed)
+    elif loaded:
+        lane.load(decode(loaded))
+    trajectory, stats = lane.roll(
+        _policies(living.env, acting),
+        steps=settings.steps,
+        seed=seed,
+        with_state=settings.with_state,
+        carried=True,
+        stopped=stop.is_set,
+    )
+    return trajectory, stats, encode(lane.save())
 
 
 def _batches(task: actor_pool_pb2.RolloutTask) -> Iterator[int]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 from marless.documents import MAX_CHARACTERS
@@ -21,6 +22,7 @@ WINDOW = 256
 """Actors of one rollout that are queued at once; the others follow as these finish."""
 MAX_ROLLOUTS = QUEUE_LIMIT // WINDOW
 """Rollouts that run at once; others wait, so that the task queue has room for the windows of all of them."""
+_DIGEST = re.compile("[0-9a-f]{64}")
 _FUNCTION = {
     actor_pool_pb2.ROLLOUT_MODE_TRAIN: "actor",
     actor_pool_pb2.ROLLOUT_MODE_GREEDY: "evaluation",
@@ -45,7 +47,8 @@ class Rollouts:
         async with self._places:
             await self._fleet.ensure(actors)
             queued, indices = Stopwatch.start(), iter(range(actors))
-            windows = (self._run_some(request, actors, indices, queued) for _ in range(min(actors, WINDOW)))
+            lanes = {lane.lane: lane for lane in request.lanes}
+            windows = (self._run_some(request, actors, lanes, indices, queued) for _ in range(min(actors, WINDOW)))
             done = {index: result for some in await gather(windows) for index, result in some}
         results = [done[index] for index in range(actors)]
         return actor_pool_pb2.RolloutResponse(
@@ -56,7 +59,12 @@ class Rollouts:
         )
 
     async def _run_some(
-        self, request: actor_pool_pb2.RolloutRequest, actors: int, indices: Iterator[int], queued: Stopwatch
+        self,
+        request: actor_pool_pb2.RolloutRequest,
+        actors: int,
+        lanes: Mapping[int, actor_pool_pb2.Lane],
+        indices: Iterator[int],
+        queued: Stopwatch,
     ) -> list[tuple[int, common_pb2.TaskResult]]:
         """Run one actor after the other, until `indices`, which all windows share, is exhausted."""
         mode = actor_pool_pb2.RolloutMode.Name(request.mode).removeprefix("ROLLOUT_MODE_").lower()
@@ -64,9 +72,10 @@ class Rollouts:
         for index in indices:
             result = await self._dispatcher.run(
                 f"{request.job}/{request.round}/{mode}/{index}",
-                partial(_payload, request, actors, index),
+                partial(_payload, request, actors, index, lanes.get(index)),
                 timeout_s=request.settings.timeout_s,
                 setting="actors.timeout_s",
+                affinity=f"{request.job}/{index}" if request.settings.carried else "",
                 queued=queued,
             )
             for each in (result.invocation, *result.lost):
@@ -94,6 +103,21 @@ def _check(request: actor_pool_pb2.RolloutRequest) -> None:
     if len(settings.env_options_json) > MAX_CHARACTERS:
         raise SpecError(f"a rollout's env_options_json is longer than {MAX_CHARACTERS:,} characters")
     check_groups(request.groups)
+    _check_lanes(request)
+
+
+def _check_lanes(request: actor_pool_pb2.RolloutRequest) -> None:
+    """Raise SpecError unless each lane has begun, belongs to another actor of the request, and is to go on."""
+    if request.settings.carried and request.mode != actor_pool_pb2.ROLLOUT_MODE_TRAIN:
+        raise SpecError("a rollout's episodes are carried only in mode TRAIN")
+    check_number("the number of a rollout's lanes", len(request.lanes), 0, request.actors * request.settings.carried)
+    for lane in request.lanes:
+        check_number("the index of a lane", lane.lane, 0, request.actors - 1)
+        check_number(f"the version of lane {lane.lane}", lane.version, 1, MAX_COUNT)
+        if not _DIGEST.fullmatch(lane.digest):
+            raise SpecError(f"lane {lane.lane}: its digest is no SHA-256")
+    if len({lane.lane for lane in request.lanes}) < len(request.lanes):
+        raise SpecError("a rollout's lanes: one of them is given twice")
 
 
 def _actors(request: actor_pool_pb2.RolloutRequest) -> int:
@@ -107,7 +131,9 @@ def _actors(request: actor_pool_pb2.RolloutRequest) -> int:
     return request.actors if train else min(request.actors, request.episodes)
 
 
-def _payload(request: actor_pool_pb2.RolloutRequest, actors: int, index: int) -> bytes:
+def _payload(
+    request: actor_pool_pb2.RolloutRequest, actors: int, index: int, lane: actor_pool_pb2.Lane | None
+) -> bytes:
     """The task of one actor, serialised only when a worker takes it, because thousands hold the same settings."""
     share, rest = divmod(request.episodes, actors)
     train = request.mode == actor_pool_pb2.ROLLOUT_MODE_TRAIN
@@ -120,4 +146,5 @@ def _payload(request: actor_pool_pb2.RolloutRequest, actors: int, index: int) ->
         groups=request.groups,
         episodes=0 if train else share + (index < rest),
         actors=actors,
+        lane=lane,
     ).SerializeToString()

@@ -57,6 +57,7 @@ class RolloutRequest(_message.Message):
     GROUPS_FIELD_NUMBER: _builtins.int
     EPISODES_FIELD_NUMBER: _builtins.int
     BACKGROUND_FIELD_NUMBER: _builtins.int
+    LANES_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     round: _builtins.int
     mode: Global___RolloutMode.ValueType
@@ -71,6 +72,10 @@ class RolloutRequest(_message.Message):
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Group]:
         """every agent exactly once; `source` is the version to act with"""
 
+    @_builtins.property
+    def lanes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Lane]:
+        """TRAIN: those that have begun, of indices below `actors`; the others begin now"""
+
     def __init__(
         self,
         *,
@@ -82,10 +87,11 @@ class RolloutRequest(_message.Message):
         groups: _abc.Iterable[_common_pb2.Group] | None = ...,
         episodes: _builtins.int = ...,
         background: _builtins.bool = ...,
+        lanes: _abc.Iterable[Global___Lane] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["actors", b"actors", "background", b"background", "episodes", b"episodes", "groups", b"groups", "job", b"job", "mode", b"mode", "round", b"round", "settings", b"settings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actors", b"actors", "background", b"background", "episodes", b"episodes", "groups", b"groups", "job", b"job", "lanes", b"lanes", "mode", b"mode", "round", b"round", "settings", b"settings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -107,6 +113,7 @@ class RolloutSettings(_message.Message):
     TIMEOUT_S_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     LIMIT_S_FIELD_NUMBER: _builtins.int
+    CARRIED_FIELD_NUMBER: _builtins.int
     RELATIVE_ERROR_FIELD_NUMBER: _builtins.int
     env: _builtins.str
     env_options_json: _builtins.str
@@ -125,6 +132,8 @@ class RolloutSettings(_message.Message):
     """of the coordinator; it distinguishes equal versions of an earlier job with the same name"""
     limit_s: _builtins.float
     """GREEDY: seconds after which an actor starts no further batch of episodes; 0: no limit"""
+    carried: _builtins.bool
+    """TRAIN: episodes go on from the round before, and the carry of each lane is published"""
     relative_error: _builtins.float
     """GREEDY: stop at a standard error of this fraction of |mean|; 0: run all episodes"""
     def __init__(
@@ -140,15 +149,46 @@ class RolloutSettings(_message.Message):
         timeout_s: _builtins.float = ...,
         epoch: _builtins.int = ...,
         limit_s: _builtins.float = ...,
+        carried: _builtins.bool = ...,
         relative_error: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["env", b"env", "env_options_json", b"env_options_json", "envs", b"envs", "epoch", b"epoch", "limit_s", b"limit_s", "relative_error", b"relative_error", "seed", b"seed", "sink", b"sink", "steps", b"steps", "timeout_s", b"timeout_s", "with_state", b"with_state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["carried", b"carried", "env", b"env", "env_options_json", b"env_options_json", "envs", b"envs", "epoch", b"epoch", "limit_s", b"limit_s", "relative_error", b"relative_error", "seed", b"seed", "sink", b"sink", "steps", b"steps", "timeout_s", b"timeout_s", "with_state", b"with_state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RolloutSettings: _TypeAlias = RolloutSettings  # noqa: Y015
+
+@_typing.final
+class Lane(_message.Message):
+    """The state in which a round left a lane of environment copies; index, version and digest of its carry in the store."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LANE_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    lane: _builtins.int
+    """index of the actor that runs it"""
+    version: _builtins.int
+    """0 if it has not begun"""
+    digest: _builtins.str
+    """SHA-256, lowercase hexadecimal; "" if it has not begun"""
+    def __init__(
+        self,
+        *,
+        lane: _builtins.int = ...,
+        version: _builtins.int = ...,
+        digest: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "lane", b"lane", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Lane: _TypeAlias = Lane  # noqa: Y015
 
 @_typing.final
 class RolloutTask(_message.Message):
@@ -164,6 +204,7 @@ class RolloutTask(_message.Message):
     GROUPS_FIELD_NUMBER: _builtins.int
     EPISODES_FIELD_NUMBER: _builtins.int
     ACTORS_FIELD_NUMBER: _builtins.int
+    LANE_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     round: _builtins.int
     mode: Global___RolloutMode.ValueType
@@ -175,6 +216,10 @@ class RolloutTask(_message.Message):
     def settings(self) -> Global___RolloutSettings: ...
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Group]: ...
+    @_builtins.property
+    def lane(self) -> Global___Lane:
+        """if `settings.carried`: what it starts from"""
+
     def __init__(
         self,
         *,
@@ -186,10 +231,11 @@ class RolloutTask(_message.Message):
         groups: _abc.Iterable[_common_pb2.Group] | None = ...,
         episodes: _builtins.int = ...,
         actors: _builtins.int = ...,
+        lane: Global___Lane | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lane", b"lane", "settings", b"settings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["actors", b"actors", "episodes", b"episodes", "groups", b"groups", "index", b"index", "job", b"job", "mode", b"mode", "round", b"round", "settings", b"settings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actors", b"actors", "episodes", b"episodes", "groups", b"groups", "index", b"index", "job", b"job", "lane", b"lane", "mode", b"mode", "round", b"round", "settings", b"settings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -251,6 +297,7 @@ class RolloutReceipt(_message.Message):
     JUDGED_FIELD_NUMBER: _builtins.int
     WINS_FIELD_NUMBER: _builtins.int
     PLAYED_S_FIELD_NUMBER: _builtins.int
+    LANE_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     env_steps: _builtins.int
     episodes: _builtins.int
@@ -269,6 +316,10 @@ class RolloutReceipt(_message.Message):
     def return_square_sum(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """per agent"""
 
+    @_builtins.property
+    def lane(self) -> Global___Lane:
+        """if `settings.carried`: in which state it leaves the lane; published"""
+
     def __init__(
         self,
         *,
@@ -282,10 +333,11 @@ class RolloutReceipt(_message.Message):
         judged: _builtins.int = ...,
         wins: _builtins.int = ...,
         played_s: _builtins.float = ...,
+        lane: Global___Lane | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lane", b"lane"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["env_steps", b"env_steps", "episode_steps", b"episode_steps", "episodes", b"episodes", "index", b"index", "judged", b"judged", "played_s", b"played_s", "return_square_sum", b"return_square_sum", "return_sum", b"return_sum", "trajectory_bytes", b"trajectory_bytes", "wins", b"wins"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["env_steps", b"env_steps", "episode_steps", b"episode_steps", "episodes", b"episodes", "index", b"index", "judged", b"judged", "lane", b"lane", "played_s", b"played_s", "return_square_sum", b"return_square_sum", "return_sum", b"return_sum", "trajectory_bytes", b"trajectory_bytes", "wins", b"wins"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -36,7 +36,6 @@ class Worker:
         self.send = send
         self.init_s = init_s
         self.invocations = 0
-        self.affinity = ""
         self.draining = False
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.running: asyncio.Future[common_pb2.TaskResult] | None = None

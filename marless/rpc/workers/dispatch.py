@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable
 
 import grpc
@@ -22,6 +22,8 @@ from marless.rpc.workers.turns import Turns
 from marless.stopwatch import Stopwatch
 
 QUEUE_LIMIT = 4096
+HOMES = 2 * QUEUE_LIMIT
+"""Affinities whose last worker is remembered."""
 CANCEL_GRACE_S = 5.0
 """Seconds that a worker may take to stop a cancelled task before it is disconnected."""
 MAX_TIMEOUTS = 2
@@ -33,7 +35,7 @@ _log = structlog.get_logger("marless.workers")
 class Dispatcher:
     """Assigns tasks to idle workers: round-robin over jobs, first come first served within a job.
 
-    Among several idle workers, one whose last task had the same `affinity` is preferred.
+    Among several idle workers, the one that had the last task of the same `affinity` is preferred.
     """
 
     def __init__(
@@ -46,6 +48,8 @@ class Dispatcher:
         self._launched_s: dict[str, float] = {}
         """Launch time of workers that have not connected yet, by the monotonic clock."""
         self._idle: list[Worker] = []
+        self._homes: OrderedDict[str, Worker] = OrderedDict()
+        """The worker that had the last task of an affinity; those used last are at the end."""
         self._waiting: Turns[asyncio.Future[Worker]] = Turns()
         self._changed = asyncio.Condition()
         self._closed = ""
@@ -169,6 +173,8 @@ class Dispatcher:
                 del self._workers[name]
             if worker in self._idle:
                 self._idle.remove(worker)
+            for affinity in [each for each, home in self._homes.items() if home is worker]:
+                del self._homes[affinity]
             _log.info("worker.disconnected", worker=name, invocations=worker.invocations)
             await self._notify()
 
@@ -284,12 +290,17 @@ class Dispatcher:
         if self._closed:
             raise UnreachableError(self._closed)
         if self._idle:
-            worker = next((idle for idle in self._idle if idle.affinity == affinity), self._idle[0])
+            home = self._homes.get(affinity)
+            worker = home if home in self._idle else self._idle[0]
             self._idle.remove(worker)
             worker.promise()
         else:
             worker = await self._wait(job, again=again)
-        worker.affinity = affinity
+        if affinity:
+            self._homes[affinity] = worker
+            self._homes.move_to_end(affinity)
+            while len(self._homes) > HOMES:
+                self._homes.popitem(last=False)
         return worker
 
     async def _wait(self, job: str, *, again: bool) -> Worker:

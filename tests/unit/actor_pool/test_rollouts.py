@@ -11,6 +11,7 @@ from marless.rpc.v1.actor_pool_pb2 import (
     ROLLOUT_MODE_GREEDY,
     ROLLOUT_MODE_RANDOM,
     ROLLOUT_MODE_TRAIN,
+    Lane,
     RolloutReceipt,
     RolloutRequest,
     RolloutSettings,
@@ -39,14 +40,23 @@ class Recorder:
 
     def __init__(self) -> None:
         self.wanted = 0
+        self.affinities: list[str] = []
         self.tasks: list[tuple[str, RolloutTask, float]] = []
 
     async def ensure(self, workers: int) -> None:
         self.wanted = workers
 
     async def run(
-        self, task: str, payload: Callable[[], bytes], *, timeout_s: float, setting: str, queued: Stopwatch
+        self,
+        task: str,
+        payload: Callable[[], bytes],
+        *,
+        timeout_s: float,
+        setting: str,
+        affinity: str,
+        queued: Stopwatch,
     ) -> TaskResult:
+        self.affinities.append(affinity)
         assert setting == "actors.timeout_s"
         assert queued.seconds >= 0
         parsed = RolloutTask.FromString(payload())
@@ -70,6 +80,37 @@ async def test_training_runs_each_actor_once_and_answers_by_index():
     assert recorder.wanted == 3
     assert [(task, timeout_s) for task, _, timeout_s in recorder.tasks] == [(f"j/3/train/{i}", 7.0) for i in range(3)]
     assert [task.episodes for _, task, _ in recorder.tasks] == [0, 0, 0]
+
+
+CARRIED = RolloutSettings(env="e", envs=4, steps=5, timeout_s=7.0, carried=True)
+LANE = Lane(lane=1, version=3, digest="0a" * 32)
+
+
+async def test_lanes_go_to_the_actors_of_their_index_and_prefer_their_worker():
+    recorder, _ = await run(actors=3, settings=CARRIED, lanes=[LANE])
+    lanes = {task.index: task.lane for _, task, _ in recorder.tasks}
+    assert lanes == {0: Lane(), 1: LANE, 2: Lane()}
+    assert sorted(recorder.affinities) == ["j/0", "j/1", "j/2"]
+    recorder, _ = await run(actors=3)
+    assert recorder.affinities == ["", "", ""]
+
+
+@pytest.mark.parametrize(
+    ("lanes", "fields", "problem"),
+    [
+        ([LANE, LANE], {}, "given twice"),
+        ([Lane(lane=2, version=1, digest=LANE.digest)], {}, "the index of a lane is 2; 0 to 1"),
+        ([Lane(lane=-1, version=1, digest=LANE.digest)], {}, "the index of a lane is -1"),
+        ([Lane(lane=0, digest=LANE.digest)], {}, "version of lane 0 is 0"),
+        ([Lane(lane=0, version=1, digest="0A" * 32)], {}, "lane 0: its digest is no SHA-256"),
+        ([LANE] * 3, {}, "lanes is 3; 0 to 2"),
+        ([LANE], {"settings": SETTINGS}, "lanes is 1; 0 to 0"),
+        ([], {"mode": ROLLOUT_MODE_GREEDY, "episodes": 3}, "carried only in mode TRAIN"),
+    ],
+)
+async def test_lanes_that_cannot_be_are_refused(lanes, fields, problem):
+    with pytest.raises(SpecError, match=problem):
+        await run(**{"actors": 2, "settings": CARRIED, "lanes": lanes} | fields)
 
 
 @pytest.mark.parametrize("mode", [ROLLOUT_MODE_GREEDY, ROLLOUT_MODE_RANDOM])

@@ -1,0 +1,71 @@
+"""The lanes of environment copies that live in a worker, so that a lane which returns to it needs no loading."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from marless.data.rollout import Lane
+from marless.envs.base import BatchedEnv
+
+LIVING = 4
+"""Lanes that live in one worker; each holds an environment. Others are loaded into the one used longest ago."""
+EnvKey = tuple[str, str, int]
+"""Name, options as JSON, number of copies."""
+
+
+@dataclass
+class Living:
+    """A lane in this process."""
+
+    env_key: EnvKey
+    env: BatchedEnv
+    lane: Lane
+    whose: tuple[str, int] = ("", 0)
+    """Its job, and its index there."""
+    digest: str = ""
+    """Of its carry; "" while it moves, and after an error."""
+
+
+class Lanes:
+    """The living lanes of one worker, at most `LIVING`."""
+
+    def __init__(self, make: Callable[[EnvKey], BatchedEnv]) -> None:
+        self._make = make
+        self._living: list[Living] = []
+        """Those used last are at the end."""
+
+    def take(self, env_key: EnvKey, whose: tuple[str, int], digest: str) -> tuple[Living, bool]:
+        """The lane to run next, and whether it is the one that was left with this carry; if not, begin or load it.
+
+        Until its new digest is set, no other task continues it: an interrupted one may have moved it.
+        """
+        found = self._left(env_key, whose, digest) if digest else None
+        living = found or self._place(env_key, whose)
+        if living in self._living:
+            self._living.remove(living)
+        self._living.append(living)
+        living.whose, living.digest = whose, ""
+        return living, found is not None
+
+    def close(self) -> None:
+        """Close all environments."""
+        for each in self._living:
+            each.env.close()
+        self._living.clear()
+
+    def _left(self, env_key: EnvKey, whose: tuple[str, int], digest: str) -> Living | None:
+        wanted = (env_key, whose, digest)
+        return next((each for each in self._living if (each.env_key, each.whose, each.digest) == wanted), None)
+
+    def _place(self, env_key: EnvKey, whose: tuple[str, int]) -> Living:
+        """Where a lane can begin or be loaded: one that nobody goes on with, a new one, or that used longest ago."""
+        alike = [each for each in self._living if each.env_key == env_key]
+        if free := next((each for each in alike if not each.digest or each.whose == whose), None):
+            return free
+        if len(self._living) >= LIVING:
+            if alike:
+                return alike[0]
+            self._living.pop(0).env.close()
+        env = self._make(env_key)
+        return Living(env_key, env, Lane(env))

@@ -1,0 +1,122 @@
+"""Lanes go on in a worker as they go on from their carries, and never from where an interrupted task left them."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from marless.envs import registry
+from marless.errors import CorruptError, MarlessError, NotFoundError, UnavailableError
+from marless.rpc.param_store import ParamStore
+from marless.rpc.security import Security
+from marless.rpc.v1.actor_pool_pb2 import ROLLOUT_MODE_TRAIN, Lane, RolloutReceipt, RolloutSettings, RolloutTask
+from services.actor_pool import lanes
+from services.actor_pool.actor import Actor
+from tests.unit.nets.acting_states import state
+
+ENV, OPTIONS = "mpe/simple_spread", '{"agents": 2, "max_cycles": 7}'
+SETTINGS = RolloutSettings(env=ENV, env_options_json=OPTIONS, envs=3, steps=4, seed=5, carried=True)
+
+
+@dataclass
+class Worker:
+    """An actor whose policies come from nowhere and whose trajectories stay here."""
+
+    store: ParamStore
+    job: str
+    uploads: list[dict[str, np.ndarray]] = field(default_factory=list)
+    trouble: MarlessError | None = None
+    """What the next upload raises."""
+
+    def __post_init__(self) -> None:
+        self.actor = Actor(self.store, Security())
+        [agents] = registry.spaces(ENV, {"agents": 2, "max_cycles": 7}).classes
+        self.acting = {agent: state(agents, seed=i, recurrent="gru") for i, agent in enumerate(agents.agents)}
+        self.actor._pull = self._pull
+        self.actor._upload = self._upload
+        self.made: list[object] = []
+        make = self.actor._lanes._make
+        self.actor._lanes._make = lambda key: self.made.append(key) or make(key)
+
+    async def _pull(self, task):
+        return self.acting
+
+    async def _upload(self, task, trajectory):
+        if self.trouble:
+            trouble, self.trouble = self.trouble, None
+            raise trouble
+        self.uploads.append({name: array.copy() for name, array in trajectory.arrays.items()})
+        return 1
+
+    async def run(self, round_: int, start: Lane | None, index: int = 0) -> Lane:
+        task = RolloutTask(
+            job=self.job, round=round_, mode=ROLLOUT_MODE_TRAIN, index=index, settings=SETTINGS, actors=1, lane=start
+        )
+        return RolloutReceipt.FromString(await self.actor.run(task.SerializeToString())).lane
+
+
+@pytest_asyncio.fixture
+async def worker(store, job):
+    return Worker(store, job)
+
+
+async def undisturbed(worker: Worker, rounds: int = 4) -> list[Lane]:
+    found = [None]
+    for round_ in range(rounds):
+        found.append(await worker.run(round_, found[-1]))
+    return found[1:]
+
+
+async def test_a_lane_that_lives_and_one_that_is_loaded_in_every_round_are_equal(worker, store, job):
+    left = await undisturbed(worker)
+    assert [lane.version for lane in left] == [1, 2, 3, 4]
+    assert len({lane.digest for lane in left}) == 4
+    assert worker.made == [(ENV, OPTIONS, 3)]
+    assert [upload["resumed"].all() for upload in worker.uploads] == [False, True, True, True]
+    for round_, start in ((2, left[1]), (3, left[2])):  # the oldest version is gone by now
+        other = Worker(store, job)
+        assert await other.run(round_, start) == left[round_]
+        assert all(np.array_equal(other.uploads[0][name], array) for name, array in worker.uploads[round_].items())
+
+
+@pytest.mark.parametrize("trouble", [UnavailableError("no answer"), NotFoundError("no such job")])
+async def test_a_lane_that_an_error_has_moved_is_loaded_again(worker, trouble):
+    one = await worker.run(0, None)
+    worker.trouble = trouble
+    with pytest.raises(type(trouble)):
+        await worker.run(1, one)
+    two = await worker.run(1, one)
+    assert two == (await worker.run(1, one))  # and a lane that has moved on
+    assert all(np.array_equal(worker.uploads[-1][name], array) for name, array in worker.uploads[-2].items())
+    assert two.version == 2
+    assert len(worker.made) == 1
+
+
+async def test_a_task_that_is_cancelled_leaves_a_lane_that_nobody_goes_on_with(worker):
+    one = await worker.run(0, None)
+    task = asyncio.create_task(worker.run(1, one))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (await worker.run(1, one)).version == 2
+
+
+async def test_a_worker_with_more_lanes_than_live_in_it_loads_them(worker, monkeypatch):
+    monkeypatch.setattr(lanes, "LIVING", 2)
+    found = [None] * 5
+    for round_ in range(3):
+        found = [await worker.run(round_, start, index) for index, start in enumerate(found)]
+    assert len(worker.made) == 2
+    assert len({lane.digest for lane in found}) == 5
+
+
+async def test_a_lane_that_the_store_has_lost_or_changed_is_not_begun_anew(worker, store, job):
+    one = await worker.run(0, None)
+    with pytest.raises(CorruptError, match="lane 0"):
+        await Worker(store, job).run(1, Lane(lane=0, version=1, digest="0" * 64))
+    await store.delete_job(job)
+    with pytest.raises(NotFoundError):
+        await Worker(store, job).run(1, one)
