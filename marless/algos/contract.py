@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from pydantic import ValidationError
 
@@ -41,6 +42,16 @@ from marless.errors import CorruptError, SpecError
 from marless.interruption import StoppedError
 from marless.nets import serial
 
+
+@runtime_checkable
+class HandWritten(Protocol):
+    """Optional method of learners whose users may replace a loss, and its gradient in closed form."""
+
+    def check_gradients(self) -> None:
+        """Raise AssertionError, with a sentence, unless each gradient is the one that autograd finds."""
+        ...
+
+
 _ASKED = 4
 """Number of checks of `stopped` after which an update is stopped, so that some of its gradient steps are done."""
 
@@ -64,6 +75,7 @@ def check_algorithm(
     for case, job in accepted.items():
         with tempfile.TemporaryDirectory() as folder:
             trial = _Trial(algorithm, config, job, Path(folder))
+            trial.check_gradients()
             for number, made_up in enumerate(ROUNDS):
                 trial.train(number, made_up, f"{case}, round {number + 1}")
             _require(trial.moved, f"{case}: no policy has moved; choose settings that learn from 48 env steps a round")
@@ -114,6 +126,12 @@ class _Trial:
             self.job.play(made_up, self.states)
         except (CorruptError, ValueError) as error:
             raise AssertionError(f"{where}: evaluating its policies: {error}") from error
+
+    def check_gradients(self) -> None:
+        """Compare the learners' hand-written gradients with autograd's."""
+        for learner in self._learners.values():
+            if isinstance(learner, HandWritten):
+                learner.check_gradients()
 
     def compare_gradients(self, where: str) -> None:
         """Check that an update of one gradient step equals `gradients` followed by `apply`."""

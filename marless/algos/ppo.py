@@ -1,9 +1,12 @@
-"""Settings of the PPO family (IPPO, MAPPO). Does not import torch, because the coordinator reads configs, too."""
+"""Settings of the PPO family: IPPO, MAPPO, and algorithms with another loss of policies.
+
+Does not import torch, because the coordinator reads configs, too.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from pydantic import Field
 
@@ -11,16 +14,21 @@ from marless.algos.base import AlgorithmConfig, FunctionNode, Group, Rate, Scope
 from marless.errors import SpecError
 
 
-class PPOConfig(AlgorithmConfig):
-    """Settings common to IPPO and MAPPO. Policies and critics are separate nets with separate optimizers."""
+class ActorCriticConfig(AlgorithmConfig):
+    """Settings of the whole family, whatever the loss of policies.
+
+    Policies and critics are separate nets with separate optimizers.
+    """
 
     family: ClassVar[str] = "ppo"
-    lr: Rate = Field(2e-3, description="Adam's learning rate of policies and critics")
+    lr: Rate = Field(2e-3, description="Adam's learning rate of policies, and of critics without critic_lr")
+    critic_lr: Rate | None = Field(None, description="Adam's learning rate of critics; null: lr")
     gamma: float = Field(0.95, ge=0, le=1, description="discount per env step")
     gae_lambda: float = Field(0.95, ge=0, le=1, description="λ of generalised advantage estimation")
-    clip: Rate = Field(0.2, description="ε of the clipped surrogate")
     epochs: int = Field(4, ge=1, le=1000, description="passes over a round's samples")
+    critic_epochs: int | None = Field(None, ge=1, le=1000, description="those of critics; null: epochs")
     minibatches: int = Field(4, ge=1, le=65_536, description="gradient steps per pass")
+    critic_minibatches: int | None = Field(None, ge=1, le=65_536, description="those of critics; null: minibatches")
     entropy: Rate = Field(0.01, description="weight of the entropy bonus")
     max_grad_norm: float = Field(0.5, gt=0, description="limit of each net's gradient norm, per policy")
     value_clip: float | None = Field(
@@ -37,25 +45,38 @@ class PPOConfig(AlgorithmConfig):
     )
     adam_eps: float = Field(1e-5, gt=0, description="Adam's ε")
 
+    def of_critics(self) -> Self:
+        """The same settings with rate, epochs and minibatches of critics in the place of those of policies."""
+        given = {"lr": self.critic_lr, "epochs": self.critic_epochs, "minibatches": self.critic_minibatches}
+        return self.model_copy(update={name: value for name, value in given.items() if value is not None})
+
     def check_minibatches(self, count: int, remembers: bool) -> None:
-        """Raise SpecError for more minibatches than a policy has samples or, with memory, segments in a round."""
+        """Raise SpecError for more minibatches than a net has samples or, with memory, segments in a round."""
         if count >= self.minibatches:
             return
+        field = "critic_minibatches" if self.minibatches == self.critic_minibatches else "minibatches"
         if remembers:
             raise SpecError(
-                f"algorithm.minibatches is {self.minibatches}, but a policy with memory gets only {count} segments a "
+                f"algorithm.{field} is {self.minibatches}, but a policy with memory gets only {count} segments a "
                 "round (actors.count · actors.envs · agents of the group), which are not cut in time: set at most "
                 f"{count}, or raise actors.envs"
             )
         raise SpecError(
-            f"algorithm.minibatches is {self.minibatches}, but a policy gets only {count} samples a round "
+            f"algorithm.{field} is {self.minibatches}, but a policy gets only {count} samples a round "
             "(actors.count · actors.envs · actors.steps · agents of the group)"
         )
 
     def check_setting(self, setting: Setting) -> None:
-        """Raise SpecError if a job's rounds cannot be divided into `minibatches` minibatches."""
+        """Raise SpecError if a job's rounds cannot be divided into as many minibatches as are set."""
         remembers = setting.model.recurrent != "none"
-        self.check_minibatches(setting.samples // setting.steps if remembers else setting.samples, remembers)
+        for each in (self, self.of_critics()):
+            each.check_minibatches(setting.samples // setting.steps if remembers else setting.samples, remembers)
+
+
+class PPOConfig(ActorCriticConfig):
+    """Settings of the clipped surrogate, beside those of the family."""
+
+    clip: Rate = Field(0.2, description="ε of the clipped surrogate")
 
 
 def ppo_functions(scope: Scope, groups: Sequence[Group], critics: Sequence[str]) -> tuple[FunctionNode, ...]:

@@ -17,7 +17,7 @@ def lambda_returns(
 
     `discount` is γ, or 0 where the agent terminated; `follows` is true where step t + 1 continues the same episode:
     elsewhere G_t = r_t + γ_t V_t. λ = 0 gives one-step targets. If V is a maximum over actions, this is Peng's Q(λ)
-    (Peng & Williams 1996), without a correction for non-greedy actions, as in EPyMARL's learners.
+    (Peng & Williams 1996), without a correction for non-greedy actions. EPyMARL uses one-step targets.
     """
     _one_shape(reward_NTE, discount_NTE, after_NTE, follows_TE)
     result_NTE = reward_NTE + discount_NTE * after_NTE

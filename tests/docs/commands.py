@@ -153,7 +153,7 @@ def _check_packages(words: Sequence[str]) -> None:
     files = {word for flag, word in pairwise(words) if flag == "-r"}
     _check_paths(sorted(files))
     for word in words:
-        if word.startswith("-") or word in files:
+        if word.startswith("-") or word in files or word == ".":
             continue
         name, _, extra = word.rstrip("]").partition("[")
         if name != project["name"] or (extra and extra not in project["optional-dependencies"]):

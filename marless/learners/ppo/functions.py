@@ -27,8 +27,8 @@ from marless.nets.layout import GRULayout, Layout
 
 Metrics = dict[str, Tensor]
 """Values per net, [P], by metric."""
-Score = Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
-"""A function of (log π, log π_old, advantage, weight), each [P, M], and ε."""
+Score = Callable[..., Tensor]
+"""A function of (log π, log π_old, advantage, weight), each [P, M], and of settings, which are numbers."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,36 @@ class Surrogate:
 
     loss: Score
     """The loss per policy, [P]."""
-    gradient: Score
-    """Its gradient with respect to log π, [P, M]."""
+    gradient: Score | None = None
+    """Its gradient with respect to log π, [P, M]; None leaves it to autograd."""
+    settings: tuple[str, ...] = ()
+    """Fields of the algorithm's config whose values, those of schedules included, both functions get, in this order."""
+
+    def slope(self, log_prob_PM: Tensor, *rest: object) -> Tensor:
+        """The gradient of the loss with respect to log π, [P, M], given the arguments of `loss`."""
+        return self.differentiated(log_prob_PM, *rest) if self.gradient is None else self.gradient(log_prob_PM, *rest)
+
+    def differentiated(self, log_prob_PM: Tensor, *rest: object) -> Tensor:
+        """As `slope`, always by autograd."""
+        leaf_PM = log_prob_PM.detach().requires_grad_()
+        (gradient_PM,) = torch.autograd.grad(self.loss(leaf_PM, *rest).sum(), leaf_PM)
+        return gradient_PM
+
+    def check(self, *values: float) -> None:
+        """Raise AssertionError unless `gradient` is what autograd finds; `values` are those of `settings`."""
+        rng = torch.Generator().manual_seed(0)
+        log_prob_PM, advantage_PM, old_PM = torch.randn(3, 2, 500, generator=rng).unbind()
+        old_PM = log_prob_PM + 0.3 * old_PM
+        weight_PM = torch.rand(2, 500, generator=rng) / 500
+        rest = old_PM, advantage_PM, weight_PM, *values
+        found_PM, expected_PM = self.slope(log_prob_PM.clone(), *rest), self.differentiated(log_prob_PM, *rest)
+        error = (found_PM - expected_PM).abs().max().item()
+        if found_PM.shape != expected_PM.shape or not error <= 1e-4 * expected_PM.abs().max().item():
+            raise AssertionError(
+                f"the gradient of {self.loss.__name__} is not the one that autograd finds: they differ by {error:.2g}, "
+                f"where the largest is {expected_PM.abs().max().item():.2g}; correct it, or leave it to autograd "
+                "(Surrogate without `gradient`)"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +76,8 @@ class Settings:
     lr: float
     adam_eps: float
     max_grad_norm: float
-    clip: float
+    surrogate: Mapping[str, float]
+    """Those that the policies' loss gets; see `Surrogate.settings`."""
     entropy: float
     value_clip: float | None
     huber: float | None
@@ -124,7 +153,7 @@ class PolicyFunction(_Trained):
     """
 
     norm = "grad_norm"
-    surrogate: ClassVar[Surrogate] = Surrogate(ppo.surrogate, ppo.surrogate_gradient)
+    surrogate: ClassVar[Surrogate] = Surrogate(ppo.surrogate, ppo.surrogate_gradient, ("clip",))
 
     def __init__(self, tensors: Row, layout: Layout | GRULayout, activation: str, action: Discrete | Box) -> None:
         super().__init__(tensors, layout, activation)
@@ -161,16 +190,18 @@ class PolicyFunction(_Trained):
     def _gradient(self, batch: Mapping[str, Tensor], settings: Settings, *, measure: bool) -> Metrics:
         log_prob_PM, entropy_PM = self._evaluate(batch)
         old_PM, advantage_PM = batch["log_prob"].squeeze(1), batch["advantage"].squeeze(1)
-        weight_PM = weights(batch, old_PM)
+        weight_PM, given = weights(batch, old_PM), settings.surrogate
+        rest = old_PM, advantage_PM, weight_PM, *given.values()
         metrics: Metrics = {}
         if measure:
             metrics = {
-                "policy_loss": self.surrogate.loss(log_prob_PM, old_PM, advantage_PM, weight_PM, settings.clip),
+                "policy_loss": self.surrogate.loss(log_prob_PM, *rest),
                 "entropy": (entropy_PM * weight_PM).sum(dim=1),
                 "approx_kl": ppo.approximate_kl(log_prob_PM, old_PM, weight_PM),
-                "clip_fraction": ppo.clip_fraction(log_prob_PM, old_PM, weight_PM, settings.clip),
             }
-        d_log_prob_PM = self.surrogate.gradient(log_prob_PM, old_PM, advantage_PM, weight_PM, settings.clip)
+            if "clip" in given:
+                metrics["clip_fraction"] = ppo.clip_fraction(log_prob_PM, old_PM, weight_PM, given["clip"])
+        d_log_prob_PM = self.surrogate.slope(log_prob_PM, *rest)
         self.net.backward(self._head.gradient(d_log_prob_PM, weight_PM * -settings.entropy))
         return metrics
 

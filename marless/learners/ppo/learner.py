@@ -28,7 +28,7 @@ from marless.algos.base import (
     UpdateOutput,
     value_at,
 )
-from marless.algos.ppo import PPOConfig
+from marless.algos.ppo import ActorCriticConfig
 from marless.errors import CorruptError
 from marless.learners import likeness, measuring
 from marless.learners.graph import Graph, Pass
@@ -79,7 +79,8 @@ class _Work:
     similarity: likeness.Pending = field(default_factory=lambda: likeness.Pending(None, ""))
 
 
-_Key = tuple[Literal["critic", "policy"], tuple[str, ...]]
+_Function = Literal["critic", "policy"]
+_Key = tuple[_Function, tuple[str, ...]]
 """A function, and the names of the stack that it trains."""
 _Compute = Callable[[_Key, _Job], Metrics]
 _FunctionT = TypeVar("_FunctionT")
@@ -101,11 +102,14 @@ class PPOLearner:
     policy_function: ClassVar[type[PolicyFunction]] = PolicyFunction
     """Trains a stack of policies; learners with another loss override it."""
 
-    def __init__(self, algorithm: Algorithm, config: PPOConfig, context: LearnerContext, *, critic: Critic) -> None:
+    def __init__(
+        self, algorithm: Algorithm, config: ActorCriticConfig, context: LearnerContext, *, critic: Critic
+    ) -> None:
         """Make a learner; `algorithm` declares the functions of an update."""
         (agent_class,) = context.scope.agent_classes(context.spaces)
         model, spaces = context.model, context.spaces
         self._algorithm, self._config, self._context = algorithm, config, context
+        self._configs: Mapping[_Function, ActorCriticConfig] = {"policy": config, "critic": config.of_critics()}
         self._class = agent_class
         (self._class_index,) = context.scope.classes
         self._critic = critic
@@ -145,20 +149,20 @@ class PPOLearner:
 
     def update(self, inputs: RoundInput) -> UpdateOutput:
         """See `Learner`."""
-        settings, minibatches = self._settings(inputs.env_steps), self._config.minibatches
 
         def train(key: _Key, job: _Job) -> Metrics:
+            settings, minibatches = self._settings(key[0], inputs.env_steps), self._configs[key[0]].minibatches
             return job.trained.train(job.samples, job.orders, minibatches, settings, inputs.stopped)
 
         return self._run(inputs, train, self._policies.arrange, self._critics.arrange)
 
     def gradients(self, inputs: RoundInput) -> GradientOutput:
         """See `Learner`; over all samples of the round at once, whatever epochs and minibatches are configured."""
-        settings = self._settings(inputs.env_steps)
         found: dict[str, dict[str, NDArray[np.generic]]] = {name: {} for name in self.names(inputs.groups)}
 
         def differentiate(key: _Key, job: _Job) -> Metrics:
             function, names = key
+            settings = self._settings(function, inputs.env_steps)
             gradient_PD, metrics = job.trained.gradient(job.samples, job.orders[0], settings)
             for row, name in enumerate(names):
                 found[name][function] = gradient_PD[row].cpu().numpy().copy()
@@ -172,7 +176,7 @@ class PPOLearner:
 
     def apply(self, name: str, gradients: Arrays, env_steps: int) -> None:
         """See `Learner`. "critic.returns", float64 [K, 3], has the moments by which values are rescaled before."""
-        settings, parts = self._settings(env_steps), self._parts(name)
+        parts = self._parts(name)
         expected: dict[str, tuple[tuple[int, ...], str]]
         expected = {codec.prefix: ((codec.layout.size,), "float32") for codec, _ in parts}
         if "critic" in expected and self._config.value_normalisation:
@@ -180,12 +184,12 @@ class PPOLearner:
         given = {key: tensor.to(self._device) for key, tensor in _checked(name, gradients, expected).items()}
 
         def step_policy(function: PolicyFunction) -> None:
-            function.step(given["policy"].unsqueeze(0), settings)
+            function.step(given["policy"].unsqueeze(0), self._settings("policy", env_steps))
 
         def step_critic(function: CriticFunction) -> None:
             if _RETURNS in given:
                 function.rescale(given[_RETURNS].unsqueeze(0))
-            function.step(given["critic"].unsqueeze(0), settings)
+            function.step(given["critic"].unsqueeze(0), self._settings("critic", env_steps))
 
         if "policy" in expected:
             self._policies.change(name, step_policy)
@@ -267,14 +271,15 @@ class PPOLearner:
         segments = Segments.of(tensors["cut"], tensors["boot_index"]) if self._remembers else None
         passes = critic_passes(self._judges(chosen, critics), self._seen(tensors), segments)
         estimates = estimate(passes, tensors, segments, self._config)
-        orders = _Orders(self._config, inputs, self._device)
+        orders = _Orders(self._configs, inputs, self._device)
         for each in passes:
             found = critic_samples(each, estimates, tensors, segments, self._config)
-            job = _Job(each.function, found.samples, orders.of(found.samples), found.metrics, found.returns)
+            order = orders.of("critic", found.samples)
+            job = _Job(each.function, found.samples, order, found.metrics, found.returns)
             work.jobs["critic", each.names] = job
         for stack, function in zip(chosen, trained, strict=True):
             samples = policy_samples(stack, estimates[1], tensors, segments, self._config)
-            work.jobs["policy", stack.names] = _Job(function, samples, orders.of(samples), {})
+            work.jobs["policy", stack.names] = _Job(function, samples, orders.of("policy", samples), {})
         return {}
 
     def _stacks(self, inputs: RoundInput, parts: int) -> Sequence[Stack]:
@@ -302,13 +307,17 @@ class PPOLearner:
         agents = 1 if self._critic == "joint" else len(self._class.agents)
         return tensors["state"].expand(agents, -1, -1), tensors["boot_state"].expand(agents, -1, -1)
 
-    def _settings(self, env_steps: int) -> Settings:
-        config = self._config
+    def check_gradients(self) -> None:
+        """See `marless.algos.contract.HandWritten`."""
+        self.policy_function.surrogate.check(*self._settings("policy", 0).surrogate.values())
+
+    def _settings(self, function: _Function, env_steps: int) -> Settings:
+        config, names = self._configs[function], self.policy_function.surrogate.settings
         return Settings(
             lr=value_at(config.lr, env_steps),
             adam_eps=config.adam_eps,
             max_grad_norm=config.max_grad_norm,
-            clip=value_at(config.clip, env_steps),
+            surrogate={name: value_at(getattr(config, name), env_steps) for name in names},
             entropy=value_at(config.entropy, env_steps),
             value_clip=config.value_clip,
             huber=config.huber,
@@ -318,19 +327,22 @@ class PPOLearner:
 class _Orders:
     """The order of the samples, or segments, in each epoch, the same for all stacks with the same number."""
 
-    def __init__(self, config: PPOConfig, inputs: RoundInput, device: torch.device) -> None:
-        self._config, self._inputs, self._device = config, inputs, device
+    def __init__(
+        self, configs: Mapping[_Function, ActorCriticConfig], inputs: RoundInput, device: torch.device
+    ) -> None:
+        self._configs, self._inputs, self._device = configs, inputs, device
         self._known: dict[int, list[Tensor]] = {}
 
-    def of(self, samples: Samples) -> list[Tensor]:
+    def of(self, function: _Function, samples: Samples) -> list[Tensor]:
         """One order per epoch; raises SpecError for fewer samples, or segments, than minibatches."""
-        count = samples.count
+        count, config = samples.count, self._configs[function]
+        config.check_minibatches(count, samples.remembers)
         if count not in self._known:
-            self._config.check_minibatches(count, samples.remembers)
             rng = np.random.default_rng([self._inputs.seed, self._inputs.round])
-            orders = [torch.from_numpy(rng.permutation(count)) for _ in range(self._config.epochs)]
+            epochs = max(each.epochs for each in self._configs.values())
+            orders = [torch.from_numpy(rng.permutation(count)) for _ in range(epochs)]
             self._known[count] = [order.to(self._device) for order in orders]
-        return self._known[count]
+        return self._known[count][: config.epochs]
 
 
 def _report(metrics: Reports, names: tuple[str, ...], measured: Metrics) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from marless.algos.ppo import PPOConfig
+from marless.algos.ppo import ActorCriticConfig
 from marless.learners.ppo.functions import CriticFunction, Metrics
 from marless.learners.ppo.segments import Segments
 from marless.learners.samples import Samples, weights
@@ -88,7 +88,7 @@ def critic_passes(
 
 
 def estimate(
-    passes: Sequence[CriticPass], tensors: Tensors, segments: Segments | None, config: PPOConfig
+    passes: Sequence[CriticPass], tensors: Tensors, segments: Segments | None, config: ActorCriticConfig
 ) -> tuple[Tensor, Tensor]:
     """Values and advantages of all samples, each [N, 1, S]."""
     reward_NTB, terminated_NTB = tensors["reward"], tensors["terminated"]
@@ -138,7 +138,7 @@ def critic_samples(
     estimates: tuple[Tensor, Tensor],
     tensors: Tensors,
     segments: Segments | None,
-    config: PPOConfig,
+    config: ActorCriticConfig,
 ) -> CriticSamples:
     """Make the critics' samples from the values and advantages of `estimate`, whose sums are the returns.
 
@@ -159,7 +159,7 @@ def critic_samples(
 
 
 def policy_samples(
-    stack: Stack, advantage_N1S: Tensor, tensors: Tensors, segments: Segments | None, config: PPOConfig
+    stack: Stack, advantage_N1S: Tensor, tensors: Tensors, segments: Segments | None, config: ActorCriticConfig
 ) -> Samples:
     """Make the training samples of a stack of policies."""
     names = [name for name in ("action", "log_prob", "alive", "legal") if name in tensors]

@@ -21,7 +21,9 @@ from marless.envs.base import Box
 from marless.envs.contract import check_env
 from marless.envs.made_up import MadeUp
 from marless.errors import SpecError
+from marless.learners.ppo.functions import PolicyFunction
 from marless.learners.ppo.learner import PPOLearner
+from marless.losses import ppo
 
 EVERYTHING = tuple(CASES)
 DISCRETE = ("discrete", "discrete with memory")
@@ -203,9 +205,20 @@ class Frozen(PPOLearner):
         return output
 
 
+class WrongSign(PolicyFunction):
+    """Climbs its loss."""
+
+    surrogate = replace(PolicyFunction.surrogate, gradient=lambda *arguments: -ppo.surrogate_gradient(*arguments))
+
+
+class Climbing(PPOLearner):
+    policy_function = WrongSign
+
+
 @pytest.mark.parametrize(
     ("learner", "broken"),
     [
+        (Climbing, "the gradient of surrogate is not the one that autograd finds"),
         (Restless, "made twice, or loaded and read, scout_0 has another state"),
         (Forgetful, "round 1, scout: after an update that was stopped, scout_0 has another state"),
         (Stubborn, "round 4, walker: by a learner that was started again, walker_0 has another state"),

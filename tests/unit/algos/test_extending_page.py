@@ -1,4 +1,4 @@
-"""The page that teaches how to add an algorithm does what it says; tests/docs trains a job with it."""
+"""The page on adding an algorithm does what it says; tests/docs runs its tests, and trains a job with it."""
 
 import importlib
 import subprocess
@@ -23,16 +23,6 @@ def package(tmp_path, monkeypatch):
     yield tmp_path
     for name in [name for name in sys.modules if name.partition(".")[0] == "my_package"]:
         del sys.modules[name]
-
-
-def test_what_it_has_the_reader_test_holds(package, monkeypatch):
-    monkeypatch.syspath_prepend(package / "tests")
-    tests = importlib.import_module("test_spo")
-    monkeypatch.delitem(sys.modules, "test_spo")
-    names = [name for name in vars(tests) if name.startswith("test_")]
-    assert len(names) == 3
-    for name in names:
-        getattr(tests, name)()
 
 
 def test_a_job_finds_it_by_its_entry_point(package, monkeypatch):
