@@ -91,8 +91,12 @@ _OURS: Mapping[str, Factory] = MappingProxyType(
     {
         "mpe/simple": _ours(mpe.Simple, mpe.SimpleOptions),
         "mpe/simple_adversary": _ours(mpe.SimpleAdversary, mpe.AdversaryOptions),
+        "mpe/simple_crypto": _ours(mpe.SimpleCrypto, mpe.CryptoOptions),
+        "mpe/simple_push": _ours(mpe.SimplePush, mpe.PushOptions),
+        "mpe/simple_reference": _ours(mpe.SimpleReference, mpe.ReferenceOptions),
         "mpe/simple_speaker_listener": _ours(mpe.SimpleSpeakerListener, mpe.SpeakerListenerOptions),
         "mpe/simple_spread": _ours(mpe.SimpleSpread, mpe.SpreadOptions),
+        "mpe/simple_tag": _ours(mpe.SimpleTag, mpe.TagOptions),
         "game/matrix": _ours(games.Matrix, games.MatrixOptions),
         "game/two_step": _ours(games.TwoStep, games.NoOptions),
         "game/target": _ours(games.Target, games.TargetOptions),
