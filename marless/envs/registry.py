@@ -97,6 +97,7 @@ _OURS: Mapping[str, Factory] = MappingProxyType(
         "mpe/simple_speaker_listener": _ours(mpe.SimpleSpeakerListener, mpe.SpeakerListenerOptions),
         "mpe/simple_spread": _ours(mpe.SimpleSpread, mpe.SpreadOptions),
         "mpe/simple_tag": _ours(mpe.SimpleTag, mpe.TagOptions),
+        "mpe/simple_world_comm": _ours(mpe.SimpleWorldComm, mpe.WorldCommOptions),
         "game/matrix": _ours(games.Matrix, games.MatrixOptions),
         "game/two_step": _ours(games.TwoStep, games.NoOptions),
         "game/target": _ours(games.Target, games.TargetOptions),

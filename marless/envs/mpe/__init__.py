@@ -8,6 +8,7 @@ from marless.envs.mpe.single import Simple, SimpleOptions
 from marless.envs.mpe.speaker_listener import SimpleSpeakerListener, SpeakerListenerOptions
 from marless.envs.mpe.spread import SimpleSpread, SpreadOptions
 from marless.envs.mpe.tag import SimpleTag, TagOptions
+from marless.envs.mpe.world_comm import SimpleWorldComm, WorldCommOptions
 
 __all__ = [
     "AdversaryOptions",
@@ -23,7 +24,9 @@ __all__ = [
     "SimpleSpeakerListener",
     "SimpleSpread",
     "SimpleTag",
+    "SimpleWorldComm",
     "SpeakerListenerOptions",
     "SpreadOptions",
     "TagOptions",
+    "WorldCommOptions",
 ]

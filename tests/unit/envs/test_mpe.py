@@ -27,6 +27,7 @@ def pair(game, **options):
         "speaker_listener": ("simple_speaker_listener_v4", mpe.SimpleSpeakerListener, mpe.SpeakerListenerOptions),
         "spread": ("simple_spread_v3", mpe.SimpleSpread, mpe.SpreadOptions),
         "tag": ("simple_tag_v3", mpe.SimpleTag, mpe.TagOptions),
+        "world_comm": ("simple_world_comm_v3", mpe.SimpleWorldComm, mpe.WorldCommOptions),
     }[game]
     renamed = {THEIR_NAMES.get(name, name): value for name, value in options.items()}
     if "prey_speed" in options:
@@ -121,13 +122,16 @@ def compare(theirs, ours, seed, act):
         ("spread", {"local_ratio": 0.0}),
         ("spread", {"agents": 6, "local_ratio": 0.3, "max_cycles": 9}),
         ("tag", {}),
-        ("tag", {"num_good": 3, "num_adversaries": 2, "num_obstacles": 4, "max_cycles": 60}),
+        ("tag", {"num_good": 3, "num_adversaries": 2, "num_obstacles": 4}),
         ("tag", {"num_good": 2, "num_adversaries": 1, "num_obstacles": 0}),
+        ("world_comm", {}),
+        ("world_comm", {"num_good": 1, "num_adversaries": 3, "num_obstacles": 2, "num_food": 3, "num_forests": 5}),
+        ("world_comm", {"num_good": 3, "num_adversaries": 1, "num_food": 1, "num_forests": 0, "num_obstacles": 0}),
     ],
 )
 def test_equals_mpe2(game, options, continuous):
     theirs, ours = pair(game, continuous_actions=continuous, **options)
-    for seed in range(5):
+    for seed in range(3):
         assert compare(theirs, ours, seed, random_action)[1] == options.get("max_cycles", 25)
     assert list(ours.spaces.agents) == theirs.possible_agents
     assert {a: ours.spaces.class_of(a).action.n for a in ours.spaces.agents} == {
@@ -142,6 +146,7 @@ def test_equals_mpe2(game, options, continuous):
         ("spread", {"agents": 6, "local_ratio": 1.0}),
         ("push", {}),
         ("tag", {"num_good": 2, "num_obstacles": 1}),
+        ("world_comm", {}),
     ],
 )
 def test_equals_mpe2_in_close_contact(game, options):
@@ -228,3 +233,23 @@ def test_options_that_cannot_work_are_refused(options, message):
     with pytest.raises(SpecError, match=message) as caught:
         registry.make("mpe/simple_spread", options, 1)
     assert str(caught.value).startswith("environment mpe/simple_spread: ")
+
+
+@pytest.mark.parametrize(
+    ("game", "options", "message"),
+    [
+        ("simple", {"agents": 2}, "unknown option 'agents'"),
+        ("simple_reference", {"local_ratio": -0.1}, "local_ratio must be a number from 0 to 1"),
+        ("simple_tag", {"num_good": 0}, "num_good must be a whole number of at least 1, got 0"),
+        ("simple_tag", {"num_obstacles": -1}, "num_obstacles must be a whole number of at least 0, got -1"),
+        ("simple_tag", {"num_good": 300, "num_adversaries": 300}, r"num_good \+ num_adversaries may be 512 at most"),
+        ("simple_tag", {"prey_speed": 2}, "prey_speed must be a number from 0 to 1"),
+        ("simple_tag", {"terminate_on_success": "yes"}, "terminate_on_success must be true or false"),
+        ("simple_world_comm", {"num_food": 0}, "num_food must be a whole number of at least 1, got 0"),
+        ("simple_world_comm", {"num_forests": 1.5}, "num_forests must be a whole number of at least 0, got 1.5"),
+        ("simple_tag_v3", {}, "did you mean 'mpe/simple_tag'"),
+    ],
+)
+def test_options_of_the_other_games_that_cannot_work_are_refused(game, options, message):
+    with pytest.raises(SpecError, match=message):
+        registry.make(f"mpe/{game}", options, 1)
