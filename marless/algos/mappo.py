@@ -40,7 +40,8 @@ class MAPPO:
         MAPPOConfig.model_validate(config).check_setting(setting)
         if setting.spaces.state_size == 0:
             raise SpecError(
-                "algorithm.name mappo needs a global state, and env.name gives none (state_size is 0); use ippo instead"
+                "algorithm.name mappo needs a global state, and env.name gives none "
+                f"({setting.spaces.no_state or 'state_size is 0'}); use ippo instead"
             )
 
     def joint(self, config: AlgorithmConfig) -> bool:

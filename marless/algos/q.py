@@ -110,8 +110,8 @@ class QAlgorithm:
             )
         if self.needs_state(config) and spaces.state_size == 0:
             raise SpecError(
-                f"algorithm.name {config.name} needs a global state, and env.name gives none (state_size is 0); "
-                "use vdn instead"
+                f"algorithm.name {config.name} needs a global state, and env.name gives none "
+                f"({spaces.no_state or 'state_size is 0'}); use vdn instead"
             )
 
     def joint(self, config: AlgorithmConfig) -> bool:

@@ -24,6 +24,9 @@ in `marless.envs.base`, K bootstrap rows:
 The value after step t is 0 where the agent terminated; the critic's value of the bootstrap row where the segment was
 cut by a time limit or by the end of the rollout; and the critic's value of `obs[t + 1]` otherwise. So termination and
 truncation stay separate, and a reset observation is never used as a successor.
+
+An agent that was truncated in step t while others go on is not alive in step t + 1, but `obs[t + 1]` is its final
+observation: its return is cut there, and bootstraps from that observation.
 """
 
 from __future__ import annotations

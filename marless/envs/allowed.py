@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
+from marless.envs.pettingzoo import names
 from marless.errors import SpecError
 
 VARIABLE = "MARLESS_ENV_MODULES"
@@ -59,8 +60,13 @@ class Place:
 
 
 def place(path: str) -> Place:
-    """Parse `<module>` or `<module>:<callable>`; raises SpecError for what may not be imported or called."""
+    """Parse `<module>` or `<module>:<callable>`; raises SpecError for what may not be imported or called.
+
+    Of PettingZoo's own environments, the packages before the name may be left out.
+    """
     module, separator, attribute = path.partition(":")
+    if not (_MODULE.fullmatch(module) and _is_among(module, modules())):
+        module = names.module(module)
     own = _OWN.fullmatch(module) is not None
     if not own and not (_MODULE.fullmatch(module) and _is_among(module, modules())):
         raise SpecError(_refusal(module))
@@ -84,11 +90,11 @@ def parse(text: str) -> tuple[str, ...]:
     """Read a comma-separated list of modules; raises SpecError for an invalid name."""
     if not text.strip():
         return ()
-    names = tuple(name.strip() for name in text.split(","))
-    for name in names:
+    listed = tuple(name.strip() for name in text.split(","))
+    for name in listed:
         if not _MODULE.fullmatch(name):
             raise SpecError(f"{VARIABLE} or --env-modules: {name!r} is not the name of a module; e.g. cogrid,my_games")
-    return names
+    return listed
 
 
 def _is_among(module: str, allowed: Sequence[str]) -> bool:
@@ -99,6 +105,6 @@ def _refusal(module: str) -> str:
     shown = repr(module if len(module) <= _LONGEST_SHOWN else f"{module[:_LONGEST_SHOWN]}…")
     return (
         f"module {shown} is not allowed, because importing it runs its code. Allowed are PettingZoo's own (as "
-        "pettingzoo.classic.tictactoe_v3), mpe2's (as mpe2.simple_spread_v3), and packages that whoever runs this "
-        f"process trusts and lists: {VARIABLE}=cogrid, or --env-modules of coordinator and actor pool"
+        "multiwalker_v9 or pettingzoo.classic.tictactoe_v3), mpe2's (as mpe2.simple_spread_v3), and packages that "
+        f"whoever runs this process trusts and lists: {VARIABLE}=cogrid, or --env-modules of coordinator and actor pool"
     )

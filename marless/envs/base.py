@@ -9,7 +9,7 @@ state size.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -34,7 +34,10 @@ class Discrete:
 
 @dataclass(frozen=True)
 class Box:
-    """Continuous actions, component k within [low[k], high[k]]; arrays are float32 [N, B, A]."""
+    """Continuous actions, component k within [low[k], high[k]]; arrays are float32 [N, B, A].
+
+    Bounds may be infinite; only stochastic policies act without bounds, and their unit is 1 then.
+    """
 
     low: tuple[float, ...]
     high: tuple[float, ...]
@@ -77,6 +80,8 @@ class EnvSpaces:
     """True if an agent may leave in mid-episode: frames then carry alive flags that are not all true."""
     rewards: Literal["cooperative", "competitive", "unknown"] = "unknown"
     """"competitive" if one agent's gain may be another's loss; then the sum of rewards is not a common objective."""
+    no_state: str = field(default="", compare=False)
+    """Why there is no global state where one was expected, for error messages."""
     wins: bool = False
     """True if episodes are won or lost; transitions then have `won`."""
 
@@ -126,7 +131,11 @@ class Frame:
     """
 
     obs: tuple[FloatArray, ...]
-    """float32 [N, B, O] per class; zeros for an agent that is not alive."""
+    """float32 [N, B, O] per class; zeros for an agent that is not alive.
+
+    Except that an agent which was truncated while others go on shows its final observation for one frame, in which it
+    is not alive: the value of that observation is what comes after its last step.
+    """
     state: FloatArray | None = None
     """float32 [B, S], or None if state_size is 0."""
     masks: tuple[BoolArray, ...] | None = None
@@ -171,6 +180,15 @@ class BatchedEnv(Protocol):
 
     def close(self) -> None:
         """Release the environment's resources; calling it twice is safe."""
+        ...
+
+
+@runtime_checkable
+class StateOnDemand(Protocol):
+    """An optional method of batched environments whose global state costs time, or may fail."""
+
+    def without_state(self) -> None:
+        """Leave the state out of all frames from the next reset on; `spaces.state_size` is 0 from now on."""
         ...
 
 
@@ -267,9 +285,19 @@ def chance_acts(
     """Uniformly random legal actions for the agents of one class."""
     shape, space = obs_NBO.shape[:2], agents.action
     if isinstance(space, Box):
-        return rng.uniform(space.low, space.high, (*shape, space.n)).astype(np.float32)
+        return _chance_numbers(space, (*shape, space.n), rng).astype(np.float32)
     if mask_NBA is None:
         return rng.integers(space.n, size=shape, dtype=np.int32)
     lots_NBA = np.where(mask_NBA, rng.random((*shape, space.n)), -1.0)
     drawn_NB: NDArray[np.int32] = lots_NBA.argmax(axis=-1).astype(np.int32)
     return drawn_NB
+
+
+def _chance_numbers(space: Box, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np.float64]:
+    """Uniform within bounds; standard normal, clipped, where one of them is infinite."""
+    low, high = np.array(space.low), np.array(space.high)
+    bounded = np.isfinite(low) & np.isfinite(high)
+    uniform = rng.uniform(np.where(bounded, low, 0), np.where(bounded, high, 1), shape)
+    if bounded.all():
+        return uniform
+    return np.where(bounded, uniform, np.clip(rng.standard_normal(shape), low, high))

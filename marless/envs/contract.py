@@ -108,7 +108,8 @@ def _check_spaces(spaces: EnvSpaces) -> None:
         _require(len(c.agents) > 0 and c.obs_size > 0 and c.action.n > 0, f"class {c.name} is empty or sees nothing")
 
 
-def _check_frame(env: BatchedEnv, frame: Frame, where: str) -> None:
+def _check_frame(env: BatchedEnv, frame: Frame, where: str, leaving: Alive = None) -> None:
+    """Check a frame; `leaving` agents were there in the step before and have not terminated: they may show an end."""
     spaces, batch = env.spaces, env.batch
     _require((frame.state is None) == (spaces.state_size == 0), f"{where}: state and state_size disagree")
     _require((frame.masks is None) != spaces.masks, f"{where}: masks and spaces.masks disagree")
@@ -123,12 +124,15 @@ def _check_frame(env: BatchedEnv, frame: Frame, where: str) -> None:
             _require(bool(frame.masks[k].any(axis=-1).all()), f"{where}: some {c.name} has no legal action")
         if frame.alive is not None:
             _check(frame.alive[k], "bool", shape, f"{where}: alive of {c.name}")
-            _require(not frame.obs[k][~frame.alive[k]].any(), f"{where}: an absent {c.name} sees something")
+            absent_NB = ~frame.alive[k] if leaving is None else ~(frame.alive[k] | leaving[k])
+            _require(not frame.obs[k][absent_NB].any(), f"{where}: an absent {c.name} sees something")
 
 
 def _check_transition(env: BatchedEnv, alive: Alive, step: Transition, where: str) -> None:
-    _check_frame(env, step.frame, f"{where}, frame")
-    _check_frame(env, step.final, f"{where}, final")
+    leaving = None if alive is None else tuple(map(np.greater, alive, step.terminated))
+    begun = None if leaving is None else tuple(leaving_NB & ~step.ended for leaving_NB in leaving)
+    _check_frame(env, step.frame, f"{where}, frame", begun)
+    _check_frame(env, step.final, f"{where}, final", leaving)
     _check(step.truncated, "bool", (env.batch,), f"{where}: truncated")
     _check(step.ended, "bool", (env.batch,), f"{where}: ended")
     _require((step.won is None) != env.spaces.wins, f"{where}: won and spaces.wins disagree")

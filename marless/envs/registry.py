@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from marless.envs import allowed, games, mpe
-from marless.envs.base import BatchedEnv, EnvSpaces
+from marless.envs.base import BatchedEnv, EnvSpaces, StateOnDemand
 from marless.errors import MarlessError, SpecError, told, unknown_name
 
 Options = Mapping[str, Any]  # Any: options are YAML values
@@ -26,16 +26,22 @@ OptionsType = TypeVar("OptionsType")
 
 ENTRY_POINTS = "marless.envs"
 PETTINGZOO = "pettingzoo/"
-"""Prefix before a module's name, e.g. `pettingzoo/mpe2.simple_spread_v3`; see `marless.envs.allowed`."""
+"""Prefix before a module's name, e.g. `pettingzoo/multiwalker_v9`; see `marless.envs.allowed`."""
 
 
-def make(name: str, options: Options, batch: int) -> BatchedEnv:
-    """Make `batch` copies of an environment; raises SpecError for an unknown name, and for all of its errors."""
+def make(name: str, options: Options, batch: int, *, with_state: bool = True) -> BatchedEnv:
+    """Make `batch` copies of an environment; raises SpecError for an unknown name, and for all of its errors.
+
+    Without `with_state`, frames need not carry a global state, and do not where it would cost something.
+    """
     if batch < 1:
         raise SpecError(f"environment {name}: needs at least one copy, got {batch}")
     factory = _factory(name)
     with _blaming(name):
-        return factory(options, batch)
+        env = factory(options, batch)
+        if not with_state and isinstance(env, StateOnDemand):
+            env.without_state()
+        return env
 
 
 def spaces(name: str, options: Options) -> EnvSpaces:
@@ -107,9 +113,9 @@ _OURS: Mapping[str, Factory] = MappingProxyType(
 
 def _adapted(path: str, options: Options, batch: int) -> BatchedEnv:
     place = allowed.place(path)  # checked before PettingZoo is imported
-    from marless.envs import pettingzoo
+    from marless.envs.pettingzoo import making
 
-    return pettingzoo.adapt(place, options, batch)
+    return making.adapt(place, options, batch)
 
 
 def _factory(name: str) -> Factory:

@@ -46,9 +46,22 @@ def parse(text: str) -> Discrete | Box:
 
 
 def to_env(action: Discrete | Box, chosen: ActionArray) -> ActionArray:
-    """Convert actions for the environment: continuous ones [..., A] are scaled from [−1, 1] to the box and clipped."""
+    """Convert actions for the environment: continuous ones [..., A] are scaled from [−1, 1] to the box and clipped.
+
+    Components without a lower or an upper bound are clipped to the other one, but not scaled.
+    """
     if isinstance(action, Discrete):
         return chosen
     low, high = np.asarray(action.low, np.float32), np.asarray(action.high, np.float32)
+    bounded = np.isfinite(low) & np.isfinite(high)
+    if bounded.all():
+        return np.clip(_scaled(chosen, low, high), low, high)
+    zero = np.float32(0)
+    inside = _scaled(chosen, np.where(bounded, low, zero), np.where(bounded, high, zero))
+    acted: FloatArray = np.clip(np.where(bounded, inside, chosen), low, high).astype(np.float32)
+    return acted
+
+
+def _scaled(chosen: ActionArray, low: FloatArray, high: FloatArray) -> FloatArray:
     scaled: FloatArray = low + (chosen + np.float32(1)) * (np.float32(0.5) * (high - low))
-    return np.clip(scaled, low, high)
+    return scaled

@@ -143,7 +143,7 @@ class Actor:
         return receipt
 
     def _env(self, settings: actor_pool_pb2.RolloutSettings, batch: int) -> BatchedEnv:
-        key = (settings.env, settings.env_options_json, batch)
+        key = (settings.env, settings.env_options_json, settings.with_state, batch)
         if key not in self._envs:
             self._envs[key] = _made(key)
             while len(self._envs) > _CACHED_ENVS:
@@ -195,15 +195,15 @@ def batch_seed(seed: int, number: int) -> int:
 
 
 def _env_key(settings: actor_pool_pb2.RolloutSettings) -> EnvKey:
-    return settings.env, settings.env_options_json, settings.envs
+    return settings.env, settings.env_options_json, settings.with_state, settings.envs
 
 
 def _made(key: EnvKey) -> BatchedEnv:
-    name, options_json, batch = key
+    name, options_json, with_state, batch = key
     options = documents.from_json(options_json, "env_options_json")
     if not isinstance(options, dict):
         raise SpecError("env_options_json: options are a JSON object")
-    return registry.make(name, options, batch)
+    return registry.make(name, options, batch, with_state=with_state)
 
 
 def _run_on(

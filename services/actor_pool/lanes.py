@@ -10,8 +10,8 @@ from marless.envs.base import BatchedEnv
 
 LIVING = 4
 """Lanes that live in one worker; each holds an environment. Others are loaded into the one used longest ago."""
-EnvKey = tuple[str, str, int]
-"""Name, options as JSON, number of copies."""
+EnvKey = tuple[str, str, bool, int]
+"""Name, options as JSON, whether frames need the global state, number of copies."""
 
 
 @dataclass

@@ -99,11 +99,19 @@ def estimate(
         reward_NTB,
         value_NTB,
         after_NTB,
-        terminated_NTB | tensors["cut"],
+        terminated_NTB | tensors["cut"] | _left(tensors, reward_NTB),
         gamma=config.gamma,
         gae_lambda=config.gae_lambda,
     )
     return value_NS.unsqueeze(1), advantage_NTB.flatten(1).unsqueeze(1)
+
+
+def _left(tensors: Tensors, reward_NTB: Tensor) -> Tensor:
+    """bool [N, T, B]: the agent is absent in the next step, so that nothing later is an advantage of this one."""
+    left_NTB = torch.zeros_like(reward_NTB, dtype=torch.bool)
+    if "alive" in tensors:
+        left_NTB[:, :-1] = tensors["alive"].view_as(reward_NTB)[:, 1:] == 0
+    return left_NTB
 
 
 def _values(passes: Sequence[CriticPass], tensors: Tensors, segments: Segments | None) -> tuple[Tensor, Tensor]:

@@ -140,13 +140,106 @@ def test_an_episode_that_all_have_left_by_their_own_end_is_not_truncated(monkeyp
     assert step.terminated[0][:, 0].tolist() == [False, True]
 
 
-def test_an_agent_cut_off_while_others_go_on_has_terminated(monkeypatch):
-    env, _ = make(monkeypatch, ("", ["dove_0"]), ("", ""))
+def test_an_agent_truncated_while_others_go_on_shows_its_end_once_and_has_not_terminated(monkeypatch):
+    env, _ = make(monkeypatch, ("", ""), ("", ["dove_0"]), ("", ""))
     env.reset(0)
+    act(env)
     step = act(env)
-    assert step.terminated[1].tolist() == [[True]]
+    assert step.terminated[1].tolist() == [[False]]
     assert not step.truncated.any()
-    assert step.frame.masks[1][0, 0].tolist() == [True, False, False]  # whoever is absent may only do 0
+    assert not step.ended.any()
+    assert step.frame.alive[1].tolist() == [[False]]
+    assert step.frame.obs[1][0, 0].tolist() == [0, 1, 0, 0, 1]  # from which the learner bootstraps
+    assert step.frame.masks[1][0, 0].tolist() == [True, False, True]
+    later = act(env).frame
+    assert not later.obs[1].any()
+    assert later.masks[1][0, 0].tolist() == [True, False, False]  # whoever is absent may only do 0
+
+
+def test_an_agent_that_vanishes_without_a_flag_or_without_an_end_to_show_has_terminated(monkeypatch):
+    env, built = make(monkeypatch, ("", ["dove_0"]), ("", ""))
+    env.reset(0)
+    honest = built[0]._seen
+    monkeypatch.setattr(built[0], "_seen", lambda: {a: o for a, o in honest().items() if a != "dove_0"})
+    assert act(env).terminated[1].tolist() == [[True]]
+
+
+def test_an_agent_nobody_declared_is_refused(monkeypatch):
+    env, built = make(monkeypatch, ("", ""))
+    env.reset(0)
+    honest = built[0].step
+
+    def step(actions):
+        answer = honest(actions)
+        built[0].agents.append("owl_0")
+        answer[0]["owl_0"] = 1
+        return answer
+
+    monkeypatch.setattr(built[0], "step", step)
+    with pytest.raises(SpecError, match="agent 'owl_0' takes part, which is not among its possible_agents"):
+        act(env)
+
+
+def test_the_state_is_not_asked_for_after_all_have_terminated_nor_where_it_is_not_needed(monkeypatch):
+    everyone = ["dove_0", "hawk_0", "hawk_1"]
+    env, _ = make(monkeypatch, (everyone, ""))
+    env.reset(0)
+    asked = []
+    monkeypatch.setattr(Aviary, "state", lambda self: asked.append(self.t) or np.zeros(2))
+    act(env)
+    assert asked == [0]  # of the next episode alone
+    env.without_state()
+    assert env.reset(0).state is None
+    assert act(env).final.state is None
+    assert asked == [0]
+    assert env.spaces.state_size == 0
+
+
+def test_where_the_state_fails_at_a_truncation_the_last_one_stays(monkeypatch):
+    everyone = ["dove_0", "hawk_0", "hawk_1"]
+    env, _ = make(monkeypatch, ("", ""), ("", everyone))
+    env.reset(0)
+    act(env)
+
+    def state(self):
+        if not self.agents:
+            raise RuntimeError("over")
+        return np.array([self.t, 7])
+
+    monkeypatch.setattr(Aviary, "state", state)
+    step = act(env)
+    assert step.final.state.tolist() == [[1, 3]]
+    assert step.frame.state.tolist() == [[0, 7]]
+
+
+@pytest.mark.parametrize(
+    ("attribute", "broken", "message"),
+    [
+        (
+            "_seen",
+            lambda self: {a: np.full((2, 2), np.nan) for a in self.agents if a[0] == "h"},
+            "agent 'hawk_0' of cop",
+        ),
+        ("state", lambda self: np.array([np.inf, 0]), "the state of copy 0 at step 1 of its episode holds NaN or inf"),
+    ],
+)
+def test_numbers_that_are_not_finite_are_found_with_copy_agent_and_step(monkeypatch, attribute, broken, message):
+    env, _ = make(monkeypatch, ("", ""), batch=2)
+    env.reset(0)
+    monkeypatch.setattr(Aviary, attribute, broken)
+    with pytest.raises(SpecError, match=message) as caught:
+        act(env)
+    assert "at step 1 of its episode" in str(caught.value)
+
+
+def test_a_reward_that_is_not_finite_is_found(monkeypatch):
+    env, built = make(monkeypatch, ("", ""), ("", ""), batch=2)
+    env.reset(0)
+    act(env)
+    honest = built[1].step
+    monkeypatch.setattr(built[1], "step", lambda actions: (honest(actions)[0], {"hawk_0": np.nan}, {}, {}, {}))
+    with pytest.raises(SpecError, match="agent 'hawk_0' of copy 1 at step 2 of its episode has reward nan"):
+        act(env)
 
 
 def test_agents_that_stay_listed_after_their_end_count_as_gone(monkeypatch):
@@ -212,12 +305,13 @@ class Broken(Undeclared):
         return np.array(self.wind)
 
 
-def test_an_environment_without_a_state_is_told_from_one_whose_state_is_broken(monkeypatch):
+def test_an_environment_whose_state_is_broken_trains_without_one_and_says_why(monkeypatch):
     module = SimpleNamespace(wrapped=lambda: Wrapped([]), broken=lambda: Broken([]))
     monkeypatch.setitem(sys.modules, "aviary", module)
     assert registry.spaces("pettingzoo/aviary:wrapped", {}).state_size == 0
-    with pytest.raises(SpecError, match=r"its state\(\) is broken: 'Broken' object has no attribute 'wind'"):
-        registry.spaces("pettingzoo/aviary:broken", {})
+    broken = registry.spaces("pettingzoo/aviary:broken", {})
+    assert broken.state_size == 0
+    assert broken.no_state == "its state() is broken: AttributeError: 'Broken' object has no attribute 'wind'"
 
 
 def module_with(space=None, action=None, **attributes):
@@ -243,12 +337,18 @@ def module_with(space=None, action=None, **attributes):
         ("mpe2.simple_tag_v3", None, {"num_adversaries": -1}, "cannot be made with these options: ZeroDivisionError"),
         ("aviary", module_with(), {"lasy": True}, "did you mean 'lazy'"),
         ("pettingzoo.butterfly.no_game_v1", None, {}, "did you mean 'pettingzoo.butterfly.[a-z_]+_v"),
-        ("pettingzoo.classic.chess_v6", None, {}, r"pip install 'pettingzoo\[classic\]'"),
+        ("pettingzoo.butterfly.piston_v1", None, {}, "known: [a-z_., 0-9]+$"),  # only environments
+        ("pettingzoo.sisl.multiwalker_v8", None, {}, "the installed version is 'pettingzoo.sisl.multiwalker_v9'$"),
+        ("multiwalker_v8", None, {}, "the installed version is 'pettingzoo.sisl.multiwalker_v9'$"),
+        ("sisl.multiwalkr_v9", None, {}, "did you mean 'pettingzoo.sisl.multiwalker_v9'.* known: "),
+        ("mpe.simple_spread_v2", None, {}, "the installed version is 'mpe2.simple_spread_v3'$"),
+        ("pettingzoo.mpe.simple_tag_v3", None, {}, "the installed version is 'mpe2.simple_tag_v3'$"),
+        ("classic.leduc_holdem_v4", None, {}, r"needs 'rlcard', which .* pip install 'pettingzoo\[classic\]'"),
         ("aviary.owls", SimpleNamespace(), {}, "unknown module 'aviary.owls'"),
         ("aviary", SimpleNamespace(), {}, "neither 'parallel_env' nor 'env'"),
         ("aviary:Zoo", SimpleNamespace(), {}, "has no 'Zoo'"),
-        ("aviary", module_with(action=MultiDiscrete([2, 2])), {}, r"action space MultiDiscrete\(.* is not supported"),
-        ("aviary", module_with(action=Box(-np.inf, np.inf, (2,))), {}, "action space Box.* is not supported"),
+        ("aviary", module_with(action=MultiDiscrete([99] * 2)), {}, "9,801 combinations, .*; at most 4,096 are supp"),
+        ("aviary", module_with(action=Sequence(Discrete(2))), {}, r"action space Sequence\(.* is not supported"),
         ("aviary", module_with(space=Sequence(Discrete(2))), {}, "observation space Sequence.* is not supported"),
     ],
 )

@@ -121,7 +121,8 @@ class _Oracle:
                 if after is None:
                     after = float(values[t + 1, b])
                 delta = float(self.data["reward"][t, agent, b]) + self.config.gamma * after - float(values[t, b])
-                ahead = delta + (0.0 if cut or dead else self.config.gamma * self.config.gae_lambda * ahead)
+                gone = self.spaces.deaths and t + 1 < steps and not self.data["alive"][t + 1, agent, b]
+                ahead = delta + (0.0 if cut or dead or gone else self.config.gamma * self.config.gae_lambda * ahead)
                 result[t, b] = ahead
         return result
 
