@@ -11,7 +11,7 @@ from marless.data.rollout import Lane
 from marless.envs import replayed
 from marless.envs.base import AgentClass, Box, Discrete
 from marless.envs.contract import check_env
-from marless.envs.pettingzoo import PettingZooEnv
+from marless.envs.pettingzoo.adapter import PettingZooEnv
 from marless.envs.replayed import EpisodeLog
 from marless.errors import CorruptError, SpecError
 
