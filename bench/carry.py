@@ -1,0 +1,160 @@
+"""Measures what carried episodes bring and cost.
+
+`python -m bench.carry learning --json carry-learning.json`: independent PPO in `bench.long_games`, in this process,
+with equal samples in all: rounds of whole episodes; rounds of 20 and of 50 steps whose episodes go on in the next round
+(carried); and the same with new episodes in each round (fresh). Carried lanes are saved, encoded, decoded and loaded
+into other copies after each round. Afterwards, 20 episodes are played greedily.
+
+`python -m bench.carry cost --json carry-cost.json`: for 160 copies of mpe/simple_spread and rounds of 25 steps, the
+bytes of a carry, and the time to save and encode it, relative to the rollout.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+
+from bench import harness
+from bench.harness import Row, spread
+from bench.long_games import CartPole, Chain
+from marless.algos import registry as algorithms
+from marless.algos.base import Group, LearnerContext, ModelSpec, RoundInput, scopes
+from marless.data.carry import decode, encode
+from marless.data.rollout import Lane, play
+from marless.envs import registry
+from marless.envs.base import BatchedEnv
+from marless.nets.acting import ActingPolicies
+
+GAMES: Mapping[str, Callable[[int], BatchedEnv]] = MappingProxyType({"cartpole": CartPole, "chain": Chain})
+ROUND = 2000
+"""Env steps of a round, in all modes; the number of copies follows."""
+SETTINGS = {"name": "ippo", "lr": 1e-3, "gamma": 0.99, "gae_lambda": 0.95, "epochs": 8, "minibatches": 4}
+MODEL = ModelSpec.model_validate({"hidden": (64, 64)})
+PLAYED = 20
+"""Episodes of the evaluation."""
+T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365}
+"""Number of runs → 97.5 % quantile of Student's t distribution."""
+
+
+@dataclass(frozen=True)
+class Mode:
+    """How the env steps of a job are cut into rounds."""
+
+    name: str
+    steps: int
+    """Steps of a round."""
+    carried: bool
+
+
+def modes(longest: int) -> tuple[Mode, ...]:
+    """All modes for episodes of up to this many steps."""
+    cut = [Mode(f"{kind} {n}", n, kind == "carried") for kind in ("carried", "fresh") for n in (20, 50)]
+    return (Mode("whole episodes", longest, False), *cut)
+
+
+def trained(game: str, mode: Mode, seed: int, env_steps: int) -> float:
+    """Train, and return the mean return of the evaluation."""
+    copies = max(ROUND // mode.steps, 1)
+    lane, other = (Lane(GAMES[game](copies)) for _ in range(2))
+    spaces = GAMES[game](1).spaces
+    entry = algorithms.algorithm(str(SETTINGS["name"]))
+    config = entry.config_type.model_validate(SETTINGS)
+    groups = (Group("agent_0", ("agent_0",)),)
+    (scope,) = scopes(entry, config, spaces)
+    learner = entry.learner(config, LearnerContext(MODEL, spaces, scope, "cpu"))
+    learner.load("agent_0", learner.initial("agent_0", seed))
+    lane.begin(seed)
+    for number in range(-(-env_steps // (copies * mode.steps))):
+        if number and not mode.carried:
+            lane.begin(1000 * seed + number)
+        policies = [ActingPolicies.from_states(spaces.classes[0], [learner.state("agent_0")])]
+        sampled, _ = lane.roll(
+            policies, steps=mode.steps, seed=1000 * seed + number, with_state=False, carried=mode.carried
+        )
+        learner.update(RoundInput(number, number * copies * mode.steps, seed, groups, [sampled]))
+        if mode.carried:
+            other.load(decode(encode(lane.save())))
+            lane, other = other, lane
+    policies = [ActingPolicies.from_states(spaces.classes[0], [learner.state("agent_0")])]
+    stats = play(GAMES[game](PLAYED), policies, episodes=PLAYED, seed=99)
+    return stats.return_sum["agent_0"] / stats.episodes
+
+
+def interval(returns: Sequence[float]) -> str:
+    """Mean ± half the 95 % interval of Student's t distribution."""
+    if len(returns) not in T_95:
+        return f"{statistics.mean(returns):.1f}"
+    half = T_95[len(returns)] * statistics.stdev(returns) / math.sqrt(len(returns))
+    return f"{statistics.mean(returns):.1f} ± {half:.1f}"
+
+
+def learning(runs: int, env_steps: int) -> list[Row]:
+    """The table of returns."""
+    rows: list[Row] = []
+    for game, make in GAMES.items():
+        for mode in modes(make(1).spaces.max_steps or 0):
+            returns = []
+            for seed in range(runs):
+                returns.append(trained(game, mode, seed, env_steps))
+                harness.say(f"{game}, {mode.name}, seed {seed}: {returns[-1]:.1f}")
+            each = " / ".join(f"{one:.1f}" for one in returns)
+            rows.append({"game": game, "rounds": mode.name, "return": interval(returns), "each seed": each})
+    return rows
+
+
+def cost(runs: int, rounds: int = 40) -> list[Row]:
+    """The table of bytes and times; the first rounds are not measured."""
+    shares, bytes_, save_ms, roll_ms = [], [], [], []
+    for seed in range(runs):
+        env = registry.make("mpe/simple_spread", {}, 160)
+        agents = env.spaces.classes[0]
+        entry = algorithms.algorithm("ippo")
+        config = entry.config_type.model_validate({"name": "ippo"})
+        (scope,) = scopes(entry, config, env.spaces)
+        learner = entry.learner(config, LearnerContext(MODEL, env.spaces, scope, "cpu"))
+        policies = [ActingPolicies.from_states(agents, [learner.initial(agent, seed) for agent in agents.agents])]
+        lane = Lane(env)
+        lane.begin(seed)
+        rolled, saved = [], []
+        for number in range(rounds):
+            begun_s = time.perf_counter()
+            lane.roll(policies, steps=25, seed=number, with_state=False, carried=True)
+            done_s = time.perf_counter()
+            data = encode(lane.save())
+            rolled.append(done_s - begun_s)
+            saved.append(time.perf_counter() - done_s)
+        roll_ms.append(1000 * statistics.median(rolled[5:]))
+        save_ms.append(1000 * statistics.median(saved[5:]))
+        shares.append(100 * save_ms[-1] / roll_ms[-1])
+        bytes_.append(float(len(data)))
+    return [
+        {
+            "copies": 160,
+            "carry (bytes)": int(spread(bytes_).median),
+            "rollout (ms)": spread(roll_ms).cell(2),
+            "save and encode (ms)": spread(save_ms).cell(3),
+            "share (%)": spread(shares).cell(2),
+        }
+    ]
+
+
+def main() -> None:
+    """Run the benchmark, print the table, and write it to the file of --json if given."""
+    parser = harness.parser(__doc__, runs=5)
+    parser.add_argument("what", choices=("learning", "cost"))
+    parser.add_argument("--env-steps", type=int, default=100_000, help="of each run of `learning`")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    about = harness.machine()
+    rows = learning(args.runs, args.env_steps) if args.what == "learning" else cost(args.runs)
+    harness.report(f"carry_{args.what}", about, rows, {"runs": args.runs}, args.json)
+
+
+if __name__ == "__main__":
+    main()
