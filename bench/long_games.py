@@ -115,6 +115,6 @@ class Chain(_Game):
         return np.zeros((self.batch, 2))
 
     def _move(self, action_B: ActionArray, late_B: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        self._x_BO = self._x_BO + np.stack([action_B, np.ones(self.batch)], axis=1) / self.longest
+        self._x_BO[:] += np.column_stack([action_B == 1, np.ones(self.batch, bool)]) / self.longest
         prize_B = np.maximum(self._x_BO[:, 0] * self.longest - 60.0, 0.0) / 4.0
         return np.where(late_B, prize_B, 0.0), late_B

@@ -81,6 +81,11 @@ class ModelSpec(Strict):
         "none", description="gru: the last hidden layer consists of gated recurrent units, with a memory of the episode"
     )
 
+    @property
+    def memory(self) -> int:
+        """Units of a net's memory; 0 if it has none."""
+        return 0 if self.recurrent == "none" else self.hidden[-1]
+
 
 class Schedule(Strict):
     """A value that moves linearly from `start` to `end` over the first `env_steps` env steps, then stays."""
@@ -138,6 +143,12 @@ class AlgorithmConfig(Strict):
         `steps` is the number of time steps of a segment.
         """
         return None
+
+    def memory(self, model: ModelSpec, actions: int) -> int:
+        """How many numbers an acting policy takes from one step to the next; `actions` is its number of actions, or of
+        their components.
+        """
+        return model.memory
 
     def advice(self, setting: Setting) -> str:
         """A warning in one sentence about settings that work but are probably a mistake; "" if there is none."""

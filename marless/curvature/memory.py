@@ -7,7 +7,7 @@ Shapes: P nets, D parameters, I inputs + 1, H units, K outputs, F free parameter
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -23,19 +23,19 @@ Objective = Callable[[Tensor], OutputObjective]
 """Makes the objective from the outputs [P, K, M]."""
 
 
-def hessian_product(
-    net: Net, flat_PD: Tensor, input_PIM: Tensor, resets: Tensor | None, objective: Objective
-) -> Product:
+def hessian_product(net: Net, flat_PD: Tensor, batch: Mapping[str, Tensor], objective: Objective) -> Product:
     """Products of vectors with the Hessian of an objective of a net's outputs, at the present parameters.
 
-    `resets` as in `Net`; raises ValueError if they are missing for a recurrent net.
+    The batch has the inputs as "features" and, for a recurrent net, "resets" and perhaps "memory", as in `Net`; raises
+    ValueError if the resets are missing.
     """
     layout = net.layout
     if isinstance(layout, Layout):
-        return HessianProduct(layout, flat_PD, net.activation, input_PIM, objective)
-    if resets is None:
+        return HessianProduct(layout, flat_PD, net.activation, batch["features"], objective)
+    if "resets" not in batch:
         raise ValueError("the Hessian of a net with memory depends on where it forgets: resets are missing")
-    return MemoryProduct(layout, flat_PD, net.activation, input_PIM, resets, objective)
+    inputs = batch["features"], batch["resets"], batch.get("memory")
+    return MemoryProduct(layout, flat_PD, net.activation, inputs, objective)
 
 
 class MemoryProduct:
@@ -51,13 +51,12 @@ class MemoryProduct:
         layout: GRULayout,
         flat_PD: Tensor,
         activation: str,
-        input_PIM: Tensor,
-        resets: Tensor,
+        inputs: tuple[Tensor, Tensor, Tensor | None],
         objective: Objective,
     ) -> None:
         self._free = layout.free
         self._flat_PD = flat_PD.detach().clone().requires_grad_()
-        self._output_PKM = outputs(layout, self._flat_PD, activation, input_PIM, resets)
+        self._output_PKM = outputs(layout, self._flat_PD, activation, *inputs)
         self._objective = objective(self._output_PKM.detach())
         at_output_PKM, _ = self._objective.gradient()
         self._tilt_PKM = torch.zeros_like(at_output_PKM).requires_grad_()
@@ -79,7 +78,9 @@ class MemoryProduct:
         return product_PD
 
 
-def outputs(layout: GRULayout, flat_PD: Tensor, activation: str, input_PIM: Tensor, resets: Tensor) -> Tensor:
+def outputs(
+    layout: GRULayout, flat_PD: Tensor, activation: str, input_PIM: Tensor, resets: Tensor, memory: Tensor | None
+) -> Tensor:
     """Outputs [P, K, M] as those of `StackedGRU`, computed with operations that autograd can differentiate."""
     *body, memory_PGH, output_PKH = matrices(layout, flat_PD)
     keep = (~resets).to(flat_PD.dtype)
@@ -90,10 +91,11 @@ def outputs(layout: GRULayout, flat_PD: Tensor, activation: str, input_PIM: Tens
         if i < len(body) - 1:
             x = activation_of(activation).differentiable(x)
     units = layout.units
-    memory_PHB = x.new_zeros(x.shape[0], units, keep.shape[-1])
+    memory_PHB = x.new_zeros(x.shape[0], units, keep.shape[-1]) if memory is None else memory
     hidden = []
     for t, gates_PGB in enumerate(x.view(*x.shape[:2], *keep.shape[-2:]).unbind(2)):
-        memory_PHB = memory_PHB * keep_PTB[:, t].unsqueeze(1)
+        if t:
+            memory_PHB = memory_PHB * keep_PTB[:, t].unsqueeze(1)
         added_PGB = memory_PGH @ _with_ones(memory_PHB)
         r, z = torch.sigmoid(gates_PGB[:, : 2 * units] + added_PGB[:, : 2 * units]).chunk(GATES - 1, dim=1)
         n = torch.tanh(gates_PGB[:, 2 * units :] + r * added_PGB[:, 2 * units :])

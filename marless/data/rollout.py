@@ -149,24 +149,24 @@ class Lane:
         seed: int,
         with_state: bool,
         carried: bool = False,
-        memory: Sequence[int] = (),
         stopped: Stopped = never,
     ) -> tuple[Trajectory, EpisodeStats]:
         """Sample `steps` time steps in every copy, with exploration; episodes that end are counted as a whole.
 
         `policies` holds one entry per agent class; they go on with the memory of those before them. The actions use a
-        random stream of `seed`. `carried` and `memory` are the schema's, see `TrajectorySchema`. `stopped` is called
-        before each step. Raises SpecError if `with_state` is set but the environment has no global state, StoppedError
-        once `stopped` returns True.
+        random stream of `seed`. If `carried`, the trajectory also has "resumed" and, of policies with memory,
+        "memory/k". `stopped` is called before each step. Raises SpecError if `with_state` is set but the environment
+        has no global state, StoppedError once `stopped` returns True.
         """
         if with_state and not self._env.spaces.state_size:
             raise SpecError("the algorithm needs a global state, which this environment does not have")
         frame, self._frame, rng = self._present(), None, _streams(seed)[1]
         spaces, batch = self._env.spaces, self._env.batch
-        recorder = Recorder(TrajectorySchema(spaces, steps, batch, with_state, carried, tuple(memory)))
         self._recall(policies)
-        hidden = [_hidden(policies[k], units) for k, units in enumerate(memory)]
-        recorder.begun(self._meter.running, hidden)
+        memory = _memory(policies) if carried else []
+        units = tuple(each.shape[2] for each in memory)
+        recorder = Recorder(TrajectorySchema(spaces, steps, batch, with_state, carried, units))
+        recorder.begun(self._meter.running, memory)
         for t in range(steps):
             check(stopped)
             recorder.saw(t, frame)
@@ -228,12 +228,13 @@ def _checksum(frame: Frame) -> int:
     return found
 
 
-def _hidden(policy: ActingPolicy, units: int) -> FloatArray:
-    """[N, B, H] before the first step of a rollout."""
-    hidden = policy.memory().get("hidden") if isinstance(policy, Remembering) else None
-    if hidden is None or hidden.shape[1] != units:
-        raise SpecError(f"the algorithm needs the memory of {units} units of each policy, which these do not have")
-    return hidden.transpose(0, 2, 1).astype(np.float32, copy=False)
+def _memory(policies: Sequence[ActingPolicy]) -> list[FloatArray]:
+    """[N, B, H] of each class before the first step of a rollout; [] if there is no memory."""
+    found = _remembered(policies)
+    return [
+        np.concatenate([found[k][name] for name in sorted(found[k])], axis=1, dtype=np.float32).swapaxes(1, 2)
+        for k in sorted(found)
+    ]
 
 
 def begin(env: BatchedEnv, policies: Sequence[ActingPolicy], seed: int) -> Frame:

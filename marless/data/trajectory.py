@@ -19,7 +19,7 @@ in `marless.envs.base`, K bootstrap rows:
 | `state`         | float32 [T, B, S]       | global state; only if the algorithm requires it |
 | `boot_state`    | float32 [K, S]          | likewise |
 | `resumed`       | bool [B]                | the first step continues an episode; only if episodes are carried |
-| `memory/k`      | float32 [N, B, H]       | memory of the nets at first; only if the algorithm requires it |
+| `memory/k`      | float32 [N, B, H]       | memory of policies at first (nets, then last action); only if carried |
 
 The value after step t is 0 where the agent terminated; the critic's value of the bootstrap row where the segment was
 cut by a time limit or by the end of the rollout; and the critic's value of `obs[t + 1]` otherwise. So termination and
@@ -80,7 +80,7 @@ class TrajectorySchema:
     carried: bool = False
     """True if episodes continue over rounds: trajectories then tell in which copies one was resumed."""
     memory: tuple[int, ...] = ()
-    """H, units of the memory at the first step, per class; () if the algorithm does not require it."""
+    """H, numbers that each policy remembers at the first step, per class; () if nothing, or if not carried."""
 
     def bytes_with(self, boot_rows: int) -> int:
         """Bytes of a trajectory with this many bootstrap rows."""

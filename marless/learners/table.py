@@ -47,6 +47,8 @@ class Table:
     """[1, I, S]."""
     boot_state: FloatArray | None
     """[1, I, K]."""
+    memory: FloatArray | None
+    """[N, H, B], memory of the policies before the first step; None if episodes begin there, or nets have none."""
 
 
 def tabulate(trajectories: Sequence[Trajectory], agent_class: int, with_state: bool) -> Table:
@@ -68,6 +70,7 @@ def tabulate(trajectories: Sequence[Trajectory], agent_class: int, with_state: b
         legal=source.rows("mask") if f"mask/{k}" in first else None,
         state=_with_ones([t["state"][:, None] for t in trajectories]) if with_state else None,
         boot_state=_boot_features([t["boot_state"][None] for t in trajectories]) if with_state else None,
+        memory=source.memory() if f"memory/{k}" in first else None,
     )
 
 
@@ -90,6 +93,11 @@ class _Source:
         """[N, T, B] of arrays [T, N, b]."""
         arrays = [t[f"{name}/{self.agent_class}"] for t in self.trajectories]
         return np.ascontiguousarray(np.concatenate(arrays, axis=2).swapaxes(0, 1))
+
+    def memory(self) -> FloatArray:
+        """[N, H, B] of arrays [N, b, H]."""
+        arrays = [t[f"memory/{self.agent_class}"] for t in self.trajectories]
+        return np.ascontiguousarray(np.concatenate(arrays, axis=1).swapaxes(1, 2), np.float32)
 
     def boot_index(self) -> NDArray[np.int64]:
         """Bootstrap positions in the joint [T, B], in the order of the concatenated bootstrap rows."""

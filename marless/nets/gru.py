@@ -64,7 +64,7 @@ class StackedGRU:
         """See `Net`."""
         return self._output_PKH
 
-    def forward(self, input_PIM: Tensor, resets: Tensor | None = None) -> Tensor:
+    def forward(self, input_PIM: Tensor, resets: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
         """See `Net`."""
         samples = input_PIM.shape[2]
         if resets is None or resets.dim() not in (2, 3) or resets.shape[-2:].numel() != samples:
@@ -73,7 +73,7 @@ class StackedGRU:
         # [T, 1 or P, 1, B]
         self._keep = (~resets).to(input_PIM.dtype).view(-1, 1, *resets.shape[-2:]).permute(2, 0, 1, 3)
         work = self._workspace(*resets.shape[-2:])
-        self._remember(self._body.forward(input_PIM), work)
+        self._remember(self._body.forward(input_PIM), work, memory)
         kernels.matmul(self._output_PKH, work.hidden, out=work.output)
         return work.output
 
@@ -92,7 +92,7 @@ class StackedGRU:
         """See `Net`."""
         return self.forward(input_PIS, resets).clone()
 
-    def _remember(self, input_PGM: Tensor, work: _Workspace) -> None:
+    def _remember(self, input_PGM: Tensor, work: _Workspace, memory_PHB: Tensor | None) -> None:
         """Compute `gates`, `before` and `hidden` step by step, from the perceptron's outputs W x."""
         units, steps = self.layout.units, len(self._keep)
         input_r_z, input_n = _by_step(input_PGM[:, : 2 * units], steps), _by_step(input_PGM[:, 2 * units :], steps)
@@ -103,8 +103,10 @@ class StackedGRU:
             r_z, n = gates[:, : 2 * units], gates[:, 2 * units :]
             if t:
                 torch.mul(hidden[t - 1], self._keep[t], out=remembered[t])
-            else:
+            elif memory_PHB is None:
                 remembered[t].zero_()
+            else:
+                remembered[t].copy_(memory_PHB)
             kernels.matmul(self._memory_PGH, before[t], out=recurrent)
             kernels.sigmoid_(torch.add(input_r_z[t], recurrent[:, : 2 * units], out=r_z))
             kernels.tanh_(torch.addcmul(input_n[t], r_z[:, :units], recurrent[:, 2 * units :], out=n))

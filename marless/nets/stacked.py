@@ -26,7 +26,8 @@ class Net(Protocol):
 
     Inputs are feature-major, float32 [P, inputs + 1, M], with a last row of ones. For a recurrent net, the M = T·B
     columns are time-major (column t·B + b), and `resets`, bool [T, B] or (per net) [P, T, B], is true where the memory
-    of copy b is reset before step t; before step 0 it always is. Perceptrons ignore `resets`. Not thread-safe.
+    of copy b is reset before step t. Before step 0, whatever `resets` says, it is `memory`, float32 [P, H, B], or
+    empty if that is None; no gradient flows to it. Perceptrons ignore both. Not thread-safe.
     """
 
     gradient_PD: Tensor  # noqa: N815  # a shape suffix
@@ -47,7 +48,7 @@ class Net(Protocol):
         """The last layer's matrix, a view [P, K, H + 1] of the parameters."""
         ...
 
-    def forward(self, input_PIM: Tensor, resets: Tensor | None = None) -> Tensor:
+    def forward(self, input_PIM: Tensor, resets: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
         """Outputs [P, K, M]; valid until the next call with as many samples."""
         ...
 
@@ -103,7 +104,7 @@ class StackedMLP:
         """See `Net`."""
         return self._layers[-1]
 
-    def forward(self, input_PIM: Tensor, resets: Tensor | None = None) -> Tensor:
+    def forward(self, input_PIM: Tensor, resets: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
         """See `Net`."""
         work = self._workspace(input_PIM.shape[2])
         self._input_PIM = x = input_PIM

@@ -139,7 +139,7 @@ class _Trained(ABC):
 
     def _forward(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Outputs [P, K, M] of a batch."""
-        return self.net.forward(batch["features"], batch.get("resets"))
+        return self.net.forward(batch["features"], batch.get("resets"), batch.get("memory"))
 
     @abstractmethod
     def _gradient(self, batch: Mapping[str, Tensor], settings: Settings, *, measure: bool) -> Metrics:
@@ -149,7 +149,7 @@ class _Trained(ABC):
 class PolicyFunction(_Trained):
     """Trains policies with the clipped surrogate and the entropy bonus.
 
-    Samples: features, action, log_prob, advantage, [alive], [legal].
+    Samples: features, action, log_prob, advantage, [alive], [legal]; and the memory of segments that go on.
     """
 
     norm = "grad_norm"
@@ -179,7 +179,7 @@ class PolicyFunction(_Trained):
             legal_PAM = batch["legal"] > 0 if "legal" in batch else None
             return CategoricalScore(output_PAM, batch["action"].long(), legal_PAM, weight_PM)
 
-        return hessian_product(net, flat_PD, batch["features"], batch.get("resets"), objective)
+        return hessian_product(net, flat_PD, batch, objective)
 
     def _evaluate(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Log-probabilities of a batch's actions and entropies, each [P, M]."""

@@ -169,18 +169,29 @@ def critic_samples(
 def policy_samples(
     stack: Stack, advantage_N1S: Tensor, tensors: Tensors, segments: Segments | None, config: ActorCriticConfig
 ) -> Samples:
-    """Make the training samples of a stack of policies."""
+    """Make the training samples of a stack of policies.
+
+    Where an episode goes on, recurrent policies start from the memory with which they acted (stored state). Critics
+    start from an empty one, see docs/algorithms/ppo.md.
+    """
     names = [name for name in ("action", "log_prob", "alive", "legal") if name in tensors]
     parts = {"features": stack.pool(tensors["obs"])} | {name: stack.pool(tensors[name]) for name in names}
     parts["advantage"] = stack.pool(advantage_N1S)
     if config.advantage_normalisation:
         advantage_PS = parts["advantage"].squeeze(1)
         parts["advantage"] = normalise.standardise(advantage_PS, weights(parts, advantage_PS)).unsqueeze(1)
-    return _samples(parts, stack, len(tensors["reward"]), segments)
+    memory = stack.pool(tensors["memory"]) if segments is not None and "memory" in tensors else None
+    return _samples(parts, stack, len(tensors["reward"]), segments, memory)
 
 
-def _samples(parts: Mapping[str, Tensor], stack: Stack | None, agents: int, segments: Segments | None) -> Samples:
+def _samples(
+    parts: Mapping[str, Tensor],
+    stack: Stack | None,
+    agents: int,
+    segments: Segments | None,
+    memory_PHB: Tensor | None = None,
+) -> Samples:
     if segments is None:
         return Samples(parts)
     first = stack.pool(segments.first.expand(agents, -1, -1)) if stack else segments.first
-    return Samples({**parts, "first": first}, segments.steps)
+    return Samples({**parts, "first": first}, segments.steps, memory_PHB)

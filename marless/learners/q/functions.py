@@ -86,7 +86,7 @@ class QFunction:
 
     def score_gradient(self, batch: Mapping[str, Tensor]) -> Tensor:
         """See `Measurable`; the objective is minus half the squared TD error. For the batch, see `hessian`."""
-        output_PKM = self.net.forward(batch["features"], batch.get("resets"))
+        output_PKM = self.net.forward(batch["features"], batch.get("resets"), batch.get("memory"))
         gradient_PKM, _ = self._score(batch, output_PKM).gradient()
         self.net.backward(gradient_PKM)
         return self.net.gradient_PD
@@ -95,10 +95,7 @@ class QFunction:
         """See `Measurable`. A batch has "features", "action", "error" (the TD error) and "share" (the derivative of the
         value in the TD error with respect to the action's value), the last two [P, 1, M].
         """
-        parameters, resets = self.tensors["flat"], batch.get("resets")
-        return hessian_product(
-            self.net, parameters, batch["features"], resets, lambda output: self._score(batch, output)
-        )
+        return hessian_product(self.net, self.tensors["flat"], batch, lambda output: self._score(batch, output))
 
     def _score(self, batch: Mapping[str, Tensor], output_PKM: Tensor) -> ChosenScore:
         share_P1M = batch["share"]

@@ -60,16 +60,18 @@ def _value(kind: Kind, output_KM: Tensor, free: Tensor, policy: int) -> Tensor:
     return -(weight.square() * (output_KM - target).square()).sum() / 2
 
 
-def _cells(layout: GRULayout, flat_D: Tensor, x_IM: Tensor, resets_TB: Tensor, activation: str) -> Tensor:
+def _cells(
+    layout: GRULayout, flat_D: Tensor, x_IM: Tensor, resets_TB: Tensor, activation: str, memory_HB: Tensor
+) -> Tensor:
     """Outputs [K, M] by torch.gru_cell."""
     *body, gates, memory, output = (flat_D[span].view(s) for span, s in zip(layout.spans, layout.shapes, strict=True))
     x = x_IM[:-1].T
     for matrix in body:
         x = torch.nn.functional.linear(x, matrix[:, :-1], matrix[:, -1])
         x = torch.tanh(x) if activation == "tanh" else torch.relu(x)
-    hidden, seen = x.new_zeros(COPIES, layout.units), []
-    for x_BI, resets_B in zip(x.view(STEPS, COPIES, -1), resets_TB, strict=True):
-        hidden = hidden.masked_fill(resets_B[:, None], 0.0)
+    hidden, seen = memory_HB.T, []
+    for t, (x_BI, resets_B) in enumerate(zip(x.view(STEPS, COPIES, -1), resets_TB, strict=True)):
+        hidden = hidden.masked_fill(resets_B[:, None], 0.0) if t else hidden
         hidden = torch.gru_cell(x_BI, hidden, gates[:, :-1], memory[:, :-1], gates[:, -1], memory[:, -1])
         seen.append(hidden)
     return torch.nn.functional.linear(torch.cat(seen), output[:, :-1], output[:, -1]).T
@@ -83,13 +85,17 @@ def test_products_are_those_of_the_dense_hessian(
 ) -> None:
     layout = GRULayout(3, (3, 2), 3, free=3 if kind == "continuous" else 0)
     flat, resets = 0.7 * _draw(STACK, layout.size), _resets(stacked)
-    product = hessian_product(net(layout, flat, activation), flat, _inputs(), resets, _closed(kind, flat, layout))
+    memory = (
+        _draw(STACK, layout.units, COPIES, seed=6) if stacked else torch.zeros(STACK, layout.units, COPIES).double()
+    )
+    batch = {"features": _inputs(), "resets": resets} | ({"memory": memory} if stacked else {})
+    product = hessian_product(net(layout, flat, activation), flat, batch, _closed(kind, flat, layout))
     assert isinstance(product, MemoryProduct)
     columns = torch.stack([product(unit.expand_as(flat)) for unit in torch.eye(layout.size).double()], dim=2)
     for i in range(STACK):
 
         def objective(flat_D: Tensor, i: int = i) -> Tensor:
-            output_KM = _cells(layout, flat_D, _inputs()[i], resets[i] if stacked else resets, activation)
+            output_KM = _cells(layout, flat_D, _inputs()[i], resets[i] if stacked else resets, activation, memory[i])
             return _value(kind, output_KM, flat_D[layout.size - layout.free :], i)
 
         dense = torch.autograd.functional.hessian(objective, flat[i])
@@ -101,16 +107,18 @@ def test_the_twin_computes_what_the_net_does(hidden: tuple[int, ...]) -> None:
     layout = GRULayout(3, hidden, 3)
     flat = _draw(STACK, layout.size)
     for resets in (_resets(True), _resets(False)):
-        expected = net(layout, flat, "tanh").forward(_inputs(), resets)
-        torch.testing.assert_close(outputs(layout, flat, "tanh", _inputs(), resets), expected)
+        for memory in (None, _draw(STACK, layout.units, COPIES, seed=6)):
+            expected = net(layout, flat, "tanh").forward(_inputs(), resets, memory)
+            torch.testing.assert_close(outputs(layout, flat, "tanh", _inputs(), resets, memory), expected)
 
 
 def test_perceptrons_have_their_own() -> None:
     layout = Layout(3, (4,), 3)
     flat = _draw(STACK, layout.size)
     objective = _closed("discrete", flat, GRULayout(3, (4,), 3))
-    assert isinstance(hessian_product(net(layout, flat, "tanh"), flat, _inputs(), None, objective), HessianProduct)
+    batch = {"features": _inputs()}
+    assert isinstance(hessian_product(net(layout, flat, "tanh"), flat, batch, objective), HessianProduct)
     layout_with = GRULayout(3, (4,), 3)
     flat = _draw(STACK, layout_with.size)
     with pytest.raises(ValueError, match="resets are missing"):
-        hessian_product(net(layout_with, flat, "tanh"), flat, _inputs(), None, objective)
+        hessian_product(net(layout_with, flat, "tanh"), flat, batch, objective)

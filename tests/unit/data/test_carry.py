@@ -50,7 +50,6 @@ def rolled(lane, env, seed, steps=4):
         seed=seed,
         with_state=True,
         carried=True,
-        memory=(6,) * len(env.spaces.classes),
     )
     return {name: array.copy() for name, array in trajectory.arrays.items()}, stats
 
@@ -159,12 +158,16 @@ def test_memory_at_the_first_step_is_what_the_policies_had_at_the_last():
     for number in range(1, 12):
         hidden_NHB = lane.save().arrays["memory/0/hidden"]
         second, _ = rolled(lane, env, number)
-        assert np.array_equal(second["memory/0"], hidden_NHB.transpose(0, 2, 1))
-        assert second["memory/0"][:, second["resumed"]].all()
+        hidden, last = np.split(second["memory/0"], [6], axis=2)
+        assert np.array_equal(hidden, hidden_NHB.transpose(0, 2, 1))
+        assert hidden[:, second["resumed"]].all()
+        assert (last[:, second["resumed"]].sum(axis=2) == 1).all()  # one action of three
         assert not second["memory/0"][:, ~second["resumed"]].any()
         begun += int((~second["resumed"]).sum())
     assert begun
-    TrajectorySchema(env.spaces, 4, 5, True, carried=True, memory=(6,)).check(rollout.Trajectory(second))
+    units = tuple(second[f"memory/{k}"].shape[2] for k in range(len(env.spaces.classes)))
+    assert units == tuple(6 + c.action.n for c in env.spaces.classes)
+    TrajectorySchema(env.spaces, 4, 5, True, carried=True, memory=units).check(rollout.Trajectory(second))
 
 
 def test_a_lane_in_an_unknown_state_refuses_to_go_on():
@@ -172,8 +175,8 @@ def test_a_lane_in_an_unknown_state_refuses_to_go_on():
     with pytest.raises(SpecError, match="begin or load"):
         lane.save()
     lane.begin(1)
-    with pytest.raises(IndexError):
-        lane.roll([], steps=1, seed=1, with_state=False, memory=(6,))
+    with pytest.raises(ValueError, match="shorter"):
+        lane.roll([], steps=1, seed=1, with_state=False)
     with pytest.raises(SpecError, match="begin or load"):
         lane.save()
 
@@ -241,6 +244,3 @@ def test_policies_without_memory_refuse_one():
     rolled(lane, env, 0)
     with pytest.raises(CorruptError, match="policies none"):
         lane.roll([Highest()], steps=1, seed=1, with_state=False)
-    lane.begin(1)
-    with pytest.raises(SpecError, match="needs the memory of 6 units"):
-        lane.roll(policies(env, recurrent="none"), steps=1, seed=1, with_state=False, memory=(6,))

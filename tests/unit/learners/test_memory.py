@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from marless.algos.base import Group, Learner, ModelSpec, PolicyState, RoundInput
-from marless.data.rollout import play, rollout
+from marless.data.rollout import Lane, play, rollout
 from marless.envs.base import ActionArray, AgentClass, Box, Discrete, EnvSpaces, Frame, Transition
 from marless.learners.ppo.functions import PolicyFunction
 from marless.nets.acting import ActingPolicies
@@ -86,15 +86,22 @@ def _wild(state: PolicyState, seed: int) -> PolicyState:
 @pytest.mark.parametrize("action", [Discrete(3), Box((-1.0, 0.0), (1.0, 2.0))], ids=["discrete", "continuous"])
 @pytest.mark.parametrize("groups", [INDEPENDENT, SHARED], ids=["independent", "shared"])
 @pytest.mark.parametrize("pooling", ["pooled", "drawn"])
+@pytest.mark.parametrize("resumed", [False, True], ids=["new", "resumed"])
 def test_learners_find_the_probabilities_that_actors_acted_with(
-    action: Discrete | Box, groups: tuple[Group, ...], pooling: str, monkeypatch: pytest.MonkeyPatch
+    action: Discrete | Box, groups: tuple[Group, ...], pooling: str, resumed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also where the round's first step continues an episode, so that actors had a memory there."""
     env = _Recall(10, action)
     learner = rounds.learner("ippo", env.spaces, groups, model=_model("gru"), epochs=1, minibatches=3)
     for seed, name in enumerate(learner.names(groups)):
         learner.load(name, _wild(learner.initial(name, 0), seed))
     policies = _policies(learner, groups, env.spaces.classes[0])
-    sampled, stats = rollout(env, policies, steps=12, seed=1, with_state=False)
+    lane = Lane(env)
+    lane.begin(1)
+    if resumed:
+        lane.roll(policies, steps=3, seed=2, with_state=False)
+    sampled, stats = lane.roll(policies, steps=12, seed=1, with_state=False, carried=resumed)
+    assert not resumed or (sampled["resumed"].any() and not sampled["resumed"].all())
     assert stats.episodes > 20
     ratios = []
     surrogate = PolicyFunction.surrogate

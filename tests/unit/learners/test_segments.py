@@ -101,7 +101,8 @@ def test_minibatches_hold_whole_segments_in_time_order() -> None:
     numbers = torch.arange(12.0).expand(2, 1, -1) + torch.tensor([0.0, 100.0]).view(-1, 1, 1)
     first = torch.zeros(2, 1, 12)
     first[1, 0, 6] = 1  # step 1 of segment 2
-    samples = Samples({"features": numbers, "first": first}, steps=3)
+    memory = torch.arange(4.0) + torch.tensor([[[0.0]], [[10.0]]])
+    samples = Samples({"features": numbers, "first": first}, steps=3, memory_PHB=memory)
     assert (samples.count, samples.unit) == (4, 3)
     samples.shuffle(torch.tensor([2, 0, 3, 1]))
     one, two, three = samples.minibatches(3)
@@ -110,8 +111,10 @@ def test_minibatches_hold_whole_segments_in_time_order() -> None:
     assert three["features"][0, 0].tolist() == [3, 1, 7, 5, 11, 9]
     assert one["resets"].tolist() == [[[False]] * 3, [[False], [True], [False]]]
     assert two["resets"].shape == (2, 3, 1)
+    assert [each["memory"].tolist() for each in (one, three)] == [[[[2]], [[12]]], [[[3, 1]], [[13, 11]]]]
     some = samples.subset(torch.tensor([3, 2]))
     assert some["features"][0, 0].tolist() == [3, 2, 7, 6, 11, 10]
+    assert some["memory"].tolist() == [[[3, 2]], [[13, 12]]]
     assert some["resets"][1].tolist() == [[False, False], [False, True], [False, False]]
 
 

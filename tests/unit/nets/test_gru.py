@@ -33,8 +33,10 @@ def _resets(share: float, steps: int = STEPS, copies: int = COPIES) -> Tensor:
     return torch.rand(steps, copies, generator=torch.Generator().manual_seed(2)) < share
 
 
-def _oracle(shape: GRULayout, flat_D: Tensor, x_IM: Tensor, resets: Tensor, activation: str) -> Tensor:
-    """Outputs [K, M] by torch.nn.GRUCell, step by step."""
+def _oracle(
+    shape: GRULayout, flat_D: Tensor, x_IM: Tensor, resets: Tensor, activation: str, memory_HB: Tensor | None = None
+) -> Tensor:
+    """Outputs [K, M] by torch.nn.GRUCell, step by step; with a memory, nothing is reset before the first."""
     *body, memory, output = (flat_D[span].view(s) for span, s in zip(shape.spans, shape.shapes, strict=True))
     x = x_IM[:-1].T
     for matrix in body[:-1]:
@@ -43,14 +45,16 @@ def _oracle(shape: GRULayout, flat_D: Tensor, x_IM: Tensor, resets: Tensor, acti
     cell = torch.nn.GRUCell(x.shape[1], shape.units, dtype=x.dtype)
     weights = {"weight_ih": body[-1][:, :-1], "bias_ih": body[-1][:, -1]}
     weights |= {"weight_hh": memory[:, :-1], "bias_hh": memory[:, -1]}
-    hidden, seen = torch.zeros(resets.shape[1], shape.units, dtype=x.dtype), []
-    for x_BI, resets_B in zip(x.view(*resets.shape, -1), resets, strict=True):
-        hidden = hidden.masked_fill(resets_B[:, None], 0.0)
+    hidden = torch.zeros(resets.shape[1], shape.units, dtype=x.dtype) if memory_HB is None else memory_HB.T
+    seen = []
+    for t, (x_BI, resets_B) in enumerate(zip(x.view(*resets.shape, -1), resets, strict=True)):
+        hidden = hidden.masked_fill(resets_B[:, None], 0.0) if t else hidden
         hidden = torch.func.functional_call(cell, weights, (x_BI, hidden))  # type: ignore[no-untyped-call]  # torch's
         seen.append(hidden)
     return torch.nn.functional.linear(torch.cat(seen), output[:, :-1], output[:, -1]).T
 
 
+@pytest.mark.parametrize("remembered", [False, True], ids=["empty", "remembered"])
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
 @pytest.mark.parametrize(
     ("shape", "stack", "steps", "share"),
@@ -62,17 +66,18 @@ def _oracle(shape: GRULayout, flat_D: Tensor, x_IM: Tensor, resets: Tensor, acti
     ],
 )
 def test_outputs_and_gradients_are_autograds(
-    shape: GRULayout, stack: int, steps: int, share: float, activation: Literal["tanh", "relu"]
+    shape: GRULayout, stack: int, steps: int, share: float, activation: Literal["tanh", "relu"], remembered: bool
 ) -> None:
     resets = _resets(share, steps)
     flat_PD, x = _parameters(shape, stack), _inputs(shape, stack, resets.numel())
     nets = net(shape, flat_PD, activation)
-    output = nets.forward(x, resets)
+    memory = torch.randn(stack, shape.units, COPIES, generator=torch.Generator().manual_seed(4), dtype=x.dtype)
+    output = nets.forward(x, resets, memory if remembered else None)
     d_output = torch.randn(output.shape, generator=torch.Generator().manual_seed(3), dtype=output.dtype)
     nets.backward(d_output)
     for i in range(stack):
         flat_D = flat_PD[i].clone().requires_grad_()
-        expected = _oracle(shape, flat_D, x[i], resets, activation)
+        expected = _oracle(shape, flat_D, x[i], resets, activation, memory[i] if remembered else None)
         torch.testing.assert_close(output[i], expected.detach(), rtol=1e-10, atol=1e-12)
         (gradient,) = torch.autograd.grad(expected, flat_D, d_output[i])
         torch.testing.assert_close(nets.gradient_PD[i], gradient, rtol=1e-9, atol=1e-12)
@@ -131,6 +136,18 @@ def test_memory_is_empty_at_the_first_step_whatever_the_resets_say() -> None:
     resets = _resets(0.0)
     resets[0] = True
     assert torch.equal(nets.forward(x, resets), first)
+
+
+def test_a_memory_is_used_at_its_own_first_step_only() -> None:
+    nets, x, resets = net(LAYOUT, _parameters(LAYOUT, 2), "tanh"), _inputs(LAYOUT, 2), _resets(0.0)
+    plain = nets.forward(x, resets).clone()
+    remembered = nets.forward(x, resets, torch.ones(2, 5, COPIES, dtype=x.dtype)).clone()
+    assert (plain != remembered).all(dim=1).all()
+    assert torch.equal(nets.forward(x, resets), plain)
+    resets[2] = True
+    parted = nets.forward(x, resets, torch.ones(2, 5, COPIES, dtype=x.dtype)).clone()
+    assert torch.equal(parted[:, :, : 2 * COPIES], remembered[:, :, : 2 * COPIES])
+    assert torch.equal(parted[:, :, 2 * COPIES :], nets.forward(x, resets)[:, :, 2 * COPIES :])
 
 
 def test_evaluate_is_forward_and_its_result_its_own() -> None:

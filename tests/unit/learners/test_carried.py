@@ -1,0 +1,122 @@
+"""Rounds whose episodes go on: learners see in two short rounds what they see in a long one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from marless.algos.base import Group
+from marless.data.rollout import Lane
+from marless.data.trajectory import Trajectory
+from marless.envs.base import ActionArray, BoolArray, FloatArray
+from marless.envs.made_up import MadeUp
+from marless.learners.ppo.learner import PPOLearner
+from marless.learners.ppo.post_process import critic_passes, estimate, upload
+from marless.learners.ppo.segments import Segments
+from marless.learners.table import tabulate
+from marless.nets.acting import ActingPolicies
+from tests.unit.learners import rounds
+
+SPACES = replace(rounds.DISCRETE, classes=rounds.DISCRETE.classes[1:], max_steps=30)
+STEPS, COPIES = 25, 16
+GAMMA, LAMBDA = 0.95, 0.9
+
+
+class Certain(ActingPolicies):
+    """Samples without random numbers, so that actions do not depend on where a round ends."""
+
+    def sample(
+        self, obs_NBO: FloatArray, mask_NBA: BoolArray | None, rng: np.random.Generator
+    ) -> tuple[ActionArray, FloatArray]:
+        return self.greedy(obs_NBO, mask_NBA), np.zeros(obs_NBO.shape[:2], np.float32)
+
+
+def _rounds(learner: PPOLearner, *steps: int) -> list[Trajectory]:
+    """Rounds of one lane of as many steps each."""
+    env = MadeUp(SPACES, COPIES)
+    lane = Lane(env)
+    lane.begin(3)
+    walkers = env.spaces.classes[0]
+    policies = [Certain.from_states(walkers, [learner.state(agent) for agent in walkers.agents])]
+    return [lane.roll(policies, steps=n, seed=i, with_state=True, carried=True)[0] for i, n in enumerate(steps)]
+
+
+def _learner(**settings: object) -> PPOLearner:
+    made = rounds.learner("ippo", SPACES, rounds.INDEPENDENT, gamma=GAMMA, seed=4, **settings)
+    assert isinstance(made, PPOLearner)
+    return made
+
+
+def _advantages(learner: PPOLearner, trajectory: Trajectory) -> np.ndarray:
+    """[T, N, B]."""
+    tensors = upload(tabulate([trajectory], 0, False), torch.device("cpu"))
+    segments = Segments.of(tensors["cut"], tensors["boot_index"]) if learner._remembers else None
+    stacked = learner._stacks(rounds.inputs(rounds.INDEPENDENT, [trajectory]), parts=1)
+    passes = critic_passes(learner._judges(stacked, learner._critics.copies), learner._seen(tensors), segments)
+    _, advantage_N1S = estimate(passes, tensors, segments, learner._config)
+    return advantage_N1S.view(len(rounds.AGENTS), trajectory.steps, -1).transpose(0, 1).numpy()
+
+
+def test_two_rounds_have_the_observations_and_actions_of_one() -> None:
+    learner = _learner()
+    (whole,) = _rounds(learner, 2 * STEPS)
+    parts = _rounds(learner, STEPS, STEPS)
+    assert parts[1]["resumed"].any()
+    for name in ("obs/0", "action/0", "reward/0", "terminated/0", "alive/0", "mask/0", "state"):
+        assert np.array_equal(np.concatenate([part[name] for part in parts]), whole[name]), name
+    cut = np.concatenate([part["cut"] for part in parts])
+    assert cut[STEPS - 1].all()
+    assert np.array_equal(np.delete(cut, STEPS - 1, axis=0), np.delete(whole["cut"], STEPS - 1, axis=0))
+
+
+def test_advantages_differ_by_what_comes_after_the_cut() -> None:
+    """At step t of the first round by (γλ)^(T − t) times the advantage at T, unless the episode ends before; else by
+    nothing, in particular for λ = 0 (Schulman et al. 2016, eq. 16).
+    """
+    learner = _learner(gae_lambda=LAMBDA)
+    (whole,) = _rounds(learner, 2 * STEPS)
+    long_TNB = _advantages(learner, whole)
+    first_TNB, second_TNB = (_advantages(learner, part) for part in _rounds(learner, STEPS, STEPS))
+    np.testing.assert_allclose(second_TNB, long_TNB[STEPS:], atol=1e-5)
+    over_TNB = whole["terminated/0"] | whole["cut"][:, None]
+    later_TNB = np.zeros_like(first_TNB)
+    ahead_NB = long_TNB[STEPS]
+    for t in reversed(range(STEPS)):
+        ahead_NB = np.where(over_TNB[t], 0.0, GAMMA * LAMBDA * ahead_NB)
+        later_TNB[t] = ahead_NB
+    assert np.abs(later_TNB[-1]).max() > 0.1
+    assert (later_TNB == 0).any()
+    np.testing.assert_allclose(first_TNB + later_TNB, long_TNB[:STEPS], atol=1e-5)
+
+
+def test_advantages_of_one_step_do_not_depend_on_where_rounds_end() -> None:
+    learner = _learner(gae_lambda=0.0)
+    (whole,) = _rounds(learner, 2 * STEPS)
+    found = np.concatenate([_advantages(learner, part) for part in _rounds(learner, STEPS, STEPS)])
+    np.testing.assert_allclose(found, _advantages(learner, whole), atol=1e-5)
+
+
+@pytest.mark.parametrize("groups", [rounds.INDEPENDENT, (Group("a", ("a", "c")), Group("b", ("b", "d")))])
+def test_policies_start_from_their_memory_and_critics_from_none(groups: tuple[Group, ...]) -> None:
+    """So a critic's values in a round do not depend on the rounds before, only on what it has seen in this one."""
+    model = rounds.MODEL.model_copy(update={"recurrent": "gru"})
+    learner = rounds.learner("ippo", SPACES, groups, model=model, minibatches=2, seed=4)
+    assert isinstance(learner, PPOLearner)
+    trajectory = rounds.trajectory(SPACES, 1, steps=6, batch=5)
+    rng = np.random.default_rng(0)
+    memory = rng.normal(size=(4, 5, 8)).astype(np.float32)
+    states = []
+    for carried in ({}, {"memory/0": 0 * memory}, {"memory/0": memory}):
+        for name in learner.names(groups):
+            learner.load(name, learner.initial(name, 4))
+        learner.update(rounds.inputs(groups, [Trajectory({**trajectory.arrays, **carried})]))
+        states.append({name: learner.state(name) for name in learner.names(groups)})
+    plain, empty, remembered = states
+    for name, state in plain.items():
+        assert rounds.flat(state) == rounds.flat(empty[name])
+        same = {key for key, array in rounds.flat(state).items() if rounds.flat(remembered[name])[key] == array}
+        assert {key for key in state.learning if key.startswith("critic")} <= same
+        assert not any(key.startswith("policy") and key.endswith("weight") for key in same & state.acting.keys())
