@@ -2,9 +2,12 @@
 
     checkpoints/round-000050/manifest.json
     checkpoints/round-000050/<policy>.acting.safetensors, <policy>.learning.safetensors
+    checkpoints/round-000050/lane-<index>.carry
 
 "acting" holds the weights and normalisers used for inference, "learning" the rest of a policy's state: optimizer
-moments and critics. No random generator state is saved: every random stream follows from the job's seed and the round.
+moments and critics. No random generator state of the job is saved: every random stream follows from its seed and the
+round. If episodes are carried, the carry of each lane of environment copies is saved, too (`marless.data.carry`); only
+the job itself goes on with them.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from marless.errors import CorruptError, NotFoundError
+from marless.limits import MAX_CARRY_BYTES
+from marless.record import LaneRecord
 
 PARTS = ("acting", "learning")
 MANIFEST = "manifest.json"
@@ -36,6 +41,19 @@ class SavedPolicy:
     version: int
     blobs: Mapping[str, bytes | memoryview]
     """Safetensors bytes by part."""
+
+
+@dataclass(frozen=True)
+class SavedLane:
+    """A lane of environment copies: its version and digest, and its carry."""
+
+    lane: LaneRecord
+    data: bytes
+
+    @property
+    def name(self) -> str:
+        """File name in the checkpoint's directory."""
+        return _carry_name(self.lane)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +80,8 @@ class Checkpoint:
 
     progress: Progress
     policies: Mapping[str, SavedPolicy]
+    lanes: tuple[SavedLane, ...] = ()
+    """() if episodes are not carried, and if they were not asked for."""
 
 
 class CheckpointStore(Protocol):
@@ -73,7 +93,7 @@ class CheckpointStore(Protocol):
     def rounds(self) -> tuple[int, ...]:
         """Rounds that have a checkpoint, ascending."""
 
-    def load(self, round_: int, parts: Collection[str] = PARTS) -> Checkpoint:
+    def load(self, round_: int, parts: Collection[str] = PARTS, *, lanes: bool = False) -> Checkpoint:
         """Read these parts of a round's checkpoint; raises NotFoundError, or CorruptError if a checksum differs."""
 
 
@@ -92,7 +112,10 @@ class DiskCheckpoints:
         make_directory(self.directory)
         partial.mkdir()
         policies = {name: _write_policy(partial, name, saved) for name, saved in checkpoint.policies.items()}
-        manifest = dataclasses.asdict(checkpoint.progress) | {"policies": policies}
+        for held in checkpoint.lanes:
+            _write(partial / held.name, held.data)
+        lanes = [dataclasses.asdict(held.lane) for held in checkpoint.lanes]
+        manifest = dataclasses.asdict(checkpoint.progress) | {"policies": policies, "lanes": lanes}
         _write(partial / MANIFEST, json.dumps(manifest, indent=1).encode())
         fsync(partial)
         shutil.rmtree(target, ignore_errors=True)
@@ -106,9 +129,9 @@ class DiskCheckpoints:
         names = (path.name for path in self.directory.glob("round-*") if not path.suffix)
         return tuple(sorted(int(name.removeprefix("round-")) for name in names))
 
-    def load(self, round_: int, parts: Collection[str] = PARTS) -> Checkpoint:
+    def load(self, round_: int, parts: Collection[str] = PARTS, *, lanes: bool = False) -> Checkpoint:
         """Read these parts of a round's checkpoint; raises NotFoundError, or CorruptError if a checksum differs."""
-        return read(self.path(round_), parts)
+        return read(self.path(round_), parts, lanes=lanes)
 
     def path(self, round_: int) -> Path:
         """Directory of a round's checkpoint."""
@@ -129,8 +152,8 @@ def newest(folder: Path) -> Path:
     return checkpoints.path(rounds[-1])
 
 
-def read(directory: Path, parts: Collection[str] = PARTS) -> Checkpoint:
-    """Read these parts of the checkpoint in a directory.
+def read(directory: Path, parts: Collection[str] = PARTS, *, lanes: bool = False) -> Checkpoint:
+    """Read these parts of the checkpoint in a directory, with `lanes` the carries, too.
 
     Raises NotFoundError if a file is missing, CorruptError for an invalid manifest or a checksum that differs.
     """
@@ -142,10 +165,11 @@ def read(directory: Path, parts: Collection[str] = PARTS) -> Checkpoint:
             if file.part in parts:
                 blobs[file.policy][file.part] = data = _read(directory / file.name)
                 file.check(data, str(directory / file.name))
+        held = tuple(SavedLane(lane, _read_carry(directory, lane)) for lane in manifest.lanes if lanes)
     except FileNotFoundError as error:
         raise NotFoundError(f"{error.filename}: there is no such checkpoint file") from None
     saved = {name: SavedPolicy(version=manifest.versions[name], blobs=blobs[name]) for name in blobs}
-    return Checkpoint(progress=manifest.progress, policies=saved)
+    return Checkpoint(progress=manifest.progress, policies=saved, lanes=held)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,8 +187,7 @@ class PolicyFile:
 
     def check(self, data: bytes | memoryview, where: str) -> None:
         """Raise CorruptError unless these are the bytes that were written."""
-        if hashlib.sha256(data).hexdigest() != self.sha256:
-            raise CorruptError(f"{where} was changed after it was written: its sha256 differs from the manifest's")
+        _check(data, self.sha256, where)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,21 +198,22 @@ class Manifest:
     versions: Mapping[str, int]
     """Version by policy."""
     files: tuple[PolicyFile, ...]
-    """In the manifest's order."""
+    """Of the policies, in the manifest's order."""
+    lanes: tuple[LaneRecord, ...] = ()
 
     @classmethod
     def parse(cls, data: bytes, where: str) -> Manifest:
         """Read a manifest; raises CorruptError for anything that `DiskCheckpoints.save` does not write."""
         try:
             held: dict[str, Any] = json.loads(data)  # Any: JSON
-            policies = held.pop("policies")
+            policies, lanes = held.pop("policies"), tuple(map(_lane, held.pop("lanes", ())))
             files = tuple(
                 PolicyFile(policy=_policy(policy), part=_part(part), sha256=_text(digest))
                 for policy, entry in policies.items()
                 for part, digest in entry["sha256"].items()
             )
             versions = {policy: _whole(entry["version"]) for policy, entry in policies.items()}
-            return cls(progress=_progress(held), versions=versions, files=files)
+            return cls(progress=_progress(held), versions=versions, files=files, lanes=lanes)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise CorruptError(f"{where}: this is not a checkpoint manifest") from None
 
@@ -198,6 +222,26 @@ def _progress(held: dict[str, Any]) -> Progress:  # Any: JSON
     groups = {_text(policy): tuple(map(_text, agents)) for policy, agents in held.pop("groups").items()}
     algorithm = _text(held.pop("algorithm", ""))
     return Progress(**{name: _whole(value) for name, value in held.items()}, algorithm=algorithm, groups=groups)
+
+
+def _lane(entry: dict[str, Any]) -> LaneRecord:  # Any: JSON
+    return LaneRecord(lane=_whole(entry["lane"]), version=_whole(entry["version"]), digest=_text(entry["digest"]))
+
+
+def _carry_name(lane: LaneRecord) -> str:
+    return f"lane-{lane.lane}.carry"
+
+
+def _read_carry(directory: Path, lane: LaneRecord) -> bytes:
+    path = directory / _carry_name(lane)
+    data = _read(path, MAX_CARRY_BYTES)
+    _check(data, lane.digest, str(path))
+    return data
+
+
+def _check(data: bytes | memoryview, sha256: str, where: str) -> None:
+    if hashlib.sha256(data).hexdigest() != sha256:
+        raise CorruptError(f"{where} was changed after it was written: its sha256 differs from the manifest's")
 
 
 def _whole(value: object) -> int:

@@ -52,6 +52,11 @@ class Job:
     noise: bool
     """True if learners measure each policy's gradient noise scale in every round."""
 
+    @property
+    def carried(self) -> bool:
+        """True if episodes go on over rounds."""
+        return self.spec.actors.episodes == "carried"
+
     def functions(self, groups: Sequence[Group]) -> tuple[Function, ...]:
         """All functions that make up an update of these groups, as the algorithm declares them."""
         config, spaces = self.spec.algorithm, self.spaces
@@ -73,11 +78,11 @@ def advice(job: Job) -> str:
 
 def _cut_episodes(job: Job) -> str:
     steps, episode = job.spec.actors.steps, job.spaces.max_steps
-    if episode is None or steps >= episode:
+    if job.carried or episode is None or steps >= episode:
         return ""
     return (
-        f"actors.steps is {steps}, an episode lasts up to {episode}: actors start with fresh episodes, so training "
-        f"never sees what comes after step {steps}"
+        f"actors.steps is {steps}, an episode lasts up to {episode}: every round starts fresh episodes, so training "
+        f"never sees what comes after step {steps}; set actors.episodes: carried"
     )
 
 
@@ -87,15 +92,18 @@ def prepare(spec: JobSpec) -> Job:
     Raises SpecError if the job cannot run.
     """
     try:
-        spaces = environments.spaces(spec.env.name, spec.env.options)
+        spaces, can_be_saved = environments.examined(spec.env.name, spec.env.options)
         check_spaces(spaces)
     except SpecError as error:
         raise SpecError(f"env: {error}") from error
+    if spec.actors.episodes == "carried" and not can_be_saved:
+        raise SpecError(
+            f"actors.episodes: environment {spec.env.name} has no save() and load(), so its episodes cannot go on in "
+            "another round; set actors.episodes: fresh"
+        )
     groups = initial_groups(spec.sharing.groups, spaces)
     algorithm = algorithms.algorithm(spec.algorithm.name)
-    _check_trajectory(
-        spec, TrajectorySchema(spaces, spec.actors.steps, spec.actors.envs, algorithm.needs_state(spec.algorithm))
-    )
+    _check_trajectory(spec, schema_of(spec, spaces))
     _check_nets(spec, spaces, groups)
     if spec.scaling.within_budget and spec.stop.cost_usd is None:
         raise SpecError("scaling.within_budget: it needs a budget; set stop.cost_usd, in US dollars")
@@ -113,6 +121,12 @@ def prepare(spec: JobSpec) -> Job:
         curvature=curvature,
         noise="noise" in signals,
     )
+
+
+def schema_of(spec: JobSpec, spaces: EnvSpaces) -> TrajectorySchema:
+    """The arrays of this job's trajectories: names, dtypes and shapes."""
+    actors, with_state = spec.actors, algorithms.algorithm(spec.algorithm.name).needs_state(spec.algorithm)
+    return TrajectorySchema(spaces, actors.steps, actors.envs, with_state, carried=actors.episodes == "carried")
 
 
 def _check_trajectory(spec: JobSpec, schema: TrajectorySchema) -> None:

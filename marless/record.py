@@ -211,6 +211,9 @@ class RoundRecord:
     """The decisions on this round's actors and groups."""
     distances: tuple[Distances, ...] = ()
     """Per agent class, if the sharing policy needs them."""
+    lanes: tuple[LaneRecord, ...] = ()
+    """All lanes that have begun, as this round left them, if episodes are carried; also those that rest because the
+    round had fewer actors."""
     idle_s: float | None = None
     """Seconds between the end of the round before and the start of this one, by a monotonic clock. None for the first
     round, and after an interruption, when no coordinator ran the job all the way between the two rounds."""
@@ -260,6 +263,7 @@ def _record(data: dict[str, Any]) -> RoundRecord:  # Any: JSON
             Distances(agents=_texts(each["agents"]), values=tuple(map(_row, each["values"])))
             for each in data["distances"]
         ),
+        "lanes": tuple(_made(LaneRecord, each) for each in data.get("lanes", ())),  # missing in older records
     }
     return _made(RoundRecord, data | parts)
 

@@ -62,7 +62,12 @@ class ActorsSpec(Strict):
 
     count: int = Field(2, ge=1, le=MAX_ACTORS, description="actors per round, unless a scaling policy decides")
     envs: int = Field(80, ge=1, le=MAX_ENVS, description="environment copies per actor")
-    steps: int = Field(25, ge=1, le=MAX_STEPS, description="time steps per copy; an actor starts with fresh episodes")
+    steps: int = Field(25, ge=1, le=MAX_STEPS, description="time steps per copy")
+    episodes: Literal["carried", "fresh"] = Field(
+        "fresh",
+        description="carried: episodes that a round leaves unfinished go on in the next one; fresh: every round starts "
+        "new ones",
+    )
     timeout_s: float = Field(
         300.0, gt=0, le=MAX_TIMEOUT_S, description="an actor that takes longer is given to another worker"
     )

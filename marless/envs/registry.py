@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from marless.envs import allowed, games, mpe
-from marless.envs.base import BatchedEnv, EnvSpaces, StateOnDemand
+from marless.envs.base import BatchedEnv, EnvSpaces, Saved, StateOnDemand
 from marless.errors import MarlessError, SpecError, told, unknown_name
 
 Options = Mapping[str, Any]  # Any: options are YAML values
@@ -46,10 +46,15 @@ def make(name: str, options: Options, batch: int, *, with_state: bool = True) ->
 
 def spaces(name: str, options: Options) -> EnvSpaces:
     """Make an environment once to read its spaces; raises SpecError as `make` does."""
+    return examined(name, options)[0]
+
+
+def examined(name: str, options: Options) -> tuple[EnvSpaces, bool]:
+    """Make an environment once; returns its spaces, and whether it can be saved. Raises SpecError as `make` does."""
     env = make(name, options, 1)
     with _blaming(name):
         try:
-            return env.spaces
+            return env.spaces, isinstance(env, Saved)
         finally:
             env.close()
 

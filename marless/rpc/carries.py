@@ -7,7 +7,7 @@ already is refused: actors are functions, so the environment must be to blame.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from marless.errors import ConflictError, CorruptError, SpecError
 from marless.limits import MAX_CARRY_BYTES
@@ -47,15 +47,34 @@ async def publish(store: ParamStore, job: str, epoch: int, round_: int, start: L
     return LaneRecord(lane=start.lane, version=versions[policy], digest=digest)
 
 
-async def fetch(store: ParamStore, job: str, lane: LaneRecord) -> bytes:
-    """The carry of a lane; raises NotFoundError if the store has lost it, CorruptError if it has another digest."""
+async def restore(store: ParamStore, job: str, epoch: int, round_: int, lane: LaneRecord, data: bytes) -> None:
+    """Publish a carry of a checkpoint as the first version of its lane; idempotent."""
     policy = policy_of(lane.lane)
-    data = bytes((await store.get(job, {policy: lane.version}, (PART,)))[policy].blobs[PART])
-    if hashlib.sha256(data).hexdigest() != lane.digest:
-        raise CorruptError(
-            f"carry of lane {lane.lane}: version {lane.version} is not the one that the job's records name"
-        )
+    write = PolicyWrite(policy, 0, f"{job}/restore-{round_}/{policy}", {PART: data}, first_version=lane.version)
+    await store.publish(job, epoch, round_, [write])
+
+
+async def fetch(store: ParamStore, job: str, lane: LaneRecord) -> bytes:
+    """The carry of a lane; raises the errors of `fetch_all`."""
+    [(_, data)] = await fetch_all(store, job, (lane,))
     return data
+
+
+async def fetch_all(store: ParamStore, job: str, lanes: Sequence[LaneRecord]) -> list[tuple[LaneRecord, bytes]]:
+    """The carry of each lane, in order.
+
+    Raises NotFoundError if the store has lost one, CorruptError if one has another digest.
+    """
+    if not lanes:
+        return []
+    stored = await store.get(job, {policy_of(each.lane): each.version for each in lanes}, (PART,))
+    found = [(each, bytes(stored[policy_of(each.lane)].blobs[PART])) for each in lanes]
+    for each, data in found:
+        if hashlib.sha256(data).hexdigest() != each.digest:
+            raise CorruptError(
+                f"carry of lane {each.lane}: version {each.version} is not the one that the job's records name"
+            )
+    return found
 
 
 def check_publish(header: param_store_pb2.PublishHeader) -> None:

@@ -12,7 +12,7 @@ from marless.algos.base import Group
 from marless.deciding import Budget, decide
 from marless.errors import InternalError
 from marless.job import Job
-from marless.record import Decision, Returns
+from marless.record import Decision, LaneRecord, Returns
 from marless.rpc.v1.learner_pool_pb2 import Measure
 from services.coordinator.journal import Journal
 from services.coordinator.pools import Versions
@@ -29,6 +29,8 @@ class Plan:
     versions: Versions
     """Newest version of every policy and joint critic, also of those that no agent uses now."""
     decisions: tuple[Decision, ...]
+    lanes: tuple[LaneRecord, ...]
+    """The lanes that have begun, if episodes are carried."""
     ending: str
     """Why there is no next round; "" if there is one."""
 
@@ -52,6 +54,7 @@ class Planner:
             actors=decided.actors,
             versions=versions,
             decisions=decided.decisions,
+            lanes=journal.last.lanes if journal.last else (),
             ending=ending,
         )
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from marless.algos.base import Group
 from marless.job import Job
 from marless.limits import MAX_TIMEOUT_S
-from marless.record import Distances, EpisodeSums, InvocationRecord, Returns, returns_of
+from marless.record import Distances, EpisodeSums, InvocationRecord, LaneRecord, Returns, returns_of
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
 from marless.rpc.v1 import actor_pool_pb2, common_pb2, learner_pool_pb2
@@ -37,6 +37,8 @@ class Rollout:
     env_steps: int
     returns: Returns | None
     invocations: tuple[InvocationRecord, ...]
+    lanes: tuple[LaneRecord, ...] = ()
+    """How a round's actors leave their lanes, if episodes are carried."""
 
 
 @dataclass(frozen=True)
@@ -115,12 +117,22 @@ class Pools:
         actors: int,
         groups: Sequence[Group],
         versions: Versions,
+        lanes: Sequence[LaneRecord] = (),
         *,
         epoch: int,
     ) -> Rollout:
-        """Run the actors of a round; when this returns, their trajectories are in the learner pool."""
+        """Run the actors of a round; when this returns, their trajectories are in the learner pool.
+
+        Args:
+            lanes: Those that have begun, as earlier rounds have left them, if episodes are carried.
+        """
         request = self._rollout(job_id, job, round_, actor_pool_pb2.ROLLOUT_MODE_TRAIN, epoch)
-        request.actors = actors
+        request.actors, request.settings.carried = actors, job.carried
+        request.lanes.extend(
+            actor_pool_pb2.Lane(lane=each.lane, version=each.version, digest=each.digest)
+            for each in lanes
+            if each.lane < actors
+        )
         request.groups.extend(_groups(groups, versions))
         return await self._run(request)
 
@@ -201,6 +213,11 @@ class Pools:
             env_steps=sum(receipt.env_steps for receipt in reply.receipts),
             returns=returns_of(reply.receipts),
             invocations=_invocations(reply.invocations),
+            lanes=tuple(
+                LaneRecord(lane=receipt.lane.lane, version=receipt.lane.version, digest=receipt.lane.digest)
+                for receipt in reply.receipts
+                if receipt.HasField("lane")
+            ),
         )
 
 

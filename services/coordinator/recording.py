@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from marless.record import Decision, GroupRecord, PhaseSeconds, RoundRecord, Summary
+from marless.record import Decision, GroupRecord, LaneRecord, PhaseSeconds, RoundRecord, Summary
 from services.coordinator.journal import Journal
 from services.coordinator.planning import Plan
 from services.coordinator.pools import Rollout, Update
@@ -39,7 +39,13 @@ def trained(
         invocations=pending.invocations + update.invocations,
         decisions=plan.decisions,
         distances=update.distances,
+        lanes=pending.lanes,
     )
+
+
+def left(before: Iterable[LaneRecord], now: Iterable[LaneRecord]) -> tuple[LaneRecord, ...]:
+    """All lanes after a rollout: those that it ran, and as they were those that rest; by index."""
+    return tuple(lane for _, lane in sorted({each.lane: each for each in (*before, *now)}.items()))
 
 
 def finished(record: RoundRecord, evaluation: Rollout | None, *, times: RoundTimes, evaluation_s: float) -> RoundRecord:

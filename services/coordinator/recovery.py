@@ -14,6 +14,8 @@ import secrets
 from marless.errors import SpecError
 from marless.failpoint import reach
 from marless.job import Job
+from marless.record import RoundRecord
+from marless.rpc import carries
 from marless.rpc.concurrency import to_the_end
 from marless.rpc.param_store import Listing
 from services.coordinator.journal import Journal
@@ -55,7 +57,7 @@ class Recovery:
         if not self.epoch:
             await self._begin_epoch()
         present, last = await self._pools.store.list(self._id), self._journal.last
-        if last and not _has(present, last.versions):
+        if last and not _has(present, last):
             await self._restore(present)
         elif not last and not rolled_out and not self._opened:
             await self._forget(present)  # left by an earlier job of this id, or by this one before its first round
@@ -120,6 +122,8 @@ class Recovery:
         reach("coordinator.epoch.after")
 
 
-def _has(present: Listing, versions: Versions) -> bool:
+def _has(present: Listing, last: RoundRecord) -> bool:
+    """True if the store has the versions of all policies and the carries of all lanes after this round."""
     policies = present.policies
-    return all(name in policies and version in policies[name].versions for name, version in versions.items())
+    wanted = {**last.versions, **{carries.policy_of(each.lane): each.version for each in last.lanes}}
+    return all(name in policies and version in policies[name].versions for name, version in wanted.items())

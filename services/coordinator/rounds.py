@@ -272,7 +272,8 @@ class JobRun:
         times = self._timing.begin(plan.round)
         async with self._step(plan, "actors sample"):
             rollout = await self._pools.train(
-                *(self._id, self._job, plan.round, plan.actors, plan.groups, plan.versions), epoch=self._recovery.epoch
+                *(self._id, self._job, plan.round, plan.actors, plan.groups, plan.versions, plan.lanes),
+                epoch=self._recovery.epoch,
             )
         pending = Pending(
             round=plan.round,
@@ -280,6 +281,7 @@ class JobRun:
             env_steps=rollout.env_steps,
             returns=rollout.returns,
             invocations=rollout.invocations,
+            lanes=recording.left(plan.lanes, rollout.lanes),
         )
         self._folder.write_pending(pending)
         return pending
@@ -340,7 +342,7 @@ class JobRun:
             algorithm=self._job.spec.algorithm.name,
             groups={group.policy: group.agents for group in last.groups},
         )
-        await self._recovery.snapshots.save(progress, last.versions, spec.keep)
+        await self._recovery.snapshots.save(progress, last.versions, last.lanes, spec.keep)
 
     async def _end(self, state: str, reason: str) -> None:
         if self._fenced > MAX_FENCED:

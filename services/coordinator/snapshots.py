@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
-from marless.checkpoint import PARTS, Checkpoint, Progress, SavedPolicy
+from marless.checkpoint import PARTS, Checkpoint, Progress, SavedLane, SavedPolicy
 from marless.errors import CorruptError, NotFoundError
 from marless.failpoint import reach
+from marless.record import LaneRecord
+from marless.rpc import carries
 from marless.rpc.concurrency import to_the_end
 from marless.rpc.param_store import ParamStore, PolicyWrite
 from services.coordinator.logs import JobLog
@@ -23,13 +26,14 @@ class Snapshots:
         self._store = store
         self._log = log
 
-    async def save(self, progress: Progress, versions: Versions, keep: int) -> None:
-        """Copy these versions to the disk, unless the round has a checkpoint; drop all but the `keep` newest."""
+    async def save(self, progress: Progress, versions: Versions, lanes: Sequence[LaneRecord], keep: int) -> None:
+        """Copy these versions and lanes to disk, unless the round has a checkpoint; drop all but the `keep` newest."""
         if progress.round in await asyncio.to_thread(self._folder.checkpoints.rounds):
             return
         stored = await self._store.get(self._id, dict(versions), PARTS)
         policies = {name: SavedPolicy(version=each.version, blobs=each.blobs) for name, each in stored.items()}
-        checkpoint = Checkpoint(progress=progress, policies=policies)
+        held = [SavedLane(lane, data) for lane, data in await carries.fetch_all(self._store, self._id, lanes)]
+        checkpoint = Checkpoint(progress=progress, policies=policies, lanes=tuple(held))
         await to_the_end(self._folder.save_checkpoint, checkpoint, keep)
         self._log.info("checkpoint.saved", round=progress.round)
 
@@ -43,7 +47,7 @@ class Snapshots:
             if round_ > rounds:
                 continue
             try:
-                return self._folder.checkpoints.load(round_)
+                return self._folder.checkpoints.load(round_, lanes=True)
             except (CorruptError, NotFoundError) as error:
                 self._log.error("checkpoint.unreadable", round=round_, error=str(error))
                 problem = problem or str(error)
@@ -52,11 +56,16 @@ class Snapshots:
         return None
 
     async def restore(self, checkpoint: Checkpoint, epoch: int) -> None:
-        """Publish a checkpoint's policies under their original versions; the store must hold no version of the job."""
+        """Publish a checkpoint's policies and carries under their original versions.
+
+        The store must hold no version of the job.
+        """
         reach("coordinator.restore.before")
         round_ = checkpoint.progress.round
         for name, saved in checkpoint.policies.items():
             await self._publish(epoch, round_, name, saved, f"restore-{round_}", saved.version)
+        for held in checkpoint.lanes:
+            await carries.restore(self._store, self._id, epoch, round_, held.lane, held.data)
         reach("coordinator.restore.after")
 
     async def start_from(self, checkpoint: Checkpoint, epoch: int) -> None:

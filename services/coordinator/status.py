@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pydantic import TypeAdapter
 
-from marless.record import InvocationRecord, Returns
+from marless.record import InvocationRecord, LaneRecord, Returns
 
 ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 
@@ -59,6 +59,8 @@ class Pending:
     env_steps: int
     returns: Returns | None
     invocations: tuple[InvocationRecord, ...]
+    lanes: tuple[LaneRecord, ...] = ()
+    """As in the round's record."""
 
 
 STATUS = TypeAdapter(JobStatus)

@@ -11,9 +11,9 @@ from marless.algos.base import Scope
 from marless.algos.base import scopes as scopes_of
 from marless.algos.off_policy import OffPolicyConfig
 from marless.data.frames import ReplaySchema
-from marless.data.trajectory import TrajectorySchema
 from marless.envs.base import EnvSpaces
 from marless.errors import FencedError, NotFoundError, OverloadedError, SpecError, StaleError, shown
+from marless.job import schema_of
 from marless.job_id import check_id
 from marless.limits import MAX_ACTORS, MAX_POLICIES
 from marless.log import structlog
@@ -315,12 +315,6 @@ def _check_update(request: learner_pool_pb2.UpdateRequest) -> None:
 
 def _read(request: learner_pool_pb2.OpenJobRequest) -> tuple[JobSpec, EnvSpaces]:
     return from_json(request.spec_json), spaces_from_json(request.spaces_json)
-
-
-def schema_of(spec: JobSpec, spaces: EnvSpaces) -> TrajectorySchema:
-    """The arrays of this job's trajectories: names, dtypes and shapes."""
-    with_state = registry.algorithm(spec.algorithm.name).needs_state(spec.algorithm)
-    return TrajectorySchema(spaces, spec.actors.steps, spec.actors.envs, with_state)
 
 
 def _replay_sizes(spec: JobSpec, spaces: EnvSpaces, scopes: Sequence[Scope]) -> dict[str, int]:

@@ -188,11 +188,14 @@ def facts(record: RoundRecord) -> tuple[object, ...]:
     return (
         *(record.round, record.env_steps, record.actors, record.groups, record.versions, record.returns),
         *(record.evaluation, {name: dict(each) for name, each in record.metrics.items()}, record.decisions),
+        record.lanes,
     )
 
 
 def outcome(folder: RunFolder) -> tuple[list[tuple[object, ...]], dict[str, str]]:
     """All that a job came to: its records, and the digests of its last checkpoint's files."""
     last = folder.checkpoints.path(folder.checkpoints.rounds()[-1])
-    digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in last.glob("*.safetensors")}
+    digests = {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in last.iterdir() if path.suffix != ".json"
+    }
     return [facts(record) for record in folder.records()], digests

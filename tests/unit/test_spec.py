@@ -10,11 +10,13 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from marless import documents, spec
+from marless.envs import registry
 from marless.envs.base import AgentClass, Box, Discrete, EnvSpaces
 from marless.errors import SpecError
 from marless.job import advice, prepare
 from marless.job_id import check_id
 from marless.sharing.groups import initial_groups
+from tests.scripted_env import ScriptedEnv
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 BASE = {
@@ -69,7 +71,7 @@ def test_an_algorithm_may_be_named_without_a_section():
 MISTAKES = {
     "actorz: {count: 2}": f"actorz: unknown field 'actorz'; did you mean 'actors'? known: {SECTIONS}",
     "actors: {cout: 2}": "actors.cout: unknown field 'cout'; did you mean 'count'? "
-    "known: count, envs, steps, timeout_s",
+    "known: count, envs, episodes, steps, timeout_s",
     "actors: {count: many}": "actors.count: got 'many'; allowed: a whole number",
     "actors: {count: 2.5}": "actors.count: got 2.5; allowed: a whole number",
     "actors: {count: 0}": "actors.count: got 0; allowed: at least 1",
@@ -78,7 +80,7 @@ MISTAKES = {
     "actors: {timeout_s: .inf}": "actors.timeout_s: got inf; allowed: a finite number",
     "actors: 5": "actors: got 5; allowed: a section with fields",
     "actors:": "actors: is empty; give it a value or leave it out",
-    "actors: {3: 4}": "actors.3: unknown field '3'; known: count, envs, steps, timeout_s",
+    "actors: {3: 4}": "actors.3: unknown field '3'; known: count, envs, episodes, steps, timeout_s",
     "env: {options: {}}": "env.name: is missing; it has no default",
     "env: {name: mpe/simple_spread, options: {agents: 2020-01-01}}": "env.options.agents: got datetime.date(2020, 1, 1)"
     "; allowed: text, a number, true, false, null, a list or a section of those",
@@ -340,8 +342,21 @@ def test_a_threshold_that_one_policy_can_force_is_pointed_out(scaling, said):
 
 @pytest.mark.parametrize(("steps", "said"), [(10, "actors.steps is 10, an episode lasts up to 25"), (25, ""), (60, "")])
 def test_actors_that_never_see_an_episodes_end_are_pointed_out(steps, said):
-    note = advice(prepare(spec.parse(document(f"actors: {{steps: {steps}}}"), "job.yaml")))
+    note = advice(prepare(spec.parse(document(f"actors: {{steps: {steps}, episodes: fresh}}"), "job.yaml")))
     assert note.startswith(said) and bool(note) == bool(said)
+
+
+def test_carried_episodes_are_all_seen():
+    assert not advice(prepare(spec.parse(document("actors: {steps: 10, episodes: carried}"), "job.yaml")))
+
+
+def test_episodes_of_an_environment_that_cannot_be_saved_are_not_carried(monkeypatch):
+    monkeypatch.setattr(registry, "make", lambda name, options, batch: ScriptedEnv(batch))
+    prepare(spec.parse(document("actors: {episodes: fresh}"), "job.yaml"))
+    with pytest.raises(
+        SpecError, match=r"actors.episodes: environment .* has no save\(\) .*; set actors.episodes: fresh"
+    ):
+        prepare(spec.parse(document("actors: {episodes: carried}"), "job.yaml"))
 
 
 @pytest.mark.parametrize(

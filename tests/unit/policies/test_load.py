@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +17,13 @@ from hypothesis import strategies as st
 import marless
 from marless.algos import registry as algorithms
 from marless.algos.base import Group, LearnerContext, ModelSpec, scopes
-from marless.checkpoint import PARTS, Checkpoint, DiskCheckpoints, Progress, SavedPolicy
+from marless.checkpoint import PARTS, Checkpoint, DiskCheckpoints, Progress, SavedLane, SavedPolicy
 from marless.envs import registry
 from marless.envs.base import Box, Discrete
 from marless.errors import CorruptError, NotFoundError, SpecError
 from marless.nets import serial
 from marless.nets.acting import ActingPolicies
+from marless.record import LaneRecord
 from tests.unit.policies.saved import save, state
 
 PAIR = {"x": ("x",), "y": ("y",)}
@@ -156,6 +159,25 @@ def test_damage_is_named(run):
     (checkpoint / "manifest.json").write_text(json.dumps(manifest))
     (run / "spec.yaml").write_text("env: [")
     assert refusal(CorruptError, run) == f"{run}/spec.yaml: it is missing, or not a job's resolved spec"
+
+
+def test_only_the_job_itself_reads_the_carries_of_a_checkpoint(run):
+    checkpoints = DiskCheckpoints(run / "checkpoints")
+    carry = SavedLane(LaneRecord(lane=3, version=7, digest=hashlib.sha256(b"carry").hexdigest()), b"carry")
+    checkpoints.save(replace(checkpoints.load(20), lanes=(carry,)), 2)
+    assert (checkpoints.load(20).lanes, checkpoints.load(20, lanes=True).lanes) == ((), (carry,))
+    assert checkpoints.load(10, lanes=True).lanes == ()
+    file = checkpoints.path(20) / "lane-3.carry"
+    file.write_bytes(b"other")
+    with pytest.raises(CorruptError, match=r"lane-3.carry was changed after it was written"):
+        checkpoints.load(20, lanes=True)
+    file.unlink()
+    with pytest.raises(NotFoundError, match=r"lane-3.carry: there is no such checkpoint file"):
+        checkpoints.load(20, lanes=True)
+    assert marless.load_policy(run).policies.keys() == PAIR.keys()
+    manifest = checkpoints.path(20) / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"lane": 3', '"lane": "../x"'))
+    assert refusal(CorruptError, run)
 
 
 @pytest.mark.parametrize("lost", ["policy.0.weight", "policy.1.bias"])

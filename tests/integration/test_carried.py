@@ -1,0 +1,216 @@
+"""Jobs whose episodes go on from round to round: no interruption changes what they come to."""
+
+import json
+from collections.abc import AsyncIterator
+from itertools import count
+
+import pytest
+import pytest_asyncio
+
+from marless.algos import registry as algorithms
+from marless.algos.base import Group, LearnerContext, RoundInput, Scope
+from marless.data.rollout import Lane
+from marless.envs import registry
+from marless.errors import UnreachableError
+from marless.job import prepare
+from marless.nets import serial
+from marless.nets.acting import ActingPolicies
+from marless.rpc import carries
+from marless.rpc.v1 import actor_pool_pb2
+from services.actor_pool.actor import actor_seed
+from services.coordinator.run_folder import RunFolder
+from tests.integration.running import (
+    ENVS,
+    Cluster,
+    KilledError,
+    created,
+    go_on,
+    outcome,
+    restarted,
+    running_scripted,
+)
+from tests.integration.running import spec as spec_of
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+STEPS, ROUNDS = 3, 7
+FAMILIES = {
+    "ippo": {"name": "ippo", "epochs": 1, "minibatches": 2},
+    "vdn": {"name": "vdn", "warmup": 8, "batch": 8},
+    "maddpg": {"name": "maddpg", "warmup": 8, "batch": 8},
+}
+_serials = count()
+
+
+def spec(family="ippo", **changes):
+    """Episodes of 7 steps in rounds of 3; 1 to 3 actors, so that lanes rest and come back."""
+    return spec_of(
+        **{
+            "env": {"name": "mpe/simple_spread", "options": {"agents": 2, "max_cycles": 7}},
+            "algorithm": FAMILIES[family],
+            "actors": {"count": 3, "envs": ENVS, "steps": STEPS, "episodes": "carried"},
+            "scaling": "scripted",
+            "stop": {"rounds": ROUNDS},
+        }
+        | changes
+    )
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(redis_url, tmp_path_factory) -> AsyncIterator[Cluster]:
+    async for each in running_scripted(tmp_path_factory.mktemp("cluster"), redis_url):
+        yield each
+
+
+def new(tmp_path, family="ippo", **changes) -> RunFolder:
+    return created(tmp_path / f"carried-{next(_serials)}", spec(family, **changes))
+
+
+async def succeeded(cluster, folder) -> None:
+    run = await go_on(folder, cluster.pools)
+    assert (run.status.state, run.status.reason) == ("SUCCEEDED", f"{len(list(folder.records()))} rounds done")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def undisturbed(cluster, tmp_path_factory):
+    """The folder of a job of a family that nothing befell."""
+    done: dict[str, RunFolder] = {}
+
+    async def of(family: str) -> RunFolder:
+        if family not in done:
+            done[family] = new(tmp_path_factory.mktemp(family), family)
+            await succeeded(cluster, done[family])
+        return done[family]
+
+    return of
+
+
+# What happens
+
+
+async def test_lanes_go_on_and_rest_as_the_number_of_actors_changes(undisturbed):
+    records = list((await undisturbed("ippo")).records())
+    assert len({record.actors for record in records}) == 3
+    versions = dict.fromkeys(range(3), 0)
+    for record in records:
+        versions |= {index: versions[index] + 1 for index in range(record.actors)}
+        assert {lane.lane: lane.version for lane in record.lanes} == {i: v for i, v in versions.items() if v}
+    assert sum(record.returns.episodes for record in records if record.returns) == ENVS * sum(
+        version * STEPS // 7 for version in versions.values()
+    )  # of 7 steps each, however they are cut
+
+
+async def test_services_compute_what_one_process_computes(undisturbed):
+    """The same rounds by plain function calls on lanes that live all the time: equal to the last bit."""
+    folder, given = await undisturbed("ippo"), spec()
+    spaces = prepare(given).spaces
+    [agents] = spaces.classes
+    lanes = {index: Lane(registry.make(given.env.name, given.env.options, ENVS)) for index in range(3)}
+    begun: set[int] = set()
+    learner = algorithms.algorithm("ippo").learner(
+        given.algorithm, LearnerContext(given.model, spaces, Scope(0, (0,), agents.name), "cpu")
+    )
+    for agent in agents.agents:
+        learner.load(agent, learner.initial(agent, given.seed))
+    env_steps = 0
+    for record in folder.records():
+        played = []
+        for index in range(record.actors):
+            seed = actor_seed(given.seed, actor_pool_pb2.ROLLOUT_MODE_TRAIN, record.round, index)
+            if index not in begun:
+                lanes[index].begin(seed)
+                begun.add(index)
+            acting = [ActingPolicies.from_states(agents, [learner.state(agent) for agent in agents.agents])]
+            played.append(lanes[index].roll(acting, steps=STEPS, seed=seed, with_state=False, carried=True)[0])
+        groups = tuple(Group(each.policy, each.agents, each.source) for each in record.groups)
+        learner.update(RoundInput(record.round, env_steps, given.seed, groups, played))
+        env_steps = record.env_steps
+    saved = folder.checkpoints.load(ROUNDS)
+    for agent in agents.agents:
+        assert tuple(map(bytes, saved.policies[agent].blobs.values())) == serial.encode(learner.state(agent))
+
+
+# What interrupts it
+
+SLOW = pytest.mark.slow
+
+
+def families(quick: str):
+    return pytest.mark.parametrize(
+        "family", [name if name == quick else pytest.param(name, marks=SLOW) for name in FAMILIES]
+    )
+
+
+@families("ippo")
+@pytest.mark.parametrize("place", ["pending.before", "pending.after", "record.before", "record.after"])
+async def test_a_coordinator_that_is_killed(cluster, undisturbed, tmp_path, kill_at, family, place):
+    folder = new(tmp_path, family)
+    kill_at(f"coordinator.{place}", 4)
+    with pytest.raises(KilledError):
+        await go_on(folder, cluster.pools)
+    await succeeded(cluster, folder)
+    assert outcome(folder) == outcome(await undisturbed(family))
+
+
+@families("vdn")
+async def test_workers_that_are_lost_with_their_lanes(cluster, undisturbed, tmp_path, after, family):
+    folder = new(tmp_path, family)
+    after("train", 2, restarted(cluster, "actor_pool"), before=True)
+    after("train", 4, restarted(cluster, "actor_pool"))
+    await succeeded(cluster, folder)
+    assert outcome(folder) == outcome(await undisturbed(family))
+
+
+@families("maddpg")
+async def test_a_learner_pool_that_lost_the_trajectories(cluster, undisturbed, tmp_path, after, sampled, family):
+    """The round is rolled out again, from where it began: its carries are there already, and are equal."""
+    folder = new(tmp_path, family)
+
+    async def lose() -> None:
+        await restarted(cluster, "learner_pool")()
+        raise UnreachableError("learner_pool: it was away")
+
+    after("update", 3, lose, before=True)
+    await succeeded(cluster, folder)
+    assert sampled == [0, 1, 2, 3, 3, 4, 5, 6]
+    assert outcome(folder) == outcome(await undisturbed(family))
+
+
+@families("ippo")
+async def test_a_store_that_loses_everything(cluster, undisturbed, tmp_path, after, family):
+    """The checkpoint has the carries, too, also of lanes that rest."""
+    folder = new(tmp_path, family)
+    after("train", 5, lambda: cluster.store.delete_job(folder.path.name), before=True)
+    await succeeded(cluster, folder)
+    assert outcome(folder) == outcome(await undisturbed(family))
+
+
+async def test_a_store_that_loses_one_lane_that_rests(cluster, undisturbed, tmp_path, after, redis_url):
+    """It is missed when the job is recovered, before its actor is needed."""
+    folder = new(tmp_path)
+
+    async def lose() -> None:
+        from redis.asyncio import Redis
+
+        async with Redis.from_url(redis_url) as redis:
+            key = f"marless:{{{folder.path.name}}}:"
+            assert await redis.hdel(f"{key}heads", carries.policy_of(2)) == 1
+        raise UnreachableError("param_store: it was away")
+
+    after("train", 5, lose, before=True)
+    await succeeded(cluster, folder)
+    assert outcome(folder) == outcome(await undisturbed("ippo"))
+    assert any(json.loads(line)["event"] == "job.versions_lost" for line in folder.log_path.read_text().splitlines())
+
+
+@families("ippo")
+async def test_a_job_that_is_resumed(cluster, undisturbed, tmp_path, family):
+    folder = new(tmp_path, family, stop={"rounds": 4})
+    await succeeded(cluster, folder)
+    given, status = folder.load()
+    from dataclasses import replace
+
+    assert folder.own()
+    folder.write_spec(given.model_copy(update={"stop": given.stop.model_copy(update={"rounds": ROUNDS})}))
+    folder.write_status(replace(status, state="RUNNING"))
+    await succeeded(cluster, folder)
+    assert outcome(folder)[1] == outcome(await undisturbed(family))[1]
