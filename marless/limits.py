@@ -22,6 +22,8 @@ MAX_OBSERVATION = 2**20
 """Elements of one agent's observation."""
 MAX_ACTIONS = 2**16
 """Discrete actions, or dimensions of a continuous action."""
+MAX_WIDTH, MAX_LAYERS = 8192, 16
+"""Units of a hidden layer, and hidden layers of a net."""
 MAX_STATE = 2**24
 """Elements of an environment's global state."""
 MAX_TRAJECTORY_BYTES = 512 * 2**20

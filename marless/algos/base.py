@@ -26,10 +26,13 @@ from typing import (
     get_origin,
 )
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticKnownError
 
+from marless.errors import SpecError
 from marless.interruption import Stopped, never
+from marless.limits import MAX_LAYERS, MAX_NAME, MAX_WIDTH
+from marless.nets.kinds import GRU, MLP, kind_of
 
 if TYPE_CHECKING:  # so that `marless submit` can check a job file without the time to import NumPy
     from pathlib import Path
@@ -41,7 +44,7 @@ if TYPE_CHECKING:  # so that `marless submit` can check a job file without the t
     from marless.envs.base import AgentClass, EnvSpaces
 
 Arrays: TypeAlias = "Mapping[str, NDArray[np.generic]]"
-Width: TypeAlias = Annotated[int, Field(gt=0, le=8192)]
+Width: TypeAlias = Annotated[int, Field(gt=0, le=MAX_WIDTH)]
 """Units of a layer."""
 REPLAY = "replay"
 """The metadata "kind" of a state that holds a replay buffer instead of a policy."""
@@ -75,16 +78,39 @@ def _leaves(annotation: Any) -> set[Any]:
 class ModelSpec(Strict):
     """The nets of every policy and critic: perceptrons, or recurrent nets."""
 
-    hidden: tuple[Width, ...] = Field((64, 64), description="units of each hidden layer", min_length=1, max_length=16)
+    net: str = Field("mlp", max_length=MAX_NAME, description="kind of net: mlp, or one of another package")
+    hidden: tuple[Width, ...] = Field(
+        (64, 64), description="units of each hidden layer", min_length=1, max_length=MAX_LAYERS
+    )
     activation: Literal["tanh", "relu"] = Field("tanh", description="non-linearity after each hidden layer")
     recurrent: Literal["none", "gru"] = Field(
         "none", description="gru: the last hidden layer consists of gated recurrent units, with a memory of the episode"
     )
 
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        try:
+            kind_of(self.net)
+        except SpecError as error:
+            raise ValueError(f"{error}") from None
+        if self.recurrent == GRU and self.net not in (MLP, GRU):
+            raise ValueError(f"recurrent: gru is for net: mlp; {self.net} brings a memory of its own, or none")
+        return self
+
+    @property
+    def kind(self) -> str:
+        """The kind of the nets, see `marless.nets.kinds`."""
+        return GRU if self.recurrent == GRU else self.net
+
     @property
     def memory(self) -> int:
-        """Units of a net's memory; 0 if it has none."""
-        return 0 if self.recurrent == "none" else self.hidden[-1]
+        """H, numbers that a net remembers of each episode; 0 if it has no memory."""
+        return kind_of(self.kind).memory(tuple(self.hidden))
+
+    @property
+    def remembers(self) -> bool:
+        """True if nets have a memory of the episode."""
+        return self.memory > 0
 
 
 class Schedule(Strict):

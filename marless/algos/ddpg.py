@@ -22,6 +22,7 @@ from marless.algos.base import (
 )
 from marless.algos.off_policy import OffPolicyConfig
 from marless.errors import SpecError
+from marless.nets.kinds import MLP
 
 if TYPE_CHECKING:
     from marless.envs.base import EnvSpaces
@@ -80,10 +81,10 @@ class DDPGAlgorithm:
         replay buffer that is larger than the learner's memory.
         """
         own = DDPGConfig.model_validate(self.config_type.model_validate(config))
-        if setting.model.recurrent != "none":
+        if setting.model.kind != MLP:
             raise SpecError(
-                f"model.recurrent {setting.model.recurrent}: {own.name} has no nets with memory; set model.recurrent: "
-                "none, or use an algorithm that has (ippo, mappo, iql, vdn, qmix)"
+                f"{own.name} trains perceptrons only, and model asks for {setting.model.kind} nets; set model.net: mlp "
+                "and model.recurrent: none, or use another algorithm (ippo, mappo, iql, vdn, qmix)"
             )
         for each in setting.spaces.classes:
             bounds = [*getattr(each.action, "low", ()), *getattr(each.action, "high", ())]

@@ -114,10 +114,10 @@ class OffPolicyConfig(AlgorithmConfig):
 
 def check(config: OffPolicyConfig, setting: Setting) -> None:
     """Raise SpecError for settings of the replay buffer that cannot work in this job."""
-    if setting.model.recurrent != "none" and config.replay.unit != "episodes":
+    if setting.model.remembers and config.replay.unit != "episodes":
         raise SpecError(
-            f"model.recurrent {setting.model.recurrent} learns from whole episodes, and algorithm.replay.unit is "
-            f"{config.replay.unit}; set algorithm.replay.unit: episodes, or model.recurrent: none"
+            f"a {setting.model.kind} net, which has a memory, learns from whole episodes, and algorithm.replay.unit is "
+            f"{config.replay.unit}; set algorithm.replay.unit: episodes, or choose a net without"
         )
     _check_replay(config, setting)
 

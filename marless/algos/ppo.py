@@ -68,7 +68,7 @@ class ActorCriticConfig(AlgorithmConfig):
 
     def check_setting(self, setting: Setting) -> None:
         """Raise SpecError if a job's rounds cannot be divided into as many minibatches as are set."""
-        remembers = setting.model.recurrent != "none"
+        remembers = setting.model.remembers
         for each in (self, self.of_critics()):
             each.check_minibatches(setting.samples // setting.steps if remembers else setting.samples, remembers)
 

@@ -10,17 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marless.envs.base import ActionArray, AgentClass, BoolArray, FloatArray
-from marless.errors import CorruptError, SpecError
+from marless.errors import CorruptError, SpecError, shown
+from marless.limits import MAX_LAYERS, MAX_WIDTH
 from marless.nets import acting_heads, acting_nets, actions
 from marless.nets.acting_heads import ActingHead
 from marless.nets.acting_nets import ActingNet
 from marless.nets.inputs import Inputs, write_action
+from marless.nets.kinds import MLP, OURS, kind_of
 
 if TYPE_CHECKING:  # at run time it would import pydantic into actors
     from marless.algos.base import ModelSpec
 
 Arrays = Mapping[str, NDArray[np.generic]]
-_WAY = ("kind", "activation", "action", "acts", "inputs", "ids")
+_WAY = ("kind", "hidden", "activation", "action", "acts", "inputs", "ids")
 """Metadata keys that must be equal for all policies of a class."""
 _NOT_BEGUN = -1
 
@@ -81,7 +83,8 @@ class ActingPolicies:
             owners = [s.acting for s in (states[:1] if all(s is states[0] for s in states) else states)]
             net, free_NF = acting_nets.stacked(
                 owners,
-                kind=metadata.get("kind", "mlp"),
+                kind=metadata.get("kind", MLP),
+                hidden=_widths(metadata.get("hidden", "")),
                 activation=metadata["activation"],
                 inputs=inputs.size(agent_class),
                 outputs=action.n,
@@ -183,8 +186,9 @@ def description(
     `acts` is one of STOCHASTIC, EPSILON_GREEDY and DETERMINISTIC in `acting_heads`; states of the last two have an
     acting array "exploration".
     """
-    kind = "gru" if model.recurrent == "gru" else "mlp"
-    found = {"kind": kind, "activation": model.activation, "action": actions.describe(agent_class.action)}
+    found = {"kind": model.kind, "activation": model.activation, "action": actions.describe(agent_class.action)}
+    if model.kind not in OURS:  # ours tell by their weights
+        found["hidden"] = ",".join(map(str, model.hidden))
     way = {} if acts == acting_heads.STOCHASTIC else {"acts": acts}
     return found | way | (inputs or Inputs()).metadata()
 
@@ -193,7 +197,21 @@ def _agreed(agent_class: AgentClass, states: Sequence[Acting]) -> Mapping[str, s
     """The common metadata of the states; raises CorruptError unless they agree and fit the class."""
     ways = {tuple(s.metadata.get(key) for key in _WAY) for s in states}
     metadata, expected = states[0].metadata, actions.describe(agent_class.action)
-    known = metadata.get("activation") in acting_nets.ACTIVATE and metadata.get("kind", "mlp") in ("mlp", "gru")
+    known = metadata.get("activation") in acting_nets.ACTIVATE
     if len(ways) != 1 or not known or metadata.get("action") != expected:
         raise CorruptError(f"class {agent_class.name}: policies do not act in one way, with actions {expected}")
+    try:
+        kind_of(metadata.get("kind", MLP))
+    except SpecError as error:
+        raise CorruptError(f"class {agent_class.name}: {error}") from None
     return metadata
+
+
+def _widths(text: str) -> tuple[int, ...]:
+    """The units of hidden layers from a state's metadata; raises CorruptError."""
+    if not text:
+        return ()
+    found = tuple(int(each) for each in text.split(",")[:MAX_LAYERS] if each.isascii() and each.isdecimal())
+    if ",".join(map(str, found)) != text or not all(0 < each <= MAX_WIDTH for each in found):
+        raise CorruptError(f"policy state: hidden is {shown(text)}, expected the units of each layer")
+    return found

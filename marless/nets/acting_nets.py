@@ -6,6 +6,7 @@ Shapes: N agents (or 1, if all share their weights), B environment copies, I inp
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -13,7 +14,8 @@ from numpy.typing import NDArray
 
 from marless.envs.base import BoolArray, FloatArray
 from marless.errors import CorruptError
-from marless.nets.layout import GATES, MEMORY, GRULayout, Layout
+from marless.nets.kinds import GRU, MLP, Ops, kind_of
+from marless.nets.layout import GATES, MEMORY, NetLayout, layout_of
 
 _PREFIX = "policy"
 
@@ -111,9 +113,7 @@ class GatedUnits:
     def recall(self, hidden_NHB: FloatArray) -> None:
         """See `ActingNet`."""
         kept = self._hidden_NHB[:, :-1]
-        if hidden_NHB.shape != kept.shape or not np.isfinite(hidden_NHB).all():
-            raise CorruptError(f"a memory float32{list(hidden_NHB.shape)} does not fit nets of {list(kept.shape)}")
-        kept[...] = hidden_NHB
+        kept[...] = checked_memory(hidden_NHB, kept.shape)
 
     def output(self) -> FloatArray:
         """See `ActingNet`."""
@@ -131,6 +131,79 @@ class GatedUnits:
         return result
 
 
+class AnyKind:
+    """Nets of any kind, by the kind's own definition."""
+
+    def __init__(self, layout: NetLayout, matrices: Sequence[FloatArray], activation: str) -> None:
+        self.remembers = layout.memory > 0
+        self._kind, self._ops = kind_of(layout.kind), numpy_ops(activation)
+        self._layers = [partial(_affine, matrix) for matrix in matrices]
+        self._inputs, self._units = layout.inputs, layout.memory
+        self._input = self._hidden_NHB = np.empty((0, 0, 0), np.float32)
+
+    def allocate(self, agents: int, batch: int) -> FloatArray:
+        """See `ActingNet`."""
+        self._hidden_NHB = np.zeros((agents, self._units, batch), np.float32)
+        self._input = np.ones((agents, self._inputs + 1, batch), np.float32)
+        return self._input
+
+    def forget(self, copies_B: BoolArray) -> None:
+        """See `ActingNet`."""
+        self._hidden_NHB[:, :, copies_B] = 0
+
+    def memory(self) -> FloatArray | None:
+        """See `ActingNet`."""
+        return self._hidden_NHB.copy() if self.remembers else None
+
+    def recall(self, hidden_NHB: FloatArray) -> None:
+        """See `ActingNet`."""
+        self._hidden_NHB = checked_memory(hidden_NHB, self._hidden_NHB.shape).copy()
+
+    def output(self) -> FloatArray:
+        """See `ActingNet`."""
+        found, memory = self._kind.step(self._ops, self._layers, self._input[:, :-1], self._hidden_NHB)
+        if self.remembers:
+            self._hidden_NHB = memory
+        result: FloatArray = found
+        return result
+
+
+def checked_memory(hidden_NHB: FloatArray, shape: tuple[int, ...]) -> FloatArray:
+    """The memory; raises CorruptError unless it has this shape and is finite."""
+    if hidden_NHB.shape != shape or not np.isfinite(hidden_NHB).all():
+        raise CorruptError(f"a memory float32{list(hidden_NHB.shape)} does not fit nets of {list(shape)}")
+    return hidden_NHB
+
+
+def numpy_ops(activation: str) -> Ops:
+    """The operations of kinds, in NumPy."""
+    return Ops(
+        activate=partial(_new, ACTIVATE[activation]),
+        tanh=np.tanh,
+        sigmoid=_new_sigmoid,
+        exp=np.exp,
+        join=partial(np.concatenate, axis=1),
+    )
+
+
+def _new(activate: Callable[[FloatArray, FloatArray], None], x: FloatArray) -> FloatArray:
+    out = np.empty_like(x)
+    activate(x, out)
+    return out
+
+
+def _new_sigmoid(x: FloatArray) -> FloatArray:
+    out = x.copy()
+    _sigmoid(out)
+    return out
+
+
+def _affine(matrix: FloatArray, x: FloatArray) -> FloatArray:
+    found: FloatArray = np.matmul(matrix[:, :, :-1], x)
+    found += matrix[:, :, -1:]
+    return found
+
+
 def stacked(
     owners: Sequence[Mapping[str, NDArray[np.generic]]],
     *,
@@ -139,20 +212,26 @@ def stacked(
     inputs: int,
     outputs: int,
     free: int,
+    hidden: tuple[int, ...] = (),
 ) -> tuple[ActingNet, FloatArray]:
     """Stack the nets of policy states; also returns their free parameters [N, free].
 
-    `kind` is "mlp" or "gru". The sizes of hidden layers are those of the first state's weights. Raises CorruptError if
-    a state does not fit.
+    The sizes of hidden layers of kinds of marless are those of the first state's weights; for others, `hidden` has
+    them. Raises CorruptError if a state does not fit, SpecError for a kind that is not installed.
     """
-    layout = (GRULayout if kind == "gru" else Layout)(inputs, _hidden(owners[0], kind), outputs, free)
+    ours = kind in (MLP, GRU)
+    if not ours and not hidden:
+        raise CorruptError(f"the policy state does not say how many units its {kind} net has")
+    layout = layout_of(kind, inputs, _hidden(owners[0], kind) if ours else hidden, outputs, free)
     flat_ND = np.stack([layout.from_arrays(_PREFIX, arrays) for arrays in owners])
     parts = zip(layout.spans, layout.shapes, strict=True)
     matrices = [flat_ND[:, span].reshape(len(owners), *shape) for span, shape in parts]
     free_NF = flat_ND[:, layout.size - free :]
-    if kind == "gru":
+    if kind == GRU:
         *body, memory, output = matrices
         return GatedUnits(Perceptrons(body, activation), memory, output), free_NF
+    if kind != MLP:
+        return AnyKind(layout, matrices, activation), free_NF
     return Perceptrons(matrices, activation), free_NF
 
 
@@ -161,9 +240,9 @@ def _hidden(arrays: Mapping[str, NDArray[np.generic]], kind: str) -> tuple[int, 
     depth = sum(name.endswith(".weight") and not name.endswith(f"{MEMORY}.weight") for name in arrays)
     weights = [arrays.get(f"{_PREFIX}.{i}.weight") for i in range(depth - 1)]
     rows = [0 if weight is None or weight.ndim != 2 else int(weight.shape[0]) for weight in weights]
-    if depth < (2 if kind == "gru" else 1) or not all(rows):
+    if depth < (2 if kind == GRU else 1) or not all(rows):
         raise CorruptError("the policy state holds no weights to act with")
-    return (*rows[:-1], rows[-1] // GATES) if kind == "gru" else tuple(rows)
+    return (*rows[:-1], rows[-1] // GATES) if kind == GRU else tuple(rows)
 
 
 def _sigmoid(x: FloatArray) -> None:

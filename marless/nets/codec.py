@@ -12,7 +12,7 @@ from torch import Tensor
 
 from marless.errors import CorruptError
 from marless.nets.bank import Row
-from marless.nets.layout import FloatArray, NetLayout, checked
+from marless.nets.layout import FloatArray, ParameterLayout, checked
 
 Arrays = Mapping[str, NDArray[np.generic]]
 
@@ -27,7 +27,7 @@ class Codec:
     """
 
     prefix: str
-    layout: NetLayout
+    layout: ParameterLayout
     output_gain: float
     """Gain of the initial output layer."""
     acts: bool

@@ -13,12 +13,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from marless.errors import CorruptError
+from marless.errors import CorruptError, SpecError
+from marless.nets.kinds import GRU, MLP, kind_of
 
 if TYPE_CHECKING:  # at run time it would import pydantic into actors
     from marless.algos.base import ModelSpec
@@ -36,8 +37,8 @@ def generator(seed: int, name: str) -> np.random.Generator:
     return np.random.default_rng([seed, *np.frombuffer(digest, dtype="<u4").tolist()])
 
 
-class NetLayout(Protocol):
-    """The positions of a net's parameters in its flat vector, for any kind of net."""
+class ParameterLayout(Protocol):
+    """The positions of parameters in a flat vector."""
 
     @property
     def inputs(self) -> int:
@@ -77,6 +78,30 @@ class NetLayout(Protocol):
         ...
 
 
+class NetLayout(ParameterLayout, Protocol):
+    """The positions of a net's parameters in its flat vector, for any kind of net."""
+
+    @property
+    def kind(self) -> str:
+        """The kind of the net, see `marless.nets.kinds`."""
+        ...
+
+    @property
+    def memory(self) -> int:
+        """H, numbers that the net remembers of each episode; 0 for nets without memory."""
+        ...
+
+    @property
+    def shapes(self) -> tuple[tuple[int, int], ...]:
+        """(outputs, inputs + 1) of each matrix, the output layer's last."""
+        ...
+
+    @property
+    def spans(self) -> tuple[slice, ...]:
+        """Position of each matrix in the flat vector."""
+        ...
+
+
 @dataclass(frozen=True)
 class _Matrices(ABC):
     """A flat float32 vector of matrices [outputs, inputs + 1], one after another, then `free` further parameters."""
@@ -85,7 +110,7 @@ class _Matrices(ABC):
     hidden: tuple[int, ...]
     outputs: int
     free: int = 0
-    """See `NetLayout`."""
+    """See `ParameterLayout`."""
 
     @property
     @abstractmethod
@@ -113,14 +138,14 @@ class _Matrices(ABC):
         return int(self.spans[-1].stop) + self.free
 
     def initial(self, rng: np.random.Generator, output_gain: float) -> FloatArray:
-        """See `NetLayout`."""
+        """See `ParameterLayout`."""
         flat_D = np.zeros(self.size, np.float32)
         for i, (span, shape) in enumerate(zip(self.spans, self.shapes, strict=True)):
             flat_D[span].reshape(shape)[:, :-1] = self._weights(i, rng, output_gain)
         return flat_D
 
     def to_arrays(self, prefix: str, flat_D: FloatArray) -> dict[str, FloatArray]:
-        """See `NetLayout`."""
+        """See `ParameterLayout`."""
         arrays = {}
         for name, span, shape in zip(self.names, self.spans, self.shapes, strict=True):
             matrix = flat_D[span].reshape(shape)
@@ -131,7 +156,7 @@ class _Matrices(ABC):
         return arrays
 
     def from_arrays(self, prefix: str, arrays: Mapping[str, NDArray[np.generic]]) -> FloatArray:
-        """See `NetLayout`."""
+        """See `ParameterLayout`."""
         parts = [  # all are checked before the vector is allocated, because untrusted sizes may be huge
             (
                 checked(arrays, f"{prefix}.{name}.weight", (shape[0], shape[1] - 1)),
@@ -151,6 +176,9 @@ class _Matrices(ABC):
 @dataclass(frozen=True)
 class Layout(_Matrices):
     """The layout of a perceptron: one matrix per layer."""
+
+    kind: ClassVar[str] = MLP
+    memory: ClassVar[int] = 0
 
     @cached_property
     def shapes(self) -> tuple[tuple[int, int], ...]:
@@ -178,10 +206,17 @@ class GRULayout(_Matrices):
     there, and unlike in Cho et al., r is applied after the product with the memory's matrix, not before.
     """
 
+    kind: ClassVar[str] = GRU
+
     @property
     def units(self) -> int:
         """H, number of recurrent units."""
         return self.hidden[-1]
+
+    @property
+    def memory(self) -> int:
+        """See `NetLayout`."""
+        return self.units
 
     @cached_property
     def body(self) -> Layout:
@@ -208,10 +243,48 @@ class GRULayout(_Matrices):
         return np.concatenate([_orthogonal(rng, self.units, inputs - 1) for _ in range(GATES)])
 
 
-def layout(inputs: int, model: ModelSpec, outputs: int, free: int = 0) -> Layout | GRULayout:
+@dataclass(frozen=True)
+class KindLayout(_Matrices):
+    """The layout of a net of any kind, by the matrices that it declares."""
+
+    kind: str = ""
+
+    @property
+    def memory(self) -> int:
+        """See `NetLayout`."""
+        return kind_of(self.kind).memory(self.hidden)
+
+    @cached_property
+    def shapes(self) -> tuple[tuple[int, int], ...]:
+        """(outputs, inputs + 1) of each matrix; raises SpecError for a kind whose output layer has other outputs."""
+        declared = tuple(kind_of(self.kind).matrices(self.inputs, self.hidden, self.outputs))
+        if not declared or declared[-1][0] != self.outputs:
+            raise SpecError(
+                f"net {self.kind}: the last of its matrices must have {self.outputs} outputs, it declares {declared}"
+            )
+        return tuple((o, i + 1) for o, i in declared)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Matrices are numbered from 0."""
+        return tuple(map(str, range(len(self.shapes))))
+
+    def _weights(self, matrix: int, rng: np.random.Generator, output_gain: float) -> NDArray[np.float64]:
+        outputs, inputs = self.shapes[matrix]
+        gain = output_gain if matrix == len(self.shapes) - 1 else float(np.sqrt(2.0))
+        return gain * _orthogonal(rng, outputs, inputs - 1)
+
+
+def layout(inputs: int, model: ModelSpec, outputs: int, free: int = 0) -> NetLayout:
     """The layout of a net of the kind and hidden layers of a job's `model`."""
-    kind = GRULayout if model.recurrent == "gru" else Layout
-    return kind(inputs, tuple(model.hidden), outputs, free)
+    return layout_of(model.kind, inputs, tuple(model.hidden), outputs, free)
+
+
+def layout_of(kind: str, inputs: int, hidden: tuple[int, ...], outputs: int, free: int = 0) -> NetLayout:
+    """The layout of a net; raises SpecError for an unknown kind."""
+    if kind in (MLP, GRU):
+        return (GRULayout if kind == GRU else Layout)(inputs, hidden, outputs, free)
+    return KindLayout(inputs, hidden, outputs, free, kind)
 
 
 def checked(arrays: Mapping[str, NDArray[np.generic]], name: str, shape: tuple[int, ...]) -> FloatArray:

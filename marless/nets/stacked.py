@@ -14,7 +14,7 @@ from torch import Tensor
 
 from marless.nets import kernels
 from marless.nets.activations import activation as activation_of
-from marless.nets.layout import GRULayout, Layout
+from marless.nets.layout import GRULayout, Layout, NetLayout
 
 _CHUNK = 1024  # samples per pass of `evaluate`, so that the activations of a few policies fit into a core's cache
 WORKSPACES = 8
@@ -34,7 +34,7 @@ class Net(Protocol):
     """Gradients, [P, D]; `backward` writes them except for columns of free parameters, which the caller writes."""
 
     @property
-    def layout(self) -> Layout | GRULayout:
+    def layout(self) -> NetLayout:
         """Positions of the parameters."""
         ...
 
@@ -61,13 +61,18 @@ class Net(Protocol):
         ...
 
 
-def net(layout: Layout | GRULayout, flat_PD: Tensor, activation: str) -> Net:
+def net(layout: NetLayout, flat_PD: Tensor, activation: str) -> Net:
     """Make the stacked nets of a layout; raises SpecError for an unknown activation."""
     if isinstance(layout, Layout):
         return StackedMLP(layout, flat_PD, activation)
-    from marless.nets.gru import StackedGRU  # imported here, because it imports this module
+    from marless.nets.gru import StackedGRU  # these are imported here, because they import this module
+    from marless.nets.unrolled import Unrolled
 
-    return StackedGRU(layout, flat_PD, activation)
+    return (
+        StackedGRU(layout, flat_PD, activation)
+        if isinstance(layout, GRULayout)
+        else Unrolled(layout, flat_PD, activation)
+    )
 
 
 @dataclass(frozen=True)
@@ -167,6 +172,6 @@ class StackedMLP:
         return self._workspaces[samples]
 
 
-def matrices(layout: Layout | GRULayout, flat_PD: Tensor) -> tuple[Tensor, ...]:
+def matrices(layout: NetLayout, flat_PD: Tensor) -> tuple[Tensor, ...]:
     """Views [P, outputs, inputs + 1] of each matrix."""
     return tuple(flat_PD[:, span].view(-1, *shape) for span, shape in zip(layout.spans, layout.shapes, strict=True))

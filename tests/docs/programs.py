@@ -34,7 +34,8 @@ def install(page: str, place: Path) -> None:
 def _install(entries: Mapping[str, Mapping[str, str]], place: Path) -> None:
     [(group, names)] = entries.items()
     info = place / "my_package-1.dist-info"
-    info.mkdir()
+    info.mkdir(exist_ok=True)  # by an earlier page
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my_package\nVersion: 1\n", "utf-8")
     lines = [f"[{group}]", *(f"{name} = {where}" for name, where in names.items()), ""]
-    (info / "entry_points.txt").write_text("\n".join(lines), "utf-8")
+    with (info / "entry_points.txt").open("a", encoding="utf-8") as file:
+        file.write("\n".join(lines))

@@ -23,7 +23,7 @@ from marless.learners.samples import Samples, weights
 from marless.losses import normalise, ppo, value
 from marless.nets import adam, heads, stacked
 from marless.nets.bank import Row
-from marless.nets.layout import GRULayout, Layout
+from marless.nets.layout import NetLayout
 
 Metrics = dict[str, Tensor]
 """Values per net, [P], by metric."""
@@ -89,7 +89,7 @@ class _Trained(ABC):
     norm: ClassVar[str]
     """Name of the gradient norm's metric."""
 
-    def __init__(self, tensors: Row, layout: Layout | GRULayout, activation: str) -> None:
+    def __init__(self, tensors: Row, layout: NetLayout, activation: str) -> None:
         self.tensors = tensors
         self.net = stacked.net(layout, tensors["flat"], activation)
 
@@ -155,7 +155,7 @@ class PolicyFunction(_Trained):
     norm = "grad_norm"
     surrogate: ClassVar[Surrogate] = Surrogate(ppo.surrogate, ppo.surrogate_gradient, ("clip",))
 
-    def __init__(self, tensors: Row, layout: Layout | GRULayout, activation: str, action: Discrete | Box) -> None:
+    def __init__(self, tensors: Row, layout: NetLayout, activation: str, action: Discrete | Box) -> None:
         super().__init__(tensors, layout, activation)
         self._head = heads.head(action, tensors["flat"], self.net.gradient_PD)
         self.discrete = isinstance(action, Discrete)

@@ -115,7 +115,7 @@ class PPOLearner:
         self._critic = critic
         self._device = torch.device(context.device)
         self._joint = f"critic.{agent_class.name}"
-        self._remembers = model.recurrent != "none"
+        self._remembers = model.remembers
         action, activation = agent_class.action, model.activation
         acting = layout(agent_class.obs_size, model, action.n, actions.free_parameters(action))
         seen = agent_class.obs_size if critic == "own" else spaces.state_size

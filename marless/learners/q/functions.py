@@ -17,7 +17,7 @@ from marless.curvature.memory import hessian_product
 from marless.learners.samples import weights
 from marless.nets.actions import ILLEGAL_LOGIT
 from marless.nets.bank import Row
-from marless.nets.layout import GRULayout, Layout
+from marless.nets.layout import NetLayout
 from marless.nets.stacked import net
 
 
@@ -49,11 +49,11 @@ class Seen:
 class QFunction:
     """P Q nets and their target nets, over the tensors of a bank's rows."""
 
-    def __init__(self, tensors: Row, layout: Layout | GRULayout, activation: str, *, dueling: bool) -> None:
+    def __init__(self, tensors: Row, layout: NetLayout, activation: str, *, dueling: bool) -> None:
         self.tensors = tensors
         self.net = net(layout, tensors["flat"], activation)
         self._target = net(layout, tensors["target"], activation)
-        self._remembers = isinstance(layout, GRULayout)
+        self._remembers = layout.memory > 0
         self._dueling = dueling
 
     def values(self, seen: Seen, *, double: bool) -> tuple[Tensor, Tensor]:

@@ -78,14 +78,14 @@ def test_a_global_state_that_is_not_there_is_missed(algorithm, instead):
 def test_memory_learns_from_whole_episodes(algorithm):
     gru = {"recurrent": "gru"}
     said = refusal(algorithm, model=gru)
-    assert "set algorithm.replay.unit: episodes, or model.recurrent: none" in said
+    assert "set algorithm.replay.unit: episodes, or choose a net without" in said
     prepare(job(algorithm, model=gru, settings={"replay": {"unit": "episodes"}, "batch": 32}))
 
 
 @pytest.mark.parametrize("algorithm", DDPG)
 def test_memory_that_an_algorithm_has_not_is_refused(algorithm):
     said = refusal(algorithm, model={"recurrent": "gru"})
-    assert said.startswith(f"model.recurrent gru: {algorithm} has no nets with memory; set model.recurrent: none")
+    assert said.startswith(f"{algorithm} trains perceptrons only, and model asks for gru nets; set model.net: mlp")
 
 
 @pytest.mark.parametrize("algorithm", DDPG)

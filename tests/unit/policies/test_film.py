@@ -14,6 +14,7 @@ import marless
 from marless.envs import registry
 from marless.envs.allowed import VARIABLE
 from marless.envs.base import Discrete, Scene
+from marless.envs.replayed import EpisodeLog
 from marless.errors import SpecError
 from marless.policies import drawing
 from marless.policies.film import film, shoot
@@ -112,7 +113,9 @@ def test_an_environment_of_pettingzoo_draws_itself(tmp_path):
     found = pictures(tmp_path / "film.gif")
     assert count == len(found) == 5
     env = simple_spread_v3.parallel_env(N=2, max_cycles=4, render_mode="rgb_array")
-    seen, _ = env.reset(seed=int(np.random.default_rng(np.random.SeedSequence(1).spawn(1)[0]).integers(2**31)))
+    log = EpisodeLog((), 1)
+    log.begin(1)
+    seen, _ = env.reset(seed=log.seed(0))
     drawn = [env.render()]
     while env.agents:
         seen, *_ = env.step(team.act(seen))

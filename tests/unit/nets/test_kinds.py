@@ -1,0 +1,217 @@
+"""Kinds of nets: ours and a reader's keep the contract, which notices what breaks it; other kinds train and act."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from marless.algos import registry
+from marless.algos.base import ModelSpec
+from marless.algos.contract import check_algorithm
+from marless.algos.ippo import ALGORITHM, IPPOConfig
+from marless.algos.made_up import CASES
+from marless.errors import CorruptError, SpecError
+from marless.nets import kinds, stacked
+from marless.nets.acting import ActingPolicies, ActingState
+from marless.nets.contract import check_net
+from marless.nets.kinds import GRU, MLP
+from marless.nets.layout import layout
+from marless.registry import Registry
+from tests.unit.learners import rounds
+
+
+class Residual:
+    """Dense layers of one width, each added to what it got."""
+
+    def matrices(self, inputs, hidden, outputs):
+        return [(hidden[0], inputs), *((h, h) for h in hidden[1:]), (outputs, hidden[-1])]
+
+    def memory(self, hidden):
+        return 0
+
+    def step(self, ops, layers, x, memory):
+        first, *blocks, last = layers
+        x = ops.activate(first(x))
+        for block in blocks:
+            x = x + ops.activate(block(x))
+        return last(x), memory
+
+
+class LSTM:
+    """One layer of long short-term memory (Hochreiter & Schmidhuber 1997); remembers outputs and cells."""
+
+    def matrices(self, inputs, hidden, outputs):
+        units = hidden[-1]
+        return [(4 * units, inputs + units), (outputs, units)]
+
+    def memory(self, hidden):
+        return 2 * hidden[-1]
+
+    def step(self, ops, layers, x, memory):
+        units = memory.shape[1] // 2
+        output, cell = memory[:, :units], memory[:, units:]
+        gates = layers[0](ops.join([x, output]))
+        switches = ops.sigmoid(gates[:, : 3 * units])
+        new = ops.tanh(gates[:, 3 * units :])
+        cell = switches[:, units : 2 * units] * cell + switches[:, :units] * new
+        output = switches[:, 2 * units :] * ops.tanh(cell)
+        return layers[1](output), ops.join([output, cell])
+
+
+@dataclass
+class Brought:
+    """A registry with kinds of other packages beside what is installed."""
+
+    installed: Registry[kinds.NetKind]
+    others: dict[str, kinds.NetKind]
+
+    def find(self, name: str) -> kinds.NetKind:
+        return self.others[name] if name in self.others else self.installed.find(name)
+
+
+@pytest.fixture(autouse=True)
+def theirs(monkeypatch) -> dict[str, kinds.NetKind]:
+    """Kinds that other packages have brought."""
+    found: dict[str, kinds.NetKind] = {"residual": Residual(), "lstm": LSTM()}
+    monkeypatch.setattr(kinds, "_KINDS", Brought(kinds._KINDS, found))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "hidden"),
+    [(MLP, (6, 6)), (MLP, (5,)), (GRU, (6, 4)), (GRU, (5,)), ("residual", (6, 6, 6)), ("lstm", (5,))],
+)
+def test_kinds_keep_the_contract(name, hidden):
+    check_net(name, hidden=hidden)
+
+
+class OtherInTorch(Residual):
+    """Adds a little in torch only."""
+
+    def step(self, ops, layers, x, memory):
+        output, memory = super().step(ops, layers, x, memory)
+        return (output + 0.01 if isinstance(output, torch.Tensor) else output), memory
+
+
+class Mixing(Residual):
+    """Copies see one another."""
+
+    def step(self, ops, layers, x, memory):
+        return super().step(ops, layers, x - x.mean(2)[:, :, None], memory)
+
+
+class Detached(Residual):
+    """Its first layer learns nothing."""
+
+    def step(self, ops, layers, x, memory):
+        first, *blocks, last = layers
+        hidden = ops.activate(first(x))
+        hidden = hidden.detach() if isinstance(hidden, torch.Tensor) else hidden
+        for block in blocks:
+            hidden = hidden + ops.activate(block(hidden))
+        return last(hidden), memory
+
+
+class Doubles(Residual):
+    """Computes in float64."""
+
+    def step(self, ops, layers, x, memory):
+        output, memory = super().step(ops, layers, x, memory)
+        return (output.astype(np.float64) if isinstance(output, np.ndarray) else output), memory
+
+
+class Narrow(Residual):
+    """Forgets the outputs."""
+
+    def matrices(self, inputs, hidden, outputs):
+        return super().matrices(inputs, hidden, outputs)[:-1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (OtherInTorch(), r"actors \(NumPy\) and learners \(torch\) differ by 0.01"),
+        (Mixing(), "copies, or steps, depend on later or other ones"),
+        (Detached(), "its gradient is"),
+        (Doubles(), "do not compute in float32"),
+    ],
+)
+def test_the_contract_notices(theirs, kind, said):
+    theirs["residual"] = kind
+    with pytest.raises(AssertionError, match=said):
+        check_net("residual")
+
+
+def test_an_output_layer_of_another_size_is_refused(theirs):
+    theirs["residual"] = Narrow()
+    with pytest.raises(SpecError, match="the last of its matrices must have 3 outputs"):
+        check_net("residual")
+
+
+def test_a_gradient_by_hand_that_is_wrong_is_noticed(monkeypatch):
+    monkeypatch.setattr(stacked.StackedMLP, "backward", lambda self, d: self.gradient_PD.fill_(0.1))
+    with pytest.raises(AssertionError, match="its gradient is"):
+        check_net(MLP)
+
+
+def test_what_nobody_brought_is_refused_with_what_there_is():
+    with pytest.raises(ValidationError, match="unknown net 'mpl'; did you mean 'mlp'"):
+        ModelSpec(net="mpl")
+    with pytest.raises(ValidationError, match="recurrent: gru is for net: mlp; lstm brings a memory of its own"):
+        ModelSpec(net="lstm", recurrent="gru")
+
+
+@pytest.mark.parametrize("net", ["residual", "lstm"])
+def test_the_family_of_ppo_trains_and_acts_with_them(monkeypatch, net):
+    """In every made-up team: states, splits, memory, sampling; measured with the curvature of their definition."""
+    cases = {
+        case: replace(job, model=job.model.model_copy(update={"net": net, "hidden": (6, 6)}))
+        for case, job in CASES.items()
+        if job.model.recurrent == "none"
+    }
+    monkeypatch.setattr("marless.algos.contract.CASES", cases)
+    config = IPPOConfig(epochs=1, minibatches=2)
+    assert check_algorithm(ALGORITHM, config, one_step={"minibatches": 1}) == tuple(cases)
+
+
+def test_q_learning_trains_them():
+    model = ModelSpec(net="residual", hidden=(6, 6))
+    made = rounds.learner("iql", rounds.DISCRETE, rounds.INDEPENDENT, model=model)
+    assert made.state("a").metadata["kind"] == "residual"
+    assert made.state("a").metadata["hidden"] == "6,6"
+
+
+def test_q_learning_with_memory_needs_whole_episodes():
+    algorithm = registry.algorithm("iql")
+    case = next(iter(CASES.values()))
+    setting = replace(case.setting, model=ModelSpec(net="lstm"))
+    with pytest.raises(SpecError, match="a lstm net, which has a memory, learns from whole episodes"):
+        algorithm.check(algorithm.config_type(name="iql"), setting)
+
+
+def test_deterministic_policies_refuse_them():
+    algorithm = registry.algorithm("maddpg")
+    case = next(iter(CASES.values()))
+    with pytest.raises(SpecError, match="maddpg trains perceptrons only, and model asks for residual nets"):
+        algorithm.check(algorithm.config_type(name="maddpg"), replace(case.setting, model=ModelSpec(net="residual")))
+
+
+@pytest.mark.parametrize("hidden", ["", "6,", "6,x", "06,6", "6,0", "6,9000", "6," * 20 + "6", "6,6,6"])
+def test_a_state_whose_sizes_were_tampered_with_is_refused(hidden):
+    model = ModelSpec(net="residual", hidden=(6, 6))
+    made = rounds.learner("ippo", rounds.DISCRETE, rounds.INDEPENDENT, model=model)
+    state = made.state("a")
+    spoilt = ActingState(state.acting, {**state.metadata, "hidden": hidden})
+    agents = rounds.DISCRETE.class_of("a")
+    with pytest.raises(CorruptError):
+        ActingPolicies.from_states(agents, [spoilt] * len(agents.agents))
+
+
+def test_layouts_of_other_kinds_know_what_they_weigh():
+    model = ModelSpec(net="lstm", hidden=(5,))
+    found = layout(3, model, 2)
+    assert (found.size, found.memory) == (20 * (3 + 5 + 1) + 2 * (5 + 1), 10)
