@@ -21,6 +21,7 @@ from marless.algos.base import (
     Width,
 )
 from marless.algos.off_policy import OffPolicyConfig
+from marless.algos.team import RewardConfig
 from marless.errors import SpecError
 from marless.nets.kinds import MLP
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from marless.envs.base import EnvSpaces
 
 
-class DDPGConfig(OffPolicyConfig):
+class DDPGConfig(RewardConfig, OffPolicyConfig):
     """Settings common to MADDPG and IDDPG. Policies and critics are separate nets with separate optimizers."""
 
     family: ClassVar[str] = "ddpg"
@@ -99,6 +100,7 @@ class DDPGAlgorithm:
                 f"algorithm.policy_every {own.policy_every} is more than the {steps} gradient steps of a round: "
                 "policies would not learn in every round; lower algorithm.policy_every, or raise algorithm.updates"
             )
+        own.check_reward(setting)
         off_policy.check(own, setting)
 
     def joint(self, config: AlgorithmConfig) -> bool:

@@ -7,9 +7,10 @@ from typing import Literal
 from pydantic import Field
 
 from marless.algos.q import QAlgorithm, QConfig
+from marless.algos.team import RewardConfig
 
 
-class IQLConfig(QConfig):
+class IQLConfig(RewardConfig, QConfig):
     """Settings of IQL."""
 
     name: Literal["iql"] = Field("iql", description="this algorithm")

@@ -7,6 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from marless.algos.base import AlgorithmConfig, Rate, Setting, Strict
+from marless.algos.team import RewardRule
 from marless.errors import SpecError
 
 UPDATE_ENV_STEPS = 20
@@ -64,6 +65,11 @@ class OffPolicyConfig(AlgorithmConfig):
         True, description="rewards divided by the standard deviation of their discounted sums; never shifted"
     )
     replay: ReplaySpec = ReplaySpec()  # type: ignore[call-arg]  # pydantic's plugin-free view of Field defaults
+
+    @property
+    def reward_rule(self) -> RewardRule:
+        """The rewards that policies are trained on."""
+        return RewardRule()
 
     @property
     def batch_size(self) -> int:

@@ -10,11 +10,12 @@ from typing import ClassVar, Self
 
 from pydantic import Field
 
-from marless.algos.base import AlgorithmConfig, FunctionNode, Group, Rate, Scope, Setting
+from marless.algos.base import FunctionNode, Group, Rate, Scope, Setting
+from marless.algos.team import RewardConfig
 from marless.errors import SpecError
 
 
-class ActorCriticConfig(AlgorithmConfig):
+class ActorCriticConfig(RewardConfig):
     """Settings of the whole family, whatever the loss of policies.
 
     Policies and critics are separate nets with separate optimizers.
@@ -67,7 +68,8 @@ class ActorCriticConfig(AlgorithmConfig):
         )
 
     def check_setting(self, setting: Setting) -> None:
-        """Raise SpecError if a job's rounds cannot be divided into as many minibatches as are set."""
+        """Raise SpecError for rounds that cannot be divided into so many minibatches, and for a team of competitors."""
+        self.check_reward(setting)
         remembers = setting.model.remembers
         for each in (self, self.of_critics()):
             each.check_minibatches(setting.samples // setting.steps if remembers else setting.samples, remembers)

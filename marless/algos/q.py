@@ -20,6 +20,7 @@ from marless.algos.base import (
     Setting,
 )
 from marless.algos.off_policy import OffPolicyConfig
+from marless.algos.team import RewardConfig, RewardRule, TeamReward
 from marless.errors import SpecError
 
 if TYPE_CHECKING:
@@ -66,7 +67,18 @@ class QConfig(OffPolicyConfig):
 
 
 class TeamConfig(QConfig):
-    """Base of the settings of algorithms that maximise the sum of all agents' rewards."""
+    """Base of the settings of algorithms that maximise the team's reward."""
+
+    team_reward: TeamReward = Field(
+        "auto",
+        description="the team's reward: the environment's own or, without one, the sum (auto), the sum of all agents' "
+        "rewards, or their mean over agents that are alive",
+    )
+
+    @property
+    def reward_rule(self) -> RewardRule:
+        """See `OffPolicyConfig`."""
+        return RewardRule(self.team_reward, joint=True)
 
     def advice(self, setting: Setting) -> str:
         """See `AlgorithmConfig`; also warns if the environment does not declare whether its agents cooperate."""
@@ -74,8 +86,8 @@ class TeamConfig(QConfig):
         if setting.spaces.rewards != "unknown":
             return usual
         told = (
-            f"algorithm.name {self.name} maximises the sum of all agents' rewards, and env.name does not say whether "
-            "they work together; if they compete, use iql"
+            f"algorithm.name {self.name} maximises the reward of all agents together, and env.name does not say "
+            "whether they work together; if they compete, use iql"
         )
         return f"{usual}. {told}" if usual else told
 
@@ -103,9 +115,11 @@ class QAlgorithm:
                     "continuous; use maddpg, iddpg or ippo instead"
                 )
         off_policy.check(OffPolicyConfig.model_validate(self.config_type.model_validate(config)), setting)
+        if isinstance(config, RewardConfig):
+            config.check_reward(setting)
         if self.mixer != "none" and spaces.rewards == "competitive":
             raise SpecError(
-                f"algorithm.name {config.name} maximises the sum of all agents' rewards, and those of env.name "
+                f"algorithm.name {config.name} maximises the reward of all agents together, and those of env.name "
                 "compete; use iql instead"
             )
         if self.needs_state(config) and spaces.state_size == 0:

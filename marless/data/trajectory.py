@@ -9,6 +9,7 @@ in `marless.envs.base`, K bootstrap rows:
 | `action/k`      | int32 [T, N, B] or float32 [T, N, B, A] | actions (continuous: before clipping to the box) |
 | `log_prob/k`    | float32 [T, N, B]       | log-probability of the action under the acting policy |
 | `reward/k`      | float32 [T, N, B]       | |
+| `team_reward`   | float32 [T, B]          | only if the environment gives the team a reward of its own |
 | `terminated/k`  | bool [T, N, B]          | the agent has terminated in this step |
 | `alive/k`       | bool [T, N, B]          | only if the environment has deaths |
 | `mask/k`        | bool [T, N, B, A]       | only if the environment has masks |
@@ -96,6 +97,8 @@ class TrajectorySchema:
         if self.with_state:
             expected["state"] = ("float32", (t, b, self.spaces.state_size))
             expected["boot_state"] = ("float32", (k, self.spaces.state_size))
+        if self.spaces.team_reward:
+            expected["team_reward"] = ("float32", (t, b))
         if self.carried:
             expected["resumed"] = ("bool", (b,))
         for i, units in enumerate(self.memory):
@@ -216,6 +219,8 @@ class Recorder:
         for k in range(len(transition.rewards)):
             self._arrays[f"reward/{k}"][t] = transition.rewards[k]
             self._arrays[f"terminated/{k}"][t] = transition.terminated[k]
+        if transition.team_reward is not None:
+            self._arrays["team_reward"][t] = transition.team_reward
         last = t == self._schema.steps - 1
         self._arrays["cut"][t] = transition.ended | last
         copies = np.flatnonzero(transition.truncated | ~transition.ended if last else transition.truncated)

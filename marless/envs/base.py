@@ -84,6 +84,8 @@ class EnvSpaces:
     """Why there is no global state where one was expected, for error messages."""
     wins: bool = False
     """True if episodes are won or lost; transitions then have `won`."""
+    team_reward: bool = False
+    """True if the team has a reward of its own; transitions then have `team_reward`."""
 
     @property
     def agents(self) -> tuple[str, ...]:
@@ -162,6 +164,8 @@ class Transition:
     """bool [B]: the copy was reset in this step: truncated, or every agent had terminated."""
     won: BoolArray | None = None
     """bool [B]: the episode that ended in this step was won; None if the environment has no wins."""
+    team_reward: RewardArray | None = None
+    """[B], the reward of all agents together, beside their own; None if the environment has none."""
 
 
 class BatchedEnv(Protocol):

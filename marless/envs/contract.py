@@ -139,6 +139,12 @@ def _check_transition(env: BatchedEnv, alive: Alive, step: Transition, where: st
     if step.won is not None:
         _check(step.won, "bool", (env.batch,), f"{where}: won")
         _require(not step.won[~step.ended].any(), f"{where}: an episode was won that has not ended")
+    has = step.team_reward is not None
+    _require(has == env.spaces.team_reward, f"{where}: team_reward and spaces.team_reward disagree")
+    if step.team_reward is not None:
+        dtype = str(step.team_reward.dtype)
+        _require(dtype in ("float32", "float64"), f"{where}: team_reward is {dtype}")
+        _check(step.team_reward, dtype, (env.batch,), f"{where}: team_reward")
     for k, c in enumerate(env.spaces.classes):
         shape = (len(c.agents), env.batch)
         dtype = str(step.rewards[k].dtype)
@@ -186,9 +192,9 @@ def _by_copy(frame: Frame) -> list[Array]:
 
 def _arrays(step: Transition) -> list[Array]:
     """All arrays of a transition."""
-    won = () if step.won is None else (step.won,)
+    once = tuple(each for each in (step.won, step.team_reward) if each is not None)
     frames = (*_by_copy(step.frame), *_by_copy(step.final))
-    return [*frames, *step.rewards, *step.terminated, step.truncated, step.ended, *won]
+    return [*frames, *step.rewards, *step.terminated, step.truncated, step.ended, *once]
 
 
 def _alike(left: Mapping[str, Array], right: Mapping[str, Array]) -> bool:

@@ -32,7 +32,8 @@ _LEGAL = 0.6
 
 class MadeUp:
     """Agents observe noise. The reward of a discrete action a is component a of the observation (modulo its size);
-    a continuous action costs the sum of its components' distances from those of the observation.
+    a continuous action costs the sum of its components' distances from those of the observation. The team's reward, if
+    there is one, is the greatest of its agents' rewards.
     """
 
     def __init__(self, spaces: EnvSpaces, batch: int) -> None:
@@ -60,7 +61,8 @@ class MadeUp:
         self._steps_B[ended_B] = 0
         self._frame = _joined(final, self._view(tuple(alive | ended_B for alive in left)), ended_B)
         self._alive = tuple(alive | ended_B for alive in left)
-        return Transition(self._frame, final, rewards, terminated, truncated_B, ended_B)
+        team = np.concatenate(rewards).max(axis=0) if self.spaces.team_reward else None
+        return Transition(self._frame, final, rewards, terminated, truncated_B, ended_B, team_reward=team)
 
     def save(self) -> Arrays:
         """See `marless.envs.base.Saved`."""

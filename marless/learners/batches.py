@@ -79,8 +79,7 @@ class Batch:
     classes: tuple[ClassBatch, ...]
     """One per class of the scope."""
     gains: tuple[Gains, ...]
-    """One per class; or only one for the team, N = 1: the sum of all agents' rewards, scaled as a sum, until the
-    last agent has gone."""
+    """One per class; or only one for the team, N = 1, until the last agent has gone."""
     steps: int
     """T, time steps."""
     width: int
@@ -279,9 +278,9 @@ class BatchSource:
             for k, _, _ in self.classes
         ]
         if self.team:
-            reward_n1M = np.add.reduce([reward_nNM.sum(axis=1, keepdims=True) for reward_nNM, _ in got])
+            reward_n1M = got[0][0][:, :1]  # all agents have the team's
             over_n1M = self._everyone_gone([over_nNM for _, over_nNM in got], frames)
-            return (self._discounted(reward_n1M, over_n1M, taken_nM, moments.scale(-1)),)
+            return (self._discounted(reward_n1M, over_n1M, taken_nM, moments.scale(0)),)
         return tuple(
             self._discounted(reward_nNM, over_nNM, taken_nM, moments.scale(index))
             for index, (reward_nNM, over_nNM) in enumerate(got)

@@ -41,7 +41,7 @@ from marless.interruption import check
 from marless.learners import likeness, measuring
 from marless.learners.batches import Batch, BatchSource
 from marless.learners.meter import Meter
-from marless.learners.rewards import ReturnMoments
+from marless.learners.rewards import ReturnMoments, everlasting, rewarded
 from marless.learners.table import tabulate
 from marless.nets.adam import Adam
 from marless.nets.bank import Bank, Row
@@ -126,7 +126,7 @@ class OffPolicyLearner(ABC):
         self._class_by_name: dict[str, int] = {}
         schema = ReplaySchema(context.spaces, context.scope.classes, kinds.with_state)
         self._replay = _replay(config, schema, context.replay)
-        self._moments = ReturnMoments(context.scope.classes, config.gamma)
+        self._moments = self._no_returns()
         self._batches = BatchSource(
             replay=self._replay,
             schema=schema,
@@ -168,7 +168,7 @@ class OffPolicyLearner(ABC):
         """See `Learner`. The replay buffer is initially empty."""
         if name == self._replay_name:
             empty = _replay(self._settings, self._batches.schema, None)
-            return _remembered(empty, ReturnMoments(self._scope.classes, self._settings.gamma))
+            return _remembered(empty, self._no_returns())
         rng = generator(seed, name)
         arrays = [part.codec.write(part.codec.fresh(rng)) for part in self._parts(name)]
         return self._compose(name, arrays, value_at(self._kinds.exploration, 0))
@@ -262,14 +262,18 @@ class OffPolicyLearner(ABC):
             acting[_EXPLORATION] = np.array([exploration], np.float32)
         return PolicyState(acting, learning, self._metadata(name))
 
+    def _no_returns(self) -> ReturnMoments:
+        return ReturnMoments(self._scope.classes, self._settings.gamma, team=self._kinds.team)
+
     def _remember(self, inputs: RoundInput) -> None:
-        known = self._replay.counts.inserted
-        self._replay.insert(inputs.round, inputs.trajectories)
+        known, rule = self._replay.counts.inserted, self._settings.reward_rule
+        trajectories = [everlasting(rewarded(each, self._spaces, rule), rule) for each in inputs.trajectories]
+        self._replay.insert(inputs.round, trajectories)
         if self._replay.counts.inserted > known:
-            self._moments.add(inputs.trajectories)
+            self._moments.add(trajectories)
 
     def _recall(self, state: PolicyState) -> None:
-        moments = ReturnMoments(self._scope.classes, self._settings.gamma)
+        moments = self._no_returns()
         sums = state.learning.get(_RETURNS)
         if sums is None or sums.shape != moments.sums.shape:
             raise CorruptError(f"{self._replay_name}: the state holds no moments of the returns of {self._scope.name}")

@@ -1,4 +1,4 @@
-"""The scale of rewards in off-policy learning.
+"""The rewards that policies are trained on: whose they are, and their scale in off-policy learning.
 
 Shapes: T time, N agents of a class, B copies.
 """
@@ -10,15 +10,76 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from marless.algos.team import RewardRule, TeamReward
 from marless.data.trajectory import Trajectory
-from marless.envs.base import BoolArray
+from marless.envs.base import BoolArray, EnvSpaces
 
+FloatArray = NDArray[np.float64]
 _CONSTANT = 1e-10
 """A variance below this share of the mean square is taken for a rounding error."""
 
 
+def team_rewards(trajectory: Trajectory, spaces: EnvSpaces, how: TeamReward) -> FloatArray:
+    """The team's reward at each step, float64 [T, B]; see `TeamReward`. 0 where no agent is alive."""
+    if how == "auto" and spaces.team_reward:
+        return trajectory["team_reward"].astype(np.float64)
+    classes = range(len(spaces.classes))
+    total_TB: FloatArray = np.add.reduce([trajectory[f"reward/{k}"].sum(axis=1, dtype=np.float64) for k in classes])
+    if how != "mean":
+        return total_TB
+    living_TB = np.add.reduce([_alive(trajectory, k).sum(axis=1) for k in classes])
+    found_TB: FloatArray = total_TB / np.maximum(living_TB, 1)
+    return found_TB
+
+
+def rewarded(trajectory: Trajectory, spaces: EnvSpaces, rule: RewardRule) -> Trajectory:
+    """The trajectory with the rewards of a rule. Agents with the team's reward have it while they live.
+
+    With `joint` they all have it. With `after_death` they have it until the episode ends, and their returns go on:
+    `terminated` is true only where the last agent of the team has gone, and then for all. `alive` stays as it is: dead
+    agents do not act.
+    """
+    if rule.team is None:
+        return trajectory
+    team_TB = team_rewards(trajectory, spaces, rule.team)
+    arrays = dict(trajectory.arrays)
+    gone_TB = everyone_gone(trajectory, spaces) if rule.after_death else None
+    for k in range(len(spaces.classes)):
+        earns_TNB = _alive(trajectory, k) | rule.after_death | rule.joint
+        arrays[f"reward/{k}"] = np.where(earns_TNB, team_TB[:, None], 0.0).astype(np.float32)
+        if gone_TB is not None:
+            arrays[f"terminated/{k}"] = np.broadcast_to(gone_TB[:, None], earns_TNB.shape).copy()
+    return Trajectory(arrays)
+
+
+def everlasting(trajectory: Trajectory, rule: RewardRule) -> Trajectory:
+    """With `after_death`: the trajectory with all agents alive, so that a replay has values for the dead, too."""
+    if not rule.after_death:
+        return trajectory
+    arrays = dict(trajectory.arrays)
+    return Trajectory(
+        arrays | {name: np.ones_like(array) for name, array in arrays.items() if name.startswith("alive/")}
+    )
+
+
+def everyone_gone(trajectory: Trajectory, spaces: EnvSpaces) -> BoolArray:
+    """bool [T, B]: no agent is left after the step."""
+    gone = [
+        (trajectory[f"terminated/{k}"].astype(np.bool_) | ~_alive(trajectory, k)).all(axis=1)
+        for k in range(len(spaces.classes))
+    ]
+    found_TB: BoolArray = np.logical_and.reduce(gone)
+    return found_TB
+
+
+def _alive(trajectory: Trajectory, k: int) -> BoolArray:
+    alive_TNB = trajectory.arrays.get(f"alive/{k}")
+    shape = trajectory[f"reward/{k}"].shape
+    return np.ones(shape, np.bool_) if alive_TNB is None else alive_TNB.astype(np.bool_, copy=False)
+
+
 class ReturnMoments:
-    """Running (Σw, Σwx, Σwx²) of the discounted returns of each class of a scope, and of the team's sum.
+    """Running (Σw, Σwx, Σwx²) of the discounted returns of each class of a scope, or of the team.
 
     The return at a step is the discounted sum of the rewards so far: γ times the return one step earlier, plus the
     reward; it starts at 0 with each segment. All samples ever inserted count, except those of dead agents, so that
@@ -27,40 +88,43 @@ class ReturnMoments:
     is best if the policy decides when episodes end.
     """
 
-    def __init__(self, classes: Sequence[int], gamma: float) -> None:
+    def __init__(self, classes: Sequence[int], gamma: float, *, team: bool = False) -> None:
+        """With `team`, all agents of a trajectory have the team's reward, see `rewarded`."""
         self._classes = tuple(classes)
         self._gamma = gamma
-        self.sums = np.zeros((len(self._classes) + 1, 3))
-        """float64 [classes + 1, 3]; the last row is the team's."""
+        self._team = team
+        self.sums = np.zeros((1 if team else len(self._classes), 3))
+        """float64 [classes, 3], or [1, 3] of the team."""
 
     def add(self, trajectories: Sequence[Trajectory]) -> None:
         """Add the rewards of a round."""
         for trajectory in trajectories:
             cut_TB = trajectory["cut"].astype(np.bool_)
-            team_TB = np.zeros(cut_TB.shape)
-            anyone_TB = np.zeros(cut_TB.shape, bool)
-            for row, k in enumerate(self._classes):
+            for row, k in enumerate(self._classes[:1] if self._team else self._classes):
                 reward_TNB = trajectory[f"reward/{k}"].astype(np.float64)
-                alive_TNB = trajectory.arrays.get(f"alive/{k}")
-                return_TNB = running_returns(reward_TNB, cut_TB, self._gamma)
-                self._count(row, return_TNB if alive_TNB is None else return_TNB[alive_TNB])
-                team_TB += reward_TNB.sum(axis=1)
-                anyone_TB |= True if alive_TNB is None else alive_TNB.any(axis=1)
-            self._count(-1, running_returns(team_TB, cut_TB, self._gamma)[anyone_TB])
+                alive_TNB = _alive(trajectory, k)
+                if self._team:
+                    reward_TNB, alive_TNB = reward_TNB[:, :1], self._anyone(trajectory)
+                found = running_returns(reward_TNB, cut_TB, self._gamma)[alive_TNB]
+                self.sums[row] += (found.size, found.sum(), np.square(found).sum())
+
+    def _anyone(self, trajectory: Trajectory) -> BoolArray:
+        """bool [T, 1, B]: an agent is alive."""
+        found: BoolArray = np.logical_or.reduce(
+            [_alive(trajectory, k).any(axis=1, keepdims=True) for k in self._classes]
+        )
+        return found
 
     def scale(self, row: int) -> np.float32:
-        """1 / standard deviation of the returns of a class, or of the team (-1); 1 if they do not vary."""
+        """1 / standard deviation of the returns of a class (by position), or of the team (0); 1 if they do not vary."""
         total, first, second = self.sums[row]
         variance = second / total - (first / total) ** 2 if total else 0.0
         if not total or variance <= _CONSTANT * second / total:
             return np.float32(1)
         return np.float32(1 / np.sqrt(variance))
 
-    def _count(self, row: int, x: NDArray[np.float64]) -> None:
-        self.sums[row] += (x.size, x.sum(), np.square(x).sum())
 
-
-def running_returns(reward: NDArray[np.float64], cut_TB: BoolArray, gamma: float) -> NDArray[np.float64]:
+def running_returns(reward: FloatArray, cut_TB: BoolArray, gamma: float) -> FloatArray:
     """The discounted sum of the rewards since the segment began, at each step; [T, B] or [T, N, B] like `reward`."""
     found = reward.copy()
     for t in range(1, len(reward)):

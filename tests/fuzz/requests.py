@@ -44,6 +44,7 @@ SPACES: dict[str, Any] = {
     "deaths": True,
     "rewards": "cooperative",
     "wins": False,
+    "team_reward": True,
 }
 PRICES: dict[str, Any] = {
     "region": "here",

@@ -43,6 +43,7 @@ from marless.learners.ppo.post_process import (
     upload,
 )
 from marless.learners.ppo.segments import Segments
+from marless.learners.rewards import rewarded
 from marless.learners.samples import Samples
 from marless.learners.stacks import Stack, drawn_stacks, stacks
 from marless.learners.table import tabulate
@@ -264,7 +265,9 @@ class PPOLearner:
         critics: _Arrange[CriticFunction],
     ) -> Metrics:
         """Post-processing: make the jobs of all stacks. It has no metrics of its own."""
-        table = tabulate(inputs.trajectories, self._class_index, self._critic != "own")
+        rule, spaces = self._config.reward_rule, self._context.spaces
+        trajectories = [rewarded(each, spaces, rule) for each in inputs.trajectories]
+        table = tabulate(trajectories, self._class_index, self._critic != "own")
         work.similarity = likeness.begin(inputs, self._class, lambda: table, self.state)
         trained = policies([(stack.names, stack.starts) for stack in chosen])
         tensors = upload(table, self._device)

@@ -153,7 +153,8 @@ def critic_samples(
     With value normalisation, the critics are rescaled by the returns' moments first.
     """
     value_N1S, advantage_N1S = estimates
-    parts = {"alive": critics.pool(tensors["alive"])} if "alive" in tensors else {}
+    judged = "alive" in tensors and not config.credit_after_death  # else the dead have values too
+    parts = {"alive": critics.pool(tensors["alive"])} if judged else {}
     value_PKS, return_PKS = critics.pool(value_N1S), critics.pool(value_N1S + advantage_N1S)
     weight_PKS = weights(parts, return_PKS)
     metrics = {"explained_variance": value.explained_variance(value_PKS, return_PKS, weight_PKS)}

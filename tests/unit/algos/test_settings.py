@@ -59,7 +59,7 @@ def test_policy_gradients_take_any_actions(algorithm):
 def test_sums_of_rewards_that_compete_are_refused_and_unknown_ones_are_told(algorithm):
     assert refusal(algorithm, COMPETITIVE).endswith("and those of env.name compete; use iql instead")
     told = advice(prepare(job(algorithm, "unknown")))
-    assert told.startswith(f"algorithm.name {algorithm} maximises the sum of all agents' rewards")
+    assert told.startswith(f"algorithm.name {algorithm} maximises the reward of all agents together")
     assert told.endswith("if they compete, use iql")
     prepare(job("iql", COMPETITIVE))
     assert advice(prepare(job("iql", "unknown"))) == ""

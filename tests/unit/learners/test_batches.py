@@ -7,13 +7,14 @@ import pytest
 import torch
 
 from marless.algos.iql import IQLConfig
+from marless.algos.team import RewardRule
 from marless.data.frames import ReplaySchema
 from marless.data.replay import Draw, Replay
 from marless.data.trajectory import Trajectory
 from marless.envs.base import Discrete
 from marless.learners import batches
 from marless.learners.batches import Batch, BatchSource, _padded
-from marless.learners.rewards import ReturnMoments
+from marless.learners.rewards import ReturnMoments, rewarded
 from marless.nets.inputs import Inputs
 from tests.unit.learners import rounds
 
@@ -29,7 +30,8 @@ def source(*, team: bool = False, spaces=rounds.DISCRETE, seen=None, **settings:
     schema = ReplaySchema(spaces, classes, with_state=True)
     alpha = config.replay.alpha if config.replay.draw == "prioritised" else None
     replay = Replay(schema, 200, None, alpha=alpha, unit=config.replay.unit)
-    replay.insert(0, [rounds.trajectory(spaces, seed) for seed in (1, 2)])
+    rule = RewardRule("sum", joint=True) if team else RewardRule()
+    replay.insert(0, [rewarded(rounds.trajectory(spaces, seed), spaces, rule) for seed in (1, 2)])
     made = BatchSource(
         replay=replay,
         schema=schema,
@@ -107,13 +109,13 @@ def test_env_steps_are_what_their_frames_say(n_step):
 
 
 @pytest.mark.parametrize("n_step", [1, 3])
-def test_a_team_gets_the_sum_until_its_last_agent_has_gone(n_step):
+def test_a_team_gets_its_reward_until_its_last_agent_has_gone(n_step):
     made, replay = source(team=True, n_step=n_step)
     arrays = dict(rounds.trajectory(rounds.DISCRETE, 5).arrays)
     for k in (0, 1):  # so many are gone that often everyone is
         living = np.random.default_rng(k).random(arrays[f"alive/{k}"].shape) < 0.2
         arrays |= {f"alive/{k}": living, f"terminated/{k}": arrays[f"terminated/{k}"] & living}
-    replay.insert(1, [Trajectory(arrays)])
+    replay.insert(1, [rewarded(Trajectory(arrays), rounds.DISCRETE, RewardRule("sum", joint=True))])
     batch = draw(made, 200)
     (gains,) = batch.gains
     assert 5 < int((gains.discount == 0).sum()) < 100
@@ -122,7 +124,7 @@ def test_a_team_gets_the_sum_until_its_last_agent_has_gone(n_step):
         for i in range(n_step):
             if i and at(replay, "last", row + i):
                 break
-            reward += scale * sum(at(replay, f"reward/{k}", row + i).sum() for k in (0, 1))
+            reward += scale * at(replay, "reward/1", row + i)[2]
             left = any(
                 (at(replay, f"alive/{k}", row + i) & ~at(replay, f"terminated/{k}", row + i)).any() for k in (0, 1)
             )
@@ -183,14 +185,14 @@ def test_prioritised_draws_bring_importance(unit):
 
 
 def test_scaled_rewards_are_summed_as_such():
-    moments = ReturnMoments((0, 1), GAMMA)
-    moments.sums[:] = [[10, 20, 50], [10, 0, 40], [10, 30, 1000]]  # deviations 1, 2 and √91
+    moments, of_team = ReturnMoments((0, 1), GAMMA), ReturnMoments((0, 1), GAMMA, team=True)
+    moments.sums[:], of_team.sums[:] = [[10, 20, 50], [10, 0, 40]], [[10, 30, 1000]]  # deviations 1 and 2; √91
     config = {"n_step": 2, "reward_normalisation": True}
     plain, found = draw(source(n_step=2)[0]), draw(source(**config)[0], moments=moments)
     torch.testing.assert_close(found.gains[0].reward, plain.gains[0].reward)
     torch.testing.assert_close(found.gains[1].reward, plain.gains[1].reward / 2)
     team, normal = (
-        draw(source(team=True, **each)[0], moments=moments) for each in ({}, {"reward_normalisation": True})
+        draw(source(team=True, **each)[0], moments=of_team) for each in ({}, {"reward_normalisation": True})
     )
     torch.testing.assert_close(normal.gains[0].reward, team.gains[0].reward / np.sqrt(91).astype(np.float32))
 

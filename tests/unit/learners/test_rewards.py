@@ -1,13 +1,18 @@
-"""The scale of rewards, by hand; and that a task whose reward is always 1 is learned with it."""
+"""The rewards of teams and their scale, by hand; and that a task whose reward is always 1 is learned with it."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
+from marless.algos.ippo import IPPOConfig
+from marless.algos.team import RewardRule
 from marless.data.trajectory import Trajectory
 from marless.envs.base import AgentClass, Discrete, EnvSpaces, Frame, Transition
-from marless.learners.rewards import ReturnMoments, running_returns
+from marless.learners.rewards import ReturnMoments, everlasting, rewarded, running_returns, team_rewards
 from tests.unit.learners.solving import Trained, episode_return
 
 
@@ -31,18 +36,69 @@ def test_rewards_are_scaled_by_the_returns_of_the_living():
     assert 1 / moments.scale(0) == pytest.approx(np.sqrt(14.25 / 3 - (3.5 / 3) ** 2))
 
 
-def test_a_team_is_scaled_by_the_returns_of_its_sum():
-    """γ = 0.5, two agents: sums 3, 0 → returns 3, 1.5."""
-    moments = ReturnMoments((0,), 0.5)
-    moments.add([round_of([[[1], [2]], [[4], [-4]]], [[False], [True]])])
-    assert 1 / moments.scale(-1) == pytest.approx(0.75)
+def test_a_team_is_scaled_by_the_returns_of_its_own_reward_while_anyone_lives():
+    """γ = 0.5: rewards 3, 0 of the whole team → returns 3, 1.5; then nobody is left."""
+    moments = ReturnMoments((0,), 0.5, team=True)
+    alive = np.array([[[True], [True]], [[False], [True]], [[False], [False]]])
+    moments.add([round_of([[[3], [3]], [[0], [0]], [[9], [9]]], [[False], [False], [True]], **{"alive/0": alive})])
+    assert 1 / moments.scale(0) == pytest.approx(0.75)
 
 
 @pytest.mark.parametrize("reward", [0.0, 0.1, 7.0])
 def test_returns_that_are_all_equal_leave_rewards_as_they_are(reward):
     moments = ReturnMoments((0,), 0.99)
     moments.add([round_of([[[reward, reward, reward]]], [[True, True, True]])])
-    assert moments.scale(0) == moments.scale(-1) == 1
+    assert moments.scale(0) == 1
+
+
+ONE = AgentClass("one", ("a", "b"), 1, Discrete(2))
+OTHER = AgentClass("other", ("c",), 1, Discrete(2))
+TEAM = EnvSpaces((ONE, OTHER), 0, None, deaths=True)
+
+
+def deadly() -> Trajectory:
+    """Three agents, each paid 1 while alive: b dies in step 0, c in step 1, a in step 2; then the episode is over."""
+    alive = [np.array([[1, 1], [1, 0], [1, 0]], bool)[..., None], np.array([[1], [1], [0]], bool)[..., None]]
+    over = [np.array([[0, 1], [0, 0], [1, 0]], bool)[..., None], np.array([[0], [1], [0]], bool)[..., None]]
+    arrays: dict[str, np.ndarray] = {"cut": np.array([[False], [False], [True]])}
+    for k in (0, 1):
+        arrays |= {f"reward/{k}": alive[k].astype(np.float32), f"alive/{k}": alive[k], f"terminated/{k}": over[k]}
+    return Trajectory(arrays)
+
+
+@pytest.mark.parametrize(("how", "expected"), [("sum", [3, 2, 1]), ("auto", [3, 2, 1]), ("mean", [1, 1, 1])])
+def test_a_reward_that_all_living_agents_get_is_the_teams_by_their_mean(how, expected):
+    assert team_rewards(deadly(), TEAM, how)[:, 0].tolist() == expected
+
+
+def test_the_environments_own_team_reward_comes_first():
+    given = Trajectory({**deadly().arrays, "team_reward": np.array([[7], [8], [9]], np.float32)})
+    spaces = replace(TEAM, team_reward=True)
+    assert team_rewards(given, spaces, "auto")[:, 0].tolist() == [7, 8, 9]
+    assert team_rewards(given, spaces, "sum")[:, 0].tolist() == [3, 2, 1]
+
+
+def test_agents_have_the_teams_reward_while_they_live():
+    found = rewarded(deadly(), TEAM, RewardRule("mean"))
+    assert found["reward/0"][..., 0].tolist() == [[1, 1], [1, 0], [1, 0]]
+    assert found["reward/1"][..., 0].tolist() == [[1], [1], [0]]
+    assert found["terminated/0"][..., 0].tolist() == [[False, True], [False, False], [True, False]]
+    assert rewarded(deadly(), TEAM, RewardRule())["reward/0"] is not found["reward/0"]
+
+
+def test_a_team_with_one_value_is_paid_whoever_lives():
+    found = rewarded(deadly(), TEAM, RewardRule("sum", joint=True))
+    assert found["reward/0"][..., 0].tolist() == [[3, 3], [2, 2], [1, 1]]
+
+
+def test_the_dead_earn_what_their_team_earns_until_it_has_gone():
+    rule = RewardRule("sum", after_death=True)
+    found = rewarded(deadly(), TEAM, rule)
+    assert found["reward/0"][..., 0].tolist() == [[3, 3], [2, 2], [1, 1]]
+    assert found["terminated/0"][..., 0].tolist() == [[False, False], [False, False], [True, True]]
+    assert found["terminated/1"][..., 0].tolist() == [[False], [False], [True]]
+    assert found["alive/0"][..., 0].tolist() == [[True, True], [True, False], [True, False]]
+    assert everlasting(found, rule)["alive/0"].all()
 
 
 class Balancing:
@@ -81,3 +137,52 @@ def test_a_task_whose_reward_is_always_one_is_learned():
     team = Trained(Balancing(16), {"name": "iql", "gamma": 0.95} | settings, seed=0)
     team.train(rounds=8, steps=40)
     assert episode_return(team.greedy(episodes=16)) == 40
+
+
+class Sacrifice:
+    """Agent b may leave in the first of two steps (action 1). Then a is paid 5 in the second, else both are paid 1."""
+
+    spaces = EnvSpaces((AgentClass("agent", ("a", "b"), 1, Discrete(2)),), 0, 2, deaths=True)
+
+    def __init__(self, batch: int) -> None:
+        self.batch = batch
+
+    def reset(self, seed: int) -> Frame:
+        self._second, self._left = False, np.zeros(self.batch, bool)
+        return self._frame()
+
+    def step(self, actions) -> Transition:
+        ended = np.full(self.batch, self._second)
+        rewards, terminated = np.zeros((2, self.batch), np.float32), np.zeros((2, self.batch), bool)
+        if self._second:
+            rewards[:] = np.where(self._left, [[5.0], [0.0]], 1.0)
+        else:
+            self._left = terminated[1] = actions[0][1] == 1
+        final = self._frame()
+        self._second = not self._second
+        frame = self._frame() if self._second else self.reset(0)
+        return Transition(frame, final, (rewards,), (terminated,), ended, ended)
+
+    def close(self) -> None: ...
+
+    def _frame(self) -> Frame:
+        alive = np.stack([np.ones(self.batch, bool), ~self._left])
+        return Frame(((1.0 + self._second) * alive[..., None].astype(np.float32),), alive=(alive,))
+
+
+@pytest.mark.parametrize("name", ["ippo", "iql"])
+@pytest.mark.parametrize(("credit", "leaves"), [(False, False), (True, True)])
+def test_an_agent_leaves_for_its_team_if_it_earns_the_teams_reward_afterwards(name, credit, leaves):
+    settings = {
+        "ippo": {"lr": 0.03, "minibatches": 2},
+        "iql": {"lr": 0.01, "batch": 64, "warmup": 64, "updates": 20, "target_tau": 0.1, "epsilon": 0.5},
+    }
+    algorithm = {"name": name, "team_reward": "sum", "credit_after_death": credit} | settings[name]
+    team = Trained(Sacrifice(64), algorithm, seed=0)
+    team.train(rounds=15, steps=2)
+    assert team.greedy().return_sum == ({"a": 5.0, "b": 0.0} if leaves else {"a": 1.0, "b": 1.0})
+
+
+def test_credit_after_death_is_the_teams():
+    with pytest.raises(ValidationError, match="set team_reward: auto too"):
+        IPPOConfig(name="ippo", credit_after_death=True)
