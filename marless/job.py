@@ -8,11 +8,12 @@ from operator import mul
 
 from marless.algos import registry as algorithms
 from marless.algos.base import FunctionNode, Group, Scope, Setting, scopes
+from marless.algos.weighing import published_bytes
 from marless.data.trajectory import TrajectorySchema
 from marless.envs import registry as environments
 from marless.envs.base import EnvSpaces, check_spaces
 from marless.errors import SpecError
-from marless.limits import MAX_TRAJECTORY_BYTES
+from marless.limits import MAX_PUBLISH_BYTES, MAX_TRAJECTORY_BYTES
 from marless.scaling import registry as scaling_policies
 from marless.scaling.base import ActorScaling, ScalingContext
 from marless.sharing import registry as sharing_policies
@@ -22,6 +23,8 @@ from marless.spec import JobSpec
 
 _BYTES_PER_WEIGHT = 16
 """Four float32 numbers: a weight, its gradient, and two optimizer moments."""
+_MANY_NUMBERS = 4096
+"""Numbers of an observation beyond which it is likely to be a picture."""
 
 
 @dataclass(frozen=True)
@@ -103,8 +106,9 @@ def prepare(spec: JobSpec) -> Job:
         )
     groups = initial_groups(spec.sharing.groups, spaces)
     algorithm = algorithms.algorithm(spec.algorithm.name)
-    _check_trajectory(spec, schema_of(spec, spaces))
+    _check_publish(spec, spaces, groups)
     _check_nets(spec, spaces, groups)
+    _check_trajectory(spec, schema_of(spec, spaces))
     if spec.scaling.within_budget and spec.stop.cost_usd is None:
         raise SpecError("scaling.within_budget: it needs a budget; set stop.cost_usd, in US dollars")
     context = _context(spec, spaces, groups)
@@ -155,6 +159,23 @@ def _check_nets(spec: JobSpec, spaces: EnvSpaces, groups: Sequence[Group]) -> No
             f"{needed / 2**20:,.0f} MiB, and functions.learner.memory_mb gives {given / 2**20:,.0f}; lower "
             "model.hidden, share policies (sharing.groups), or raise functions.learner.memory_mb"
         )
+
+
+def _check_publish(spec: JobSpec, spaces: EnvSpaces, groups: Sequence[Group]) -> None:
+    """Raises SpecError if the states that a learner publishes in a round are larger than a publish may be."""
+    algorithm = algorithms.algorithm(spec.algorithm.name)
+    for scope in scopes(algorithm, spec.algorithm, spaces):
+        served = [group for group in groups if spaces.class_of(group.agents[0]) in scope.agent_classes(spaces)]
+        weights = published_bytes(algorithm, spec.algorithm, scope, served, spaces, spec.model)
+        if sum(weights.values()) > MAX_PUBLISH_BYTES:
+            seen = max(each.obs_size for each in scope.agent_classes(spaces))
+            pixels = ". Convolutional nets, which pixels need, come later" if seen > _MANY_NUMBERS else ""
+            raise SpecError(
+                f"model.hidden: the nets of {scope.name} weigh {sum(weights.values()) / 2**20:,.0f} MiB with their "
+                f"optimizer states ({len(weights)} states; up to {seen:,} numbers observed), and a round may publish "
+                f"{MAX_PUBLISH_BYTES / 2**20:,.0f}; share policies (sharing.groups: shared) or lower "
+                f"model.hidden{pixels}"
+            )
 
 
 def _setting(spec: JobSpec, spaces: EnvSpaces, groups: tuple[Group, ...], least_actors: int) -> Setting:

@@ -28,6 +28,8 @@ MAX_STATE = 2**24
 """Elements of an environment's global state."""
 MAX_TRAJECTORY_BYTES = 512 * 2**20
 """Size of one actor's upload."""
+MAX_PUBLISH_BYTES = 512 * 2**20
+"""Size of one publish of a learner: the states of all policies, critics and mixers of its scope."""
 MAX_COUNT = 2**53
 """Rounds, epochs, versions, env steps: larger integers are not exact as the doubles of JSON and of Redis scripts."""
 MAX_CARRY_BYTES = 256 * 2**20

@@ -43,6 +43,7 @@ from marless.envs.base import ActionArray, BoolArray, Discrete, EnvSpaces, Float
 from marless.errors import CorruptError, SpecError, shown, some_of
 
 Arrays = Mapping[str, NDArray[np.generic]]
+_FROM_ENVIRONMENT = ("obs/", "reward/", "state", "boot_obs/", "boot_state")
 
 
 @dataclass(frozen=True)
@@ -148,16 +149,26 @@ class TrajectorySchema:
         self._check_indices(arrays)
 
     def not_finite(self, arrays: Arrays) -> str:
-        """A description of the first NaN or infinite value: its array, agent and step; "" if there is none."""
-        for name, array in arrays.items():
+        """A description of the first NaN or infinite value: its array, agent, copy and step; "" if there is none.
+
+        Of several arrays, one that comes from the environment is named first, as the others follow from it.
+        """
+        for name in sorted(arrays, key=lambda name: not name.startswith(_FROM_ENVIRONMENT)):
+            array = arrays[name]
             if array.dtype.kind == "f" and not np.isfinite(array).all():
-                first = np.argwhere(~np.isfinite(array))[0]
-                kind, _, k = name.partition("/")
-                boots, memory = kind.startswith("boot_"), kind == "memory"
-                whose = f" of {self.spaces.classes[int(k)].agents[first[0 if boots or memory else 1]]}" if k else ""
-                when = " where a segment was cut" if boots else f" at step {0 if memory else first[0]}"
-                return f"{name} holds NaN or infinite values, the first{whose}{when}"
+                return f"{name} holds NaN or infinite values, the first{self._where(name, array)}"
         return ""
+
+    def _where(self, name: str, array: NDArray[np.generic]) -> str:
+        """Agent, copy and step of the first element that is not finite."""
+        first = np.argwhere(~np.isfinite(array))[0]
+        kind, _, k = name.partition("/")
+        boots, memory = kind.startswith("boot_"), kind == "memory"
+        whose = f" of {self.spaces.classes[int(k)].agents[first[0 if boots or memory else 1]]}" if k else ""
+        if boots:
+            return f"{whose} where a segment was cut"
+        copy = first[1] if memory or not k else first[2]
+        return f"{whose} in copy {copy} at step {0 if memory else first[0]}"
 
     def _check_indices(self, arrays: Arrays) -> None:
         index = arrays["boot_index"].astype(np.int64)

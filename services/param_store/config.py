@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from marless.limits import MAX_PUBLISH_BYTES
 from marless.rpc.process import add_option, at_least
 from marless.rpc.server import ServerOptions, option_parser, server_options
 from services.param_store.redis_server import RedisOptions
@@ -44,7 +45,9 @@ def parse(argv: Sequence[str] | None = None) -> Config:
     add_option(
         parser, "--keep", "3", "number of newest versions of each policy that are kept", at_least(2)
     )  # a round may be repeated
-    add_option(parser, "--intake-bytes", str(2**29), "largest total size of publishes in progress", at_least(1))
+    add_option(
+        parser, "--intake-bytes", str(MAX_PUBLISH_BYTES), "largest total size of publishes in progress", at_least(1)
+    )
     args = parser.parse_args(argv)
     if args.redis_url != os.environ.get("MARLESS_REDIS_URL", "") and holds_password(args.redis_url):
         parser.error(

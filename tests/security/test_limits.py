@@ -174,7 +174,11 @@ def test_an_environment_that_is_too_large_is_refused_before_it_is_built(options,
 
 
 def test_the_largest_environment_takes_little_to_look_at():
-    spec = from_json(json.dumps(with_options(agents=512, landmarks=512) | {"actors": {"envs": 4, "steps": 1}}))
+    spec = from_json(
+        json.dumps(
+            with_options(agents=512, landmarks=512) | {"actors": {"envs": 4, "steps": 1}, "model": {"hidden": [8]}}
+        )
+    )
     tracemalloc.start()
     try:
         prepare(spec)
@@ -188,7 +192,11 @@ def test_the_largest_environment_takes_little_to_look_at():
     [
         ({"actors": {"envs": 65_536, "steps": 65_536}}, "make a trajectory of .* MiB, and an actor may upload 512"),
         (with_options(agents=200) | {"actors": {"envs": 80}}, "lower actors.envs or actors.steps"),
-        ({"model": {"hidden": [8192] * 4}}, "to train 3 policies of .* functions.learner.memory_mb gives 2,048"),
+        ({"model": {"hidden": [8192] * 4}}, "nets of agent weigh 13,.* MiB .*, and a round may publish 512"),
+        (
+            {"model": {"hidden": [2048] * 2}, "functions": {"learner": {"memory_mb": 128}}},
+            "to train 3 policies of .* functions.learner.memory_mb gives 128",
+        ),
         ({"algorithm": {"name": "iql", "replay": {"capacity": 10**9}}}, "algorithm.replay.capacity"),
     ],
 )

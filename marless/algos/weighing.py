@@ -1,0 +1,88 @@
+"""What the states of policies, critics and mixers weigh, known before a job starts. Does not import torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from marless.algos.base import Algorithm, AlgorithmConfig, Group, ModelSpec, Scope
+from marless.algos.ddpg import DDPGConfig
+from marless.algos.off_policy import OffPolicyConfig
+from marless.algos.q import QConfig
+from marless.algos.qmix import QMIXConfig
+from marless.envs.base import AgentClass, EnvSpaces
+from marless.nets import actions
+from marless.nets.layout import Layout, layout
+from marless.nets.mixing import MixingLayout
+
+_BYTES = 4
+"""Of a float32."""
+_OF_ADAM = 3
+"""Numbers per weight of a published state: the weight, and two moments of its gradient."""
+_WITH_TARGET = 4
+"""Likewise, where a target net follows the net: in off-policy algorithms."""
+
+
+def published_bytes(
+    algorithm: Algorithm,
+    config: AlgorithmConfig,
+    scope: Scope,
+    groups: Sequence[Group],
+    spaces: EnvSpaces,
+    model: ModelSpec,
+) -> dict[str, int]:
+    """Bytes of each state that a scope's learner publishes every round for these groups, by name.
+
+    It follows from the nodes of the algorithm's function graph and the nets of the families of marless: exact but for
+    counters and names, and an estimate for other packages' algorithms whose nets differ.
+    """
+    weigh = _Nets(algorithm, config, scope, spaces, model)
+    classes = {group.policy: spaces.class_of(group.agents[0]) for group in groups}
+    found: dict[str, int] = {}
+    for node in algorithm.functions(config, scope, groups, spaces):
+        if node.function == "policy":
+            weights = weigh.policy(classes[node.name])
+        elif node.function == "critic":
+            weights = weigh.critic(classes.get(node.name))
+        else:
+            weights = weigh.mixer() if node.function == "mixer" else 0
+        if weights:
+            found[node.name] = found.get(node.name, 0) + weights * _BYTES * weigh.numbers
+    return found
+
+
+class _Nets:
+    """Numbers of weights of the nets of one scope."""
+
+    def __init__(
+        self, algorithm: Algorithm, config: AlgorithmConfig, scope: Scope, spaces: EnvSpaces, model: ModelSpec
+    ) -> None:
+        self.numbers = _WITH_TARGET if isinstance(config, OffPolicyConfig) else _OF_ADAM
+        self._config, self._model = config, model
+        self._classes = scope.agent_classes(spaces)
+        self._state = spaces.state_size if algorithm.needs_state(config) else None
+
+    def policy(self, agents: AgentClass) -> int:
+        """Of a policy of this class."""
+        if not isinstance(self._config, QConfig):
+            free = 0 if isinstance(self._config, DDPGConfig) else actions.free_parameters(agents.action)
+            return layout(agents.obs_size, self._model, agents.action.n, free).size
+        known = len(agents.agents) * self._config.agent_id + agents.action.n * self._config.last_action
+        return layout(agents.obs_size + known, self._model, agents.action.n + self._config.dueling).size
+
+    def critic(self, agents: AgentClass | None) -> int:
+        """Of a critic of a policy of this class, or of a critic that several policies share (None)."""
+        if isinstance(self._config, DDPGConfig):
+            seen = [(1, agents)] if agents else [(len(each.agents), each) for each in self._classes]
+            inputs = sum(count * (each.obs_size + each.action.n) for count, each in seen)
+            hidden = self._config.critic_hidden or self._model.hidden
+            return Layout(inputs, tuple(hidden), 1).size * (1 + self._config.twin)
+        outputs = 1 if agents else sum(len(each.agents) for each in self._classes)
+        observed = agents.obs_size if agents else sum(each.obs_size for each in self._classes)
+        return layout(observed if self._state is None else self._state, self._model, outputs).size
+
+    def mixer(self) -> int:
+        """Of the mixer; 0 for one that is not QMIX's."""
+        if not isinstance(self._config, QMIXConfig):
+            return 0
+        team = sum(len(each.agents) for each in self._classes)
+        return MixingLayout(self._state or 0, team, self._config.embed, self._config.hypernet).size

@@ -1,0 +1,69 @@
+"""What a job's states weigh, worked out before it starts, against the states that learners make."""
+
+import pytest
+
+from marless.algos import registry
+from marless.algos.base import Group, LearnerContext, ModelSpec, scopes
+from marless.algos.weighing import published_bytes
+from marless.envs.base import AgentClass, Box, Discrete, EnvSpaces
+from marless.errors import SpecError
+from marless.job import prepare
+from tests.integration.running import spec
+
+DISCRETE = EnvSpaces(
+    (AgentClass("scout", ("s",), 300, Discrete(2)), AgentClass("walker", ("a", "b", "c"), 500, Discrete(4))),
+    state_size=700,
+    max_steps=None,
+    rewards="cooperative",
+)
+BOXED = EnvSpaces((AgentClass("walker", ("a", "b", "c"), 500, Box((-1.0,) * 3, (1.0,) * 3)),), 700, None)
+GROUPS = (Group("s", ("s",)), Group("a", ("a", "b")), Group("c", ("c",)))
+
+
+@pytest.mark.parametrize("recurrent", ["none", "gru"])
+@pytest.mark.parametrize(
+    ("name", "settings", "spaces"),
+    [
+        ("ippo", {}, DISCRETE),
+        ("ippo", {}, BOXED),
+        ("mappo", {}, DISCRETE),
+        ("mappo", {"critic": "per_agent"}, BOXED),
+        ("iql", {}, DISCRETE),
+        ("vdn", {"dueling": True, "agent_id": True}, DISCRETE),
+        ("qmix", {"last_action": True}, DISCRETE),
+        ("iddpg", {}, BOXED),
+        ("iddpg", {"twin": True, "critic_hidden": [9]}, DISCRETE),
+        ("maddpg", {"twin": True}, DISCRETE),
+        ("maddpg", {}, BOXED),
+    ],
+)
+def test_states_weigh_what_their_learners_make_them(name, settings, spaces, recurrent):
+    algorithm = registry.algorithm(name)
+    model = ModelSpec.model_validate({"hidden": [16, 8], "recurrent": recurrent})
+    if recurrent == "gru":
+        if "ddpg" in name:
+            pytest.skip("has no nets with memory")
+        settings = settings | ({"replay": {"unit": "episodes"}} if name in ("iql", "vdn", "qmix") else {})
+    config = algorithm.config_type.model_validate({"name": name} | settings)
+    for scope in scopes(algorithm, config, spaces):
+        agents = {agent for each in scope.agent_classes(spaces) for agent in each.agents}
+        groups = tuple(group for group in GROUPS if group.agents[0] in agents)
+        learner = algorithm.learner(config, LearnerContext(model, spaces, scope, "cpu"))
+        found = published_bytes(algorithm, config, scope, groups, spaces, model)
+        assert found.keys() == {each for each in learner.names(groups) if not each.startswith("replay.")}
+        for state, size in found.items():
+            made = learner.initial(state, 0)
+            weight = sum(array.nbytes for array in {**made.learning, **made.acting}.values())
+            assert size == pytest.approx(weight, rel=0.02), state
+
+
+def test_a_job_whose_nets_are_too_large_to_publish_is_refused_before_it_starts():
+    asked = spec(
+        env={"name": "pettingzoo/butterfly.pistonball_v6"},
+        model={"hidden": [64, 64]},
+        actors={"count": 1, "envs": 1, "steps": 20},
+    )
+    with pytest.raises(
+        SpecError, match=r"nets of piston weigh 4,8.. MiB .* up to 164,520 numbers .* may publish 512; "
+    ):
+        prepare(asked)
