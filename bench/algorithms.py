@@ -1,24 +1,27 @@
 """Compares algorithms in spread or adversary, over seeds: return after equally many env steps, and time to a target.
 
 `python -m bench.algorithms --game adversary --peers benchmarl --json algorithms_adversary.json`; `--algorithms iql,vdn`
-selects some of them. marless runs with the defaults of algorithm and model, in rounds of 4,000 env steps; peers run
-with the settings that served them best. MADDPG and IDDPG get continuous actions, the others discrete ones. Algorithms
+selects some of them. `--settings` says with which settings, one after another:
+
+- own: marless with the defaults of algorithm and model, peers with those of their runner and `bench.task.EQUAL`;
+- equal: all systems with the rate, clip and τ of `bench.task.EQUAL`, and equal batches, updates, γ, ε and nets;
+- best: each system with each of `bench.task.GRID`, all else as in equal; the table has the one with the best return.
+
+A round of marless has 4,000 env steps. MADDPG and IDDPG get continuous actions, the others discrete ones. Algorithms
 that add up all agents' rewards are left out if rewards compete.
 
 In competitive games the mean return over all agents is meaningless. The result is each side's greedy return against
 random opponents, minus that of a random policy in its place. Evaluation time counts for marless, but not for BenchMARL.
-BenchMARL's runs use one thread each and run in parallel, one per core; a run of marless has all cores.
+Runs are made one at a time; BenchMARL's use one thread.
 """
 
 from __future__ import annotations
 
 import math
-import os
 import sys
 import time
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,7 +29,20 @@ from bench import harness
 from bench.harness import Row, spread
 from bench.peers import install
 from bench.systems import Curve, crossing, marless_job, points, rounds
-from bench.task import ALGORITHMS, CONTINUOUS, GAMES, ON_POLICY, TASK, peer_env_steps
+from bench.task import (
+    ALGORITHMS,
+    CONTINUOUS,
+    EQUAL,
+    EXPLORED_ENV_STEPS,
+    GAMES,
+    GRID,
+    OFF_POLICY_BATCH,
+    ON_POLICY,
+    PEER_COPIES,
+    TASK,
+    Rates,
+    peer_env_steps,
+)
 from marless.comparison.statistics import Estimate, interquartile_mean
 
 TEAM_ONLY = ("vdn", "qmix")
@@ -34,6 +50,7 @@ TEAM_ONLY = ("vdn", "qmix")
 EVALUATION_ENV_STEPS = 8_000
 """Env steps between greedy evaluations, for every algorithm and system."""
 PEERS = ("benchmarl",)
+SETTINGS: Mapping[str, tuple[Rates | None, ...]] = {"own": (None,), "equal": (EQUAL,), "best": GRID}
 
 
 def target(algorithm: str) -> float:
@@ -50,6 +67,8 @@ class Request:
     seed: int
     env_steps: int
     timeout_s: float
+    rates: Rates | None = None
+    """None: the system's own settings."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +78,8 @@ class Outcome:
     curve: Curve
     random: float | None = None
     """Return of the random baseline, if the run measured it."""
+    rates: Rates | None = None
+    """Those of its request."""
     sides: Mapping[str, float] = field(default_factory=dict)
     """In competitive games, by agent class: return against random opponents, minus that of a random policy."""
 
@@ -77,7 +98,8 @@ Run = Callable[[Request], Outcome]
 def settings(request: Request) -> dict[str, object]:
     """The job of a run; everything not set here has its default."""
     game = GAMES[request.game]
-    copies = TASK.iteration_env_steps // TASK.episode_steps
+    round_env_steps = peer_env_steps(request.algorithm) if request.rates else TASK.iteration_env_steps
+    copies = round_env_steps // TASK.episode_steps
     actors = 2 if request.algorithm in ON_POLICY else 1
     return {
         "seed": request.seed,
@@ -85,13 +107,37 @@ def settings(request: Request) -> dict[str, object]:
             "name": game.ours,
             "options": {**game.our_options, "continuous_actions": request.algorithm in CONTINUOUS},
         },
-        "algorithm": {"name": request.algorithm},
+        "algorithm": {"name": request.algorithm, **(equal(request.algorithm, request.rates) if request.rates else {})},
         "actors": {"count": actors, "envs": copies // actors, "steps": TASK.episode_steps},
         "sharing": {"name": "fixed", "groups": "independent"},
-        "evaluation": {"every": EVALUATION_ENV_STEPS // TASK.iteration_env_steps, "episodes": TASK.evaluation_episodes},
+        "evaluation": {"every": EVALUATION_ENV_STEPS // round_env_steps, "episodes": TASK.evaluation_episodes},
         "learner": {"device": "cpu"},
         "stop": {"env_steps": request.env_steps},
     }
+
+
+def equal(algorithm: str, rates: Rates) -> dict[str, object]:
+    """The settings of an algorithm that BenchMARL's runner gives to its version; what it lacks is switched off."""
+    common: dict[str, object] = {"lr": rates.lr, "max_grad_norm": rates.clip, "gamma": TASK.gamma}
+    if algorithm in ON_POLICY:
+        return common | {
+            "gae_lambda": TASK.gae_lambda,
+            "clip": TASK.clip,
+            "epochs": TASK.epochs,
+            "minibatches": TASK.minibatches,
+            "entropy": TASK.entropy_weight,
+        }
+    explored = {"start": 1.0, "end": 0.05, "env_steps": EXPLORED_ENV_STEPS}
+    off_policy = common | {
+        "target_tau": rates.tau,
+        "batch": OFF_POLICY_BATCH,
+        "updates": PEER_COPIES,
+        "warmup": 0,
+        "reward_normalisation": False,
+    }
+    if algorithm in CONTINUOUS:
+        return off_policy | {"critic_lr": rates.lr, "regularisation": 0.0, "noise": explored}
+    return off_policy | {"double": False, "epsilon": explored}
 
 
 def marless(request: Request) -> Outcome:
@@ -103,7 +149,7 @@ def marless(request: Request) -> Outcome:
             sides.update(above_chance(run_dir))
 
     job = marless_job(settings(request), request.timeout_s, look=look)
-    return Outcome(rounds(job.records, job.started_s), job.summary["random_return"], sides)
+    return Outcome(rounds(job.records, job.started_s), job.summary["random_return"], request.rates, sides)
 
 
 def above_chance(run_dir: Path) -> dict[str, float]:
@@ -127,34 +173,40 @@ def peer(name: str) -> Run:
             "--algorithm": request.algorithm,
             "--game": request.game,
         }
-        flags = [str(part) for option in options.items() for part in option]
+        flags = [str(part) for option in options.items() for part in option] + list((request.rates or EQUAL).flags)
         command: list[str | Path] = [install.interpreter(name), "-m", f"bench.peers.run_{name}", *flags]
         lines = harness.run(command, timeout_s=request.timeout_s).lines
         sides: Mapping[str, float] = next((line["above_chance"] for line in lines if line.get("event") == "sides"), {})
-        return Outcome(points(lines), sides=sides)
+        return Outcome(points(lines), rates=request.rates, sides=sides)
 
     return run
 
 
 def measured(name: str, run: Run, requests: Sequence[Request]) -> dict[str, list[Outcome]]:
-    """Make all runs of a system; returns outcomes by algorithm. Single-threaded peers run in parallel, one per core."""
-    at_once = 1 if name == "marless" else os.cpu_count() or 1
-    found: dict[str, list[Outcome]] = {}
-    with ThreadPoolExecutor(at_once) as pool:
-        for request, outcome in zip(requests, pool.map(run, requests), strict=True):
-            found.setdefault(request.algorithm, []).append(outcome)
-            told = outcome.sides or crossing(outcome.curve, target(request.algorithm))
-            harness.say(f"{request.algorithm} seed {request.seed}: {name}: {outcome.final:.2f} {told}")
-    return found
+    """Make all runs of a system; returns outcomes by algorithm, where several rates were tried those of the best."""
+    found: dict[str, dict[Rates | None, list[Outcome]]] = {}
+    for request in requests:
+        outcome = run(request)
+        found.setdefault(request.algorithm, {}).setdefault(request.rates, []).append(outcome)
+        told = outcome.sides or crossing(outcome.curve, target(request.algorithm))
+        rates = f" with {request.rates}" if request.rates else ""
+        harness.say(f"{request.algorithm} seed {request.seed}: {name}{rates}: {outcome.final:.2f} {told}")
+    return {algorithm: max(by_rates.values(), key=score) for algorithm, by_rates in found.items()}
 
 
-def row(game: str, algorithm: str, system: str, outcomes: Sequence[Outcome]) -> Row:
-    """One row of the table."""
+def score(outcomes: Sequence[Outcome]) -> float:
+    """What the best settings have most of: the return or, where sides compete, how far both are above chance."""
+    return sum(sum(each.sides.values()) if each.sides else each.final for each in outcomes) / len(outcomes)
+
+
+def row(game: str, algorithm: str, system: str, which: str, outcomes: Sequence[Outcome]) -> Row:
+    """One row of the table; `which` is one of `SETTINGS`."""
     ends = [outcome.curve[-1] for outcome in outcomes]
     random = [outcome.random for outcome in outcomes if outcome.random is not None]
     found: Row = {
         "algorithm": algorithm,
         "system": system,
+        "settings": f"best: {outcomes[0].rates}" if which == "best" else which,
         "env steps": round(spread([end.env_steps for end in ends]).median),
         "greedy return": shown(interquartile_mean([[outcome.final for outcome in outcomes]])),
         "random": round(spread(random).median, 1) if random else "",
@@ -187,7 +239,7 @@ def shown(estimate: Estimate, *, signed: bool = False) -> str:
 
 
 def headline(results: Mapping[tuple[str, str], Sequence[Outcome]]) -> Row:
-    """By algorithm in spread: marless's interquartile mean, and its speed-up over each peer to the target."""
+    """By algorithm in spread with own settings: marless's mean, and its speed-up over each peer to the target."""
     found: Row = {}
     for algorithm in dict.fromkeys(algorithm for algorithm, _ in results):
         seconds = {s: _seconds(of, target(a)) for (a, s), of in results.items() if a == algorithm}
@@ -224,11 +276,12 @@ def plays(game: str, algorithm: str) -> bool:
 
 def main() -> None:
     """Run the benchmark, print the table, and write it to the file of --json if given."""
-    parser = harness.parser(__doc__, runs=3)
+    parser = harness.parser(__doc__, runs=5)
     parser.add_argument("--peers", type=names(PEERS), default=(), help="comma-separated: benchmarl")
     parser.add_argument(
         "--algorithms", type=names(ALGORITHMS), default=ALGORITHMS, help="comma-separated; default: all"
     )
+    parser.add_argument("--settings", type=names(tuple(SETTINGS)), default=("own",), help="own, equal, best")
     parser.add_argument("--game", choices=GAMES, default="spread")
     parser.add_argument("--env-steps", type=int, help="of each run; default: by game")
     parser.add_argument("--limit-s", type=float, default=1200.0, help="give up a run after this many seconds")
@@ -241,16 +294,22 @@ def main() -> None:
         systems[name] = peer(name)
     chosen = [each for each in args.algorithms if plays(args.game, each)]
     env_steps = args.env_steps or GAMES[args.game].env_steps
-    requests = [Request(args.game, each, seed, env_steps, args.limit_s) for each in chosen for seed in range(args.runs)]
+
+    def requests(which: str) -> list[Request]:
+        every = ((each, rates, seed) for each in chosen for rates in SETTINGS[which] for seed in range(args.runs))
+        return [Request(args.game, each, seed, env_steps, args.limit_s, rates) for each, rates, seed in every]
+
     results = {
-        (algorithm, name): outcomes
+        (algorithm, name, which): outcomes
+        for which in args.settings
         for name, run in systems.items()
-        for algorithm, outcomes in measured(name, run, requests).items()
+        for algorithm, outcomes in measured(name, run, requests(which)).items()
     }
     results = {key: results[key] for key in sorted(results, key=lambda key: chosen.index(key[0]))}
     rows = [row(args.game, *key, outcomes) for key, outcomes in results.items()]
+    own = {(algorithm, name): outcomes for (algorithm, name, which), outcomes in results.items() if which == "own"}
     competing = len(GAMES[args.game].groups) > 1
-    harness.report(f"algorithms_{args.game}", about, rows, {} if competing else headline(results), args.json)
+    harness.report(f"algorithms_{args.game}", about, rows, {} if competing else headline(own), args.json)
 
 
 if __name__ == "__main__":

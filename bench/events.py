@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from bench.task import ALGORITHMS, GAMES, TASK
+from bench.task import ALGORITHMS, EQUAL, GAMES, TASK, Rates
 
 Evaluate = Callable[[int], float]
 """Seed of the episodes → undiscounted greedy return per agent."""
@@ -39,6 +39,8 @@ class Options:
     algorithm: str = "ippo"
     game: str = "spread"
     """One of `bench.task.GAMES`."""
+    rates: Rates = EQUAL
+    """For programs that offer several algorithms."""
 
 
 def options(description: str) -> Options:
@@ -52,6 +54,8 @@ def options(description: str) -> Options:
     parser.add_argument("--threads", type=int, default=1, help="threads of the numerical library, per process")
     parser.add_argument("--algorithm", default="ippo", choices=ALGORITHMS, help="where the program offers several")
     parser.add_argument("--game", default="spread", choices=sorted(GAMES), help="likewise")
+    for name, value in vars(EQUAL).items():
+        parser.add_argument(f"--{name}", type=float, default=value, help="likewise; see bench.task.Rates")
     given = parser.parse_args()
     return Options(
         env_steps=given.env_steps,
@@ -62,6 +66,7 @@ def options(description: str) -> Options:
         threads=given.threads,
         algorithm=given.algorithm,
         game=given.game,
+        rates=Rates(lr=given.lr, clip=given.clip, tau=given.tau),
     )
 
 

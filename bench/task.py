@@ -46,6 +46,32 @@ TASK = Task()
 
 
 @dataclass(frozen=True)
+class Rates:
+    """The settings of an optimizer that `bench.algorithms` gives to all systems alike."""
+
+    lr: float
+    """Adam's learning rate of all nets."""
+    clip: float
+    """Limit of the gradient's norm: of each net in marless, of each loss in BenchMARL."""
+    tau: float
+    """Off-policy: fraction by which each gradient step moves a target net."""
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """As options of a measured program."""
+        return tuple(f"--{name}={value:g}" for name, value in vars(self).items())
+
+    def __str__(self) -> str:
+        return f"lr {self.lr:g}, clip {self.clip:g}, τ {self.tau:g}"
+
+
+EQUAL = Rates(lr=TASK.learning_rate, clip=TASK.max_grad_norm, tau=0.005)
+"""The task's rate and clip, and BenchMARL's default τ."""
+GRID = (EQUAL, Rates(5e-4, 10.0, 0.02), Rates(1e-3, 10.0, 0.02), Rates(2e-3, 0.5, 0.02))
+"""The settings from which each system's best is chosen."""
+
+
+@dataclass(frozen=True)
 class Game:
     """A game for comparing algorithms, by its names in mpe2 and marless; episodes have `TASK.episode_steps` steps."""
 
@@ -82,6 +108,10 @@ CONTINUOUS = ("maddpg", "iddpg")
 """Algorithms that use the continuous actions of a game."""
 ON_POLICY = ("ippo", "mappo")
 ALGORITHMS = (*ON_POLICY, "iql", "vdn", "qmix", *CONTINUOUS)
+OFF_POLICY_BATCH = 800
+"""Env steps per gradient step of peers, of which there is one per `TASK.episode_steps` env steps: the best found."""
+EXPLORED_ENV_STEPS = 50_000
+"""Env steps over which ε, or the deviation of noise, falls from 1 to 0.05 in peers."""
 PEER_COPIES = 16
 """Environment copies for peers' off-policy algorithms; an iteration is one episode of each. It is the best setting
 found for them; marless's rounds have `TASK.iteration_env_steps` for all algorithms."""

@@ -21,13 +21,19 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from bench.events import Events, Options, options
 from bench.peers.greedy import Evaluation, make_env
-from bench.task import CONTINUOUS, GAMES, ON_POLICY, PEER_COPIES, TASK, Game, peer_env_steps
+from bench.task import (
+    CONTINUOUS,
+    EXPLORED_ENV_STEPS,
+    GAMES,
+    OFF_POLICY_BATCH,
+    ON_POLICY,
+    PEER_COPIES,
+    TASK,
+    Game,
+    peer_env_steps,
+)
 
 COPIES = 16
-OFF_POLICY_BATCH = 800
-"""Env steps per gradient step, of which there is one per `TASK.episode_steps` env steps. The best setting found."""
-EXPLORED_ENV_STEPS = 50_000
-"""Env steps over which ε falls from 1 to 0.05."""
 
 
 class Mpe2(PettingZooClass):
@@ -105,8 +111,9 @@ def experiment_config(run: Options, folder: str) -> ExperimentConfig:
     config.share_policy_params = False
     config.prefer_continuous_actions = run.algorithm in CONTINUOUS
     config.gamma = TASK.gamma
-    config.lr = TASK.learning_rate
-    config.clip_grad_val = TASK.max_grad_norm
+    config.lr = run.rates.lr
+    config.clip_grad_val = run.rates.clip
+    config.polyak_tau = run.rates.tau
     config.max_n_frames = run.env_steps
     config.on_policy_collected_frames_per_batch = TASK.iteration_env_steps
     config.on_policy_n_envs_per_worker = COPIES

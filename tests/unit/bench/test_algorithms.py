@@ -5,31 +5,31 @@ from argparse import ArgumentTypeError
 import pytest
 
 from bench import algorithms
-from bench.algorithms import Outcome, Request, headline, names, plays, row, settings
+from bench.algorithms import SETTINGS, Outcome, Request, headline, measured, names, plays, row, settings
 from bench.systems import Point
-from bench.task import ALGORITHMS, GAMES
+from bench.task import ALGORITHMS, EQUAL, GAMES, GRID
 from marless import spec
 
 
 def outcome(final: float, *, reached_s: float | None = None, sides=None) -> Outcome:
     """A run of two evaluations, the first at `reached_s` seconds and already past −21."""
     first = Point(12_000, reached_s or 5.0, -20.0 if reached_s else -25.0)
-    return Outcome((first, Point(16_000, 6.0, None), Point(24_000, 9.0, final)), -26.0, sides or {})
+    return Outcome((first, Point(16_000, 6.0, None), Point(24_000, 9.0, final)), -26.0, sides=sides or {})
 
 
 def test_a_row_of_a_cooperative_game():
-    found = row("spread", "vdn", "marless", [outcome(-19.0, reached_s=4.0), outcome(-23.0)])
+    found = row("spread", "vdn", "marless", "own", [outcome(-19.0, reached_s=4.0), outcome(-23.0)])
     assert found["greedy return"] == "-21.00 [-23.00, -19.00]"
     assert (found["env steps"], found["random"], found["seeds there"]) == (24_000, -26.0, "1 of 2")
     assert (found["target"], found["env steps to it"]) == (-21.0, 12_000)
     assert found["seconds to it"] == {"median": None, "min": 4.0, "max": None}  # one never came
     assert found["wall-clock (s)"]["median"] == 9.0
-    assert row("spread", "ippo", "marless", [outcome(-19.0)])["target"] == -20.5
+    assert row("spread", "ippo", "marless", "equal", [outcome(-19.0)])["target"] == -20.5
 
 
 def test_a_row_of_a_game_of_two_sides():
     sides = [{"adversary": 2.0, "agent": 1.0}, {"adversary": 4.0, "agent": -1.0}]
-    found = row("adversary", "iql", "marless", [outcome(-9.0, sides=each) for each in sides])
+    found = row("adversary", "iql", "marless", "own", [outcome(-9.0, sides=each) for each in sides])
     assert found["adversary, above chance"] == "+3.00 [2.00, 4.00]"
     assert found["agent, above chance"] == "+0.00 [-1.00, 1.00]"
     assert "env steps to it" not in found
@@ -68,6 +68,32 @@ def test_every_job_is_one(game, algorithm):
     assert per_round == 4_000
     assert job.evaluation.every == 2
     assert job.env.options["continuous_actions"] is (algorithm in ("maddpg", "iddpg"))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_equal_settings_are_valid_and_those_of_the_peer(algorithm):
+    request = Request("spread", algorithm, 3, 120_000, 60.0, EQUAL)
+    job = spec.parse({"name": "bench", **settings(request)}, "test")
+    config, per_round = job.algorithm, job.actors.count * job.actors.envs * job.actors.steps
+    assert (config.lr, config.max_grad_norm, config.gamma) == (5e-4, 0.5, 0.95)
+    assert per_round * job.evaluation.every == 8_000
+    if algorithm in ("ippo", "mappo"):
+        assert per_round == 4_000
+    else:
+        assert (per_round, config.updates, config.batch, config.target_tau) == (400, 16, 800, 0.005)
+
+
+def test_of_several_settings_the_best_are_shown():
+    requests = [Request("spread", "vdn", seed, 1, 1.0, rates) for rates in SETTINGS["best"] for seed in range(2)]
+
+    def run(request: Request) -> Outcome:
+        final = -20.0 if request.rates == GRID[2] else -21.0 - request.seed
+        return Outcome((Point(24_000, 9.0, final),), -26.0, request.rates)
+
+    found = measured("marless", run, requests)
+    assert {each.rates for each in found["vdn"]} == {GRID[2]}
+    shown = row("spread", "vdn", "marless", "best", found["vdn"])
+    assert shown["settings"] == "best: lr 0.001, clip 10, τ 0.02"
 
 
 def test_unknown_names_are_refused():
