@@ -332,6 +332,14 @@ class LearnerContext:
     """"cpu" or "cuda[:i]"."""
     replay: Path | None = None
     """File of the replay buffer of off-policy algorithms, which outlives the process; None: in memory."""
+    carried: bool = False
+    """True if episodes continue over rounds."""
+
+
+def remembered(config: AlgorithmConfig, model: ModelSpec, spaces: EnvSpaces, *, carried: bool) -> tuple[int, ...]:
+    """`TrajectorySchema.memory` of a job: how many numbers policies remember, per class; () if nothing is recorded."""
+    numbers = tuple(config.memory(model, agents.action.n) for agents in spaces.classes)
+    return numbers if carried and any(numbers) else ()
 
 
 class Learner(Protocol):
@@ -386,13 +394,15 @@ class Setting:
     samples: int
     """The fewest samples of a policy of the first groups in a round: env steps times members."""
     steps: int
-    """`actors.steps`: time steps of a segment, which starts with a new episode."""
+    """`actors.steps`: time steps of a segment, which starts with a new episode unless episodes are carried."""
     memory_bytes: int
     """`functions.learner.memory_mb` in bytes: memory of one learner function."""
     scopes: tuple[Scope, ...] = ()
     """The scope of each learner of the job."""
     with_state: bool = False
     """Trajectories include the global state."""
+    carried: bool = False
+    """Episodes continue over rounds."""
     round_steps: int | None = None
     """Env steps of a round with the maximum number of actors; None if unknown."""
     total_steps: int | None = None

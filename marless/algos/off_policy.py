@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from marless.algos.base import AlgorithmConfig, Rate, Setting, Strict
+from marless.algos.base import AlgorithmConfig, Rate, Setting, Strict, remembered
 from marless.algos.team import RewardRule
 from marless.errors import SpecError
 
@@ -35,6 +35,13 @@ class ReplaySpec(Strict):
     )
     alpha: float = Field(0.6, ge=0, le=1, description="exponent of priorities in prioritised draws; 0: uniform")
     beta: Rate = Field(0.4, description="prioritised draws: how far importance weights correct the bias")
+    burn_in: int = Field(
+        5,
+        ge=0,
+        le=10_000,
+        description="nets with memory, carried episodes: first steps of a part of an episode that only update the "
+        "memory; at most half of them",
+    )
 
 
 class OffPolicyConfig(AlgorithmConfig):
@@ -141,7 +148,8 @@ def _check_replay(config: OffPolicyConfig, setting: Setting) -> None:
             "raise replay.capacity"
         )
     for scope in setting.scopes:
-        schema = ReplaySchema(setting.spaces, scope.classes, setting.with_state)
+        memory = remembered(config, setting.model, setting.spaces, carried=setting.carried)
+        schema = ReplaySchema(setting.spaces, scope.classes, setting.with_state, memory)
         if (size := schema.file_bytes(capacity)) > setting.memory_bytes:
             fits = setting.memory_bytes // schema.frame_bytes
             raise SpecError(

@@ -14,6 +14,7 @@ from marless.algos.base import (
     Group,
     Learner,
     LearnerContext,
+    ModelSpec,
     Rate,
     Schedule,
     Scope,
@@ -44,6 +45,10 @@ class QConfig(OffPolicyConfig):
     )
     last_action: bool = Field(False, description="the last action is an additional input")
     agent_id: bool = Field(False, description="the agent's id within its class is an additional input")
+
+    def memory(self, model: ModelSpec, actions: int) -> int:
+        """See `AlgorithmConfig`."""
+        return super().memory(model, actions) + (actions if self.last_action else 0)
 
     @model_validator(mode="after")
     def _targets_are_of_one_kind(self) -> QConfig:

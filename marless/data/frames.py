@@ -14,6 +14,8 @@ time and copy axes:
 | `alive/k`      | bool [N], only with deaths        | alive before the last step, and not terminated in it |
 | `mask/k`       | bool [N, A], only with masks      | legal actions in the final observation |
 | `state`        | float32 [S], only if required     | like `obs/k` |
+| `memory/k`     | float32 [N, H], if in trajectories | zeros; in a segment's first frame: what policies remembered |
+| `resumed`      | bool, likewise                    | false; true in the first frame of the rest of an episode |
 | `first`        | bool                              | false; true in the first frame of a segment |
 | `last`         | bool                              | true: no action was taken in it |
 """
@@ -45,6 +47,8 @@ class ReplaySchema:
     spaces: EnvSpaces
     classes: tuple[int, ...]
     with_state: bool
+    memory: tuple[int, ...] = ()
+    """See `TrajectorySchema.memory`: of each class of the environment, or ()."""
 
     def fields(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Name → (NumPy dtype name, shape) of one frame, in the order of the arrays in a file."""
@@ -60,8 +64,12 @@ class ReplaySchema:
                 found[f"alive/{k}"] = ("bool", (n,))
             if self.spaces.masks and discrete:
                 found[f"mask/{k}"] = ("bool", (n, agents.action.n))
+            if self.memory:
+                found[f"memory/{k}"] = ("float32", (n, self.memory[k]))
         if self.with_state:
             found["state"] = ("float32", (self.spaces.state_size,))
+        if self.memory:
+            found["resumed"] = ("bool", ())
         return found | {"first": ("bool", ()), "last": ("bool", ())}
 
     @property
@@ -158,6 +166,8 @@ def write(arrays: FrameArrays, start: int, trajectory: Trajectory, placing: Plac
         if name in ("first", "last"):
             out[...] = False
             out[placing.last if name == "last" else placing.first] = True
+        elif name == "resumed" or name.startswith("memory/"):
+            _write_start(out, trajectory[name], placing)
         else:
             x_BT = _by_copy(name, trajectory[name])
             if placing.kept is None:
@@ -165,6 +175,14 @@ def write(arrays: FrameArrays, start: int, trajectory: Trajectory, placing: Plac
             else:
                 out[placing.row[placing.kept]] = x_BT[placing.kept]
             _write_last(out, name, trajectory, placing)
+
+
+def _write_start(out: NDArray[np.generic], at_start: NDArray[np.generic], placing: Placing) -> None:
+    """Write what is known of the first time step only, [B] or [N, B, H], and zeros elsewhere."""
+    x_B = at_start if at_start.ndim == 1 else at_start.swapaxes(0, 1)
+    kept_B = np.ones(len(x_B), np.bool_) if placing.kept is None else placing.kept[:, 0]
+    out[...] = 0
+    out[placing.row[kept_B, 0]] = x_B[kept_B]
 
 
 def _write_last(out: NDArray[np.generic], name: str, trajectory: Trajectory, placing: Placing) -> None:

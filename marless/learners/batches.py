@@ -59,6 +59,8 @@ class ClassBatch:
     """bool [N, A, F]; None if every action always is."""
     alive: Tensor | None
     """float32 [N, F], 1 or 0; None if agents never leave."""
+    memory: Tensor | None = None
+    """float32 [N, H, E], memory of their nets before the first step, as when they acted; None if it is empty."""
 
     def parts(self, width: int) -> Iterator[ClassBatch]:
         """Split several batches of single env steps that were gathered at once into views of `width` steps each."""
@@ -87,7 +89,7 @@ class Batch:
     importance: Tensor | None
     """float32 [M], importance weights of prioritised draws; None for uniform draws."""
     valid: Tensor | None
-    """float32 [M], 1, or 0 for padding of short episodes; None if there is no padding."""
+    """float32 [M], 1, or 0 for padding of short episodes and for steps of burn-in; None if there are none."""
     follows: Tensor
     """bool [T, E]: the next time step belongs to the same episode, and an action was taken in it."""
     resets: Tensor
@@ -137,6 +139,8 @@ class _Frames:
     """[T, E]; see `Batch`."""
     valid: NDArray[np.float32] | None
     """[M]; see `Batch`."""
+    first: NDArray[np.int64] | None = None
+    """[E], first frames of whole episodes, or of parts of them; None for single env steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +157,8 @@ class BatchSource:
     """Maximum number of steps of an episode; None if unknown."""
     team: bool
     """True if batches have the rewards of the team, False if those of each agent."""
+    units: int
+    """Units of the nets' memory; 0 if they have none."""
     device: torch.device
 
     @cached_property
@@ -207,9 +213,18 @@ class BatchSource:
         steps = _padded(int(length_E.max()), self.longest)
         time_T1 = np.arange(steps + 1)[:, None]
         frame_TE = first_E + np.minimum(time_T1, length_E)
-        valid_TE = time_T1[:-1] < length_E
+        valid_TE = (time_T1[:-1] < length_E) & (time_T1[:-1] >= self._burnt(first_E, length_E))
         valid = None if valid_TE.all() else valid_TE.astype(np.float32).ravel()
-        return _Frames(frame_TE.ravel(), frame_TE[:-1].reshape(1, -1), steps, time_T1[1:] < length_E, valid)
+        return _Frames(frame_TE.ravel(), frame_TE[:-1].reshape(1, -1), steps, time_T1[1:] < length_E, valid, first_E)
+
+    def _burnt(self, first_E: NDArray[np.int64], length_E: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Steps of burn-in (Kapturowski et al. 2019, §3): where a part of an episode starts from a memory that older
+        weights computed, the first steps only bring the memory up to date.
+        """
+        if not self.units or not self.schema.memory:
+            return np.zeros_like(length_E)
+        burnt_E = np.minimum(self.config.replay.burn_in, length_E // 2)
+        return np.where(self._is("resumed", first_E), burnt_E, 0)
 
     def _batch(
         self,
@@ -246,7 +261,14 @@ class BatchSource:
             action=self._to(columns),
             legal=None if legal_FNA is None else self._to(legal_FNA.transpose(1, 2, 0)),
             alive=None if alive_FN is None else self._to(alive_FN.T.astype(np.float32)),
+            memory=self._memory(k, frames),
         )
+
+    def _memory(self, k: int, frames: _Frames) -> Tensor | None:
+        """[N, H, E] of the nets; a memory's last numbers are the last action, see `_last`."""
+        if not self.units or not self.schema.memory or frames.first is None:
+            return None
+        return self._to(self._numbers(f"memory/{k}", frames.first)[:, :, : self.units].transpose(1, 2, 0))
 
     def _features(self, k: int, agents: AgentClass, inputs: Inputs, frame: NDArray[np.int64]) -> NDArray[np.float32]:
         input_NIF = np.empty((len(agents.agents), inputs.size(agents) + 1, len(frame)), np.float32)
@@ -255,7 +277,16 @@ class BatchSource:
             obs_NFO = self._numbers(f"obs/{k}", row).swapaxes(0, 1)
             before, first_F = self._before(k, agents, row) if inputs.last_action else (None, None)
             inputs.write(input_NIF[:, :, some], agents, obs_NFO, before, first_F)
+            if inputs.last_action and self.schema.memory:
+                self._last(k, agents, row, input_NIF[:, agents.obs_size : agents.obs_size + agents.action.n, some])
         return input_NIF
+
+    def _last(self, k: int, agents: AgentClass, row: NDArray[np.int64], input_NAF: NDArray[np.float32]) -> None:
+        """Write the last actions of earlier rounds, which are no frames of the segment."""
+        resumed_F = self._is("resumed", row)
+        if resumed_F.any():
+            memory_RNH = self._numbers(f"memory/{k}", row[resumed_F])
+            input_NAF[:, :, resumed_F] = memory_RNH[:, :, -agents.action.n :].transpose(1, 2, 0)
 
     def _before(self, k: int, agents: AgentClass, row: NDArray[np.int64]) -> tuple[ActionArray, NDArray[np.bool_]]:
         """The agents' actions in the step before, and True at the first step of an episode, where there is none."""

@@ -31,6 +31,7 @@ from marless.algos.base import (
     Rate,
     RoundInput,
     UpdateOutput,
+    remembered,
     value_at,
 )
 from marless.algos.off_policy import OffPolicyConfig
@@ -124,7 +125,8 @@ class OffPolicyLearner(ABC):
         self._replay_name = f"replay.{context.scope.name}"
         self._explores: dict[str, float] = {}
         self._class_by_name: dict[str, int] = {}
-        schema = ReplaySchema(context.spaces, context.scope.classes, kinds.with_state)
+        memory = remembered(config, context.model, context.spaces, carried=context.carried)
+        schema = ReplaySchema(context.spaces, context.scope.classes, kinds.with_state, memory)
         self._replay = _replay(config, schema, context.replay)
         self._moments = self._no_returns()
         self._batches = BatchSource(
@@ -134,6 +136,7 @@ class OffPolicyLearner(ABC):
             config=config,
             longest=context.spaces.max_steps,
             team=kinds.team,
+            units=context.model.memory,
             device=self._device,
         )
 

@@ -33,6 +33,8 @@ class Seen:
     """bool [P, A, F]; None if every action always is."""
     steps: int
     """T."""
+    memory: Tensor | None = None
+    """float32 [P, H, C], memory of the nets before the first step; None: empty."""
 
     @property
     def width(self) -> int:
@@ -40,7 +42,7 @@ class Seen:
         return self.features.shape[2] // (self.steps + 1)
 
     def resets(self) -> Tensor:
-        """bool [T + 1, C]: memory is reset at the first step only, as columns are whole episodes."""
+        """bool [T + 1, C]: memory is reset at the first step only, as columns are episodes or parts of one."""
         resets = torch.zeros(self.steps + 1, self.width, dtype=torch.bool, device=self.features.device)
         resets[0] = True
         return resets
@@ -70,8 +72,8 @@ class QFunction:
             after_PM = best(best_PAM, self._values(self._target.forward(after)), legal_PAM)
             q_PAM = self._values(self.net.forward(now))
         else:
-            q_PAF = self._values(self.net.forward(features, seen.resets()))
-            target_PAM = self._values(self._target.forward(features, seen.resets()))[:, :, width:]
+            q_PAF = self._values(self.net.forward(features, seen.resets(), seen.memory))
+            target_PAM = self._values(self._target.forward(features, seen.resets(), seen.memory))[:, :, width:]
             after_PM = best(q_PAF[:, :, width:] if double else None, target_PAM, legal_PAM)
             q_PAM = q_PAF[:, :, :-width]
         self._chosen, self._forward = (seen.action, q_PAM.shape[1]), self._columns(seen)

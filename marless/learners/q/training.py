@@ -82,6 +82,7 @@ class Policies(Trained):
             action=self.stack.pool(mine.action),
             legal=None if mine.legal is None else self.stack.pool(mine.legal),
             steps=batch.steps,
+            memory=None if mine.memory is None else self.stack.pool(mine.memory),
         )
 
     def own(self, x_NM: Tensor) -> Tensor:
@@ -135,7 +136,7 @@ class QTraining(ABC):
                 }
                 if batch.steps > 1:
                     parts["first"] = seen.resets()[:-1].float().reshape(1, 1, -1).expand(len(each.names), 1, -1)
-                samples = Samples(parts, batch.steps if batch.steps > 1 else None)
+                samples = Samples(parts, batch.steps if batch.steps > 1 else None, seen.memory)
                 numbers = measuring.measured(each.function, samples, inputs, _PARTS)
             found |= {
                 name: {key: float(number_P[i]) for key, number_P in numbers.items()}

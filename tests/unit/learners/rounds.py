@@ -27,14 +27,20 @@ MODEL = ModelSpec.model_validate({"hidden": (16, 8)})
 INDEPENDENT = tuple(Group(agent, (agent,)) for agent in AGENTS)
 
 
-def trajectory(spaces: EnvSpaces, seed: int, *, steps: int = 6, batch: int = 5) -> Trajectory:
-    """Random arrays of the declared shapes: cuts and deaths in mid-rollout, a bootstrap row for most cuts."""
+def trajectory(
+    spaces: EnvSpaces, seed: int, *, steps: int = 6, batch: int = 5, memory: tuple[int, ...] = ()
+) -> Trajectory:
+    """Random arrays of the declared shapes: cuts and deaths in mid-rollout, a bootstrap row for most cuts.
+
+    With a `memory`, of so many numbers per class, episodes are carried.
+    """
     rng = np.random.default_rng(seed)
     cut = rng.random((steps, batch)) < 0.2
     cut[-1] = True
     boot_index = np.flatnonzero(cut & (rng.random(cut.shape) < 0.8)).astype(np.int32)
     arrays: dict[str, np.ndarray] = {}
-    for name, (dtype, shape) in TrajectorySchema(spaces, steps, batch, True).shapes(len(boot_index)).items():
+    schema = TrajectorySchema(spaces, steps, batch, True, carried=bool(memory), memory=memory)
+    for name, (dtype, shape) in schema.shapes(len(boot_index)).items():
         kind, _, k = name.partition("/")
         if dtype == "float32":
             arrays[name] = rng.normal(size=shape).astype(np.float32)
@@ -63,6 +69,7 @@ def learner(
     *,
     model: ModelSpec = MODEL,
     seed: int = 0,
+    carried: bool = False,
     **settings: object,
 ) -> Learner:
     """A learner of the class "walker" that holds fresh states for `groups`."""
@@ -71,7 +78,7 @@ def learner(
     scope = next(
         each for each in scopes(algorithm, config, spaces) if spaces.class_of("a") in each.agent_classes(spaces)
     )
-    made = algorithm.learner(config, LearnerContext(model, spaces, scope, "cpu"))
+    made = algorithm.learner(config, LearnerContext(model, spaces, scope, "cpu", carried=carried))
     for state in made.names(groups):
         made.load(state, made.initial(state, seed))
     return made

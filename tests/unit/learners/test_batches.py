@@ -22,16 +22,19 @@ GAMMA = 0.5
 KNOWING = Inputs(last_action=True, known=rounds.AGENTS)
 
 
-def source(*, team: bool = False, spaces=rounds.DISCRETE, seen=None, **settings: object) -> tuple[BatchSource, Replay]:
+def source(
+    *, team: bool = False, spaces=rounds.DISCRETE, seen=None, memory=(), units=0, **settings: object
+) -> tuple[BatchSource, Replay]:
     config = IQLConfig.model_validate(
         {"gamma": GAMMA, "reward_normalisation": False, "warmup": 0, "batch": 1, **settings}
     )
     classes = tuple(range(len(spaces.classes)))
-    schema = ReplaySchema(spaces, classes, with_state=True)
+    schema = ReplaySchema(spaces, classes, with_state=True, memory=memory)
     alpha = config.replay.alpha if config.replay.draw == "prioritised" else None
     replay = Replay(schema, 200, None, alpha=alpha, unit=config.replay.unit)
     rule = RewardRule("sum", joint=True) if team else RewardRule()
-    replay.insert(0, [rewarded(rounds.trajectory(spaces, seed), spaces, rule) for seed in (1, 2)])
+    made_up = [rounds.trajectory(spaces, seed, memory=memory) for seed in (1, 2)]
+    replay.insert(0, [rewarded(each, spaces, rule) for each in made_up])
     made = BatchSource(
         replay=replay,
         schema=schema,
@@ -39,6 +42,7 @@ def source(*, team: bool = False, spaces=rounds.DISCRETE, seen=None, **settings:
         config=config,
         longest=spaces.max_steps,
         team=team,
+        units=units,
         device=torch.device("cpu"),
     )
     return made, replay
@@ -106,6 +110,41 @@ def test_env_steps_are_what_their_frames_say(n_step):
         np.testing.assert_array_equal(batch.state[0, :-1, column], at(replay, "state", row))
         np.testing.assert_array_equal(batch.state[0, :-1, 40 + column], at(replay, "state", after))
     assert (short > 0) == (n_step > 1)
+
+
+@pytest.mark.parametrize("unit", ["transitions", "episodes"])
+def test_the_rest_of_an_episode_starts_from_what_was_remembered(unit):
+    """Numbers of a class: 3 units of its nets, then its last action; burn-in of 2 steps, at most half of a segment."""
+    memory = tuple(3 + agents.action.n for agents in rounds.DISCRETE.classes)
+    inputs = dict.fromkeys((0, 1), Inputs(last_action=True))
+    made, replay = source(seen=inputs, memory=memory, units=3, replay={"unit": unit, "burn_in": 2})
+    batch = draw(made, 15 if unit == "episodes" else 40)
+    trajectories = [rounds.trajectory(rounds.DISCRETE, seed, memory=memory) for seed in (1, 2)]
+    starts = {each["obs/0"][0, 0, b].tobytes(): (each, b) for each in trajectories for b in range(5)}
+    seen = set()
+    for column, row in enumerate(batch.row.tolist()):
+        trajectory, b = starts.get(at(replay, "obs/0", row)[0].tobytes(), (None, 0))
+        resumed = trajectory is not None and bool(trajectory["resumed"][b])
+        seen.add(resumed)
+        for k, agents in enumerate(rounds.DISCRETE.classes):
+            mine, before = batch.classes[k], np.zeros((len(agents.agents), memory[k]), np.float32)
+            if trajectory is not None:
+                before = trajectory[f"memory/{k}"][:, b]
+            last = mine.features[:, agents.obs_size : agents.obs_size + agents.action.n, column]
+            if resumed:
+                np.testing.assert_array_equal(last, before[:, 3:])
+            elif at(replay, "first", row):
+                assert not last.any()
+            if unit == "episodes":
+                np.testing.assert_array_equal(mine.memory[:, :, column], before[:, :3])
+            else:
+                assert mine.memory is None
+        if unit == "episodes":
+            length = int(replay._length[row])
+            burnt = min(2, length // 2) if resumed else 0
+            expected = [float(burnt <= t < length) for t in range(batch.steps)]
+            assert batch.valid.view(batch.steps, -1)[:, column].tolist() == expected
+    assert seen == {True, False}
 
 
 @pytest.mark.parametrize("n_step", [1, 3])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from marless.algos.base import Group
+from marless.algos.base import CurvatureSpec, Group, Measure, PolicyState
 from marless.data.rollout import Lane
 from marless.data.trajectory import Trajectory
 from marless.envs.base import ActionArray, BoolArray, FloatArray
@@ -16,6 +16,7 @@ from marless.envs.made_up import MadeUp
 from marless.learners.ppo.learner import PPOLearner
 from marless.learners.ppo.post_process import critic_passes, estimate, upload
 from marless.learners.ppo.segments import Segments
+from marless.learners.q.learner import QLearner
 from marless.learners.table import tabulate
 from marless.nets.acting import ActingPolicies
 from tests.unit.learners import rounds
@@ -120,3 +121,74 @@ def test_policies_start_from_their_memory_and_critics_from_none(groups: tuple[Gr
         same = {key for key, array in rounds.flat(state).items() if rounds.flat(remembered[name])[key] == array}
         assert {key for key in state.learning if key.startswith("critic")} <= same
         assert not any(key.startswith("policy") and key.endswith("weight") for key in same & state.acting.keys())
+
+
+class Valued(Certain):
+    """Keeps the values of the actions that it takes."""
+
+    def sample(
+        self, obs_NBO: FloatArray, mask_NBA: BoolArray | None, rng: np.random.Generator
+    ) -> tuple[ActionArray, FloatArray]:
+        action_NB = self.greedy(obs_NBO, mask_NBA)
+        self.values.append(np.take_along_axis(self.q_NBA, action_NB[..., None].astype(np.intp), axis=2)[..., 0])
+        return action_NB, np.zeros(action_NB.shape, np.float32)
+
+    def _output(self, obs_NBO: FloatArray) -> FloatArray:
+        output_NAB = super()._output(obs_NBO)
+        self.q_NBA = output_NAB.transpose(0, 2, 1).copy()
+        return output_NAB
+
+
+@pytest.mark.parametrize("last_action", [False, True])
+@pytest.mark.parametrize("groups", [rounds.INDEPENDENT, (Group("a", ("a", "c")), Group("b", ("b", "d")))])
+def test_a_replay_finds_the_values_that_actors_acted_by(groups: tuple[Group, ...], last_action: bool) -> None:
+    spaces = replace(SPACES, deaths=False, max_steps=None)
+    model = rounds.MODEL.model_copy(update={"recurrent": "gru"})
+    settings = {"replay": {"unit": "episodes"}, "warmup": 0, "batch": 40, "last_action": last_action}
+    learner = rounds.learner("iql", spaces, groups, model=model, carried=True, seed=4, **settings)
+    assert isinstance(learner, QLearner)
+    for seed, group in enumerate(groups):  # weights of any size, so that memory matters
+        state, rng = learner.state(group.policy), np.random.default_rng(seed)
+        wild = {name: rng.normal(size=x.shape).astype(np.float32) for name, x in state.acting.items()}
+        learner.load(
+            group.policy, PolicyState({**wild, "exploration": np.zeros(1, np.float32)}, state.learning, state.metadata)
+        )
+    states = {agent: learner.state(g.policy) for g in groups for agent in g.agents}
+    lane = Lane(MadeUp(spaces, COPIES))
+    lane.begin(5)
+    for number, steps in enumerate((4, 6)):
+        policy = Valued.from_states(spaces.classes[0], [states[agent] for agent in rounds.AGENTS])
+        policy.values = []
+        trajectory, _ = lane.roll([policy], steps=steps, seed=number, with_state=False, carried=True)
+    assert trajectory["resumed"].any()
+    given = rounds.inputs(groups, [trajectory])
+    learner._remember(given)
+    training = learner._training(given, copies=False)
+    (batch,) = rounds.draws(learner, given, training.count)
+    acted_TNB, (policies,) = np.stack(policy.values), training._policies
+    value_PM, _ = policies.values(batch, learner._config)
+    found_NM = torch.zeros(len(rounds.AGENTS), batch.steps * batch.width)
+    policies.stack.spread(value_PM.unsqueeze(1), found_NM)
+    found_NTE = found_NM.view(len(rounds.AGENTS), batch.steps, -1)
+    starts = {trajectory["obs/0"][t, 0, b].tobytes(): (t, b) for t in range(6) for b in range(COPIES)}
+    for column, row in enumerate(batch.row.tolist()):
+        t, b = starts[learner._replay.take("obs/0", np.array([row]))[0, 0].tobytes()]
+        length = int(learner._replay._length[row])
+        np.testing.assert_allclose(
+            found_NTE[:, :length, column].T, acted_TNB[t : t + length, :, b], rtol=1e-3, atol=1e-4
+        )
+
+
+@pytest.mark.parametrize("name", ["iql", "vdn", "qmix"])
+@pytest.mark.parametrize("recurrent", ["none", "gru"])
+def test_learners_with_a_replay_train_on_carried_episodes(name: str, recurrent: str) -> None:
+    spaces = replace(SPACES, rewards="cooperative")
+    model = rounds.MODEL.model_copy(update={"recurrent": recurrent})
+    settings = {"replay": {"unit": "episodes"}, "warmup": 0, "batch": 8, "updates": 3, "last_action": True}
+    learner = rounds.learner(name, spaces, rounds.INDEPENDENT, model=model, carried=True, **settings)
+    memory = (4,) if recurrent == "none" else (8 + 4,)
+    measure = Measure(curvature=CurvatureSpec(), noise=True)
+    given = rounds.inputs(rounds.INDEPENDENT, [rounds.trajectory(spaces, seed, memory=memory) for seed in (1, 2)])
+    metrics = learner.update(replace(given, measure=measure)).metrics
+    assert all(np.isfinite(number) for found in metrics.values() for number in found.values())
+    assert metrics["a"]["td_loss"] > 0
