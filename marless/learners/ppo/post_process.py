@@ -99,7 +99,7 @@ def estimate(
         reward_NTB,
         value_NTB,
         after_NTB,
-        terminated_NTB | tensors["cut"] | _left(tensors, reward_NTB),
+        terminated_NTB | tensors["cut"] | (_left(tensors, reward_NTB) & (not config.credit_after_death)),
         gamma=config.gamma,
         gae_lambda=config.gae_lambda,
     )
