@@ -117,7 +117,7 @@ def settings(request: Request) -> dict[str, object]:
 
 
 def equal(algorithm: str, rates: Rates) -> dict[str, object]:
-    """The settings of an algorithm that BenchMARL's runner gives to its version; what it lacks is switched off."""
+    """The settings that both systems have, as BenchMARL's runner sets them; what only marless has keeps its default."""
     common: dict[str, object] = {"lr": rates.lr, "max_grad_norm": rates.clip, "gamma": TASK.gamma}
     if algorithm in ON_POLICY:
         return common | {
@@ -133,11 +133,10 @@ def equal(algorithm: str, rates: Rates) -> dict[str, object]:
         "batch": OFF_POLICY_BATCH,
         "updates": PEER_COPIES,
         "warmup": 0,
-        "reward_normalisation": False,
     }
     if algorithm in CONTINUOUS:
-        return off_policy | {"critic_lr": rates.lr, "regularisation": 0.0, "noise": explored}
-    return off_policy | {"double": False, "epsilon": explored}
+        return off_policy | {"critic_lr": rates.lr, "noise": explored}
+    return off_policy | {"epsilon": explored}
 
 
 def marless(request: Request) -> Outcome:

@@ -65,3 +65,15 @@ def test_every_setting_is_explained_with_its_default(name):
 def test_every_setting_of_the_replay_is_explained_with_its_default():
     explained = settings((DOCS / "algorithms/replay.md").read_text("utf-8"))
     assert not [field for field, value in ReplaySpec() if not same(explained[field], value)]
+
+
+def test_what_is_compared_with_others_has_the_defaults_that_are():
+    page = (DOCS / "algorithms/compared.md").read_text("utf-8")
+    families = (("ippo", "mappo"), ("iql", "vdn", "qmix"), ("maddpg", "iddpg"))
+    for section, names in zip(page.split("\n## ")[1:], families, strict=True):
+        compared = {field: re.sub(r" \(.*\)$", "", default) for field, default in settings(section).items()}
+        assert len(compared) >= 7
+        for name in names:
+            config = dict(algorithm(name).config_type())
+            wrong = {field for field, text in compared.items() if not same(default_of(text, name), config[field])}
+            assert wrong == set(), name
