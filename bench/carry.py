@@ -7,6 +7,9 @@ into other copies after each round. Afterwards, 20 episodes are played greedily.
 
 `python -m bench.carry cost --json carry-cost.json`: for 160 copies of mpe/simple_spread and rounds of 25 steps, the
 bytes of a carry, and the time to save and encode it, relative to the rollout.
+
+`python -m bench.carry rounds --json carry-rounds.json`: the time of a round of examples/spread.yaml, with all services,
+when its episodes are carried and when they are fresh. The two modes take turns, so that other load affects both.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from types import MappingProxyType
 
 import torch
@@ -23,6 +27,7 @@ import torch
 from bench import harness
 from bench.harness import Row, spread
 from bench.long_games import CartPole, Chain
+from bench.systems import WARM_UP, marless_job
 from marless.algos import registry as algorithms
 from marless.algos.base import Group, LearnerContext, ModelSpec, RoundInput, scopes
 from marless.data.carry import decode, encode
@@ -144,15 +149,50 @@ def cost(runs: int, rounds: int = 40) -> list[Row]:
     ]
 
 
+def round_s(episodes: str, seed: int, env_steps: int) -> float:
+    """Median seconds of a round of the spread example, from the end of the one before; the first ones are left out."""
+    settings = {
+        "seed": seed,
+        "actors": {"count": 2, "envs": 80, "steps": 25, "episodes": episodes},
+        "evaluation": {"every": 0, "random_episodes": 1},
+        "stop": {"env_steps": env_steps},
+    }
+    ends = [float(record["ended_s"]) for record in marless_job(settings, timeout_s=1200.0).records]
+    return statistics.median(now - then for then, now in pairwise(ends[WARM_UP:-1]))
+
+
+def rounds(runs: int, env_steps: int) -> list[Row]:
+    """The table of rounds with carried and with fresh episodes."""
+    took: dict[str, list[float]] = {"fresh": [], "carried": []}
+    for seed in range(runs):
+        for mode in took if seed % 2 else reversed(took):
+            took[mode].append(1000 * round_s(mode, seed, env_steps))
+            harness.say(f"pair {seed + 1} of {runs}: {mode}: {took[mode][-1]:.1f} ms")
+    longer = [100 * (carried / fresh - 1) for fresh, carried in zip(took["fresh"], took["carried"], strict=True)]
+    return [
+        {
+            "episodes": mode,
+            "round (ms)": spread(ms).cell(1),
+            "longer (%)": spread(longer).cell(1) if mode != "fresh" else "",
+        }
+        for mode, ms in took.items()
+    ]
+
+
 def main() -> None:
     """Run the benchmark, print the table, and write it to the file of --json if given."""
     parser = harness.parser(__doc__, runs=5)
-    parser.add_argument("what", choices=("learning", "cost"))
-    parser.add_argument("--env-steps", type=int, default=100_000, help="of each run of `learning`")
+    parser.add_argument("what", choices=("learning", "cost", "rounds"))
+    parser.add_argument("--env-steps", type=int, default=None, help="of each run; 100,000 to learn, 400,000 for rounds")
     args = parser.parse_args()
     torch.set_num_threads(1)
     about = harness.machine()
-    rows = learning(args.runs, args.env_steps) if args.what == "learning" else cost(args.runs)
+    if args.what == "cost":
+        rows = cost(args.runs)
+    elif args.what == "rounds":
+        rows = rounds(args.runs, args.env_steps or 400_000)
+    else:
+        rows = learning(args.runs, args.env_steps or 100_000)
     harness.report(f"carry_{args.what}", about, rows, {"runs": args.runs}, args.json)
 
 

@@ -23,6 +23,7 @@ _PLACES = (
     "coordinator.cut",
     "coordinator.restore",
     "coordinator.drop",
+    "actor.carry",
     "learner.publish",
     "param_store.publish",
 )

@@ -129,8 +129,12 @@ def prepare(spec: JobSpec) -> Job:
 
 def schema_of(spec: JobSpec, spaces: EnvSpaces) -> TrajectorySchema:
     """The arrays of this job's trajectories: names, dtypes and shapes."""
-    actors, with_state = spec.actors, algorithms.algorithm(spec.algorithm.name).needs_state(spec.algorithm)
-    return TrajectorySchema(spaces, actors.steps, actors.envs, with_state, carried=actors.episodes == "carried")
+    actors, config = spec.actors, spec.algorithm
+    carried, with_state = actors.episodes == "carried", algorithms.algorithm(config.name).needs_state(config)
+    memory = tuple(config.memory(spec.model, each.action.n) for each in spaces.classes) if carried else ()
+    return TrajectorySchema(
+        spaces, actors.steps, actors.envs, with_state, carried, memory=memory if any(memory) else ()
+    )
 
 
 def _check_trajectory(spec: JobSpec, schema: TrajectorySchema) -> None:

@@ -18,6 +18,7 @@ from marless.data.trajectory import Trajectory
 from marless.envs import registry
 from marless.envs.base import BatchedEnv
 from marless.errors import AlreadyExistsError, FencedError, SpecError, StaleError
+from marless.failpoint import reach
 from marless.nets.acting import ActingPolicies, ActingState
 from marless.nets.serial import decode_acting
 from marless.record import LaneRecord, returns_of
@@ -112,12 +113,19 @@ class Actor:
         trajectory, stats, carry = await stoppable(partial(_run_on, task, acting, living, begins, loaded))
         uploaded, left = await both(
             self._upload(task, trajectory),
-            carries.publish(self._store, task.job, task.settings.epoch, task.round, start, carry),
+            self._leave(task, start, carry),
         )
         living.digest = left.digest
         receipt = _receipt(task, stats, uploaded)
         receipt.lane.CopyFrom(actor_pool_pb2.Lane(lane=left.lane, version=left.version, digest=left.digest))
         return receipt
+
+    async def _leave(self, task: actor_pool_pb2.RolloutTask, start: LaneRecord, carry: bytes) -> LaneRecord:
+        """Publish in which state the task leaves its lane."""
+        reach("actor.carry.before")
+        left = await carries.publish(self._store, task.job, task.settings.epoch, task.round, start, carry)
+        reach("actor.carry.after")
+        return left
 
     def _play(
         self, task: actor_pool_pb2.RolloutTask, acting: Mapping[str, ActingState], stop: threading.Event

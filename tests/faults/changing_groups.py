@@ -14,8 +14,8 @@ from tests.faults.rig import Rig
 
 CHANGING = DOCUMENT | {
     "name": "changing",
-    "env": {"name": "mpe/simple_spread", "options": {"agents": 3, "max_cycles": 5}},
-    "actors": {"count": 3, "envs": 4, "steps": 5},
+    "env": {"name": "mpe/simple_spread", "options": {"agents": 3, "max_cycles": 7}},
+    "actors": {"count": 3, "envs": 4, "steps": 5, "episodes": "carried"},
     "scaling": "scripted",
     "sharing": {"name": "scripted", "period": 2},
 }

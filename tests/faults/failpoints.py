@@ -27,7 +27,7 @@ ON_LOSS = ("coordinator.drop", "coordinator.restore", "coordinator.cut")
 """Places that it passes when the store has lost the job."""
 ON_SUBMIT = ("coordinator.spec", "coordinator.status")
 IN_ROUNDS = ("coordinator.pending", "coordinator.record", "coordinator.checkpoint")
-ELSEWHERE = ("learner.publish", "param_store.publish")
+ELSEWHERE = ("actor.carry", "learner.publish", "param_store.publish")
 
 
 def of(places: Sequence[str]) -> list[str]:
@@ -90,9 +90,10 @@ async def on_submit(rig: Rig, seed: int, *, kills: int) -> dict[str, float]:
 
 
 async def elsewhere(rig: Rig, seed: int, name: str, *, kills: int, rounds: int, reference: Result) -> dict[str, float]:
-    """Kill a learner worker, or the store, at this failpoint in one of its first publishes; and again."""
+    """Kill an actor or learner worker, or the store, at this failpoint in one of its first publishes; and again."""
     rng = random.Random(seed)
-    service, deaths = ("learner_pool", _worker_deaths) if name.startswith("learner") else ("param_store", _store_deaths)
+    service = {"actor": "actor_pool", "learner": "learner_pool"}.get(name.partition(".")[0], "param_store")
+    deaths = _store_deaths if service == "param_store" else partial(_worker_deaths, service)
     job = await rig.submit(f"{service.replace('_', '-')}-{name.rpartition('.')[2]}-{seed}", rounds)
     cut_off: set[int] = set()
     for _ in range(kills):
@@ -118,8 +119,8 @@ async def _restarted(job: Disturbed, service: str, **environment: str) -> set[in
     return set(job.trainings()) - {each.round for each in job.records()} if service == "learner_pool" else set()
 
 
-def _worker_deaths(rig: Rig) -> int:
-    return rig.log("learner_pool").count('"worker.ended"')
+def _worker_deaths(service: str, rig: Rig) -> int:
+    return rig.log(service).count('"worker.ended"')
 
 
 def _store_deaths(rig: Rig) -> int:

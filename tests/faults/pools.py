@@ -26,15 +26,15 @@ from tests.faults.store_process import StoreProcess
 DOCUMENT = {
     "name": "small",
     "seed": 5,
-    "env": {"name": "mpe/simple_spread", "options": {"agents": 2, "max_cycles": 5}},
+    "env": {"name": "mpe/simple_spread", "options": {"agents": 2, "max_cycles": 7}},
     "algorithm": {"name": "ippo", "epochs": 1, "minibatches": 2},
     "model": {"hidden": [8]},
-    "actors": {"count": 2, "envs": 4, "steps": 5},
+    "actors": {"count": 2, "envs": 4, "steps": 5, "episodes": "carried"},
     "evaluation": {"every": 10, "episodes": 4, "random_episodes": 20},
     "checkpoint": {"every": 20, "keep": 2},
     "stop": {"rounds": 60},
 }
-"""A job whose round takes some ten milliseconds."""
+"""A job whose round takes some ten milliseconds; its episodes go on from round to round."""
 
 
 @dataclass(frozen=True, kw_only=True)

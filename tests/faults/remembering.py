@@ -16,6 +16,8 @@ CAPACITY = 250
 """Frames: some four rounds of 20 to 60 env steps, of which each episode takes one frame more."""
 REMEMBERING = CHANGING | {
     "name": "remembering",
+    "env": {"name": "mpe/simple_spread", "options": {"agents": 3, "max_cycles": 5}},
+    "actors": {"count": 3, "envs": 4, "steps": 5, "episodes": "fresh"},
     "algorithm": {
         "name": "vdn",
         "updates": 3,

@@ -59,7 +59,7 @@ async def test_kills_of_the_coordinator_while_it_takes_a_job_in(rig):
 
 @pytest.mark.slow  # `make faults` does it at full size
 @pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.parametrize("name", ["learner.publish.after", "param_store.publish.after"])
+@pytest.mark.parametrize("name", ["actor.carry.after", "learner.publish.after", "param_store.publish.after"])
 async def test_kills_of_others_around_a_publish(rig, reference, name):
     await failpoints.elsewhere(rig, 0, name, kills=1, rounds=ROUNDS, reference=reference)
 

@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from itertools import count
 
 import pytest
 import pytest_asyncio
+from redis.asyncio import Redis
 
 from marless.algos import registry as algorithms
 from marless.algos.base import Group, LearnerContext, RoundInput, Scope
@@ -47,6 +49,7 @@ def spec(family="ippo", **changes):
         **{
             "env": {"name": "mpe/simple_spread", "options": {"agents": 2, "max_cycles": 7}},
             "algorithm": FAMILIES[family],
+            "model": {"hidden": [8], "recurrent": "gru" if family == "ippo" else "none"},
             "actors": {"count": 3, "envs": ENVS, "steps": STEPS, "episodes": "carried"},
             "scaling": "scripted",
             "stop": {"rounds": ROUNDS},
@@ -141,7 +144,9 @@ def families(quick: str):
 
 
 @families("ippo")
-@pytest.mark.parametrize("place", ["pending.before", "pending.after", "record.before", "record.after"])
+@pytest.mark.parametrize(
+    "place", ["pending.after", *(pytest.param(f"{each}", marks=SLOW) for each in ("pending.before", "record.before"))]
+)
 async def test_a_coordinator_that_is_killed(cluster, undisturbed, tmp_path, kill_at, family, place):
     folder = new(tmp_path, family)
     kill_at(f"coordinator.{place}", 4)
@@ -158,6 +163,21 @@ async def test_workers_that_are_lost_with_their_lanes(cluster, undisturbed, tmp_
     after("train", 4, restarted(cluster, "actor_pool"))
     await succeeded(cluster, folder)
     assert outcome(folder) == outcome(await undisturbed(family))
+
+
+@SLOW
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("place", ["actor.carry.before", "actor.carry.after"])
+async def test_workers_that_die_around_the_publish_of_a_carry(cluster, undisturbed, tmp_path, family, place):
+    """Each worker at its third."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("MARLESS_FAILPOINT", f"{place}:3")
+        await restarted(cluster, "actor_pool")()
+        folder = new(tmp_path, family)
+        await succeeded(cluster, folder)
+    await restarted(cluster, "actor_pool")()
+    assert outcome(folder) == outcome(await undisturbed(family))
+    assert any(each.attempt > 1 for record in folder.records() for each in record.invocations)
 
 
 @families("maddpg")
@@ -184,13 +204,12 @@ async def test_a_store_that_loses_everything(cluster, undisturbed, tmp_path, aft
     assert outcome(folder) == outcome(await undisturbed(family))
 
 
+@SLOW
 async def test_a_store_that_loses_one_lane_that_rests(cluster, undisturbed, tmp_path, after, redis_url):
     """It is missed when the job is recovered, before its actor is needed."""
     folder = new(tmp_path)
 
     async def lose() -> None:
-        from redis.asyncio import Redis
-
         async with Redis.from_url(redis_url) as redis:
             key = f"marless:{{{folder.path.name}}}:"
             assert await redis.hdel(f"{key}heads", carries.policy_of(2)) == 1
@@ -202,13 +221,12 @@ async def test_a_store_that_loses_one_lane_that_rests(cluster, undisturbed, tmp_
     assert any(json.loads(line)["event"] == "job.versions_lost" for line in folder.log_path.read_text().splitlines())
 
 
+@SLOW
 @families("ippo")
 async def test_a_job_that_is_resumed(cluster, undisturbed, tmp_path, family):
     folder = new(tmp_path, family, stop={"rounds": 4})
     await succeeded(cluster, folder)
     given, status = folder.load()
-    from dataclasses import replace
-
     assert folder.own()
     folder.write_spec(given.model_copy(update={"stop": given.stop.model_copy(update={"rounds": ROUNDS})}))
     folder.write_status(replace(status, state="RUNNING"))
