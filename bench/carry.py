@@ -99,11 +99,11 @@ def interval(returns: Sequence[float]) -> str:
     return f"{statistics.mean(returns):.1f} ± {half:.1f}"
 
 
-def learning(runs: int, env_steps: int) -> list[Row]:
+def learning(games: Sequence[str], runs: int, env_steps: int) -> list[Row]:
     """The table of returns."""
     rows: list[Row] = []
-    for game, make in GAMES.items():
-        for mode in modes(make(1).spaces.max_steps or 0):
+    for game in games:
+        for mode in modes(GAMES[game](1).spaces.max_steps or 0):
             returns = []
             for seed in range(runs):
                 returns.append(trained(game, mode, seed, env_steps))
@@ -183,6 +183,7 @@ def main() -> None:
     """Run the benchmark, print the table, and write it to the file of --json if given."""
     parser = harness.parser(__doc__, runs=5)
     parser.add_argument("what", choices=("learning", "cost", "rounds"))
+    parser.add_argument("--games", type=lambda text: text.split(","), default=list(GAMES), help="comma-separated")
     parser.add_argument("--env-steps", type=int, default=None, help="of each run; 100,000 to learn, 400,000 for rounds")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -192,7 +193,7 @@ def main() -> None:
     elif args.what == "rounds":
         rows = rounds(args.runs, args.env_steps or 400_000)
     else:
-        rows = learning(args.runs, args.env_steps or 100_000)
+        rows = learning(args.games, args.runs, args.env_steps or 100_000)
     harness.report(f"carry_{args.what}", about, rows, {"runs": args.runs}, args.json)
 
 

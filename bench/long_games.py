@@ -105,16 +105,20 @@ class CartPole(_Game):
 
 
 class Chain(_Game):
-    """120 steps along a chain: action 1 moves on, 0 stays. Only the last step pays: a quarter for each cell beyond the
-    60th, so 15 at best, and 0.55 on average for random actions. The agent sees its cell and the time.
+    """120 steps along a chain: the action that equals a random cue moves on, the other stays.
+
+    Only the last step pays: a quarter for each cell beyond the 60th, so 15 at best, and 0.55 on average for random
+    actions. The agent sees its cell, the time and the cue.
     """
 
-    size, longest = 2, 120
+    size, longest = 3, 120
 
     def _begun(self) -> NDArray[np.float64]:
-        return np.zeros((self.batch, 2))
+        return np.column_stack([np.zeros((self.batch, 2)), self._rng.integers(2, size=self.batch)])
 
     def _move(self, action_B: ActionArray, late_B: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        self._x_BO[:] += np.column_stack([action_B == 1, np.ones(self.batch, bool)]) / self.longest
+        self._x_BO[:, 0] += (action_B == self._x_BO[:, 2]) / self.longest
+        self._x_BO[:, 1] += 1 / self.longest
+        self._x_BO[:, 2] = self._rng.integers(2, size=self.batch)
         prize_B = np.maximum(self._x_BO[:, 0] * self.longest - 60.0, 0.0) / 4.0
         return np.where(late_B, prize_B, 0.0), late_B

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from operator import mul
 
 from marless.algos import registry as algorithms
-from marless.algos.base import FunctionNode, Group, Scope, Setting, scopes
+from marless.algos.base import FunctionNode, Group, Scope, Setting, remembered, scopes
 from marless.algos.weighing import published_bytes
 from marless.data.trajectory import TrajectorySchema
 from marless.envs import registry as environments
@@ -81,8 +81,13 @@ def advice(job: Job) -> str:
 
 def _cut_episodes(job: Job) -> str:
     steps, episode = job.spec.actors.steps, job.spaces.max_steps
-    if job.carried or episode is None or steps >= episode:
+    if job.carried or (episode is not None and steps >= episode):
         return ""
+    if episode is None:
+        return (
+            f"actors.steps is {steps}, and how long an episode of {job.spec.env.name} lasts is unknown: every round "
+            f"starts fresh episodes, so training sees at most their first {steps} steps; set actors.episodes: carried"
+        )
     return (
         f"actors.steps is {steps}, an episode lasts up to {episode}: every round starts fresh episodes, so training "
         f"never sees what comes after step {steps}; set actors.episodes: carried"
@@ -131,10 +136,8 @@ def schema_of(spec: JobSpec, spaces: EnvSpaces) -> TrajectorySchema:
     """The arrays of this job's trajectories: names, dtypes and shapes."""
     actors, config = spec.actors, spec.algorithm
     carried, with_state = actors.episodes == "carried", algorithms.algorithm(config.name).needs_state(config)
-    memory = tuple(config.memory(spec.model, each.action.n) for each in spaces.classes) if carried else ()
-    return TrajectorySchema(
-        spaces, actors.steps, actors.envs, with_state, carried, memory=memory if any(memory) else ()
-    )
+    memory = remembered(config, spec.model, spaces, carried=carried)
+    return TrajectorySchema(spaces, actors.steps, actors.envs, with_state, carried=carried, memory=memory)
 
 
 def _check_trajectory(spec: JobSpec, schema: TrajectorySchema) -> None:
@@ -199,6 +202,7 @@ def _setting(spec: JobSpec, spaces: EnvSpaces, groups: tuple[Group, ...], least_
         memory_bytes=spec.functions.learner.memory_mb * 2**20,
         scopes=scopes(algorithm, spec.algorithm, spaces),
         with_state=algorithm.needs_state(spec.algorithm),
+        carried=actors.episodes == "carried",
         round_steps=round_steps,
         total_steps=min(bounds, default=None),
     )

@@ -322,9 +322,9 @@ def _replay_sizes(spec: JobSpec, spaces: EnvSpaces, scopes: Sequence[Scope]) -> 
     config = spec.algorithm
     if not isinstance(config, OffPolicyConfig):
         return {}
-    with_state = registry.algorithm(config.name).needs_state(config)
+    made = schema_of(spec, spaces)
     return {
-        scope.name: ReplaySchema(spaces, scope.classes, with_state).file_bytes(config.replay.capacity)
+        scope.name: ReplaySchema(spaces, scope.classes, made.with_state, made.memory).file_bytes(config.replay.capacity)
         for scope in scopes
     }
 

@@ -132,6 +132,24 @@ async def test_services_compute_what_one_process_computes(undisturbed):
         assert tuple(map(bytes, saved.policies[agent].blobs.values())) == serial.encode(learner.state(agent))
 
 
+@pytest.mark.parametrize("family", ["ippo", "vdn"])
+async def test_policies_with_memory_go_on_where_they_were(cluster, tmp_path, family):
+    """The learners' memory at the start of a round is that of the actors, which the pool checks as part of uploads."""
+    more = {"vdn": {"replay": {"unit": "episodes", "burn_in": 1}, "last_action": True}}.get(family, {})
+    model = {"hidden": [8], "recurrent": "gru"}
+    folder = new(tmp_path, family, model=model, algorithm=FAMILIES[family] | more, stop={"rounds": 3})
+    await succeeded(cluster, folder)
+
+
+async def test_environments_of_pettingzoo_go_on_as_seeds_and_actions(cluster, tmp_path):
+    env = {"name": "pettingzoo/pettingzoo.classic.tictactoe_v3", "options": {}}
+    folder = new(tmp_path, env=env, actors={"count": 2, "envs": 2, "steps": STEPS, "episodes": "carried"})
+    await succeeded(cluster, folder)
+    records = list(folder.records())
+    assert sum(record.returns.episodes for record in records if record.returns)
+    assert all(record.lanes for record in records)
+
+
 # What interrupts it
 
 SLOW = pytest.mark.slow

@@ -346,6 +346,16 @@ def test_actors_that_never_see_an_episodes_end_are_pointed_out(steps, said):
     assert note.startswith(said) and bool(note) == bool(said)
 
 
+def test_fresh_episodes_of_unknown_length_are_pointed_out():
+    game = "env: {name: pettingzoo/pettingzoo.classic.tictactoe_v3, options: {}}\nactors: {steps: 10, episodes: "
+    note = advice(prepare(spec.parse(document(game + "fresh}"), "job.yaml")))
+    assert note == (
+        "actors.steps is 10, and how long an episode of pettingzoo/pettingzoo.classic.tictactoe_v3 lasts is unknown: "
+        "every round starts fresh episodes, so training sees at most their first 10 steps; set actors.episodes: carried"
+    )
+    assert not advice(prepare(spec.parse(document(game + "carried}"), "job.yaml")))
+
+
 def test_carried_episodes_are_all_seen():
     assert not advice(prepare(spec.parse(document("actors: {steps: 10, episodes: carried}"), "job.yaml")))
 

@@ -17,13 +17,13 @@ Q, TEAM, DDPG, PPO = ("iql", "vdn", "qmix"), ("vdn", "qmix"), ("maddpg", "iddpg"
 @pytest.fixture(autouse=True)
 def _games(monkeypatch):
     """Spread as it is, and as other games would be of which nothing but the spaces matters here."""
-    real = environments.spaces
+    real = environments.examined
 
-    def spaces(name: str, options: Any) -> Any:
-        found = real(DISCRETE if name in ("continuous", "unknown", "stateless") else name, options)
-        return space_of(found, name)
+    def examined(name: str, options: Any) -> Any:
+        found, can_be_saved = real(DISCRETE if name in ("continuous", "unknown", "stateless") else name, options)
+        return space_of(found, name), can_be_saved
 
-    monkeypatch.setattr(environments, "spaces", spaces)
+    monkeypatch.setattr(environments, "examined", examined)
 
 
 def job(algorithm: str, env: str = DISCRETE, **sections: Any) -> Any:
