@@ -16,7 +16,7 @@ TOOLS := .venv/security/bin
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: train test test-slow test-gpu faults security fuzz check format protos lock audit sbom
-.PHONY: bench bench-algorithms bench-peers clean
+.PHONY: bench bench-algorithms bench-environments bench-peers clean
 
 train: .venv/.train
 	$(BIN)/marless train $(JOB)
@@ -92,6 +92,10 @@ bench-algorithms: .venv/.dev
 	$(BIN)/python -m bench.algorithms $(BENCH_PEERS) --json bench/results/algorithms_spread.json
 	$(BIN)/python -m bench.algorithms --game adversary $(BENCH_PEERS) --json bench/results/algorithms_adversary.json
 	$(BIN)/python -m bench.off_policy_step --json bench/results/off_policy_step.json
+
+# Trains for a minute in every environment of PettingZoo and mpe2, half an hour in all; goes on where it was interrupted.
+bench-environments: .venv/.dev
+	$(BIN)/python -m bench.environments --json bench/results/environments.json
 
 bench-peers: .venv/.dev
 	$(BIN)/python -m bench.peers.install rllib benchmarl jaxmarl

@@ -46,6 +46,11 @@ def test_environment_keeps_the_contract(name, options):
     check_env(lambda batch: registry.make(name, options, batch))
 
 
+@pytest.mark.parametrize("name", ["multiwalker_v9", "rps_v2", "connect_four_v3", "simple_tag_v3"])
+def test_environments_of_pettingzoo_keep_the_contract(name):
+    check_env(lambda batch: registry.make(f"pettingzoo/{name}", {}, batch, with_state=False), steps=6)
+
+
 def test_a_third_partys_environment_keeps_the_contract(monkeypatch):
     monkeypatch.setenv("MARLESS_ENV_MODULES", "cogrid")
     spec = load(Path(__file__).parents[2] / "examples/overcooked.yaml")

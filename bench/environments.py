@@ -1,0 +1,202 @@
+"""Trains IPPO for a short time in every environment of PettingZoo's butterfly, classic and sisl, and of mpe2.
+
+`python -m bench.environments --seconds 60 --json bench/results/environments.json` prints the table of
+docs/environments.md. Environments that the file has already are not run again, so an interrupted run goes on; `--only
+multiwalker_v9 --again` repeats one. `--limit-s` ends what takes longer than that altogether.
+
+All agents of a class share a policy; everything not set here has its default. Where agents compete, their mean return
+says nothing: there, each class (or, in games of one class, each agent) acts greedily against random opponents, and the
+figure is what it earns above a random policy in its place. It is the mean over agents in all cases.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from bench import harness
+from bench.harness import BenchError, Row
+from bench.systems import marless_job
+from marless import load_policy
+from marless.data.rollout import ActingPolicy, play
+from marless.envs import registry
+from marless.envs.base import ActionArray, BoolArray, Discrete, EnvSpaces, FloatArray, chance_acts
+from marless.envs.contract import check_env
+from marless.envs.pettingzoo import names
+from marless.errors import SpecError
+from marless.nets.acting import ActingPolicies
+from marless.policies.evaluation import environment
+from marless.policies.sides import against_chance
+
+INTERRUPTED = re.compile("did not end within|did not connect within")
+"""Failures of a machine under load, whose environments are run again."""
+LEFT_OUT = "pettingzoo.atari"
+"""Its ROMs are no package."""
+COMPETING = re.compile(r"pettingzoo\.classic\.(?!hanabi)|mpe2\.simple_(adversary|crypto|push|tag|world_comm)")
+EPISODES = 20
+GREEDY_LIMIT_S = 10
+"""Seconds after which evaluations take no further episodes."""
+START_S = 240.0
+"""Seconds for starting, evaluating and ending a job, beside training."""
+
+
+def settings(name: str, seconds: float, *, repeatable: bool) -> dict[str, object]:
+    """The job of an environment, whose episodes go on over rounds only if they are repeatable."""
+    return {
+        "env": {"name": f"pettingzoo/{name}", "options": {}},
+        "algorithm": {"name": "ippo", "gamma": 0.99},
+        "actors": {"count": 2, "envs": 4, "steps": 64, "episodes": "carried" if repeatable else "fresh"},
+        "sharing": {"name": "fixed", "groups": "shared"},
+        "evaluation": {"every": 10**6, "episodes": EPISODES, "random_episodes": EPISODES, "limit_s": GREEDY_LIMIT_S},
+        "stop": {"wall_s": seconds},
+    }
+
+
+def measured(name: str, seconds: float, limit_s: float) -> Row:
+    """The row of an environment: trained, or why not."""
+    row: Row = {"environment": name.removeprefix("pettingzoo.")}
+    try:
+        spaces = registry.spaces(f"pettingzoo/{name}", {})
+    except SpecError as error:
+        return row | {"trains": _reason(error)}
+    row |= _described(spaces)
+    found: list[float] = []
+    repeatable = _repeatable(name)
+    asked = settings(name, seconds, repeatable=repeatable)
+    try:
+        job = marless_job(asked, limit_s, look=lambda run_dir: found.extend(_above(run_dir, name)))
+    except BenchError as error:
+        return row | {"trains": _reason(error)}
+    random, greedy = job.summary["random_return"], job.summary["return"]
+    above = float(np.mean(found)) if found else greedy - random
+    return row | {
+        "trains": "yes" if repeatable else "yes, with actors.episodes: fresh",
+        "env steps/s": round(job.summary["env_steps_per_s"]),
+        "random": round(random, 2),
+        "above random": round(above, 2),
+    }
+
+
+def _repeatable(name: str) -> bool:
+    """Whether an episode is the same again under its seed."""
+    try:
+        check_env(lambda batch: registry.make(f"pettingzoo/{name}", {}, batch, with_state=False), steps=6)
+    except AssertionError:
+        return False
+    return True
+
+
+def _described(spaces: EnvSpaces) -> Row:
+    actions = sorted({_actions(each.action) for each in spaces.classes})
+    observed = sorted({each.obs_size for each in spaces.classes})
+    return {
+        "agents": len(spaces.agents),
+        "observe": " / ".join(f"{size:,}" for size in observed),
+        "actions": " / ".join(actions),
+    }
+
+
+def _actions(space: object) -> str:
+    return str(space.n) if isinstance(space, Discrete) else f"box of {getattr(space, 'n', '?')}"
+
+
+def _reason(error: Exception) -> str:
+    """The last sentence that explains a refusal, without what the row says already."""
+    lines = [line.strip(" │╭╰─╮╯") for line in str(error).splitlines()]
+    said = [line for line in lines if line and not line.startswith("{")]
+    text = re.sub(r"^.*(?:\.yaml: |environment pettingzoo/\S+: )", "", said[-1] if said else "it did not end in time")
+    return f"no: {text[:200]}"
+
+
+def _above(run_dir: Path, name: str) -> list[float]:
+    """For games in which agents compete: returns above random of each class or agent, against random opponents."""
+    if not COMPETING.match(name):
+        return []
+    team = load_policy(run_dir)
+    copies = environment(team, None, None, batch=4)
+    try:
+        spaces = copies.spaces
+        if len(spaces.classes) > 1:
+            sides = against_chance(team, episodes=EPISODES, seed=0)
+            return [sides[each.name].greedy - sides[each.name].chance for each in spaces.classes for _ in each.agents]
+        (trained,), (agents,) = team.acting(spaces), spaces.classes
+        chance = play(copies, None, episodes=EPISODES, seed=0)
+        found = []
+        for seat, agent in enumerate(agents.agents):
+            played = play(copies, [_Seat(trained, seat)], episodes=EPISODES, seed=0)
+            found.append(played.return_sum[agent] / played.episodes - chance.return_sum[agent] / chance.episodes)
+        return found
+    finally:
+        copies.close()
+
+
+class _Seat:
+    """One agent of a class acts greedily, all others at random."""
+
+    def __init__(self, trained: ActingPolicies | ActingPolicy, seat: int) -> None:
+        self._trained, self._seat, self._rng = trained, seat, np.random.default_rng(seat)
+
+    def begin(self, batch: int) -> None:
+        self._trained.begin(batch)
+
+    def ended(self, ended_B: BoolArray) -> None:
+        self._trained.ended(ended_B)
+
+    def sample(
+        self, obs_NBO: FloatArray, mask_NBA: BoolArray | None, rng: np.random.Generator
+    ) -> tuple[ActionArray, FloatArray]:
+        return self._trained.sample(obs_NBO, mask_NBA, rng)
+
+    def greedy(self, obs_NBO: FloatArray, mask_NBA: BoolArray | None) -> ActionArray:
+        agents = getattr(self._trained, "agent_class")  # noqa: B009  # of both kinds of policy
+        drawn = chance_acts(agents, obs_NBO, mask_NBA, self._rng)
+        drawn[self._seat] = self._trained.greedy(obs_NBO, mask_NBA)[self._seat]
+        return drawn
+
+    def to_env(self, action: ActionArray) -> ActionArray:
+        return self._trained.to_env(action)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = harness.parser(__doc__, runs=1)
+    options.add_argument("--seconds", type=float, default=60.0, help="training time per environment")
+    options.add_argument("--limit-s", type=float, default=None, help="limit per environment; default: --seconds + 240")
+    options.add_argument("--only", nargs="+", default=None, metavar="NAME", help="environments, without their package")
+    options.add_argument("--again", action="store_true", help="run what the file has already")
+    given = options.parse_args(argv)
+    rows = {row["environment"]: row for row in _earlier(given.json)}
+    about = harness.machine()
+    for name in names.installed():
+        short = name.removeprefix("pettingzoo.")
+        chosen = given.only is None or name.rpartition(".")[2] in given.only
+        if not name.startswith(LEFT_OUT) and chosen and (given.again or short not in rows):
+            harness.say(name)
+            limit_s = given.limit_s or given.seconds + START_S
+            rows[short] = measured(name, given.seconds, limit_s) | {"seconds": given.seconds}
+            if given.json:  # after each, so that an interrupted run goes on
+                _write(given.json, about, rows)
+    shown = [{key: value for key, value in rows[key].items() if key != "seconds"} for key in sorted(rows)]
+    print(harness.table(shown))
+    return 0
+
+
+def _earlier(file: Path | None) -> list[Row]:
+    if file is None or not file.exists():
+        return []
+    rows: list[Row] = json.loads(file.read_text(encoding="utf-8"))["rows"]
+    return [row for row in rows if not INTERRUPTED.search(row["trains"])]
+
+
+def _write(file: Path, about: Row, rows: dict[str, Row]) -> None:
+    document = {"bench": "environments", "machine": about, "rows": [rows[key] for key in sorted(rows)]}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
