@@ -30,6 +30,7 @@ from tests.scripted_env import ScriptedEnv
         ("mpe/simple_speaker_listener", {"continuous_actions": True}),
         ("mpe/simple_tag", {"num_good": 2}),
         ("mpe/simple_tag", {"terminate_on_success": True, "num_adversaries": 9}),
+        ("mpe/simple_spread", {"agents": 1, "terminate_on_success": True, "num_agent_neighbors": 2}),
         ("mpe/simple_world_comm", {}),
         ("mpe/simple_world_comm", {"num_adversaries": 1, "num_forests": 0, "continuous_actions": True}),
         ("game/matrix", {}),

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import DTypeLike
 
-from marless.envs.mpe.engine import Landmarks, ParticleEnv, Role, length, planes
+from marless.envs.mpe.engine import Landmarks, ParticleEnv, Role, length
 from marless.envs.mpe.options import TeamOptions
+from marless.envs.mpe.sight import Sight
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +31,8 @@ class SimpleAdversary(ParticleEnv):
     goals = 1
 
     def __init__(self, options: AdversaryOptions, batch: int, dtype: DTypeLike = np.float32) -> None:
-        n, seen = options.agents, options.marks + options.agents
-        names = tuple(f"agent_{i}" for i in range(n))
+        n, counts = options.agents, (options.marks, options.agents)
+        names, seen = tuple(f"agent_{i}" for i in range(n)), sum(options.places(*counts))
         roles = (
             Role(name="adversary", agents=("adversary_0",), obs_size=2 * seen, size=0.15),
             Role(name="agent", agents=names, obs_size=2 * seen + 2, size=0.15),
@@ -39,14 +40,15 @@ class SimpleAdversary(ParticleEnv):
         super().__init__(roles, (Landmarks(count=options.marks, size=0.08),), options, batch, dtype)
         self._to_goal_N2B = np.zeros((n + 1, 2, batch))
         adversary_1OB, good_NOB = self._role_rows()
-        self._adversary_rows = planes(adversary_1OB, 0, seen)
-        self._goal_rows, self._good_rows = good_NOB[:, :2], planes(good_NOB, 2, seen)
+        self._goal_rows = good_NOB[:, :2]
+        self._adversary_sight = Sight(adversary_1OB, 0, slice(0, 1), counts, options)
+        self._good_sight = Sight(good_NOB, 2, slice(1, None), counts, options)
 
     def _write_rows(self) -> None:
         np.subtract(self._goal_G2B, self._agents_N2B, out=self._to_goal_N2B)
-        self._adversary_rows[...] = self._rel_NM2B[:1]
         self._goal_rows[...] = self._to_goal_N2B[1:]
-        self._good_rows[...] = self._rel_NM2B[1:]
+        self._adversary_sight.write(self._rel_NM2B)
+        self._good_sight.write(self._rel_NM2B)
 
     def _score(self) -> None:
         dist_NB = length(self._to_goal_N2B)

@@ -285,7 +285,7 @@ class ParticleEnv(ABC):
     def _look(self) -> None:
         np.take(self._pos_E2B, self._seen_NM, axis=0, out=self._rel_NM2B, mode="clip")
         self._rel_NM2B -= self._agents_N2B[:, None]
-        if self._contacts:
+        if self._measures:
             np.copyto(self._dist_NMB, length(self._rel_NM2B))
         self._write_rows()
 
@@ -295,6 +295,7 @@ class ParticleEnv(ABC):
         marks = [kind for kind in landmarks for _ in range(kind.count)]
         size_E = np.array([*(role.size for role in each), *(kind.size for kind in marks)])
         firm_E = np.array([*(role.collides for role in each), *(kind.collide for kind in marks)])
+        self._measures = any(role.collides for role in each)
         touch_NM = firm_E[: len(each), None] & firm_E[self._seen_NM]
         self._apart_NM1 = (size_E[: len(each), None] + size_E[self._seen_NM])[:, :, None]
         self._reach_NM1 = np.where(touch_NM[:, :, None], self._apart_NM1 + CONTACT_REACH, -1.0)

@@ -25,7 +25,28 @@ class ParticleOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TeamOptions(ParticleOptions):
+class SightOptions(ParticleOptions):
+    """Options of the games in which agents may observe their nearest neighbours only."""
+
+    num_agent_neighbors: int | None = None
+    """Number of other agents that an agent observes, nearest first; zeros if there are fewer. None: all, in order."""
+    num_landmark_neighbors: int | None = None
+    """The same of landmarks."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("num_agent_neighbors", "num_landmark_neighbors"):
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name))
+
+    def places(self, landmarks: int, others: int) -> tuple[int, int]:
+        """How many landmarks and other agents have a place in an observation, in a game that has this many."""
+        agents, marks = self.num_agent_neighbors, self.num_landmark_neighbors
+        return landmarks if marks is None else marks, others if agents is None else agents
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeamOptions(SightOptions):
     """Options of the games for any number of (good) agents, mpe2's `N`."""
 
     agents: int

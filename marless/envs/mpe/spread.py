@@ -7,8 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import DTypeLike
 
-from marless.envs.mpe.engine import Landmarks, ParticleEnv, Role, planes
-from marless.envs.mpe.options import TeamOptions, check_ratio
+from marless.envs.base import BoolArray
+from marless.envs.mpe.engine import Landmarks, ParticleEnv, Role
+from marless.envs.mpe.options import TeamOptions, check_flag, check_ratio
+from marless.envs.mpe.sight import Sight
+
+COVERED = 0.1
+"""Distance below which an agent covers a landmark."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,10 +23,13 @@ class SpreadOptions(TeamOptions):
     agents: int = 3
     local_ratio: float = 0.5
     """Weight λ of an agent's own collisions in its reward; the team's share is 1 − λ."""
+    terminate_on_success: bool = False
+    """True: an episode terminates when every landmark has an agent nearer than 0.1."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_ratio("local_ratio", self.local_ratio)
+        check_flag("terminate_on_success", self.terminate_on_success)
 
 
 class SimpleSpread(ParticleEnv):
@@ -36,23 +44,30 @@ class SimpleSpread(ParticleEnv):
     rewards = "cooperative"
 
     def __init__(self, options: SpreadOptions, batch: int, dtype: DTypeLike = np.float32) -> None:
-        n, marks = options.agents, options.marks
-        names = tuple(f"agent_{i}" for i in range(n))
-        role = Role(name="agent", agents=names, obs_size=4 + 2 * marks + 4 * (n - 1), collides=True, size=0.15)
-        super().__init__((role,), (Landmarks(count=marks),), options, batch, dtype)
-        self._local_ratio = options.local_ratio
+        marks, others = options.places(options.marks, options.agents - 1)
+        names = tuple(f"agent_{i}" for i in range(options.agents))
+        role = Role(name="agent", agents=names, obs_size=4 + 2 * marks + 4 * others, collides=True, size=0.15)
+        super().__init__((role,), (Landmarks(count=options.marks),), options, batch, dtype)
+        self._options = options
+        self._to_mark_MB = np.zeros((options.marks, batch))
         (rows_NOB,) = self._role_rows()
         self._vel_rows, self._pos_rows = rows_NOB[:, :2], rows_NOB[:, 2:4]
-        self._rel_rows = planes(rows_NOB, 4, marks + n - 1)
+        self._sight = Sight(rows_NOB, 4, slice(None), (options.marks, options.agents - 1), options)
 
     def _write_rows(self) -> None:
         self._vel_rows[...] = self._vel_N2B
         self._pos_rows[...] = self._agents_N2B
-        self._rel_rows[...] = self._rel_NM2B
+        self._sight.write(self._rel_NM2B)
 
     def _score(self) -> None:
-        team_B = -self._dist_NMB[:, : self._marks].min(axis=0).sum(axis=0)
+        self._dist_NMB[:, : self._marks].min(axis=0, out=self._to_mark_MB)
+        team_B = -self._to_mark_MB.sum(axis=0)
         bumps_NMB = self._dist_NMB[:, self._marks :] < self._apart_NM1[:, self._marks :]
         np.add.reduce(bumps_NMB, axis=1, dtype=np.float64, out=self._rewards_NB)
-        self._rewards_NB *= -self._local_ratio
-        self._rewards_NB += (1.0 - self._local_ratio) * team_B
+        self._rewards_NB *= -self._options.local_ratio
+        self._rewards_NB += (1.0 - self._options.local_ratio) * team_B
+
+    def _over(self) -> BoolArray:
+        if not self._options.terminate_on_success:
+            return super()._over()
+        return np.logical_and.reduce(self._to_mark_MB < COVERED, axis=0, out=np.empty(self.batch, np.bool_))

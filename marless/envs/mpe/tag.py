@@ -9,7 +9,8 @@ from numpy.typing import DTypeLike
 
 from marless.envs.base import BoolArray
 from marless.envs.mpe.engine import FloatArray64, Landmarks, ParticleEnv, Role, planes
-from marless.envs.mpe.options import ParticleOptions, check_count, check_flag, check_ratio
+from marless.envs.mpe.options import ParticleOptions, SightOptions, check_count, check_flag, check_ratio
+from marless.envs.mpe.sight import Sight, nearest
 
 WITHIN = 0.9
 """Landmarks lie within ± this in both coordinates."""
@@ -35,7 +36,7 @@ class HuntOptions(ParticleOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TagOptions(HuntOptions):
+class TagOptions(HuntOptions, SightOptions):
     """Options of `simple_tag`."""
 
     num_good: int = 1
@@ -57,50 +58,39 @@ class SimpleTag(ParticleEnv):
 
     Each pair of an adversary and a good agent that overlap gives +10 to every adversary and −10 to that good agent.
     Good agents also pay the penalty of `beyond`. Observation: own velocity and position, then obstacles and other
-    agents in order relative to it, then the velocities of the other good agents.
+    agents in order relative to it, then the velocities of the other good agents. With `num_agent_neighbors`, the
+    velocities are those of the agents in the places before, zeros for adversaries.
     """
 
     rewards = "competitive"
 
     def __init__(self, options: TagOptions, batch: int, dtype: DTypeLike = np.float32) -> None:
-        good, adversaries, speed = options.num_good, options.num_adversaries, options.prey_speed
-        seen = options.num_obstacles + adversaries + good - 1
-        size = 4 + 2 * seen + 2 * good
-        hunters = Role(
-            name="adversary",
-            agents=numbered("adversary", adversaries),
-            obs_size=size,
-            collides=True,
-            size=0.075,
-            force=3.0,
-            top_speed=1.0,
-        )
-        prey = Role(
-            name="agent",
-            agents=numbered("agent", good),
-            obs_size=size - 2,
-            collides=True,
-            size=0.05,
-            force=4.0 * speed,
-            top_speed=1.3 * speed,
-        )
+        good, adversaries = options.num_good, options.num_adversaries
         obstacles = Landmarks(count=options.num_obstacles, collide=True, size=0.2, within=WITHIN)
-        super().__init__((hunters, prey), (obstacles,), options, batch, dtype)
-        self._adversaries, self._ends = adversaries, options.terminate_on_success
-        self._other_good = self._seen_NM[adversaries:, options.num_obstacles + adversaries :]
+        super().__init__(_roles(options), (obstacles,), options, batch, dtype)
+        self._adversaries, self._options = adversaries, options
+        self._others_NO = self._seen_NM[:, self._marks :]
+        self._good_NO11 = (self._others_NO >= adversaries)[:, :, None, None]
         self._touches_GAB = np.zeros((good, adversaries, batch), np.bool_)
-        rows = self._role_rows()
+        counts, rows = (options.num_obstacles, adversaries + good - 1), self._role_rows()
+        self._who = slice(0, adversaries), slice(adversaries, None)
         self._own_rows = [planes(rows_NOB, 0, 2) for rows_NOB in rows]
-        self._rel_rows = [planes(rows_NOB, 4, seen) for rows_NOB in rows]
-        self._vel_rows = [planes(rows_NOB, 4 + 2 * seen, good - k) for k, rows_NOB in enumerate(rows)]
+        self._sights = [Sight(rows_NOB, 4, who, counts, options) for rows_NOB, who in zip(rows, self._who, strict=True)]
+        start = 4 + 2 * sum(options.places(*counts))
+        self._vel_rows = [planes(rows_NOB, start, (rows_NOB.shape[1] - start) // 2) for rows_NOB in rows]
 
     def _write_rows(self) -> None:
-        hunters, prey = slice(0, self._adversaries), slice(self._adversaries, None)
-        for own, rel, agents in zip(self._own_rows, self._rel_rows, (hunters, prey), strict=True):
-            own[:, 0], own[:, 1] = self._vel_N2B[agents], self._agents_N2B[agents]
-            rel[...] = self._rel_NM2B[agents]
-        self._vel_rows[0][...] = self._vel_N2B[prey]
-        self._vel_rows[1][...] = self._vel_N2B[self._other_good]
+        for who, own, sight in zip(self._who, self._own_rows, self._sights, strict=True):
+            own[:, 0], own[:, 1] = self._vel_N2B[who], self._agents_N2B[who]
+            sight.write(self._rel_NM2B)
+        places, (hunters, prey) = self._options.num_agent_neighbors, self._who
+        if places is None:
+            self._vel_rows[0][...] = self._vel_N2B[prey]
+            self._vel_rows[1][...] = self._vel_N2B[self._others_NO[prey, self._adversaries :]]
+            return
+        speeds_NO2B = self._vel_N2B[self._others_NO] * self._good_NO11
+        near_NK2B = nearest(self._rel_NM2B[:, self._marks :], speeds_NO2B, places)
+        self._vel_rows[0][...], self._vel_rows[1][...] = near_NK2B[hunters], near_NK2B[prey]
 
     def _score(self) -> None:
         self._touches_GAB = touches(self._dist_NMB, self._apart_NM1, self._marks, self._adversaries)
@@ -109,10 +99,35 @@ class SimpleTag(ParticleEnv):
         self._rewards_NB[self._adversaries :] -= beyond(self._agents_N2B[self._adversaries :])
 
     def _over(self) -> BoolArray:
-        if not self._ends:
+        if not self._options.terminate_on_success:
             return super()._over()
         caught_GB: BoolArray = np.logical_or.reduce(self._touches_GAB, axis=1)
         return np.logical_and.reduce(caught_GB, axis=0, out=np.empty(self.batch, np.bool_))
+
+
+def _roles(options: TagOptions) -> tuple[Role, Role]:
+    good, adversaries, speed = options.num_good, options.num_adversaries, options.prey_speed
+    size = 4 + 2 * sum(options.places(options.num_obstacles, adversaries + good - 1))
+    near = options.num_agent_neighbors
+    hunters = Role(
+        name="adversary",
+        agents=numbered("adversary", adversaries),
+        obs_size=size + 2 * (good if near is None else near),
+        collides=True,
+        size=0.075,
+        force=3.0,
+        top_speed=1.0,
+    )
+    prey = Role(
+        name="agent",
+        agents=numbered("agent", good),
+        obs_size=size + 2 * (good - 1 if near is None else near),
+        collides=True,
+        size=0.05,
+        force=4.0 * speed,
+        top_speed=1.3 * speed,
+    )
+    return hunters, prey
 
 
 def numbered(name: str, count: int) -> tuple[str, ...]:

@@ -120,10 +120,16 @@ def compare(theirs, ours, seed, act):
         ("reference", {"local_ratio": 0.2}),
         ("speaker_listener", {}),
         ("spread", {"local_ratio": 0.0}),
+        ("spread", {"agents": 1}),
         ("spread", {"agents": 6, "local_ratio": 0.3, "max_cycles": 9}),
         ("tag", {}),
         ("tag", {"num_good": 3, "num_adversaries": 2, "num_obstacles": 4}),
         ("tag", {"num_good": 2, "num_adversaries": 1, "num_obstacles": 0}),
+        ("adversary", {"agents": 3, "num_agent_neighbors": 2, "num_landmark_neighbors": 4}),
+        ("spread", {"agents": 4, "num_agent_neighbors": 2}),
+        ("spread", {"agents": 2, "num_agent_neighbors": 3, "num_landmark_neighbors": 1}),
+        ("tag", {"num_good": 2, "num_agent_neighbors": 2, "num_landmark_neighbors": 1}),
+        ("tag", {"num_obstacles": 0, "num_adversaries": 1, "num_agent_neighbors": 3, "num_landmark_neighbors": 1}),
         ("world_comm", {}),
         ("world_comm", {"num_good": 1, "num_adversaries": 3, "num_obstacles": 2, "num_food": 3, "num_forests": 5}),
         ("world_comm", {"num_good": 3, "num_adversaries": 1, "num_food": 1, "num_forests": 0, "num_obstacles": 0}),
@@ -154,9 +160,37 @@ def test_equals_mpe2_in_close_contact(game, options):
     assert sum(compare(theirs, ours, seed, huddle)[0] for seed in range(3)) > 30
 
 
-def test_tag_with_slow_prey_ends_when_all_are_caught_as_in_mpe2():
-    theirs, ours = pair("tag", num_adversaries=5, prey_speed=0.5, terminate_on_success=True, max_cycles=60)
-    assert [compare(theirs, ours, seed, huddle)[1] < 60 for seed in range(4)] == [True] * 4
+@pytest.mark.parametrize("good", [1, 2])
+def test_tag_with_slow_prey_ends_when_all_are_caught_as_in_mpe2(good):
+    many = {"num_good": good, "num_adversaries": 4, "num_obstacles": 0}
+    theirs, ours = pair("tag", prey_speed=0.5, terminate_on_success=True, max_cycles=60, **many)
+    assert [compare(theirs, ours, seed, huddle)[1] < 60 for seed in range(3)] == [True] * 3
+
+
+def test_spread_ends_when_all_landmarks_are_covered_as_in_mpe2():
+    theirs, ours = pair("spread", agents=1, terminate_on_success=True, max_cycles=60)
+
+    def walk(ours, obs, rng):
+        away = ours._rel_NM2B[0, 0, :, 0] - 0.5 * ours._vel_N2B[0, :, 0]
+        axis = int(abs(away[1]) > abs(away[0]))
+        return [1 + 2 * axis + int(away[axis] > 0)]
+
+    assert [compare(theirs, ours, seed, walk)[1] < 60 for seed in range(3)] == [True] * 3
+
+
+def test_copies_that_end_early_start_again_and_leave_the_others_be():
+    env = SimpleSpread(SpreadOptions(agents=1, terminate_on_success=True, max_cycles=5), 3)
+    env.reset(0)
+    env._agents_N2B[0, :, 1] = env._marks_M2B[0, :, 1]
+    before = env._pos_E2B.copy()
+    step = env.step((np.zeros((1, 3), np.int32),))
+    assert step.ended.tolist() == step.terminated[0][0].tolist() == [False, True, False]
+    assert not step.truncated.any()
+    assert np.array_equal(before[:, :, [0, 2]], env._pos_E2B[:, :, [0, 2]])
+    assert not np.isclose(before[:, :, 1], env._pos_E2B[:, :, 1]).any()
+    assert np.array_equal(step.final.obs[0][0, 1, 4:], [0, 0])
+    ends = [env.step((np.zeros((1, 3), np.int32),)).truncated.tolist() for _ in range(5)]
+    assert ends == [[False] * 3] * 3 + [[True, False, True], [False, True, False]]
 
 
 def test_copies_are_independent_and_differ():
@@ -243,6 +277,8 @@ def test_options_that_cannot_work_are_refused(options, message):
         ("simple_tag", {"num_good": 0}, "num_good must be a whole number of at least 1, got 0"),
         ("simple_tag", {"num_obstacles": -1}, "num_obstacles must be a whole number of at least 0, got -1"),
         ("simple_tag", {"num_good": 300, "num_adversaries": 300}, r"num_good \+ num_adversaries may be 512 at most"),
+        ("simple_tag", {"num_agent_neighbors": 0}, "num_agent_neighbors must be a whole number of at least 1, got 0"),
+        ("simple_spread", {"num_landmark_neighbors": 1.0}, "num_landmark_neighbors must be a whole number"),
         ("simple_tag", {"prey_speed": 2}, "prey_speed must be a number from 0 to 1"),
         ("simple_tag", {"terminate_on_success": "yes"}, "terminate_on_success must be true or false"),
         ("simple_world_comm", {"num_food": 0}, "num_food must be a whole number of at least 1, got 0"),
