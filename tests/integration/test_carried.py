@@ -240,13 +240,13 @@ async def test_a_store_that_loses_one_lane_that_rests(cluster, undisturbed, tmp_
 
 
 @SLOW
-@families("ippo")
-async def test_a_job_that_is_resumed(cluster, undisturbed, tmp_path, family):
-    folder = new(tmp_path, family, stop={"rounds": 4})
+async def test_a_job_that_is_resumed_after_its_end(cluster, undisturbed, tmp_path):
+    """On-policy: a replay does not outlive its job."""
+    folder = new(tmp_path, stop={"rounds": 4})
     await succeeded(cluster, folder)
     given, status = folder.load()
     assert folder.own()
     folder.write_spec(given.model_copy(update={"stop": given.stop.model_copy(update={"rounds": ROUNDS})}))
     folder.write_status(replace(status, state="RUNNING"))
     await succeeded(cluster, folder)
-    assert outcome(folder)[1] == outcome(await undisturbed(family))[1]
+    assert outcome(folder)[1] == outcome(await undisturbed("ippo"))[1]
