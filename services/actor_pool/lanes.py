@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from marless.data.rollout import Lane
 from marless.envs.base import BatchedEnv
 
-LIVING = 4
-"""Lanes that live in one worker; each holds an environment. Others are loaded into the one used longest ago."""
+LIVING = 16
+"""Lanes that live in one worker; each holds an environment. Others are loaded into the one used longest ago, which is
+cheap for environments that save their state, and slow for those whose episodes are played again."""
 EnvKey = tuple[str, str, bool, int]
 """Name, options as JSON, whether frames need the global state, number of copies."""
 
