@@ -261,6 +261,8 @@ class Scene:
     """[landmarks, 2]."""
     goal: NDArray[np.float64] | None = None
     """[2], position of the goal landmark; None if there is none."""
+    radii: NDArray[np.float64] | None = None
+    """[agents + landmarks], in the units of the plane; None: as those of `simple_spread`."""
 
 
 Picture = Scene | NDArray[np.uint8]

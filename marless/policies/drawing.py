@@ -13,8 +13,8 @@ from marless.envs.base import EnvSpaces, Picture, Scene
 
 SIDE_PIXELS, CAPTION_PIXELS = 400, 28
 STEP_MS, LAST_MS = 100, 1500
-AGENT_RADIUS, LANDMARK_RADIUS = 0.15, 0.06
-"""In units of the plane: the discs of two agents touch when the agents collide."""
+AGENT_RADIUS, LANDMARK_RADIUS = 0.15, 0.05
+"""Radii of scenes that have none, in units of the plane: the discs of two agents touch when the agents collide."""
 MARGIN = 0.2
 INK, PAPER, GOAL = "#333333", "#ffffff", "#2f9e57"
 COLOURS = ("#4a76b8", "#c8504b", "#d99a2b", "#7d5ba6")
@@ -48,11 +48,13 @@ def _scene(scene: Scene, reach: float, spaces: EnvSpaces) -> Image.Image:
     canvas = ImageDraw.Draw(image)
     sizes = [len(agents.agents) for agents in spaces.classes]
     colours = [COLOURS[-k % len(COLOURS)] for k in range(1 - len(sizes), 1) for _ in range(sizes[k - 1])]
-    for place, colour in zip(scene.agents, colours, strict=True):
-        _disc(canvas, place, reach, AGENT_RADIUS, colour)
-    for place in scene.landmarks:  # last, so that agents do not cover landmarks
-        wanted = scene.goal is not None and np.array_equal(place, scene.goal)
-        _disc(canvas, place, reach, LANDMARK_RADIUS, GOAL if wanted else INK)
+    goals = () if scene.goal is None else (scene.goal,)
+    colours += [GOAL if any(np.array_equal(place, goal) for goal in goals) else INK for place in scene.landmarks]
+    places, radii = np.concatenate([scene.agents, scene.landmarks]), scene.radii
+    if radii is None:
+        radii = np.repeat([AGENT_RADIUS, LANDMARK_RADIUS], [len(scene.agents), len(scene.landmarks)])
+    for k in np.argsort(-radii, kind="stable"):  # the largest first, so that no disc is covered wholly
+        _disc(canvas, places[k], reach, float(radii[k]), colours[k])
     return image.resize((SIDE_PIXELS, SIDE_PIXELS), Image.Resampling.LANCZOS)
 
 

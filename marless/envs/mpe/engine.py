@@ -188,7 +188,7 @@ class ParticleEnv(ABC):
         if ended and self._last_scene:
             return self._last_scene
         goal = self._goal_G2B[0, :, 0].copy() if self.goals == 1 else None
-        return Scene(self._agents_N2B[:, :, 0].copy(), self._marks_M2B[:, :, 0].copy(), goal)
+        return Scene(self._agents_N2B[:, :, 0].copy(), self._marks_M2B[:, :, 0].copy(), goal, self._size_E)
 
     def close(self) -> None:  # noqa: B027  # not a hook: no game holds anything to release
         """Do nothing: there are no resources to release."""
@@ -293,7 +293,7 @@ class ParticleEnv(ABC):
         """Compute who touches whom at which distance, and top speeds."""
         each = [role for role in self._roles for _ in role.agents]
         marks = [kind for kind in landmarks for _ in range(kind.count)]
-        size_E = np.array([*(role.size for role in each), *(kind.size for kind in marks)])
+        self._size_E = size_E = np.array([*(role.size for role in each), *(kind.size for kind in marks)])
         firm_E = np.array([*(role.collides for role in each), *(kind.collide for kind in marks)])
         self._measures = any(role.collides for role in each)
         touch_NM = firm_E[: len(each), None] & firm_E[self._seen_NM]

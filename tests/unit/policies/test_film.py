@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -48,6 +49,23 @@ def is_colour(picture: np.ndarray, place: np.ndarray, reach: float, colour: str)
 
 def is_goal(scene: Scene, mark: np.ndarray) -> bool:
     return scene.goal is not None and bool((mark == scene.goal).all())
+
+
+def test_discs_have_the_size_of_their_entity_and_the_smaller_is_on_top():
+    stage = registry.make("mpe/simple_tag", {"num_adversaries": 1, "num_obstacles": 1}, 1)
+    stage.reset(0)
+    assert stage.picture().radii.tolist() == [0.075, 0.05, 0.2]
+    scene = replace(stage.picture(), agents=np.array([[0.7, 0.7], [0.1, 0.0]]), landmarks=np.zeros((1, 2)))
+    (image,) = drawing.draw([scene], [""], stage.spaces)
+    picture, reach = np.asarray(image, int), 1.0 + drawing.MARGIN
+    for place, colour in [
+        ((0.1, 0.0), drawing.COLOURS[0]),
+        ((-0.18, 0.0), drawing.INK),
+        ((-0.22, 0.0), drawing.PAPER),
+        ((0.76, 0.7), drawing.COLOURS[1]),
+        ((0.79, 0.7), drawing.PAPER),
+    ]:
+        assert is_colour(picture, np.array(place), reach, colour)
 
 
 @pytest.mark.parametrize(
