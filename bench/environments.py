@@ -39,7 +39,7 @@ LEFT_OUT = "pettingzoo.atari"
 """Its ROMs are no package."""
 COMPETING = re.compile(r"pettingzoo\.classic\.(?!hanabi)|mpe2\.simple_(adversary|crypto|push|tag|world_comm)")
 EPISODES = 20
-GREEDY_LIMIT_S = 10
+GREEDY_LIMIT_S = 15
 """Seconds after which evaluations take no further episodes."""
 START_S = 240.0
 """Seconds for starting, evaluating and ending a job, beside training."""
@@ -73,12 +73,13 @@ def measured(name: str, seconds: float, limit_s: float) -> Row:
     except BenchError as error:
         return row | {"trains": _reason(error)}
     random, greedy = job.summary["random_return"], job.summary["return"]
-    above = float(np.mean(found)) if found else greedy - random
+    known = random is not None and greedy is not None
+    above = float(np.mean(found)) if found else greedy - random if known else None
     return row | {
         "trains": "yes" if repeatable else "yes, with actors.episodes: fresh",
         "env steps/s": round(job.summary["env_steps_per_s"]),
-        "random": round(random, 2),
-        "above random": round(above, 2),
+        "random": "no episode ended" if random is None else round(random, 2),
+        "above random": "" if above is None else round(above, 2),
     }
 
 
@@ -106,11 +107,11 @@ def _actions(space: object) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """The last sentence that explains a refusal, without what the row says already."""
+    """The first part of the sentence that explains a refusal, without what the row says already."""
     lines = [line.strip(" │╭╰─╮╯") for line in str(error).splitlines()]
     said = [line for line in lines if line and not line.startswith("{")]
     text = re.sub(r"^.*(?:\.yaml: |environment pettingzoo/\S+: )", "", said[-1] if said else "it did not end in time")
-    return f"no: {text[:200]}"
+    return f"no: {text.partition(';')[0][:200]}"
 
 
 def _above(run_dir: Path, name: str) -> list[float]:
