@@ -7,7 +7,7 @@ import pytest
 
 from marless.data.rollout import play
 from marless.envs import mpe, registry
-from marless.envs.base import Discrete
+from marless.envs.base import Discrete, random_actions
 from marless.envs.mpe import SimpleSpread, SpreadOptions
 from marless.errors import SpecError
 
@@ -207,6 +207,32 @@ def test_copies_are_independent_and_differ():
         assert not np.array_equal(first.obs[0][:, 3], same.obs[0][:, 3])
         if t == 20:
             break
+
+
+@pytest.mark.parametrize("continuous", [False, True])
+@pytest.mark.parametrize(
+    ("game", "options"),
+    [
+        *((f"simple{end}", {}) for end in ("", "_adversary", "_crypto", "_push", "_reference", "_speaker_listener")),
+        ("simple_spread", {"num_agent_neighbors": 1, "num_landmark_neighbors": 2}),
+        ("simple_tag", {"num_good": 2, "num_agent_neighbors": 2}),
+        ("simple_tag", {"num_good": 2}),
+        ("simple_world_comm", {}),
+    ],
+)
+def test_a_copy_among_others_equals_a_copy_alone(game, options, continuous):
+    options = {**options, "continuous_actions": continuous}
+    env, alone = registry.make(f"mpe/{game}", options, 4), registry.make(f"mpe/{game}", options, 1)
+    for k in range(4):
+        rng = np.random.default_rng(k)
+        frame, start = env.reset(7), env.save()
+        alone.load({name: array if name == "random" else array[..., k : k + 1] for name, array in start.items()})
+        for _ in range(6):
+            actions = random_actions(env.spaces, frame, rng)
+            step, mine = env.step(actions), alone.step(tuple(action[:, k : k + 1] for action in actions))
+            frame = step.frame
+            for together, single in zip((*frame.obs, *step.rewards), (*mine.frame.obs, *mine.rewards), strict=True):
+                np.testing.assert_array_equal(together[:, k], single[:, 0])
 
 
 def test_agents_in_one_place_are_left_be():
