@@ -173,7 +173,7 @@ def _check_publish(spec: JobSpec, spaces: EnvSpaces, groups: Sequence[Group]) ->
     algorithm = algorithms.algorithm(spec.algorithm.name)
     for scope in scopes(algorithm, spec.algorithm, spaces):
         served = [group for group in groups if spaces.class_of(group.agents[0]) in scope.agent_classes(spaces)]
-        weights = published_bytes(algorithm, spec.algorithm, scope, served, spaces, spec.model)
+        weights = published_bytes(algorithm, spec.algorithm, scope, served, spaces, spec.nets)
         if sum(weights.values()) > MAX_PUBLISH_BYTES:
             seen = max(each.obs_size for each in scope.agent_classes(spaces))
             pixels = ". Convolutional nets, which pixels need, come later" if seen > _MANY_NUMBERS else ""
@@ -196,7 +196,7 @@ def _setting(spec: JobSpec, spaces: EnvSpaces, groups: tuple[Group, ...], least_
     ]
     return Setting(
         spaces=spaces,
-        model=spec.model,
+        model=spec.nets,
         samples=least_actors * of_actor * members,
         steps=actors.steps,
         memory_bytes=spec.functions.learner.memory_mb * 2**20,

@@ -276,6 +276,19 @@ class JobSpec(Strict):
             raise ValueError(f"sinks: {', '.join(sorted(twice))} is given twice; a job writes to each sink once")
         return self
 
+    @property
+    def nets(self) -> ModelSpec:
+        """The model with `agent_id` decided: by default, an id is an input where agents share a policy from the start.
+
+        Not where a sharing policy may merge them later: they would then act by weights for ids of which each policy has
+        trained one.
+        """
+        if self.model.agent_id is not None:
+            return self.model
+        groups = self.sharing.groups
+        shared = groups == "shared" or (not isinstance(groups, str) and any(len(each) > 1 for each in groups.values()))
+        return self.model.model_copy(update={"agent_id": shared})
+
     def to_json(self) -> str:
         """The resolved spec as JSON, including all defaults."""
         return self.model_dump_json(by_alias=True)

@@ -86,6 +86,11 @@ class ModelSpec(Strict):
     recurrent: Literal["none", "gru"] = Field(
         "none", description="gru: the last hidden layer consists of gated recurrent units, with a memory of the episode"
     )
+    agent_id: bool | None = Field(
+        None,
+        description="the agent's id within its class is an additional input; null: where sharing.groups lets agents "
+        "share a policy",
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -44,7 +44,6 @@ class QConfig(OffPolicyConfig):
         Schedule(start=1.0, end=0.05, env_steps=50_000), description="probability that an agent acts at random"
     )
     last_action: bool = Field(False, description="the last action is an additional input")
-    agent_id: bool = Field(False, description="the agent's id within its class is an additional input")
 
     def memory(self, model: ModelSpec, actions: int) -> int:
         """See `AlgorithmConfig`."""

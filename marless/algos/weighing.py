@@ -11,6 +11,7 @@ from marless.algos.q import QConfig
 from marless.algos.qmix import QMIXConfig
 from marless.envs.base import AgentClass, EnvSpaces
 from marless.nets import actions
+from marless.nets.inputs import Inputs
 from marless.nets.layout import Layout, layout
 from marless.nets.mixing import MixingLayout
 
@@ -65,20 +66,25 @@ class _Nets:
         """Of a policy of this class."""
         if not isinstance(self._config, QConfig):
             free = 0 if isinstance(self._config, DDPGConfig) else actions.free_parameters(agents.action)
-            return layout(agents.obs_size, self._model, agents.action.n, free).size
-        known = len(agents.agents) * self._config.agent_id + agents.action.n * self._config.last_action
-        return layout(agents.obs_size + known, self._model, agents.action.n + self._config.dueling).size
+            return layout(self._seen(agents), self._model, agents.action.n, free).size
+        inputs = Inputs.of(agents, self._model, last_action=self._config.last_action).size(agents)
+        return layout(inputs, self._model, agents.action.n + self._config.dueling).size
 
     def critic(self, agents: AgentClass | None) -> int:
         """Of a critic of a policy of this class, or of a critic that several policies share (None)."""
         if isinstance(self._config, DDPGConfig):
-            seen = [(1, agents)] if agents else [(len(each.agents), each) for each in self._classes]
-            inputs = sum(count * (each.obs_size + each.action.n) for count, each in seen)
+            everyone = sum(len(each.agents) * (each.obs_size + each.action.n) for each in self._classes)
+            inputs = self._seen(agents) + agents.action.n if agents else everyone
             hidden = self._config.critic_hidden or self._model.hidden
             return Layout(inputs, tuple(hidden), 1).size * (1 + self._config.twin)
         outputs = 1 if agents else sum(len(each.agents) for each in self._classes)
+        ids = self._seen(agents) - agents.obs_size if agents else 0
         observed = agents.obs_size if agents else sum(each.obs_size for each in self._classes)
-        return layout(observed if self._state is None else self._state, self._model, outputs).size
+        return layout((observed if self._state is None else self._state) + ids, self._model, outputs).size
+
+    def _seen(self, agents: AgentClass) -> int:
+        """Numbers that an agent of this class observes, with its id."""
+        return Inputs.of(agents, self._model).size(agents)
 
     def mixer(self) -> int:
         """Of the mixer; 0 for one that is not QMIX's."""

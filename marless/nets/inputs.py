@@ -10,11 +10,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from marless.envs.base import ActionArray, AgentClass, BoolArray, Box, Discrete, FloatArray
 from marless.errors import CorruptError
+
+if TYPE_CHECKING:  # at run time it would import pydantic into actors
+    from marless.algos.base import ModelSpec
 
 _OBS, _LAST_ACTION, _ID = "obs", "last_action", "id"
 
@@ -26,6 +30,11 @@ class Inputs:
     last_action: bool = False
     known: tuple[str, ...] = ()
     """All agents of the class, in the order of the one-hot id; () if the id is not an input."""
+
+    @classmethod
+    def of(cls, agents: AgentClass, model: ModelSpec, *, last_action: bool = False) -> Inputs:
+        """The inputs of a class's nets in a job; an agent that is alone in its class needs no id."""
+        return cls(last_action, agents.agents if model.agent_id and len(agents.agents) > 1 else ())
 
     @classmethod
     def parse(cls, metadata: Mapping[str, str]) -> Inputs:

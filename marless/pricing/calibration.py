@@ -120,7 +120,7 @@ def _scopes(job: Job) -> list[_Scope]:
     spec, all_groups = job.spec, initial_groups(job.spec.sharing.groups, job.spaces)
     algorithm, made = algorithms.algorithm(spec.algorithm.name), []
     for scope in scopes(algorithm, spec.algorithm, job.spaces):
-        learner = algorithm.learner(spec.algorithm.warm(), LearnerContext(spec.model, job.spaces, scope, "cpu"))
+        learner = algorithm.learner(spec.algorithm.warm(), LearnerContext(spec.nets, job.spaces, scope, "cpu"))
         served = scope.agent_classes(job.spaces)
         members = {agent for each in served for agent in each.agents}
         groups = tuple(group for group in all_groups if group.agents[0] in members)

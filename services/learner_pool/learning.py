@@ -89,7 +89,7 @@ class Learning:
             _log.info("job.device", job=task.job, scope=scope.name, device=device, why=why)
             replay = Path(task.replay) if task.replay else None
             carried = spec.actors.episodes == "carried"
-            context = LearnerContext(spec.model, spaces, scope, device, replay, carried)
+            context = LearnerContext(spec.nets, spaces, scope, device, replay, carried)
             learner = algorithm.learner(spec.algorithm, context)
             if similarity := _similarity(spec):
                 make_similarity(similarity)  # imports its libraries now, so that no round waits for them

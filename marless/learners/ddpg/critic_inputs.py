@@ -32,7 +32,7 @@ class CriticInputs(Protocol):
         ...
 
     def build(self, features: Sequence[Tensor], actions: Sequence[Tensor]) -> Tensor:
-        """Inputs [R or 1, size + 1, M] from the policies' inputs [N, O + 1, M] and actions [N, A, M] of each class."""
+        """Inputs [R or 1, size + 1, M] from the policies' inputs [N, I, M] and actions [N, A, M] of each class."""
         ...
 
     def own(self, index: int) -> Tensor:
@@ -41,7 +41,10 @@ class CriticInputs(Protocol):
 
 
 class JointInputs:
-    """All observations, then all actions, by class and agent; one row serves all agents (Lowe et al. 2017)."""
+    """All observations, then all actions, by class and agent; one row serves all agents (Lowe et al. 2017).
+
+    Ids that follow the observations in the policies' inputs are left out: each agent has a critic of its own.
+    """
 
     def __init__(self, sizes: Sequence[Sizes]) -> None:
         self._sizes = tuple(sizes)
@@ -55,7 +58,7 @@ class JointInputs:
         """See `CriticInputs`."""
         samples = features[0].shape[2]
         parts = [
-            *(each[:, :-1].reshape(-1, samples) for each in features),
+            *(each[:, : of.obs].reshape(-1, samples) for each, of in zip(features, self._sizes, strict=True)),
             *(each.reshape(-1, samples) for each in actions),
             features[0][0, -1:],
         ]

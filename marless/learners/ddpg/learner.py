@@ -42,10 +42,17 @@ class _Class:
     """The policies of one agent class of the scope."""
 
     agents: AgentClass
+    inputs: Inputs
+    """Inputs of the policies and, with the action, of critics that they share."""
     head: Head
     policies: Bank[Row]
     layout: Layout
     codec: Codec
+
+    def sizes(self, *, ids: bool) -> Sizes:
+        """What critics read of each agent, with or without its id."""
+        seen = self.inputs.size(self.agents) if ids else self.agents.obs_size
+        return Sizes(len(self.agents.agents), seen, self.agents.action.n)
 
     def chosen(self, inputs: RoundInput, device: torch.device) -> list[Rows]:
         """The stacks of the round's groups of this class."""
@@ -58,15 +65,15 @@ class DDPGLearner(OffPolicyLearner):
 
     def __init__(self, config: DDPGConfig, context: LearnerContext, *, critic: Critic) -> None:
         classes = context.scope.agent_classes(context.spaces)
-        kinds = Kinds(
-            inputs={k: Inputs() for k in context.scope.classes}, exploration=config.noise, with_state=False, team=False
-        )
+        inputs = {k: Inputs.of(context.spaces.classes[k], context.model) for k in context.scope.classes}
+        kinds = Kinds(inputs=inputs, exploration=config.noise, with_state=False, team=False)
         super().__init__(config, context, kinds)
         self._config = config
         self._model, self._activation = context.model, context.model.activation
         hidden = tuple(context.model.hidden)
-        self._classes = tuple(_class(each, config, hidden) for each in classes)
-        sizes = [Sizes(len(each.agents), each.obs_size, each.action.n) for each in classes]
+        seen = zip(classes, inputs.values(), strict=True)
+        self._classes = tuple(_class(agents, each, config, hidden) for agents, each in seen)
+        sizes = [each.sizes(ids=critic == "own") for each in self._classes]
         self._inputs: CriticInputs = JointInputs(sizes) if critic == "joint" else OwnInputs(sizes[0])
         self._critic_layout = Layout(self._inputs.size, config.critic_hidden or hidden, 1)
         self._critics = {
@@ -89,9 +96,10 @@ class DDPGLearner(OffPolicyLearner):
     def _metadata(self, name: str) -> Mapping[str, str]:
         if name in self._critic_names:
             return {"kind": "mlp", "activation": self._activation}
-        agents = self._serves(name).agents
+        mine = self._serves(name)
+        agents = mine.agents
         acts = STOCHASTIC if isinstance(agents.action, Discrete) else DETERMINISTIC
-        return description(agents, self._model, acts=acts)
+        return description(agents, self._model, acts=acts, inputs=mine.inputs)
 
     def _training(self, inputs: RoundInput, *, copies: bool) -> Training:
         ensembles = self._together(inputs, copies) if self._critic_names else self._apart(inputs, copies)
@@ -192,10 +200,10 @@ class DDPGLearner(OffPolicyLearner):
         return Trained(function=function, prefix=prefix, names=names, tensors=row, optimizer=optimizer)
 
 
-def _class(agents: AgentClass, config: DDPGConfig, hidden: tuple[int, ...]) -> _Class:
-    layout = Layout(agents.obs_size, hidden, agents.action.n)
+def _class(agents: AgentClass, inputs: Inputs, config: DDPGConfig, hidden: tuple[int, ...]) -> _Class:
+    layout = Layout(inputs.size(agents), hidden, agents.action.n)
     codec = Codec(_POLICY, layout, output_gain=0.01, acts=True, target=True)
-    return _Class(agents, head(agents.action, config), Bank(_itself), layout, codec)
+    return _Class(agents, inputs, head(agents.action, config), Bank(_itself), layout, codec)
 
 
 def _arranged(bank: Bank[Row], chosen: Sequence[Rows], copies: bool) -> list[Row]:

@@ -39,8 +39,10 @@ from marless.learners.ppo.post_process import (
     critic_passes,
     critic_samples,
     estimate,
+    identified,
     policy_samples,
     upload,
+    with_ids,
 )
 from marless.learners.ppo.segments import Segments
 from marless.learners.rewards import rewarded
@@ -51,6 +53,7 @@ from marless.nets import actions
 from marless.nets.acting import description
 from marless.nets.bank import Bank
 from marless.nets.codec import Codec
+from marless.nets.inputs import Inputs
 from marless.nets.layout import generator, layout
 
 Critic = Literal["own", "state", "joint"]
@@ -118,14 +121,16 @@ class PPOLearner:
         self._joint = f"critic.{agent_class.name}"
         self._remembers = model.remembers
         action, activation = agent_class.action, model.activation
-        acting = layout(agent_class.obs_size, model, action.n, actions.free_parameters(action))
-        seen = agent_class.obs_size if critic == "own" else spaces.state_size
-        judging = layout(seen, model, len(agent_class.agents) if critic == "joint" else 1)
+        self._inputs = Inputs.of(agent_class, model)
+        known = len(self._inputs.known)
+        acting = layout(agent_class.obs_size + known, model, action.n, actions.free_parameters(action))
+        sizes = {"own": agent_class.obs_size + known, "state": spaces.state_size + known, "joint": spaces.state_size}
+        judging = layout(sizes[critic], model, len(agent_class.agents) if critic == "joint" else 1)
         self._policy_codec = Codec("policy", acting, output_gain=0.01, acts=True)
         self._critic_codec = Codec("critic", judging, output_gain=1.0, acts=False, moments=True)
         self._policies = Bank(lambda row: self.policy_function(row, acting, activation, action))
         self._critics = Bank(lambda row: CriticFunction(row, judging, activation))
-        self._metadata = description(agent_class, model)
+        self._metadata = description(agent_class, model, inputs=self._inputs)
 
     def names(self, groups: Sequence[Group]) -> tuple[str, ...]:
         """See `Learner`."""
@@ -270,7 +275,7 @@ class PPOLearner:
         table = tabulate(trajectories, self._class_index, self._critic != "own")
         work.similarity = likeness.begin(inputs, self._class, lambda: table, self.state)
         trained = policies([(stack.names, stack.starts) for stack in chosen])
-        tensors = upload(table, self._device)
+        tensors = identified(upload(table, self._device), self._inputs.known)
         segments = Segments.of(tensors["cut"], tensors["boot_index"]) if self._remembers else None
         passes = critic_passes(self._judges(chosen, critics), self._seen(tensors), segments)
         estimates = estimate(passes, tensors, segments, self._config)
@@ -307,8 +312,11 @@ class PPOLearner:
         """The critics' inputs at samples and at bootstrap rows."""
         if self._critic == "own":
             return tensors["obs"], tensors["boot_obs"]
-        agents = 1 if self._critic == "joint" else len(self._class.agents)
-        return tensors["state"].expand(agents, -1, -1), tensors["boot_state"].expand(agents, -1, -1)
+        seen = tensors["state"], tensors["boot_state"]
+        if self._critic == "joint":
+            return seen
+        state, boots = (each.expand(len(self._class.agents), -1, -1) for each in seen)
+        return with_ids(state, self._inputs.known), with_ids(boots, self._inputs.known)
 
     def check_gradients(self) -> None:
         """See `marless.algos.contract.HandWritten`."""

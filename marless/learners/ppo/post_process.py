@@ -29,6 +29,19 @@ def upload(table: Table, device: torch.device) -> Tensors:
     return {name: torch.from_numpy(array).to(device) for name, array in arrays.items() if array is not None}
 
 
+def identified(tensors: Tensors, known: Sequence[str]) -> Tensors:
+    """The same, with the agents' ids among the inputs of policies."""
+    return {**tensors, **{name: with_ids(tensors[name], known) for name in ("obs", "boot_obs")}}
+
+
+def with_ids(x_NIS: Tensor, known: Sequence[str]) -> Tensor:
+    """Inputs with the one-hot ids of the class's agents before the row of ones; the same if no agent is known."""
+    if not known:
+        return x_NIS
+    ids_NKS = torch.eye(len(known), device=x_NIS.device).unsqueeze(2).expand(-1, -1, x_NIS.shape[2])
+    return torch.cat([x_NIS[:, :-1], ids_NKS, x_NIS[:, -1:]], dim=1)
+
+
 @dataclass(frozen=True)
 class CriticPass:
     """A stack of critics with its inputs for a round."""

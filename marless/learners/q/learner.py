@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from marless.algos.base import Arrays, LearnerContext, RoundInput, value_at
 from marless.algos.q import QConfig
 from marless.algos.qmix import QMIXConfig
-from marless.envs.base import AgentClass
 from marless.learners.off_policy import Kinds, OffPolicyLearner, Optimizer, Part, Training, make_optimizer
 from marless.learners.q.functions import QFunction
 from marless.learners.q.mixers import MonotoneMixer, Sum
@@ -61,7 +60,7 @@ class QLearner(OffPolicyLearner):
 
     def __init__(self, config: QConfig, context: LearnerContext, *, mixer: Mixing) -> None:
         scope, spaces, model = context.scope, context.spaces, context.model
-        inputs = {k: _inputs(config, spaces.classes[k]) for k in scope.classes}
+        inputs = {k: Inputs.of(spaces.classes[k], model, last_action=config.last_action) for k in scope.classes}
         kinds = Kinds(inputs=inputs, exploration=config.epsilon, with_state=mixer == "monotone", team=mixer != "none")
         super().__init__(config, context, kinds)
         self._config = config
@@ -160,7 +159,3 @@ class QLearner(OffPolicyLearner):
     def _optimizer(self, tensors: Row, inputs: RoundInput) -> Optimizer:
         lr = value_at(self._config.lr, inputs.env_steps)
         return make_optimizer(self._config, tensors, lr=lr, steps=self._gradient_steps(inputs))
-
-
-def _inputs(config: QConfig, agents: AgentClass) -> Inputs:
-    return Inputs(last_action=config.last_action, known=agents.agents if config.agent_id else ())

@@ -46,7 +46,7 @@ TRIALS = {
     "maddpg": (OFF_POLICY, {"updates": 1}, WITHOUT_MEMORY),
     "maddpg, twin": (OFF_POLICY | OTHERWISE | {"twin": True}, {"updates": 1}, WITHOUT_MEMORY),
     "iql": (OFF_POLICY, {"updates": 1}, ("discrete",)),
-    "iql, remembering": (EPISODES | {"last_action": True, "agent_id": True}, {"updates": 1}, DISCRETE),
+    "iql, remembering": (EPISODES | {"last_action": True}, {"updates": 1}, DISCRETE),
     "vdn": (OFF_POLICY | OTHERWISE | {"dueling": True, "double": False}, {"updates": 1}, ("discrete",)),
     "vdn, remembering": (EPISODES | {"huber": 1.0}, {"updates": 1}, DISCRETE),
     "qmix": (OFF_POLICY, {"updates": 1}, ("discrete",)),

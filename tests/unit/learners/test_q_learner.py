@@ -249,7 +249,7 @@ def test_states_that_do_not_fit_are_refused():
     with pytest.raises(CorruptError, match=r"policy\.0\.weight is missing"):
         dueling.load("a", made.state("a"))
     with pytest.raises(CorruptError, match="this job needs"):
-        made.load("a", learner("iql", agent_id=True).state("a"))
+        made.load("a", learner("iql", last_action=True).state("a"))
     with pytest.raises(CorruptError, match="no moments of the returns"):
         made.load("replay.walker", PolicyState({}, {}, {}))
     with pytest.raises(NotFoundError, match="no group of this learner has a policy 'z'"):
