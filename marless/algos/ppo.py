@@ -44,6 +44,14 @@ class ActorCriticConfig(RewardConfig):
     value_normalisation: bool = Field(
         True, description="critics are trained on returns scaled by running mean and standard deviation"
     )
+    popart: bool = Field(
+        True,
+        description="values stay as they are when mean and deviation of the returns change: the critic's last layer is "
+        "rescaled; false: they move with the returns",
+    )
+    value_decay: float = Field(
+        0.9, ge=0, lt=1, description="weight of earlier rounds in mean and deviation of the returns; 0: of this round"
+    )
     adam_eps: float = Field(1e-5, gt=0, description="Adam's ε")
 
     def of_critics(self) -> Self:

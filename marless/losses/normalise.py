@@ -5,9 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-MOMENT_DECAY = 0.9
-"""Decay of the running moments per round: the weight of the old ones."""
-
 
 def standardise(x_PM: Tensor, weight_PM: Tensor) -> Tensor:
     """x with weighted mean 0 and standard deviation 1 per policy; `weight` sums to 1 per policy. [P, M]."""
@@ -29,9 +26,13 @@ def batch_moments(x_PKM: Tensor, weight_PKM: Tensor) -> Tensor:
     return torch.stack([share.sum(dim=2), (share * x).sum(dim=2), (share * x * x).sum(dim=2)], dim=2)
 
 
-def update_moments(moments_PK3: Tensor, batch_PK3: Tensor) -> Tensor:
-    """Exponentially weighted moments after one more batch; one without weight leaves mean and deviation unchanged."""
-    return MOMENT_DECAY * moments_PK3 + (1 - MOMENT_DECAY) * batch_PK3
+def update_moments(moments_PK3: Tensor, batch_PK3: Tensor, decay: float) -> Tensor:
+    """Exponentially weighted moments after one more batch; one without weight leaves mean and deviation unchanged.
+
+    `decay` is the weight of the old ones.
+    """
+    updated_PK3 = decay * moments_PK3 + (1 - decay) * batch_PK3
+    return torch.where(batch_PK3[..., :1] > 0, updated_PK3, moments_PK3)
 
 
 def mean_and_std(moments_PK3: Tensor) -> tuple[Tensor, Tensor]:

@@ -232,15 +232,17 @@ class CriticFunction(_Trained):
         mean, std = normalise.mean_and_std(moments)
         return net.evaluate(features, resets) * std.float() + mean.float()
 
-    def rescale(self, batch_PK3: Tensor) -> None:
-        """Add a round's returns (`normalise.batch_moments`) to the running moments, and rescale the output layer so
-        that values do not change.
+    def rescale(self, batch_PK3: Tensor, *, decay: float = 0.9, popart: bool = True) -> None:
+        """Add a round's returns (`normalise.batch_moments`) to the running moments, of weight `decay`.
 
-        Source: van Hasselt et al. 2016, eq. 7-9.
+        With `popart` the output layer is rescaled so that values do not change (van Hasselt et al. 2016, eq. 7-9), else
+        they move with the mean and deviation of the returns.
         """
         moments_PK3 = self.tensors["moments"]
         mean_PK1, std_PK1 = normalise.mean_and_std(moments_PK3)
-        moments_PK3.copy_(normalise.update_moments(moments_PK3, batch_PK3))
+        moments_PK3.copy_(normalise.update_moments(moments_PK3, batch_PK3, decay))
+        if not popart:
+            return
         new_mean_PK1, new_std_PK1 = normalise.mean_and_std(moments_PK3)
         layer_PKH = self.net.output_layer
         layer_PKH *= (std_PK1 / new_std_PK1).float()

@@ -182,10 +182,10 @@ class PPOLearner:
 
     def apply(self, name: str, gradients: Arrays, env_steps: int) -> None:
         """See `Learner`. "critic.returns", float64 [K, 3], has the moments by which values are rescaled before."""
-        parts = self._parts(name)
+        parts, config = self._parts(name), self._config
         expected: dict[str, tuple[tuple[int, ...], str]]
         expected = {codec.prefix: ((codec.layout.size,), "float32") for codec, _ in parts}
-        if "critic" in expected and self._config.value_normalisation:
+        if "critic" in expected and config.value_normalisation:
             expected[_RETURNS] = (self._critic_codec.layout.outputs, 3), "float64"
         given = {key: tensor.to(self._device) for key, tensor in _checked(name, gradients, expected).items()}
 
@@ -194,7 +194,7 @@ class PPOLearner:
 
         def step_critic(function: CriticFunction) -> None:
             if _RETURNS in given:
-                function.rescale(given[_RETURNS].unsqueeze(0))
+                function.rescale(given[_RETURNS].unsqueeze(0), decay=config.value_decay, popart=config.popart)
             function.step(given["critic"].unsqueeze(0), self._settings("critic", env_steps))
 
         if "policy" in expected:

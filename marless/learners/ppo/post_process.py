@@ -163,7 +163,7 @@ def critic_samples(
 ) -> CriticSamples:
     """Make the critics' samples from the values and advantages of `estimate`, whose sums are the returns.
 
-    With value normalisation, the critics are rescaled by the returns' moments first.
+    With value normalisation, the critics' units follow the returns' moments first, see `CriticFunction.rescale`.
     """
     value_N1S, advantage_N1S = estimates
     judged = "alive" in tensors and not config.credit_after_death  # else the dead have values too
@@ -172,10 +172,11 @@ def critic_samples(
     weight_PKS = weights(parts, return_PKS)
     metrics = {"explained_variance": value.explained_variance(value_PKS, return_PKS, weight_PKS)}
     moments_PK3 = normalise.batch_moments(return_PKS, weight_PKS) if config.value_normalisation else None
+    before_PKS = critics.function.normalised(value_PKS)  # the net's outputs, unless its last layer is rescaled
     if moments_PK3 is not None:
-        critics.function.rescale(moments_PK3)
+        critics.function.rescale(moments_PK3, decay=config.value_decay, popart=config.popart)
     parts["target"] = critics.function.normalised(return_PKS)
-    parts["old"] = critics.function.normalised(value_PKS)
+    parts["old"] = critics.function.normalised(value_PKS) if config.popart else before_PKS
     samples = _samples({"features": critics.features, **parts}, critics.stack, len(tensors["reward"]), segments)
     return CriticSamples(samples, moments_PK3, metrics)
 

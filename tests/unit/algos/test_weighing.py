@@ -20,7 +20,7 @@ BOXED = EnvSpaces((AgentClass("walker", ("a", "b", "c"), 500, Box((-1.0,) * 3, (
 GROUPS = (Group("s", ("s",)), Group("a", ("a", "b")), Group("c", ("c",)))
 
 
-@pytest.mark.parametrize("recurrent", ["none", "gru"])
+@pytest.mark.parametrize(("recurrent", "ids"), [("none", False), ("gru", True), ("none", True)])
 @pytest.mark.parametrize(
     ("name", "settings", "spaces"),
     [
@@ -29,7 +29,7 @@ GROUPS = (Group("s", ("s",)), Group("a", ("a", "b")), Group("c", ("c",)))
         ("mappo", {}, DISCRETE),
         ("mappo", {"critic": "per_agent"}, BOXED),
         ("iql", {}, DISCRETE),
-        ("vdn", {"dueling": True, "agent_id": True}, DISCRETE),
+        ("vdn", {"dueling": True}, DISCRETE),
         ("qmix", {"last_action": True}, DISCRETE),
         ("iddpg", {}, BOXED),
         ("iddpg", {"twin": True, "critic_hidden": [9]}, DISCRETE),
@@ -37,9 +37,9 @@ GROUPS = (Group("s", ("s",)), Group("a", ("a", "b")), Group("c", ("c",)))
         ("maddpg", {}, BOXED),
     ],
 )
-def test_states_weigh_what_their_learners_make_them(name, settings, spaces, recurrent):
+def test_states_weigh_what_their_learners_make_them(name, settings, spaces, recurrent, ids):
     algorithm = registry.algorithm(name)
-    model = ModelSpec.model_validate({"hidden": [16, 8], "recurrent": recurrent})
+    model = ModelSpec.model_validate({"hidden": [16, 8], "recurrent": recurrent, "agent_id": ids})
     if recurrent == "gru":
         if "ddpg" in name:
             pytest.skip("has no nets with memory")

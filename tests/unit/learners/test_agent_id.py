@@ -8,6 +8,7 @@ import pytest
 from marless.algos.base import Group, ModelSpec
 from marless.envs.base import AgentClass, Box, Discrete, EnvSpaces, Frame, Transition
 from marless.nets.inputs import Inputs
+from marless.policies.policy import Policy
 from marless.spec import JobSpec
 from tests.unit.learners.solving import Trained, episode_return
 
@@ -59,6 +60,7 @@ def test_a_shared_policy_acts_differently_for_each_agent(name, settings, model):
     env = Apart(64, smooth=name == "iddpg")
     team = Trained(env, {"name": name} | settings, seed=0, model=nets, groups=[Group("a", AGENTS)])
     assert Inputs.parse(team.state("a").metadata).known == AGENTS
+    assert Policy(name="a", agents=AGENTS, version=1, state=team.state("a")).obs_size == 1
     team.train(rounds=12, steps=1)
     assert episode_return(team.greedy()) == 1.0
 

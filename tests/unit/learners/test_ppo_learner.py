@@ -261,6 +261,18 @@ def test_rescaling_a_critic_leaves_its_values_as_they_were() -> None:
     assert normalised.std(correction=0).item() == pytest.approx(1.0, abs=0.2)
 
 
+def test_without_popart_values_move_with_the_returns() -> None:
+    """Values v of moments 0 and 1 become 10·v + 50 where the round's returns have mean 50 and deviation 10."""
+    learner = rounds.learner("ippo", WALKERS, rounds.INDEPENDENT)
+    assert isinstance(learner, ppo_learner.PPOLearner)
+    (critics,) = learner._critics.arrange([(("a",), ("a",))])
+    features_PIS = torch.randn(1, 6, 40, generator=torch.Generator().manual_seed(1))
+    before = critics.values(features_PIS)
+    returns = torch.tensor([[[40.0, 60.0]]])
+    critics.rescale(normalise.batch_moments(returns, torch.full_like(returns, 0.5)), decay=0.0, popart=False)
+    torch.testing.assert_close(critics.values(features_PIS), 10 * before + 50, rtol=1e-4, atol=1e-4)
+
+
 def test_schedules_are_read_at_the_rounds_env_steps() -> None:
     schedule = {"start": 1e-2, "end": 0.0, "env_steps": 1000}
     learner = rounds.learner("ippo", WALKERS, rounds.INDEPENDENT, lr=schedule, value_normalisation=False)

@@ -21,15 +21,24 @@ def test_standardise_counts_living_samples_only_and_each_policy_apart() -> None:
 def test_moments_of_two_batches() -> None:
     halves = torch.full((1, 1, 2), 0.5)
     moments = normalise.update_moments(
-        torch.zeros(1, 1, 3, dtype=torch.float64), normalise.batch_moments(torch.tensor([[[1.0, 3.0]]]), halves)
+        torch.zeros(1, 1, 3, dtype=torch.float64), normalise.batch_moments(torch.tensor([[[1.0, 3.0]]]), halves), 0.9
     )
     mean, std = normalise.mean_and_std(moments)
     assert (mean.item(), std.item()) == pytest.approx((2.0, 1.0))
-    moments = normalise.update_moments(moments, normalise.batch_moments(torch.tensor([[[5.0, 5.0]]]), halves))
+    moments = normalise.update_moments(moments, normalise.batch_moments(torch.tensor([[[5.0, 5.0]]]), halves), 0.9)
     # weights 0.9 and 1: mean (0.9·2 + 5) / 1.9, mean square (0.9·5 + 25) / 1.9
     mean, std = normalise.mean_and_std(moments)
     assert mean.item() == pytest.approx(6.8 / 1.9)
     assert std.item() == pytest.approx(math.sqrt(29.5 / 1.9 - (6.8 / 1.9) ** 2))
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.9])
+def test_a_batch_of_the_dead_changes_nothing(decay) -> None:
+    halves = torch.full((1, 1, 2), 0.5)
+    before = normalise.batch_moments(torch.tensor([[[1.0, 3.0]]]), halves)
+    dead = normalise.batch_moments(torch.tensor([[[7.0, 9.0]]]), torch.zeros(1, 1, 2))
+    mean, std = normalise.mean_and_std(normalise.update_moments(before, dead, decay))
+    assert (mean.item(), std.item()) == pytest.approx((2.0, 1.0))
 
 
 def test_before_the_first_batch_nothing_is_scaled() -> None:
