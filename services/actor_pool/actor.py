@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 
 import numpy as np
@@ -61,7 +62,7 @@ class Actor:
         if task.settings.carried:
             return (await self._go_on(task, acting)).SerializeToString()
         trajectory, stats = await stoppable(partial(self._act, task, acting))
-        return _receipt(task, stats, await self._upload(task, trajectory)).SerializeToString()
+        return _receipt(task, stats, await self._deliver(task, trajectory)).SerializeToString()
 
     async def close(self) -> None:
         """Close all environments and connections."""
@@ -112,7 +113,7 @@ class Actor:
         begins = not goes_on and not start.digest
         trajectory, stats, carry = await stoppable(partial(_run_on, task, acting, living, begins, loaded))
         uploaded, left = await both(
-            self._upload(task, trajectory),
+            self._deliver(task, trajectory),
             self._leave(task, start, carry),
         )
         living.digest = left.digest
@@ -159,8 +160,14 @@ class Actor:
         self._envs.move_to_end(key)
         return self._envs[key]
 
+    async def _deliver(self, task: actor_pool_pb2.RolloutTask, trajectory: Trajectory) -> int:
+        """Upload the trajectory; returns its size in bytes, or 0 if it is no longer needed."""
+        with suppress(*_NOT_NEEDED):
+            return await self._upload(task, trajectory)
+        return 0
+
     async def _upload(self, task: actor_pool_pb2.RolloutTask, trajectory: Trajectory) -> int:
-        """Send the trajectory straight to the learner pool; returns its size in bytes, 0 if it is not needed."""
+        """Send the trajectory straight to the learner pool; returns its size in bytes."""
         arrays = {name: np.ascontiguousarray(array) for name, array in trajectory.arrays.items()}
         views = [array.reshape(-1).view(np.uint8).data for array in arrays.values()]
         header = learner_pool_pb2.UploadHeader(
@@ -176,13 +183,9 @@ class Actor:
         header.crc32 = chunks.checksum(header, views)
         sink = self._sink(task.settings.sink)
         name, response = "LearnerPoolService/Upload", learner_pool_pb2.UploadResponse
-        try:
-            await retry(
-                lambda: sink.send(name, header, views, response, timeout_s=UPLOAD_TIMEOUT_S),
-                patience_s=UPLOAD_PATIENCE_S,
-            )
-        except _NOT_NEEDED:
-            return 0
+        await retry(
+            lambda: sink.send(name, header, views, response, timeout_s=UPLOAD_TIMEOUT_S), patience_s=UPLOAD_PATIENCE_S
+        )
         return sum(view.nbytes for view in views)
 
     def _sink(self, address: str) -> Peer:

@@ -68,10 +68,10 @@ REFUSED = {
 def test_a_small_spec_is_refused_quickly_and_in_few_words(what):
     text = json.dumps(EXPENSIVE[what])
     assert len(text) < 150_000
-    started_s = time.perf_counter()
+    started_s = time.process_time()
     with pytest.raises(SpecError, match=REFUSED[what]) as caught:
         prepare(from_json(text))
-    assert time.perf_counter() - started_s < SOON_S
+    assert time.process_time() - started_s < SOON_S
     assert len(str(caught.value)) < 8000
 
 
@@ -87,10 +87,10 @@ EXPENSIVE_YAML = {
 
 @pytest.mark.parametrize("what", EXPENSIVE_YAML)
 def test_small_yaml_is_refused_before_much_is_made_of_it(what):
-    started_s = time.perf_counter()
+    started_s = time.process_time()
     with pytest.raises(SpecError, match=r"^job\.yaml: "):
         documents.yaml_of(EXPENSIVE_YAML[what], "job.yaml")
-    assert time.perf_counter() - started_s < SOON_S
+    assert time.process_time() - started_s < SOON_S
 
 
 def test_aliases_and_merged_mappings_of_a_useful_size_are_taken():
