@@ -332,11 +332,32 @@ def parse(document: object, source: str) -> JobSpec:
     if not isinstance(document, Mapping):
         given = "nothing" if document is None else shown(document)
         raise SpecError(f"{source}: a job is a mapping of sections (env, algorithm, stop, …), got {given}")
+    if isinstance(algorithm := document.get("algorithm"), Mapping) and "agent_id" in algorithm:
+        raise SpecError(f"{source}: algorithm.agent_id is model.agent_id now, for all algorithms; move it there")
     try:
         return JobSpec.model_validate(dict(document))
     except ValidationError as error:
         found = sentences(error, JobSpec, _inner_types(document))
         raise SpecError("\n".join(f"{source}: {sentence}" for sentence in found)) from None
+
+
+def parse_resolved(document: object, source: str) -> JobSpec:
+    """As `parse`, of the spec.yaml in a run folder, which may be of an earlier version of marless.
+
+    There every field was written out. So one that is missing did not exist, and keeps the meaning that it had then:
+    agents' ids were an input where `algorithm.agent_id` said so, and every round began new episodes.
+    """
+    if isinstance(document, Mapping):
+        read = dict(document)
+        model, actors, algorithm = (read.get(name) for name in ("model", "actors", "algorithm"))
+        if isinstance(model, Mapping) and "agent_id" not in model:
+            given = dict(algorithm) if isinstance(algorithm, Mapping) else {}
+            read["model"] = {**model, "agent_id": given.pop("agent_id", False)}
+            read["algorithm"] = given or algorithm
+        if isinstance(actors, Mapping):
+            read["actors"] = {"episodes": "fresh", **actors}
+        document = read
+    return parse(document, source)
 
 
 def _inner_types(document: Mapping[str, Any]) -> dict[tuple[str, ...], type[Strict]]:  # Any: YAML
@@ -377,7 +398,7 @@ def of_document(document: object, overrides: Sequence[str], source: str) -> JobS
 
 def load_resolved(path: Path) -> JobSpec:
     """Read the spec.yaml of a run folder; it may be untrusted, so files named in it are not read. Raises SpecError."""
-    return parse(documents.from_yaml(path), str(path))
+    return parse_resolved(documents.from_yaml(path), str(path))
 
 
 def with_stop(spec: JobSpec, rules: object, source: str) -> JobSpec:

@@ -92,12 +92,17 @@ class ModelSpec(Strict):
         "share a policy",
     )
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    @field_validator("net")
+    @classmethod
+    def _is_known(cls, name: str) -> str:
         try:
-            kind_of(self.net)
+            kind_of(name)
         except SpecError as error:
             raise ValueError(f"{error}") from None
+        return name
+
+    @model_validator(mode="after")
+    def _one_memory(self) -> Self:
         if self.recurrent == GRU and self.net not in (MLP, GRU):
             raise ValueError(f"recurrent: gru is for net: mlp; {self.net} brings a memory of its own, or none")
         return self

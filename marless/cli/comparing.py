@@ -121,7 +121,7 @@ def _spec_there(client: Client, job: str) -> JobSpec:
     from marless import documents
     from marless import spec as specs
 
-    return specs.parse(documents.yaml_of(client.read(job, "spec.yaml").decode(), f"job {job}"), f"job {job}")
+    return specs.parse_resolved(documents.yaml_of(client.read(job, "spec.yaml").decode(), f"job {job}"), f"job {job}")
 
 
 def _check_succeeded(run: Run, state: str, reason: str) -> None:

@@ -357,7 +357,7 @@ def _stop_rules_of(client: Client, job: str) -> StopSpec | None:
     from marless import spec as specs
 
     with suppress(SpecError, NotFoundError, ValueError):
-        return specs.parse(documents.yaml_of(client.read(job, "spec.yaml").decode(), "spec"), "spec").stop
+        return specs.parse_resolved(documents.yaml_of(client.read(job, "spec.yaml").decode(), "spec"), "spec").stop
     return None
 
 

@@ -112,7 +112,7 @@ def _recorded(source: str, spec: str, status: str, records: tuple[RoundRecord, .
         random = Returns(**known["random"]) if known.get("random") else None
         return Recorded(
             job=known["job"],
-            spec=specs.parse(documents.yaml_of(spec, f"{source}: spec.yaml"), f"{source}: spec.yaml"),
+            spec=specs.parse_resolved(documents.yaml_of(spec, f"{source}: spec.yaml"), f"{source}: spec.yaml"),
             records=records,
             random=random,
             state=known["state"],

@@ -152,7 +152,7 @@ class RunFolder:
         status = self.read_status()
         try:
             document = yaml.safe_load((self.path / "spec.yaml").read_text(encoding="utf-8"))
-            return specs.parse(document, str(self.path / "spec.yaml")), status
+            return specs.parse_resolved(document, str(self.path / "spec.yaml")), status
         except FileNotFoundError as error:
             raise NotFoundError(f"there is no job in {self.path}: {error.filename} is missing") from None
         except (SpecError, UnicodeDecodeError, yaml.YAMLError) as error:
