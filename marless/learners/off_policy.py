@@ -279,7 +279,10 @@ class OffPolicyLearner(ABC):
         moments = self._no_returns()
         sums = state.learning.get(_RETURNS)
         if sums is None or sums.shape != moments.sums.shape:
-            raise CorruptError(f"{self._replay_name}: the state holds no moments of the returns of {self._scope.name}")
+            raise CorruptError(
+                f"{self._replay_name}: the state holds no moments of the returns of {self._scope.name}; an earlier "
+                "version of marless wrote it, which scaled rewards otherwise: train the job anew"
+            )
         moments.sums[:] = sums
         self._replay.restore(state.learning)
         self._moments = moments

@@ -118,13 +118,15 @@ class _Matrices(ABC):
         """(outputs, inputs + 1) of each matrix."""
 
     @property
-    @abstractmethod
     def names(self) -> tuple[str, ...]:
-        """Name of each matrix among named arrays."""
+        """Name of each matrix among named arrays; by default they are numbered from 0."""
+        return tuple(map(str, range(len(self.shapes))))
 
-    @abstractmethod
     def _weights(self, matrix: int, rng: np.random.Generator, output_gain: float) -> NDArray[np.float64]:
-        """Initial weights of a matrix, [outputs, inputs]."""
+        """Initial weights of a matrix, [outputs, inputs]; by default orthogonal, with gain √2 below the output layer."""
+        outputs, inputs = self.shapes[matrix]
+        gain = output_gain if matrix == len(self.shapes) - 1 else float(np.sqrt(2.0))
+        return gain * _orthogonal(rng, outputs, inputs - 1)
 
     @cached_property
     def spans(self) -> tuple[slice, ...]:
@@ -185,16 +187,6 @@ class Layout(_Matrices):
         """(outputs, inputs + 1) of each layer."""
         sizes = (self.inputs, *self.hidden, self.outputs)
         return tuple((o, i + 1) for i, o in pairwise(sizes))
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Layers are numbered from 0."""
-        return tuple(map(str, range(len(self.shapes))))
-
-    def _weights(self, matrix: int, rng: np.random.Generator, output_gain: float) -> NDArray[np.float64]:
-        outputs, inputs = self.shapes[matrix]
-        gain = output_gain if matrix == len(self.shapes) - 1 else float(np.sqrt(2.0))
-        return gain * _orthogonal(rng, outputs, inputs - 1)
 
 
 @dataclass(frozen=True)
@@ -263,16 +255,6 @@ class KindLayout(_Matrices):
                 f"net {self.kind}: the last of its matrices must have {self.outputs} outputs, it declares {declared}"
             )
         return tuple((o, i + 1) for o, i in declared)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Matrices are numbered from 0."""
-        return tuple(map(str, range(len(self.shapes))))
-
-    def _weights(self, matrix: int, rng: np.random.Generator, output_gain: float) -> NDArray[np.float64]:
-        outputs, inputs = self.shapes[matrix]
-        gain = output_gain if matrix == len(self.shapes) - 1 else float(np.sqrt(2.0))
-        return gain * _orthogonal(rng, outputs, inputs - 1)
 
 
 def layout(inputs: int, model: ModelSpec, outputs: int, free: int = 0) -> NetLayout:
