@@ -123,7 +123,7 @@ class _Matrices(ABC):
         return tuple(map(str, range(len(self.shapes))))
 
     def _weights(self, matrix: int, rng: np.random.Generator, output_gain: float) -> NDArray[np.float64]:
-        """Initial weights of a matrix, [outputs, inputs]; by default orthogonal, with gain √2 below the output layer."""
+        """Initial weights of a matrix, [outputs, inputs]: orthogonal, with gain √2 below the output layer."""
         outputs, inputs = self.shapes[matrix]
         gain = output_gain if matrix == len(self.shapes) - 1 else float(np.sqrt(2.0))
         return gain * _orthogonal(rng, outputs, inputs - 1)
