@@ -132,6 +132,7 @@ class Game(ABC):
             max_steps=steps,
             rewards="cooperative",
             wins=True,
+            team_reward=True,
         )
         self.batch = batch
         # Two frames, because the last one of an episode must stay valid when the next episode starts.
@@ -156,6 +157,7 @@ class Game(ABC):
             frame=self._start() if over else final,
             final=final,
             rewards=(np.broadcast_to(reward_B, shape),),
+            team_reward=reward_B,
             terminated=(np.full(shape, over),),
             truncated=np.zeros(self.batch, np.bool_),
             ended=np.full(self.batch, over),
