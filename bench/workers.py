@@ -18,8 +18,8 @@ from marless.data.rollout import rollout
 from marless.data.trajectory import Trajectory
 from marless.envs import registry
 from marless.envs.base import random_actions
+from marless.fleet import environment
 from marless.nets.acting import ActingPolicies
-from marless.rpc.workers import environment
 from marless.sharing.groups import initial_groups
 from marless.spec import JobSpec
 

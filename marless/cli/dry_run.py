@@ -149,8 +149,8 @@ def _paces(job: Job, slots: int) -> list[Any]:  # Any: Pace, whose module is imp
 
 def _calibrated(spec: JobSpec) -> Calibration:
     """Calibrate in a process with the same number of threads as a worker."""
+    from marless.fleet import environment
     from marless.pricing.calibration import from_text
-    from marless.rpc.workers import environment
 
     done = subprocess.run(
         [sys.executable, "-P", "-m", "marless.pricing.calibration"],

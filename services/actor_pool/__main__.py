@@ -9,15 +9,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 
+from marless.fleet import environment, orphans
+from marless.fleet.dispatch import Dispatcher
+from marless.fleet.figures import figures
+from marless.fleet.fleet import Fleet
+from marless.fleet.handover import Tickets
+from marless.fleet.launcher import LocalLauncher
 from marless.rpc.roles import Role
 from marless.rpc.server import Service, main
 from marless.rpc.v1.actor_pool_pb2_grpc import add_ActorPoolServiceServicer_to_server
-from marless.rpc.workers import environment, orphans
-from marless.rpc.workers.dispatch import Dispatcher
-from marless.rpc.workers.figures import figures
-from marless.rpc.workers.fleet import Fleet
-from marless.rpc.workers.handover import Tickets
-from marless.rpc.workers.launcher import LocalLauncher
 from services.actor_pool.background import background
 from services.actor_pool.config import Config, parse
 from services.actor_pool.rollouts import Rollouts

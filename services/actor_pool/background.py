@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from marless.rpc.workers.dispatch import Dispatcher
-from marless.rpc.workers.fleet import Fleet
-from marless.rpc.workers.launcher import LocalLauncher
+from marless.fleet.dispatch import Dispatcher
+from marless.fleet.fleet import Fleet
+from marless.fleet.launcher import LocalLauncher
 from services.actor_pool.rollouts import Rollouts
 
 PREFIX = "background"

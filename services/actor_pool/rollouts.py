@@ -9,13 +9,13 @@ from functools import partial
 
 from marless.documents import MAX_CHARACTERS
 from marless.errors import SpecError
+from marless.fleet.dispatch import QUEUE_LIMIT, Dispatcher
+from marless.fleet.fleet import Fleet
 from marless.job_id import check_id
 from marless.limits import MAX_ACTORS, MAX_COUNT, MAX_ENVS, MAX_EPISODES, MAX_STEPS, MAX_TIMEOUT_S
 from marless.rpc.concurrency import gather
 from marless.rpc.requests import check_groups, check_number, check_text, message
 from marless.rpc.v1 import actor_pool_pb2, common_pb2
-from marless.rpc.workers.dispatch import QUEUE_LIMIT, Dispatcher
-from marless.rpc.workers.fleet import Fleet
 from marless.stopwatch import Stopwatch
 
 WINDOW = 256

@@ -7,11 +7,11 @@ from typing import Any
 
 import grpc
 
+from marless.fleet.attached import hello_of
+from marless.fleet.dispatch import Dispatcher
+from marless.fleet.fleet import Fleet
 from marless.rpc.v1 import actor_pool_pb2, common_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceServicer
-from marless.rpc.workers.attached import hello_of
-from marless.rpc.workers.dispatch import Dispatcher
-from marless.rpc.workers.fleet import Fleet
 from services.actor_pool.background import Background
 from services.actor_pool.rollouts import Rollouts
 

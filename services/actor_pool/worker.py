@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from marless.envs import allowed
+from marless.fleet.session import WorkerOptions, serve, work, worker_options
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
 from marless.rpc.process import configure_logging
 from marless.rpc.roles import Role
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
-from marless.rpc.workers.session import WorkerOptions, serve, work, worker_options
 from services.actor_pool.actor import Actor
 
 if TYPE_CHECKING:

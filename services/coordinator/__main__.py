@@ -9,10 +9,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 from marless.envs import allowed
+from marless.fleet import orphans
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
 from marless.rpc.server import Service, main
-from marless.rpc.workers import orphans
 from services.coordinator.config import Config, parse
 from services.coordinator.figures import figures
 from services.coordinator.jobs import Jobs

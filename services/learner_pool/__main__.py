@@ -8,15 +8,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 
+from marless.fleet import environment, orphans
+from marless.fleet.dispatch import Dispatcher
+from marless.fleet.fleet import Fleet
+from marless.fleet.handover import Tickets
+from marless.fleet.launcher import LocalLauncher
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
 from marless.rpc.roles import Role
 from marless.rpc.server import Service, main
-from marless.rpc.workers import environment, orphans
-from marless.rpc.workers.dispatch import Dispatcher
-from marless.rpc.workers.fleet import Fleet
-from marless.rpc.workers.handover import Tickets
-from marless.rpc.workers.launcher import LocalLauncher
 from services.learner_pool.config import Config, parse
 from services.learner_pool.figures import figures
 from services.learner_pool.intake import Intake

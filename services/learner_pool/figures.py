@@ -6,9 +6,9 @@ from dataclasses import asdict
 
 from prometheus_client.metrics_core import Metric
 
+from marless.fleet import figures as workers
+from marless.fleet.dispatch import Dispatcher
 from marless.rpc.metrics import counter, gauge
-from marless.rpc.workers import figures as workers
-from marless.rpc.workers.dispatch import Dispatcher
 from services.learner_pool.intake import Intake
 from services.learner_pool.replays import Replays
 

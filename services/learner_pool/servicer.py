@@ -7,10 +7,10 @@ from typing import Any
 
 import grpc
 
+from marless.fleet.dispatch import Dispatcher
 from marless.rpc.server import bulk_upload, register_bulk
 from marless.rpc.v1 import common_pb2, learner_pool_pb2
 from marless.rpc.v1.learner_pool_pb2_grpc import LearnerPoolServiceServicer, add_LearnerPoolServiceServicer_to_server
-from marless.rpc.workers.dispatch import Dispatcher
 from services.learner_pool.intake import Intake
 from services.learner_pool.updates import Updates
 

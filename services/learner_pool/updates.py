@@ -13,6 +13,8 @@ from marless.algos.off_policy import OffPolicyConfig
 from marless.data.frames import ReplaySchema
 from marless.envs.base import EnvSpaces
 from marless.errors import FencedError, NotFoundError, OverloadedError, SpecError, StaleError, shown
+from marless.fleet.dispatch import Dispatcher
+from marless.fleet.fleet import Fleet
 from marless.job import schema_of
 from marless.job_id import check_id
 from marless.limits import MAX_ACTORS, MAX_POLICIES
@@ -21,8 +23,6 @@ from marless.rpc.concurrency import gather
 from marless.rpc.param_store import ParamStore
 from marless.rpc.requests import check_groups, check_number, message
 from marless.rpc.v1 import learner_pool_pb2
-from marless.rpc.workers.dispatch import Dispatcher
-from marless.rpc.workers.fleet import Fleet
 from marless.spec import JobSpec, from_json, spaces_from_json
 from services.learner_pool import outcomes
 from services.learner_pool.computed import Computed, check_published, other_groups

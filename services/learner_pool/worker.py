@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from marless.fleet.session import WorkerOptions, serve, work, worker_options
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
 from marless.rpc.process import configure_logging
 from marless.rpc.roles import Role
 from marless.rpc.v1.learner_pool_pb2_grpc import LearnerPoolServiceStub
-from marless.rpc.workers.session import WorkerOptions, serve, work, worker_options
 from services.learner_pool.learning import Learning, choose_device
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from marless.errors import MarlessError, OverloadedError, UnavailableError
+from marless.fleet import dispatch
+from marless.fleet.dispatch import Dispatcher
+from marless.fleet.fair_queue import FairQueue
+from marless.fleet.fleet import Fleet
 from marless.rpc.v1 import common_pb2
-from marless.rpc.workers import dispatch
-from marless.rpc.workers.dispatch import Dispatcher
-from marless.rpc.workers.fleet import Fleet
-from marless.rpc.workers.turns import Turns
 
 QUEUE, LIMIT, GRACE_S, LONG_S = 6, 3, 0.02, 600.0
 JOBS = st.sampled_from("abc")
@@ -364,7 +364,7 @@ def test_pools_keep_their_promises_at_full_size(machine):
     run_state_machine_as_test(machine, settings=FULL)
 
 
-def keeps_no_order(self: Turns, job: str, waiter: object, *, again: bool = False) -> None:
+def keeps_no_order(self: FairQueue, job: str, waiter: object, *, again: bool = False) -> None:
     """The job that came last is always next."""
     self._jobs.setdefault(job, type(self._jobs)())[waiter] = None
     self._jobs.move_to_end(job, last=False)
@@ -422,7 +422,7 @@ SAYS = {
 }
 """What a model says to the defect: that it fails for another reason does not count."""
 MUTANTS = {
-    "jobs do not take turns": (DispatcherMachine, Turns, "add", keeps_no_order),
+    "jobs do not take turns": (DispatcherMachine, FairQueue, "add", keeps_no_order),
     "a worker is not given back": (DispatcherMachine, Dispatcher, "_release", forgets_a_release),
     "a cancelled task loses its worker": (DispatcherMachine, Dispatcher, "_recall", loses_the_cancelled),
     "who is cancelled in the queue stays there": (DispatcherMachine, Dispatcher, "_wait", forgets_nobody),

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marless import errors
+from marless.fleet.handover import Handover
 from marless.rpc import chunks, roles
 from marless.rpc.client import MAX_MESSAGE_BYTES, PACKAGE, Peer
 from marless.rpc.errors import STATUS, from_rpc
@@ -22,7 +23,6 @@ from marless.rpc.roles import Role
 from marless.rpc.security import Security, is_local
 from marless.rpc.server import ServerOptions, Service, bulk_download, bulk_upload, serving
 from marless.rpc.v1 import common_pb2
-from marless.rpc.workers.handover import Handover
 from tests import tokens
 
 RIGHT = tokens.client(Role.OPERATOR)

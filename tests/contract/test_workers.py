@@ -19,17 +19,17 @@ from marless.errors import (
     SpecError,
     UnavailableError,
 )
+from marless.fleet import dispatch
+from marless.fleet.dispatch import Dispatcher
+from marless.fleet.fleet import Fleet
+from marless.fleet.handover import Handover, Tickets, new_ticket
+from marless.fleet.session import DETAIL_BYTES, WorkerOptions, work
 from marless.rpc.client import Peer
 from marless.rpc.concurrency import stoppable, to_the_end
 from marless.rpc.security import Security
 from marless.rpc.server import ServerOptions, Service, serving
 from marless.rpc.v1 import actor_pool_pb2, common_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub, add_ActorPoolServiceServicer_to_server
-from marless.rpc.workers import dispatch
-from marless.rpc.workers.dispatch import Dispatcher
-from marless.rpc.workers.fleet import Fleet
-from marless.rpc.workers.handover import Handover, Tickets, new_ticket
-from marless.rpc.workers.session import DETAIL_BYTES, WorkerOptions, work
 from services.actor_pool.servicer import ActorPoolServicer
 
 PATIENCE_S = 30.0
@@ -712,7 +712,7 @@ async def test_ensure_starts_workers_up_to_the_limit_and_never_removes_any(pool,
 
 async def test_the_first_task_of_a_worker_says_how_long_the_worker_took_to_start(pool, make, monkeypatch):
     clock = Clock()
-    monkeypatch.setattr("marless.rpc.workers.dispatch.time", clock)
+    monkeypatch.setattr("marless.fleet.dispatch.time", clock)
     fleet = await make(limit=1)
     fleet.expect(1)
     await asyncio.sleep(0)  # the launch
@@ -840,7 +840,7 @@ async def test_idle_workers_are_released_and_come_back_when_needed(pool, make, l
 
 async def test_prewarming_keeps_workers_that_would_be_released(pool, make, launcher, monkeypatch):
     clock = Clock()
-    monkeypatch.setattr("marless.rpc.workers.fleet.time", clock)
+    monkeypatch.setattr("marless.fleet.fleet.time", clock)
     with capture_logs() as logs:
         fleet = await make(limit=1, keep_alive_s=0.02)  # by the clock above
         await fleet.ensure(1)
@@ -859,7 +859,7 @@ async def test_a_worker_that_is_waited_for_is_not_released_however_long_it_takes
     pool, make, launcher, monkeypatch
 ):
     clock = Clock()
-    monkeypatch.setattr("marless.rpc.workers.fleet.time", clock)
+    monkeypatch.setattr("marless.fleet.fleet.time", clock)
     fleet = await make(limit=1, keep_alive_s=0.02)  # by the clock above
     launcher.may_launch.clear()
     waiting = asyncio.create_task(fleet.ensure(1))

@@ -19,10 +19,10 @@ import yaml
 from marless import spec as specs
 from marless.cli.main import main
 from marless.cli.stack import SERVICES
+from marless.fleet import environment
 from marless.round_file import read
 from marless.rpc.v1.actor_pool_pb2 import ListWorkersRequest
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
-from marless.rpc.workers import environment
 
 ROUNDS, EVALUATED_EVERY = 60, 10
 JOB = {

@@ -11,9 +11,9 @@ from google.protobuf.message import DecodeError
 
 from marless.data.trajectory import Trajectory, TrajectorySchema
 from marless.envs.base import AgentClass, Box, Discrete, EnvSpaces
+from marless.fleet.handover import Handover
 from marless.rpc import chunks
 from marless.rpc.v1 import learner_pool_pb2, param_store_pb2
-from marless.rpc.workers.handover import Handover
 from services.learner_pool.intake import Intake, check_header, declared_bytes
 from services.param_store.servicer import _parts, _writes
 from services.param_store.uploads import Uploads

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from marless.errors import UnavailableError
-from marless.rpc.workers.launcher import LocalLauncher
+from marless.fleet.launcher import LocalLauncher
 
 
 @pytest.fixture

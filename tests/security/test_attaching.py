@@ -10,6 +10,8 @@ import psutil
 import pytest
 
 from marless.errors import UnauthenticatedError
+from marless.fleet import orphans
+from marless.fleet.handover import Tickets
 from marless.rpc.client import Peer
 from marless.rpc.roles import Role
 from marless.rpc.security import Security
@@ -17,8 +19,6 @@ from marless.rpc.server import ServerOptions, serving
 from marless.rpc.tokens import Tokens
 from marless.rpc.v1 import actor_pool_pb2, common_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
-from marless.rpc.workers import orphans
-from marless.rpc.workers.handover import Tickets
 from services.actor_pool.__main__ import build
 from services.actor_pool.config import Config
 from tests import tokens

@@ -15,6 +15,8 @@ from marless import spec as specs
 from marless.cli.main import app
 from marless.client import AsyncClient, Client
 from marless.errors import MarlessError, PermissionDeniedError, UnauthenticatedError
+from marless.fleet import orphans
+from marless.fleet.launcher import REAP_S
 from marless.record import RoundRecord
 from marless.round_file import read
 from marless.rpc import tokens as files
@@ -24,8 +26,6 @@ from marless.rpc.security import Security
 from marless.rpc.tokens import LOOK_S
 from marless.rpc.v1 import actor_pool_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
-from marless.rpc.workers import orphans
-from marless.rpc.workers.launcher import REAP_S
 from tests import tokens
 from tests.integration.hosts import SERVICES, Hosts, running_hosts
 from tests.security.test_roles import METHODS, status

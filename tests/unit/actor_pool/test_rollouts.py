@@ -7,6 +7,7 @@ from itertools import product
 import pytest
 
 from marless.errors import SpecError
+from marless.fleet.dispatch import QUEUE_LIMIT, Dispatcher
 from marless.rpc.v1.actor_pool_pb2 import (
     ROLLOUT_MODE_GREEDY,
     ROLLOUT_MODE_RANDOM,
@@ -18,7 +19,6 @@ from marless.rpc.v1.actor_pool_pb2 import (
     RolloutTask,
 )
 from marless.rpc.v1.common_pb2 import PoolMessage, TaskResult, WorkerHello, WorkerMessage
-from marless.rpc.workers.dispatch import QUEUE_LIMIT, Dispatcher
 from marless.stopwatch import Stopwatch
 from services.actor_pool.actor import actor_seed
 from services.actor_pool.rollouts import MAX_ROLLOUTS, WINDOW, Rollouts

@@ -11,8 +11,8 @@ from functools import partial
 from typing import Protocol
 
 from marless.errors import UnavailableError
-from marless.rpc.workers import orphans
-from marless.rpc.workers.handover import Handover
+from marless.fleet import orphans
+from marless.fleet.handover import Handover
 
 REAP_S = 1.0
 """Seconds between checks for zombies below running workers, and for a new token to send to a worker."""

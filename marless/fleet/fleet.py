@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 
 from marless.errors import SpecError, UnavailableError, UnreachableError
+from marless.fleet.dispatch import Dispatcher
+from marless.fleet.launcher import Launcher, WorkerHandle
 from marless.log import structlog
-from marless.rpc.workers.dispatch import Dispatcher
-from marless.rpc.workers.launcher import Launcher, WorkerHandle
 
 START_TIMEOUT_S = 60.0
 _STILLBORN_LIMIT = 3

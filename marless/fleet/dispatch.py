@@ -13,12 +13,12 @@ from collections.abc import AsyncIterator, Callable, Iterable
 import grpc
 
 from marless.errors import OverloadedError, UnavailableError, UnreachableError
+from marless.fleet.attached import Send, Worker, WorkerHungError, WorkerLostError, either, hello_of, listen
+from marless.fleet.fair_queue import FairQueue
+from marless.fleet.handover import Tickets
 from marless.log import structlog
 from marless.rpc.errors import by_name
 from marless.rpc.v1 import common_pb2
-from marless.rpc.workers.attached import Send, Worker, WorkerHungError, WorkerLostError, either, hello_of, listen
-from marless.rpc.workers.handover import Tickets
-from marless.rpc.workers.turns import Turns
 from marless.stopwatch import Stopwatch
 
 QUEUE_LIMIT = 4096
@@ -50,7 +50,7 @@ class Dispatcher:
         self._idle: list[Worker] = []
         self._homes: OrderedDict[str, Worker] = OrderedDict()
         """The worker that had the last task of an affinity; those used last are at the end."""
-        self._waiting: Turns[asyncio.Future[Worker]] = Turns()
+        self._waiting: FairQueue[asyncio.Future[Worker]] = FairQueue()
         self._changed = asyncio.Condition()
         self._closed = ""
         self._recalled: dict[Worker, asyncio.Task[None]] = {}

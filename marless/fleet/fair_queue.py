@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 Waiter = TypeVar("Waiter", bound=Hashable)
 
 
-class Turns(Generic[Waiter]):
+class FairQueue(Generic[Waiter]):
     """A fair queue of waiters. Jobs are served in turn, however many waiters each has; all operations are O(1)."""
 
     def __init__(self) -> None:

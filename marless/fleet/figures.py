@@ -6,8 +6,8 @@ from collections import Counter
 
 from prometheus_client.metrics_core import Metric
 
+from marless.fleet.dispatch import Dispatcher
 from marless.rpc.metrics import counter, gauge
-from marless.rpc.workers.dispatch import Dispatcher
 
 
 def figures(dispatcher: Dispatcher) -> list[Metric]:

@@ -17,14 +17,14 @@ from typing import NoReturn
 import grpc
 
 from marless.errors import MarlessError, told
+from marless.fleet import environment, orphans
+from marless.fleet.handover import Handed, Handover, listen
 from marless.log import structlog
 from marless.rpc.client import Peer
 from marless.rpc.process import add_env_modules, add_option, add_process_options, forget_secrets, security_of
 from marless.rpc.roles import Role
 from marless.rpc.security import Security
 from marless.rpc.v1 import common_pb2
-from marless.rpc.workers import environment, orphans
-from marless.rpc.workers.handover import Handed, Handover, listen
 from marless.stopwatch import Stopwatch
 
 DETAIL_BYTES = 4096

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marless.rpc.workers.turns import Turns
+from marless.fleet.fair_queue import FairQueue
 
 STEPS = st.lists(
     st.one_of(
@@ -22,7 +22,7 @@ STEPS = st.lists(
 @given(STEPS)
 def test_turns_against_a_model(steps):
     """The model: a list a job, and how often each other job was served while a job has waited."""
-    turns: Turns[int] = Turns()
+    turns: FairQueue[int] = FairQueue()
     waiting: dict[str, list[int]] = {}
     served: dict[str, Counter[str]] = {}
     for serial, (step, what) in enumerate(steps):
