@@ -132,13 +132,15 @@ class _Frames:
     """[F], rows of T + 1 time steps of E columns; of several batches, one after another."""
     then: NDArray[np.int64]
     """[n, M], the frames whose rewards a sample sums: its own and, for n-step targets of single env steps, those after
-    it. Beyond a segment's end, its last frame is repeated."""
+    it as long as they are `taken`."""
     steps: int
     """T."""
     follows: NDArray[np.bool_]
     """[T, E]; see `Batch`."""
     valid: NDArray[np.float32] | None
     """[M]; see `Batch`."""
+    taken: NDArray[np.bool_] | None = None
+    """[n, M]: false beyond the segment's end, and after a step in which an agent was truncated; None if n = 1."""
     first: NDArray[np.int64] | None = None
     """[E], first frames of whole episodes, or of parts of them; None for single env steps."""
 
@@ -199,14 +201,27 @@ class BatchSource:
         return self._batch(row, frames, self._gains(frames, moments), importance)
 
     def _single(self, row_M: NDArray[np.int64], width: int) -> _Frames:
-        """Single env steps with their successor n steps later, or at the segment's end; in batches of `width`."""
-        then, after_M = [row_M], row_M + 1
+        """Single env steps with their successor n steps later, or at the segment's end; in batches of `width`.
+
+        The successor is one for all agents: where one is truncated before, the sums of all end with that step.
+        """
+        then, taken, after_M = [row_M], [np.ones(len(row_M), np.bool_)], row_M + 1
         for _ in range(self.config.n_step - 1):
+            taken.append(taken[-1] & ~self._is("last", after_M) & ~self._truncated(after_M - 1))
             then.append(after_M)
-            after_M = after_M + ~self._is("last", after_M)
+            after_M = after_M + taken[-1]
         follows = np.zeros((1, len(row_M)), np.bool_)
         frame = np.stack([row_M.reshape(-1, width), after_M.reshape(-1, width)], axis=1)
-        return _Frames(frame.ravel(), np.stack(then), 1, follows, None)
+        return _Frames(frame.ravel(), np.stack(then), 1, follows, None, np.stack(taken) if len(taken) > 1 else None)
+
+    def _truncated(self, row_M: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """[M]: an agent left in this step without terminating; never so for a team, whose value goes on."""
+        found_M = np.zeros(len(row_M), np.bool_)
+        for k, _, _ in self.classes:
+            if f"alive/{k}" in self._fields and not self.team:
+                left_MN = self._is(f"alive/{k}", row_M) & ~self._is(f"alive/{k}", row_M + 1)
+                found_M |= (left_MN & ~self._is(f"terminated/{k}", row_M)).any(axis=1)
+        return found_M
 
     def _whole(self, first_E: NDArray[np.int64], length_E: NDArray[np.int64]) -> _Frames:
         """Whole episodes, padded with their last frame."""
@@ -215,7 +230,9 @@ class BatchSource:
         frame_TE = first_E + np.minimum(time_T1, length_E)
         valid_TE = (time_T1[:-1] < length_E) & (time_T1[:-1] >= self._burnt(first_E, length_E))
         valid = None if valid_TE.all() else valid_TE.astype(np.float32).ravel()
-        return _Frames(frame_TE.ravel(), frame_TE[:-1].reshape(1, -1), steps, time_T1[1:] < length_E, valid, first_E)
+        return _Frames(
+            frame_TE.ravel(), frame_TE[:-1].reshape(1, -1), steps, time_T1[1:] < length_E, valid, None, first_E
+        )
 
     def _burnt(self, first_E: NDArray[np.int64], length_E: NDArray[np.int64]) -> NDArray[np.int64]:
         """Steps of burn-in (Kapturowski et al. 2019, §3): where a part of an episode starts from a memory that older
@@ -303,7 +320,6 @@ class BatchSource:
         return self._to(state_1SF)
 
     def _gains(self, frames: _Frames, moments: ReturnMoments) -> tuple[Gains, ...]:
-        taken_nM = None if len(frames.then) == 1 else ~self._is("last", frames.then)
         got = [
             (_by_agent(self._numbers(f"reward/{k}", frames.then)), _by_agent(self._is(f"terminated/{k}", frames.then)))
             for k, _, _ in self.classes
@@ -311,9 +327,9 @@ class BatchSource:
         if self.team:
             reward_n1M = got[0][0][:, :1]  # all agents have the team's
             over_n1M = self._everyone_gone([over_nNM for _, over_nNM in got], frames)
-            return (self._discounted(reward_n1M, over_n1M, taken_nM, moments.scale(0)),)
+            return (self._discounted(reward_n1M, over_n1M, frames.taken, moments.scale(0)),)
         return tuple(
-            self._discounted(reward_nNM, over_nNM, taken_nM, moments.scale(index))
+            self._discounted(reward_nNM, over_nNM, frames.taken, moments.scale(index))
             for index, (reward_nNM, over_nNM) in enumerate(got)
         )
 
@@ -334,10 +350,7 @@ class BatchSource:
         taken_nM: NDArray[np.bool_] | None,
         scale: np.float32,
     ) -> Gains:
-        """Discounted sums of scaled rewards up to the terminal state or the segment's end.
-
-        `taken_nM` is True for frames in which an action was taken; None if n = 1.
-        """
+        """Discounted sums of scaled rewards up to the terminal state, or as long as frames are `taken`."""
         gamma = np.float32(self.config.gamma)
         gained_nNM = reward_nNM * (scale if self.config.reward_normalisation else np.float32(1))
         reward_NM, discount_NM = gained_nNM[0], np.where(over_nNM[0], np.float32(0), gamma)

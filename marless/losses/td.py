@@ -11,36 +11,35 @@ from torch import Tensor
 
 
 def lambda_returns(
-    reward_NTE: Tensor, discount_NTE: Tensor, after_NTE: Tensor, follows_TE: Tensor, td_lambda: float
+    reward_NTE: Tensor, discount_NTE: Tensor, after_NTE: Tensor, follows: Tensor, td_lambda: float
 ) -> Tensor:
     """λ-returns [N, T, E]: G_t = r_t + γ_t ((1 − λ) V_t + λ G_{t+1}), V_t being the successor's value `after`.
 
-    `discount` is γ, or 0 where the agent terminated; `follows` is true where step t + 1 continues the same episode:
-    elsewhere G_t = r_t + γ_t V_t. λ = 0 gives one-step targets. If V is a maximum over actions, this is Peng's Q(λ)
-    (Peng & Williams 1996), without a correction for non-greedy actions. EPyMARL uses one-step targets.
+    `discount` is γ, or 0 where the agent terminated; `follows`, [T, E] or [N, T, E], is true where step t + 1 continues
+    the agent's episode: elsewhere G_t = r_t + γ_t V_t. λ = 0 gives one-step targets. If V is a maximum over actions,
+    this is Peng's Q(λ) (Peng & Williams 1996), without a correction for non-greedy actions. EPyMARL uses one-step
+    targets.
     """
-    _one_shape(reward_NTE, discount_NTE, after_NTE, follows_TE)
+    _one_shape(reward_NTE, discount_NTE, after_NTE, follows)
     result_NTE = reward_NTE + discount_NTE * after_NTE
     for t in range(reward_NTE.shape[1] - 2, -1, -1):
         better_NE = td_lambda * discount_NTE[:, t] * (result_NTE[:, t + 1] - after_NTE[:, t])
-        result_NTE[:, t] += torch.where(follows_TE[t], better_NE, 0.0)
+        result_NTE[:, t] += torch.where(follows[..., t, :], better_NE, 0.0)
     return result_NTE
 
 
-def n_step_returns(
-    reward_NTE: Tensor, discount_NTE: Tensor, after_NTE: Tensor, follows_TE: Tensor, n_step: int
-) -> Tensor:
-    """n-step returns [N, T, E]: r_t + γ r_{t+1} + … + γⁿ V, with fewer steps where the episode ends before.
+def n_step_returns(reward_NTE: Tensor, discount_NTE: Tensor, after_NTE: Tensor, follows: Tensor, n_step: int) -> Tensor:
+    """n-step returns [N, T, E]: r_t + γ r_{t+1} + … + γⁿ V, with fewer steps where the agent's episode ends before.
 
     Arguments as in `lambda_returns`: G¹_t = r_t + γ_t V_t, and Gⁿ_t = r_t + γ_t Gⁿ⁻¹_{t+1} within an episode.
     Source: Sutton 1988.
     """
-    _one_shape(reward_NTE, discount_NTE, after_NTE, follows_TE)
+    _one_shape(reward_NTE, discount_NTE, after_NTE, follows)
     result_NTE = reward_NTE + discount_NTE * after_NTE
     for _ in range(n_step - 1):
         longer_NTE = reward_NTE[:, :-1] + discount_NTE[:, :-1] * result_NTE[:, 1:]
         result_NTE = torch.cat(
-            [torch.where(follows_TE[:-1], longer_NTE, result_NTE[:, :-1]), result_NTE[:, -1:]], dim=1
+            [torch.where(follows[..., :-1, :], longer_NTE, result_NTE[:, :-1]), result_NTE[:, -1:]], dim=1
         )
     return result_NTE
 
@@ -74,12 +73,12 @@ def sample_weights(counts_PM: Tensor, importance_M: Tensor | None) -> Tensor:
     return weight_PM if importance_M is None else weight_PM * importance_M
 
 
-def _one_shape(reward_NTE: Tensor, discount_NTE: Tensor, after_NTE: Tensor, follows_TE: Tensor) -> None:
-    shape = reward_NTE.shape
-    if len(shape) != 3 or not shape == discount_NTE.shape == after_NTE.shape or follows_TE.shape != shape[1:]:
+def _one_shape(reward_NTE: Tensor, discount_NTE: Tensor, after_NTE: Tensor, follows: Tensor) -> None:
+    shape, fits = reward_NTE.shape, follows.shape in (reward_NTE.shape, reward_NTE.shape[1:])
+    if len(shape) != 3 or not shape == discount_NTE.shape == after_NTE.shape or not fits:
         raise ValueError(
             f"rewards {tuple(shape)}, discounts {tuple(discount_NTE.shape)} and values {tuple(after_NTE.shape)} must "
-            f"have one shape [N, T, E], and follows {tuple(follows_TE.shape)} must be [T, E]"
+            f"have one shape [N, T, E], and follows {tuple(follows.shape)} must be [T, E] or [N, T, E]"
         )
 
 

@@ -91,8 +91,7 @@ class ActorCritics:
 
     def targets(self, views: Sequence[View]) -> Tensor:
         """The critics' targets, [R, 1, M]; with twins, from the lower value (Fujimoto et al. 2018, eq. 10)."""
-        actions = self._actions_after(views)
-        input_xIM = self._inputs.build([view.after for view in views], actions)
+        input_xIM = self._built_after(views)
         value_R1M = self.critics[0].targets.net.evaluate(input_xIM)
         for critics in self.critics[1:]:
             value_R1M = torch.minimum(value_R1M, critics.targets.net.evaluate(input_xIM))
@@ -124,6 +123,27 @@ class ActorCritics:
         input_RIM, mine = actors.judged(built, len(view.now)), view.taken(actors.rows)
         return descent(actors, mine, input_RIM, self._regularisation)
 
+    def _built_after(self, views: Sequence[View]) -> Tensor:
+        """The critics' inputs in the successor states. Absent agents do not act there, except for their own critics:
+        after a truncation, the value of what the agent saw last is that of going on.
+        """
+        after, actions = [view.after for view in views], self._actions_after(views)
+        present = [
+            action if view.alive_after is None else action * view.alive_after
+            for action, view in zip(actions, views, strict=True)
+        ]
+        input_xIM = self._inputs.build(after, present)
+        if all(view.alive_after is None for view in views):
+            return input_xIM
+        input_RIM = input_xIM.expand(sum(map(len, actions)), -1, -1)
+        parts = zip(torch.split(input_RIM, [len(each) for each in actions]), actions, strict=True)
+        return torch.cat(
+            [
+                replaced(part, self._inputs.own(k)[: len(part)].to(part.device), action)
+                for k, (part, action) in enumerate(parts)
+            ]
+        )
+
     def _actions_after(self, views: Sequence[View]) -> list[Tensor]:
         """The actions of target policies in the successor states, by class."""
         actions = [torch.empty_like(view.action) for view in views]
@@ -132,10 +152,7 @@ class ActorCritics:
             output_RAM = actors.targets.net.evaluate(rows.all(view.after))
             legal = None if view.legal_after is None else rows.all(view.legal_after)
             rows.put_all(actors.head.target(output_RAM, rows.all(view.noise_after), legal), actions[actors.index])
-        return [
-            action if view.alive_after is None else action * view.alive_after
-            for action, view in zip(actions, views, strict=True)
-        ]
+        return actions
 
 
 def descent(actors: Actors, mine: View, input_RIM: Tensor, regularisation: float) -> Gradient:

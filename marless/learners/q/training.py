@@ -191,8 +191,10 @@ class IndependentTraining(QTraining):
         return error_PM
 
     def _targets(self, each: Policies, batch: Batch, after_PM: Tensor) -> Tensor:
-        gains = batch.gains[each.index]
-        return returns(Gains(each.own(gains.reward), each.own(gains.discount)), after_PM, batch, self._config)
+        gains, alive_NF = batch.gains[each.index], batch.classes[each.index].alive
+        # an agent that is absent in the next step was truncated, or has terminated: nothing later is its return
+        stays_PM = None if alive_NF is None or batch.steps == 1 else each.own(alive_NF[:, batch.width :]) > 0
+        return returns(Gains(each.own(gains.reward), each.own(gains.discount)), after_PM, batch, self._config, stays_PM)
 
     def _errors(self, batch: Batch) -> list[tuple[Tensor, Tensor]]:
         found = []
@@ -350,16 +352,21 @@ def by_name(trained: Trained, gradient_PD: Tensor) -> dict[str, dict[str, Tensor
     return {name: {trained.prefix: gradient_PD[i]} for i, name in enumerate(trained.names)}
 
 
-def returns(gains: Gains, after_XM: Tensor, batch: Batch, config: QConfig) -> Tensor:
-    """The TD targets, [X, M], given the values after each sample."""
+def returns(gains: Gains, after_XM: Tensor, batch: Batch, config: QConfig, stays_XM: Tensor | None = None) -> Tensor:
+    """The TD targets, [X, M], given the values after each sample.
+
+    `stays`, bool [X, M], is true where the agent is there in the next step; None if it makes no difference.
+    """
     if batch.steps == 1:  # rewards of n-step targets are summed already
         return torch.addcmul(gains.reward, gains.discount, after_XM)
     shape = len(after_XM), batch.steps, -1
     reward_XTC, discount_XTC, after_XTC = (x.reshape(shape) for x in (gains.reward, gains.discount, after_XM))
-    follows_TC = batch.follows.repeat(1, reward_XTC.shape[2] // batch.width)
+    follows = batch.follows.repeat(1, reward_XTC.shape[2] // batch.width)
+    if stays_XM is not None:
+        follows = follows & stays_XM.view_as(reward_XTC)
     if config.td_lambda is not None:
-        return td.lambda_returns(reward_XTC, discount_XTC, after_XTC, follows_TC, config.td_lambda).flatten(1)
-    return td.n_step_returns(reward_XTC, discount_XTC, after_XTC, follows_TC, config.n_step).flatten(1)
+        return td.lambda_returns(reward_XTC, discount_XTC, after_XTC, follows, config.td_lambda).flatten(1)
+    return td.n_step_returns(reward_XTC, discount_XTC, after_XTC, follows, config.n_step).flatten(1)
 
 
 def counted(batch: Batch, mine: ClassBatch) -> Tensor:

@@ -11,14 +11,14 @@ from marless.algos.team import RewardRule
 from marless.data.frames import ReplaySchema
 from marless.data.replay import Draw, Replay
 from marless.data.trajectory import Trajectory
-from marless.envs.base import Discrete
+from marless.envs.base import AgentClass, Discrete, EnvSpaces
 from marless.learners import batches
 from marless.learners.batches import Batch, BatchSource, _padded
 from marless.learners.rewards import ReturnMoments, rewarded
 from marless.nets.inputs import Inputs
 from tests.unit.learners import rounds
 
-GAMMA = 0.5
+CPU, GAMMA = torch.device("cpu"), 0.5
 KNOWING = Inputs(last_action=True, known=rounds.AGENTS)
 
 
@@ -43,7 +43,7 @@ def source(
         longest=spaces.max_steps,
         team=team,
         units=units,
-        device=torch.device("cpu"),
+        device=CPU,
     )
     return made, replay
 
@@ -78,6 +78,14 @@ def at(replay: Replay, name: str, row: int) -> np.ndarray:
     return replay.take(name, np.array([row]))[0]
 
 
+def truncated(replay: Replay, row: int) -> bool:
+    """An agent left in this step, and did not terminate."""
+    return any(
+        (at(replay, f"alive/{k}", row) & ~at(replay, f"terminated/{k}", row) & ~at(replay, f"alive/{k}", row + 1)).any()
+        for k in (0, 1)
+    )
+
+
 @pytest.mark.parametrize("n_step", [1, 2, 4])
 def test_env_steps_are_what_their_frames_say(n_step):
     """n = 4 is longer than some segments: their last view is then what comes after."""
@@ -85,12 +93,13 @@ def test_env_steps_are_what_their_frames_say(n_step):
     batch = draw(made)
     assert (batch.steps, batch.width) == (1, 40)
     assert batch.importance is batch.valid is None
-    short = 0
+    short = cut = 0
     for column, row in enumerate(batch.row.tolist()):
         frames = [row]
-        while len(frames) < n_step and not at(replay, "last", frames[-1] + 1):
+        while len(frames) < n_step and not at(replay, "last", frames[-1] + 1) and not truncated(replay, frames[-1]):
             frames.append(frames[-1] + 1)
         short += len(frames) < n_step
+        cut += len(frames) < n_step and not at(replay, "last", frames[-1] + 1)
         after = frames[-1] + 1
         for k, agents in enumerate(rounds.DISCRETE.classes):
             mine, gains = batch.classes[k], batch.gains[k]
@@ -109,7 +118,43 @@ def test_env_steps_are_what_their_frames_say(n_step):
                     assert mine.alive[i, where] == at(replay, f"alive/{k}", frame)[i]
         np.testing.assert_array_equal(batch.state[0, :-1, column], at(replay, "state", row))
         np.testing.assert_array_equal(batch.state[0, :-1, 40 + column], at(replay, "state", after))
-    assert (short > 0) == (n_step > 1)
+    assert (short > 0) == (cut > 0) == (n_step > 1)
+
+
+def test_sums_end_where_an_agent_is_truncated_and_its_last_view_comes_after():
+    """Of 4 steps, b is truncated in step 1, while a goes on: rewards 1, 2, 4, 8 of a, and 10, 20 of b; γ = ½, n = 3.
+
+    Step 0: 1 + ½·2 = 2 and 10 + ½·20 = 20, then ¼ of what comes after step 1; step 1: 2 and 20, then ½ of that; step 2:
+    4 + ½·8 = 8, then ¼ of what comes after step 3, the last.
+    """
+    spaces = EnvSpaces((AgentClass("pair", ("a", "b"), 1, Discrete(2)),), state_size=0, max_steps=None, deaths=True)
+    seen_TN = np.array([[1, 11], [2, 12], [3, 13], [4, 0]], np.float32)  # 13: what b saw last
+    arrays = {
+        "obs/0": seen_TN[:, :, None, None],
+        "action/0": np.zeros((4, 2, 1), np.int32),
+        "log_prob/0": np.zeros((4, 2, 1), np.float32),
+        "reward/0": np.array([[1, 10], [2, 20], [4, 0], [8, 0]], np.float32)[:, :, None],
+        "terminated/0": np.zeros((4, 2, 1), np.bool_),
+        "alive/0": np.array([[True, True], [True, True], [True, False], [True, False]])[:, :, None],
+        "boot_obs/0": np.array([5, 0], np.float32)[:, None, None],
+        "cut": np.array([[False], [False], [False], [True]]),
+        "boot_index": np.array([3], np.int32),
+    }
+    schema = ReplaySchema(spaces, (0,), with_state=False)
+    replay = Replay(schema, 20)
+    replay.insert(0, [Trajectory(arrays)])
+    config = IQLConfig.model_validate({"gamma": 0.5, "n_step": 3, "reward_normalisation": False, "warmup": 0})
+    classes = ((0, spaces.classes[0], Inputs()),)
+    made = BatchSource(
+        replay=replay, schema=schema, classes=classes, config=config, longest=4, team=False, units=0, device=CPU
+    )
+    batch = draw(made, 30, ReturnMoments((0,), 0.5))
+    column = {t: batch.row.tolist().index(t) for t in range(3)}
+    reward, discount = batch.gains[0].reward, batch.gains[0].discount
+    assert {t: reward[:, c].tolist() for t, c in column.items()} == {0: [2, 20], 1: [2, 20], 2: [8, 0]}
+    assert {t: discount[:, c].tolist() for t, c in column.items()} == {0: [0.25, 0.25], 1: [0.5, 0.5], 2: [0.25, 0.25]}
+    after = {t: batch.classes[0].features[:, 0, 30 + c].tolist() for t, c in column.items()}
+    assert after == {0: [3, 13], 1: [3, 13], 2: [5, 0]}
 
 
 @pytest.mark.parametrize("unit", ["transitions", "episodes"])

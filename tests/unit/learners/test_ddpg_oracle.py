@@ -138,8 +138,7 @@ def _target_action(team: _Team, k: int, view: View, row: int) -> Tensor:
         action_AM = torch.tanh(output_AM)
         if len(team.critics) == 2:
             action_AM = (action_AM + (0.2 * view.noise_after[row]).clamp(-0.5, 0.5)).clamp(-1, 1)
-    assert view.alive_after is not None
-    return action_AM * view.alive_after[row]
+    return action_AM
 
 
 def _policy_action(team: _Team, k: int, view: View, row: int, flat_D: Tensor, straight: bool) -> tuple[Tensor, Tensor]:
@@ -172,13 +171,16 @@ def _oracle(team: _Team, views: Sequence[View], straight: bool) -> tuple[list[Te
     now = [list(view.now) for view in views]
     after = [list(view.after) for view in views]
     taken = [list(view.action) for view in views]
-    then = [[_target_action(team, k, view, row) for row in range(len(view.now))] for k, view in enumerate(views)]
+    acts = [[_target_action(team, k, view, row) for row in range(len(view.now))] for k, view in enumerate(views)]
+    then = [list(torch.stack(each) * view.alive_after) for each, view in zip(acts, views, strict=True)]
     critic_loss, policy_loss = torch.zeros(()), torch.zeros(())
     for agent, (k, row) in enumerate(where):
         view = views[k]
         seats = team.chosen[k]
         owner = team.critic_owners[agent] if team.joint else seats.owners[seats.agents.tolist().index(row)]
-        values = [mlp(team.layout, flat[owner], _seen(team, views, after, then, agent)) for flat in team.critic_targets]
+        gone = [list(each) for each in then]
+        gone[k][row] = acts[k][row]  # its own critic judges an agent that was truncated as if it went on
+        values = [mlp(team.layout, flat[owner], _seen(team, views, after, gone, agent)) for flat in team.critic_targets]
         target_M = view.reward[row, 0] + view.discount[row, 0] * torch.stack(values).amin(0)[0]
         weight_M = weights(view, row)
         share = 1 if team.joint else seats.owners.count(owner)

@@ -125,10 +125,13 @@ class Oracle:
         best = ahead[:, after:].argmax(0)
         return taken, target[best, after + torch.arange(len(best))]
 
-    def wanted(self, gains_row: tuple[Tensor, Tensor], after: Tensor) -> Tensor:
-        """Targets [M] by looking forward from each step."""
+    def wanted(self, gains_row: tuple[Tensor, Tensor], after: Tensor, alive: Tensor | None = None) -> Tensor:
+        """Targets [M] by looking forward from each step; of an agent, as long as it is `alive`, [F]."""
         reward, discount = (x.tolist() for x in gains_row)
-        steps, width, follows = self.batch.steps, self.batch.width, self.batch.follows.tolist()
+        steps, width, follows = self.batch.steps, self.batch.width, self.batch.follows
+        if alive is not None:
+            follows = follows & (alive[width:].view(steps, width) > 0)
+        follows = follows.tolist()
         after, found = after.tolist(), {}
         for t in reversed(range(steps)):
             for e in range(width):
@@ -179,7 +182,9 @@ class Oracle:
             for index, i, agent in self.agents:
                 if self.owner[agent] == policy:
                     gains = self.batch.gains[index]
-                    error = values[agent][0] - self.wanted((gains.reward[i], gains.discount[i]), values[agent][1])
+                    error = values[agent][0] - self.wanted(
+                        (gains.reward[i], gains.discount[i]), values[agent][1], self.batch.classes[index].alive[i]
+                    )
                     terms.append(self.penalty(error) * self.count(index, i) * importance)
                     counts.append(self.count(index, i).sum())
             total = total + torch.stack(terms).sum() / torch.stack(counts).sum()

@@ -43,6 +43,16 @@ def test_nothing_comes_after_a_termination_and_cut_episodes_are_worth_what_follo
     assert found[1].flatten().tolist() == [7.75, 13.5, 23.0]
 
 
+@pytest.mark.parametrize("over", [lambda *x: td.n_step_returns(*x, 3), lambda *x: td.lambda_returns(*x, 1.0)])
+def test_an_agent_that_is_truncated_is_worth_what_it_saw_last_and_gets_nothing_of_what_others_get_later(over):
+    """Truncated in step 1: G₁ = 2 + ½·20 = 12, not 2 + ½·(3 + ½·40); G₀ = 1 + ½·12 = 7."""
+    pair = [x.repeat(2, 1, 1) for x in (REWARD, HALF, AFTER)]
+    follows = torch.stack([ON, torch.tensor([[True], [False], [False]])])
+    found = over(*pair, follows)
+    assert found[0].flatten().tolist() == [7.75, 13.5, 23.0]
+    assert found[1].flatten().tolist() == [7.0, 12.0, 23.0]
+
+
 def test_episodes_beside_one_another_do_not_touch():
     follows = torch.tensor([[True, False], [True, False], [False, False]])
     pair = [x.repeat(1, 1, 2) for x in (REWARD, HALF, AFTER)]
@@ -76,7 +86,7 @@ def test_weights_leave_out_the_dead_and_the_padded_and_scale_down_what_was_prefe
 
 
 def test_shapes_that_do_not_match_are_refused():
-    with pytest.raises(ValueError, match=r"follows \(2, 1\) must be \[T, E\]"):
+    with pytest.raises(ValueError, match=r"follows \(2, 1\) must be \[T, E\] or \[N, T, E\]"):
         td.lambda_returns(REWARD, HALF, AFTER, ON[:2], 0.5)
     with pytest.raises(ValueError, match="must have one shape"):
         td.n_step_returns(REWARD, HALF[:, :2], AFTER, ON, 2)
