@@ -30,6 +30,7 @@ from marless.cli.supervision import STOP_S, Log
 from marless.client.address import STACK_FILE
 from marless.errors import MarlessError, SpecError, UnavailableError
 from marless.log import structlog
+from marless.rpc.addresses import advertised, is_everywhere
 from marless.rpc.process import configure_logging
 from marless.rpc.roles import Role
 from marless.rpc.security import Security
@@ -37,7 +38,6 @@ from marless.rpc.security import Security
 START_S = 120.0
 DOWN_S = 5 * STOP_S
 _POLL_S = 0.02
-_ANY = ("", "0.0.0.0", "::", "[::]")
 _log = structlog.get_logger("marless.supervisor")
 
 
@@ -48,6 +48,8 @@ class Settings:
     runs: Path
     listen: str = ""
     """Address at which the coordinator listens, host:port; "": a private unix socket."""
+    advertise: str = ""
+    """The address, or the host, that clients dial; "": `listen`."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of all services."""
 
@@ -65,12 +67,14 @@ class Settings:
         """Raise SpecError for an address that clients could not connect to, or that is not secure."""
         if not self.listen:
             return
-        host, _, port = self.listen.rpartition(":")
-        if host in _ANY or not port.isdecimal() or not 0 < int(port) < 2**16:
+        _, colon, port = self.listen.rpartition(":")
+        if not colon or not port.isdecimal() or not 0 < int(port) < 2**16:
             raise SpecError(f"--listen {self.listen}: give the host and a fixed port for clients, e.g. 127.0.0.1:7070")
+        if is_everywhere(self.listen) and not self.advertise:
+            raise SpecError(f"--listen {self.listen} means all addresses: set --advertise to the one that clients dial")
         given = {name: os.environ.get(f"MARLESS_{name.upper()}", "") for name in ("tls_cert", "tls_key", "tls_ca")}
         Security.of_process(Role.SERVICE, os.environ.get("MARLESS_TOKENS", ""), **given).server_credentials(self.listen)
-        Security.of_client().channel_credentials(self.listen)
+        Security.of_client().channel_credentials(advertised(self.listen, self.advertise))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +203,10 @@ async def supervise(settings: Settings) -> None:
         logs=folder.logs,
         data=folder.data,
         options=StackOptions(
-            listen=settings.listen, environment=dict.fromkeys(SERVICES, settings.environment), told=_log.warning
+            listen=settings.listen,
+            advertise=settings.advertise,
+            environment=dict.fromkeys(SERVICES, settings.environment),
+            told=_log.warning,
         ),
     )
     stop = asyncio.Event()

@@ -16,9 +16,10 @@ from types import TracebackType
 from typing import IO
 
 from marless import private_files
-from marless.cli.supervision import SERVING, Log, Patience, SupervisedService, statuses
+from marless.cli.supervision import SERVING, Endpoint, Log, Patience, SupervisedService, statuses
 from marless.errors import JobStateError, UnavailableError
 from marless.private_files import Claim, UntrustedPathError
+from marless.rpc.addresses import advertised
 from marless.rpc.security import SECRET_VARIABLES, Security
 
 SERVICES = ("param_store", "learner_pool", "actor_pool", "coordinator")
@@ -48,6 +49,8 @@ class StackOptions:
 
     listen: str = ""
     """Address at which the coordinator listens, host:port; "": a private unix socket, like the other services."""
+    advertise: str = ""
+    """The address, or the host, that clients dial to reach the coordinator; "": `listen`."""
     environment: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Service name → environment variables in addition to this process's own."""
     patience: Patience = field(default_factory=Patience)
@@ -93,7 +96,12 @@ class LocalStack:
         return {name: service.restarts for name, service in self._services.items()}
 
     def address(self, service: str) -> str:
-        """Address of a service; depends only on `data`, or is the `listen` option."""
+        """Address to dial for a service; depends only on `data`, or on the `listen` and `advertise` options."""
+        if service == "coordinator" and self._options.listen:
+            return advertised(self._options.listen, self._options.advertise)
+        return self._listen(service)
+
+    def _listen(self, service: str) -> str:
         if service == "coordinator" and self._options.listen:
             return self._options.listen
         return f"unix:{self._sockets / service}.sock"
@@ -145,8 +153,9 @@ class LocalStack:
     async def _start(self, name: str) -> None:
         service = SupervisedService(
             name,
-            address=self.address(name),
-            security=self.security if name == "coordinator" else Security(),
+            endpoint=Endpoint(
+                self._listen(name), self.address(name), self.security if name == "coordinator" else Security()
+            ),
             environment=self._environment(name),
             log=Log(self._logs / f"{name}.log"),
             patience=self._options.patience,
@@ -169,6 +178,7 @@ class LocalStack:
             "MARLESS_PARAM_STORE": self.address("param_store"),
             "MARLESS_RUNS": str(self._runs),
             "MARLESS_DATA_DIR": str(self._data),
+            "MARLESS_ADVERTISE": self._options.advertise if public else "",
             "MARLESS_WARM_WORKERS": "1",
             **self._options.environment.get(name, {}),
         }

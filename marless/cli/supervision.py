@@ -43,6 +43,16 @@ class Patience:
     """Give up after exiting by itself this many times in a row before ever answering: its installation is broken."""
 
 
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a service listens, and how its health is asked."""
+
+    listen: str
+    address: str
+    """The address to dial."""
+    security: Security
+
+
 class Log:
     """A log file of bounded size to which processes append."""
 
@@ -83,8 +93,7 @@ class SupervisedService:
         self,
         name: str,
         *,
-        address: str,
-        security: Security,
+        endpoint: Endpoint,
         environment: Mapping[str, str],
         log: Log,
         patience: Patience,
@@ -95,9 +104,16 @@ class SupervisedService:
         self.restarts = 0
         self.next_environment: dict[str, str] = {}
         """Additional environment variables for the next start only."""
-        self._command = (sys.executable, "-P", "-m", f"services.{name}", "--listen", address, "--exit-with-stdin")
-        self._address = address
-        self._security = security
+        self._command = (
+            sys.executable,
+            "-P",
+            "-m",
+            f"services.{name}",
+            "--listen",
+            endpoint.listen,
+            "--exit-with-stdin",
+        )
+        self._endpoint = endpoint
         self._environment = environment
         self._log = log
         self._patience = patience
@@ -178,7 +194,7 @@ class SupervisedService:
             await asyncio.gather(answering, bounding, return_exceptions=True)
 
     async def _wait_for_an_answer(self) -> None:
-        async with aclosing(statuses(self._address, self._security)) as said:
+        async with aclosing(statuses(self._endpoint.address, self._endpoint.security)) as said:
             await anext(said)
         self._answered = True
 

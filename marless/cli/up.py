@@ -16,6 +16,9 @@ def up(
     listen: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Where the coordinator listens; default: a private unix socket.")
     ] = "",
+    advertise: Annotated[
+        str, typer.Option(metavar="HOST[:PORT]", help="What clients dial, if it is not what --listen says.")
+    ] = "",
     actor_workers: Annotated[
         int | None, typer.Option(parser=positive, metavar="N", help="Largest number of actor workers.")
     ] = None,
@@ -36,7 +39,10 @@ def up(
 
     workers = {"MARLESS_ACTOR_WORKERS": actor_workers, "MARLESS_LEARNER_WORKERS": learner_workers}
     settings = background.Settings(
-        runs=runs, listen=listen, environment={name: str(value) for name, value in workers.items() if value}
+        runs=runs,
+        listen=listen,
+        advertise=advertise,
+        environment={name: str(value) for name, value in workers.items() if value},
     )
     if foreground:
         asyncio.run(background.supervise(settings))

@@ -9,8 +9,9 @@ import grpc
 from google.protobuf.message import Message
 
 from marless.rpc import chunks
+from marless.rpc.addresses import is_local
 from marless.rpc.errors import from_rpc
-from marless.rpc.security import Security, is_local
+from marless.rpc.security import Security
 
 MAX_MESSAGE_BYTES = 16 * 2**20
 CALL_TIMEOUT_S = 30.0

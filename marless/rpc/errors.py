@@ -39,6 +39,17 @@ STATUS: dict[type[errors.MarlessError], grpc.StatusCode] = {
 _CLASS_KEY = "marless-error"
 _WRITE_FAILED = "Internal error from Core"
 """grpc.aio's message if a call ended during a write, whatever its status: https://github.com/grpc/grpc/issues/36066"""
+_TLS = {
+    "CERTIFICATE_VERIFY_FAILED: certificate has expired": "its TLS certificate has expired; give it a new one",
+    "CERTIFICATE_VERIFY_FAILED: certificate is not yet valid": "its TLS certificate is not valid yet; compare the "
+    "clocks of both machines",
+    "Hostname Verification Check failed": "its TLS certificate is for another host; dial it by a name that is in its "
+    "certificate, or add the dialled one",
+    "CERTIFICATE_VERIFY_FAILED": "its TLS certificate is not of the authority that is trusted here; set --tls-ca "
+    "(MARLESS_TLS_CA) to the authority that has signed it",
+    "WRONG_VERSION_NUMBER": "it serves without TLS; unset --tls-ca (MARLESS_TLS_CA), or give it a certificate",
+}
+"""Part of gRPC's message for a failed TLS handshake → what is wrong with the server's side, and what to do."""
 _DETAIL_KEY = "marless-detail-bin"
 _RETRY_KEY = "retry-after-ms"
 _LONGEST_RETRY_S = 600.0  # longer hints are cut to this
@@ -75,6 +86,8 @@ def from_rpc(error: grpc.aio.AioRpcError, peer: str) -> errors.MarlessError:
         if _TOO_LONG in message:
             return errors.TooLargeError(f"{peer}: {message}")
         return kind(f"no room in the {peer}: {message}")
+    if kind is errors.UnreachableError:
+        message = next((sentence for part, sentence in _TLS.items() if part in message), message)
     if message == _WRITE_FAILED:
         kind, message = errors.UnreachableError, "the connection ended under a transfer"
     return kind(f"{peer}: {message}" if kind is errors.UnreachableError else message)

@@ -23,9 +23,10 @@ from prometheus_client.registry import Collector
 
 from marless.errors import SpecError
 from marless.log import structlog
+from marless.rpc.addresses import is_local
 from marless.rpc.client import PACKAGE
 from marless.rpc.handlers import Handler, Method, wrapped
-from marless.rpc.security import Security, is_local
+from marless.rpc.security import Security
 
 SCRAPE_TIMEOUT_S = 5.0
 _BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)

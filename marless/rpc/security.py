@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import os
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -17,6 +16,8 @@ import grpc
 
 from marless.errors import MarlessError, OverloadedError, PermissionDeniedError, SpecError, UnauthenticatedError
 from marless.rpc import roles
+from marless.rpc.addresses import is_local
+from marless.rpc.certificates import check_shown, read
 from marless.rpc.errors import abort
 from marless.rpc.handlers import Handler, Method, wrapped
 from marless.rpc.roles import Role
@@ -136,7 +137,7 @@ class Security:
             self.tokens.check()
         if not secured:
             return None
-        pair = (_read(self.tls_key), _read(self.tls_cert))
+        pair = (read(self.tls_key), read(self.tls_cert))
         if not self.mutual:
             return grpc.ssl_server_credentials([pair])
         authority = self.tls_client_ca or self.tls_ca
@@ -144,40 +145,22 @@ class Security:
             raise SpecError(
                 f"{listen}: callers must present a certificate; set --tls-ca to the authority that signs them"
             )
-        return grpc.ssl_server_credentials([pair], _read(authority), require_client_auth=True)
+        return grpc.ssl_server_credentials([pair], read(authority), require_client_auth=True)
 
     def channel_credentials(self, address: str) -> grpc.ChannelCredentials | None:
         """TLS credentials for calls to `address`, or None for a local one without TLS.
 
-        Raises SpecError for a non-local address without TLS.
+        Raises SpecError for a non-local address without TLS, and for a certificate of this process that has expired or
+        cannot be used.
         """
         if not self.tls_ca:
             if not is_local(address):
                 raise SpecError(f"{address} is not a loopback address: set --tls-ca to call it")
             return None
         if self.tls_cert and self.tls_key:
-            return grpc.ssl_channel_credentials(_read(self.tls_ca), _read(self.tls_key), _read(self.tls_cert))
-        return grpc.ssl_channel_credentials(_read(self.tls_ca))
-
-
-def is_local(address: str) -> bool:
-    """True for unix sockets and loopback addresses."""
-    if address.startswith("unix:"):
-        return True
-    host = address.rpartition(":")[0].strip("[]")
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _read(path: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise SpecError(f"TLS file {path} cannot be read ({error.strerror})") from None
+            check_shown(self.tls_cert, self.tls_key)
+            return grpc.ssl_channel_credentials(read(self.tls_ca), read(self.tls_key), read(self.tls_cert))
+        return grpc.ssl_channel_credentials(read(self.tls_ca))
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):

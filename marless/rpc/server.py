@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import os
 import signal
 import socket
 import stat
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -22,6 +24,8 @@ from grpc_reflection.v1alpha import reflection
 from marless.errors import MarlessError, SpecError
 from marless.log import structlog
 from marless.rpc import chunks
+from marless.rpc.addresses import advertised, host_of
+from marless.rpc.certificates import check_served
 from marless.rpc.client import KEEPALIVE, MAX_MESSAGE_BYTES, PACKAGE
 from marless.rpc.errors import ErrorInterceptor
 from marless.rpc.handlers import Method
@@ -47,6 +51,9 @@ This closes unused connections. An idle limit would do so too, but makes gRPC pr
 """
 DRAIN_S = 10.0
 HEALTH_PERIOD_S = 0.25
+WARNING_S = 14 * 86400.0
+"""Time before the end of its certificate from which on a service warns."""
+WARNING_PERIOD_S = 3600.0
 
 _OPTIONS: tuple[tuple[str, Any], ...] = (  # Any: gRPC option values are ints or strings
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
@@ -86,7 +93,7 @@ class Service:
 
 
 Build = Callable[[str], AbstractAsyncContextManager[Service]]
-"""Builds a service, given the bound address; a context manager that lasts for as long as the service runs."""
+"""Builds a service, given the address that others dial; a context manager that lasts as long as the service runs."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +107,8 @@ class ServerOptions:
     """Stop when standard input closes, so that the service does not outlive the process that started it."""
     reflection: bool = False
     """Serve gRPC reflection, e.g. for grpcurl; with tokens, to operators only."""
+    advertise: str = ""
+    """The address, or the host, that others dial to reach this service; "": `listen`. See `addresses.advertised`."""
     metrics: str = ""
     """host:port at which to serve Prometheus metrics; "": none."""
 
@@ -108,6 +117,8 @@ def option_parser(service: str, description: str, *, for_users: bool = False) ->
     """A parser with the options shared by all services; a service `for_users` accepts callers without a certificate."""
     parser = argparse.ArgumentParser(prog=f"python -m services.{service}", description=description)
     add_option(parser, "--listen", "127.0.0.1:0", "address to serve: host:port (port 0: any free one) or unix:PATH")
+    what = "address, or only the host, that others dial to reach this service; default: where it listens"
+    add_option(parser, "--advertise", "", what)
     parser.add_argument(
         "--reflection", action="store_true", help="tell clients the methods of the service (gRPC reflection)"
     )
@@ -128,7 +139,7 @@ def server_options(args: argparse.Namespace) -> ServerOptions:
         tls_client_ca=args.tls_client_ca,
         mutual=bool(args.tls_client_ca) or not args.for_users,
     )
-    return ServerOptions(args.listen, security, args.exit_with_stdin, args.reflection, args.metrics)
+    return ServerOptions(args.listen, security, args.exit_with_stdin, args.reflection, args.advertise, args.metrics)
 
 
 def main(service: str, options: ServerOptions, build: Build) -> int:
@@ -152,7 +163,7 @@ async def _run(service: str, options: ServerOptions, build: Build) -> None:
     if watch:
         watch.add_done_callback(lambda _: stop.set())
     async with serving(options, build) as address:
-        _log.info("serving", service=service, address=address)
+        _log.info("serving", service=service, listen=options.listen, address=address)
         await stop.wait()
         _log.info("stopping", service=service)
     if watch:
@@ -161,7 +172,7 @@ async def _run(service: str, options: ServerOptions, build: Build) -> None:
 
 @asynccontextmanager
 async def serving(options: ServerOptions, build: Build) -> AsyncIterator[str]:
-    """Bind, build and serve until the context ends; yields the bound address.
+    """Bind, build and serve until the context ends; yields the address that others dial.
 
     On exit it reports NOT_SERVING, drains the service, and stops the server with a grace period of `DRAIN_S`.
     """
@@ -177,7 +188,8 @@ async def serving(options: ServerOptions, build: Build) -> AsyncIterator[str]:
     )
     healthy = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
-    address = _bind(server, options)
+    address = advertised(_bind(server, options), options.advertise)
+    end_s = _check_certificate(options.security, address)
     async with build(address) as service, AsyncExitStack() as stack:
         if metrics:
             await stack.enter_async_context(metrics.served(options.metrics, options.security, service.figures))
@@ -188,10 +200,12 @@ async def serving(options: ServerOptions, build: Build) -> AsyncIterator[str]:
         await server.start()
         await _report(healthy, service)
         reporting = asyncio.create_task(_keep_reporting(healthy, service))
+        warning = asyncio.create_task(_warn_of_the_end(options.security.tls_cert, end_s))
         try:
             yield address
         finally:
             reporting.cancel()
+            warning.cancel()
             await healthy.enter_graceful_shutdown()
             await service.drain()
             await server.stop(grace=DRAIN_S)
@@ -206,6 +220,22 @@ async def _keep_reporting(healthy: health.aio.HealthServicer, service: Service) 
     while True:
         await asyncio.sleep(HEALTH_PERIOD_S)
         await _report(healthy, service)
+
+
+def _check_certificate(security: Security, address: str) -> float:
+    """Check the certificate with which others see this service; returns its end, in seconds since the epoch."""
+    if not (security.tls_cert and security.tls_key):
+        return math.inf
+    return check_served(security.tls_cert, security.tls_key, host_of(address))
+
+
+async def _warn_of_the_end(cert: str, end_s: float) -> None:
+    """Log a warning each hour when the certificate is about to expire, or has."""
+    while end_s < math.inf:
+        if (left_s := end_s - time.time()) < WARNING_S:
+            event = "certificate.expires" if left_s > 0 else "certificate.expired"
+            _log.warning(event, cert=cert, hours=round(left_s / 3600), hint="make a new one, and restart this service")
+        await asyncio.sleep(WARNING_PERIOD_S)
 
 
 def _bind(server: grpc.aio.Server, options: ServerOptions) -> str:

@@ -22,7 +22,7 @@ class Config:
 
     server: ServerOptions
     peers: Mapping[str, str]
-    """Address of each other service, by name. Actors send their trajectories to that of the learner pool."""
+    """Address of each other service, by name."""
     runs: Path
     """The directory that holds one run folder per job."""
     jobs: JobsOptions

@@ -68,6 +68,8 @@ class Pools:
     def __init__(self, actor_pool: Peer, learner_pool: Peer, store: ParamStore) -> None:
         self._actor_pool = actor_pool
         self._learner_pool = learner_pool
+        self._sink = learner_pool.address
+        """The address that actors dial to upload; the learner pool tells it whenever a job is opened."""
         self._actors: ActorPoolServiceAsyncStub = ActorPoolServiceStub(actor_pool.channel)
         self._learners: LearnerPoolServiceAsyncStub = LearnerPoolServiceStub(learner_pool.channel)
         self.store = store
@@ -88,6 +90,7 @@ class Pools:
             round=round_,
         )
         reply = await self._learner_pool.call(self._learners.OpenJob, request, timeout_s=CALL_TIMEOUT_S)
+        self._sink = reply.address or self._sink
         return {version.policy: version.version for version in reply.versions}
 
     async def close_job(self, job_id: str, *, epoch: int = 0, keep_replay: bool = False) -> None:
@@ -201,7 +204,7 @@ class Pools:
             steps=spec.actors.steps,
             seed=spec.seed,
             with_state=job.with_state,
-            sink=self._learner_pool.address,
+            sink=self._sink,
             timeout_s=spec.actors.timeout_s,
             epoch=epoch,
         )

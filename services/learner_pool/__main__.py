@@ -44,7 +44,7 @@ async def build(config: Config, address: str) -> AsyncIterator[Service]:
     updates = Updates(intake, replays, dispatcher, fleet, ParamStore(store))
     try:
         async with fleet:
-            servicer = LearnerPoolServicer(intake, updates, dispatcher)
+            servicer = LearnerPoolServicer(intake, updates, dispatcher, address)
             shown = partial(figures, dispatcher, intake, replays)
             yield Service(servicer.register, fleet.ready, fleet.stop, "LearnerPoolService", shown)
     finally:

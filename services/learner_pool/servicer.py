@@ -18,12 +18,13 @@ Context = grpc.aio.ServicerContext[Any, Any]  # Any: one context type serves all
 
 
 class LearnerPoolServicer(LearnerPoolServiceServicer):
-    """The RPCs of learner_pool.proto."""
+    """The RPCs of learner_pool.proto. `address` is the one that actors dial to upload their trajectories."""
 
-    def __init__(self, intake: Intake, updates: Updates, dispatcher: Dispatcher) -> None:
+    def __init__(self, intake: Intake, updates: Updates, dispatcher: Dispatcher, address: str) -> None:
         self._intake = intake
         self._updates = updates
         self._dispatcher = dispatcher
+        self._address = address
 
     def register(self, server: grpc.aio.Server) -> None:
         """Add this servicer to a server; uploads are received as raw bytes."""
@@ -35,7 +36,9 @@ class LearnerPoolServicer(LearnerPoolServiceServicer):
         self, request: learner_pool_pb2.OpenJobRequest, context: Context
     ) -> learner_pool_pb2.OpenJobResponse:
         """Declare a job."""
-        return await self._updates.open(request)
+        reply = await self._updates.open(request)
+        reply.address = self._address
+        return reply
 
     async def Reserve(  # noqa: N802
         self, request: learner_pool_pb2.ReserveRequest, context: Context

@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from marless import errors
 from marless.fleet.handover import Handover
 from marless.rpc import chunks, roles
+from marless.rpc.addresses import is_local
 from marless.rpc.client import MAX_MESSAGE_BYTES, PACKAGE, Peer
 from marless.rpc.errors import STATUS, from_rpc
 from marless.rpc.retry import retry
 from marless.rpc.roles import Role
-from marless.rpc.security import Security, is_local
+from marless.rpc.security import Security
 from marless.rpc.server import ServerOptions, Service, bulk_download, bulk_upload, serving
 from marless.rpc.v1 import common_pb2
 from tests import tokens

@@ -202,13 +202,24 @@ def test_a_stack_that_cannot_be_started_says_why(place, tmp_path):
     assert stack["found"].startswith("it gave up: param_store ended: no Redis")
 
 
-@pytest.mark.parametrize(
-    "listen", ["7070", "127.0.0.1", "127.0.0.1:0", "127.0.0.1:x", ":7070", "127.0.0.1:70000", "0.0.0.0:7070"]
-)
+@pytest.mark.parametrize("listen", ["7070", "127.0.0.1", "127.0.0.1:0", "127.0.0.1:x", "127.0.0.1:70000"])
 def test_an_address_that_cannot_be_found_again_is_refused(place, listen):
     code, out, said = place.type("up", "--listen", listen)
     assert (code, out) == (2, "")
     assert said.startswith(f"marless: --listen {listen}: give the host and a fixed port for clients")
+    assert not (place.path / "runs").exists()
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:7070", "[::]:7070", ":7070"])
+def test_clients_are_told_which_of_all_addresses_they_dial(place, listen):
+    code, _, said = place.type("up", "--listen", listen)
+    assert code == 2
+    assert said.startswith(
+        f"marless: --listen {listen} means all addresses: set --advertise to the one that clients dial"
+    )
+    code, _, said = place.type("up", "--listen", listen, "--advertise", "[::]")
+    assert code == 2
+    assert said.startswith(f"marless: {listen} is not a loopback address: set --tokens DIR")
     assert not (place.path / "runs").exists()
 
 
@@ -226,7 +237,8 @@ def test_over_tls_with_a_token(place, tls):
     files = {"CERT": "server.pem", "KEY": "server.key", "CA": "ca.pem"}
     place.type("tokens", "tokens")
     secured = {f"MARLESS_TLS_{name}": tls[file] for name, file in files.items()} | {"MARLESS_TOKENS": "tokens"}
-    code, out, said = place.type("up", "--listen", address, **secured)
+    everywhere = address.replace("127.0.0.1", "0.0.0.0")
+    code, out, said = place.type("up", "--listen", everywhere, "--advertise", "127.0.0.1", **secured)
     assert (code, out) == (0, address), said
     assert place.type("list", "-o", "json", **secured)[:2] == (0, "[]")
     code, _, said = place.type("list", **secured | {"MARLESS_TOKEN": "wrong"})

@@ -41,9 +41,9 @@ class Hosts:
         return "".join(line for log in self.logs.values() for line in log)
 
     async def start(self, service: str) -> None:
-        """Start a service on a free port; returns once it serves."""
+        """Start a service on a free port of all interfaces; returns once it serves."""
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", f"services.{service}", "--listen", "127.0.0.1:0", "--exit-with-stdin"),
+            *(sys.executable, "-m", f"services.{service}", "--listen", "0.0.0.0:0", "--exit-with-stdin"),
             stdin=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env=os.environ | self.environment,
@@ -79,6 +79,7 @@ async def running_hosts(place: Path, tls: Mapping[str, str]) -> AsyncIterator[Ho
     hosts = Hosts(
         place,
         {
+            "MARLESS_ADVERTISE": "127.0.0.1",
             "MARLESS_TOKENS": str(place / "tokens"),
             "MARLESS_TLS_CERT": tls["server.pem"],
             "MARLESS_TLS_KEY": tls["server.key"],

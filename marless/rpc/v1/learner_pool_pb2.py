@@ -26,7 +26,7 @@ from marless.rpc.v1 import common_pb2 as marless_dot_rpc_dot_v1_dot_common__pb2
 from marless.rpc.v1 import param_store_pb2 as marless_dot_rpc_dot_v1_dot_param__store__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!marless/rpc/v1/learner_pool.proto\x12\x0emarless.rpc.v1\x1a\x1bmarless/rpc/v1/common.proto\x1a marless/rpc/v1/param_store.proto\"\x8a\x01\n\x0eOpenJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x11\n\tspec_json\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\x12%\n\x06groups\x18\x04 \x03(\x0b\x32\x15.marless.rpc.v1.Group\x12\x13\n\x0bspaces_json\x18\x05 \x01(\t\x12\r\n\x05round\x18\x06 \x01(\x03\"R\n\x0fOpenJobResponse\x12/\n\x08versions\x18\x01 \x03(\x0b\x32\x1d.marless.rpc.v1.PolicyVersion\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\"[\n\x0eReserveRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\x03\x12\x0e\n\x06\x61\x63tors\x18\x03 \x01(\x05\x12\r\n\x05\x65poch\x18\x05 \x01(\x03\x12\x0e\n\x06idle_s\x18\x04 \x01(\x01\"\x11\n\x0fReserveResponse\"7\n\tArrayInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x03\"\x82\x01\n\x0cUploadHeader\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\x03\x12\r\n\x05index\x18\x03 \x01(\x05\x12)\n\x06\x61rrays\x18\x04 \x03(\x0b\x32\x19.marless.rpc.v1.ArrayInfo\x12\r\n\x05\x63rc32\x18\x05 \x01(\r\x12\r\n\x05\x65poch\x18\x06 \x01(\x03\"#\n\x0eUploadResponse\x12\x11\n\tduplicate\x18\x01 \x01(\x08\"\xdf\x01\n\rUpdateRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\x03\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\x12\x11\n\tenv_steps\x18\x04 \x01(\x03\x12\x0e\n\x06\x61\x63tors\x18\x05 \x01(\x05\x12%\n\x06groups\x18\x06 \x03(\x0b\x32\x15.marless.rpc.v1.Group\x12/\n\x08versions\x18\x07 \x03(\x0b\x32\x1d.marless.rpc.v1.PolicyVersion\x12(\n\x07measure\x18\x08 \x01(\x0b\x32\x17.marless.rpc.v1.Measure\"?\n\x07Measure\x12\x11\n\tcurvature\x18\x01 \x01(\x08\x12\r\n\x05noise\x18\x02 \x01(\x08\x12\x12\n\nsimilarity\x18\x03 \x01(\x08\"\xb5\x02\n\x0eUpdateResponse\x12/\n\x08versions\x18\x01 \x03(\x0b\x32\x1d.marless.rpc.v1.PolicyVersion\x12<\n\x07metrics\x18\x02 \x03(\x0b\x32+.marless.rpc.v1.UpdateResponse.MetricsEntry\x12/\n\x0binvocations\x18\x03 \x03(\x0b\x32\x1a.marless.rpc.v1.Invocation\x12,\n\tdistances\x18\x04 \x03(\x0b\x32\x19.marless.rpc.v1.Distances\x12\x0c\n\x04room\x18\x05 \x01(\x05\x1aG\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.marless.rpc.v1.Metrics:\x02\x38\x01\"B\n\x0f\x43loseJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x13\n\x0bkeep_replay\x18\x02 \x01(\x08\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\"\x12\n\x10\x43loseJobResponse\"\xd7\x02\n\tLearnTask\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x11\n\tspec_json\x18\x02 \x01(\t\x12\r\n\x05round\x18\x03 \x01(\x03\x12\r\n\x05\x65poch\x18\x04 \x01(\x03\x12\x11\n\tenv_steps\x18\x05 \x01(\x03\x12\r\n\x05scope\x18\x06 \x01(\x05\x12%\n\x06groups\x18\x07 \x03(\x0b\x32\x15.marless.rpc.v1.Group\x12/\n\x08versions\x18\x08 \x03(\x0b\x32\x1d.marless.rpc.v1.PolicyVersion\x12\x34\n\x0ctrajectories\x18\t \x03(\x0b\x32\x1e.marless.rpc.v1.TrajectoryFile\x12\x13\n\x0bspaces_json\x18\n \x01(\t\x12(\n\x07measure\x18\x0b \x01(\x0b\x32\x17.marless.rpc.v1.Measure\x12\x0e\n\x06replay\x18\x0c \x01(\t\x12\r\n\x05spare\x18\r \x01(\t\"L\n\x0eTrajectoryFile\x12\x0c\n\x04path\x18\x01 \x01(\t\x12,\n\x06header\x18\x02 \x01(\x0b\x32\x1c.marless.rpc.v1.UploadHeader\"\xe1\x02\n\x0bLearnResult\x12/\n\x08versions\x18\x01 \x03(\x0b\x32\x1d.marless.rpc.v1.PolicyVersion\x12\x39\n\x07metrics\x18\x02 \x03(\x0b\x32(.marless.rpc.v1.LearnResult.MetricsEntry\x12-\n\tfunctions\x18\x03 \x03(\x0b\x32\x1a.marless.rpc.v1.Invocation\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12,\n\tdistances\x18\x05 \x03(\x0b\x32\x19.marless.rpc.v1.Distances\x12\x30\n\x0bunpublished\x18\x06 \x01(\x0b\x32\x1b.marless.rpc.v1.Unpublished\x1aG\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.marless.rpc.v1.Metrics:\x02\x38\x01\"o\n\x0bUnpublished\x12\x0c\n\x04path\x18\x01 \x01(\t\x12/\n\x08policies\x18\x02 \x03(\x0b\x32\x1d.marless.rpc.v1.PolicyPublish\x12\x12\n\nerror_code\x18\x03 \x01(\t\x12\r\n\x05\x65rror\x18\x04 \x01(\t2\xcf\x03\n\x12LearnerPoolService\x12J\n\x07OpenJob\x12\x1e.marless.rpc.v1.OpenJobRequest\x1a\x1f.marless.rpc.v1.OpenJobResponse\x12J\n\x07Reserve\x12\x1e.marless.rpc.v1.ReserveRequest\x1a\x1f.marless.rpc.v1.ReserveResponse\x12\x41\n\x06Upload\x12\x15.marless.rpc.v1.Chunk\x1a\x1e.marless.rpc.v1.UploadResponse(\x01\x12G\n\x06Update\x12\x1d.marless.rpc.v1.UpdateRequest\x1a\x1e.marless.rpc.v1.UpdateResponse\x12M\n\x08\x43loseJob\x12\x1f.marless.rpc.v1.CloseJobRequest\x1a .marless.rpc.v1.CloseJobResponse\x12\x46\n\x04Work\x12\x1d.marless.rpc.v1.WorkerMessage\x1a\x1b.marless.rpc.v1.PoolMessage(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!marless/rpc/v1/learner_pool.proto\x12\x0emarless.rpc.v1\x1a\x1bmarless/rpc/v1/common.proto\x1a marless/rpc/v1/param_store.proto\"\x8a\x01\n\x0eOpenJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x11\n\tspec_json\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\x12%\n\x06groups\x18\x04 \x03(\x0b\x32\x15.marless.rpc.v1.Group\x12\x13\n\x0bspaces_json\x18\x05 \x01(\t\x12\r\n\x05round\x18\x06 \x01(\x03\"c\n\x0fOpenJobResponse\x12/\n\x08versions\x18\x01 \x03(\x0b\x32\x1d.marless.rpc.v1.PolicyVersion\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"[\n\x0eReserveRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\x03\x12\x0e\n\x06\x61\x63tors\x18\x03 \x01(\x05\x12\r\n\x05\x65poch\x18\x05 \x01(\x03\x12\x0e\n\x06idle_s\x18\x04 \x01(\x01\"\x11\n\x0fReserveResponse\"7\n\tArrayInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x03\"\x82\x01\n\x0cUploadHeader\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\x03\x12\r\n\x05index\x18\x03 \x01(\x05\x12)\n\x06\x61rrays\x18\x04 \x03(\x0b\x32\x19.marless.rpc.v1.ArrayInfo\x12\r\n\x05\x63rc32\x18\x05 \x01(\r\x12\r\n\x05\x65poch\x18\x06 \x01(\x03\"#\n\x0eUploadResponse\x12\x11\n\tduplicate\x18\x01 \x01(\x08\"\xdf\x01\n\rUpdateRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\x03\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\x12\x11\n\tenv_steps\x18\x04 \x01(\x03\x12\x0e\n\x06\x61\x63tors\x18\x05 \x01(\x05\x12%\n\x06groups\x18\x06 \x03(\x0b\x32\x15.marless.rpc.v1.Group\x12/\n\x08versions\x18\x07 \x03(\x0b\x32\x1d.marless.rpc.v1.PolicyVersion\x12(\n\x07measure\x18\x08 \x01(\x0b\x32\x17.marless.rpc.v1.Measure\"?\n\x07Measure\x12\x11\n\tcurvature\x18\x01 \x01(\x08\x12\r\n\x05noise\x18\x02 \x01(\x08\x12\x12\n\nsimilarity\x18\x03 \x01(\x08\"\xb5\x02\n\x0eUpdateResponse\x12/\n\x08versions\x18\x01 \x03(\x0b\x32\x1d.marless.rpc.v1.PolicyVersion\x12<\n\x07metrics\x18\x02 \x03(\x0b\x32+.marless.rpc.v1.UpdateResponse.MetricsEntry\x12/\n\x0binvocations\x18\x03 \x03(\x0b\x32\x1a.marless.rpc.v1.Invocation\x12,\n\tdistances\x18\x04 \x03(\x0b\x32\x19.marless.rpc.v1.Distances\x12\x0c\n\x04room\x18\x05 \x01(\x05\x1aG\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.marless.rpc.v1.Metrics:\x02\x38\x01\"B\n\x0f\x43loseJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x13\n\x0bkeep_replay\x18\x02 \x01(\x08\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\"\x12\n\x10\x43loseJobResponse\"\xd7\x02\n\tLearnTask\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x11\n\tspec_json\x18\x02 \x01(\t\x12\r\n\x05round\x18\x03 \x01(\x03\x12\r\n\x05\x65poch\x18\x04 \x01(\x03\x12\x11\n\tenv_steps\x18\x05 \x01(\x03\x12\r\n\x05scope\x18\x06 \x01(\x05\x12%\n\x06groups\x18\x07 \x03(\x0b\x32\x15.marless.rpc.v1.Group\x12/\n\x08versions\x18\x08 \x03(\x0b\x32\x1d.marless.rpc.v1.PolicyVersion\x12\x34\n\x0ctrajectories\x18\t \x03(\x0b\x32\x1e.marless.rpc.v1.TrajectoryFile\x12\x13\n\x0bspaces_json\x18\n \x01(\t\x12(\n\x07measure\x18\x0b \x01(\x0b\x32\x17.marless.rpc.v1.Measure\x12\x0e\n\x06replay\x18\x0c \x01(\t\x12\r\n\x05spare\x18\r \x01(\t\"L\n\x0eTrajectoryFile\x12\x0c\n\x04path\x18\x01 \x01(\t\x12,\n\x06header\x18\x02 \x01(\x0b\x32\x1c.marless.rpc.v1.UploadHeader\"\xe1\x02\n\x0bLearnResult\x12/\n\x08versions\x18\x01 \x03(\x0b\x32\x1d.marless.rpc.v1.PolicyVersion\x12\x39\n\x07metrics\x18\x02 \x03(\x0b\x32(.marless.rpc.v1.LearnResult.MetricsEntry\x12-\n\tfunctions\x18\x03 \x03(\x0b\x32\x1a.marless.rpc.v1.Invocation\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12,\n\tdistances\x18\x05 \x03(\x0b\x32\x19.marless.rpc.v1.Distances\x12\x30\n\x0bunpublished\x18\x06 \x01(\x0b\x32\x1b.marless.rpc.v1.Unpublished\x1aG\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.marless.rpc.v1.Metrics:\x02\x38\x01\"o\n\x0bUnpublished\x12\x0c\n\x04path\x18\x01 \x01(\t\x12/\n\x08policies\x18\x02 \x03(\x0b\x32\x1d.marless.rpc.v1.PolicyPublish\x12\x12\n\nerror_code\x18\x03 \x01(\t\x12\r\n\x05\x65rror\x18\x04 \x01(\t2\xcf\x03\n\x12LearnerPoolService\x12J\n\x07OpenJob\x12\x1e.marless.rpc.v1.OpenJobRequest\x1a\x1f.marless.rpc.v1.OpenJobResponse\x12J\n\x07Reserve\x12\x1e.marless.rpc.v1.ReserveRequest\x1a\x1f.marless.rpc.v1.ReserveResponse\x12\x41\n\x06Upload\x12\x15.marless.rpc.v1.Chunk\x1a\x1e.marless.rpc.v1.UploadResponse(\x01\x12G\n\x06Update\x12\x1d.marless.rpc.v1.UpdateRequest\x1a\x1e.marless.rpc.v1.UpdateResponse\x12M\n\x08\x43loseJob\x12\x1f.marless.rpc.v1.CloseJobRequest\x1a .marless.rpc.v1.CloseJobResponse\x12\x46\n\x04Work\x12\x1d.marless.rpc.v1.WorkerMessage\x1a\x1b.marless.rpc.v1.PoolMessage(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,39 +40,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OPENJOBREQUEST']._serialized_start=117
   _globals['_OPENJOBREQUEST']._serialized_end=255
   _globals['_OPENJOBRESPONSE']._serialized_start=257
-  _globals['_OPENJOBRESPONSE']._serialized_end=339
-  _globals['_RESERVEREQUEST']._serialized_start=341
-  _globals['_RESERVEREQUEST']._serialized_end=432
-  _globals['_RESERVERESPONSE']._serialized_start=434
-  _globals['_RESERVERESPONSE']._serialized_end=451
-  _globals['_ARRAYINFO']._serialized_start=453
-  _globals['_ARRAYINFO']._serialized_end=508
-  _globals['_UPLOADHEADER']._serialized_start=511
-  _globals['_UPLOADHEADER']._serialized_end=641
-  _globals['_UPLOADRESPONSE']._serialized_start=643
-  _globals['_UPLOADRESPONSE']._serialized_end=678
-  _globals['_UPDATEREQUEST']._serialized_start=681
-  _globals['_UPDATEREQUEST']._serialized_end=904
-  _globals['_MEASURE']._serialized_start=906
-  _globals['_MEASURE']._serialized_end=969
-  _globals['_UPDATERESPONSE']._serialized_start=972
-  _globals['_UPDATERESPONSE']._serialized_end=1281
-  _globals['_UPDATERESPONSE_METRICSENTRY']._serialized_start=1210
-  _globals['_UPDATERESPONSE_METRICSENTRY']._serialized_end=1281
-  _globals['_CLOSEJOBREQUEST']._serialized_start=1283
-  _globals['_CLOSEJOBREQUEST']._serialized_end=1349
-  _globals['_CLOSEJOBRESPONSE']._serialized_start=1351
-  _globals['_CLOSEJOBRESPONSE']._serialized_end=1369
-  _globals['_LEARNTASK']._serialized_start=1372
-  _globals['_LEARNTASK']._serialized_end=1715
-  _globals['_TRAJECTORYFILE']._serialized_start=1717
-  _globals['_TRAJECTORYFILE']._serialized_end=1793
-  _globals['_LEARNRESULT']._serialized_start=1796
-  _globals['_LEARNRESULT']._serialized_end=2149
-  _globals['_LEARNRESULT_METRICSENTRY']._serialized_start=1210
-  _globals['_LEARNRESULT_METRICSENTRY']._serialized_end=1281
-  _globals['_UNPUBLISHED']._serialized_start=2151
-  _globals['_UNPUBLISHED']._serialized_end=2262
-  _globals['_LEARNERPOOLSERVICE']._serialized_start=2265
-  _globals['_LEARNERPOOLSERVICE']._serialized_end=2728
+  _globals['_OPENJOBRESPONSE']._serialized_end=356
+  _globals['_RESERVEREQUEST']._serialized_start=358
+  _globals['_RESERVEREQUEST']._serialized_end=449
+  _globals['_RESERVERESPONSE']._serialized_start=451
+  _globals['_RESERVERESPONSE']._serialized_end=468
+  _globals['_ARRAYINFO']._serialized_start=470
+  _globals['_ARRAYINFO']._serialized_end=525
+  _globals['_UPLOADHEADER']._serialized_start=528
+  _globals['_UPLOADHEADER']._serialized_end=658
+  _globals['_UPLOADRESPONSE']._serialized_start=660
+  _globals['_UPLOADRESPONSE']._serialized_end=695
+  _globals['_UPDATEREQUEST']._serialized_start=698
+  _globals['_UPDATEREQUEST']._serialized_end=921
+  _globals['_MEASURE']._serialized_start=923
+  _globals['_MEASURE']._serialized_end=986
+  _globals['_UPDATERESPONSE']._serialized_start=989
+  _globals['_UPDATERESPONSE']._serialized_end=1298
+  _globals['_UPDATERESPONSE_METRICSENTRY']._serialized_start=1227
+  _globals['_UPDATERESPONSE_METRICSENTRY']._serialized_end=1298
+  _globals['_CLOSEJOBREQUEST']._serialized_start=1300
+  _globals['_CLOSEJOBREQUEST']._serialized_end=1366
+  _globals['_CLOSEJOBRESPONSE']._serialized_start=1368
+  _globals['_CLOSEJOBRESPONSE']._serialized_end=1386
+  _globals['_LEARNTASK']._serialized_start=1389
+  _globals['_LEARNTASK']._serialized_end=1732
+  _globals['_TRAJECTORYFILE']._serialized_start=1734
+  _globals['_TRAJECTORYFILE']._serialized_end=1810
+  _globals['_LEARNRESULT']._serialized_start=1813
+  _globals['_LEARNRESULT']._serialized_end=2166
+  _globals['_LEARNRESULT_METRICSENTRY']._serialized_start=1227
+  _globals['_LEARNRESULT_METRICSENTRY']._serialized_end=1298
+  _globals['_UNPUBLISHED']._serialized_start=2168
+  _globals['_UNPUBLISHED']._serialized_end=2279
+  _globals['_LEARNERPOOLSERVICE']._serialized_start=2282
+  _globals['_LEARNERPOOLSERVICE']._serialized_end=2745
 # @@protoc_insertion_point(module_scope)

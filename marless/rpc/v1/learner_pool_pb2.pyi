@@ -63,7 +63,10 @@ class OpenJobResponse(_message.Message):
 
     VERSIONS_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
     device: _builtins.str
+    address: _builtins.str
+    """that actors dial to upload their trajectories"""
     @_builtins.property
     def versions(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.PolicyVersion]:
         """of every policy and joint critic"""
@@ -73,10 +76,11 @@ class OpenJobResponse(_message.Message):
         *,
         versions: _abc.Iterable[_common_pb2.PolicyVersion] | None = ...,
         device: _builtins.str = ...,
+        address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "device", b"device", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,72 @@
+"""Addresses of services: host:port, [IPv6]:port or unix:PATH; where a service listens, and what others dial."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+
+from marless.errors import SpecError
+
+UNIX = "unix:"
+
+
+def host_of(address: str) -> str:
+    """The host of an address, without brackets; "" for a unix socket."""
+    return "" if address.startswith(UNIX) else address.rpartition(":")[0].strip("[]")
+
+
+def is_local(address: str) -> bool:
+    """True for unix sockets and loopback addresses."""
+    if address.startswith(UNIX):
+        return True
+    host = host_of(address)
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def is_everywhere(address: str) -> bool:
+    """True for an address such as 0.0.0.0:7070 or [::]:7070: all interfaces to listen on, and none to dial."""
+    if address.startswith(UNIX):
+        return False
+    try:
+        return ipaddress.ip_address(host_of(address)).is_unspecified
+    except ValueError:
+        return not host_of(address)
+
+
+def advertised(bound: str, advertise: str = "") -> str:
+    """The address that others dial to reach a service.
+
+    Args:
+        bound: The address that it listens on, with its port.
+        advertise: What its operator set: an address, or a host, to which the port of `bound` is added. "": `bound`, or
+            this machine's name if `bound` means all interfaces.
+
+    Raises:
+        SpecError: if `advertise` is not an address that can be dialled.
+    """
+    if not advertise:
+        return f"{socket.gethostname()}:{bound.rpartition(':')[2]}" if is_everywhere(bound) else bound
+    port = "" if bound.startswith(UNIX) else bound.rpartition(":")[2]
+    address = advertise if _has_port(advertise) or advertise.startswith(UNIX) else f"{advertise}:{port}"
+    if not (address.startswith(UNIX) or _can_be_dialled(address)):
+        raise SpecError(
+            f"--advertise {advertise}: give the host and port that others dial, e.g. gpu1.example.org:7070, "
+            "[2001:db8::1]:7070 or unix:PATH"
+        )
+    return address
+
+
+def _has_port(address: str) -> bool:
+    return not address.endswith("]") and ":" in address
+
+
+def _can_be_dialled(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    if not (port.isascii() and port.isdecimal() and 0 < int(port[:6]) < 2**16) or is_everywhere(address):
+        return False
+    return ":" not in host or (host.startswith("[") and host.endswith("]"))
