@@ -3,7 +3,7 @@
 `python -m bench.algorithms --game adversary --peers benchmarl --json algorithms_adversary.json`; `--algorithms iql,vdn`
 selects some of them. `--settings` says with which settings, one after another:
 
-- own: marless with the defaults of algorithm and model, peers with those of their runner and `bench.task.EQUAL`;
+- own: marless with `bench.task.OWN`, peers with the settings of their runner and `bench.task.EQUAL`;
 - equal: all systems with the rate, clip and τ of `bench.task.EQUAL`, and equal batches, updates, γ, ε and nets;
 - best: each system with each of `bench.task.GRID`, all else as in equal; the table has the one with the best return.
 
@@ -38,6 +38,7 @@ from bench.task import (
     GRID,
     OFF_POLICY_BATCH,
     ON_POLICY,
+    OWN,
     PEER_COPIES,
     TASK,
     Rates,
@@ -68,7 +69,7 @@ class Request:
     env_steps: int
     timeout_s: float
     rates: Rates | None = None
-    """None: the system's own settings."""
+    """None: the system's own settings, `bench.task.OWN` in marless."""
 
 
 @dataclass(frozen=True)
@@ -101,13 +102,14 @@ def settings(request: Request) -> dict[str, object]:
     round_env_steps = peer_env_steps(request.algorithm) if request.rates else TASK.iteration_env_steps
     copies = round_env_steps // TASK.episode_steps
     actors = 2 if request.algorithm in ON_POLICY else 1
+    chosen = equal(request.algorithm, request.rates) if request.rates else OWN[request.algorithm]
     return {
         "seed": request.seed,
         "env": {
             "name": game.ours,
             "options": {**game.our_options, "continuous_actions": request.algorithm in CONTINUOUS},
         },
-        "algorithm": {"name": request.algorithm, **(equal(request.algorithm, request.rates) if request.rates else {})},
+        "algorithm": {"name": request.algorithm, **chosen},
         "actors": {"count": actors, "envs": copies // actors, "steps": TASK.episode_steps},
         "sharing": {"name": "fixed", "groups": "independent"},
         "evaluation": {"every": EVALUATION_ENV_STEPS // round_env_steps, "episodes": TASK.evaluation_episodes},
@@ -130,6 +132,7 @@ def equal(algorithm: str, rates: Rates) -> dict[str, object]:
     explored = {"start": 1.0, "end": 0.05, "env_steps": EXPLORED_ENV_STEPS}
     off_policy = common | {
         "target_tau": rates.tau,
+        "target_every": None,
         "batch": OFF_POLICY_BATCH,
         "updates": PEER_COPIES,
         "warmup": 0,

@@ -28,6 +28,7 @@ from bench import harness
 from bench.harness import Row, spread
 from bench.long_games import CartPole, Chain
 from bench.systems import WARM_UP, marless_job
+from bench.task import VALUES
 from marless.algos import registry as algorithms
 from marless.algos.base import Group, LearnerContext, ModelSpec, RoundInput, scopes
 from marless.data.carry import decode, encode
@@ -39,7 +40,7 @@ from marless.nets.acting import ActingPolicies
 GAMES: Mapping[str, Callable[[int], BatchedEnv]] = MappingProxyType({"cartpole": CartPole, "chain": Chain})
 ROUND = 2000
 """Env steps of a round, in all modes; the number of copies follows."""
-SETTINGS = {"name": "ippo", "lr": 1e-3, "gamma": 0.99, "gae_lambda": 0.95, "epochs": 8, "minibatches": 4}
+SETTINGS = {"name": "ippo", "lr": 1e-3, "gamma": 0.99, "gae_lambda": 0.95, "epochs": 8, "minibatches": 4, **VALUES}
 MODEL = ModelSpec.model_validate({"hidden": (64, 64)})
 OWN: Mapping[str, Mapping[str, object]] = MappingProxyType({"chain": {"advantage_normalisation": False}})
 """Settings of a game, in all modes; docs/environments.md has the reason: its copies stay in step."""

@@ -1,7 +1,7 @@
 """Breaks down the CPU time of an off-policy round: torch, environment, and the rest (acting, replay, transport, …).
 
-`python -m bench.off_policy_step --json off_policy_step.json`. Spread, rounds of 4,000 env steps, algorithm and model
-with their defaults. CPU times of all processes are measured in one `marless train`, between two moments of its steady
+`python -m bench.off_policy_step --json off_policy_step.json`. Spread, rounds of 4,000 env steps, settings of
+`bench.task.OWN`. CPU times of all processes are measured in one `marless train`, between two moments of its steady
 state. The learner worker's time is split by the seconds that its functions report, the actor worker's by the share of
 the environment in a rollout in this process.
 """

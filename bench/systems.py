@@ -15,7 +15,7 @@ from pathlib import Path
 from bench import harness
 from bench.harness import ROOT, Row, Watch
 from bench.peers import install
-from bench.task import TASK
+from bench.task import TASK, VALUES
 
 MARLESS = Path(sys.executable).with_name("marless")
 WARM_UP = 5
@@ -139,6 +139,7 @@ def settings(request: Request) -> dict[str, object]:
             "minibatches": TASK.minibatches,
             "entropy": TASK.entropy_weight,
             "max_grad_norm": TASK.max_grad_norm,
+            **VALUES,
         },
         "model": {"hidden": TASK.hidden, "activation": "tanh"},
         "actors": {"count": 2, "envs": TASK.iteration_env_steps // TASK.episode_steps // 2, "steps": 25},

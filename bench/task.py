@@ -65,6 +65,21 @@ class Rates:
         return f"lr {self.lr:g}, clip {self.clip:g}, τ {self.tau:g}"
 
 
+VALUES: Mapping[str, object] = {"popart": True, "value_decay": 0.9}
+"""How critics of IPPO and MAPPO were scaled in the tables of docs/benchmarks.md; `bench.values` compares it."""
+_PPO: Mapping[str, object] = {"lr": 2e-3, "gamma": 0.95, **VALUES}
+_Q: Mapping[str, object] = {"lr": 1e-3, "gamma": 0.95, "target_tau": 0.02}
+_DDPG: Mapping[str, object] = {**_Q, "critic_lr": 4e-3}
+OWN: Mapping[str, Mapping[str, object]] = {
+    "ippo": _PPO,
+    "mappo": _PPO,
+    "iql": _Q,
+    "vdn": _Q,
+    "qmix": {"lr": 5e-4, "gamma": 0.95, "target_every": 400},
+    "maddpg": _DDPG,
+    "iddpg": _DDPG,
+}
+"""marless's own settings for particle games, where they differ from the defaults of its algorithms."""
 EQUAL = Rates(lr=TASK.learning_rate, clip=TASK.max_grad_norm, tau=0.005)
 """The task's rate and clip, and BenchMARL's default τ."""
 GRID = (EQUAL, Rates(5e-4, 10.0, 0.02), Rates(1e-3, 10.0, 0.02), Rates(2e-3, 0.5, 0.02))

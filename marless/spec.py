@@ -345,19 +345,31 @@ def parse_resolved(document: object, source: str) -> JobSpec:
     """As `parse`, of the spec.yaml in a run folder, which may be of an earlier version of marless.
 
     There every field was written out. So one that is missing did not exist, and keeps the meaning that it had then:
-    agents' ids were an input where `algorithm.agent_id` said so, and every round began new episodes.
+    agents' ids were an input where `algorithm.agent_id` said so, every round began new episodes, and critics were
+    scaled by PopArt.
     """
     if isinstance(document, Mapping):
         read = dict(document)
         model, actors, algorithm = (read.get(name) for name in ("model", "actors", "algorithm"))
+        given = dict(algorithm) if isinstance(algorithm, Mapping) else {}
         if isinstance(model, Mapping) and "agent_id" not in model:
-            given = dict(algorithm) if isinstance(algorithm, Mapping) else {}
             read["model"] = {**model, "agent_id": given.pop("agent_id", False)}
-            read["algorithm"] = given or algorithm
+        if given:
+            read["algorithm"] = _scaled_as_then(given) | given
         if isinstance(actors, Mapping):
             read["actors"] = {"episodes": "fresh", **actors}
         document = read
     return parse(document, source)
+
+
+def _scaled_as_then(algorithm: Mapping[str, Any]) -> dict[str, object]:  # Any: YAML
+    """How critics of this algorithm were scaled before there were settings for it."""
+    then: dict[str, object] = {"popart": True, "value_decay": 0.9}
+    try:
+        fields = _algorithm_type(str(algorithm.get("name"))).model_fields
+    except SpecError:
+        return {}  # validation reports it
+    return {name: value for name, value in then.items() if name in fields}
 
 
 def _inner_types(document: Mapping[str, Any]) -> dict[tuple[str, ...], type[Strict]]:  # Any: YAML

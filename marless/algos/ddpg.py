@@ -33,9 +33,7 @@ class DDPGConfig(RewardConfig, OffPolicyConfig):
     """Settings common to MADDPG and IDDPG. Policies and critics are separate nets with separate optimizers."""
 
     family: ClassVar[str] = "ddpg"
-    lr: Rate = Field(1e-3, description="learning rate of policies")
-    critic_lr: Rate = Field(4e-3, description="learning rate of critics")
-    target_tau: float = Field(0.02, gt=0, le=1, description="fraction by which each gradient step moves a target net")
+    critic_lr: Rate = Field(1e-3, description="learning rate of critics")
     critic_hidden: tuple[Width, ...] | None = Field(
         None, min_length=1, max_length=16, description="units of each hidden layer of critics; null: those of policies"
     )

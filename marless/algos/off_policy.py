@@ -47,10 +47,10 @@ class ReplaySpec(Strict):
 class OffPolicyConfig(AlgorithmConfig):
     """Settings common to the Q-learning and the deterministic policy gradient families."""
 
-    lr: Rate = Field(5e-4, description="learning rate of policies")
+    lr: Rate = Field(5e-4, description="learning rate of policies, and of a mixer")
     optimizer: Literal["adam", "rmsprop"] = Field("adam", description="optimizer of all nets")
     optimizer_eps: float = Field(1e-5, gt=0, description="ε in the optimizer's denominator")
-    gamma: float = Field(0.95, ge=0, le=1, description="discount per env step")
+    gamma: float = Field(0.99, ge=0, le=1, description="discount per env step")
     batch: int | None = Field(
         None,
         ge=1,

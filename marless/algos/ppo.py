@@ -22,9 +22,9 @@ class ActorCriticConfig(RewardConfig):
     """
 
     family: ClassVar[str] = "ppo"
-    lr: Rate = Field(2e-3, description="Adam's learning rate of policies, and of critics without critic_lr")
+    lr: Rate = Field(5e-4, description="Adam's learning rate of policies, and of critics without critic_lr")
     critic_lr: Rate | None = Field(None, description="Adam's learning rate of critics; null: lr")
-    gamma: float = Field(0.95, ge=0, le=1, description="discount per env step")
+    gamma: float = Field(0.99, ge=0, le=1, description="discount per env step")
     gae_lambda: float = Field(0.95, ge=0, le=1, description="λ of generalised advantage estimation")
     epochs: int = Field(4, ge=1, le=1000, description="passes over a round's samples")
     critic_epochs: int | None = Field(None, ge=1, le=1000, description="those of critics; null: epochs")
@@ -45,12 +45,12 @@ class ActorCriticConfig(RewardConfig):
         True, description="critics are trained on returns scaled by running mean and standard deviation"
     )
     popart: bool = Field(
-        True,
-        description="values stay as they are when mean and deviation of the returns change: the critic's last layer is "
-        "rescaled; false: they move with the returns",
+        False,
+        description="true: values stay as they are when mean and deviation of the returns change, because the critic's "
+        "last layer is rescaled; false: they move with the returns",
     )
     value_decay: float = Field(
-        0.9, ge=0, lt=1, description="weight of earlier rounds in mean and deviation of the returns; 0: of this round"
+        0.0, ge=0, lt=1, description="weight of earlier rounds in mean and deviation of the returns; 0: of this round"
     )
     adam_eps: float = Field(1e-5, gt=0, description="Adam's ε")
 

@@ -32,8 +32,6 @@ class QConfig(OffPolicyConfig):
     """Settings common to IQL, VDN and QMIX."""
 
     family: ClassVar[str] = "q"
-    lr: Rate = Field(1e-3, description="learning rate of policies")
-    target_tau: float = Field(0.02, gt=0, le=1, description="fraction by which each gradient step moves a target net")
     double: bool = Field(True, description="the trained net chooses the next action, its target net evaluates it")
     dueling: bool = Field(False, description="nets output a value of the state and an advantage of each action")
     td_lambda: float | None = Field(

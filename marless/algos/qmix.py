@@ -6,7 +6,6 @@ from typing import Literal
 
 from pydantic import Field
 
-from marless.algos.base import Rate
 from marless.algos.q import QAlgorithm, TeamConfig
 
 
@@ -14,8 +13,7 @@ class QMIXConfig(TeamConfig):
     """Settings of QMIX."""
 
     name: Literal["qmix"] = Field("qmix", description="this algorithm")
-    lr: Rate = Field(5e-4, description="learning rate of policies and of the mixer")
-    target_every: int | None = Field(400, ge=1, le=10**9, description="gradient steps between copies to target nets")
+    target_every: int | None = Field(200, ge=1, le=10**9, description="gradient steps between copies to target nets")
     embed: int = Field(32, ge=1, le=8192, description="units of the mixer's hidden layer")
     hypernet: int = Field(64, ge=1, le=8192, description="hidden units of the nets that compute the mixer's weights")
 

@@ -403,6 +403,9 @@ def test_the_spec_of_an_earlier_version_keeps_its_meaning():
     del document["model"]["agent_id"], document["actors"]["episodes"]
     read = spec.parse_resolved(document, "spec.yaml")
     assert (read.model.agent_id, read.nets.agent_id, read.actors.episodes) == (False, False, "fresh")
+    del document["algorithm"]["popart"], document["algorithm"]["value_decay"]
+    scaled = spec.parse_resolved(document, "spec.yaml").algorithm
+    assert (scaled.popart, scaled.value_decay) == (True, 0.9)
     q = spec.parse(BASE | {"algorithm": {"name": "iql"}}, "x")
     document = yaml.safe_load(q.to_yaml())
     del document["model"]["agent_id"]

@@ -232,7 +232,7 @@ class CriticFunction(_Trained):
         mean, std = normalise.mean_and_std(moments)
         return net.evaluate(features, resets) * std.float() + mean.float()
 
-    def rescale(self, batch_PK3: Tensor, *, decay: float = 0.9, popart: bool = True) -> None:
+    def rescale(self, batch_PK3: Tensor, *, decay: float, popart: bool) -> None:
         """Add a round's returns (`normalise.batch_moments`) to the running moments, of weight `decay`.
 
         With `popart` the output layer is rescaled so that values do not change (van Hasselt et al. 2016, eq. 7-9), else

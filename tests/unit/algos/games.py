@@ -1,15 +1,19 @@
 """Spaces of games that are like spread but for what a test needs."""
 
+import math
 from dataclasses import replace
 
 from marless.envs.base import Box, EnvSpaces
 
 
 def space_of(spaces: EnvSpaces, name: str) -> EnvSpaces:
-    """`continuous`: moves of a box; `unknown`: nobody says whether agents compete; `stateless`: no global state."""
+    """`continuous`: moves of a box; `unbounded`: of one without limits; `unknown`: nobody says whether agents compete;
+    `stateless`: no global state.
+    """
     match name:
-        case "continuous":
-            moves = Box((-1.0, -1.0), (1.0, 1.0))
+        case "continuous" | "unbounded":
+            limit = 1.0 if name == "continuous" else math.inf
+            moves = Box((-limit, -limit), (limit, limit))
             classes = tuple(replace(each, action=moves) for each in spaces.classes)
             return replace(spaces, classes=classes)
         case "unknown":

@@ -11,6 +11,7 @@ from marless.spec import parse
 from tests.unit.algos.games import space_of
 
 DISCRETE, CONTINUOUS, COMPETITIVE = "mpe/simple_spread", "continuous", "mpe/simple_adversary"
+MADE = ("continuous", "unbounded", "unknown", "stateless")
 Q, TEAM, DDPG, PPO = ("iql", "vdn", "qmix"), ("vdn", "qmix"), ("maddpg", "iddpg"), ("ippo", "mappo")
 
 
@@ -20,7 +21,7 @@ def _games(monkeypatch):
     real = environments.examined
 
     def examined(name: str, options: Any) -> Any:
-        found, can_be_saved = real(DISCRETE if name in ("continuous", "unknown", "stateless") else name, options)
+        found, can_be_saved = real(DISCRETE if name in MADE else name, options)
         return space_of(found, name), can_be_saved
 
     monkeypatch.setattr(environments, "examined", examined)
@@ -53,6 +54,19 @@ def test_q_learning_of_continuous_actions_is_refused(algorithm):
 @pytest.mark.parametrize("algorithm", [*DDPG, *PPO])
 def test_policy_gradients_take_any_actions(algorithm):
     assert advice(prepare(job(algorithm, "continuous"))) == advice(prepare(job(algorithm))) == ""
+
+
+@pytest.mark.parametrize("algorithm", PPO)
+def test_stochastic_policies_take_actions_without_bounds(algorithm):
+    assert advice(prepare(job(algorithm, "unbounded"))) == ""
+
+
+@pytest.mark.parametrize("algorithm", [*Q, *DDPG])
+def test_all_others_refuse_actions_without_bounds(algorithm):
+    said = refusal(algorithm, "unbounded")
+    needs = "discrete actions" if algorithm in Q else "actions within bounds"
+    assert said.startswith(f"algorithm.name {algorithm} needs {needs}, and those of class agent ")
+    assert "ippo" in said and len(said.splitlines()) == 1
 
 
 @pytest.mark.parametrize("algorithm", TEAM)

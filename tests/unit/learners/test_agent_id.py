@@ -35,9 +35,9 @@ class Apart:
     def close(self) -> None: ...
 
 
-PPO = {"lr": 0.03, "minibatches": 2}
-Q = {"lr": 0.01, "batch": 64, "warmup": 64, "updates": 20, "target_tau": 0.1, "epsilon": 1.0}
-DDPG = {"lr": 0.01, "critic_lr": 0.03, "batch": 64, "warmup": 64, "updates": 20, "noise": 1.0}
+PPO = {"lr": 0.03, "gamma": 0.95, "minibatches": 2}
+Q = {"lr": 0.01, "gamma": 0.95, "batch": 64, "warmup": 64, "updates": 20, "target_tau": 0.1, "epsilon": 1.0}
+DDPG = {"lr": 0.01, "critic_lr": 0.03, "target_tau": 0.02, "batch": 64, "warmup": 64, "updates": 20, "noise": 1.0}
 
 
 @pytest.mark.parametrize(

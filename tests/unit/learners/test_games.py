@@ -21,9 +21,9 @@ CLIMBING = ("game/matrix", {"payoff": "climbing"})
 PENALTY = ("game/matrix", {"payoff": "penalty"})
 HIDDEN = ("game/matrix", {"payoff": "hidden"})
 
-PPO = {"lr": 0.03, "minibatches": 2}
-Q = {"lr": 0.01, "batch": 64, "warmup": 64, "updates": 20, "target_tau": 0.1, "epsilon": 1.0}
-DDPG = {"lr": 0.01, "critic_lr": 0.03, "batch": 64, "warmup": 64, "updates": 20}
+PPO = {"lr": 0.03, "gamma": 0.95, "minibatches": 2}
+Q = {"lr": 0.01, "gamma": 0.95, "batch": 64, "warmup": 64, "updates": 20, "target_tau": 0.1, "epsilon": 1.0}
+DDPG = {"lr": 0.01, "critic_lr": 0.03, "gamma": 0.95, "target_tau": 0.02, "batch": 64, "warmup": 64, "updates": 20}
 SETTINGS = {"ippo": PPO, "mappo": PPO, "iql": Q, "vdn": Q, "qmix": Q, "maddpg": DDPG, "iddpg": DDPG}
 SLOW = {"maddpg": {"lr": 0.003, "critic_lr": 0.02}, "iddpg": {"lr": 0.003, "critic_lr": 0.02}}
 

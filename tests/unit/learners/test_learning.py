@@ -99,7 +99,7 @@ def _trained_return(
 ) -> float:
     """Greedy return per agent and episode after `number` rounds."""
     agents = env.spaces.classes[0]
-    learner = rounds.learner(name, env.spaces, groups, model=MODEL, seed=1, **settings)
+    learner = rounds.learner(name, env.spaces, groups, model=MODEL, seed=1, **{"gamma": 0.95, **settings})
     for i in range(number):
         sampled, _ = rollout(env, _policies(learner, groups, agents), steps=steps, seed=i, with_state=name == "mappo")
         learner.update(RoundInput(i, 0, 1, tuple(groups), [sampled]))
@@ -133,6 +133,13 @@ def test_continuous_answers_are_matched_to_cues(
 ) -> None:
     env = _OneStep(100, Box((-1.0,), (2.0,)))  # the best answer that ignores the cue costs 0.5
     assert _trained_return(env, name, groups, number=60, steps=4, lr=1e-2, **settings) > -0.12
+
+
+@pytest.mark.parametrize("name", ["ippo", "mappo"])
+@pytest.mark.parametrize("bounds", [(-np.inf, np.inf), (-1.0, np.inf)], ids=["none", "one"])
+def test_answers_without_bounds_are_matched_to_cues(name: str, bounds: tuple[float, float]) -> None:
+    env = _OneStep(100, Box(bounds[:1], bounds[1:]))  # q-learning and deterministic policies refuse it
+    assert _trained_return(env, name, INDEPENDENT, number=60, steps=4, lr=1e-2) > -0.15
 
 
 @ALGORITHMS

@@ -123,7 +123,7 @@ def _trained_return(name: str, groups: tuple[Group, ...], recurrent: str, **sett
     env = _Recall(48, Discrete(2))
     agents = env.spaces.classes[0]
     learner = rounds.learner(
-        name, env.spaces, groups, model=_model(recurrent), seed=1, lr=2e-2, minibatches=2, **settings
+        name, env.spaces, groups, model=_model(recurrent), seed=1, lr=2e-2, gamma=0.95, minibatches=2, **settings
     )
     for i in range(20):
         sampled, _ = rollout(env, _policies(learner, groups, agents), steps=10, seed=i, with_state=name == "mappo")

@@ -254,7 +254,7 @@ def test_rescaling_a_critic_leaves_its_values_as_they_were() -> None:
     features_PIS = torch.randn(2, 6, 40, generator=torch.Generator().manual_seed(1))
     before = critics.values(features_PIS)
     returns = 50 + 10 * torch.randn(2, 1, 40, generator=torch.Generator().manual_seed(2))
-    critics.rescale(normalise.batch_moments(returns, torch.full_like(returns, 1 / 40)))
+    critics.rescale(normalise.batch_moments(returns, torch.full_like(returns, 1 / 40)), decay=0.9, popart=True)
     torch.testing.assert_close(critics.values(features_PIS), before, rtol=1e-4, atol=1e-4)
     normalised = critics.normalised(returns)
     assert normalised.mean().item() == pytest.approx(0.0, abs=1e-4)

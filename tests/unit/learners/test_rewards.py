@@ -174,8 +174,8 @@ class Sacrifice:
 @pytest.mark.parametrize(("credit", "leaves"), [(False, False), (True, True)])
 def test_an_agent_leaves_for_its_team_if_it_earns_the_teams_reward_afterwards(name, credit, leaves):
     settings = {
-        "ippo": {"lr": 0.03, "minibatches": 2},
-        "iql": {"lr": 0.01, "batch": 64, "warmup": 64, "updates": 20, "target_tau": 0.1, "epsilon": 0.5},
+        "ippo": {"lr": 0.03, "gamma": 0.95, "minibatches": 2},
+        "iql": {"lr": 0.01, "gamma": 0.95, "batch": 64, "warmup": 64, "updates": 20, "target_tau": 0.1, "epsilon": 0.5},
     }
     algorithm = {"name": name, "team_reward": "sum", "credit_after_death": credit} | settings[name]
     team = Trained(Sacrifice(64), algorithm, seed=0)
