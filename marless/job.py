@@ -8,7 +8,9 @@ from operator import mul
 
 from marless.algos import registry as algorithms
 from marless.algos.base import FunctionNode, Group, Scope, Setting, remembered, scopes
+from marless.algos.off_policy import OffPolicyConfig
 from marless.algos.weighing import published_bytes
+from marless.data.frames import ReplaySchema
 from marless.data.trajectory import TrajectorySchema
 from marless.envs import registry as environments
 from marless.envs.base import EnvSpaces, check_spaces
@@ -138,6 +140,15 @@ def schema_of(spec: JobSpec, spaces: EnvSpaces) -> TrajectorySchema:
     carried, with_state = actors.episodes == "carried", algorithms.algorithm(config.name).needs_state(config)
     memory = remembered(config, spec.model, spaces, carried=carried)
     return TrajectorySchema(spaces, actors.steps, actors.envs, with_state, carried=carried, memory=memory)
+
+
+def replay_of(spec: JobSpec, spaces: EnvSpaces, scope: Scope) -> tuple[ReplaySchema, int] | None:
+    """The frames of a scope's replay, and how many it holds; None if the algorithm has no replay."""
+    config = spec.algorithm
+    if not isinstance(config, OffPolicyConfig):
+        return None
+    made = schema_of(spec, spaces)
+    return ReplaySchema(spaces, scope.classes, made.with_state, made.memory), config.replay.capacity
 
 
 def _check_trajectory(spec: JobSpec, schema: TrajectorySchema) -> None:

@@ -13,6 +13,7 @@ import mmap
 import os
 import secrets
 import weakref
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marless import private_files
-from marless.data.frames import ReplaySchema
-from marless.errors import StaleError, UnavailableError
+from marless.data.frames import ALIGNMENT, ReplaySchema
+from marless.errors import SpecError, StaleError, UnavailableError
 
 
 class FrameFile:
@@ -77,6 +78,24 @@ class FrameFile:
         if self._owned and self._path is not None:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             self._owned = False
+
+    def put(self, ranges: Sequence[slice], content: memoryview) -> None:
+        """Write these ranges of bytes, which are one after another in `content`, as the only writer meanwhile.
+
+        Raises SpecError for ranges outside of the frames, StaleError as `own`.
+        """
+        if any(not ALIGNMENT <= each.start <= each.stop <= self._size for each in ranges):
+            raise SpecError(f"frames are in bytes {ALIGNMENT} to {self._size:,} of a replay")
+        self.look()
+        self.own()
+        try:
+            at = 0
+            for each in ranges:
+                stop = at + each.stop - each.start
+                self._bytes[each] = np.frombuffer(content[at:stop], np.uint8)
+                at = stop
+        finally:
+            self.release()
 
     def _is_current(self, path: Path) -> bool:
         """True if the file at the path is the mapped one."""

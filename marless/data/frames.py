@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -88,6 +88,22 @@ class ReplaySchema:
         for name, shape, size in self._places(capacity):
             dtype = np.dtype(self.fields()[name][0])
             found[name] = np.frombuffer(buffer, dtype, math.prod(shape), offset).reshape(shape)
+            offset += size
+        return found
+
+    def byte_ranges(self, frames: Iterable[slice], capacity: int) -> list[slice]:
+        """The bytes of a file that hold these ranges of frames; adjacent ones are joined."""
+        joined: list[slice] = []
+        for each in sorted(frames, key=lambda each: each.start):
+            if joined and joined[-1].stop == each.start:
+                joined[-1] = slice(joined[-1].start, each.stop)
+            else:
+                joined.append(each)
+        found = []
+        offset = ALIGNMENT
+        for name, shape, size in self._places(capacity):
+            row = np.dtype(self.fields()[name][0]).itemsize * math.prod(shape[1:])
+            found += [slice(offset + each.start * row, offset + each.stop * row) for each in joined]
             offset += size
         return found
 

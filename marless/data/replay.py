@@ -338,6 +338,23 @@ class Replay:
         self._counts = ReplayCounts(now.inserted + inserted, now.dropped + dropped, now.lost + lost, now.drawn + drawn)
 
 
+def byte_ranges(schema: ReplaySchema, capacity: int, arrays: Arrays, number: int | None = None) -> list[slice]:
+    """The bytes of a replay's file that hold the rounds of its published arrays, or only round `number`.
+
+    Raises CorruptError for arrays that no replay of this schema and capacity has published.
+    """
+    try:
+        rounds = [Round(*entry) for entry in arrays["rounds"].tolist()]
+        if int(arrays["ring"][0]) != schema.fingerprint(capacity):
+            return []  # the spaces or the capacity have changed: all is lost, see `Replay.restore`
+    except (KeyError, ValueError, TypeError, IndexError) as error:
+        raise CorruptError(f"no state of a replay: {error}") from None
+    wanted = [each for each in rounds if number in (None, each.number)]
+    if not all(each.fits(capacity) for each in wanted):
+        raise CorruptError("no state of a replay: rounds that lie beyond its end")
+    return schema.byte_ranges((piece for each in wanted for piece in each.pieces), capacity)
+
+
 def _ends(placings: Sequence[Placing]) -> tuple[Rows, int]:
     """The ends of a round's segments (the frame after each), counted from its first frame; and their number."""
     starts = np.cumsum([0, *(placing.frames for placing in placings)])

@@ -45,6 +45,11 @@ class Worker:
         self.sending: asyncio.Future[None] = self.lost
         """The write of its task to the stream. Never cancelled, because an interrupted write breaks the stream."""
 
+    @property
+    def is_running(self) -> bool:
+        """True while it has a task and is connected."""
+        return self.running is not None and not self.running.done() and not self.lost.done()
+
     def promise(self) -> None:
         """Reserve this worker for one task."""
         self.running = asyncio.get_running_loop().create_future()

@@ -6,6 +6,7 @@ takes the next one.
 from __future__ import annotations
 
 import asyncio
+import hmac
 import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -84,6 +85,13 @@ class Dispatcher:
     def is_connected(self, worker: str) -> bool:
         """True between a worker's hello and the end of its stream."""
         return worker in self._workers
+
+    def is_running(self, task: str, worker: str, ticket: str) -> bool:
+        """True if the worker that is connected with this name and ticket runs this task now."""
+        known = self._workers.get(worker)
+        if known is None or not hmac.compare_digest(known.hello.ticket.encode(), ticket.encode()):
+            return False
+        return known.is_running and known.expected[0] == task
 
     def launching(self, worker: str) -> str:
         """Announce that a worker of this name is being launched; returns the ticket that it must present.

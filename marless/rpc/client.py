@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import grpc
@@ -118,23 +119,36 @@ class Peer:
         self, method: str, request: Message, header: type[Header], *, timeout_s: float = CALL_TIMEOUT_S
     ) -> tuple[Header, bytearray]:
         """Receive a bulk transfer from `method` ("Service/Method"): its header, and all its bytes in one buffer."""
+        data = bytearray()
+        async with self._download(method, request, timeout_s) as frames:
+            head = await chunks.read_header(frames, header)
+            async for frame in frames:
+                data += chunks.parse(frame)[1]
+        return head, data
+
+    async def receive(
+        self, method: str, request: Message, header: type[Header], into: memoryview, timeout_s: float
+    ) -> Header:
+        """As `fetch`, for a transfer that exactly fills `into`; raises CorruptError if it has fewer or more bytes."""
+        async with self._download(method, request, timeout_s) as frames:
+            head = await chunks.read_header(frames, header)
+            await chunks.read_data(frames, into)
+        return head
+
+    @asynccontextmanager
+    async def _download(self, method: str, request: Message, timeout_s: float) -> AsyncIterator[AsyncIterator[bytes]]:
         frames_of: grpc.aio.UnaryStreamMultiCallable[Message, bytes] = self.channel.unary_stream(
             f"/{PACKAGE}.{method}",
             request_serializer=type(request).SerializeToString,
             response_deserializer=None,
         )
         call = frames_of(request, timeout=timeout_s, metadata=self.metadata)
-        data = bytearray()
         try:
-            frames = aiter(call)
-            head = await chunks.read_header(frames, header)
-            async for frame in frames:
-                data += chunks.parse(frame)[1]
+            yield aiter(call)
         except grpc.aio.AioRpcError as error:
             raise from_rpc(error, self._name) from None
         finally:
             call.cancel()
-        return head, data
 
     async def close(self) -> None:
         """Close the channel; calls in flight are cancelled."""

@@ -58,6 +58,8 @@ _BY_SERVICE: Mapping[str, Mapping[str, frozenset[Role]]] = {
         "Reserve": _SERVICE,
         "Upload": _ACTOR,
         "Work": _LEARNER,
+        "ReadRef": _LEARNER,  # and only the worker that runs the task that a file is lent for
+        "WriteRef": _LEARNER,
     },
     f"{_PACKAGE}.ParamStoreService": {
         "Publish": _ACTOR | _LEARNER | _SERVICE,  # actors: only the carries of lanes, see `check_policies`

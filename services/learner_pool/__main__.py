@@ -15,6 +15,7 @@ from marless.fleet.handover import Tickets
 from marless.fleet.launcher import LocalLauncher
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
+from marless.rpc.refs import Loans
 from marless.rpc.roles import Role
 from marless.rpc.server import Service, main
 from services.learner_pool.config import Config, parse
@@ -41,10 +42,11 @@ async def build(config: Config, address: str) -> AsyncIterator[Service]:
     intake = Intake(config.spool, config.spool_bytes)
     replays = Replays(config.spool, config.param_store, intake, config.replay_keep_s)
     store = Peer(config.param_store, config.server.security, "param_store")
-    updates = Updates(intake, replays, dispatcher, fleet, ParamStore(store))
+    loans = Loans(dispatcher.is_running)
+    updates = Updates(intake, replays, loans, dispatcher, fleet, ParamStore(store))
     try:
         async with fleet:
-            servicer = LearnerPoolServicer(intake, updates, dispatcher, address)
+            servicer = LearnerPoolServicer(intake, updates, loans, dispatcher, address)
             shown = partial(figures, dispatcher, intake, replays)
             yield Service(servicer.register, fleet.ready, fleet.stop, "LearnerPoolService", shown)
     finally:

@@ -15,7 +15,7 @@ from marless.rpc.errors import by_name
 from marless.rpc.param_store import ParamStore
 from marless.rpc.v1 import learner_pool_pb2
 from services.learner_pool import outcomes, unpublished
-from services.learner_pool.intake import Intake
+from services.learner_pool.intake import Intake, TrajectoryFile
 
 _log = structlog.get_logger("learner_pool")
 Result = learner_pool_pb2.LearnResult
@@ -33,10 +33,10 @@ class Computed:
         self._epoch = 0
         self.results: dict[int, Result] = {}
         """Results by index of the scope."""
+        self._spares: dict[int, Path] = {}
+        """The files with what the store has not taken, by index of the scope."""
 
-    async def begin(
-        self, request: learner_pool_pb2.UpdateRequest, trajectories: Iterable[learner_pool_pb2.TrajectoryFile]
-    ) -> None:
+    async def begin(self, request: learner_pool_pb2.UpdateRequest, trajectories: Iterable[TrajectoryFile]) -> None:
         """Keep the results that have the same inputs as this request, publish unpublished ones, drop all others.
 
         Raises ConflictError if the round was published, in whole or in part, for other groups.
@@ -51,20 +51,20 @@ class Computed:
         for scope, result in list(self.results.items()):
             if not result.HasField("unpublished"):
                 continue
-            if result.unpublished.path:
-                await self._publish(result)
+            if scope in self._spares:
+                await self._publish(scope, result)
             else:  # there was no room for it
                 del self.results[scope]
         if self.results:
             _log.info("update.not_repeated", job=self._job, round=request.round + 1, scopes=sorted(self.results))
 
-    def put(self, task: learner_pool_pb2.LearnTask, result: Result) -> None:
+    def put(self, scope: int, result: Result, spare: Path) -> None:
         """Keep the result of one scope. Removes a spare file that an earlier attempt at the task may have left."""
         if not result.HasField("unpublished"):
-            Path(task.spare).unlink(missing_ok=True)
-        elif not self._intake.keep(self._job, Path(task.spare)):
-            result.unpublished.path = ""
-        self.results[task.scope] = result
+            spare.unlink(missing_ok=True)
+        elif unpublished.is_whole(result.unpublished, spare) and self._intake.keep(self._job, spare):
+            self._spares[scope] = spare
+        self.results[scope] = result
 
     def _check_groups(self, inputs: learner_pool_pb2.UpdateRequest) -> None:
         published = any(result.versions for result in self.results.values())
@@ -72,10 +72,9 @@ class Computed:
             raise other_groups(self._job, inputs.round)
 
     def _drop_all(self) -> None:
-        for result in self.results.values():
-            if result.HasField("unpublished"):
-                self._intake.drop(self._job, Path(result.unpublished.path))
-        self.results = {}
+        for spare in self._spares.values():
+            self._intake.drop(self._job, spare)
+        self.results, self._spares = {}, {}
 
     async def _drop_lost(self) -> None:
         """Drop results whose versions are no longer in the store, as after a restore by another coordinator."""
@@ -83,15 +82,15 @@ class Computed:
             if result.versions and not await outcomes.stand(self._store, self._job, self._request.round, result):
                 del self.results[scope]
 
-    async def _publish(self, result: Result) -> None:
-        left = result.unpublished
+    async def _publish(self, scope: int, result: Result) -> None:
+        left, spare = result.unpublished, self._spares[scope]
         try:
-            versions = await unpublished.publish(self._store, self._job, self._epoch, self._request.round, left)
+            versions = await unpublished.publish(self._store, self._job, self._epoch, self._request.round, left, spare)
         except unpublished.PASSING as error:
             left.error_code, left.error = type(error).__name__, str(error)
             return
         result.MergeFrom(outcomes.result(versions))
-        self._intake.drop(self._job, Path(left.path))
+        self._intake.drop(self._job, self._spares.pop(scope))
         result.ClearField("unpublished")
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from marless.rpc.process import add_option, add_worker_tls, at_least, seconds
 from marless.rpc.server import ServerOptions, option_parser, server_options
+from services.learner_pool import spool
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def parse(argv: Sequence[str] | None = None) -> Config:
         parser, "--warm-workers", "0", "workers that are started with the pool, before a task needs them", at_least(0)
     )
     add_option(parser, "--keep-alive-s", "600", "seconds after which an idle worker is stopped", seconds)
-    add_option(parser, "--spool", _memory_backed(), "directory for waiting trajectories and for replays")
+    add_option(parser, "--spool", spool.memory_backed(), "directory for waiting trajectories and for replays")
     add_option(
         parser, "--spool-bytes", str(2 * 2**30), "largest total size of waiting trajectories and replays", at_least(1)
     )
@@ -66,8 +67,3 @@ def parse(argv: Sequence[str] | None = None) -> Config:
         replay_keep_s=args.replay_keep_s,
         worker_tls=(args.worker_tls_cert, args.worker_tls_key),
     )
-
-
-def _memory_backed() -> str:
-    shared_memory = Path("/dev/shm")
-    return str(shared_memory) if os.access(shared_memory, os.W_OK) else os.environ.get("TMPDIR", "/tmp")

@@ -1,7 +1,7 @@
 """The trajectory buffer: checks each upload against its job's declared spaces, and applies it exactly once.
 
 Accepted trajectories are files in a memory-backed directory. Their bytes are written there directly from the stream,
-and learner workers map the files, so that there is no further copy, and none is lost when a worker dies.
+and learner workers on this host map the files, so that there is no further copy, and none is lost when a worker dies.
 """
 
 from __future__ import annotations
@@ -42,6 +42,14 @@ _MOST_SIDES = 4
 _DTYPES = {"float32": np.dtype("float32"), "int32": np.dtype("int32"), "bool": np.dtype("bool")}
 
 
+@dataclass(frozen=True)
+class TrajectoryFile:
+    """An accepted trajectory: its arrays one after another in a file."""
+
+    path: Path
+    header: learner_pool_pb2.UploadHeader
+
+
 @dataclass
 class _OpenJob:
     schema: TrajectorySchema
@@ -49,7 +57,7 @@ class _OpenJob:
     """Epoch of the coordinator that opened the job last: only its actors may upload."""
     round: int
     """The next round to be trained: trajectories of all others are refused."""
-    waiting: dict[tuple[int, int], learner_pool_pb2.TrajectoryFile] = field(default_factory=dict)
+    waiting: dict[tuple[int, int], TrajectoryFile] = field(default_factory=dict)
     """The accepted trajectories by (round, actor index)."""
     kept: dict[Path, int] = field(default_factory=dict)
     """Sizes in bytes of other files of the round, by path."""
@@ -160,7 +168,7 @@ class Intake:
         if job in self._jobs and (size := self._jobs[job].kept.pop(path, 0)):
             self.reservations.dropped(job, size)
 
-    def trajectories(self, job: str, round_: int, actors: int) -> list[learner_pool_pb2.TrajectoryFile]:
+    def trajectories(self, job: str, round_: int, actors: int) -> list[TrajectoryFile]:
         """The trajectories of actors 0 … actors-1, in that order; raises StaleError if some are missing."""
         waiting = self._known(job).waiting
         missing = [index for index in range(actors) if (round_, index) not in waiting]
@@ -207,10 +215,10 @@ class Intake:
                 if _is_there(known, header):  # an equal upload was faster
                     path.unlink()
                     return False
-                self._store(known, learner_pool_pb2.TrajectoryFile(path=str(path), header=header), size)
+                self._store(known, TrajectoryFile(path, header), size)
         return True
 
-    def _store(self, known: _OpenJob, file: learner_pool_pb2.TrajectoryFile, size: int) -> None:
+    def _store(self, known: _OpenJob, file: TrajectoryFile, size: int) -> None:
         key = (file.header.round, file.header.index)
         if displaced := known.waiting.pop(key, None):
             self._drop(displaced)
@@ -252,8 +260,8 @@ class Intake:
         for path in list(known.kept):
             self.drop(job, path)
 
-    def _drop(self, file: learner_pool_pb2.TrajectoryFile) -> None:
-        Path(file.path).unlink(missing_ok=True)
+    def _drop(self, file: TrajectoryFile) -> None:
+        file.path.unlink(missing_ok=True)
         self.reservations.dropped(file.header.job, declared_bytes(file.header))
 
     def _count(self, outcome: str) -> None:
@@ -319,16 +327,6 @@ def views(header: learner_pool_pb2.UploadHeader, buffer: memoryview) -> Trajecto
     return Trajectory(arrays)
 
 
-def load(file: learner_pool_pb2.TrajectoryFile) -> Trajectory:
-    """Map the file of an accepted trajectory; the arrays keep the mapping alive."""
-    descriptor = private_files.open_own(Path(file.path), os.O_RDONLY)
-    try:
-        mapping = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
-    finally:
-        os.close(descriptor)
-    return views(file.header, memoryview(mapping))
-
-
 def _elements(info: learner_pool_pb2.ArrayInfo) -> int:
     count = 1
     for side in info.shape:
@@ -338,9 +336,14 @@ def _elements(info: learner_pool_pb2.ArrayInfo) -> int:
 
 def check_bytes(schema: TrajectorySchema, header: learner_pool_pb2.UploadHeader, buffer: memoryview) -> None:
     """Raise CorruptError if the checksum does not match, or the arrays' values are not those of a valid trajectory."""
+    check_checksum(header, buffer)
+    schema.check(views(header, buffer))
+
+
+def check_checksum(header: learner_pool_pb2.UploadHeader, buffer: memoryview) -> None:
+    """Raise CorruptError unless these are the bytes that the header was written for."""
     if chunks.checksum(header, [buffer]) != header.crc32:
         raise CorruptError(f"job {header.job}, round {header.round + 1}, actor {header.index}: checksum does not match")
-    schema.check(views(header, buffer))
 
 
 @contextmanager

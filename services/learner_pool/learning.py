@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,6 +13,7 @@ import torch
 
 from marless.algos import registry
 from marless.algos.base import (
+    REPLAY,
     FunctionRun,
     Group,
     Learner,
@@ -26,21 +26,29 @@ from marless.algos.base import (
     scopes,
 )
 from marless.checkpoint import PARTS
+from marless.data.frames import ReplaySchema
+from marless.data.trajectory import Trajectory
 from marless.envs.base import EnvSpaces
-from marless.errors import CorruptError, SpecError
+from marless.errors import CorruptError, SpecError, UnavailableError
 from marless.failpoint import reach
+from marless.job import replay_of
 from marless.log import structlog
 from marless.nets import serial
-from marless.rpc.concurrency import stoppable, to_the_end
+from marless.private_files import Claim
+from marless.rpc.concurrency import gather, stoppable, to_the_end
 from marless.rpc.param_store import ParamStore, PolicyWrite
+from marless.rpc.refs import Borrowed, Ref, is_seen
 from marless.rpc.v1 import common_pb2, learner_pool_pb2
 from marless.sharing import registry as sharing_policies
 from marless.sharing.similarity import make_similarity
 from marless.spec import JobSpec, from_json, spaces_from_json
-from services.learner_pool import outcomes, unpublished
-from services.learner_pool.intake import load
+from services.learner_pool import outcomes, spool, unpublished
+from services.learner_pool.intake import check_checksum, views
+from services.learner_pool.mirror import Mirror
 
 _HELD_LEARNERS = 16
+_Key = tuple[str, int, str, int]
+"""Job, epoch, spec and scope."""
 _log = structlog.get_logger("learner")
 
 
@@ -54,7 +62,14 @@ class _Held:
     scope: Scope
     device: str
     replay: Path | None
+    mirror: Mirror | None
+    """If this worker does not see the pool's replay file: its copy, at `replay`."""
     versions: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def replay_name(self) -> str:
+        """The name under which the state of the replay is published."""
+        return f"{REPLAY}.{self.scope.name}"
 
     def after(self, groups: Sequence[Group]) -> dict[str, tuple[str, ...]]:
         """The dependencies of each function in an update of these groups, by ids of the algorithm's function graph."""
@@ -64,11 +79,17 @@ class _Held:
 
 
 class Learning:
-    """Runs learn tasks; caches learners between them, whose states can be loaded from the store again."""
+    """Runs learn tasks; caches learners between them, whose states can be loaded from the store again.
 
-    def __init__(self, store: ParamStore) -> None:
+    `place` is the directory for copies of replay files that this worker does not see.
+    """
+
+    def __init__(self, store: ParamStore, borrowed: Borrowed, place: Path) -> None:
         self._store = store
-        self._held: OrderedDict[tuple[str, int, str, int], _Held] = OrderedDict()
+        self._borrowed = borrowed
+        self._place = place
+        self._claim: Claim | None = None
+        self._held: OrderedDict[_Key, _Held] = OrderedDict()
 
     async def run(self, payload: bytes) -> bytes:
         """Run one serialised LearnTask; returns its serialised LearnResult."""
@@ -87,16 +108,17 @@ class Learning:
             scope = scopes(algorithm, spec.algorithm, spaces)[task.scope]
             device, why = choose_device(spec.learner.device)
             _log.info("job.device", job=task.job, scope=scope.name, device=device, why=why)
-            replay = Path(task.replay) if task.replay else None
+            self._let_go(task)
+            mirror = self._mirror(task.replay, replay_of(spec, spaces, scope))
+            replay = mirror.path if mirror else Path(task.replay.path) if task.replay.path else None
             carried = spec.actors.episodes == "carried"
             context = LearnerContext(spec.nets, spaces, scope, device, replay, carried)
             learner = algorithm.learner(spec.algorithm, context)
             if similarity := _similarity(spec):
                 make_similarity(similarity)  # imports its libraries now, so that no round waits for them
-            self._let_go(task)
-            self._held[key] = _Held(learner, spec, spaces, scope, device, replay)
+            self._held[key] = _Held(learner, spec, spaces, scope, device, replay, mirror)
             while len(self._held) > _HELD_LEARNERS:
-                self._held.popitem(last=False)
+                self._drop(next(iter(self._held)))
         self._held.move_to_end(key)
         return self._held[key]
 
@@ -107,7 +129,31 @@ class Learning:
         """
         for key, held in list(self._held.items()):
             if (key[0], key[3]) == (task.job, task.scope) or (held.replay and not held.replay.exists()):
-                del self._held[key]
+                self._drop(key)
+
+    def _drop(self, key: _Key) -> None:
+        if mirror := self._held.pop(key).mirror:
+            mirror.remove()
+
+    def _mirror(self, ref: Ref, replay: tuple[ReplaySchema, int] | None) -> Mirror | None:
+        """A copy of the task's replay file if this worker does not see the file. Other copies make room for it."""
+        if replay is None or is_seen(ref):
+            return None
+        if self._claim is None:
+            self._claim = spool.claim(self._place)
+        while True:
+            try:
+                return Mirror(self._borrowed, self._claim.path, *replay)
+            except UnavailableError:
+                mirrored = [key for key, held in self._held.items() if held.mirror]
+                if not mirrored:
+                    raise
+                self._drop(mirrored[0])
+
+    def close(self) -> None:
+        """Remove all copies of replay files."""
+        if self._claim:
+            self._claim.drop()
 
     async def _open(
         self, task: learner_pool_pb2.LearnTask, held: _Held, groups: tuple[Group, ...]
@@ -142,12 +188,14 @@ class Learning:
             if done:
                 return done
             await self._hold(task.job, held, starts)
+        if held.mirror:
+            await held.mirror.pull(task.replay)
         inputs = RoundInput(
             round=task.round,
             env_steps=task.env_steps,
             seed=held.spec.seed,
             groups=groups,
-            trajectories=[load(file) for file in task.trajectories],
+            trajectories=await gather(map(self._trajectory, task.trajectories)),
             pooling=held.spec.sharing.samples,
             measure=_measure(task.measure, held.spec),
         )
@@ -161,11 +209,12 @@ class Learning:
         for name, metrics in output.metrics.items():
             result.metrics[name].values.update(metrics)
         writes = _writes(task, held, expected, task.round, reports)
+        if held.mirror:
+            await held.mirror.push(task.replay, held.learner.state(held.replay_name).learning, task.round)
         try:
             result.MergeFrom(outcomes.result(await self._publish(task, held, writes)))
         except unpublished.PASSING as error:
-            left = await asyncio.to_thread(unpublished.leave, Path(task.spare), writes, error)
-            result.unpublished.CopyFrom(left)
+            result.unpublished.CopyFrom(await unpublished.leave(self._borrowed, task.spare, writes, error))
         return result
 
     async def _hold(self, job: str, held: _Held, wanted: Mapping[str, int]) -> None:
@@ -180,6 +229,12 @@ class Learning:
             except CorruptError as error:
                 raise CorruptError(f"policy {name!r}, version {missing[name]}: {error}") from None
             held.versions[name] = missing[name]
+            if held.mirror and name == held.replay_name:
+                held.mirror.expect(state.learning)
+
+    async def _trajectory(self, stored: learner_pool_pb2.StoredTrajectory) -> Trajectory:
+        content = await self._borrowed.get(stored.file, partial(check_checksum, stored.header))
+        return views(stored.header, content)
 
     async def _publish(
         self, task: learner_pool_pb2.LearnTask, held: _Held, writes: Sequence[PolicyWrite]

@@ -8,7 +8,8 @@ from typing import Any
 import grpc
 
 from marless.fleet.dispatch import Dispatcher
-from marless.rpc.server import bulk_upload, register_bulk
+from marless.rpc.refs import Loans
+from marless.rpc.server import bulk_download, bulk_upload, register_bulk
 from marless.rpc.v1 import common_pb2, learner_pool_pb2
 from marless.rpc.v1.learner_pool_pb2_grpc import LearnerPoolServiceServicer, add_LearnerPoolServiceServicer_to_server
 from services.learner_pool.intake import Intake
@@ -20,17 +21,24 @@ Context = grpc.aio.ServicerContext[Any, Any]  # Any: one context type serves all
 class LearnerPoolServicer(LearnerPoolServiceServicer):
     """The RPCs of learner_pool.proto. `address` is the one that actors dial to upload their trajectories."""
 
-    def __init__(self, intake: Intake, updates: Updates, dispatcher: Dispatcher, address: str) -> None:
+    def __init__(
+        self, intake: Intake, updates: Updates, loans: Loans, dispatcher: Dispatcher, address: str
+    ) -> None:
         self._intake = intake
         self._updates = updates
+        self._loans = loans
         self._dispatcher = dispatcher
         self._address = address
 
     def register(self, server: grpc.aio.Server) -> None:
-        """Add this servicer to a server; uploads are received as raw bytes."""
+        """Add this servicer to a server; bulk transfers are raw bytes."""
         add_LearnerPoolServiceServicer_to_server(self, server)
-        upload = bulk_upload(self.Upload, learner_pool_pb2.UploadResponse.SerializeToString)
-        register_bulk(server, "LearnerPoolService", {"Upload": upload})
+        bulk = {
+            "Upload": bulk_upload(self.Upload, learner_pool_pb2.UploadResponse.SerializeToString),
+            "ReadRef": bulk_download(self.ReadRef, common_pb2.Piece.FromString),
+            "WriteRef": bulk_upload(self.WriteRef, common_pb2.WriteRefResponse.SerializeToString),
+        }
+        register_bulk(server, "LearnerPoolService", bulk)
 
     async def OpenJob(  # noqa: N802  # gRPC names
         self, request: learner_pool_pb2.OpenJobRequest, context: Context
@@ -71,3 +79,17 @@ class LearnerPoolServicer(LearnerPoolServiceServicer):
     ) -> None:
         """Serve one worker's stream."""
         await self._dispatcher.attach(request_iterator, context.write)
+
+    async def ReadRef(  # type: ignore[override]  # noqa: N802  # raw frames, see `register`
+        self, request: common_pb2.Piece, context: Context
+    ) -> AsyncIterator[bytes]:
+        """Stream a piece of a lent file."""
+        async for frame in self._loans.read(request):
+            yield frame
+
+    async def WriteRef(  # type: ignore[override]  # noqa: N802  # raw frames, see `register`
+        self, frames: AsyncIterator[bytes], context: Context
+    ) -> common_pb2.WriteRefResponse:
+        """Receive a piece of a lent file."""
+        await self._loans.write(frames)
+        return common_pb2.WriteRefResponse()

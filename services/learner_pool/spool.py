@@ -1,6 +1,7 @@
-"""The directories of a learner pool's files, inside the directory given by --spool.
+"""The directories of files of a learner pool and of its workers, inside the directory given by --spool.
 
-    <home>/marless-spool-<random>/    trajectories of one pool until their update; removed with the pool
+    <home>/marless-spool-<random>/    trajectories of one pool until their update; removed with the pool. Also copies of
+                                      replay files, of a worker on another host; removed with the worker
     <home>/marless-replay-<store>/    replay files; they outlive pools
 
 The home is the given directory itself if only this user may write to it; in a shared one, such as /dev/shm, it is a
@@ -10,6 +11,7 @@ moved or removed.
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -23,8 +25,14 @@ _REPLAYS = "marless-replay-"
 _TRAJECTORIES = "marless-spool-"
 
 
+def memory_backed() -> str:
+    """The default spool: shared memory if it can be written, else the directory for temporary files."""
+    shared_memory = Path("/dev/shm")
+    return str(shared_memory) if os.access(shared_memory, os.W_OK) else os.environ.get("TMPDIR", "/tmp")
+
+
 def claim(place: Path) -> Claim:
-    """Create a directory for the trajectories of one pool, and remove those of pools that were killed.
+    """Create a directory for the files of one process, and remove those of processes that were killed.
 
     Raises UnavailableError if the spool cannot be used.
     """

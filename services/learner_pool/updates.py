@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 
 from marless.algos import registry
 from marless.algos.base import Scope
 from marless.algos.base import scopes as scopes_of
-from marless.algos.off_policy import OffPolicyConfig
+from marless.data.frame_file import FrameFile
 from marless.data.frames import ReplaySchema
 from marless.envs.base import EnvSpaces
 from marless.errors import FencedError, NotFoundError, OverloadedError, SpecError, StaleError, shown
 from marless.fleet.dispatch import Dispatcher
 from marless.fleet.fleet import Fleet
-from marless.job import schema_of
+from marless.job import replay_of, schema_of
 from marless.job_id import check_id
-from marless.limits import MAX_ACTORS, MAX_POLICIES
+from marless.limits import MAX_ACTORS, MAX_POLICIES, MAX_PUBLISH_BYTES
 from marless.log import structlog
 from marless.rpc.concurrency import gather
 from marless.rpc.param_store import ParamStore
+from marless.rpc.refs import Loans, Ref, Write, write_new
 from marless.rpc.requests import check_groups, check_number, message
 from marless.rpc.v1 import learner_pool_pb2
 from marless.spec import JobSpec, from_json, spaces_from_json
 from services.learner_pool import outcomes
 from services.learner_pool.computed import Computed, check_published, other_groups
-from services.learner_pool.intake import Intake
+from services.learner_pool.intake import Intake, TrajectoryFile
 from services.learner_pool.replays import Replays
 
 REPLAY_WAIT_S = 30.0
@@ -42,6 +45,8 @@ class _OpenJob:
     spaces_json: str
     spaces: EnvSpaces
     scopes: tuple[Scope, ...]
+    replays: dict[str, tuple[ReplaySchema, int]]
+    """Frames of the replay and their number, by name of the scope."""
     computed: Computed
     last: _Answered | None = None
     """The newest finished update since the job was opened here."""
@@ -71,9 +76,10 @@ class Updates:
     """The open jobs of a learner pool, and their updates."""
 
     def __init__(
-        self, intake: Intake, replays: Replays, dispatcher: Dispatcher, fleet: Fleet, store: ParamStore
+        self, intake: Intake, replays: Replays, loans: Loans, dispatcher: Dispatcher, fleet: Fleet, store: ParamStore
     ) -> None:
         self._intake = intake
+        self._loans = loans
         self._replays = replays
         self._store = store
         self._dispatcher = dispatcher
@@ -97,12 +103,13 @@ class Updates:
             self._forget(request.job)
             scopes = scopes_of(registry.algorithm(spec.algorithm.name), spec.algorithm, spaces)
             computed = Computed(request.job, self._store, self._intake)
+            replays = {each.name: made for each in scopes if (made := replay_of(spec, spaces, each))}
             self._jobs[request.job] = _OpenJob(
-                request.spec_json, spec.learner.timeout_s, request.spaces_json, spaces, scopes, computed
+                request.spec_json, spec.learner.timeout_s, request.spaces_json, spaces, scopes, replays, computed
             )
         opened = self._jobs[request.job]
         self._intake.open(request.job, schema_of(spec, spaces), epoch=request.epoch, round_=request.round)
-        sizes = _replay_sizes(spec, spaces, opened.scopes)
+        sizes = {scope: schema.file_bytes(capacity) for scope, (schema, capacity) in opened.replays.items()}
         self._intake.reservations.check(request.job, spec.actors.count, sum(sizes.values()))
         await self._open_replays(request.job, sizes)
         tasks = _by_scope(
@@ -251,7 +258,6 @@ class Updates:
             groups=request.groups,
             versions=request.versions,
             measure=request.measure,
-            trajectories=self._intake.trajectories(request.job, request.round, request.actors),
         )
         results = await self._learn(known, request, task)
         for each in (result.functions[0] for result in results):
@@ -266,41 +272,61 @@ class Updates:
     ) -> list[learner_pool_pb2.LearnResult]:
         """The result of each scope; those that were computed from the same inputs before are reused."""
         tasks = _by_scope(known.scopes, known.spaces, task)
+        files = self._intake.trajectories(request.job, request.round, request.actors)
         self._intake.reservations.update(request.job, begins=True)
         try:
-            await known.computed.begin(request, task.trajectories)
-            await self._run([each for each in tasks if each.scope not in known.computed.results], "update")
+            await known.computed.begin(request, files)
+            await self._run([each for each in tasks if each.scope not in known.computed.results], "update", files)
         finally:
             self._intake.reservations.update(request.job, begins=False)
         results = [known.computed.results[each.scope] for each in tasks]
         check_published(results)
         return results
 
-    async def _run(self, tasks: list[learner_pool_pb2.LearnTask], verb: str) -> list[learner_pool_pb2.LearnResult]:
-        for task in tasks:
-            scope = self._jobs[task.job].scopes[task.scope]
-            task.replay = str(self._replays.path(task.job, scope.name) or "")
-            task.spare = str(self._intake.spare())
+    async def _run(
+        self, tasks: list[learner_pool_pb2.LearnTask], verb: str, files: Sequence[TrajectoryFile] = ()
+    ) -> list[learner_pool_pb2.LearnResult]:
         await self._fleet.ensure(len(tasks))
-        return await gather(self._run_one(task, verb) for task in tasks)
+        return await gather(self._run_one(task, verb, files) for task in tasks)
 
-    async def _run_one(self, task: learner_pool_pb2.LearnTask, verb: str) -> learner_pool_pb2.LearnResult:
-        known = self._jobs[task.job]
-        outcome = await self._dispatcher.run(
-            f"{task.job}/{task.round}/{verb}/{task.scope}",
-            task.SerializeToString,
-            timeout_s=known.timeout_s,
-            setting="learner.timeout_s",
-            affinity=f"{task.job}/{task.scope}",
-        )
+    async def _run_one(
+        self, task: learner_pool_pb2.LearnTask, verb: str, files: Sequence[TrajectoryFile]
+    ) -> learner_pool_pb2.LearnResult:
+        known, spare = self._jobs[task.job], self._intake.spare()
+        name = f"{task.job}/{task.round}/{verb}/{task.scope}"
+        with self._loans.during(name) as lend:
+            self._lend(task, files, spare, lend)
+            outcome = await self._dispatcher.run(
+                name,
+                task.SerializeToString,
+                timeout_s=known.timeout_s,
+                setting="learner.timeout_s",
+                affinity=f"{task.job}/{task.scope}",
+            )
         result = message(learner_pool_pb2.LearnResult, outcome.payload, "a learner's result")
         for each in (outcome.invocation, *outcome.lost):
             each.function, each.index = "learner", task.scope
         result.functions.insert(0, outcome.invocation)
         result.functions.extend(outcome.lost)
         if verb == "update":
-            known.computed.put(task, result)
+            known.computed.put(task.scope, result, spare)
         return result
+
+    def _lend(
+        self,
+        task: learner_pool_pb2.LearnTask,
+        files: Sequence[TrajectoryFile],
+        spare: Path,
+        lend: Callable[[Path, Write | None], Ref],
+    ) -> None:
+        """Put references to all files that a task needs into it."""
+        known = self._jobs[task.job]
+        scope = known.scopes[task.scope].name
+        for each in files:
+            task.trajectories.add(header=each.header, file=lend(each.path, None))
+        if replay := self._replays.path(task.job, scope):
+            task.replay.CopyFrom(lend(replay, partial(_put, *known.replays[scope], replay)))
+        task.spare.CopyFrom(lend(spare, partial(write_new, spare, MAX_PUBLISH_BYTES)))
 
 
 def _check_update(request: learner_pool_pb2.UpdateRequest) -> None:
@@ -317,16 +343,9 @@ def _read(request: learner_pool_pb2.OpenJobRequest) -> tuple[JobSpec, EnvSpaces]
     return from_json(request.spec_json), spaces_from_json(request.spaces_json)
 
 
-def _replay_sizes(spec: JobSpec, spaces: EnvSpaces, scopes: Sequence[Scope]) -> dict[str, int]:
-    """Bytes of the replay file of each scope, by name; {} for on-policy algorithms."""
-    config = spec.algorithm
-    if not isinstance(config, OffPolicyConfig):
-        return {}
-    made = schema_of(spec, spaces)
-    return {
-        scope.name: ReplaySchema(spaces, scope.classes, made.with_state, made.memory).file_bytes(config.replay.capacity)
-        for scope in scopes
-    }
+def _put(schema: ReplaySchema, capacity: int, path: Path, ranges: Sequence[slice], content: memoryview) -> None:
+    """Write frames into a replay for a worker that does not see its file."""
+    FrameFile(schema, capacity, path).put(ranges, content)
 
 
 def _joined(results: Sequence[learner_pool_pb2.LearnResult]) -> learner_pool_pb2.UpdateResponse:

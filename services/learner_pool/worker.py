@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,8 +11,10 @@ from marless.fleet.session import WorkerOptions, serve, work, worker_options
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
 from marless.rpc.process import configure_logging
+from marless.rpc.refs import Borrowed
 from marless.rpc.roles import Role
 from marless.rpc.v1.learner_pool_pb2_grpc import LearnerPoolServiceStub
+from services.learner_pool import spool
 from services.learner_pool.learning import Learning, choose_device
 
 if TYPE_CHECKING:
@@ -22,11 +25,13 @@ async def run(options: WorkerOptions) -> None:
     """Connect to the pool, and run its tasks until it releases this worker."""
     pool = Peer(options.pool, options.security, "learner_pool")
     store = Peer(options.param_store, options.security, "param_store")
-    learning = Learning(ParamStore(store))
+    borrowed = Borrowed(pool, "LearnerPoolService", options.worker, lambda: options.handover.ticket)
+    learning = Learning(ParamStore(store), borrowed, Path(spool.memory_backed()))
     stub: LearnerPoolServiceAsyncStub = LearnerPoolServiceStub(pool.channel)
     try:
         await work(options, pool, stub.Work, learning.run, choose_device("auto")[0])
     finally:
+        learning.close()
         await store.close()
         await pool.close()
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from marless.data.rollout import rollout
-from marless.data.trajectory import TrajectorySchema
+from marless.data.trajectory import Trajectory, TrajectorySchema
 from marless.envs.base import AgentClass, Box, Discrete, EnvSpaces
 from marless.errors import (
     AlreadyExistsError,
@@ -30,7 +30,7 @@ from marless.errors import (
 from marless.rpc import chunks
 from marless.rpc.v1 import learner_pool_pb2
 from services.learner_pool import reservations
-from services.learner_pool.intake import Intake, IntakeCounts, declared_bytes, load
+from services.learner_pool.intake import Intake, IntakeCounts, TrajectoryFile, check_checksum, declared_bytes, views
 from tests.memoryless import Memoryless
 from tests.scripted_env import ScriptedEnv
 
@@ -97,6 +97,13 @@ async def stream_of(header, arrays: dict[str, np.ndarray]) -> AsyncIterator[byte
 
 async def upload(intake: Intake, arrays: dict[str, np.ndarray], **where) -> bool:
     return await intake.receive(stream_of(header_of(arrays, **where), arrays))
+
+
+def load(file: TrajectoryFile) -> Trajectory:
+    """As a learner worker has it."""
+    content = memoryview(file.path.read_bytes())
+    check_checksum(file.header, content)
+    return views(file.header, content)
 
 
 def files(tmp_path: Path) -> list[Path]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from marless.rpc.v1 import actor_pool_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
-from services.learner_pool.intake import load
+from services.learner_pool.intake import check_checksum
 from tests.faults.pools import RunningPools, running_pools, small_job
 
 WORKERS = 3
@@ -37,7 +37,7 @@ async def run(seed: int, place: Path, *, times: int) -> dict[str, int]:
             assert len(rollout.invocations) == sum(last.values()), "every attempt is recorded, lost or not"
             again += sum(attempt > 1 for attempt in last.values())
             for file in running.intake.trajectories(JOB, round_, ACTORS):  # raises StaleError if one is missing
-                load(file)
+                check_checksum(file.header, memoryview(file.path.read_bytes()))
             running.intake.advance(JOB, round_ + 1)
         counts = running.intake.counts
         assert counts.applied == times * ACTORS, f"{counts.applied} of {times * ACTORS} trajectories were applied"

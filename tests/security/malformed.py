@@ -13,10 +13,11 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from marless.rpc import chunks
-from marless.rpc.v1 import coordinator_pb2, learner_pool_pb2, param_store_pb2
+from marless.rpc.v1 import common_pb2, coordinator_pb2, learner_pool_pb2, param_store_pb2
 
 HEADERS: dict[str, type[Message]] = {
     "Upload": learner_pool_pb2.UploadHeader,
+    "WriteRef": common_pb2.WriteRefHeader,
     "Publish": param_store_pb2.PublishHeader,
     "UploadCheckpoint": coordinator_pb2.CheckpointHeader,
 }

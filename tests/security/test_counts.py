@@ -152,7 +152,7 @@ async def test_a_rollout_holds_no_more(fields, why):
     ("field", "most"), [("actors", MAX_ACTORS), ("round", MAX_COUNT), ("epoch", MAX_COUNT), ("env_steps", MAX_COUNT)]
 )
 async def test_an_update_counts_no_further(field, most):
-    updates = Updates(None, None, None, None, None)
+    updates = Updates(None, None, None, None, None, None)
     with pytest.raises(NotFoundError, match="'job' is not open"):
         await updates.update(learner_pool_pb2.UpdateRequest(**{"job": "job", "actors": 1, field: most}))
     for wrong in (most + 1, -1):
@@ -163,7 +163,7 @@ async def test_an_update_counts_no_further(field, most):
 async def test_an_update_names_no_more_versions():
     versions = [common_pb2.PolicyVersion(policy=f"p{k}", version=1) for k in range(MAX_POLICIES + 1)]
     with pytest.raises(SpecError, match="the number of versions is 4,097"):
-        await Updates(None, None, None, None, None).update(
+        await Updates(None, None, None, None, None, None).update(
             learner_pool_pb2.UpdateRequest(job="job", actors=1, versions=versions)
         )
 

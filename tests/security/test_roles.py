@@ -59,7 +59,7 @@ def test_users_workers_and_services_share_no_rpc_that_changes_anything():
         *("ParamStoreService/Get", "ParamStoreService/Publish"),
     }
     assert may[Role.LEARNER] == {
-        "LearnerPoolService/Work",
+        *(f"LearnerPoolService/{name}" for name in ("Work", "ReadRef", "WriteRef")),
         *(f"ParamStoreService/{name}" for name in ("Get", "List", "Publish")),
     }
     assert not may[Role.SERVICE] & (users | {"ActorPoolService/Work", "LearnerPoolService/Work"})

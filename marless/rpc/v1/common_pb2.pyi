@@ -242,6 +242,162 @@ class Chunk(_message.Message):
 Global___Chunk: _TypeAlias = Chunk  # noqa: Y015
 
 @_typing.final
+class Ref(_message.Message):
+    """A file of a service that it lends to a worker for one task. A worker that sees the same file maps it; any other reads
+    and writes it in pieces. Checksum, round and epoch of its content are beside the reference: in an UploadHeader, or in
+    the states that the task starts from.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
+    INODE_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """random; the only name by which the file can be read or written over gRPC"""
+    bytes: _builtins.int
+    host: _builtins.str
+    """identifies the running kernel on which the following numbers are valid"""
+    path: _builtins.str
+    """opened only to compare: the file is used if device, inode and size are these"""
+    device: _builtins.int
+    inode: _builtins.int
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        bytes: _builtins.int = ...,
+        host: _builtins.str = ...,
+        path: _builtins.str = ...,
+        device: _builtins.int = ...,
+        inode: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "device", b"device", "host", b"host", "id", b"id", "inode", b"inode", "path", b"path"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Ref: _TypeAlias = Ref  # noqa: Y015
+
+@_typing.final
+class ByteRange(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OFFSET_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    offset: _builtins.int
+    bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        offset: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "offset", b"offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ByteRange: _TypeAlias = ByteRange  # noqa: Y015
+
+@_typing.final
+class Piece(_message.Message):
+    """Which worker reads or writes which bytes of a lent file: up to 4 MiB in all."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    WORKER_FIELD_NUMBER: _builtins.int
+    TICKET_FIELD_NUMBER: _builtins.int
+    RANGES_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """of the Ref"""
+    worker: _builtins.str
+    ticket: _builtins.str
+    """the worker's, as in its hello"""
+    @_builtins.property
+    def ranges(self) -> _containers.RepeatedCompositeFieldContainer[Global___ByteRange]: ...
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        worker: _builtins.str = ...,
+        ticket: _builtins.str = ...,
+        ranges: _abc.Iterable[Global___ByteRange] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "ranges", b"ranges", "ticket", b"ticket", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Piece: _TypeAlias = Piece  # noqa: Y015
+
+@_typing.final
+class ReadRefHeader(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CRC32_FIELD_NUMBER: _builtins.int
+    crc32: _builtins.int
+    """of the bytes that follow"""
+    def __init__(
+        self,
+        *,
+        crc32: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["crc32", b"crc32"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadRefHeader: _TypeAlias = ReadRefHeader  # noqa: Y015
+
+@_typing.final
+class WriteRefHeader(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PIECE_FIELD_NUMBER: _builtins.int
+    CRC32_FIELD_NUMBER: _builtins.int
+    crc32: _builtins.int
+    """of the bytes that follow"""
+    @_builtins.property
+    def piece(self) -> Global___Piece: ...
+    def __init__(
+        self,
+        *,
+        piece: Global___Piece | None = ...,
+        crc32: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["piece", b"piece"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["crc32", b"crc32", "piece", b"piece"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WriteRefHeader: _TypeAlias = WriteRefHeader  # noqa: Y015
+
+@_typing.final
+class WriteRefResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WriteRefResponse: _TypeAlias = WriteRefResponse  # noqa: Y015
+
+@_typing.final
 class WorkerMessage(_message.Message):
     """A message from a worker to its pool, on the stream that it holds open."""
 

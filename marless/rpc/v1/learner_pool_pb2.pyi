@@ -420,20 +420,24 @@ class LearnTask(_message.Message):
     scope: _builtins.int
     """index among the job's scopes"""
     spaces_json: _builtins.str
-    replay: _builtins.str
-    """path of the scope's replay file; "": none"""
-    spare: _builtins.str
-    """path for the result if the store does not take it; see Unpublished"""
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Group]: ...
     @_builtins.property
     def versions(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.PolicyVersion]: ...
     @_builtins.property
-    def trajectories(self) -> _containers.RepeatedCompositeFieldContainer[Global___TrajectoryFile]:
+    def trajectories(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoredTrajectory]:
         """empty: publish first versions where the store has none"""
 
     @_builtins.property
     def measure(self) -> Global___Measure: ...
+    @_builtins.property
+    def replay(self) -> _common_pb2.Ref:
+        """the scope's replay file; not set: none"""
+
+    @_builtins.property
+    def spare(self) -> _common_pb2.Ref:
+        """a file without content, for the result if the store does not take it; see Unpublished"""
+
     def __init__(
         self,
         *,
@@ -445,13 +449,13 @@ class LearnTask(_message.Message):
         scope: _builtins.int = ...,
         groups: _abc.Iterable[_common_pb2.Group] | None = ...,
         versions: _abc.Iterable[_common_pb2.PolicyVersion] | None = ...,
-        trajectories: _abc.Iterable[Global___TrajectoryFile] | None = ...,
+        trajectories: _abc.Iterable[Global___StoredTrajectory] | None = ...,
         spaces_json: _builtins.str = ...,
         measure: Global___Measure | None = ...,
-        replay: _builtins.str = ...,
-        spare: _builtins.str = ...,
+        replay: _common_pb2.Ref | None = ...,
+        spare: _common_pb2.Ref | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["measure", b"measure"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["measure", b"measure", "replay", b"replay", "spare", b"spare"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _typing.Literal["env_steps", b"env_steps", "epoch", b"epoch", "groups", b"groups", "job", b"job", "measure", b"measure", "replay", b"replay", "round", b"round", "scope", b"scope", "spaces_json", b"spaces_json", "spare", b"spare", "spec_json", b"spec_json", "trajectories", b"trajectories", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
@@ -460,29 +464,30 @@ class LearnTask(_message.Message):
 Global___LearnTask: _TypeAlias = LearnTask  # noqa: Y015
 
 @_typing.final
-class TrajectoryFile(_message.Message):
-    """A buffered trajectory: its arrays one after another in a file that workers map."""
+class StoredTrajectory(_message.Message):
+    """A buffered trajectory: its arrays one after another in a file."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    PATH_FIELD_NUMBER: _builtins.int
     HEADER_FIELD_NUMBER: _builtins.int
-    path: _builtins.str
+    FILE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def header(self) -> Global___UploadHeader: ...
+    @_builtins.property
+    def file(self) -> _common_pb2.Ref: ...
     def __init__(
         self,
         *,
-        path: _builtins.str = ...,
         header: Global___UploadHeader | None = ...,
+        file: _common_pb2.Ref | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["file", b"file", "header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "path", b"path"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["file", b"file", "header", b"header"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___TrajectoryFile: _TypeAlias = TrajectoryFile  # noqa: Y015
+Global___StoredTrajectory: _TypeAlias = StoredTrajectory  # noqa: Y015
 
 @_typing.final
 class LearnResult(_message.Message):
@@ -552,18 +557,16 @@ Global___LearnResult: _TypeAlias = LearnResult  # noqa: Y015
 
 @_typing.final
 class Unpublished(_message.Message):
-    """The result of an update that the store did not take, because the epoch was over or the store was down. The learner
-    pool publishes it when the update is requested again.
+    """The result of an update that the store did not take, because the epoch was over or the store was down. The worker has
+    written the blobs, one after another, into the task's spare file; the learner pool publishes them when the update is
+    requested again.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    PATH_FIELD_NUMBER: _builtins.int
     POLICIES_FIELD_NUMBER: _builtins.int
     ERROR_CODE_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
-    path: _builtins.str
-    """a file with the blobs, one after another"""
     error_code: _builtins.str
     """name of the domain error for which the store refused it"""
     error: _builtins.str
@@ -574,14 +577,13 @@ class Unpublished(_message.Message):
     def __init__(
         self,
         *,
-        path: _builtins.str = ...,
         policies: _abc.Iterable[_param_store_pb2.PolicyPublish] | None = ...,
         error_code: _builtins.str = ...,
         error: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "error_code", b"error_code", "path", b"path", "policies", b"policies"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "error_code", b"error_code", "policies", b"policies"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

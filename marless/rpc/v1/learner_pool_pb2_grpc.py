@@ -65,6 +65,16 @@ class LearnerPoolServiceStub:
                 request_serializer=marless_dot_rpc_dot_v1_dot_common__pb2.WorkerMessage.SerializeToString,
                 response_deserializer=marless_dot_rpc_dot_v1_dot_common__pb2.PoolMessage.FromString,
                 _registered_method=True)
+        self.ReadRef = channel.unary_stream(
+                '/marless.rpc.v1.LearnerPoolService/ReadRef',
+                request_serializer=marless_dot_rpc_dot_v1_dot_common__pb2.Piece.SerializeToString,
+                response_deserializer=marless_dot_rpc_dot_v1_dot_common__pb2.Chunk.FromString,
+                _registered_method=True)
+        self.WriteRef = channel.stream_unary(
+                '/marless.rpc.v1.LearnerPoolService/WriteRef',
+                request_serializer=marless_dot_rpc_dot_v1_dot_common__pb2.Chunk.SerializeToString,
+                response_deserializer=marless_dot_rpc_dot_v1_dot_common__pb2.WriteRefResponse.FromString,
+                _registered_method=True)
 
 
 class LearnerPoolServiceServicer:
@@ -129,6 +139,24 @@ class LearnerPoolServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReadRef(self, request, context):
+        """Reads a piece of a file that the pool has lent to this worker, for workers that do not see the file. Stream: header =
+        ReadRefHeader, then the bytes of the ranges in their order. Idempotent. PERMISSION_DENIED unless the worker runs the
+        task that the file is lent for; INVALID_ARGUMENT for ranges beyond its end, or too many.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WriteRef(self, request_iterator, context):
+        """Writes a piece of a lent file: frames of a replay, or the result of an update that the store did not take. Stream:
+        header = WriteRefHeader, then the bytes of the ranges in their order. Idempotent. Errors as of ReadRef; DATA_LOSS if
+        the checksum does not match, and nothing is written; UNAVAILABLE if the disk is full.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_LearnerPoolServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -161,6 +189,16 @@ def add_LearnerPoolServiceServicer_to_server(servicer, server):
                     servicer.Work,
                     request_deserializer=marless_dot_rpc_dot_v1_dot_common__pb2.WorkerMessage.FromString,
                     response_serializer=marless_dot_rpc_dot_v1_dot_common__pb2.PoolMessage.SerializeToString,
+            ),
+            'ReadRef': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadRef,
+                    request_deserializer=marless_dot_rpc_dot_v1_dot_common__pb2.Piece.FromString,
+                    response_serializer=marless_dot_rpc_dot_v1_dot_common__pb2.Chunk.SerializeToString,
+            ),
+            'WriteRef': grpc.stream_unary_rpc_method_handler(
+                    servicer.WriteRef,
+                    request_deserializer=marless_dot_rpc_dot_v1_dot_common__pb2.Chunk.FromString,
+                    response_serializer=marless_dot_rpc_dot_v1_dot_common__pb2.WriteRefResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -325,6 +363,60 @@ class LearnerPoolService:
             '/marless.rpc.v1.LearnerPoolService/Work',
             marless_dot_rpc_dot_v1_dot_common__pb2.WorkerMessage.SerializeToString,
             marless_dot_rpc_dot_v1_dot_common__pb2.PoolMessage.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadRef(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/marless.rpc.v1.LearnerPoolService/ReadRef',
+            marless_dot_rpc_dot_v1_dot_common__pb2.Piece.SerializeToString,
+            marless_dot_rpc_dot_v1_dot_common__pb2.Chunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WriteRef(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/marless.rpc.v1.LearnerPoolService/WriteRef',
+            marless_dot_rpc_dot_v1_dot_common__pb2.Chunk.SerializeToString,
+            marless_dot_rpc_dot_v1_dot_common__pb2.WriteRefResponse.FromString,
             options,
             channel_credentials,
             insecure,

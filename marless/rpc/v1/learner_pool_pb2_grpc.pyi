@@ -66,6 +66,16 @@ class LearnerPoolServiceStub:
     """
     Work: _grpc.StreamStreamMultiCallable[_common_pb2.WorkerMessage, _common_pb2.PoolMessage]
     """The stream that each learner worker opens to the pool and holds."""
+    ReadRef: _grpc.UnaryStreamMultiCallable[_common_pb2.Piece, _common_pb2.Chunk]
+    """Reads a piece of a file that the pool has lent to this worker, for workers that do not see the file. Stream: header =
+    ReadRefHeader, then the bytes of the ranges in their order. Idempotent. PERMISSION_DENIED unless the worker runs the
+    task that the file is lent for; INVALID_ARGUMENT for ranges beyond its end, or too many.
+    """
+    WriteRef: _grpc.StreamUnaryMultiCallable[_common_pb2.Chunk, _common_pb2.WriteRefResponse]
+    """Writes a piece of a lent file: frames of a replay, or the result of an update that the store did not take. Stream:
+    header = WriteRefHeader, then the bytes of the ranges in their order. Idempotent. Errors as of ReadRef; DATA_LOSS if
+    the checksum does not match, and nothing is written; UNAVAILABLE if the disk is full.
+    """
 
 @_typing.type_check_only
 class LearnerPoolServiceAsyncStub(LearnerPoolServiceStub):
@@ -104,6 +114,16 @@ class LearnerPoolServiceAsyncStub(LearnerPoolServiceStub):
     """
     Work: _aio.StreamStreamMultiCallable[_common_pb2.WorkerMessage, _common_pb2.PoolMessage]  # type: ignore[assignment]
     """The stream that each learner worker opens to the pool and holds."""
+    ReadRef: _aio.UnaryStreamMultiCallable[_common_pb2.Piece, _common_pb2.Chunk]  # type: ignore[assignment]
+    """Reads a piece of a file that the pool has lent to this worker, for workers that do not see the file. Stream: header =
+    ReadRefHeader, then the bytes of the ranges in their order. Idempotent. PERMISSION_DENIED unless the worker runs the
+    task that the file is lent for; INVALID_ARGUMENT for ranges beyond its end, or too many.
+    """
+    WriteRef: _aio.StreamUnaryMultiCallable[_common_pb2.Chunk, _common_pb2.WriteRefResponse]  # type: ignore[assignment]
+    """Writes a piece of a lent file: frames of a replay, or the result of an update that the store did not take. Stream:
+    header = WriteRefHeader, then the bytes of the ranges in their order. Idempotent. Errors as of ReadRef; DATA_LOSS if
+    the checksum does not match, and nothing is written; UNAVAILABLE if the disk is full.
+    """
 
 class LearnerPoolServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -175,5 +195,27 @@ class LearnerPoolServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_common_pb2.PoolMessage], _abc.AsyncIterator[_common_pb2.PoolMessage]]:
         """The stream that each learner worker opens to the pool and holds."""
+
+    @_abc_1.abstractmethod
+    def ReadRef(
+        self,
+        request: _common_pb2.Piece,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_common_pb2.Chunk], _abc.AsyncIterator[_common_pb2.Chunk]]:
+        """Reads a piece of a file that the pool has lent to this worker, for workers that do not see the file. Stream: header =
+        ReadRefHeader, then the bytes of the ranges in their order. Idempotent. PERMISSION_DENIED unless the worker runs the
+        task that the file is lent for; INVALID_ARGUMENT for ranges beyond its end, or too many.
+        """
+
+    @_abc_1.abstractmethod
+    def WriteRef(
+        self,
+        request_iterator: _MaybeAsyncIterator[_common_pb2.Chunk],
+        context: _ServicerContext,
+    ) -> _typing.Union[_common_pb2.WriteRefResponse, _abc.Awaitable[_common_pb2.WriteRefResponse]]:
+        """Writes a piece of a lent file: frames of a replay, or the result of an update that the store did not take. Stream:
+        header = WriteRefHeader, then the bytes of the ranges in their order. Idempotent. Errors as of ReadRef; DATA_LOSS if
+        the checksum does not match, and nothing is written; UNAVAILABLE if the disk is full.
+        """
 
 def add_LearnerPoolServiceServicer_to_server(servicer: LearnerPoolServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -9,11 +9,12 @@ from marless.data.trajectory import TrajectorySchema
 from marless.envs.base import AgentClass, Discrete, EnvSpaces
 from marless.errors import ConflictError, FencedError, UnreachableError
 from marless.rpc.param_store import PolicyWrite
-from marless.rpc.v1.common_pb2 import Group, PolicyVersion
-from marless.rpc.v1.learner_pool_pb2 import LearnResult, LearnTask, TrajectoryFile, UpdateRequest, UploadHeader
+from marless.rpc.refs import write_new
+from marless.rpc.v1.common_pb2 import Group, PolicyVersion, Ref
+from marless.rpc.v1.learner_pool_pb2 import LearnResult, UpdateRequest, UploadHeader
 from services.learner_pool import unpublished
 from services.learner_pool.computed import Computed, check_published
-from services.learner_pool.intake import Intake
+from services.learner_pool.intake import Intake, TrajectoryFile
 
 SCHEMA = TrajectorySchema(EnvSpaces((AgentClass("a", ("a",), 1, Discrete(3)),), 0, None), 2, 1, with_state=False)
 BLOBS = {"acting": b"abc", "learning": b"defg"}
@@ -73,15 +74,26 @@ def request(epoch: int = 1, *, agents: str = "ab", versions: str = "xy") -> Upda
 
 
 def sampled(crc32: int = 7, epoch: int = 1) -> list[TrajectoryFile]:
-    return [TrajectoryFile(path="p", header=UploadHeader(crc32=crc32, epoch=epoch))]
+    return [TrajectoryFile(Path("p"), UploadHeader(crc32=crc32, epoch=epoch))]
 
 
-def fenced(computed: Computed, intake: Intake, scope: int = 0) -> Path:
+class Borrowed:
+    """Writes into this file, as the pool does for its worker."""
+
+    def __init__(self, path: Path, limit: int = 1000) -> None:
+        self.path = path
+        self.limit = limit
+
+    async def write(self, ref, ranges, content):
+        write_new(self.path, self.limit, ranges, content)
+
+
+async def fenced(computed: Computed, intake: Intake, scope: int = 0) -> Path:
     """A scope's learner was refused, and has left what it computed."""
     path = intake.spare()
     write = PolicyWrite(f"policy-{scope}", 1, f"job/0/policy-{scope}", BLOBS)
-    left = unpublished.leave(path, [write], FencedError("epoch 1 is over"))
-    computed.put(LearnTask(scope=scope, spare=str(path)), LearnResult(unpublished=left, device="cpu"))
+    left = await unpublished.leave(Borrowed(path), Ref(), [write], FencedError("epoch 1 is over"))
+    computed.put(scope, LearnResult(unpublished=left, device="cpu"), path)
     return path
 
 
@@ -93,7 +105,7 @@ def versions(computed: Computed) -> dict[int, list[tuple[str, int]]]:
 
 async def test_the_next_epoch_publishes_what_was_computed_under_the_last_one(computed, intake, store):
     await computed.begin(request(), sampled())
-    path = fenced(computed, intake)
+    path = await fenced(computed, intake)
     assert intake.held_bytes == 7
     with pytest.raises(FencedError, match="epoch 1 is over"):
         check_published(computed.results.values())
@@ -109,7 +121,7 @@ async def test_the_next_epoch_publishes_what_was_computed_under_the_last_one(com
 
 async def test_an_epoch_that_ends_before_it_could_publish_leaves_it_to_the_one_after(computed, intake, store):
     await computed.begin(request(), sampled())
-    fenced(computed, intake)
+    await fenced(computed, intake)
     store.epoch = 3
     await computed.begin(request(2), sampled())
     with pytest.raises(FencedError, match="epoch 2 is over"):
@@ -120,7 +132,7 @@ async def test_an_epoch_that_ends_before_it_could_publish_leaves_it_to_the_one_a
 
 async def test_a_store_that_is_away_gets_it_when_it_is_back(computed, intake, store):
     await computed.begin(request(), sampled())
-    fenced(computed, intake)
+    await fenced(computed, intake)
     store.away = True
     await computed.begin(request(2), sampled())
     with pytest.raises(UnreachableError, match="param_store: away"):
@@ -140,7 +152,7 @@ async def test_a_store_that_is_away_gets_it_when_it_is_back(computed, intake, st
 )
 async def test_what_was_computed_from_other_inputs_is_dropped(computed, intake, store, again, trajectories):
     await computed.begin(request(), sampled())
-    path = fenced(computed, intake)
+    path = await fenced(computed, intake)
     await computed.begin(again, trajectories)
     assert computed.results == {}
     assert (path.exists(), intake.held_bytes, store.published) == (False, 0, [])
@@ -149,11 +161,8 @@ async def test_what_was_computed_from_other_inputs_is_dropped(computed, intake, 
 async def test_scopes_that_had_been_published_stay_as_they_are(computed, intake, store):
     await computed.begin(request(), sampled())
     store.heads["policy-0"] = (2, "job/0/policy-0")
-    computed.put(
-        LearnTask(scope=0, spare=str(intake.spare())),
-        LearnResult(versions=[PolicyVersion(policy="policy-0", version=2)]),
-    )
-    fenced(computed, intake, 1)
+    computed.put(0, LearnResult(versions=[PolicyVersion(policy="policy-0", version=2)]), intake.spare())
+    await fenced(computed, intake, 1)
     with pytest.raises(ConflictError, match="round 1 was published for other groups than it is asked for now"):
         await computed.begin(request(2, agents="a"), sampled())
     await computed.begin(request(2), sampled())
@@ -162,10 +171,7 @@ async def test_scopes_that_had_been_published_stay_as_they_are(computed, intake,
 
 async def test_what_the_store_has_lost_is_computed_again(computed, intake, store):
     await computed.begin(request(), sampled())
-    computed.put(
-        LearnTask(scope=0, spare=str(intake.spare())),
-        LearnResult(versions=[PolicyVersion(policy="policy-0", version=2)]),
-    )
+    computed.put(0, LearnResult(versions=[PolicyVersion(policy="policy-0", version=2)]), intake.spare())
     store.heads["policy-0"] = (1, "restored")
     await computed.begin(request(2), sampled())
     assert computed.results == {}
@@ -174,7 +180,7 @@ async def test_what_the_store_has_lost_is_computed_again(computed, intake, store
 async def test_what_the_spool_has_no_room_for_is_computed_again(computed, intake):
     await computed.begin(request(), sampled())
     intake.room.set_aside(994)
-    path = fenced(computed, intake)
+    path = await fenced(computed, intake)
     assert not path.exists()
     with pytest.raises(FencedError):
         check_published(computed.results.values())
@@ -184,10 +190,10 @@ async def test_what_the_spool_has_no_room_for_is_computed_again(computed, intake
 
 async def test_files_go_with_the_round_and_with_the_job(computed, intake):
     await computed.begin(request(), sampled())
-    path = fenced(computed, intake)
+    path = await fenced(computed, intake)
     intake.advance("job", 1)
     assert (path.exists(), intake.held_bytes) == (False, 0)
-    other = fenced(computed, intake)
+    other = await fenced(computed, intake)
     intake.close("job")
     assert (other.exists(), intake.held_bytes) == (False, 0)
 
@@ -195,14 +201,25 @@ async def test_files_go_with_the_round_and_with_the_job(computed, intake):
 async def test_a_file_of_a_worker_that_died_before_it_could_tell_is_no_obstacle(computed, intake):
     await computed.begin(request(), sampled())
     path = intake.spare()
-    path.write_bytes(b"half")
-    write = PolicyWrite("x", 1, "r", BLOBS)
-    unpublished.leave(path, [write], FencedError("over"))
-    assert path.read_bytes() == b"abcdefg"
-    computed.put(LearnTask(spare=str(path)), LearnResult(versions=[PolicyVersion(policy="x", version=2)]))
+    path.write_bytes(b"half of another")
+    await unpublished.leave(Borrowed(path), Ref(), [PolicyWrite("x", 1, "r", BLOBS)], FencedError("over"))
+    assert path.read_bytes() == b"abcdefg another"
+    computed.put(0, LearnResult(versions=[PolicyVersion(policy="x", version=2)]), path)
     assert not path.exists()
 
 
-def test_a_full_disk_leaves_the_reason_why_it_was_not_published(tmp_path):
-    with pytest.raises(FencedError, match="over"):
-        unpublished.leave(tmp_path / "missing" / "file", [PolicyWrite("x", 1, "r", BLOBS)], FencedError("over"))
+@pytest.mark.parametrize("left", [b"", b"abcdef"])
+async def test_a_file_that_lacks_bytes_is_not_published(computed, intake, store, left):
+    await computed.begin(request(), sampled())
+    path = intake.spare()
+    told = await unpublished.leave(Borrowed(path), Ref(), [PolicyWrite("x", 1, "r", BLOBS)], FencedError("over"))
+    path.write_bytes(left)
+    computed.put(0, LearnResult(unpublished=told), path)
+    await computed.begin(request(2), sampled())
+    assert (computed.results, store.published) == ({}, [])
+
+
+async def test_what_cannot_be_left_is_refused_for_the_reason_why_it_was_not_published(tmp_path):
+    for borrowed in (Borrowed(tmp_path / "missing" / "file"), Borrowed(tmp_path / "file", limit=6)):
+        with pytest.raises(FencedError, match="over"):
+            await unpublished.leave(borrowed, Ref(), [PolicyWrite("x", 1, "r", BLOBS)], FencedError("over"))

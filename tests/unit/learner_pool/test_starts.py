@@ -5,8 +5,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from marless.envs import registry as environments
+from marless.rpc.refs import Loans
 from marless.rpc.v1 import common_pb2, learner_pool_pb2
 from marless.spec import parse, spaces_to_json
+from services.learner_pool.intake import TrajectoryFile
 from services.learner_pool.updates import Updates
 
 SPEC = parse({"env": {"name": "mpe/simple_spread"}, "algorithm": "ippo", "stop": {"rounds": 1}}, "job")
@@ -38,14 +40,16 @@ def test_the_start_of_a_learner_is_on_the_first_update():
         epoch=lambda _: 0,
         check_epoch=lambda *_: None,
         reservations=SimpleNamespace(check=lambda *_: None, update=lambda *_, **__: None),
-        trajectories=lambda *_: [learner_pool_pb2.TrajectoryFile()],
+        trajectories=lambda *_: [TrajectoryFile(Path("/nowhere/at/all"), learner_pool_pb2.UploadHeader())],
         spare=lambda: Path("/nowhere/at/all"),
         advance=lambda *_: 0,
         close=lambda *_: None,
     )
     store = SimpleNamespace(list=lambda _: asyncio.sleep(0, SimpleNamespace(policies={})))
     replays = SimpleNamespace(open=lambda *_: None, path=lambda *_: None, used=lambda *_: None, forget=lambda *_: None)
-    updates = Updates(intake, replays, dispatcher, SimpleNamespace(ensure=nothing), store)
+    updates = Updates(
+        *(intake, replays, Loans(lambda *_: True), dispatcher, SimpleNamespace(ensure=nothing), store),
+    )
     spaces = spaces_to_json(environments.spaces(SPEC.env.name, SPEC.env.options))
     groups = [common_pb2.Group(policy="agent_0", agents=["agent_0"])]
     opening = learner_pool_pb2.OpenJobRequest(job="j", spec_json=SPEC.to_json(), spaces_json=spaces, groups=groups)
