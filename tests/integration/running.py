@@ -63,6 +63,8 @@ class Cluster:
     folder: Path
     redis_url: str
     spool_bytes: int = 2**26
+    spool: Path | None = None
+    """None: the folder."""
     _running: dict[str, AsyncExitStack] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -112,7 +114,7 @@ class Cluster:
                     threads=1,
                     warm=1,
                     keep_alive_s=600,
-                    spool=self.folder,
+                    spool=self.spool or self.folder,
                     spool_bytes=self.spool_bytes,
                 ),
                 learner_pool.build,
