@@ -143,7 +143,9 @@ class Learning:
             self._claim = spool.claim(self._place)
         while True:
             try:
-                return Mirror(self._borrowed, self._claim.path, *replay)
+                made = Mirror(self._borrowed, self._claim.path, *replay)
+                _log.info("replay.copied", path=str(made.path), bytes=ref.bytes)
+                return made
             except UnavailableError:
                 mirrored = [key for key, held in self._held.items() if held.mirror]
                 if not mirrored:

@@ -21,9 +21,7 @@ Context = grpc.aio.ServicerContext[Any, Any]  # Any: one context type serves all
 class LearnerPoolServicer(LearnerPoolServiceServicer):
     """The RPCs of learner_pool.proto. `address` is the one that actors dial to upload their trajectories."""
 
-    def __init__(
-        self, intake: Intake, updates: Updates, loans: Loans, dispatcher: Dispatcher, address: str
-    ) -> None:
+    def __init__(self, intake: Intake, updates: Updates, loans: Loans, dispatcher: Dispatcher, address: str) -> None:
         self._intake = intake
         self._updates = updates
         self._loans = loans
