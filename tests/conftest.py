@@ -28,6 +28,7 @@ from marless.rpc.server import ServerOptions, serving
 from services.param_store.__main__ import build
 from services.param_store.config import Config
 from services.param_store.redis_server import RedisOptions
+from tests.templates import Templates, shared_templates
 
 KEEP = 3
 
@@ -106,6 +107,13 @@ async def store(store_address: str) -> AsyncIterator[ParamStore]:
     peer = Peer(store_address, Security())
     yield ParamStore(peer, patience_s=0.0)
     await peer.close()
+
+
+@pytest.fixture(scope="session")
+def templates() -> Iterator[Templates]:
+    """Templates of workers for pools in this process, which start the workers of later tests within milliseconds."""
+    with shared_templates() as shared:
+        yield shared
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from types import TracebackType
 
 from marless.errors import SpecError, UnavailableError, UnreachableError
 from marless.fleet.dispatch import Dispatcher
-from marless.fleet.launcher import Launcher, WorkerHandle
+from marless.fleet.launchers.base import Launcher, WorkerHandle
 from marless.log import structlog
 
 START_TIMEOUT_S = 60.0

@@ -9,7 +9,7 @@ import resource
 import socket
 import time
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import NoReturn
@@ -52,8 +52,8 @@ class WorkerOptions:
     """Modules whose environments an actor may create besides PettingZoo's own; see `marless.envs.allowed`."""
 
 
-def worker_options(description: str, role: Role) -> WorkerOptions:
-    """Parse the command line of a worker process."""
+def worker_options(description: str, role: Role, arguments: Sequence[str] | None = None) -> WorkerOptions:
+    """Parse the arguments of a worker; by default, the command line of this process."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--worker", required=True, help="name under which the pool knows this worker")
     add_option(parser, "--pool", "", "address of the pool to dial")
@@ -62,7 +62,7 @@ def worker_options(description: str, role: Role) -> WorkerOptions:
     add_process_options(parser)
     parser.add_argument("--launched", action="store_true", help="how pools start workers; not for people")
     parser.add_argument("--background", action="store_true", help="run at the lowest CPU priority")
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
     security, handover = security_of(args, role), Handover()
     forget_secrets()
     if args.launched:

@@ -14,7 +14,7 @@ from marless.fleet.dispatch import Dispatcher
 from marless.fleet.figures import figures
 from marless.fleet.fleet import Fleet
 from marless.fleet.handover import Tickets
-from marless.fleet.launcher import LocalLauncher
+from marless.fleet.launchers.local import LocalLauncher, Template
 from marless.rpc.roles import Role
 from marless.rpc.server import Service, main
 from marless.rpc.v1.actor_pool_pb2_grpc import add_ActorPoolServiceServicer_to_server
@@ -25,8 +25,8 @@ from services.actor_pool.servicer import ActorPoolServicer
 
 
 @asynccontextmanager
-async def build(config: Config, address: str) -> AsyncIterator[Service]:
-    """Build the pool's parts; its workers are stopped when the context ends."""
+async def build(config: Config, address: str, template: Template | None = None) -> AsyncIterator[Service]:
+    """Build the pool's parts; its workers are stopped when the context ends. `template` is one that others use, too."""
     launcher = LocalLauncher(
         "services.actor_pool.worker",
         [
@@ -36,12 +36,13 @@ async def build(config: Config, address: str) -> AsyncIterator[Service]:
         ],
         environment.inherited(os.environ) | environment.ACTOR,
         config.server.security.showing(Role.ACTOR),
+        template,
     )
     dispatcher = Dispatcher(tickets=Tickets(others=config.server.security.tokens is not None))
     fleet = Fleet(
         dispatcher, launcher, prefix="actor", limit=config.workers, keep_alive_s=config.keep_alive_s, warm=config.warm
     )
-    async with fleet, background(launcher, config.keep_alive_s) as behind:
+    async with launcher, fleet, background(launcher, config.keep_alive_s) as behind:
         servicer = ActorPoolServicer(Rollouts(dispatcher, fleet), dispatcher, fleet, behind)
         register = partial(add_ActorPoolServiceServicer_to_server, servicer)
 

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 
 from marless.fleet.dispatch import Dispatcher
 from marless.fleet.fleet import Fleet
-from marless.fleet.launcher import LocalLauncher
+from marless.fleet.launchers.local import LocalLauncher
 from services.actor_pool.rollouts import Rollouts
 
 PREFIX = "background"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from marless.envs import allowed
@@ -31,8 +32,13 @@ async def run(options: WorkerOptions) -> None:
         await pool.close()
 
 
-if __name__ == "__main__":
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a worker with these command-line arguments (by default, those of this process) to its end."""
     configure_logging()
-    given = worker_options("One actor worker of an actor pool.", Role.ACTOR)
+    given = worker_options("One actor worker of an actor pool.", Role.ACTOR, arguments)
     allowed.allow(given.env_modules)
     serve(run, given)
+
+
+if __name__ == "__main__":
+    main()

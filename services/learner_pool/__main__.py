@@ -12,7 +12,7 @@ from marless.fleet import environment, orphans
 from marless.fleet.dispatch import Dispatcher
 from marless.fleet.fleet import Fleet
 from marless.fleet.handover import Tickets
-from marless.fleet.launcher import LocalLauncher
+from marless.fleet.launchers.local import LocalLauncher, Template
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
 from marless.rpc.refs import Loans
@@ -27,13 +27,17 @@ from services.learner_pool.updates import Updates
 
 
 @asynccontextmanager
-async def build(config: Config, address: str) -> AsyncIterator[Service]:
-    """Build the pool's parts. When the context ends, workers and trajectories are dropped, and replay files stay."""
+async def build(config: Config, address: str, template: Template | None = None) -> AsyncIterator[Service]:
+    """Build the pool's parts. When the context ends, workers and trajectories are dropped, and replay files stay.
+
+    `template` is one that others use, too.
+    """
     launcher = LocalLauncher(
         "services.learner_pool.worker",
         ["--pool", address, "--param-store", config.param_store, *config.server.security.arguments(*config.worker_tls)],
         environment.inherited(os.environ) | environment.learner(config.threads),
         config.server.security.showing(Role.LEARNER),
+        template,
     )
     dispatcher = Dispatcher(tickets=Tickets(others=config.server.security.tokens is not None))
     fleet = Fleet(
@@ -45,7 +49,7 @@ async def build(config: Config, address: str) -> AsyncIterator[Service]:
     loans = Loans(dispatcher.is_running)
     updates = Updates(intake, replays, loans, dispatcher, fleet, ParamStore(store))
     try:
-        async with fleet:
+        async with launcher, fleet:
             servicer = LearnerPoolServicer(intake, updates, loans, dispatcher, address)
             shown = partial(figures, dispatcher, intake, replays)
             yield Service(servicer.register, fleet.ready, fleet.stop, "LearnerPoolService", shown)

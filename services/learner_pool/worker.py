@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,7 +43,12 @@ def compute_side_by_side() -> None:
     torch.set_num_threads(1)
 
 
-if __name__ == "__main__":
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a worker with these command-line arguments (by default, those of this process) to its end."""
     configure_logging()
     compute_side_by_side()
-    serve(run, worker_options("One learner worker of a learner pool.", Role.LEARNER))
+    serve(run, worker_options("One learner worker of a learner pool.", Role.LEARNER, arguments))
+
+
+if __name__ == "__main__":
+    main()

@@ -118,7 +118,7 @@ class Rig:
         module, found = f"services.{pool}.worker", []
         for process in self.processes(pool):
             with suppress(psutil.NoSuchProcess):
-                found += [child for child in process.children() if module in child.cmdline()]
+                found += [child for child in process.children(recursive=True) if module in child.cmdline()]
         return found
 
     def redis(self) -> list[psutil.Process]:

@@ -134,8 +134,8 @@ class Learners(Pool):
         await asyncio.wait([opening])
 
     async def worker(self) -> int:
-        parent = psutil.Process(self.process.pid)
-        [worker] = [each for each in parent.children() if "services.learner_pool.worker" in each.cmdline()]
+        children = psutil.Process(self.process.pid).children()  # the template, and what has lost its parent
+        [worker] = next(filter(None, (each.children() for each in children)))
         return worker.pid
 
 
@@ -197,24 +197,27 @@ async def test_nothing_is_left_of_a_learner_worker_however_it_ends(tmp_path, how
 async def test_nothing_is_left_of_a_pool_however_it_ends(pool, how):
     await pool.play()
     worker = psutil.Process(await pool.worker())
+    template = worker.parent()
     if how.startswith("SIG"):
         pool.process.send_signal(signal.Signals[how])
     else:
         pool.process.stdin.close()
-    await pool.until(lambda: not pool.left() and not worker.is_running())
+    await pool.until(lambda: not pool.left() and not worker.is_running() and not template.is_running())
 
 
 async def test_nothing_is_left_once_another_pool_has_started(pool, tmp_path):
     await pool.play()
     worker = psutil.Process(await pool.worker())
+    template = worker.parent()
     worker.suspend()  # it notices nothing, as in the native code of an environment that hangs
+    template.suspend()
     pool.process.kill()
     await pool.process.wait()
     (tmp_path / "next").mkdir()
     following = await started(Actors, tmp_path / "next")
     try:
         await following.play()
-        await pool.until(lambda: not pool.left() and not worker.is_running())
+        await pool.until(lambda: not pool.left() and not worker.is_running() and not template.is_running())
     finally:
         await following.end()
 

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import count
 
 import pytest
 
 from services.coordinator.pools import Pools
 from services.learner_pool.updates import Updates
-from tests.integration.running import KilledError
+from tests.integration.running import SCRIPTED, KilledError
+from tests.templates import Templates, shared_templates
+
+
+@pytest.fixture(scope="session")
+def scripted_templates() -> Iterator[Templates]:
+    """Templates of workers that know the scripted policies."""
+    with shared_templates(PYTHONPATH=str(SCRIPTED)) as shared:
+        yield shared
 
 
 @pytest.fixture

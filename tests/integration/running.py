@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from services.learner_pool.config import Config as LearnerConfig
 from services.param_store import __main__ as param_store
 from services.param_store.config import Config as StoreConfig
 from services.param_store.redis_server import RedisOptions
+from tests.templates import Templates
 
 SCRIPTED = Path(__file__).parents[1] / "faults" / "witness"
 ENVS, STEPS, ACTORS = 2, 5, 2
@@ -62,6 +63,7 @@ class Cluster:
 
     folder: Path
     redis_url: str
+    templates: Templates
     spool_bytes: int = 2**26
     spool: Path | None = None
     """None: the folder."""
@@ -117,29 +119,28 @@ class Cluster:
                     spool=self.spool or self.folder,
                     spool_bytes=self.spool_bytes,
                 ),
-                learner_pool.build,
+                partial(learner_pool.build, template=self.templates.learners),
             ),
             "actor_pool": (
                 ActorConfig(options["actor_pool"], store, workers=2, warm=1, keep_alive_s=600),
-                actor_pool.build,
+                partial(actor_pool.build, template=self.templates.actors),
             ),
         }
 
 
-async def running(folder: Path, redis_url: str) -> AsyncIterator[Cluster]:
+async def running(folder: Path, redis_url: str, templates: Templates) -> AsyncIterator[Cluster]:
     """The body of a fixture."""
-    cluster = Cluster(folder, redis_url)
+    cluster = Cluster(folder, redis_url, templates)
     await cluster.start()
     yield cluster
     await cluster.close()
 
 
-async def running_scripted(folder: Path, redis_url: str) -> AsyncIterator[Cluster]:
-    """As `running`, with workers that know the scripted policies of the fault tests."""
+async def running_scripted(folder: Path, redis_url: str, templates: Templates) -> AsyncIterator[Cluster]:
+    """As `running`, with the scripted policies of the fault tests, which `templates` must know, too."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(sys, "path", [*sys.path, str(SCRIPTED)])
-        patched.setenv("PYTHONPATH", str(SCRIPTED), prepend=os.pathsep)
-        async for each in running(folder, redis_url):
+        async for each in running(folder, redis_url, templates):
             yield each
 
 

@@ -31,8 +31,8 @@ _serials = count()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def cluster(redis_url, tmp_path_factory) -> AsyncIterator[Cluster]:
-    async for each in running_scripted(tmp_path_factory.mktemp("cluster"), redis_url):
+async def cluster(redis_url, tmp_path_factory, scripted_templates) -> AsyncIterator[Cluster]:
+    async for each in running_scripted(tmp_path_factory.mktemp("cluster"), redis_url, scripted_templates):
         yield each
 
 
@@ -82,7 +82,7 @@ def all_idle(found: list[common_pb2.WorkerInfo]) -> bool:
 def learner() -> psutil.Process:
     """The only learner worker; processes of earlier tests may be ending."""
     found = []
-    for process in psutil.Process().children():
+    for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             if "services.learner_pool.worker" in process.cmdline():
                 found.append(process)

@@ -59,8 +59,8 @@ def spec(family="ippo", **changes):
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def cluster(redis_url, tmp_path_factory) -> AsyncIterator[Cluster]:
-    async for each in running_scripted(tmp_path_factory.mktemp("cluster"), redis_url):
+async def cluster(redis_url, tmp_path_factory, scripted_templates) -> AsyncIterator[Cluster]:
+    async for each in running_scripted(tmp_path_factory.mktemp("cluster"), redis_url, scripted_templates):
         yield each
 
 

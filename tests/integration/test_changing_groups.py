@@ -64,9 +64,9 @@ def spec(**changes):
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def cluster(redis_url, tmp_path_factory) -> AsyncIterator[Cluster]:
+async def cluster(redis_url, tmp_path_factory, scripted_templates) -> AsyncIterator[Cluster]:
     """Services whose workers know the scripted policies."""
-    async for each in running_scripted(tmp_path_factory.mktemp("cluster"), redis_url):
+    async for each in running_scripted(tmp_path_factory.mktemp("cluster"), redis_url, scripted_templates):
         yield each
 
 

@@ -31,8 +31,8 @@ _serials = count()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def cluster(redis_url, tmp_path_factory) -> AsyncIterator[Cluster]:
-    async for each in running(tmp_path_factory.mktemp("cluster"), redis_url):
+async def cluster(redis_url, tmp_path_factory, templates) -> AsyncIterator[Cluster]:
+    async for each in running(tmp_path_factory.mktemp("cluster"), redis_url, templates):
         yield each
 
 

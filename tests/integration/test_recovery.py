@@ -54,8 +54,8 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def cluster(redis_url, tmp_path_factory) -> AsyncIterator[Cluster]:
-    async for each in running(tmp_path_factory.mktemp("cluster"), redis_url):
+async def cluster(redis_url, tmp_path_factory, templates) -> AsyncIterator[Cluster]:
+    async for each in running(tmp_path_factory.mktemp("cluster"), redis_url, templates):
         yield each
 
 
@@ -328,7 +328,7 @@ async def test_a_worker_that_hangs_is_given_up(cluster, undisturbed, tmp_path, a
     folder = new(tmp_path)
     [worker] = [
         process.pid
-        for process in psutil.Process().children()
+        for process in psutil.Process().children(recursive=True)
         if "services.learner_pool.worker" in process.cmdline() and str(cluster.folder) in " ".join(process.cmdline())
     ]
 

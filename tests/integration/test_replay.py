@@ -22,8 +22,8 @@ _serials = count()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def cluster(redis_url, tmp_path_factory) -> AsyncIterator[Cluster]:
-    async for each in running(tmp_path_factory.mktemp("cluster"), redis_url):
+async def cluster(redis_url, tmp_path_factory, templates) -> AsyncIterator[Cluster]:
+    async for each in running(tmp_path_factory.mktemp("cluster"), redis_url, templates):
         yield each
 
 
@@ -85,7 +85,7 @@ async def test_a_learner_worker_that_is_killed_leaves_it(cluster, undisturbed, t
     folder = new(tmp_path)
 
     async def kill() -> None:
-        for process in psutil.Process().children():
+        for process in psutil.Process().children(recursive=True):
             line = " ".join(process.cmdline())
             if "services.learner_pool.worker" in line and str(cluster.folder) in line:
                 os.kill(process.pid, signal.SIGKILL)

@@ -79,7 +79,7 @@ class Cluster:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def cluster(redis_url, tmp_path_factory) -> AsyncIterator[Cluster]:
+async def cluster(redis_url, tmp_path_factory, templates) -> AsyncIterator[Cluster]:
     folder = tmp_path_factory.mktemp("cluster")
     async with AsyncExitStack() as stack:
 
@@ -94,11 +94,11 @@ async def cluster(redis_url, tmp_path_factory) -> AsyncIterator[Cluster]:
             options("learners"), store, workers=1, threads=1, warm=1, keep_alive_s=600, spool=folder, spool_bytes=2**26
         )
         learners = await stack.enter_async_context(
-            serving(learner_config.server, lambda at: learner_pool.build(learner_config, at))
+            serving(learner_config.server, lambda at: learner_pool.build(learner_config, at, templates.learners))
         )
         actor_config = ActorConfig(options("actors"), store, workers=2, warm=1, keep_alive_s=600)
         actors = await stack.enter_async_context(
-            serving(actor_config.server, lambda at: actor_pool.build(actor_config, at))
+            serving(actor_config.server, lambda at: actor_pool.build(actor_config, at, templates.actors))
         )
         peers = [Peer(address, Security()) for address in (actors, learners, store)]
         client = ParamStore(peers[2], patience_s=0.0)
@@ -414,7 +414,7 @@ async def test_a_batch_of_the_random_baseline_comes_to_the_same_wherever_it_is_p
     job = prepare(spec())
     await cluster.scale(0)
     played = await cluster.pools.play_randomly("baseline", job, 1, 5)
-    [worker] = [each for each in psutil.Process().children() if "--background" in each.cmdline()]
+    [worker] = [each for each in psutil.Process().children(recursive=True) if "--background" in each.cmdline()]
     assert weights(worker.pid) == {19}
     assert await cluster.scale(0) == []
     again = await cluster.pools.play_randomly("baseline", job, 1, 5, background=False)

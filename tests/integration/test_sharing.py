@@ -14,8 +14,8 @@ ROUNDS = 10
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def cluster(redis_url, tmp_path_factory):
-    async for each in running(tmp_path_factory.mktemp("cluster"), redis_url):
+async def cluster(redis_url, tmp_path_factory, templates):
+    async for each in running(tmp_path_factory.mktemp("cluster"), redis_url, templates):
         yield each
 
 

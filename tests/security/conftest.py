@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from marless.errors import UnavailableError
-from marless.fleet.launcher import LocalLauncher
+from marless.fleet.launchers.local import LocalLauncher
 
 
 @pytest.fixture

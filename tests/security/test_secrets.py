@@ -16,7 +16,7 @@ from marless.cli.main import app
 from marless.client import AsyncClient, Client
 from marless.errors import MarlessError, PermissionDeniedError, UnauthenticatedError
 from marless.fleet import orphans
-from marless.fleet.launcher import REAP_S
+from marless.fleet.launchers.local import CHECK_S
 from marless.record import RoundRecord
 from marless.round_file import read
 from marless.rpc import tokens as files
@@ -30,7 +30,7 @@ from tests import tokens
 from tests.integration.hosts import SERVICES, Hosts, running_hosts
 from tests.security.test_roles import METHODS, status
 
-SPREAD_S = LOOK_S + REAP_S + 0.5
+SPREAD_S = LOOK_S + CHECK_S + 0.5
 """After so long every process shows a new token: it has looked, and its workers have been handed theirs."""
 PATIENCE_S = 60.0
 SPEC = specs.parse(
@@ -107,8 +107,13 @@ def seen_in_processes(watched: Watched) -> tuple[list[str], list[dict[str, str]]
 
 
 async def nothing_of_others_in_actors(watched: Watched) -> None:
-    """In the memory of actor workers, where third parties' code runs, is the token of their own role, and no other."""
-    for process in psutil.Process(watched.hosts.processes["actor_pool"].pid).children():
+    """In the memory of actor workers, where third parties' code runs, is the token of their own role, and no other.
+
+    The process from which they are forked has none.
+    """
+    [template] = psutil.Process(watched.hosts.processes["actor_pool"].pid).children()
+    assert roles_in(template, watched) == set()
+    for process in template.children():
         async with asyncio.timeout(PATIENCE_S):
             while not (held := roles_in(process, watched)):  # noqa: ASYNC110  # one that starts has no token yet
                 await asyncio.sleep(0.05)

@@ -13,6 +13,7 @@ from bench.processes import role
 from bench.systems import Point, Request, crossing, named, points, rounds, settings, steady_rate
 from marless import spec
 from marless.algos.ppo import PPOConfig
+from marless.fleet.launchers.template import command
 
 RECORDED = """\
 Submoduled environments not found. Skipping import.
@@ -134,6 +135,7 @@ def test_a_program_past_its_deadline_ends_with_its_children_and_keeps_its_lines(
 
 def test_roles_are_read_from_command_lines():
     assert role(["python", "-m", "services.actor_pool.worker", "--pool", "x"]) == "actor worker"
+    assert role(command("services.learner_pool.worker", ())) == "template of learner workers"
     assert role(["python", "-m", "services.actor_pool", "--listen", "x"]) == "actor_pool"
     assert role(["/a/redis-server", "unixsocket:/b"]) == "redis-server"
     assert role(["python", "/a/marless", "train"]) == "marless train"

@@ -1,0 +1,1 @@
+"""Launchers: what starts the workers of a pool, and where."""

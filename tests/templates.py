@@ -1,0 +1,35 @@
+"""Templates of workers that the pools of a test session share, where tests start pools in their own process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from marless.fleet import environment
+from marless.fleet.launchers.local import Template
+
+LONGEST = ("x" * 2000,)
+"""As long as the arguments of the workers of any test."""
+
+
+@dataclass(frozen=True)
+class Templates:
+    """One of each kind of worker; each starts when it is first used."""
+
+    actors: Template
+    learners: Template
+
+
+@contextmanager
+def shared_templates(**variables: str) -> Iterator[Templates]:
+    """Templates whose workers have these environment variables; they end with the context."""
+    inherited = environment.inherited(os.environ) | variables
+    templates = Templates(
+        Template("services.actor_pool.worker", LONGEST, inherited | environment.ACTOR),
+        Template("services.learner_pool.worker", LONGEST, inherited | environment.learner(1)),
+    )
+    yield templates
+    templates.actors.end()
+    templates.learners.end()
