@@ -146,8 +146,8 @@ class _Seat:
     def begin(self, batch: int) -> None:
         self._trained.begin(batch)
 
-    def ended(self, ended_B: BoolArray) -> None:
-        self._trained.ended(ended_B)
+    def forget(self, anew_NB: BoolArray) -> None:
+        self._trained.forget(anew_NB)
 
     def sample(
         self, obs_NBO: FloatArray, mask_NBA: BoolArray | None, rng: np.random.Generator

@@ -9,5 +9,5 @@ class Memoryless:
     def begin(self, batch: int) -> None:
         """Where an episode starts in each copy."""
 
-    def ended(self, ended_B: object) -> None:
-        """Where episodes ended in some."""
+    def forget(self, anew_NB: object) -> None:
+        """Where agents begin anew in some."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from marless.data.carry import Carry
 from marless.data.episodes import EpisodeMeter, EpisodeStats
-from marless.data.trajectory import Recorder, Trajectory, TrajectorySchema
+from marless.data.trajectory import Recorder, Trajectory, TrajectorySchema, returned
 from marless.envs.base import (
     ActionArray,
     Arrays,
@@ -39,8 +39,8 @@ class ActingPolicy(Protocol):
         """Reset the memory of all `batch` copies: new episodes start."""
         ...
 
-    def ended(self, ended_B: BoolArray) -> None:
-        """Reset the memory of the copies whose episode has ended; a new one starts there."""
+    def forget(self, anew_NB: BoolArray) -> None:
+        """Reset the memory of agents that begin anew in some copies: a new episode starts, or they have come back."""
         ...
 
     def sample(
@@ -170,7 +170,7 @@ class Lane:
         for t in range(steps):
             check(stopped)
             recorder.saw(t, frame)
-            transition = step(self._env, policies, _explore(policies, frame, rng, recorder, t))
+            transition = step(self._env, policies, frame, _explore(policies, frame, rng, recorder, t))
             recorder.got(t, transition)
             self._meter.add(transition)
             frame = transition.frame
@@ -244,12 +244,20 @@ def begin(env: BatchedEnv, policies: Sequence[ActingPolicy], seed: int) -> Frame
     return env.reset(seed)
 
 
-def step(env: BatchedEnv, policies: Sequence[ActingPolicy], actions: tuple[ActionArray, ...]) -> Transition:
-    """Step all copies once, and reset the memory of the policies where an episode has ended."""
+def step(
+    env: BatchedEnv, policies: Sequence[ActingPolicy], frame: Frame, actions: tuple[ActionArray, ...]
+) -> Transition:
+    """Step all copies once from `frame`, and reset the memory of the policies where an episode has ended, or where an
+    agent has come back.
+    """
+    alive = None if frame.alive is None else [each.copy() for each in frame.alive]  # the frame is valid until the step
     transition = env.step(actions)
-    if transition.ended.any():
-        for policy in policies:
-            policy.ended(transition.ended)
+    for k, policy in enumerate(policies):
+        anew_NB = np.broadcast_to(transition.ended, frame.obs[k].shape[:2])
+        if alive is not None and transition.frame.alive is not None:
+            anew_NB = anew_NB | returned(np.stack([alive[k], transition.frame.alive[k]]))[1]
+        if anew_NB.any():
+            policy.forget(anew_NB)
     return transition
 
 
@@ -288,7 +296,7 @@ def play(
             actions = random_actions(env.spaces, frame, rng)
         else:
             actions = act(policies, frame, rng if explore else None)
-        transition = step(env, policies or (), actions)
+        transition = step(env, policies or (), frame, actions)
         meter.add(transition)
         frame = transition.frame
         if ended:

@@ -186,6 +186,17 @@ class TrajectorySchema:
                 raise CorruptError(f"trajectory: action/{i} leaves the range 0…{agents.action.n - 1}")
 
 
+def returned(alive_Tx: BoolArray) -> BoolArray:
+    """Where agents come back, in flags with the time first: there in a step, but not in the one before.
+
+    Policies know nothing then of what the agent did before it left: its memory and its last action are as at the start
+    of an episode. The first step of the flags is never a return.
+    """
+    found = np.zeros_like(alive_Tx)
+    np.greater(alive_Tx[1:], alive_Tx[:-1], out=found[1:])
+    return found
+
+
 class Recorder:
     """Records a trajectory step by step into preallocated arrays."""
 

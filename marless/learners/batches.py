@@ -22,6 +22,7 @@ from torch import Tensor
 from marless.algos.off_policy import OffPolicyConfig
 from marless.data.frames import ReplaySchema
 from marless.data.replay import Replay
+from marless.data.trajectory import returned
 from marless.envs.base import ActionArray, AgentClass, Discrete
 from marless.learners.rewards import ReturnMoments
 from marless.nets.inputs import Inputs
@@ -58,7 +59,10 @@ class ClassBatch:
     legal: Tensor | None
     """bool [N, A, F]; None if every action always is."""
     alive: Tensor | None
-    """float32 [N, F], 1 or 0; None if agents never leave."""
+    """float32 [N, F], 1 or 0; None if agents never leave, or have values after their death."""
+    returned: Tensor | None = None
+    """bool [N, 1, F], the agent comes back: the memory of its net is empty; None if agents never leave, or nets have
+    no memory."""
     memory: Tensor | None = None
     """float32 [N, H, E], memory of their nets before the first step, as when they acted; None if it is empty."""
 
@@ -92,8 +96,6 @@ class Batch:
     """float32 [M], 1, or 0 for padding of short episodes and for steps of burn-in; None if there are none."""
     follows: Tensor
     """bool [T, E]: the next time step belongs to the same episode, and an action was taken in it."""
-    resets: Tensor
-    """bool [T + 1, E]: memory is reset before the step."""
     state: Tensor | None
     """float32 [1, S + 1, F], the global state, last row ones; None if it is not kept."""
     row: NDArray[np.int64]
@@ -108,7 +110,7 @@ class Batch:
             self.row.reshape(-1, width),
             strict=False,  # missing fields repeat None endlessly
         )
-        follows, resets = self.follows[:, :width], self.resets[:, :width]  # equal for all
+        follows = self.follows[:, :width]  # equal for all
         for classes, gains, state, row in columns:
             yield Batch(
                 classes=classes,
@@ -118,7 +120,6 @@ class Batch:
                 importance=None,
                 valid=None,
                 follows=follows,
-                resets=resets,
                 state=state,
                 row=row,
             )
@@ -159,6 +160,8 @@ class BatchSource:
     """Maximum number of steps of an episode; None if unknown."""
     team: bool
     """True if batches have the rewards of the team, False if those of each agent."""
+    everlasting: bool
+    """True if agents have values after their death, as they still earn the team's reward."""
     units: int
     """Units of the nets' memory; 0 if they have none."""
     device: torch.device
@@ -218,7 +221,7 @@ class BatchSource:
         """[M]: an agent left in this step without terminating; never so for a team, whose value goes on."""
         found_M = np.zeros(len(row_M), np.bool_)
         for k, _, _ in self.classes:
-            if f"alive/{k}" in self._fields and not self.team:
+            if self._leave(k) and not self.team:
                 left_MN = self._is(f"alive/{k}", row_M) & ~self._is(f"alive/{k}", row_M + 1)
                 found_M |= (left_MN & ~self._is(f"terminated/{k}", row_M)).any(axis=1)
         return found_M
@@ -250,8 +253,6 @@ class BatchSource:
         gains: tuple[Gains, ...],
         importance_M: NDArray[np.float32] | None,
     ) -> Batch:
-        resets = np.zeros((frames.steps + 1, len(row)), np.bool_)
-        resets[0] = True
         return Batch(
             classes=tuple(self._class_batch(k, agents, inputs, frames) for k, agents, inputs in self.classes),
             gains=gains,
@@ -260,7 +261,6 @@ class BatchSource:
             importance=None if importance_M is None else self._to(importance_M),
             valid=None if frames.valid is None else self._to(frames.valid),
             follows=self._to(frames.follows),
-            resets=self._to(resets),
             state=self._state(frames) if self.schema.with_state else None,
             row=row,
         )
@@ -272,14 +272,26 @@ class BatchSource:
             action.T[:, None].astype(np.int64) if isinstance(agents.action, Discrete) else action.transpose(1, 2, 0)
         )
         legal_FNA = take(f"mask/{k}", frames.frame) if f"mask/{k}" in fields else None
-        alive_FN = take(f"alive/{k}", frames.frame) if f"alive/{k}" in fields else None
+        alive_FN = take(f"alive/{k}", frames.frame) if self._leave(k) else None
         return ClassBatch(
             features=self._to(self._features(k, agents, inputs, frames.frame)),
             action=self._to(columns),
             legal=None if legal_FNA is None else self._to(legal_FNA.transpose(1, 2, 0)),
             alive=None if alive_FN is None else self._to(alive_FN.T.astype(np.float32)),
+            returned=self._returned(k, frames),
             memory=self._memory(k, frames),
         )
+
+    def _leave(self, k: int) -> bool:
+        """True if agents of the class may leave, and have no values then."""
+        return f"alive/{k}" in self._fields and not self.everlasting
+
+    def _returned(self, k: int, frames: _Frames) -> Tensor | None:
+        if not self.units or f"alive/{k}" not in self._fields:
+            return None
+        alive_FN = self._is(f"alive/{k}", frames.frame)
+        found_TEN = returned(alive_FN.reshape(frames.steps + 1, -1, alive_FN.shape[1]))
+        return self._to(found_TEN.reshape(alive_FN.shape).T[:, None])
 
     def _memory(self, k: int, frames: _Frames) -> Tensor | None:
         """[N, H, E] of the nets; a memory's last numbers are the last action, see `_last`."""
@@ -292,8 +304,8 @@ class BatchSource:
         for some in _pieces(len(frame)):
             row = frame[some]
             obs_NFO = self._numbers(f"obs/{k}", row).swapaxes(0, 1)
-            before, first_F = self._before(k, agents, row) if inputs.last_action else (None, None)
-            inputs.write(input_NIF[:, :, some], agents, obs_NFO, before, first_F)
+            before, anew = self._before(k, agents, row) if inputs.last_action else (None, None)
+            inputs.write(input_NIF[:, :, some], agents, obs_NFO, before, anew)
             if inputs.last_action and self.schema.memory:
                 self._last(k, agents, row, input_NIF[:, agents.obs_size : agents.obs_size + agents.action.n, some])
         return input_NIF
@@ -306,12 +318,18 @@ class BatchSource:
             input_NAF[:, :, resumed_F] = memory_RNH[:, :, -agents.action.n :].transpose(1, 2, 0)
 
     def _before(self, k: int, agents: AgentClass, row: NDArray[np.int64]) -> tuple[ActionArray, NDArray[np.bool_]]:
-        """The agents' actions in the step before, and True at the first step of an episode, where there is none."""
+        """The agents' actions in the step before; and [F] or [N, F], True where there is none, because agents begin
+        anew.
+        """
         first_F = self._is("first", row)
         before = self.replay.take(f"action/{k}", row - ~first_F).swapaxes(0, 1)
+        anew = first_F
+        if f"alive/{k}" in self._fields:
+            alive_2FN = np.stack([self._is(f"alive/{k}", each) for each in (row - ~first_F, row)])
+            anew = first_F | returned(alive_2FN)[1].T
         if isinstance(agents.action, Discrete):
-            return before.astype(np.int32, copy=False), first_F
-        return before.astype(np.float32, copy=False), first_F
+            return before.astype(np.int32, copy=False), anew
+        return before.astype(np.float32, copy=False), anew
 
     def _state(self, frames: _Frames) -> Tensor:
         state_1SF = np.ones((1, self.schema.spaces.state_size + 1, len(frames.frame)), np.float32)
@@ -337,8 +355,9 @@ class BatchSource:
         """bool [n, 1, M]: no agent of the scope is left after the step; `over` has the terminations [n, N, M]."""
         gone = []
         for (k, _, _), over_nNM in zip(self.classes, over, strict=True):
-            deaths = f"alive/{k}" in self._fields
-            gone_nNM = over_nNM | ~_by_agent(self._is(f"alive/{k}", frames.then)) if deaths else over_nNM
+            gone_nNM = over_nNM
+            if self._leave(k):
+                gone_nNM = over_nNM | ~_by_agent(self._is(f"alive/{k}", frames.then))
             gone.append(gone_nNM.all(axis=1, keepdims=True))
         everyone_n1M: NDArray[np.bool_] = np.logical_and.reduce(gone)
         return everyone_n1M

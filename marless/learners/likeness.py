@@ -138,9 +138,11 @@ def _actions(table: Table, index_NS: NDArray[np.intp], agent_class: AgentClass) 
 
 
 def _actions_before(table: Table, index_NS: NDArray[np.intp], agent_class: AgentClass) -> FloatArray:
-    """[N, S, A], actions in the step before; 0 at the start of an episode, as in `marless.nets.inputs`."""
+    """[N, S, A], actions in the step before; 0 where agents begin anew, as in `marless.nets.inputs`."""
     before_NS = index_NS - table.cut.shape[1]
     starts_NS = (before_NS < 0) | table.cut.ravel()[np.maximum(before_NS, 0)]
+    if table.returned is not None:
+        starts_NS |= np.take_along_axis(table.returned.reshape(len(index_NS), -1), index_NS, axis=1)
     before_NSA = _actions(table, np.maximum(before_NS, 0), agent_class)
     before_NSA[starts_NS] = 0
     return before_NSA

@@ -136,6 +136,7 @@ class OffPolicyLearner(ABC):
             config=config,
             longest=context.spaces.max_steps,
             team=kinds.team,
+            everlasting=config.reward_rule.after_death,
             units=context.model.memory,
             device=self._device,
         )
@@ -270,10 +271,10 @@ class OffPolicyLearner(ABC):
 
     def _remember(self, inputs: RoundInput) -> None:
         known, rule = self._replay.counts.inserted, self._settings.reward_rule
-        trajectories = [everlasting(rewarded(each, self._spaces, rule), rule) for each in inputs.trajectories]
+        trajectories = [rewarded(each, self._spaces, rule) for each in inputs.trajectories]
         self._replay.insert(inputs.round, trajectories)
         if self._replay.counts.inserted > known:
-            self._moments.add(trajectories)
+            self._moments.add([everlasting(each, rule) for each in trajectories])
 
     def _recall(self, state: PolicyState) -> None:
         moments = self._no_returns()

@@ -53,7 +53,7 @@ def rewarded(trajectory: Trajectory, spaces: EnvSpaces, rule: RewardRule) -> Tra
 
 
 def everlasting(trajectory: Trajectory, rule: RewardRule) -> Trajectory:
-    """With `after_death`: the trajectory with all agents alive, so that a replay has values for the dead, too."""
+    """With `after_death`: the trajectory with all agents alive, as the dead have returns, too."""
     if not rule.after_death:
         return trajectory
     arrays = dict(trajectory.arrays)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from marless.data.trajectory import Trajectory
+from marless.data.trajectory import Trajectory, returned
 from marless.errors import CorruptError
 
 FloatArray = NDArray[np.float32]
@@ -41,6 +41,8 @@ class Table:
     """[K], flat t · B + b."""
     alive: FloatArray | None
     """[N, 1, S], 1 or 0; None if agents never leave."""
+    returned: BoolArray | None
+    """[N, T, B], the agent comes back: its memory is empty; None if agents never leave."""
     legal: FloatArray | None
     """[N, A, S], 1 or 0; None if every action always is."""
     state: FloatArray | None
@@ -67,6 +69,7 @@ def tabulate(trajectories: Sequence[Trajectory], agent_class: int, with_state: b
         cut=np.concatenate([t["cut"] for t in trajectories], axis=1).astype(np.bool_, copy=False),
         boot_index=source.boot_index(),
         alive=source.rows("alive") if f"alive/{k}" in first else None,
+        returned=source.returned() if f"alive/{k}" in first else None,
         legal=source.rows("mask") if f"mask/{k}" in first else None,
         state=_with_ones([t["state"][:, None] for t in trajectories]) if with_state else None,
         boot_state=_boot_features([t["boot_state"][None] for t in trajectories]) if with_state else None,
@@ -93,6 +96,10 @@ class _Source:
         """[N, T, B] of arrays [T, N, b]."""
         arrays = [t[f"{name}/{self.agent_class}"] for t in self.trajectories]
         return np.ascontiguousarray(np.concatenate(arrays, axis=2).swapaxes(0, 1))
+
+    def returned(self) -> BoolArray:
+        """[N, T, B]."""
+        return returned(self.over_time("alive").astype(np.bool_, copy=False).swapaxes(0, 1)).swapaxes(0, 1)
 
     def memory(self) -> FloatArray:
         """[N, H, B] of arrays [N, b, H]."""

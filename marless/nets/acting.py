@@ -54,8 +54,8 @@ class ActingPolicies:
 
     Shapes: N agents of the class, B environment copies, O observation size, A actions or action components.
     Policies may have memory: then each call of `sample`, `greedy` or `outputs` is one step, and the caller marks where
-    episodes begin (`begin`) and end (`ended`). Not thread-safe: buffers are reused between calls; returned arrays are
-    the caller's own.
+    agents begin anew (`begin`, `forget`). Not thread-safe: buffers are reused between calls; returned arrays are the
+    caller's own.
     """
 
     def __init__(self, agent_class: AgentClass, net: ActingNet, head: ActingHead, inputs: Inputs) -> None:
@@ -106,12 +106,12 @@ class ActingPolicies:
         if known := len(self._inputs.known):
             input_NIB[:, -1 - known : -1] = self._inputs.ids(self.agent_class.agents)[:, :, None]
 
-    def ended(self, ended_B: BoolArray) -> None:
-        """Reset the memory of copies whose episode has ended."""
+    def forget(self, anew_NB: BoolArray) -> None:
+        """Reset the memory of agents in the copies in which they begin anew."""
         if self.remembers:
-            self._net.forget(ended_B)
+            self._net.forget(anew_NB)
             if self._inputs.last_action:
-                self._last_NAB[:, :, ended_B] = 0
+                self._last_NAB.swapaxes(1, 2)[anew_NB] = 0
 
     def memory(self) -> Arrays:
         """Copies of what `recall` needs to go on in other policies of the same class; {} if there is no memory.

@@ -32,8 +32,8 @@ class ActingNet(Protocol):
         """
         ...
 
-    def forget(self, copies_B: BoolArray) -> None:
-        """Reset the memory of these copies."""
+    def forget(self, anew_NB: BoolArray) -> None:
+        """Reset the memory of these agents in these copies."""
         ...
 
     def memory(self) -> FloatArray | None:
@@ -65,7 +65,7 @@ class Perceptrons:
         self._buffers = [np.ones((agents, layer.shape[2], batch), np.float32) for layer in self._layers]
         return self._buffers[0]
 
-    def forget(self, copies_B: BoolArray) -> None:
+    def forget(self, anew_NB: BoolArray) -> None:
         """See `ActingNet`; without effect."""
 
     def memory(self) -> FloatArray | None:
@@ -102,9 +102,9 @@ class GatedUnits:
         self._hidden_NHB[:, -1] = 1
         return self._body.allocate(agents, batch)
 
-    def forget(self, copies_B: BoolArray) -> None:
+    def forget(self, anew_NB: BoolArray) -> None:
         """See `ActingNet`."""
-        self._hidden_NHB[:, :-1, copies_B] = 0
+        self._hidden_NHB[:, :-1].swapaxes(1, 2)[anew_NB] = 0
 
     def memory(self) -> FloatArray | None:
         """See `ActingNet`."""
@@ -147,9 +147,9 @@ class AnyKind:
         self._input = np.ones((agents, self._inputs + 1, batch), np.float32)
         return self._input
 
-    def forget(self, copies_B: BoolArray) -> None:
+    def forget(self, anew_NB: BoolArray) -> None:
         """See `ActingNet`."""
-        self._hidden_NHB[:, :, copies_B] = 0
+        self._hidden_NHB.swapaxes(1, 2)[anew_NB] = 0
 
     def memory(self) -> FloatArray | None:
         """See `ActingNet`."""

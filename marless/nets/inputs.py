@@ -2,7 +2,8 @@
 and learners.
 
 Rows of an input, in this order: the observation [O]; the last action [A], one-hot or its components as chosen, 0 at an
-episode's start; the agent's id, one-hot. Shapes: N agents of a class, B copies or M samples.
+episode's start and where the agent comes back; the agent's id, one-hot. Shapes: N agents of a class, B copies or M
+samples.
 """
 
 from __future__ import annotations
@@ -81,16 +82,16 @@ class Inputs:
         agent_class: AgentClass,
         obs_NMO: FloatArray,
         last_action: ActionArray | None = None,
-        first_M: BoolArray | None = None,
+        first: BoolArray | None = None,
     ) -> FloatArray:
         """Inputs of a class's nets, feature-major with a last row of ones, float32 [N, size + 1, M].
 
         `last_action`, int32 [N, M] or float32 [N, M, A], has each agent's action in the step before; it is ignored
-        where `first_M` is true, at the first step of an episode.
+        where `first`, [M] or [N, M], is true: where the agent begins anew.
         """
         agents, samples, _ = obs_NMO.shape
         input_NIM = np.empty((agents, self.size(agent_class) + 1, samples), np.float32)
-        self.write(input_NIM, agent_class, obs_NMO, last_action, first_M)
+        self.write(input_NIM, agent_class, obs_NMO, last_action, first)
         return input_NIM
 
     def write(
@@ -99,15 +100,15 @@ class Inputs:
         agent_class: AgentClass,
         obs_NMO: FloatArray,
         last_action: ActionArray | None = None,
-        first_M: BoolArray | None = None,
+        first: BoolArray | None = None,
     ) -> None:
         """Write the inputs that `build` returns to `input_NIM`."""
         seen = obs_NMO.shape[2]
         input_NIM[:, :seen] = obs_NMO.transpose(0, 2, 1)
-        if self.last_action and last_action is not None and first_M is not None:
+        if self.last_action and last_action is not None and first is not None:
             rows_NAM = input_NIM[:, seen : seen + agent_class.action.n]
             write_action(rows_NAM, last_action)
-            rows_NAM[:, :, first_M] = 0
+            rows_NAM.swapaxes(1, 2)[np.broadcast_to(first, obs_NMO.shape[:2])] = 0
         if self.known:
             input_NIM[:, -1 - len(self.known) : -1] = self.ids(agent_class.agents)[:, :, None]
         input_NIM[:, -1] = 1

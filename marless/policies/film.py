@@ -78,7 +78,7 @@ def shoot(team: Team, stage: BatchedEnv, *, seed: int, explore: bool) -> list[Sh
     frame, ended = begin(stage, policies, seed), False
     shots = [Shot(stage.picture(), _caption(0, stage.spaces, returns))]
     while not ended:
-        transition = step(stage, policies, act(policies, frame, rng if explore else None))
+        transition = step(stage, policies, frame, act(policies, frame, rng if explore else None))
         frame, ended = transition.frame, bool(transition.ended[0])
         for k, reward_NB in enumerate(transition.rewards):
             returns[k] += reward_NB[:, 0]

@@ -62,7 +62,7 @@ class _Chance:
     def begin(self, batch: int) -> None:
         """See `ActingPolicy`."""
 
-    def ended(self, ended_B: BoolArray) -> None:
+    def forget(self, anew_NB: BoolArray) -> None:
         """See `ActingPolicy`."""
 
     def sample(

@@ -48,24 +48,27 @@ class Team:
         """All agents that have a policy."""
         return tuple(self._players)
 
-    def begin(self, copies: ArrayLike | None = None) -> None:
+    def begin(self, copies: ArrayLike | None = None, *, agents: Sequence[str] | None = None) -> None:
         """Start new episodes: reset the memory of policies; without effect for policies without memory.
 
         `copies`, bool [B], selects the copies in which an episode starts; None: all, after which the number of copies
-        may change. Raises SpecError for another number of copies than that of the observations so far.
+        may change. `agents` selects those that begin anew, such as one that had left an episode and comes back; None:
+        all. Raises SpecError for another number of copies than that of the observations so far.
         """
+        begun = {agent: batch for agent, batch in self._begun.items() if agents is None or agent in agents}
         if copies is None:
-            self._begun.clear()
+            for agent in begun:
+                del self._begun[agent]
             return
         anew_B = np.asarray(copies, np.bool_)
-        for agent, batch in self._begun.items():
+        for agent, batch in begun.items():
             if anew_B.shape != (batch,):
                 raise SpecError(
                     f"copies that begin anew must be of shape [{batch}], as {agent} acts in so many, "
                     f"got {list(anew_B.shape)}"
                 )
-        for agent in self._begun:
-            self._players[agent].ended(anew_B)
+        for agent in begun:
+            self._players[agent].forget(anew_B[None])
 
     def act(
         self,

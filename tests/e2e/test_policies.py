@@ -66,8 +66,9 @@ class Played:
     def begin(self, batch: int) -> None:
         self._team.begin()
 
-    def ended(self, ended_B: BoolArray) -> None:
-        self._team.begin(ended_B)
+    def forget(self, anew_NB: BoolArray) -> None:
+        for agent, anew_B in zip(self._agents, anew_NB, strict=True):
+            self._team.begin(anew_B, agents=[agent])
 
     def greedy(self, obs_NBO: FloatArray, mask_NBA: BoolArray | None) -> ActionArray:
         did = self._team.act(dict(zip(self._agents, obs_NBO, strict=True)))

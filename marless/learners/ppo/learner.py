@@ -276,7 +276,7 @@ class PPOLearner:
         work.similarity = likeness.begin(inputs, self._class, lambda: table, self.state)
         trained = policies([(stack.names, stack.starts) for stack in chosen])
         tensors = identified(upload(table, self._device), self._inputs.known)
-        segments = Segments.of(tensors["cut"], tensors["boot_index"]) if self._remembers else None
+        segments = Segments.of(tensors) if self._remembers else None
         passes = critic_passes(self._judges(chosen, critics), self._seen(tensors), segments)
         estimates = estimate(passes, tensors, segments, self._config)
         orders = _Orders(self._configs, inputs, self._device)

@@ -208,5 +208,5 @@ def _samples(
 ) -> Samples:
     if segments is None:
         return Samples(parts)
-    first = stack.pool(segments.first.expand(agents, -1, -1)) if stack else segments.first
+    first = stack.pool(segments.own_first.expand(agents, -1, -1)) if stack else segments.first
     return Samples({**parts, "first": first}, segments.steps, memory_PHB)

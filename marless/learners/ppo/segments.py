@@ -6,6 +6,7 @@ rows, I features + 1, J = T' · B frames.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -31,6 +32,10 @@ class Segments:
     """float32 [1, 1, S], 1 where memory is empty before a step: at the start of a segment, and after an episode."""
     first_frames: Tensor
     """The same for frames, [1, 1, J]."""
+    own_first: Tensor
+    """`first` of each agent, [N or 1, 1, S]: it is empty, too, where the agent comes back."""
+    own_first_frames: Tensor
+    """The same for frames, [N or 1, 1, J]."""
     source: Tensor
     """int64 [J], the sample of each frame, or S + k for bootstrap row k, or S + K for an empty frame."""
     at_sample: Tensor
@@ -39,8 +44,9 @@ class Segments:
     """int64 [K], the frame of each bootstrap row."""
 
     @classmethod
-    def of(cls, cut_TB: Tensor, boot_index_K: Tensor) -> Segments:
-        """The segments of a round; for the arguments see `marless.learners.table`."""
+    def of(cls, tensors: Mapping[str, Tensor]) -> Segments:
+        """The segments of a round; see `marless.learners.table` for the tensors."""
+        cut_TB, boot_index_K = tensors["cut"], tensors["boot_index"]
         steps, copies = cut_TB.shape
         first_TB = torch.ones_like(cut_TB)
         first_TB[1:] = cut_TB[:-1]
@@ -55,10 +61,21 @@ class Segments:
         source_J = torch.full((frames,), samples + boots, device=cut_TB.device)
         source_J[at_sample_S] = number_S
         source_J[at_boot_K] = samples + torch.arange(boots, device=cut_TB.device)
-        first_J = torch.zeros(frames, device=cut_TB.device)
-        first_J[at_sample_S] = first_TB.flatten().float()
         first = first_TB.float().view(1, 1, -1)
-        return cls(steps, copies, first, first_J.view(1, 1, -1), source_J, at_sample_S, at_boot_K)
+        own_first = first
+        if "returned" in tensors:
+            own_first = (first_TB | tensors["returned"]).float().view(-1, 1, samples)
+        return cls(
+            steps=steps,
+            copies=copies,
+            first=first,
+            first_frames=_at_frames(first, at_sample_S, frames),
+            own_first=own_first,
+            own_first_frames=_at_frames(own_first, at_sample_S, frames),
+            source=source_J,
+            at_sample=at_sample_S,
+            at_boot=at_boot_K,
+        )
 
     def frames(self, features_NIS: Tensor, boot_NIK: Tensor) -> Tensor:
         """Arrange samples and bootstrap rows as frames, [N, I, J]."""
@@ -70,5 +87,12 @@ class Segments:
 
     def resets(self, stack: Stack | None, agents: int) -> Tensor:
         """bool [rows, T', copies], resets of critics on the frames of a stack's members, see `Stack.seen`."""
-        first = stack.seen(self.first_frames.expand(agents, -1, -1)) if stack else self.first_frames
+        first = stack.seen(self.own_first_frames.expand(agents, -1, -1)) if stack else self.first_frames
         return first.reshape(len(first), len(self.source) // self.copies, -1) > 0
+
+
+def _at_frames(first_x1S: Tensor, at_sample_S: Tensor, frames: int) -> Tensor:
+    """The same for frames, [x, 1, J]; memory is never reset before bootstrap rows."""
+    first_x1J = first_x1S.new_zeros(len(first_x1S), 1, frames)
+    first_x1J[:, :, at_sample_S] = first_x1S
+    return first_x1J

@@ -33,6 +33,8 @@ class Seen:
     """bool [P, A, F]; None if every action always is."""
     steps: int
     """T."""
+    returned: Tensor | None = None
+    """bool [P, 1, F], the agent comes back; None if agents never leave."""
     memory: Tensor | None = None
     """float32 [P, H, C], memory of the nets before the first step; None: empty."""
 
@@ -42,9 +44,15 @@ class Seen:
         return self.features.shape[2] // (self.steps + 1)
 
     def resets(self) -> Tensor:
-        """bool [T + 1, C]: memory is reset at the first step only, as columns are episodes or parts of one."""
-        resets = torch.zeros(self.steps + 1, self.width, dtype=torch.bool, device=self.features.device)
-        resets[0] = True
+        """bool [1 or P, T + 1, C]: memory is reset at the first step of a column, which is an episode or a part of one,
+        and where agents come back.
+        """
+        shape = self.steps + 1, self.width
+        if self.returned is None:
+            resets = torch.zeros(1, *shape, dtype=torch.bool, device=self.features.device)
+        else:
+            resets = self.returned.reshape(-1, *shape).clone()
+        resets[:, 0] = True
         return resets
 
 

@@ -82,6 +82,7 @@ class Policies(Trained):
             action=self.stack.pool(mine.action),
             legal=None if mine.legal is None else self.stack.pool(mine.legal),
             steps=batch.steps,
+            returned=None if mine.returned is None else self.stack.pool(mine.returned),
             memory=None if mine.memory is None else self.stack.pool(mine.memory),
         )
 
@@ -135,7 +136,9 @@ class QTraining(ABC):
                     "alive": each.own(counted(batch, batch.classes[each.index])).unsqueeze(1),
                 }
                 if batch.steps > 1:
-                    parts["first"] = seen.resets()[:-1].float().reshape(1, 1, -1).expand(len(each.names), 1, -1)
+                    parts["first"] = (
+                        seen.resets()[:, :-1].float().flatten(1).unsqueeze(1).expand(len(each.names), 1, -1)
+                    )
                 samples = Samples(parts, batch.steps if batch.steps > 1 else None, seen.memory)
                 numbers = measuring.measured(each.function, samples, inputs, _PARTS)
             found |= {

@@ -92,8 +92,8 @@ class Told(Highest):
     def begin(self, batch):
         self.notes.append(("begin", batch))
 
-    def ended(self, ended_B):
-        self.notes.append(("ended", ended_B.tolist()))
+    def forget(self, anew_NB):
+        self.notes.append(("forget", anew_NB.tolist()))
 
     def greedy(self, obs_NBO, mask_NBA):
         self.notes.append("step")
@@ -107,9 +107,35 @@ def test_policies_are_told_where_episodes_begin_and_end(run):
         rollout(ScriptedEnv(), [told], steps=STEPS, seed=3, with_state=False)
     else:
         play(ScriptedEnv(), [told], episodes=3, seed=3)  # two of copy 0, which needs six steps for them
-    until_3 = [("begin", 2), "step", "step", ("ended", [False, True]), "step", ("ended", [True, False])]
-    until_5 = [*until_3, "step", ("ended", [False, True]), "step"]
-    assert told.notes == (until_5 if run == "rollout" else [*until_5, "step", ("ended", [True, True])])
+    one, other = ("forget", [[True, False]] * 2), ("forget", [[False, True]] * 2)
+    until_5 = [("begin", 2), "step", "step", other, "step", one, "step", other, "step"]
+    assert told.notes == (until_5 if run == "rollout" else [*until_5, "step", ("forget", [[True, True]] * 2)])
+
+
+class Leaving(ScriptedEnv):
+    """Agent a is absent in copy 0 before its second step; the arrays of frames are used again, as PettingZoo's are."""
+
+    def __init__(self):
+        super().__init__()
+        self.spaces = replace(self.spaces, deaths=True)
+        self._alive_NB = np.ones((2, 2), np.bool_)
+
+    def reset(self, seed):
+        self.steps = 0
+        return replace(super().reset(seed), alive=(self._alive_NB,))
+
+    def step(self, actions):
+        found = super().step(actions)
+        self.steps += 1
+        self._alive_NB[0, 0] = self.steps != 1
+        return replace(found, frame=replace(found.frame, alive=(self._alive_NB,)))
+
+
+def test_policies_are_told_which_agents_come_back():
+    told = Told()
+    rollout(Leaving(), [told], steps=3, seed=3, with_state=False)
+    back, ended = ("forget", [[True, True], [False, True]]), ("forget", [[True, False]] * 2)
+    assert told.notes == [("begin", 2), "step", "step", back, "step", ended]
 
 
 def test_stats_sum_over_ended_episodes_only(rolled):

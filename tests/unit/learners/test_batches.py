@@ -42,6 +42,7 @@ def source(
         config=config,
         longest=spaces.max_steps,
         team=team,
+        everlasting=False,
         units=units,
         device=CPU,
     )
@@ -146,7 +147,15 @@ def test_sums_end_where_an_agent_is_truncated_and_its_last_view_comes_after():
     config = IQLConfig.model_validate({"gamma": 0.5, "n_step": 3, "reward_normalisation": False, "warmup": 0})
     classes = ((0, spaces.classes[0], Inputs()),)
     made = BatchSource(
-        replay=replay, schema=schema, classes=classes, config=config, longest=4, team=False, units=0, device=CPU
+        replay=replay,
+        schema=schema,
+        classes=classes,
+        config=config,
+        longest=4,
+        team=False,
+        everlasting=False,
+        units=0,
+        device=CPU,
     )
     batch = draw(made, 30, ReturnMoments((0,), 0.5))
     column = {t: batch.row.tolist().index(t) for t in range(3)}
@@ -223,7 +232,6 @@ def test_episodes_stand_side_by_side_padded_with_their_last_view():
     longest = made.replay.draw_episodes(np.random.default_rng(3), 5).length.tolist()
     steps = batch.steps
     assert steps == _padded(max(longest), None)
-    assert batch.resets.tolist() == [[True] * 5] + [[False] * 5] * steps
     assert len(set(longest)) > 1
     for e, (first, length) in enumerate(zip(batch.row.tolist(), longest, strict=True)):
         for t in range(steps + 1):
@@ -231,6 +239,8 @@ def test_episodes_stand_side_by_side_padded_with_their_last_view():
             features = batch.classes[1].features[:, :, column].numpy()
             np.testing.assert_array_equal(features[:, :5], at(replay, "obs/1", frame))
             last = np.zeros((4, 4)) if frame == first else np.eye(4)[at(replay, "action/1", frame - 1)]
+            if frame > first:  # who comes back has done nothing yet
+                last[at(replay, "alive/1", frame) & ~at(replay, "alive/1", frame - 1)] = 0
             np.testing.assert_array_equal(features[:, 5:9], last)
             np.testing.assert_array_equal(features[:, 9:13], np.eye(4))
             if t < steps:

@@ -20,6 +20,7 @@ from marless.learners.q.learner import QLearner
 from marless.learners.table import tabulate
 from marless.nets.acting import ActingPolicies
 from tests.unit.learners import rounds
+from tests.unit.learners.coming import ComeAndGo
 
 SPACES = replace(rounds.DISCRETE, classes=rounds.DISCRETE.classes[1:], max_steps=30)
 STEPS, COPIES = 25, 16
@@ -54,7 +55,7 @@ def _learner(**settings: object) -> PPOLearner:
 def _advantages(learner: PPOLearner, trajectory: Trajectory) -> np.ndarray:
     """[T, N, B]."""
     tensors = upload(tabulate([trajectory], 0, False), torch.device("cpu"))
-    segments = Segments.of(tensors["cut"], tensors["boot_index"]) if learner._remembers else None
+    segments = Segments.of(tensors) if learner._remembers else None
     stacked = learner._stacks(rounds.inputs(rounds.INDEPENDENT, [trajectory]), parts=1)
     passes = critic_passes(learner._judges(stacked, learner._critics.copies), learner._seen(tensors), segments)
     _, advantage_N1S = estimate(passes, tensors, segments, learner._config)
@@ -139,12 +140,18 @@ class Valued(Certain):
         return output_NAB
 
 
+@pytest.mark.parametrize("credit", [None, False, True], ids=["present", "coming-and-going", "credit"])
 @pytest.mark.parametrize("last_action", [False, True])
 @pytest.mark.parametrize("groups", [rounds.INDEPENDENT, (Group("a", ("a", "c")), Group("b", ("b", "d")))])
-def test_a_replay_finds_the_values_that_actors_acted_by(groups: tuple[Group, ...], last_action: bool) -> None:
-    spaces = replace(SPACES, deaths=False, max_steps=None)
-    model = rounds.MODEL.model_copy(update={"recurrent": "gru"})
+def test_a_replay_finds_the_values_that_actors_acted_by(
+    groups: tuple[Group, ...], last_action: bool, credit: bool | None
+) -> None:
+    made_up = MadeUp(replace(SPACES, deaths=False, max_steps=None), COPIES)
+    env = made_up if credit is None else ComeAndGo(made_up)
+    spaces, model = env.spaces, rounds.MODEL.model_copy(update={"recurrent": "gru"})
     settings = {"replay": {"unit": "episodes"}, "warmup": 0, "batch": 40, "last_action": last_action}
+    if credit:
+        settings |= {"team_reward": "sum", "credit_after_death": True}
     learner = rounds.learner("iql", spaces, groups, model=model, carried=True, seed=4, **settings)
     assert isinstance(learner, QLearner)
     for seed, group in enumerate(groups):  # weights of any size, so that memory matters
@@ -154,7 +161,7 @@ def test_a_replay_finds_the_values_that_actors_acted_by(groups: tuple[Group, ...
             group.policy, PolicyState({**wild, "exploration": np.zeros(1, np.float32)}, state.learning, state.metadata)
         )
     states = {agent: learner.state(g.policy) for g in groups for agent in g.agents}
-    lane = Lane(MadeUp(spaces, COPIES))
+    lane = Lane(env)
     lane.begin(5)
     for number, steps in enumerate((4, 6)):
         policy = Valued.from_states(spaces.classes[0], [states[agent] for agent in rounds.AGENTS])

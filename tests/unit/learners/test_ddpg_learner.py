@@ -285,7 +285,6 @@ def test_views_part_a_batch_into_what_was_and_what_came() -> None:
         importance=torch.tensor([1.0, 1, 0.5]),
         valid=None,
         follows=torch.zeros(1, 3, dtype=torch.bool),
-        resets=torch.zeros(2, 3, dtype=torch.bool),
         state=None,
         row=np.arange(3),
     )

@@ -141,7 +141,7 @@ def test_deterministic_policies_are_shown_by_their_actions_without_noise():
     assert (distances[~np.eye(4, dtype=bool)] > 0).all()
 
 
-def test_what_an_agent_did_last_is_seen_and_nothing_where_its_episode_starts():
+def test_what_an_agent_did_last_is_seen_and_nothing_where_it_begins_anew():
     agents, whole = rounds.DISCRETE.class_of("a"), table()
     drawn = shown(rounds.DISCRETE, made(agents, seen=Inputs(last_action=True)))
     assert drawn.obs.shape == (4, 16, 5 + 4)
@@ -150,7 +150,7 @@ def test_what_an_agent_did_last_is_seen_and_nothing_where_its_episode_starts():
     for agent in range(4):
         for obs in drawn.obs[agent]:
             at = np.flatnonzero((obs[:5] == whole.obs[agent, :-1].T).all(axis=1)).item()
-            start = at < batch or whole.cut.ravel()[at - batch]
+            start = at < batch or whole.cut.ravel()[at - batch] or not whole.alive[agent, 0, at - batch]
             expected = np.zeros(4) if start else np.eye(4)[int(whole.action[agent, 0, at - batch])]
             np.testing.assert_array_equal(obs[5:], expected)
             starts += start

@@ -18,6 +18,7 @@ from marless.envs.base import ActionArray, AgentClass, Box, Discrete, EnvSpaces,
 from marless.learners.ppo.functions import PolicyFunction
 from marless.nets.acting import ActingPolicies
 from tests.unit.learners import rounds
+from tests.unit.learners.coming import ComeAndGo
 
 AGENTS = ("a", "b")
 INDEPENDENT = tuple(Group(agent, (agent,)) for agent in AGENTS)
@@ -87,11 +88,20 @@ def _wild(state: PolicyState, seed: int) -> PolicyState:
 @pytest.mark.parametrize("groups", [INDEPENDENT, SHARED], ids=["independent", "shared"])
 @pytest.mark.parametrize("pooling", ["pooled", "drawn"])
 @pytest.mark.parametrize("resumed", [False, True], ids=["new", "resumed"])
+@pytest.mark.parametrize("coming", [False, True], ids=["present", "coming-and-going"])
 def test_learners_find_the_probabilities_that_actors_acted_with(
-    action: Discrete | Box, groups: tuple[Group, ...], pooling: str, resumed: bool, monkeypatch: pytest.MonkeyPatch
+    action: Discrete | Box,
+    groups: tuple[Group, ...],
+    pooling: str,
+    resumed: bool,
+    coming: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Also where the round's first step continues an episode, so that actors had a memory there."""
-    env = _Recall(10, action)
+    """Also where the round's first step continues an episode, so that actors had a memory there; and where agents come
+    back, so that they had none.
+    """
+    recall = _Recall(10, action)
+    env = ComeAndGo(recall) if coming else recall
     learner = rounds.learner("ippo", env.spaces, groups, model=_model("gru"), epochs=1, minibatches=3)
     for seed, name in enumerate(learner.names(groups)):
         learner.load(name, _wild(learner.initial(name, 0), seed))

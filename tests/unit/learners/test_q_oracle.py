@@ -60,8 +60,9 @@ def perceptron(layout, flat_D: Tensor, x_IM: Tensor) -> Tensor:
     return x_IM
 
 
-def remembering(layout: GRULayout, flat_D: Tensor, x_IM: Tensor, steps: int) -> Tensor:
-    """torch's own cell, over whole episodes side by side."""
+def remembering(layout: GRULayout, flat_D: Tensor, x_IM: Tensor, alive_TE: Tensor) -> Tensor:
+    """torch's own cell, over whole episodes side by side; an agent that comes back remembers nothing."""
+    steps = len(alive_TE)
     *below, gates, memory, last = layout.shapes
     parts, start = [], 0
     for rows, columns in layout.shapes:
@@ -75,6 +76,8 @@ def remembering(layout: GRULayout, flat_D: Tensor, x_IM: Tensor, steps: int) -> 
     hidden = torch.zeros(columns, memory[1] - 1)
     outputs = []
     for t in range(steps):
+        if t:
+            hidden = hidden * (1 - alive_TE[t] * (1 - alive_TE[t - 1])).unsqueeze(1)
         x = x_IM[:-1, t * columns : (t + 1) * columns].T
         hidden = torch.gru_cell(
             x,
@@ -109,7 +112,8 @@ class Oracle:
         layout = self.made._nets[self.made._scope.classes[index]].codec.layout
         x_IF = self.batch.classes[index].features[i]
         if isinstance(layout, GRULayout):
-            output = remembering(layout, flat_D, x_IF, self.batch.steps + 1)
+            alive_TE = self.batch.classes[index].alive[i].view(self.batch.steps + 1, -1)
+            output = remembering(layout, flat_D, x_IF, alive_TE)
         else:
             output = perceptron(layout, flat_D, x_IF)
         return output[:1] + output[1:] - output[1:].mean(0, keepdim=True) if self.config.dueling else output

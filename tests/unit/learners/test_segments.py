@@ -26,7 +26,7 @@ BOOT_INDEX = torch.tensor([0, 4, 5])
 
 
 def test_bootstrap_rows_stand_right_after_the_step_at_which_an_episode_was_cut() -> None:
-    segments = Segments.of(CUT, BOOT_INDEX)
+    segments = Segments.of({"cut": CUT, "boot_index": BOOT_INDEX})
     samples, boots = torch.arange(6.0).view(1, 1, -1), torch.tensor([[[100.0, 104.0, 105.0]]])
     frames = segments.frames(samples, boots).view(5, 2)
     assert frames[:, 0].tolist() == [0, 100, 2, 4, 104]
@@ -36,11 +36,30 @@ def test_bootstrap_rows_stand_right_after_the_step_at_which_an_episode_was_cut()
 
 
 def test_memory_is_empty_where_episodes_start_and_never_before_a_bootstrap_row() -> None:
-    segments = Segments.of(CUT, BOOT_INDEX)
+    segments = Segments.of({"cut": CUT, "boot_index": BOOT_INDEX})
     assert segments.first.view(3, 2).tolist() == [[1, 1], [1, 0], [0, 1]]
     resets = segments.resets(None, agents=4)[0]
     assert resets[:, 0].tolist() == [True, False, True, False, False]
     assert resets[:4, 1].tolist() == [True, False, True, False]
+
+
+def test_memory_is_empty_where_an_agent_comes_back_except_that_of_a_joint_critic() -> None:
+    """The second of two agents comes back before the last step of copy 0, and before the second one of copy 1."""
+    returned = torch.zeros(2, 3, 2, dtype=torch.bool)
+    returned[1, 2, 0] = returned[1, 1, 1] = True
+    segments = Segments.of({"cut": CUT, "boot_index": BOOT_INDEX, "returned": returned})
+    assert segments.own_first.view(2, 3, 2).tolist() == [[[1, 1], [1, 0], [0, 1]], [[1, 1], [1, 1], [1, 1]]]
+    (both,) = stacks(
+        (Group("a", ("a",)), Group("b", ("b",))),
+        AgentClass("two", ("a", "b"), 1, Discrete(2)),
+        parts=1,
+        device=CPU,
+        copies=2,
+    )
+    resets = segments.resets(both, agents=2)
+    assert resets[:, :, 0].tolist() == [[True, False, True, False, False], [True, False, True, True, False]]
+    assert resets[:, :4, 1].tolist() == [[True, False, True, False], [True, True, True, False]]
+    assert segments.resets(None, agents=2)[0, :, 0].tolist() == [True, False, True, False, False]
 
 
 @given(st.data(), st.integers(1, 6), st.integers(1, 4))
@@ -49,7 +68,7 @@ def test_frames_keep_the_order_of_time(data: st.DataObject, steps: int, copies: 
     cut = torch.tensor(data.draw(st.lists(st.booleans(), min_size=steps * copies, max_size=steps * copies)))
     boots = cut & torch.tensor(data.draw(st.lists(st.booleans(), min_size=len(cut), max_size=len(cut))))
     index = boots.nonzero().squeeze(1)
-    segments = Segments.of(cut.view(steps, copies), index)
+    segments = Segments.of({"cut": cut.view(steps, copies), "boot_index": index})
     samples, rows = torch.arange(float(len(cut))), 0.5 + index.float()
     frames = segments.frames(samples.view(1, 1, -1), rows.view(1, 1, -1)).view(-1, copies)
     assert frames.flatten()[segments.at_sample].tolist() == samples.tolist()

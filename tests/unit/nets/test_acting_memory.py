@@ -61,24 +61,27 @@ def test_remembering_changes_what_is_done() -> None:
     first, _ = policies.outputs(obs_NBO, None)
     second, _ = policies.outputs(obs_NBO, None)
     assert not np.allclose(first, second)
-    policies.ended(np.array([True, False, True]))
+    policies.forget(np.array([[True, False, True], [True, False, False]]))
     third, _ = policies.outputs(obs_NBO, None)
-    np.testing.assert_array_equal(third[:, [0, 2]], first[:, [0, 2]])
+    np.testing.assert_array_equal(third[:, 0], first[:, 0])
+    np.testing.assert_array_equal(third[0, 2], first[0, 2])
     assert not np.allclose(third[:, 1], first[:, 1])
+    assert not np.allclose(third[1, 2], first[1, 2])
     policies.begin(3)
     np.testing.assert_array_equal(policies.outputs(obs_NBO, None)[0], first)
 
 
-def test_a_last_action_is_seen_in_the_next_step_and_forgotten_at_an_end() -> None:
+def test_a_last_action_is_seen_in_the_next_step_and_forgotten_by_who_begins_anew() -> None:
     inputs = Inputs(last_action=True)
     states = [state(ARM, seed, inputs=inputs) for seed in (1, 2)]
     policies, obs_NBO = ActingPolicies.from_states(ARM, states), np.ones((2, 2, 3), np.float32)
     did_NBA, _ = policies.sample(obs_NBO, None, np.random.default_rng(0))
-    policies.ended(np.array([True, False]))
+    policies.forget(np.array([[True, False], [False, False]]))
     found, _ = policies.outputs(obs_NBO, None)
-    for b, last_NA in ((0, np.zeros((2, 2), np.float32)), (1, did_NBA[:, 1])):
+    for b in range(2):
         for i, each in enumerate(states):
-            hidden = np.concatenate([obs_NBO[i, b], last_NA[i]])
+            last_A = np.zeros(2, np.float32) if (i, b) == (0, 0) else did_NBA[i, b]
+            hidden = np.concatenate([obs_NBO[i, b], last_A])
             for layer in range(3):
                 hidden = each.acting[f"policy.{layer}.weight"] @ hidden + each.acting[f"policy.{layer}.bias"]
                 hidden = np.tanh(hidden) if layer < 2 else hidden

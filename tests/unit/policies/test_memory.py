@@ -48,8 +48,9 @@ class Called:
     def begin(self, batch: int) -> None:
         self._team.begin()
 
-    def ended(self, ended_B: BoolArray) -> None:
-        self._team.begin(ended_B)
+    def forget(self, anew_NB: BoolArray) -> None:
+        for agent, anew_B in zip(self._agents, anew_NB, strict=True):
+            self._team.begin(anew_B, agents=[agent])
 
     def greedy(self, obs_NBO: FloatArray, mask_NBA: BoolArray) -> ActionArray:
         masks = dict(zip(self._agents, mask_NBA, strict=True))
@@ -90,6 +91,16 @@ def test_some_copies_may_begin_anew():
     (found,) = _steps(team, 1, copies)
     assert found == {agent: [first[agent][0], *third[agent][1:]] for agent in OBS}
     assert found["a"][0] != found["a"][1]
+
+
+def test_an_agent_that_comes_back_may_begin_anew_alone():
+    team = _team(("a",), ("b",))
+    first, _, third = _steps(team, 3)
+    team.begin()
+    _steps(team, 2)
+    team.begin(agents=["a"])
+    (found,) = _steps(team, 1)
+    assert found == {"a": first["a"], "b": third["b"]}
 
 
 def test_agents_of_one_policy_remember_each_for_itself():
