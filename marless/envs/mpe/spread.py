@@ -23,12 +23,15 @@ class SpreadOptions(TeamOptions):
     agents: int = 3
     local_ratio: float = 0.5
     """Weight λ of an agent's own collisions in its reward; the team's share is 1 − λ."""
+    curriculum: bool = False
+    """True: collisions cost nothing, as in the first stage of mpe2's curriculum; false: its second, and last, stage."""
     terminate_on_success: bool = False
     """True: an episode terminates when every landmark has an agent nearer than 0.1."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_ratio("local_ratio", self.local_ratio)
+        check_flag("curriculum", self.curriculum)
         check_flag("terminate_on_success", self.terminate_on_success)
 
 
@@ -62,10 +65,16 @@ class SimpleSpread(ParticleEnv):
     def _score(self) -> None:
         self._dist_NMB[:, : self._marks].min(axis=0, out=self._to_mark_MB)
         team_B = -self._to_mark_MB.sum(axis=0)
+        if self._options.curriculum:
+            self._rewards_NB.fill(0)
+        else:
+            self._collisions()
+        self._rewards_NB += (1.0 - self._options.local_ratio) * team_B
+
+    def _collisions(self) -> None:
         bumps_NMB = self._dist_NMB[:, self._marks :] < self._apart_NM1[:, self._marks :]
         np.add.reduce(bumps_NMB, axis=1, dtype=np.float64, out=self._rewards_NB)
         self._rewards_NB *= -self._options.local_ratio
-        self._rewards_NB += (1.0 - self._options.local_ratio) * team_B
 
     def _over(self) -> BoolArray:
         if not self._options.terminate_on_success:

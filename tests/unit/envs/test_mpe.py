@@ -121,6 +121,7 @@ def compare(theirs, ours, seed, act):
         ("speaker_listener", {}),
         ("spread", {"local_ratio": 0.0}),
         ("spread", {"agents": 1}),
+        ("spread", {"curriculum": True, "local_ratio": 0.8}),
         ("spread", {"agents": 6, "local_ratio": 0.3, "max_cycles": 9}),
         ("tag", {}),
         ("tag", {"num_good": 3, "num_adversaries": 2, "num_obstacles": 4}),
@@ -150,6 +151,7 @@ def test_equals_mpe2(game, options, continuous):
     [
         ("spread", {"agents": 2, "local_ratio": 1.0}),
         ("spread", {"agents": 6, "local_ratio": 1.0}),
+        ("spread", {"agents": 4, "curriculum": True}),
         ("push", {}),
         ("tag", {"num_good": 2, "num_obstacles": 1}),
         ("world_comm", {}),
@@ -309,6 +311,7 @@ def test_options_that_cannot_work_are_refused(options, message):
         ("simple_tag", {"num_agent_neighbors": 0}, "num_agent_neighbors must be a whole number of at least 1, got 0"),
         ("simple_spread", {"num_landmark_neighbors": 1.0}, "num_landmark_neighbors must be a whole number"),
         ("simple_tag", {"prey_speed": 2}, "prey_speed must be a number from 0 to 1"),
+        ("simple_spread", {"curriculum": 0}, "curriculum must be true or false"),
         ("simple_tag", {"terminate_on_success": "yes"}, "terminate_on_success must be true or false"),
         ("simple_world_comm", {"num_food": 0}, "num_food must be a whole number of at least 1, got 0"),
         ("simple_world_comm", {"num_forests": 1.5}, "num_forests must be a whole number of at least 0, got 1.5"),
