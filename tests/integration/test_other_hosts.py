@@ -21,6 +21,7 @@ from services.learner_pool.updates import Updates
 from tests.integration import elsewhere
 from tests.integration.running import Cluster, created, go_on, outcome, restarted
 from tests.integration.running import spec as spec_of
+from tests.templates import shared_templates
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 ELSEWHERE = str(Path(elsewhere.__path__[0]))
@@ -54,11 +55,9 @@ async def cluster(folder: Path, redis_url: str, *, apart: bool) -> AsyncIterator
     """Services whose learner workers are on this host, or apart on another one."""
     spool = folder / "spool"
     spool.mkdir()
-    with pytest.MonkeyPatch.context() as patched:
-        if apart:
-            patched.setenv("PYTHONPATH", ELSEWHERE, prepend=os.pathsep)
-            patched.setenv("ELSEWHERE", f"/dev/shm:{spool}")
-        made = Cluster(folder, redis_url, spool=spool)
+    moved = {"PYTHONPATH": ELSEWHERE, "ELSEWHERE": f"/dev/shm:{spool}"} if apart else {}
+    with shared_templates(**moved) as templates:
+        made = Cluster(folder, redis_url, templates, spool=spool)
         await made.start()
         yield made
         await made.close()

@@ -1,4 +1,5 @@
-"""Puts learner workers on another host, as far as files go: in a mount namespace in which $ELSEWHERE is empty.
+"""Puts learner workers on another host, as far as files go: in a mount namespace in which $ELSEWHERE is empty. The
+template moves there, from which they are forked.
 
 $ELSEWHERE holds directories, separated by colons. Python imports this module at its start, before there are threads.
 """
@@ -28,5 +29,5 @@ def move() -> None:
         call("mount", b"tmpfs", place.encode(), b"tmpfs", 0, None)
 
 
-if "ELSEWHERE" in os.environ and "services.learner_pool.worker" in sys.orig_argv:
+if "ELSEWHERE" in os.environ and "--module=services.learner_pool.worker" in sys.orig_argv:
     move()
