@@ -21,7 +21,7 @@ from marless.algos.base import (
     Setting,
 )
 from marless.algos.off_policy import OffPolicyConfig
-from marless.algos.team import RewardConfig, RewardRule, TeamReward
+from marless.algos.team import RewardConfig, RewardRule, TeamReward, sum_advice, together
 from marless.errors import SpecError
 
 if TYPE_CHECKING:
@@ -83,15 +83,15 @@ class TeamConfig(QConfig):
         return RewardRule(self.team_reward, joint=True)
 
     def advice(self, setting: Setting) -> str:
-        """See `AlgorithmConfig`; also warns if the environment does not declare whether its agents cooperate."""
-        usual = super().advice(setting)
-        if setting.spaces.rewards != "unknown":
-            return usual
+        """See `AlgorithmConfig`; also warns if the environment does not declare whether its agents cooperate, or what
+        the team earns.
+        """
         told = (
             f"algorithm.name {self.name} maximises the reward of all agents together, and env.name does not say "
             "whether they work together; if they compete, use iql"
         )
-        return f"{usual}. {told}" if usual else told
+        unknown = told if setting.spaces.rewards == "unknown" else ""
+        return together(super().advice(setting), unknown, sum_advice(self.team_reward, setting))
 
 
 class QAlgorithm:

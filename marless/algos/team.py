@@ -27,6 +27,23 @@ class RewardRule:
     """True if the team has one value, which its reward belongs to, whoever is alive."""
 
 
+def sum_advice(how: str, setting: Setting) -> str:
+    """A warning if the team's reward is a sum because the environment does not say what the team earns; else ""."""
+    spaces = setting.spaces
+    if how != "auto" or spaces.team_reward or spaces.rewards != "unknown" or len(spaces.agents) == 1:
+        return ""
+    return (
+        "env.name declares no reward of the team, so algorithm.team_reward: auto adds up those of all agents alive; if "
+        "they all get the same reward, set algorithm.team_reward: mean, which is that reward, however many are alive; "
+        "if each gets its own, set sum"
+    )
+
+
+def together(*advice: str) -> str:
+    """Several warnings as one text."""
+    return ". ".join(filter(None, advice))
+
+
 class RewardConfig(AlgorithmConfig):
     """Base of the settings of algorithms that train every agent on a reward of its own."""
 
@@ -43,6 +60,10 @@ class RewardConfig(AlgorithmConfig):
     def reward_rule(self) -> RewardRule:
         """The rewards that policies are trained on."""
         return RewardRule(None if self.team_reward == "none" else self.team_reward, self.credit_after_death)
+
+    def advice(self, setting: Setting) -> str:
+        """See `AlgorithmConfig`; also warns of a sum that may count one reward several times."""
+        return together(super().advice(setting), sum_advice(self.team_reward, setting))
 
     @model_validator(mode="after")
     def _credit_is_the_teams(self) -> RewardConfig:

@@ -38,7 +38,7 @@ def against_chance(team: Team, *, episodes: int, seed: int) -> Mapping[str, Side
         chance = play(copies, None, episodes=episodes, seed=seed)
         found = {}
         for k, agents in enumerate(spaces.classes):
-            others = [_Chance(each, seed + i) for i, each in enumerate(spaces.classes)]
+            others = [Chance(each, seed + i) for i, each in enumerate(spaces.classes)]
             policies: list[ActingPolicy] = [trained[i] if i == k else other for i, other in enumerate(others)]
             played = play(copies, policies, episodes=episodes, seed=seed)
             found[agents.name] = Side(_mean(played, agents), _mean(chance, agents))
@@ -52,7 +52,7 @@ def competitive(spaces: EnvSpaces) -> bool:
     return spaces.rewards == "competitive" and len(spaces.classes) > 1
 
 
-class _Chance:
+class Chance:
     """A stateless policy that acts uniformly at random over legal actions."""
 
     def __init__(self, agents: AgentClass, seed: int) -> None:

@@ -74,9 +74,18 @@ def test_sums_of_rewards_that_compete_are_refused_and_unknown_ones_are_told(algo
     assert refusal(algorithm, COMPETITIVE).endswith("and those of env.name compete; use iql instead")
     told = advice(prepare(job(algorithm, "unknown")))
     assert told.startswith(f"algorithm.name {algorithm} maximises the reward of all agents together")
-    assert told.endswith("if they compete, use iql")
+    assert "if they compete, use iql. env.name declares no reward of the team" in told
     prepare(job("iql", COMPETITIVE))
     assert advice(prepare(job("iql", "unknown"))) == ""
+
+
+@pytest.mark.parametrize("algorithm", [*PPO, *Q, *DDPG])
+def test_a_sum_of_rewards_that_may_be_one_is_pointed_out(algorithm):
+    said = "if they all get the same reward, set algorithm.team_reward: mean"
+    assert said in advice(prepare(job(algorithm, "unknown", settings={"team_reward": "auto"})))
+    for how in ("sum", "mean"):
+        assert said not in advice(prepare(job(algorithm, "unknown", settings={"team_reward": how})))
+    assert said not in advice(prepare(job(algorithm, settings={"team_reward": "auto"})))
 
 
 @pytest.mark.parametrize(("algorithm", "instead"), [("qmix", "vdn"), ("mappo", "ippo")])

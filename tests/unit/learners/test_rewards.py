@@ -10,9 +10,12 @@ from pydantic import ValidationError
 
 from marless.algos.ippo import IPPOConfig
 from marless.algos.team import RewardRule
+from marless.data.rollout import rollout
 from marless.data.trajectory import Trajectory
+from marless.envs import registry
 from marless.envs.base import AgentClass, Discrete, EnvSpaces, Frame, Transition
 from marless.learners.rewards import ReturnMoments, everlasting, rewarded, running_returns, team_rewards
+from marless.policies.sides import Chance
 from tests.unit.learners.solving import Trained, episode_return
 
 
@@ -69,6 +72,38 @@ def deadly() -> Trajectory:
 @pytest.mark.parametrize(("how", "expected"), [("sum", [3, 2, 1]), ("auto", [3, 2, 1]), ("mean", [1, 1, 1])])
 def test_a_reward_that_all_living_agents_get_is_the_teams_by_their_mean(how, expected):
     assert team_rewards(deadly(), TEAM, how)[:, 0].tolist() == expected
+
+
+def _played(name: str, options: dict[str, object], steps: int) -> tuple[Trajectory, EnvSpaces]:
+    """One copy of an environment of PettingZoo, in which agents act at random."""
+    env = registry.make(f"pettingzoo/{name}", options, 1, with_state=False)
+    try:
+        policies = [Chance(agents, 0) for agents in env.spaces.classes]
+        return rollout(env, policies, steps=steps, seed=0, with_state=False)[0], env.spaces
+    finally:
+        env.close()
+
+
+def test_walkers_that_fall_one_by_one_have_their_packages_reward_by_the_mean_and_not_by_the_sum():
+    """In multiwalker all walkers get the same reward, by default; here the others go on after one has fallen."""
+    options = {"terminate_on_fall": False, "remove_on_fall": True}
+    played, spaces = _played("multiwalker_v9", options, 120)
+    alive_TN, paid_TN = played["alive/0"][..., 0], played["reward/0"][..., 0]
+    living_T = alive_TN.sum(axis=1)
+    assert set(living_T) == {1, 2, 3} or set(living_T) == {1, 3}
+    shared_T = np.where(alive_TN, paid_TN, -np.inf).max(axis=1)
+    assert (shared_T < 0).any()
+    np.testing.assert_allclose(team_rewards(played, spaces, "mean")[:, 0], shared_T, rtol=1e-6)
+    np.testing.assert_allclose(team_rewards(played, spaces, "sum")[:, 0], shared_T * living_T, rtol=1e-6)
+
+
+def test_knights_and_archers_who_earn_for_themselves_add_up_whoever_has_died():
+    options = {"max_zombies": 30, "spawn_delay": 3}
+    played, spaces = _played("knights_archers_zombies_v11", options, 160)
+    assert not played["alive/0"].all()
+    total_T = team_rewards(played, spaces, "sum")[:, 0]
+    assert set(total_T) == {0, 1}
+    assert total_T.sum() == played["reward/0"].sum() > 2
 
 
 def test_the_environments_own_team_reward_comes_first():
