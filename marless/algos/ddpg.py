@@ -14,6 +14,7 @@ from marless.algos.base import (
     Group,
     Learner,
     LearnerContext,
+    ModelSpec,
     Rate,
     Schedule,
     Scope,
@@ -23,7 +24,6 @@ from marless.algos.base import (
 from marless.algos.off_policy import OffPolicyConfig
 from marless.algos.team import RewardConfig
 from marless.errors import SpecError
-from marless.nets.kinds import MLP
 
 if TYPE_CHECKING:
     from marless.envs.base import EnvSpaces
@@ -55,6 +55,10 @@ class DDPGConfig(RewardConfig, OffPolicyConfig):
     )
     smoothing_clip: float = Field(0.5, ge=0, description="with twin: limit of that noise")
 
+    def critic_model(self, model: ModelSpec) -> ModelSpec:
+        """The nets of critics, given those of policies."""
+        return model.model_copy(update={"hidden": self.critic_hidden or model.hidden})
+
     @model_validator(mode="after")
     def _env_steps_are_drawn(self) -> DDPGConfig:
         if self.replay.unit == "episodes":
@@ -76,14 +80,14 @@ class DDPGAlgorithm:
         return False
 
     def check(self, config: AlgorithmConfig, setting: Setting) -> None:
-        """Raise SpecError for recurrent nets, unbounded actions, policies that would not learn in every round, and a
+        """Raise SpecError for nets with memory, unbounded actions, policies that would not learn in every round, and a
         replay buffer that is larger than the learner's memory.
         """
         own = DDPGConfig.model_validate(self.config_type.model_validate(config))
-        if setting.model.kind != MLP:
+        if setting.model.remembers:
             raise SpecError(
-                f"{own.name} trains perceptrons only, and model asks for {setting.model.kind} nets; set model.net: mlp "
-                "and model.recurrent: none, or use another algorithm (ippo, mappo, iql, vdn, qmix)"
+                f"{own.name} trains no nets with memory, as a critic's would depend on all past actions, and model "
+                f"asks for {setting.model.kind} nets; choose others, or another algorithm (ippo, mappo, iql, vdn, qmix)"
             )
         for each in setting.spaces.classes:
             bounds = [*getattr(each.action, "low", ()), *getattr(each.action, "high", ())]

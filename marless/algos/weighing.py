@@ -12,7 +12,7 @@ from marless.algos.qmix import QMIXConfig
 from marless.envs.base import AgentClass, EnvSpaces
 from marless.nets import actions
 from marless.nets.inputs import Inputs
-from marless.nets.layout import Layout, layout
+from marless.nets.layout import layout
 from marless.nets.mixing import MixingLayout
 
 _BYTES = 4
@@ -75,8 +75,7 @@ class _Nets:
         if isinstance(self._config, DDPGConfig):
             everyone = sum(len(each.agents) * (each.obs_size + each.action.n) for each in self._classes)
             inputs = self._seen(agents) + agents.action.n if agents else everyone
-            hidden = self._config.critic_hidden or self._model.hidden
-            return Layout(inputs, tuple(hidden), 1).size * (1 + self._config.twin)
+            return layout(inputs, self._config.critic_model(self._model), 1).size * (1 + self._config.twin)
         outputs = 1 if agents else sum(len(each.agents) for each in self._classes)
         ids = self._seen(agents) - agents.obs_size if agents else 0
         observed = agents.obs_size if agents else sum(each.obs_size for each in self._classes)

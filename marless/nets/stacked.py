@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from marless.errors import SpecError
 from marless.nets import kernels
 from marless.nets.activations import activation as activation_of
 from marless.nets.layout import GRULayout, Layout, NetLayout
@@ -59,6 +60,29 @@ class Net(Protocol):
     def evaluate(self, input_PIS: Tensor, resets: Tensor | None = None) -> Tensor:
         """Outputs [P, K, S] of any number of samples, as a new tensor; `backward` cannot follow."""
         ...
+
+
+class FeedForward(Net, Protocol):
+    """Nets without memory, which can also be differentiated with respect to their inputs."""
+
+    def input_gradient(self, d_output_PKM: Tensor, rows_PR: Tensor) -> Tensor:
+        """The loss's gradient with respect to some of the last inputs, [P, R, M], given that at the outputs.
+
+        `rows_PR`, int64, has the indices of the inputs of each net. `gradient_PD` does not change. Either this or
+        `backward` may follow a `forward`, not both.
+        """
+        ...
+
+
+def feed_forward(layout: NetLayout, flat_PD: Tensor, activation: str) -> FeedForward:
+    """As `net`; raises SpecError for nets with memory, too."""
+    if layout.memory:
+        raise SpecError(f"{layout.kind} nets have a memory, and these must not")
+    if isinstance(layout, Layout):
+        return StackedMLP(layout, flat_PD, activation)
+    from marless.nets.unrolled import Unrolled
+
+    return Unrolled(layout, flat_PD, activation)
 
 
 def net(layout: NetLayout, flat_PD: Tensor, activation: str) -> Net:
@@ -132,10 +156,7 @@ class StackedMLP:
                 gradient = self._below(i, gradient, work)
 
     def input_gradient(self, d_output_PKM: Tensor, rows_PR: Tensor) -> Tensor:
-        """The loss's gradient with respect to some of the last inputs, [P, R, M], given that at the outputs.
-
-        `rows_PR`, int64, has the indices of the inputs of each net. `gradient_PD` does not change.
-        """
+        """See `FeedForward`."""
         work = self._workspace(d_output_PKM.shape[2])
         gradient = d_output_PKM
         for i in range(len(self._layers) - 1, 0, -1):

@@ -28,7 +28,7 @@ class Unrolled:
         self.activation = activation
         self.gradient_PD = torch.zeros_like(flat_PD)
         self._flat_PD = flat_PD
-        self._leaf_PD = self._output_PKM = flat_PD.new_empty(0)
+        self._leaf_PD = self._input_PIM = self._output_PKM = flat_PD.new_empty(0)
 
     @property
     def output_layer(self) -> Tensor:
@@ -38,7 +38,8 @@ class Unrolled:
     def forward(self, input_PIM: Tensor, resets: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
         """See `Net`."""
         self._leaf_PD = self._flat_PD.detach().requires_grad_()
-        self._output_PKM = outputs(self.layout, self._leaf_PD, self.activation, input_PIM, resets, memory)
+        self._input_PIM = input_PIM.expand(len(self._flat_PD), -1, -1).detach().requires_grad_()
+        self._output_PKM = outputs(self.layout, self._leaf_PD, self.activation, self._input_PIM, resets, memory)
         return self._output_PKM.detach()
 
     def backward(self, d_output_PKM: Tensor) -> None:
@@ -46,6 +47,11 @@ class Unrolled:
         (gradient_PD,) = torch.autograd.grad(self._output_PKM, self._leaf_PD, d_output_PKM)
         written = self.layout.size - self.layout.free
         self.gradient_PD[:, :written] = gradient_PD[:, :written]
+
+    def input_gradient(self, d_output_PKM: Tensor, rows_PR: Tensor) -> Tensor:
+        """See `marless.nets.stacked.FeedForward`."""
+        (gradient_PIM,) = torch.autograd.grad(self._output_PKM, self._input_PIM, d_output_PKM)
+        return gradient_PIM.gather(1, rows_PR.unsqueeze(2).expand(-1, -1, gradient_PIM.shape[2]))
 
     def evaluate(self, input_PIS: Tensor, resets: Tensor | None = None) -> Tensor:
         """See `Net`."""
@@ -64,13 +70,14 @@ def outputs(
     resets: Tensor | None = None,
     memory: Tensor | None = None,
 ) -> Tensor:
-    """Outputs [P, K, M] as those of `Net.forward`, by operations that autograd can differentiate any number of times.
+    """Outputs [P, K, M] as those of `Net.forward`, by operations that autograd can differentiate any number of times;
+    an input [1, I, M] is that of all nets.
 
     Raises ValueError if a net with memory gets no `resets`.
     """
     kind, ops = kind_of(layout.kind), torch_ops(activation)
     layers = [partial(_affine, matrix) for matrix in matrices(layout, flat_PD)]
-    x_PIM = input_PIM[:, :-1]
+    x_PIM = input_PIM[:, :-1].expand(len(flat_PD), -1, -1)
     if not layout.memory:
         found_PKM, _ = kind.step(ops, layers, x_PIM, x_PIM.new_zeros(len(x_PIM), 0, x_PIM.shape[2]))
         return _tensor(found_PKM)

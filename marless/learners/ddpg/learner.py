@@ -12,7 +12,7 @@ from typing import Literal
 
 import torch
 
-from marless.algos.base import Arrays, LearnerContext, RoundInput, value_at
+from marless.algos.base import Arrays, LearnerContext, ModelSpec, RoundInput, value_at
 from marless.algos.ddpg import DDPGConfig
 from marless.envs.base import AgentClass, Discrete
 from marless.errors import CorruptError
@@ -29,7 +29,7 @@ from marless.nets.adam import clip_norm_
 from marless.nets.bank import Bank, Row
 from marless.nets.codec import Codec
 from marless.nets.inputs import Inputs
-from marless.nets.layout import Layout, checked
+from marless.nets.layout import NetLayout, checked, layout
 
 Critic = Literal["own", "joint"]
 """own: one critic per policy, of its agents' observations and actions; joint: one per agent, of those of all agents."""
@@ -46,7 +46,7 @@ class _Class:
     """Inputs of the policies and, with the action, of critics that they share."""
     head: Head
     policies: Bank[Row]
-    layout: Layout
+    layout: NetLayout
     codec: Codec
 
     def sizes(self, *, ids: bool) -> Sizes:
@@ -70,12 +70,11 @@ class DDPGLearner(OffPolicyLearner):
         super().__init__(config, context, kinds)
         self._config = config
         self._model, self._activation = context.model, context.model.activation
-        hidden = tuple(context.model.hidden)
         seen = zip(classes, inputs.values(), strict=True)
-        self._classes = tuple(_class(agents, each, config, hidden) for agents, each in seen)
+        self._classes = tuple(_class(agents, each, config, context.model) for agents, each in seen)
         sizes = [each.sizes(ids=critic == "own") for each in self._classes]
         self._inputs: CriticInputs = JointInputs(sizes) if critic == "joint" else OwnInputs(sizes[0])
-        self._critic_layout = Layout(self._inputs.size, config.critic_hidden or hidden, 1)
+        self._critic_layout = layout(self._inputs.size, config.critic_model(context.model), 1)
         self._critics = {
             prefix: Part(Codec(prefix, self._critic_layout, output_gain=1.0, acts=False, target=True), Bank(_itself))
             for prefix in ((_CRITIC, _TWIN) if config.twin else (_CRITIC,))
@@ -95,7 +94,7 @@ class DDPGLearner(OffPolicyLearner):
 
     def _metadata(self, name: str) -> Mapping[str, str]:
         if name in self._critic_names:
-            return {"kind": "mlp", "activation": self._activation}
+            return {"kind": self._model.kind, "activation": self._activation}
         mine = self._serves(name)
         agents = mine.agents
         acts = STOCHASTIC if isinstance(agents.action, Discrete) else DETERMINISTIC
@@ -186,9 +185,9 @@ class DDPGLearner(OffPolicyLearner):
             **self._nets(mine.layout, row, stack),
         )
 
-    def _nets(self, layout: Layout, row: Row, stack: Rows) -> dict[str, RowNets]:
+    def _nets(self, shape: NetLayout, row: Row, stack: Rows) -> dict[str, RowNets]:
         return {
-            key: RowNets(layout, row[tensor], self._activation, stack.owners)
+            key: RowNets(shape, row[tensor], self._activation, stack.owners)
             for key, tensor in (("nets", "flat"), ("targets", "target"))
         }
 
@@ -200,10 +199,10 @@ class DDPGLearner(OffPolicyLearner):
         return Trained(function=function, prefix=prefix, names=names, tensors=row, optimizer=optimizer)
 
 
-def _class(agents: AgentClass, inputs: Inputs, config: DDPGConfig, hidden: tuple[int, ...]) -> _Class:
-    layout = Layout(inputs.size(agents), hidden, agents.action.n)
-    codec = Codec(_POLICY, layout, output_gain=0.01, acts=True, target=True)
-    return _Class(agents, inputs, head(agents.action, config), Bank(_itself), layout, codec)
+def _class(agents: AgentClass, inputs: Inputs, config: DDPGConfig, model: ModelSpec) -> _Class:
+    shape = layout(inputs.size(agents), model, agents.action.n)
+    codec = Codec(_POLICY, shape, output_gain=0.01, acts=True, target=True)
+    return _Class(agents, inputs, head(agents.action, config), Bank(_itself), shape, codec)
 
 
 def _arranged(bank: Bank[Row], chosen: Sequence[Rows], copies: bool) -> list[Row]:

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from marless.nets.layout import Layout
-from marless.nets.stacked import StackedMLP
+from marless.nets.layout import NetLayout
+from marless.nets.stacked import feed_forward
 
 
 class RowNets:
     """P nets with R rows; `owners` has the index of each row's net."""
 
-    def __init__(self, layout: Layout, flat_PD: Tensor, activation: str, owners: Sequence[int]) -> None:
+    def __init__(self, layout: NetLayout, flat_PD: Tensor, activation: str, owners: Sequence[int]) -> None:
         nets = len(flat_PD)
         self._flat_PD = flat_PD
         self._alone = tuple(owners) == tuple(range(nets))
@@ -26,7 +26,7 @@ class RowNets:
         rows = [[r for r, owner in enumerate(owners) if owner == net] for net in range(nets)]
         self._rows = [torch.tensor(each, dtype=torch.long, device=flat_PD.device) for each in rows]
         self.flat_RD = flat_PD if self._alone else flat_PD[self.owners_R]
-        self.net = StackedMLP(layout, self.flat_RD, activation)
+        self.net = feed_forward(layout, self.flat_RD, activation)
 
     def refresh(self) -> None:
         """Copy the nets' parameters to the rows again, after a gradient step."""

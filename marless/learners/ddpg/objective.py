@@ -14,13 +14,12 @@ import torch
 from torch import Tensor
 
 from marless.curvature.lanczos import Product
-from marless.curvature.perceptron import HessianProduct
+from marless.curvature.memory import hessian_product
 from marless.learners.ddpg.actor_critics import Actors, descent
 from marless.learners.ddpg.critic_inputs import replaced
 from marless.learners.ddpg.views import View
-from marless.nets.activations import activation
 from marless.nets.bank import Row
-from marless.nets.stacked import StackedMLP, matrices
+from marless.nets.unrolled import outputs
 
 _VIEW = "view."
 
@@ -64,10 +63,11 @@ class PolicyObjective:
 
         def value(output_RAM: Tensor) -> Tensor:
             action_RAM = actors.head.smooth(output_RAM, mine.noise, mine.legal)
-            return _values(judges.net, judges.flat_RD, replaced(batch["input"], actors.own, action_RAM)) * weight_R1M
+            input_RIM = replaced(batch["input"], actors.own, action_RAM)
+            return outputs(judges.net.layout, judges.flat_RD, judges.net.activation, input_RIM) * weight_R1M
 
-        product = HessianProduct(
-            nets.net.layout, nets.flat_RD, nets.net.activation, mine.now, lambda output: ActionValue(output, value)
+        product = hessian_product(
+            nets.net, nets.flat_RD, {"features": mine.now}, lambda output: ActionValue(output, value)
         )
         return lambda direction_PD: nets.mean(product(direction_PD[nets.owners_R]))
 
@@ -109,13 +109,3 @@ class Sampled:
 def _view(batch: Mapping[str, Tensor]) -> View:
     parts: dict[str, Any] = {each.name: batch.get(f"{_VIEW}{each.name}") for each in fields(View)}  # Any: some are None
     return View(**parts)
-
-
-def _values(net: StackedMLP, flat_RD: Tensor, input_RIM: Tensor) -> Tensor:
-    """The outputs of `net.forward`, computed with operations that autograd can differentiate."""
-    hidden, (*layers, last) = input_RIM, matrices(net.layout, flat_RD)
-    phi = activation(net.activation).differentiable
-    for layer in layers:
-        active = phi(layer @ hidden)
-        hidden = torch.cat([active, torch.ones_like(active[:, :1])], dim=1)
-    return last @ hidden

@@ -108,7 +108,8 @@ def test_memory_learns_from_whole_episodes(algorithm):
 @pytest.mark.parametrize("algorithm", DDPG)
 def test_memory_that_an_algorithm_has_not_is_refused(algorithm):
     said = refusal(algorithm, model={"recurrent": "gru"})
-    assert said.startswith(f"{algorithm} trains perceptrons only, and model asks for gru nets; set model.net: mlp")
+    assert said.startswith(f"{algorithm} trains no nets with memory, as a critic's would depend on all past")
+    assert "and model asks for gru nets; choose others" in said
 
 
 @pytest.mark.parametrize("algorithm", DDPG)

@@ -193,11 +193,45 @@ def test_q_learning_with_memory_needs_whole_episodes():
         algorithm.check(algorithm.config_type(name="iql"), setting)
 
 
-def test_deterministic_policies_refuse_them():
+@pytest.mark.parametrize("name", ["iddpg", "maddpg"])
+def test_deterministic_policies_train_and_act_with_those_without_memory(monkeypatch, name):
+    algorithm = registry.algorithm(name)
+    cases = {
+        case: replace(job, model=job.model.model_copy(update={"net": "residual", "hidden": (6, 6)}))
+        for case, job in CASES.items()
+        if job.model.recurrent == "none"
+    }
+    monkeypatch.setattr("marless.algos.contract.CASES", cases)
+    config = algorithm.config_type.model_validate({"name": name, "batch": 8, "warmup": 0, "twin": True})
+    assert check_algorithm(algorithm, config, one_step={"updates": 1})
+
+
+def test_deterministic_policies_refuse_memory():
     algorithm = registry.algorithm("maddpg")
     case = next(iter(CASES.values()))
-    with pytest.raises(SpecError, match="maddpg trains perceptrons only, and model asks for residual nets"):
-        algorithm.check(algorithm.config_type(name="maddpg"), replace(case.setting, model=ModelSpec(net="residual")))
+    with pytest.raises(SpecError, match=r"maddpg trains no nets with memory, .* and model asks for lstm nets"):
+        algorithm.check(algorithm.config_type(name="maddpg"), replace(case.setting, model=ModelSpec(net="lstm")))
+
+
+def test_gradients_with_respect_to_inputs_are_those_of_differences(theirs):
+    """Of one input for all nets, as joint critics have it, and of some of its rows, others for each net."""
+    rng = np.random.default_rng(3)
+    shape = layout(4, ModelSpec(net="residual", hidden=(5, 5)), 2)
+    flat_PD = torch.tensor(np.stack([shape.initial(rng, 1.0) for _ in range(2)]))
+    input_1IM = torch.tensor(np.concatenate([rng.standard_normal((1, 4, 3)), np.ones((1, 1, 3))], axis=1)).float()
+    rows_PR = torch.tensor([[0, 2], [3, 1]])
+    net = stacked.feed_forward(shape, flat_PD, "tanh")
+    before_PKM = net.forward(input_1IM).clone()
+    found_PRM = net.input_gradient(torch.ones_like(before_PKM), rows_PR)
+    for p in range(2):
+        for r, row in enumerate(rows_PR[p].tolist()):
+            moved = [input_1IM.clone(), input_1IM.clone()]
+            for each, step in zip(moved, (1e-2, -1e-2), strict=True):
+                each[:, row] += step
+            one, other = (net.evaluate(each)[p].sum(dim=0) for each in moved)
+            torch.testing.assert_close(found_PRM[p, r], (one - other) / 2e-2, rtol=1e-2, atol=1e-3)
+    with pytest.raises(SpecError, match="lstm nets have a memory, and these must not"):
+        stacked.feed_forward(layout(3, ModelSpec(net="lstm", hidden=(5,)), 2), flat_PD, "tanh")
 
 
 @pytest.mark.parametrize("hidden", ["", "6,", "6,x", "06,6", "6,0", "6,9000", "6," * 20 + "6", "6,6,6"])
