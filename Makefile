@@ -15,7 +15,7 @@ TOOLS := .venv/security/bin
 # Tests start hundreds of Python processes, which start faster from bytecode.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: train test test-slow test-gpu faults security fuzz check format protos lock audit sbom
+.PHONY: train test test-slow test-gpu test-hosts faults security fuzz check format protos lock audit sbom
 .PHONY: bench bench-algorithms bench-environments bench-peers clean
 
 train: .venv/.train
@@ -32,6 +32,10 @@ test-slow: .venv/.dev .venv/.sinks
 
 test-gpu: .venv/.dev
 	$(BIN)/python -m pytest -m gpu
+
+# A job over four hosts, which are network namespaces: their links are cut for up to 30 s. Needs root and `ip`.
+test-hosts: .venv/.dev
+	$(BIN)/python -m pytest -m slow tests/hosts
 
 # Kills, pauses, cuts and fills everything at full size (about 50 minutes on 2 cores); writes the table of docs/faults.md.
 faults: .venv/.dev

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
 import hashlib
-import ipaddress
 import os
 import subprocess
 import tempfile
@@ -12,9 +10,6 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import settings
 from redis import Redis
 from redis.backoff import ConstantBackoff
@@ -28,6 +23,7 @@ from marless.rpc.server import ServerOptions, serving
 from services.param_store.__main__ import build
 from services.param_store.config import Config
 from services.param_store.redis_server import RedisOptions
+from tests import certificates
 from tests.templates import Templates, shared_templates
 
 KEEP = 3
@@ -119,34 +115,4 @@ def templates() -> Iterator[Templates]:
 @pytest.fixture(scope="session")
 def tls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """An authority, and certificates for 127.0.0.1, right and wrong ones, with keys; paths of PEM files by name."""
-    directory = tmp_path_factory.mktemp("tls")
-    issuers = {
-        "ca": "ca",
-        "stranger": "stranger",
-        "server": "ca",
-        "worker": "ca",
-        "expired": "ca",
-        "forged": "stranger",
-    }
-    keys = {name: ec.generate_private_key(ec.SECP256R1()) for name in issuers}
-    names = {name: x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)]) for name in keys}
-    now, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)
-
-    def certificate(name: str, issuer: str) -> x509.Certificate:
-        address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-        return (
-            x509.CertificateBuilder(names[issuer], names[name], keys[name].public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - 2 * day)
-            .not_valid_after(now + (-day if name == "expired" else day))
-            .add_extension(address, critical=False)
-            .add_extension(x509.BasicConstraints(ca=name == issuer, path_length=None), critical=True)
-            .sign(keys[issuer], hashes.SHA256())
-        )
-
-    pem = serialization.Encoding.PEM
-    for name, issuer in issuers.items():
-        (directory / f"{name}.pem").write_bytes(certificate(name, issuer).public_bytes(pem))
-        key = keys[name].private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-        (directory / f"{name}.key").write_bytes(key)
-    return {path.name: str(path) for path in directory.iterdir()}
+    return certificates.made(tmp_path_factory.mktemp("tls"), "127.0.0.1")

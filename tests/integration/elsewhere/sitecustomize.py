@@ -1,7 +1,8 @@
-"""Puts learner workers on another host, as far as files go: in a mount namespace in which $ELSEWHERE is empty. The
-template moves there, from which they are forked.
+"""Puts learner workers on another host: in a mount namespace in which $ELSEWHERE is empty, and in another network.
 
-$ELSEWHERE holds directories, separated by colons. Python imports this module at its start, before there are threads.
+$ELSEWHERE holds directories, separated by colons; $ELSEWHERE_NETWORK names a namespace of `ip netns`, or is not set.
+The template moves there, from which workers are forked: Python imports this module at its start, before there are
+threads.
 """
 
 import ctypes
@@ -10,6 +11,7 @@ import sys
 from pathlib import Path
 
 NEW_MOUNTS, NEW_USERS = 0x00020000, 0x10000000
+NETWORK = 0x40000000
 RECURSIVE, PRIVATE = 0x4000, 0x40000
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -20,6 +22,9 @@ def call(name: str, *arguments: object) -> None:
 
 
 def move() -> None:
+    if network := os.environ.get("ELSEWHERE_NETWORK"):
+        with Path("/run/netns", network).open("rb") as namespace:
+            call("setns", namespace.fileno(), NETWORK)
     user = os.geteuid()
     call("unshare", NEW_MOUNTS | (NEW_USERS if user else 0))
     if user:
@@ -29,5 +34,5 @@ def move() -> None:
         call("mount", b"tmpfs", place.encode(), b"tmpfs", 0, None)
 
 
-if "ELSEWHERE" in os.environ and "--module=services.learner_pool.worker" in sys.orig_argv:
+if "ELSEWHERE" in os.environ and "services.learner_pool.worker" in " ".join(sys.orig_argv):
     move()

@@ -1,0 +1,151 @@
+"""Measures what it costs that a learner worker is on another host than its pool: `python -m bench.learner_hosts`.
+
+Two (with --before, three) sets of services run side by side, over TLS: one whose learner worker maps the pool's files,
+one whose learner worker is in another network and mount namespace, and the one-host set of another checkout. Each in
+turn trains the same short jobs, so that other load on the machine affects all of them. Needs root and `ip`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]  # psutil ships no types
+
+from bench import harness
+from bench.harness import Row, spread
+from bench.processes import Cpu
+from tests import certificates
+from tests.hosts.network import network
+from tests.integration.hosts import SERVICES, Hosts, running_hosts
+
+HERE, APART, BEFORE = "same host", "other host", "same host, before"
+WARM = 4
+"""Rounds at the beginning of a job that do not count."""
+ELSEWHERE = harness.ROOT / "tests" / "integration" / "elsewhere"
+JOBS: dict[str, Row] = {
+    "IPPO": {"algorithm": {"name": "ippo", "lr": 0.002}, "stop": {"rounds": 64}},
+    "VDN": {"algorithm": {"name": "vdn", "lr": 0.001, "warmup": 1000}, "stop": {"rounds": 14}},
+}
+
+
+def document(name: str) -> Row:
+    """A job of 4,000 env steps a round."""
+    return JOBS[name] | {
+        "env": {"name": "mpe/simple_spread", "options": {"agents": 3}},
+        "actors": {"count": 2, "envs": 80, "steps": 25},
+        "evaluation": {"every": 0, "random_episodes": 2, "episodes": 2},
+    }
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one job took in its steady state."""
+
+    rate: float
+    """Env steps per second of its fastest quarter of rounds: other programs slow down rounds, and never hasten one."""
+    cpu_ms: float
+    """CPU milliseconds a round, of all services and workers."""
+
+
+async def trained(hosts: Hosts, name: str, job: str) -> Run:
+    """Train a job."""
+    spec = hosts.place / f"{job}.yaml"
+    spec.write_text(json.dumps(document(name)), encoding="utf-8")
+    before_s = _cpu_s(hosts)
+    await hosts.marless("submit", str(spec), "--job", job, "--wait")
+    used_s = _cpu_s(hosts) - before_s
+    lines = (hosts.place / "runs" / job / "rounds.jsonl").read_text(encoding="utf-8").splitlines()
+    records = [json.loads(line) for line in lines]
+    took_s = [now["ended_s"] - then["ended_s"] for then, now in itertools.pairwise(records[WARM - 1 :])]
+    env_steps = (records[-1]["env_steps"] - records[WARM - 1]["env_steps"]) / len(took_s)
+    return Run(env_steps / harness.percentile(took_s, 25), 1000 * used_s / len(records))
+
+
+def _cpu_s(hosts: Hosts) -> float:
+    """CPU seconds that the services and their workers have used so far."""
+    measured = Cpu()
+    for process in hosts.processes.values():
+        measured(psutil.Process(process.pid))
+    return sum(measured.looks[-1].cpu_s.values())
+
+
+@asynccontextmanager
+async def sets(place: Path, before: Path | None) -> AsyncIterator[dict[str, Hosts]]:
+    """The sets of services by name; each has the first host to itself, but for the learner worker of one of them."""
+    async with AsyncExitStack() as stack:
+        here, apart = stack.enter_context(network(2))
+        tls = certificates.made(_directory(place / "tls"), here.address)
+        moved = {"ELSEWHERE": "/dev/shm", "ELSEWHERE_NETWORK": apart.name}
+        found = {}
+        for name in (HERE, APART, *((BEFORE,) if before else ())):
+            root = before if before and name == BEFORE else harness.ROOT
+            common = {"MARLESS_ADVERTISE": here.address, "PYTHONPATH": f"{ELSEWHERE}:{root}"}
+            of_service = dict.fromkeys(SERVICES, common)
+            if name == APART:
+                of_service["learner_pool"] = common | moved
+            prefixes = dict.fromkeys(SERVICES, ("env", "-C", str(root), *here.command))
+            found[name] = await stack.enter_async_context(
+                running_hosts(_directory(place / name.replace(" ", "-")), tls, of_service, prefixes)
+            )
+        yield found
+
+
+def _directory(path: Path) -> Path:
+    path.mkdir()
+    return path
+
+
+Runs = dict[str, dict[str, list[Run]]]
+"""By job, then by set of services."""
+
+
+async def measure(before: Path | None, runs: int) -> Runs:
+    """Train each job `runs` times with each set of services, in turn."""
+    made: Runs = {}
+    with tempfile.TemporaryDirectory() as place:
+        async with sets(Path(place), before) as found:
+            for run, name in itertools.product(range(runs + 1), JOBS):
+                order = list(found)[:: 1 if run % 2 else -1]
+                of_run = {each: await trained(found[each], name, f"{name.lower()}-{run}") for each in order}
+                harness.say(f"run {run} of {runs}: {name}: " + ", ".join(f"{k} {v}" for k, v in of_run.items()))
+                if run:  # the first one warms up
+                    for each, took in of_run.items():
+                        made.setdefault(name, {}).setdefault(each, []).append(took)
+    return made
+
+
+def rows(made: Runs) -> list[Row]:
+    """A row for each job and set; ratios are those of runs that followed one another."""
+    return [
+        {
+            "job": name,
+            "learner worker": each,
+            "env steps/s": spread([run.rate for run in of]).cell(0),
+            f"of {HERE} (%)": spread([100 * a.rate / b.rate for a, b in zip(of, by_set[HERE], strict=True)]).cell(1),
+            "CPU ms a round": spread([run.cpu_ms for run in of]).cell(0),
+            "runs": len(of),
+        }
+        for name, by_set in made.items()
+        for each, of in by_set.items()
+    ]
+
+
+def main() -> None:
+    """Run the benchmark, print the table, and write it to the file of --json if given."""
+    parser = harness.parser(__doc__, runs=7)
+    parser.add_argument("--before", type=Path, help="another checkout, whose rates on one host are measured, too")
+    args = parser.parse_args()
+    about = harness.machine()
+    made = rows(asyncio.run(measure(args.before, args.runs)))
+    harness.report("learner_hosts", about, made, {}, args.json)
+
+
+if __name__ == "__main__":
+    main()
