@@ -92,9 +92,10 @@ bench: .venv/.dev
 	$(BIN)/python -m bench.time_to_return $(BENCH_PEERS) --json bench/results/time_to_return.json
 
 # Every algorithm in two games over three seeds, and what an off-policy round costs beside torch: about an hour.
+bench-algorithms: RUNS_KEPT := --run-file bench/results/algorithm_runs.jsonl
 bench-algorithms: .venv/.dev
-	$(BIN)/python -m bench.algorithms $(BENCH_PEERS) --json bench/results/algorithms_spread.json
-	$(BIN)/python -m bench.algorithms --game adversary $(BENCH_PEERS) --json bench/results/algorithms_adversary.json
+	$(BIN)/python -m bench.algorithms $(BENCH_PEERS) $(RUNS_KEPT) --json bench/results/algorithms_spread.json
+	$(BIN)/python -m bench.algorithms --game adversary $(BENCH_PEERS) $(RUNS_KEPT) --json bench/results/algorithms_adversary.json
 	$(BIN)/python -m bench.off_policy_step --json bench/results/off_policy_step.json
 
 # Trains for a minute in every environment of PettingZoo and mpe2, half an hour in all; goes on where it was interrupted.

@@ -12,7 +12,7 @@ that add up all agents' rewards are left out if rewards compete.
 
 In competitive games the mean return over all agents is meaningless. The result is each side's greedy return against
 random opponents, minus that of a random policy in its place. Evaluation time counts for marless, but not for BenchMARL.
-Runs are made one at a time; BenchMARL's use one thread.
+Runs are made one at a time; BenchMARL's use one thread. With `--run-file`, an interrupted comparison goes on.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import sys
 import time
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench import harness
 from bench.harness import Row, spread
 from bench.peers import install
-from bench.systems import Curve, crossing, marless_job, points, rounds
+from bench.run_file import Outcome, Request, RunFile
+from bench.systems import crossing, marless_job, points, rounds
 from bench.task import (
     ALGORITHMS,
     CONTINUOUS,
@@ -57,40 +57,6 @@ SETTINGS: Mapping[str, tuple[Rates | None, ...]] = {"own": (None,), "equal": (EQ
 def target(algorithm: str) -> float:
     """Target greedy return per agent in spread, until which runs are timed."""
     return -20.5 if algorithm in ON_POLICY else TASK.target_return
-
-
-@dataclass(frozen=True)
-class Request:
-    """One training run."""
-
-    game: str
-    algorithm: str
-    seed: int
-    env_steps: int
-    timeout_s: float
-    rates: Rates | None = None
-    """None: the system's own settings, `bench.task.OWN` in marless."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The result of one training run."""
-
-    curve: Curve
-    random: float | None = None
-    """Return of the random baseline, if the run measured it."""
-    rates: Rates | None = None
-    """Those of its request."""
-    sides: Mapping[str, float] = field(default_factory=dict)
-    """In competitive games, by agent class: return against random opponents, minus that of a random policy."""
-
-    @property
-    def final(self) -> float:
-        """The last greedy return per agent; raises ValueError if there was no evaluation."""
-        greedy = [point.greedy_return for point in self.curve if point.greedy_return is not None]
-        if not greedy:
-            raise ValueError("a run without an evaluation has no final return")
-        return greedy[-1]
 
 
 Run = Callable[[Request], Outcome]
@@ -184,11 +150,14 @@ def peer(name: str) -> Run:
     return run
 
 
-def measured(name: str, run: Run, requests: Sequence[Request]) -> dict[str, list[Outcome]]:
-    """Make all runs of a system; returns outcomes by algorithm, where several rates were tried those of the best."""
+def measured(name: str, run: Run, requests: Sequence[Request], file: RunFile) -> dict[str, list[Outcome]]:
+    """Make all runs of a system that the file does not have; returns outcomes by algorithm, those of the best rates."""
     found: dict[str, dict[Rates | None, list[Outcome]]] = {}
     for request in requests:
-        outcome = run(request)
+        outcome = file.get(name, request)
+        if outcome is None:
+            outcome = run(request)
+            file.put(name, request, outcome)
         found.setdefault(request.algorithm, {}).setdefault(request.rates, []).append(outcome)
         told = outcome.sides or crossing(outcome.curve, target(request.algorithm))
         rates = f" with {request.rates}" if request.rates else ""
@@ -286,9 +255,16 @@ def main() -> None:
     parser.add_argument("--settings", type=names(tuple(SETTINGS)), default=("own",), help="own, equal, best")
     parser.add_argument("--game", choices=GAMES, default="spread")
     parser.add_argument("--env-steps", type=int, help="of each run; default: by game")
+    parser.add_argument(
+        "--run-file", type=Path, help="keep each finished run in this file, and do not repeat those in it"
+    )
     parser.add_argument("--limit-s", type=float, default=1200.0, help="give up a run after this many seconds")
     args = parser.parse_args()
     about = harness.machine()
+    try:
+        file = RunFile(args.run_file, about)
+    except ValueError as error:
+        sys.exit(str(error))
     systems: dict[str, Run] = {"marless": marless}
     for name in args.peers:
         if not install.installed(name):
@@ -305,7 +281,7 @@ def main() -> None:
         (algorithm, name, which): outcomes
         for which in args.settings
         for name, run in systems.items()
-        for algorithm, outcomes in measured(name, run, requests(which)).items()
+        for algorithm, outcomes in measured(name, run, requests(which), file).items()
     }
     results = {key: results[key] for key in sorted(results, key=lambda key: chosen.index(key[0]))}
     rows = [row(args.game, *key, outcomes) for key, outcomes in results.items()]

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from bench import harness
-from bench.algorithms import Request, names, settings
+from bench.algorithms import names, settings
 from bench.harness import Row, spread
 from bench.processes import ACTOR, LEARNER, Cpu, Look
+from bench.run_file import Request
 from bench.systems import marless_job
 from bench.task import ALGORITHMS, ON_POLICY, TASK
 from bench.workers import ACTING, ENVIRONMENT, Team, on_one_thread

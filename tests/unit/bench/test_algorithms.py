@@ -5,7 +5,8 @@ from argparse import ArgumentTypeError
 import pytest
 
 from bench import algorithms
-from bench.algorithms import SETTINGS, Outcome, Request, headline, measured, names, plays, row, settings
+from bench.algorithms import SETTINGS, headline, measured, names, plays, row, settings
+from bench.run_file import Outcome, Request, RunFile
 from bench.systems import Point
 from bench.task import ALGORITHMS, EQUAL, GAMES, GRID
 from marless import spec
@@ -90,7 +91,7 @@ def test_of_several_settings_the_best_are_shown():
         final = -20.0 if request.rates == GRID[2] else -21.0 - request.seed
         return Outcome((Point(24_000, 9.0, final),), -26.0, request.rates)
 
-    found = measured("marless", run, requests)
+    found = measured("marless", run, requests, RunFile(None, {}))
     assert {each.rates for each in found["vdn"]} == {GRID[2]}
     shown = row("spread", "vdn", "marless", "best", found["vdn"])
     assert shown["settings"] == "best: lr 0.001, clip 10, τ 0.02"
@@ -100,3 +101,35 @@ def test_unknown_names_are_refused():
     assert names(("a", "b"))("b,a") == ("b", "a")
     with pytest.raises(ArgumentTypeError, match="unknown: c; known: a, b"):
         names(("a", "b"))("a,c")
+
+
+def test_runs_that_are_kept_are_not_made_again(tmp_path):
+    file, made = tmp_path / "sub" / "runs.jsonl", []
+    requests = [Request("spread", "vdn", seed, 24_000, 60.0, rates) for rates in (None, EQUAL) for seed in range(2)]
+
+    def run(request: Request) -> Outcome:
+        made.append(request)
+        if len(made) == 4:
+            raise KeyboardInterrupt
+        curve = (Point(12_000, 5.0, None), Point(24_000, 9.0, -20.0 - request.seed))
+        return Outcome(curve, -26.5, request.rates, {"agent": 1.5})
+
+    with pytest.raises(KeyboardInterrupt):
+        measured("marless", run, requests, RunFile(file, {"cpu": "one"}))
+    found = measured("marless", run, requests, RunFile(file, {"cpu": "two"}))
+    assert made == [*requests, requests[-1]]
+    assert measured("marless", run, requests, RunFile(file, {})) == found
+    assert made == [*requests, requests[-1]]
+    measured("benchmarl", run, requests[:1], RunFile(file, {}))
+    assert made[-1] == requests[0]  # the other system's runs are its own
+    longer = Request("spread", "vdn", 0, 48_000, 60.0)
+    assert RunFile(file, {}).get("marless", longer) is None
+
+
+def test_a_damaged_line_of_kept_runs_is_named(tmp_path):
+    file = tmp_path / "runs.jsonl"
+    RunFile(file, {}).put("marless", Request("spread", "vdn", 0, 1, 1.0), outcome(-20.0))
+    with file.open("a") as lines:
+        lines.write('{"run": {"rates": nu')
+    with pytest.raises(ValueError, match=r"runs\.jsonl, line 2 is no run"):
+        RunFile(file, {})
