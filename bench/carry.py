@@ -83,7 +83,7 @@ def trained(game: str, mode: Mode, seed: int, env_steps: int, *, normalised: boo
             lane.begin(1000 * seed + number)
         policies = [ActingPolicies.from_states(spaces.classes[0], [learner.state("agent_0")])]
         sampled, _ = lane.roll(
-            policies, steps=mode.steps, seed=1000 * seed + number, with_state=False, carried=mode.carried
+            policies, steps=mode.steps, seed=1000 * seed + number, with_state=False, index=0 if mode.carried else None
         )
         learner.update(RoundInput(number, number * copies * mode.steps, seed, groups, [sampled]))
         if mode.carried:
@@ -132,7 +132,7 @@ def cost(runs: int, rounds: int = 40) -> list[Row]:
         rolled, saved = [], []
         for number in range(rounds):
             begun_s = time.perf_counter()
-            lane.roll(policies, steps=25, seed=number, with_state=False, carried=True)
+            lane.roll(policies, steps=25, seed=number, with_state=False, index=0)
             done_s = time.perf_counter()
             data = encode(lane.save())
             rolled.append(done_s - begun_s)

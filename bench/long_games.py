@@ -12,6 +12,7 @@ from marless.envs.base import (
     ActionArray,
     AgentClass,
     Arrays,
+    BoolArray,
     Discrete,
     EnvSpaces,
     Frame,
@@ -32,10 +33,12 @@ class _Game:
         agents = AgentClass("agent", ("agent_0",), self.size, Discrete(2))
         self.spaces = EnvSpaces((agents,), state_size=0, max_steps=self.longest)
         self.batch = batch
+        self._cut_B = np.zeros(batch, np.bool_)
 
     def reset(self, seed: int) -> Frame:
         self._rng = np.random.default_rng(seed)
         self._steps_B = np.zeros(self.batch, np.int64)
+        self._cut_B[:] = False
         self._x_BO = self._begun()
         return self._frame()
 
@@ -43,19 +46,23 @@ class _Game:
         self._steps_B += 1
         late_B = self._steps_B == self.longest
         reward_B, over_B = self._move(actions[0][0], late_B)
-        ended_B = over_B | late_B
+        ended_B = over_B | late_B | self._cut_B
         final = self._frame()
         if ended_B.any():
             self._x_BO = np.where(ended_B[:, None], self._begun(), self._x_BO)
             self._steps_B[ended_B] = 0
+        self._cut_B[:] = False
         return Transition(
             frame=self._frame(),
             final=final,
             rewards=(reward_B[None],),
             terminated=(over_B[None],),
-            truncated=late_B & ~over_B,
+            truncated=ended_B & ~over_B,
             ended=ended_B,
         )
+
+    def truncate(self, chosen_B: BoolArray) -> None:
+        self._cut_B[...] = chosen_B
 
     def save(self) -> Arrays:
         return {"x": self._x_BO.copy(), "steps": self._steps_B.copy(), "random": save_generator(self._rng)}

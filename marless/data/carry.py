@@ -7,6 +7,7 @@
 | `memory/k/…`   | the policies'      | memory of the policies of agent class k, only if they have one |
 | `meter/return` | float64 [agents, B] | undiscounted returns of the running episodes so far |
 | `meter/steps`  | int64 [B]          | env steps of the running episodes so far |
+| `stagger/limit`| int64 [B]          | where episodes are cut once, see `marless.data.stagger` |
 
 Bytes: 4 bytes that name the format, a CRC-32 of the rest, and a safetensors file. Equal carries give equal bytes.
 """
@@ -26,7 +27,7 @@ from safetensors import numpy as safetensors
 from marless.errors import CorruptError, SpecError
 from marless.limits import MAX_CARRY_BYTES
 
-_FORMAT = b"MLC1"
+_FORMAT = b"MLC2"
 _HEAD = len(_FORMAT) + 4
 
 

@@ -68,9 +68,9 @@ class EpisodeMeter:
         self._steps_B = saved(arrays, "steps", "int64", self._steps_B.shape).copy()
 
     @property
-    def running(self) -> BoolArray:
-        """bool [B]: the copy's episode has begun, that is, it has had a step."""
-        return self._steps_B > 0
+    def steps(self) -> NDArray[np.int64]:
+        """int64 [B], env steps of the running episodes so far; valid until the next `add`."""
+        return self._steps_B
 
     @property
     def full(self) -> bool:
@@ -82,16 +82,17 @@ class EpisodeMeter:
         """Number of finished episodes that count."""
         return self._episodes
 
-    def add(self, transition: Transition) -> None:
-        """Add one step of all copies."""
+    def add(self, transition: Transition, cut_B: BoolArray | None = None) -> None:
+        """Add one step of all copies; episodes that were truncated because they were to be cut do not count."""
         self._return_NB += np.concatenate(transition.rewards)
         self._steps_B += 1
         self._env_steps += len(self._steps_B)
         if transition.ended.any():
-            self._close(transition.ended, transition.won)
+            whole_B = transition.ended if cut_B is None else transition.ended & ~(cut_B & transition.truncated)
+            self._close(transition.ended, whole_B, transition.won)
 
-    def _close(self, ended_B: BoolArray, won_B: BoolArray | None) -> None:
-        counted_B = ended_B & (self._missing_B > 0)
+    def _close(self, ended_B: BoolArray, whole_B: BoolArray, won_B: BoolArray | None) -> None:
+        counted_B = whole_B & (self._missing_B > 0)
         self._missing_B -= counted_B
         self._episodes += int(counted_B.sum())
         self._episode_steps += int(self._steps_B[counted_B].sum())

@@ -13,6 +13,7 @@ import numpy as np
 
 from marless.data.carry import Carry
 from marless.data.episodes import EpisodeMeter, EpisodeStats
+from marless.data.stagger import Stagger
 from marless.data.trajectory import Recorder, Trajectory, TrajectorySchema, returned
 from marless.envs.base import (
     ActionArray,
@@ -23,6 +24,7 @@ from marless.envs.base import (
     Frame,
     Saved,
     Transition,
+    Truncating,
     random_actions,
 )
 from marless.errors import CorruptError, SpecError
@@ -101,14 +103,17 @@ class Lane:
 
     def __init__(self, env: BatchedEnv) -> None:
         self._env = env
+        self._cutter = env if isinstance(env, Truncating) else None
         self._frame: Frame | None = None
         self._memory: dict[int, Arrays] = {}
         self._meter = EpisodeMeter(env.spaces, env.batch)
+        self._stagger = Stagger(env.batch)
 
     def begin(self, seed: int) -> None:
         """Start a new episode in every copy."""
         self._frame, self._memory = None, {}
         self._meter = EpisodeMeter(self._env.spaces, self._env.batch)
+        self._stagger = Stagger(self._env.batch)
         self._frame = self._env.reset(_streams(seed)[0])
 
     def load(self, carry: Carry) -> None:
@@ -117,8 +122,9 @@ class Lane:
         Raises SpecError if the environment cannot be saved, or does not show what it showed when it was.
         """
         env, self._frame = _saved(self._env), None
-        meter = EpisodeMeter(self._env.spaces, self._env.batch)
+        meter, stagger = EpisodeMeter(self._env.spaces, self._env.batch), Stagger(self._env.batch)
         meter.load(carry.part("meter"))
+        stagger.load(carry.part("stagger"))
         frame = env.load(carry.part("env"))
         check = carry.arrays.get("frame/check")
         if check is None or check.dtype != np.uint32 or check.shape != (1,):
@@ -130,13 +136,14 @@ class Lane:
             )
         memory = {k: carry.part(f"memory/{k}") for k in range(len(self._env.spaces.classes))}
         self._memory = {k: arrays for k, arrays in memory.items() if arrays}
-        self._frame, self._meter = frame, meter
+        self._frame, self._meter, self._stagger = frame, meter, stagger
 
     def save(self) -> Carry:
         """The lane as it is between two rollouts, as copies. Raises SpecError if the environment cannot be saved."""
         arrays = {f"env/{name}": array for name, array in _saved(self._env).save().items()}
         arrays["frame/check"] = np.array([_checksum(self._present())], np.uint32)
         arrays |= {f"meter/{name}": array for name, array in self._meter.save().items()}
+        arrays |= {f"stagger/{name}": array for name, array in self._stagger.save().items()}
         for k, memory in self._memory.items():
             arrays |= {f"memory/{k}/{name}": array for name, array in memory.items()}
         return Carry(arrays)
@@ -148,34 +155,47 @@ class Lane:
         steps: int,
         seed: int,
         with_state: bool,
-        carried: bool = False,
+        index: int | None = None,
         stopped: Stopped = never,
     ) -> tuple[Trajectory, EpisodeStats]:
         """Sample `steps` time steps in every copy, with exploration; episodes that end are counted as a whole.
 
         `policies` holds one entry per agent class; they go on with the memory of those before them. The actions use a
-        random stream of `seed`. If `carried`, the trajectory also has "resumed" and, of policies with memory,
-        "memory/k". `stopped` is called before each step. Raises SpecError if `with_state` is set but the environment
-        has no global state, StoppedError once `stopped` returns True.
+        random stream of `seed`. `index` is that of the lane in its job if its episodes are carried: copies that would
+        stay in step are then staggered, and the trajectory also has "resumed" and, of policies with memory, "memory/k".
+        `stopped` is called before each step. Raises SpecError if `with_state` is set but the environment has no global
+        state, StoppedError once `stopped` returns True.
         """
         if with_state and not self._env.spaces.state_size:
             raise SpecError("the algorithm needs a global state, which this environment does not have")
         frame, self._frame, rng = self._present(), None, _streams(seed)[1]
         spaces, batch = self._env.spaces, self._env.batch
         self._recall(policies)
-        memory = _memory(policies) if carried else []
+        memory = [] if index is None else _memory(policies)
         units = tuple(each.shape[2] for each in memory)
-        recorder = Recorder(TrajectorySchema(spaces, steps, batch, with_state, carried, units))
-        recorder.begun(self._meter.running, memory)
+        recorder = Recorder(TrajectorySchema(spaces, steps, batch, with_state, index is not None, units))
+        recorder.begun(self._meter.steps > 0, memory)
+        if index is not None and self._cutter is not None:
+            self._stagger.plan(index, spaces.max_steps, steps)
         for t in range(steps):
             check(stopped)
             recorder.saw(t, frame)
-            transition = step(self._env, policies, frame, _explore(policies, frame, rng, recorder, t))
+            transition = self._step(policies, frame, _explore(policies, frame, rng, recorder, t))
             recorder.got(t, transition)
-            self._meter.add(transition)
             frame = transition.frame
         self._frame, self._memory = frame, _remembered(policies)
         return recorder.trajectory(), self._meter.stats()
+
+    def _step(self, policies: Sequence[ActingPolicy], frame: Frame, actions: tuple[ActionArray, ...]) -> Transition:
+        """Step all copies once, count the episodes that end, and cut those that are due."""
+        cut_B = self._stagger.due(self._meter.steps)
+        if cut_B is not None and self._cutter is not None:
+            self._cutter.truncate(cut_B)
+        transition = step(self._env, policies, frame, actions)
+        if transition.ended.any():
+            self._stagger.ended(transition.ended, self._meter.steps + 1)
+        self._meter.add(transition, cut_B)
+        return transition
 
     def _present(self) -> Frame:
         if self._frame is None:

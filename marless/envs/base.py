@@ -197,6 +197,18 @@ class StateOnDemand(Protocol):
 
 
 @runtime_checkable
+class Truncating(Protocol):
+    """An optional method of batched environments, by which copies in step fall out of step (`marless.data.stagger`)."""
+
+    def truncate(self, chosen_B: BoolArray) -> None:
+        """Let the next step be the last of the present episodes of these copies, as if their time limit ended them.
+
+        Where a game is over in that step, it terminates all the same. A reset or a load cancels it.
+        """
+        ...
+
+
+@runtime_checkable
 class Saved(Protocol):
     """Optional methods of batched environments, by which episodes go on in another environment of the same kind."""
 

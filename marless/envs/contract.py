@@ -10,7 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from marless.envs.base import Arrays, BatchedEnv, BoolArray, EnvSpaces, Frame, Saved, Transition, random_actions
+from marless.envs.base import (
+    Arrays,
+    BatchedEnv,
+    BoolArray,
+    EnvSpaces,
+    Frame,
+    Saved,
+    Transition,
+    Truncating,
+    random_actions,
+)
 from marless.errors import told
 
 Array = NDArray[np.generic]
@@ -23,7 +33,8 @@ def check_env(factory: Callable[[int], BatchedEnv], *, steps: int = 60, seed: in
     """Run `steps` env steps with random legal actions and check every array; raises AssertionError, naming the array.
 
     `factory` makes an environment with the given number of copies. Choose `steps` large enough that episodes end. If it
-    has `save` and `load`, episodes are continued in another environment from saves of several steps.
+    has `save` and `load`, episodes are continued in another environment from saves of several steps; if it has
+    `truncate`, episodes of single copies are truncated.
     """
     for batch in (1, 3):
         first, second = factory(batch), factory(batch)
@@ -35,6 +46,9 @@ def check_env(factory: Callable[[int], BatchedEnv], *, steps: int = 60, seed: in
         _require(_same(played, again), f"a second reset with the same seed gives another episode: {_SEEDED}")
         if isinstance(first, Saved):
             _check_saves(first, second, steps, seed)
+        if isinstance(first, Truncating):
+            for chosen in range(batch):
+                _check_truncate(first, second, steps, np.arange(batch) == chosen, seed)
         for env in (first, second, first):
             env.close()
 
@@ -70,6 +84,40 @@ def _compare_saves(env: BatchedEnv, other: BatchedEnv, steps: int, seed: int) ->
             frame = step.frame
         _require(_alike(kept, saved), f"{where}: later steps changed the save; it must hold copies")
         _require(_alike(env.save(), other.save()), f"{where}: the saves part ways")
+
+
+def _check_truncate(env: BatchedEnv, other: BatchedEnv, steps: int, chosen_B: BoolArray, seed: int) -> None:
+    """Truncate the copies at step `t` in `env`, and not in `other`; later episodes have their whole length again."""
+    assert isinstance(env, Truncating)
+    rng, t = np.random.default_rng(seed), steps // 3
+    env.reset(seed)
+    env.truncate(chosen_B)  # which the next reset cancels
+    frame, length_B = env.reset(seed), np.zeros(env.batch, np.int64)
+    other.reset(seed)
+    for now in range(steps):
+        actions = random_actions(env.spaces, frame, rng)
+        if now == t:
+            env.truncate(chosen_B)
+        step = env.step(actions)
+        where = f"truncated at step {t}: step {now}"
+        if now <= t:
+            _compare_truncated(step, other.step(actions), chosen_B & (now == t), where)
+        length_B += 1
+        if now != t:
+            _check_length(env.spaces, length_B, step, where)
+        length_B[step.ended] = 0
+        frame = step.frame
+
+
+def _compare_truncated(step: Transition, whole: Transition, chosen_B: BoolArray, where: str) -> None:
+    """The chosen copies have ended, truncated unless they ended by themselves; all else is as in `whole`."""
+    _require(bool((step.ended == whole.ended | chosen_B).all()), f"{where}: ended must be true where it was truncated")
+    wanted_B = whole.truncated | (chosen_B & ~whole.ended)
+    _require(bool((step.truncated == wanted_B).all()), f"{where}: truncated is wrong")
+    _require(_same([*step.rewards, *step.terminated], [*whole.rewards, *whole.terminated]), f"{where}: it differs")
+    _require(_same(_by_copy(step.final), _by_copy(whole.final)), f"{where}: final differs")
+    others = [[array[~step.ended] for array in _by_copy(each.frame)] for each in (step, whole)]
+    _require(_same(*others), f"{where}: the frame of another copy differs")
 
 
 def _loaded(env: Saved, arrays: Arrays, where: str) -> Frame:

@@ -40,11 +40,13 @@ class MadeUp:
         self.spaces = spaces
         self.batch = batch
         self._alive: tuple[BoolArray, ...] = ()
+        self._cut_B = np.zeros(batch, np.bool_)
 
     def reset(self, seed: int) -> Frame:
         """See `BatchedEnv`."""
         self._rng = np.random.default_rng(seed)
         self._steps_B = np.zeros(self.batch, np.int64)
+        self._cut_B[:] = False
         self._frame = self._view(tuple(np.ones((len(c.agents), self.batch), np.bool_) for c in self.spaces.classes))
         return self._frame
 
@@ -55,14 +57,20 @@ class MadeUp:
         left = tuple(alive & ~over for alive, over in zip(self._alive, terminated, strict=True))
         self._steps_B += 1
         gone_B = ~np.concatenate(left).any(axis=0)
-        truncated_B = ~gone_B & (self._steps_B == (self.spaces.max_steps or np.iinfo(np.int64).max))
+        late_B = self._steps_B == (self.spaces.max_steps or np.iinfo(np.int64).max)
+        truncated_B = ~gone_B & (late_B | self._cut_B)
         ended_B = gone_B | truncated_B
+        self._cut_B[:] = False
         final = self._view(left)
         self._steps_B[ended_B] = 0
         self._frame = _joined(final, self._view(tuple(alive | ended_B for alive in left)), ended_B)
         self._alive = tuple(alive | ended_B for alive in left)
         team = np.concatenate(rewards).max(axis=0) if self.spaces.team_reward else None
         return Transition(self._frame, final, rewards, terminated, truncated_B, ended_B, team_reward=team)
+
+    def truncate(self, chosen_B: BoolArray) -> None:
+        """See `marless.envs.base.Truncating`."""
+        self._cut_B[...] = chosen_B
 
     def save(self) -> Arrays:
         """See `marless.envs.base.Saved`."""

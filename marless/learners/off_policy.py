@@ -55,7 +55,7 @@ Metrics = dict[str, dict[str, float]]
 """Metrics by published name, then by metric."""
 _STREAM = 4
 """Number of the random stream of draws from the replay, which must differ from other streams of the same round."""
-_EXPLORATION, _RETURNS = "exploration", "returns"
+_EXPLORATION, _RETURNS, _RUNNING = "exploration", "returns", "running_returns"
 """Names of arrays in states."""
 
 
@@ -285,6 +285,7 @@ class OffPolicyLearner(ABC):
                 "version of marless wrote it, which scaled rewards otherwise: train the job anew"
             )
         moments.sums[:] = sums
+        moments.running = _running(state)
         self._replay.restore(state.learning)
         self._moments = moments
 
@@ -369,7 +370,16 @@ def draw_generator(inputs: RoundInput) -> np.random.Generator:
 
 
 def _remembered(replay: Replay, moments: ReturnMoments) -> PolicyState:
-    return PolicyState({}, {**replay.arrays(), _RETURNS: moments.sums.copy()}, {"kind": REPLAY})
+    running = {_RUNNING: moments.running.copy()} if moments.running.size else {}
+    return PolicyState({}, {**replay.arrays(), _RETURNS: moments.sums.copy(), **running}, {"kind": REPLAY})
+
+
+def _running(state: PolicyState) -> NDArray[np.float64]:
+    """The returns of running episodes in a state of the replay; none if episodes are not carried."""
+    running = state.learning.get(_RUNNING, np.zeros((0, 0, 0)))
+    if running.dtype != np.float64 or running.ndim != 3:
+        raise CorruptError(f"{_RUNNING} is {running.dtype.name} of {running.ndim} dimensions, must be float64 of 3")
+    return running.copy()
 
 
 def _merge(metrics: Metrics, more: Metrics) -> None:

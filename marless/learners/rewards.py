@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from marless.algos.team import RewardRule, TeamReward
 from marless.data.trajectory import Trajectory
 from marless.envs.base import BoolArray, EnvSpaces
+from marless.errors import CorruptError
 
 FloatArray = NDArray[np.float64]
 _CONSTANT = 1e-10
@@ -82,7 +83,7 @@ class ReturnMoments:
     """Running (Σw, Σwx, Σwx²) of the discounted returns of each class of a scope, or of the team.
 
     The return at a step is the discounted sum of the rewards so far: γ times the return one step earlier, plus the
-    reward; it starts at 0 with each segment. All samples ever inserted count, except those of dead agents, so that
+    reward; it starts at 0 with each episode, and goes on from round to round where episodes do. All samples ever inserted count, except those of dead agents, so that
     the moments change less and less, and TD targets become stable. Rewards are divided by the standard deviation of the
     returns (Engstrom et al. 2020, §2) and never shifted: a constant that is added to all rewards changes which policy
     is best if the policy decides when episodes end.
@@ -95,18 +96,46 @@ class ReturnMoments:
         self._team = team
         self.sums = np.zeros((1 if team else len(self._classes), 3))
         """float64 [classes, 3], or [1, 3] of the team."""
+        self.running = np.zeros((0, 0, 0))
+        """float64 [lanes, N, B]: with carried episodes, the returns at the end of the last round that ran each lane, of
+        the agents of all classes or, N = 1, of the team."""
 
     def add(self, trajectories: Sequence[Trajectory]) -> None:
-        """Add the rewards of a round."""
-        for trajectory in trajectories:
-            cut_TB = trajectory["cut"].astype(np.bool_)
-            for row, k in enumerate(self._classes[:1] if self._team else self._classes):
-                reward_TNB = trajectory[f"reward/{k}"].astype(np.float64)
-                alive_TNB = _alive(trajectory, k)
-                if self._team:
-                    reward_TNB, alive_TNB = reward_TNB[:, :1], self._anyone(trajectory)
-                found = running_returns(reward_TNB, cut_TB, self._gamma)[alive_TNB]
-                self.sums[row] += (found.size, found.sum(), np.square(found).sum())
+        """Add the rewards of a round, which are those of lanes 0, 1, …; raises CorruptError if `running` has another N
+        or B.
+        """
+        after = [self._add(trajectory, self._before(lane, trajectory)) for lane, trajectory in enumerate(trajectories)]
+        if after and "resumed" in trajectories[0].arrays:
+            resting = self.running[len(after) :]
+            self.running = np.concatenate([np.stack(after), *([resting] if len(resting) else [])])
+
+    def _add(self, trajectory: Trajectory, before_NB: FloatArray) -> FloatArray:
+        """Add the rewards of a lane whose returns were `before`; returns those after its last step."""
+        cut_TB, after, n = trajectory["cut"].astype(np.bool_), [], 0
+        for row, k in enumerate(self._classes[:1] if self._team else self._classes):
+            reward_TNB, alive_TNB = trajectory[f"reward/{k}"].astype(np.float64), _alive(trajectory, k)
+            if self._team:
+                reward_TNB, alive_TNB = reward_TNB[:, :1], self._anyone(trajectory)
+            agents = reward_TNB.shape[1]
+            found_TNB = running_returns(reward_TNB, cut_TB, self._gamma, before_NB[n : n + agents])
+            n, after = n + agents, [*after, found_TNB[-1]]
+            found = found_TNB[alive_TNB]
+            self.sums[row] += (found.size, found.sum(), np.square(found).sum())
+        return np.concatenate(after)
+
+    def _before(self, lane: int, trajectory: Trajectory) -> FloatArray:
+        """[N, B], the returns before the first step; 0 in copies whose episode begins with it."""
+        agents = 1 if self._team else sum(trajectory[f"reward/{k}"].shape[1] for k in self._classes)
+        resumed_B = trajectory.arrays.get("resumed")
+        if resumed_B is None or lane >= len(self.running):
+            return np.zeros((agents, trajectory.batch))
+        if self.running.shape[1:] != (agents, trajectory.batch):
+            raise CorruptError(
+                f"the returns of running episodes are {list(self.running.shape[1:])} (agents, copies), and a round has "
+                f"{[agents, trajectory.batch]}"
+            )
+        found_NB: FloatArray = np.where(resumed_B, self.running[lane], 0.0)
+        return found_NB
 
     def _anyone(self, trajectory: Trajectory) -> BoolArray:
         """bool [T, 1, B]: an agent is alive."""
@@ -124,9 +153,15 @@ class ReturnMoments:
         return np.float32(1 / np.sqrt(variance))
 
 
-def running_returns(reward: FloatArray, cut_TB: BoolArray, gamma: float) -> FloatArray:
-    """The discounted sum of the rewards since the segment began, at each step; [T, B] or [T, N, B] like `reward`."""
+def running_returns(
+    reward: FloatArray, cut_TB: BoolArray, gamma: float, before: FloatArray | float = 0.0
+) -> FloatArray:
+    """The discounted sum of the rewards since the segment began, at each step; [T, B] or [T, N, B] like `reward`.
+
+    The first segments go on from the sums `before`.
+    """
     found = reward.copy()
+    found[0] += gamma * before
     for t in range(1, len(reward)):
         found[t] += gamma * np.where(cut_TB[t - 1], 0.0, found[t - 1])
     return found

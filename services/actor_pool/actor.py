@@ -237,7 +237,7 @@ def _run_on(
         steps=settings.steps,
         seed=seed,
         with_state=settings.with_state,
-        carried=True,
+        index=task.index,
         stopped=stop.is_set,
     )
     return trajectory, stats, encode(lane.save())

@@ -123,7 +123,7 @@ async def test_services_compute_what_one_process_computes(undisturbed):
                 lanes[index].begin(seed)
                 begun.add(index)
             acting = [ActingPolicies.from_states(agents, [learner.state(agent) for agent in agents.agents])]
-            played.append(lanes[index].roll(acting, steps=STEPS, seed=seed, with_state=False, carried=True)[0])
+            played.append(lanes[index].roll(acting, steps=STEPS, seed=seed, with_state=False, index=index)[0])
         groups = tuple(Group(each.policy, each.agents, each.source) for each in record.groups)
         learner.update(RoundInput(record.round, env_steps, given.seed, groups, played))
         env_steps = record.env_steps

@@ -131,12 +131,14 @@ class ParticleEnv(ABC):
         self._frame, self._last_frame = self._view(self._rows_SB), self._view(self._last_rows_SB)
         self._forces, self._rewards = self._by_class(self._force_N2B), self._by_class(self._rewards_NB)
         self._last_scene: Scene | None = None
+        self._cut_B = np.zeros(batch, np.bool_)
         self._rng = np.random.default_rng(0)
         self._set_limits(landmarks)
 
     def reset(self, seed: int) -> Frame:
         """Start an episode in every copy; a single copy starts where mpe2's `reset(seed=seed)` does."""
         self._rng = np.random.Generator(np.random.PCG64(seed))
+        self._cut_B[:] = False
         self._start(np.arange(self.batch))
         return self._frame
 
@@ -148,8 +150,10 @@ class ParticleEnv(ABC):
         self._steps_B += 1
         truncated = self._steps_B == self._max_cycles
         terminated = self._over() & ~truncated
+        truncated |= self._cut_B & ~terminated
         ended, final = truncated | terminated, self._frame
         if ended.any():
+            self._cut_B[:] = False
             if ended[0]:
                 self._last_scene = self.picture()
             np.copyto(self._last_rows_SB, self._rows_SB)
@@ -163,6 +167,10 @@ class ParticleEnv(ABC):
             truncated=truncated,
             ended=ended,
         )
+
+    def truncate(self, chosen_B: BoolArray) -> None:
+        """See `marless.envs.base.Truncating`."""
+        self._cut_B[...] = chosen_B
 
     def save(self) -> Arrays:
         """See `marless.envs.base.Saved`."""
@@ -179,6 +187,7 @@ class ParticleEnv(ABC):
         self._rng = load_generator(saved(arrays, "random", "uint64", (6,)))
         for name, array in state.items():
             array[...] = loaded[name]
+        self._cut_B[:] = False
         self._settle()
         self._look()
         return self._frame

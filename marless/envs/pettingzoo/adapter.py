@@ -104,6 +104,7 @@ class PettingZooEnv:
         self._present: list[list[Any]] = [[] for _ in envs]
         self._step = np.zeros(self.batch, np.int64)
         self._log = EpisodeLog(self.spaces.classes, self.batch)
+        self._cut = np.zeros(self.batch, np.bool_)
         self._filmed = getattr(envs[0], "render_mode", None) == "rgb_array"
         self._last_picture: NDArray[np.uint8] | None = None
 
@@ -115,6 +116,7 @@ class PettingZooEnv:
     def reset(self, seed: int) -> Frame:
         """Start an episode in every copy, each with a seed of its own."""
         self._log.begin(seed)
+        self._cut[:] = False
         for b in range(self.batch):
             self._start(b, self._now)
         return self._now.frame
@@ -136,6 +138,9 @@ class PettingZooEnv:
                 terminated[k][i, b] = agent in outcome.terminated
             self._show(b, self._now, outcome)
             truncated[b], ended[b] = outcome.truncated, outcome.over
+        truncated |= self._cut & ~ended
+        ended |= self._cut
+        self._cut[:] = False
         self._log.add(actions, ended)
         if ended[0] and self._filmed:
             self._last_picture = self.picture()
@@ -148,6 +153,10 @@ class PettingZooEnv:
             ended=ended,
         )
 
+    def truncate(self, chosen_B: BoolArray) -> None:
+        """See `marless.envs.base.Truncating`."""
+        self._cut[...] = chosen_B
+
     def save(self) -> Arrays:
         """See `marless.envs.base.Saved`."""
         return self._log.save()
@@ -155,6 +164,7 @@ class PettingZooEnv:
     def load(self, arrays: Arrays) -> Frame:
         """See `marless.envs.base.Saved`; raises SpecError if a copy does not play its episode as it did before."""
         self._log.load(arrays)
+        self._cut[:] = False
         for b in range(self.batch):
             with replaying(b):
                 self._replay(b)

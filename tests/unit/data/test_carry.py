@@ -49,7 +49,7 @@ def rolled(lane, env, seed, steps=4):
         steps=steps,
         seed=seed,
         with_state=True,
-        carried=True,
+        index=0,
     )
     return {name: array.copy() for name, array in trajectory.arrays.items()}, stats
 
@@ -82,7 +82,7 @@ def test_damaged_bytes_are_refused(at):
 def test_bytes_that_are_no_tensors_are_refused():
     body = (2**40).to_bytes(8, "little") + b"{}"
     with pytest.raises(CorruptError, match="not a safetensors file"):
-        decode(b"MLC1" + zlib.crc32(body).to_bytes(4, "little") + body)
+        decode(b"MLC2" + zlib.crc32(body).to_bytes(4, "little") + body)
     with pytest.raises(CorruptError, match="no carry"):
         decode(b"")
 
@@ -120,7 +120,7 @@ def test_rolls_in_pieces_give_what_one_roll_gives():
     whole, _ = rollout.rollout(ScriptedEnv(), [Highest()], steps=8, seed=3, with_state=True)
     lane = Lane(ScriptedEnv())
     lane.begin(3)
-    parts = [lane.roll([Highest()], steps=n, seed=9, with_state=True, carried=True) for n in (1, 4, 3)]
+    parts = [lane.roll([Highest()], steps=n, seed=9, with_state=True, index=0) for n in (1, 4, 3)]
     for name in ("obs/0", "action/0", "reward/0", "terminated/0", "alive/0", "mask/0", "state"):
         assert np.array_equal(np.concatenate([part[name] for part, _ in parts]), whole[name])
     # copy 0 lasts 3 steps, copy 1 lasts 2: after 1 step both are running, after 5 both are

@@ -168,7 +168,7 @@ class Chance:
 
 
 def rolled(lane, seed, steps=7):
-    trajectory, stats = lane.roll([Chance()], steps=steps, seed=seed, with_state=True, carried=True)
+    trajectory, stats = lane.roll([Chance()], steps=steps, seed=seed, with_state=True, index=0)
     return {name: array.copy() for name, array in trajectory.arrays.items()}, stats
 
 

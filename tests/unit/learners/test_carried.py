@@ -43,7 +43,7 @@ def _rounds(learner: PPOLearner, *steps: int) -> list[Trajectory]:
     lane.begin(3)
     walkers = env.spaces.classes[0]
     policies = [Certain.from_states(walkers, [learner.state(agent) for agent in walkers.agents])]
-    return [lane.roll(policies, steps=n, seed=i, with_state=True, carried=True)[0] for i, n in enumerate(steps)]
+    return [lane.roll(policies, steps=n, seed=i, with_state=True, index=0)[0] for i, n in enumerate(steps)]
 
 
 def _learner(**settings: object) -> PPOLearner:
@@ -166,7 +166,7 @@ def test_a_replay_finds_the_values_that_actors_acted_by(
     for number, steps in enumerate((4, 6)):
         policy = Valued.from_states(spaces.classes[0], [states[agent] for agent in rounds.AGENTS])
         policy.values = []
-        trajectory, _ = lane.roll([policy], steps=steps, seed=number, with_state=False, carried=True)
+        trajectory, _ = lane.roll([policy], steps=steps, seed=number, with_state=False, index=0)
     assert trajectory["resumed"].any()
     given = rounds.inputs(groups, [trajectory])
     learner._remember(given)

@@ -110,7 +110,7 @@ def test_learners_find_the_probabilities_that_actors_acted_with(
     lane.begin(1)
     if resumed:
         lane.roll(policies, steps=3, seed=2, with_state=False)
-    sampled, stats = lane.roll(policies, steps=12, seed=1, with_state=False, carried=resumed)
+    sampled, stats = lane.roll(policies, steps=12, seed=1, with_state=False, index=0 if resumed else None)
     assert not resumed or (sampled["resumed"].any() and not sampled["resumed"].all())
     assert stats.episodes > 20
     ratios = []

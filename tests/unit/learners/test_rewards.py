@@ -14,6 +14,7 @@ from marless.data.rollout import rollout
 from marless.data.trajectory import Trajectory
 from marless.envs import registry
 from marless.envs.base import AgentClass, Discrete, EnvSpaces, Frame, Transition
+from marless.errors import CorruptError
 from marless.learners.rewards import ReturnMoments, everlasting, rewarded, running_returns, team_rewards
 from marless.policies.sides import Chance
 from tests.unit.learners.solving import Trained, episode_return
@@ -45,6 +46,48 @@ def test_a_team_is_scaled_by_the_returns_of_its_own_reward_while_anyone_lives():
     alive = np.array([[[True], [True]], [[False], [True]], [[False], [False]]])
     moments.add([round_of([[[3], [3]], [[0], [0]], [[9], [9]]], [[False], [False], [True]], **{"alive/0": alive})])
     assert 1 / moments.scale(0) == pytest.approx(0.75)
+
+
+def test_returns_of_carried_episodes_go_on_over_rounds_and_rests():
+    """γ = 0.5. Lane 0: rewards 1, 2 | 4, 8 → 1, 2.5 | 5.25, 10.625; lane 1 rests in between; copy 1 begins anew."""
+    resumed = np.array([True, False])
+    cut = [[False, False], [True, True]]
+    first = round_of([[[1, 1]], [[2, 2]]], cut, resumed=~np.ones(2, bool))
+    moments, other = ReturnMoments((0,), 0.5), ReturnMoments((0,), 0.5)
+    moments.add([first, round_of([[[6, 6]], [[0, 0]]], cut, resumed=~np.ones(2, bool))])
+    assert moments.running.tolist() == [[[2.5, 2.5]], [[3, 3]]]
+    other.sums[:], other.running = moments.sums, moments.running.copy()
+    for each in (moments, other):
+        before = each.sums.copy()
+        each.add([round_of([[[4, 4]], [[8, 8]]], cut, resumed=resumed)])
+        wanted = np.array([5.25, 10.625, 4, 10])
+        assert (each.sums - before).tolist() == [[4, wanted.sum(), np.square(wanted).sum()]]
+        assert each.running.tolist() == [[[10.625, 10]], [[3, 3]]]
+    fresh = ReturnMoments((0,), 0.5)
+    fresh.add([round_of([[[1, 1]], [[2, 2]]], cut)])
+    assert not fresh.running.size
+
+
+def test_returns_so_far_of_all_classes_and_of_a_team_are_kept_apart():
+    def both(reward: float) -> Trajectory:
+        return Trajectory(
+            {
+                "reward/0": np.full((1, 2, 1), reward, np.float32),
+                "reward/1": np.full((1, 1, 1), 10 * reward, np.float32),
+                "cut": np.array([[True]]),
+                "resumed": np.array([True]),
+            }
+        )
+
+    moments, team = ReturnMoments((0, 1), 0.5), ReturnMoments((0, 1), 0.5, team=True)
+    for each in (moments, team):
+        each.add([both(1)])
+        each.add([both(2)])
+    assert moments.running.tolist() == [[[2.5], [2.5], [25]]]
+    assert team.running.tolist() == [[[2.5]]]
+    moments.running = moments.running[:, :2]
+    with pytest.raises(CorruptError, match="agents, copies"):
+        moments.add([both(1)])
 
 
 @pytest.mark.parametrize("reward", [0.0, 0.1, 7.0])
