@@ -94,8 +94,8 @@ class Stagger:
 def lengths(first: int, count: int, longest: int) -> NDArray[np.int64]:
     """int64 [count], from 1 to `longest`, for the copies `first`, `first` + 1, … of a job; evenly spread.
 
-    Copy i has the fractional part of (i + 1) / golden ratio. Of this sequence, any consecutive members are spread evenly
-    (its discrepancy is the lowest of all such sequences), so that copies need not know how many lanes there are.
+    Copy i has the fractional part of (i + 1) / golden ratio. Any consecutive members of this sequence are spread evenly
+    (Knuth 1998, §6.4, theorem S), so that copies need not know how many lanes there are.
     """
     copy = np.arange(first + 1, first + count + 1, dtype=np.uint64)
     fraction = copy * _GOLDEN >> _HALF  # modulo 2⁶⁴

@@ -379,7 +379,7 @@ def _running(state: PolicyState) -> NDArray[np.float64]:
     running = state.learning.get(_RUNNING, np.zeros((0, 0, 0)))
     if running.dtype != np.float64 or running.ndim != 3:
         raise CorruptError(f"{_RUNNING} is {running.dtype.name} of {running.ndim} dimensions, must be float64 of 3")
-    return running.copy()
+    return running.astype(np.float64)
 
 
 def _merge(metrics: Metrics, more: Metrics) -> None:

@@ -83,10 +83,10 @@ class ReturnMoments:
     """Running (Σw, Σwx, Σwx²) of the discounted returns of each class of a scope, or of the team.
 
     The return at a step is the discounted sum of the rewards so far: γ times the return one step earlier, plus the
-    reward; it starts at 0 with each episode, and goes on from round to round where episodes do. All samples ever inserted count, except those of dead agents, so that
-    the moments change less and less, and TD targets become stable. Rewards are divided by the standard deviation of the
-    returns (Engstrom et al. 2020, §2) and never shifted: a constant that is added to all rewards changes which policy
-    is best if the policy decides when episodes end.
+    reward; it starts at 0 with each episode, and goes on from round to round where episodes do. All samples ever
+    inserted count, except those of dead agents, so that the moments change less and less, and TD targets become stable.
+    Rewards are divided by the standard deviation of the returns (Engstrom et al. 2020, §2) and never shifted: a
+    constant that is added to all rewards changes which policy is best if the policy decides when episodes end.
     """
 
     def __init__(self, classes: Sequence[int], gamma: float, *, team: bool = False) -> None:
@@ -111,14 +111,16 @@ class ReturnMoments:
 
     def _add(self, trajectory: Trajectory, before_NB: FloatArray) -> FloatArray:
         """Add the rewards of a lane whose returns were `before`; returns those after its last step."""
-        cut_TB, after, n = trajectory["cut"].astype(np.bool_), [], 0
+        cut_TB, n = trajectory["cut"].astype(np.bool_), 0
+        after: list[FloatArray] = []
         for row, k in enumerate(self._classes[:1] if self._team else self._classes):
             reward_TNB, alive_TNB = trajectory[f"reward/{k}"].astype(np.float64), _alive(trajectory, k)
             if self._team:
                 reward_TNB, alive_TNB = reward_TNB[:, :1], self._anyone(trajectory)
             agents = reward_TNB.shape[1]
             found_TNB = running_returns(reward_TNB, cut_TB, self._gamma, before_NB[n : n + agents])
-            n, after = n + agents, [*after, found_TNB[-1]]
+            n += agents
+            after.append(found_TNB[-1])
             found = found_TNB[alive_TNB]
             self.sums[row] += (found.size, found.sum(), np.square(found).sum())
         return np.concatenate(after)
