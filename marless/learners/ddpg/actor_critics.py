@@ -19,8 +19,8 @@ from torch import Tensor
 from marless.learners.ddpg.critic_inputs import CriticInputs, replaced
 from marless.learners.ddpg.heads import Head
 from marless.learners.ddpg.nets import RowNets
-from marless.learners.ddpg.rows import Rows
 from marless.learners.ddpg.views import View
+from marless.learners.stacks import Stack
 from marless.losses import td
 
 Metrics = dict[str, Tensor]
@@ -41,8 +41,8 @@ class Actors:
 
     index: int
     """Index of the class among the views."""
-    rows: Rows
-    """The rows of the stack, by agent."""
+    stack: Stack
+    """Its members are the rows."""
     head: Head
     nets: RowNets
     targets: RowNets
@@ -53,7 +53,7 @@ class Actors:
 
     def judged(self, input_xIM: Tensor, agents: int) -> Tensor:
         """The inputs of the rows' critics, from those of all `agents` agents of the class, or from one row for all."""
-        return self.rows.take(input_xIM.expand(agents, -1, -1))
+        return self.stack.take(input_xIM.expand(agents, -1, -1))
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class ActorCritics:
         return [self._policy_gradient(actors, views[actors.index], built) for actors in self.actors]
 
     def _policy_gradient(self, actors: Actors, view: View, built: Tensor) -> Gradient:
-        input_RIM, mine = actors.judged(built, len(view.now)), view.taken(actors.rows)
+        input_RIM, mine = actors.judged(built, len(view.now)), view.taken(actors.stack)
         return descent(actors, mine, input_RIM, self._regularisation)
 
     def _built_after(self, views: Sequence[View]) -> Tensor:
@@ -148,10 +148,10 @@ class ActorCritics:
         """The actions of target policies in the successor states, by class."""
         actions = [torch.empty_like(view.action) for view in views]
         for actors in self.actors:
-            view, rows = views[actors.index], actors.rows
-            output_RAM = actors.targets.net.evaluate(rows.all(view.after))
-            legal = None if view.legal_after is None else rows.all(view.legal_after)
-            rows.put_all(actors.head.target(output_RAM, rows.all(view.noise_after), legal), actions[actors.index])
+            view, stack = views[actors.index], actors.stack
+            output_RAM = actors.targets.net.evaluate(stack.rows(view.after))
+            legal = None if view.legal_after is None else stack.rows(view.legal_after)
+            stack.put_rows(actors.head.target(output_RAM, stack.rows(view.noise_after), legal), actions[actors.index])
         return actions
 
 

@@ -20,9 +20,9 @@ from marless.learners.ddpg.actor_critics import ActorCritics, Actors, Critics
 from marless.learners.ddpg.critic_inputs import CriticInputs, JointInputs, OwnInputs, Sizes
 from marless.learners.ddpg.heads import Head, head
 from marless.learners.ddpg.nets import RowNets
-from marless.learners.ddpg.rows import Rows, rows, separate
 from marless.learners.ddpg.training import DDPGTraining, Ensemble, Trained
 from marless.learners.off_policy import Kinds, OffPolicyLearner, Part, Training, follow_, make_optimizer
+from marless.learners.stacks import Stack, row_stacks
 from marless.nets.acting import description
 from marless.nets.acting_heads import DETERMINISTIC, STOCHASTIC
 from marless.nets.adam import clip_norm_
@@ -54,10 +54,10 @@ class _Class:
         seen = self.inputs.size(self.agents) if ids else self.agents.obs_size
         return Sizes(len(self.agents.agents), seen, self.agents.action.n)
 
-    def chosen(self, inputs: RoundInput, device: torch.device) -> list[Rows]:
-        """The stacks of the round's groups of this class."""
+    def chosen(self, inputs: RoundInput, samples: int, device: torch.device) -> list[Stack]:
+        """The stacks of the round's groups of this class, which train on batches of so many samples."""
         mine = [group for group in inputs.groups if group.agents[0] in self.agents.agents]
-        return rows(mine, self.agents, inputs.pooling, device)
+        return row_stacks(mine, self.agents, pooling=inputs.pooling, samples=samples, device=device)
 
 
 class DDPGLearner(OffPolicyLearner):
@@ -131,12 +131,11 @@ class DDPGLearner(OffPolicyLearner):
 
     def _together(self, inputs: RoundInput, copies: bool) -> list[Ensemble]:
         """One ensemble of all agents of all classes, with one critic per agent."""
-        count = len(self._critic_names)
-        seats = separate(self._critic_names, count, self._device)
+        seats = Stack.separate(self._critic_names, self._device)
         critics = {prefix: _arranged(part.bank, [seats], copies)[0] for prefix, part in self._critics.items()}
         actors, policies, first = [], [], 0
         for index, each in enumerate(self._classes):
-            chosen = each.chosen(inputs, self._device)
+            chosen = each.chosen(inputs, self._config.batch_size, self._device)
             for stack, row in zip(chosen, _arranged(each.policies, chosen, copies), strict=True):
                 judges = [first + agent for agent in stack.agents.tolist()]
                 actors.append(self._actors(index, stack, row, critics[_CRITIC], judges))
@@ -147,7 +146,7 @@ class DDPGLearner(OffPolicyLearner):
     def _apart(self, inputs: RoundInput, copies: bool) -> list[Ensemble]:
         """One ensemble per stack of policies, with one critic per policy."""
         (mine,) = self._classes
-        chosen = mine.chosen(inputs, self._device)
+        chosen = mine.chosen(inputs, self._config.batch_size, self._device)
         policies = _arranged(mine.policies, chosen, copies)
         critics = {prefix: _arranged(part.bank, chosen, copies) for prefix, part in self._critics.items()}
         ensembles = []
@@ -161,31 +160,31 @@ class DDPGLearner(OffPolicyLearner):
 
     def _ensemble(
         self,
-        stack: Rows | None,
+        stack: Stack | None,
         actors: Sequence[Actors],
         policies: Sequence[Trained],
-        seats: Rows,
+        seats: Stack,
         critics: Mapping[str, Row],
         inputs: RoundInput,
     ) -> Ensemble:
         judges = [Critics(**self._nets(self._critic_layout, row, seats)) for row in critics.values()]
         trained = [self._trained("critic", prefix, seats.names, row, inputs) for prefix, row in critics.items()]
         nets = ActorCritics(self._inputs, actors, judges, regularisation=self._config.regularisation)
-        return Ensemble(rows=stack, nets=nets, policies=tuple(policies), critics=tuple(trained))
+        return Ensemble(stack=stack, nets=nets, policies=tuple(policies), critics=tuple(trained))
 
-    def _actors(self, index: int, stack: Rows, row: Row, critic: Row, judges: Sequence[int]) -> Actors:
+    def _actors(self, index: int, stack: Stack, row: Row, critic: Row, judges: Sequence[int]) -> Actors:
         """Make a stack of policies; `judges` are the indices of its rows' critics."""
         mine = self._classes[index]
         return Actors(
             index=index,
-            rows=stack,
+            stack=stack,
             head=mine.head,
             judges=RowNets(self._critic_layout, critic["flat"], self._activation, judges),
             own=self._inputs.own(index).to(self._device)[stack.agents],
             **self._nets(mine.layout, row, stack),
         )
 
-    def _nets(self, shape: NetLayout, row: Row, stack: Rows) -> dict[str, RowNets]:
+    def _nets(self, shape: NetLayout, row: Row, stack: Stack) -> dict[str, RowNets]:
         return {
             key: RowNets(shape, row[tensor], self._activation, stack.owners)
             for key, tensor in (("nets", "flat"), ("targets", "target"))
@@ -205,7 +204,7 @@ def _class(agents: AgentClass, inputs: Inputs, config: DDPGConfig, model: ModelS
     return _Class(agents, inputs, head(agents.action, config), Bank(_itself), shape, codec)
 
 
-def _arranged(bank: Bank[Row], chosen: Sequence[Rows], copies: bool) -> list[Row]:
+def _arranged(bank: Bank[Row], chosen: Sequence[Stack], copies: bool) -> list[Row]:
     """The stacked rows of a bank, or copies of them."""
     wanted = [(stack.names, stack.starts) for stack in chosen]
     return bank.copies(wanted) if copies else bank.arrange(wanted)

@@ -79,7 +79,7 @@ class Sampled:
 
     def __init__(self, actors: Actors, view: View, built: Tensor) -> None:
         """Select the samples of the stack's rows from `view` and `built` of all agents, see `ActorCritics`."""
-        mine = view.taken(actors.rows)
+        mine = view.taken(actors.stack)
         parts = {f"{_VIEW}{each.name}": getattr(mine, each.name) for each in fields(mine)}
         self._parts: dict[str, Tensor] = {name: part for name, part in parts.items() if part is not None}
         self._parts["input"] = actors.judged(built, len(view.now))

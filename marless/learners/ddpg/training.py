@@ -20,10 +20,10 @@ from marless.learners.batches import Batch
 from marless.learners.ddpg.actor_critics import ActorCritics, Gradient
 from marless.learners.ddpg.heads import Head
 from marless.learners.ddpg.objective import PolicyObjective, Sampled
-from marless.learners.ddpg.rows import Rows
 from marless.learners.ddpg.views import View, views
 from marless.learners.meter import Meter
 from marless.learners.off_policy import Metrics, Optimizer, follow_
+from marless.learners.stacks import Stack
 from marless.nets.adam import clip_norm_
 from marless.nets.bank import Row
 
@@ -66,8 +66,8 @@ class Trained:
 class Ensemble:
     """Policies and critics that train on the same samples."""
 
-    rows: Rows | None
-    """The rows of the scope's only class, each of which counts as an agent here; None: all agents of all classes."""
+    stack: Stack | None
+    """Its members, of the scope's only class, count as the agents here; None: all agents of all classes."""
     nets: ActorCritics
     policies: tuple[Trained, ...]
     """One per stack of actors."""
@@ -76,14 +76,14 @@ class Ensemble:
 
     def views(self, everyone: Sequence[View]) -> Sequence[View]:
         """Select the samples that this ensemble trains on."""
-        return everyone if self.rows is None else [everyone[0].taken(self.rows)]
+        return everyone if self.stack is None else [everyone[0].taken(self.stack)]
 
     def spread(self, error_R1M: Tensor, agents: int, width: int) -> Tensor:
         """Absolute errors by agent, [N, 1, E]; 0 where an agent has no sample here."""
-        if self.rows is None:
+        if self.stack is None:
             return error_R1M.abs()
         error_N1E = error_R1M.new_zeros(agents, 1, width)
-        self.rows.put(error_R1M.abs(), error_N1E)
+        self.stack.put(error_R1M.abs(), error_N1E)
         return error_N1E
 
     def due(self, every: int) -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from marless.learners.batches import Batch
 from marless.learners.ddpg.heads import Head
-from marless.learners.ddpg.rows import Rows
+from marless.learners.stacks import Stack
 from marless.losses import td
 
 
@@ -47,11 +47,11 @@ class View:
     importance: Tensor | None
     """float32 [N, 1, M], importance weights; None for uniform draws."""
 
-    def taken(self, rows: Rows) -> View:
-        """Select the samples that the rows of a stack train on."""
+    def taken(self, stack: Stack) -> View:
+        """Select the samples that the members of a stack train on."""
         given = {field.name: getattr(self, field.name) for field in fields(self)}
         parts: dict[str, Any] = {  # Any: some fields may be None
-            name: None if part is None else rows.take(part) for name, part in given.items()
+            name: None if part is None else stack.take(part) for name, part in given.items()
         }
         return View(**parts)
 

@@ -24,7 +24,7 @@ from marless.learners.off_policy import Metrics, Optimizer, follow_
 from marless.learners.q.functions import QFunction, Seen
 from marless.learners.q.mixers import Mixer, MonotoneMixer
 from marless.learners.samples import Samples
-from marless.learners.stacks import PooledStack, Stack
+from marless.learners.stacks import Stack
 from marless.losses import td
 from marless.nets.adam import clip_norm_
 from marless.nets.bank import Row
@@ -213,7 +213,7 @@ class IndependentTraining(QTraining):
             return None
         total_M = torch.zeros_like(batch.importance)
         for each, error_PM in zip(self._policies, errors, strict=True):
-            if isinstance(each.stack, PooledStack):
+            if each.stack.columns is None:
                 size_NM = error_PM.new_zeros(batch.gains[each.index].reward.shape)
                 each.stack.spread(error_PM.abs().unsqueeze(1), size_NM)
                 total_M += size_NM.sum(dim=0)

@@ -18,9 +18,9 @@ from marless.errors import CorruptError, SpecError
 from marless.learners.batches import Batch, ClassBatch, Gains
 from marless.learners.ddpg.heads import Relaxed
 from marless.learners.ddpg.learner import DDPGLearner
-from marless.learners.ddpg.rows import rows
 from marless.learners.ddpg.views import views
 from marless.learners.meter import Meter
+from marless.learners.stacks import row_stacks
 from marless.nets.acting import ActingPolicies
 from tests.unit.learners import rounds
 
@@ -198,7 +198,7 @@ def test_a_group_that_draws_learns_from_a_part_of_each_member(name: str) -> None
 
 def test_rows_take_and_put_their_parts() -> None:
     groups = (Group("x", ("d", "a")), Group("y", ("b",)), Group("z", ("c",)))
-    pair, single = rows(groups, WALKERS, "drawn", torch.device("cpu"))
+    pair, single = row_stacks(groups, WALKERS, pooling="drawn", samples=5, device=torch.device("cpu"))
     x_NFM = torch.arange(20.0).view(4, 1, 5)
     assert pair.take(x_NFM).squeeze(1).tolist() == [[15.0, 16.0], [2.0, 3.0]]  # of d the first part, of a the second
     assert single.take(x_NFM).squeeze(1).tolist() == [[5.0, 6.0, 7.0, 8.0, 9.0], [10.0, 11.0, 12.0, 13.0, 14.0]]
@@ -206,11 +206,12 @@ def test_rows_take_and_put_their_parts() -> None:
     pair.put(pair.take(x_NFM) + 1, out_NFM)
     assert out_NFM.squeeze(1).tolist() == [[0, 0, 3, 4, 0], [0] * 5, [0] * 5, [16, 17, 0, 0, 0]]
     few_NFM = x_NFM[:, :, :1]  # too few to be parted: each row has all
+    pair, _ = row_stacks(groups, WALKERS, pooling="drawn", samples=1, device=torch.device("cpu"))
     assert pair.take(few_NFM).flatten().tolist() == [15.0, 0.0]
     out_NFM.zero_()
     pair.put(pair.take(few_NFM), out_NFM[:, :, :1])
     assert out_NFM[:, 0, 0].tolist() == [0, 0, 0, 15]
-    (together,) = rows(groups, WALKERS, "pooled", torch.device("cpu"))
+    (together,) = row_stacks(groups, WALKERS, pooling="pooled", samples=5, device=torch.device("cpu"))
     assert together.owners == (0, 0, 1, 2)
     assert together.take(x_NFM)[:, 0, 0].tolist() == [15.0, 0.0, 5.0, 10.0]
 

@@ -16,7 +16,7 @@ from marless.learners.ddpg.actor_critics import Actors
 from marless.learners.ddpg.critic_inputs import JointInputs, Sizes
 from marless.learners.ddpg.nets import RowNets
 from marless.learners.ddpg.objective import PolicyObjective, Sampled
-from marless.learners.ddpg.rows import rows
+from marless.learners.stacks import row_stacks
 from marless.nets.layout import Layout
 from tests.unit.learners.test_ddpg_oracle import CPU, SAMPLES, drawn_view, flat_rows, mlp, weights
 
@@ -33,11 +33,11 @@ class _Stack:
         self.inputs = JointInputs([Sizes(3, 2, agents.action.n)])
         self.layout, self.critic_layout = Layout(2, (3,), agents.action.n), Layout(self.inputs.size, (4, 3), 1)
         self.flat, self.critics = flat_rows(self.layout, 2, 5), flat_rows(self.critic_layout, 3, 15)
-        (self.rows,) = rows(SHARED, agents, "pooled", CPU)
+        (self.rows,) = row_stacks(SHARED, agents, pooling="pooled", samples=SAMPLES, device=CPU)
         self.head = heads.head(agents.action, MADDPGConfig.model_validate({"name": "maddpg"}))
         self.actors = Actors(
             index=0,
-            rows=self.rows,
+            stack=self.rows,
             head=self.head,
             nets=RowNets(self.layout, self.flat, "tanh", self.rows.owners),
             targets=RowNets(self.layout, self.flat, "tanh", self.rows.owners),

@@ -17,8 +17,8 @@ from marless.learners.ddpg import heads
 from marless.learners.ddpg.actor_critics import ActorCritics, Actors, Critics
 from marless.learners.ddpg.critic_inputs import CriticInputs, JointInputs, OwnInputs, Sizes
 from marless.learners.ddpg.nets import RowNets
-from marless.learners.ddpg.rows import Rows, rows, separate
 from marless.learners.ddpg.views import View
+from marless.learners.stacks import Stack, row_stacks
 from marless.nets.layout import Layout, generator
 
 CPU, SAMPLES, REGULARISATION = torch.device("cpu"), 12, 0.05
@@ -74,7 +74,7 @@ class _Team:
     """Nets of some classes, as our code has them and as autograd wants them."""
 
     def __init__(
-        self, classes: Sequence[AgentClass], chosen: Sequence[Rows], critic: str, *, twin: bool, straight: bool
+        self, classes: Sequence[AgentClass], chosen: Sequence[Stack], critic: str, *, twin: bool, straight: bool
     ) -> None:
         config = IDDPGConfig.model_validate({"name": "iddpg", "twin": twin, "straight_through": straight})
         self.classes, self.chosen, self.joint = classes, chosen, critic == "joint"
@@ -101,7 +101,7 @@ class _Team:
             actors.append(
                 Actors(
                     index=k,
-                    rows=seats,
+                    stack=seats,
                     head=self.heads[k],
                     nets=RowNets(self.layouts[k], self.policies[k], "tanh", seats.owners),
                     targets=RowNets(self.layouts[k], self.policy_targets[k], "tanh", seats.owners),
@@ -212,7 +212,10 @@ def _check(team: _Team, views: Sequence[View], straight: bool = True) -> None:
 @pytest.mark.parametrize("twin", [False, True])
 def test_maddpg_follows_its_losses(twin: bool, straight: bool) -> None:
     """Two classes, discrete and continuous actions, a policy that two agents share, deaths and masks."""
-    chosen = [separate(SCOUT.agents, 2, CPU), *rows(PAIR, WALKER, "pooled", CPU)]
+    chosen = [
+        Stack.separate(SCOUT.agents, CPU),
+        *row_stacks(PAIR, WALKER, pooling="pooled", samples=SAMPLES, device=CPU),
+    ]
     team = _Team((SCOUT, WALKER), chosen, "joint", twin=twin, straight=straight)
     _check(team, [drawn_view(SCOUT, 1), drawn_view(WALKER, 2)], straight)
 
@@ -220,12 +223,12 @@ def test_maddpg_follows_its_losses(twin: bool, straight: bool) -> None:
 @pytest.mark.parametrize("twin", [False, True])
 @pytest.mark.parametrize("agents", [SCOUT, WALKER])
 def test_iddpg_follows_its_losses(agents: AgentClass, twin: bool) -> None:
-    team = _Team((agents,), [separate(agents.agents, len(agents.agents), CPU)], "own", twin=twin, straight=True)
+    team = _Team((agents,), [Stack.separate(agents.agents, CPU)], "own", twin=twin, straight=True)
     _check(team, [drawn_view(agents, 1)])
 
 
 def test_shared_critics_follow_the_mean_of_their_rows() -> None:
-    (seats,) = rows(PAIR, WALKER, "pooled", CPU)
-    seated = replace(separate(("x", "b"), 3, CPU), owners=seats.owners)
+    (seats,) = row_stacks(PAIR, WALKER, pooling="pooled", samples=SAMPLES, device=CPU)
+    seated = replace(Stack.separate(("x", "b", ""), CPU), names=("x", "b"), owners=seats.owners)
     team = _Team((WALKER,), [seated], "own", twin=True, straight=True)
     _check(team, [drawn_view(WALKER, 1).taken(seats)])

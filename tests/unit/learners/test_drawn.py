@@ -14,7 +14,7 @@ from marless.algos.base import Group, Learner
 from marless.data.trajectory import Trajectory
 from marless.envs.base import AgentClass, Discrete, EnvSpaces
 from marless.errors import SpecError
-from marless.learners.stacks import DrawnStack, drawn_stacks
+from marless.learners.stacks import Stack, drawn_stacks
 from tests.unit.learners import rounds
 
 WALKERS = EnvSpaces((AgentClass("walker", rounds.AGENTS, 5, Discrete(4)),), state_size=6, max_steps=None)
@@ -34,11 +34,11 @@ def _one_thread():
     torch.set_num_threads(before)
 
 
-def _drawn(groups: Sequence[Group] = MIXED, *, seed: int = 5, number: int = 2, parts: int = 1) -> list[DrawnStack]:
+def _drawn(groups: Sequence[Group] = MIXED, *, seed: int = 5, number: int = 2, parts: int = 1) -> list[Stack]:
     return drawn_stacks(groups, WALKERS.classes[0], samples=30, seed=(seed, number), parts=parts, device=CPU)
 
 
-def _origin(stack: DrawnStack) -> np.ndarray:
+def _origin(stack: Stack) -> np.ndarray:
     """[P, S]: agent · 100 + sample, of every sample that a policy trains on."""
     numbers = 100 * torch.arange(4).view(4, 1, 1) + torch.arange(30).view(1, 1, 30)
     return stack.pool(numbers.float()).squeeze(1).int().numpy()
