@@ -5,7 +5,7 @@ PROTOS := $(wildcard protos/marless/rpc/v1/*.proto)
 JOB ?= examples/spread.yaml
 # Tests often wait: four processes are quickest on two cores.
 TEST_PROCESSES ?= 4
-QUICK := not slow and not gpu
+QUICK := not slow and not gpu and not containers
 BENCH_PEERS := $(if $(PEERS),--peers $(PEERS))
 PIP := -m pip install --quiet --disable-pip-version-check
 # What is installed is what requirements/ names, file by file; no package is built on the way.
@@ -15,7 +15,7 @@ TOOLS := .venv/security/bin
 # Tests start hundreds of Python processes, which start faster from bytecode.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: train test test-slow test-gpu test-hosts faults security fuzz check format protos lock audit sbom
+.PHONY: train test test-slow test-gpu test-hosts test-containers faults security fuzz check format protos lock audit sbom
 .PHONY: bench bench-algorithms bench-environments bench-peers clean
 
 train: .venv/.train
@@ -36,6 +36,11 @@ test-gpu: .venv/.dev
 # A job over four hosts, which are network namespaces: their links are cut for up to 30 s. Needs root and `ip`.
 test-hosts: .venv/.dev
 	$(BIN)/python -m pytest -m slow tests/hosts
+
+# Builds the images of deploy/ and kills their containers; needs a container engine (DOCKER_HOST) and docker-compose.
+# MARLESS_PYTHON names another base image.
+test-containers: .venv/.dev
+	$(BIN)/python -m pytest -m containers tests/containers -rs
 
 # Kills, pauses, cuts and fills everything at full size (about 50 minutes on 2 cores); writes the table of docs/faults.md.
 faults: .venv/.dev

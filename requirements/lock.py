@@ -7,6 +7,7 @@ One resolution serves all locks of the project's own environment, so that they n
   indexes have; torch.txt names PyPI's build, with the CUDA packages that it needs on Linux.
 - security.txt: the tools of `make lock`, `make audit` and `make sbom`; peer-*.txt: the peers of bench/. These are
   installed in environments of their own.
+- image-*.txt: what the images of deploy/ install, at the versions of the locks above.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ OWN = {
     "sinks": ("sink-tests",),
 }
 """Locks of the project's own environment in the order in which they are installed, and the extras that each serves."""
+IMAGES = {"actors": (), "services": ("sharing",), "learners": ("learner",)}
+"""Images of deploy/Dockerfile, and the extras that each serves. "build" is what builds marless's own wheel."""
 
 CUDA = ("cuda-", "nvidia-", "triton")
 """How the names begin of what only PyPI's build of torch for Linux needs."""
@@ -96,8 +99,21 @@ def own_locks(options: tuple[str, ...]) -> dict[str, tuple[Pin, ...]]:
         needed = {pin.name for pin in resolve(extras=extras, requirements=build, known=union)} - placed
         locks[name] = tuple(pin for pin in union if pin.name in needed)
         placed |= needed
+    locks |= _image_locks(union, tuple(tables["project"]["dependencies"]), build)
     locks["fuzz"] = tuple(pin for pin in union if pin.name not in placed)
     return locks
+
+
+def _image_locks(
+    union: tuple[Pin, ...], dependencies: tuple[str, ...], build: tuple[str, ...]
+) -> dict[str, tuple[Pin, ...]]:
+    """The locks of the images, which repeat pins of the project's own environment."""
+    resolved = {name: resolve(extras=extras, requirements=dependencies, known=union) for name, extras in IMAGES.items()}
+    resolved["build"] = resolve(requirements=build, known=union)
+    return {
+        f"image-{name}": tuple(pin for pin in union if pin.name in {each.name for each in pins} and not _of_torch(pin))
+        for name, pins in resolved.items()
+    }
 
 
 def locks_apart(options: tuple[str, ...]) -> dict[str, tuple[Pin, ...]]:

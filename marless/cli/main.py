@@ -16,6 +16,7 @@ from typer.main import get_command
 from marless.cli import (
     compare,
     costs,
+    credentials,
     exits,
     explain,
     jobs,
@@ -46,6 +47,7 @@ app.command(rich_help_panel=HERE)(connected(compare.compare))
 app.command(rich_help_panel=HERE)(up.up)
 app.command(rich_help_panel=HERE)(up.down)
 app.command(rich_help_panel=HERE)(tokens.tokens)
+app.command(rich_help_panel=HERE)(credentials.credentials)
 app.command(rich_help_panel=HERE)(verb.doctor)
 app.command(rich_help_panel=JOBS)(connected(submitting.submit))
 app.command("list", rich_help_panel=JOBS)(connected(jobs.list_))

@@ -23,8 +23,8 @@ from marless import private_files
 from marless.errors import SpecError, UnavailableError
 from marless.log import structlog
 from marless.rpc.redis_program import find_binary
+from marless.rpc.redis_users import STORE, SUPERVISOR, RedisUsers
 from services.param_store import redis_guard
-from services.param_store.redis_users import STORE, SUPERVISOR, RedisUsers
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 5.0

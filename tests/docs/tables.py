@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from tests.docs.blocks import ROOT
+
 NOT_RUN = {
     "make ": "they take minutes, or are what runs this test",
     "marless compare ": "comparisons over seeds take hours; tests/e2e/test_compare.py runs a small one",
@@ -40,6 +42,8 @@ class Treatment:
     """Python that defines what the page's programs take for granted."""
     slow: bool = False
     """Whether `make test-slow` runs them, not `make test`."""
+    containers: bool = False
+    """Whether `make test-containers` runs them, without a stack of this machine, after it has built the images."""
 
 
 _SPREAD = "marless submit examples/spread.yaml --job spread --if-exists use --wait"
@@ -71,6 +75,19 @@ TREATMENTS: Mapping[str, Treatment] = {
             "records, spec = list(round_file.read(folder / 'rounds.jsonl')), spec.load(folder / 'spec.yaml')"
         ),
         slow=True,
+    ),
+    "docs/deploying.md": Treatment(
+        before=(
+            f"cp -r {ROOT}/deploy . && rm -rf deploy/credentials",
+            "python -c 'import socket; s = socket.create_server((\"127.0.0.1\", 0)); print(s.getsockname()[1])' > port",
+            "printf 'COMPOSE_PROJECT_NAME=marless-docs\nMARLESS_PORT=%s\nMARLESS_UID=%s\n' "
+            "$(cat port) $(id -u | sed 's/^0$/1000/') > deploy/.env",
+        ),
+        named={
+            "localhost:7070": "localhost:$(cat port)",
+            "docker compose": "$(docker compose version &> /dev/null && echo docker compose || echo docker-compose)",
+        },
+        containers=True,
     ),
     "docs/operating.md": Treatment(
         before=(*_EMPTY, "marless down"),

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from marless.round_file import read
-from services.param_store.redis_users import RULES, STORE
+from marless.rpc.redis_users import RULES, STORE
 from tests.docs import commands, programs, transcripts, yaml_blocks
 from tests.docs.blocks import PAGES, ROOT, Block, blocks, mentioned, text_of
 from tests.docs.tables import NOT_RUN, TREATMENTS
@@ -26,6 +26,7 @@ KINDS = {"python", "sh", "console", "yaml", "toml", "text"}
 TEXTS = {("README.md", "marless"), ("docs/architecture.md", "Architecture"), ("docs/architecture.md", "Folders")} | {
     ("docs/scaling.md", "`marless` (Wei et al. 2025)"),  # a formula
     ("docs/operating.md", "The parameter store"),
+    ("docs/deploying.md", "Images"),  # a Dockerfile
 }
 
 
@@ -36,7 +37,7 @@ def of_kind(*kinds: str) -> list[Block]:
 LAST = "docs/operating.md"
 """Leaves a stack that was killed, and a job that goes on at the next `marless up`."""
 TYPED = sorted(
-    {block.page for block in of_kind("sh", "console") if to_run(block)},
+    {block.page for block in of_kind("sh", "console") if to_run(block) and not treatment(block.page).containers},
     key=lambda page: (page == LAST, PAGES.index(page)),
 )
 

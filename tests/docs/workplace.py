@@ -46,7 +46,8 @@ class Workplace:
             programs.install(page, self.path)
         if "job.yaml" in files(page):
             self._write(self.path / "job.yaml", files(page)["job.yaml"])
-        self._run(["marless up", *(self._typed(page, command) for command in treatment(page).before)])
+        stack = [] if treatment(page).containers else ["marless up"]
+        self._run([*stack, *(self._typed(page, command) for command in treatment(page).before)])
 
     def close(self) -> None:
         """Stop the stack."""

@@ -16,12 +16,12 @@ from redis.asyncio import Redis
 
 from marless.errors import NotFoundError, SpecError, UnavailableError, UnreachableError
 from marless.rpc.redis_program import find_binary
+from marless.rpc.redis_users import ACL_FILE, PASSWORDS_FILE, RULES, STORE, SUPERVISOR, RedisUsers
 from services.param_store import redis_server
 from services.param_store.config import parse
 from services.param_store.connection import connected, redis_errors
 from services.param_store.redis_server import Provided, RedisOptions, provided
 from services.param_store.redis_url import settings_of
-from services.param_store.redis_users import ACL_FILE, PASSWORDS_FILE, RULES, STORE, SUPERVISOR, RedisUsers
 from services.param_store.store import VersionStore, Write
 
 CANARY = "canary-7f3a"

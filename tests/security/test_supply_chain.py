@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 
 from bench.peers.install import REQUIREMENTS as PEERS
 from requirements import audit
-from requirements.lock import OWN, PYPROJECT
+from requirements.lock import IMAGES, OWN, PYPROJECT
 from requirements.pins import Pin, parse, read
 
 ROOT = Path(__file__).parent.parent.parent
@@ -72,6 +72,8 @@ def wanted_and_locked(tables: dict) -> list[tuple[list[Requirement], list[Pin]]]
     names = list(OWN)
     return [
         *((required(tables, OWN[name]) + build, own_pins(*names[: index + 1])) for index, name in enumerate(names)),
+        *((required(tables, IMAGES[name]), own_pins(f"image-{name}")) for name in IMAGES),
+        (build, own_pins("image-build")),
         *((groups[name], list(read(LOCKS / f"{name}.txt"))) for name in groups),
         *(([Requirement(text) for text in PEERS[peer]], own_pins(f"peer-{peer}")) for peer in PEERS),
     ]
@@ -106,6 +108,13 @@ def test_no_package_is_in_two_locks_of_one_environment():
     ]
     assert len(names) == len(set(names))
     assert not {pin.name for pin in own_pins()} & set(names)
+
+
+def test_images_have_the_versions_that_are_tested_and_no_package_of_development():
+    tested = set(own_pins("train"))
+    for name in (*IMAGES, "build"):
+        assert set(read(LOCKS / f"image-{name}.txt")) <= tested, name
+    assert not {pin.name for pin in read(LOCKS / "image-actors.txt")} & {"scipy", "scikit-learn", "matplotlib", "torch"}
 
 
 def test_a_line_without_an_exact_version_is_no_pin():

@@ -1,4 +1,4 @@
-"""The users of a Redis that the store starts: their access rules, with least privilege, and their passwords.
+"""The users of the store's Redis: their access rules, with least privilege, and their passwords.
 
 The default user is off, so that a connection without a password may do nothing. Redis reads its users from an ACL file
 with hashes of the passwords; the passwords are in another file next to it. Both are written when a store starts, in the
