@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from marless.fleet import environment
-from marless.fleet.launchers.local import Template
+from marless.fleet.launchers.base import Launcher, Options, Program
+from marless.fleet.launchers.local import LocalLauncher, Template
 
 LONGEST = ("x" * 2000,)
 """As long as the arguments of the workers of any test."""
@@ -20,6 +21,14 @@ class Templates:
 
     actors: Template
     learners: Template
+
+    def actor_launcher(self, program: Program, _options: Options) -> Launcher:
+        """Makes a launcher of actor workers."""
+        return LocalLauncher(program, shared=self.actors)
+
+    def learner_launcher(self, program: Program, _options: Options) -> Launcher:
+        """Makes a launcher of learner workers."""
+        return LocalLauncher(program, shared=self.learners)
 
 
 @contextmanager

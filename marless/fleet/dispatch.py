@@ -191,10 +191,23 @@ class Dispatcher:
         now_s = time.monotonic()
         return now_s - self._launched_s.pop(worker, now_s)
 
-    async def connected(self, names: list[str], quorum: Callable[[Iterable[bool]], bool] = all) -> None:
-        """Wait until all (or with `any`, one) of these workers are connected."""
+    async def connected(self, names: list[str]) -> None:
+        """Wait until all of these workers are connected."""
         async with self._changed:
-            await self._changed.wait_for(lambda: quorum(name in self._workers for name in names))
+            await self._changed.wait_for(lambda: all(name in self._workers for name in names))
+
+    async def any_connected(self) -> None:
+        """Wait until any worker is connected."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: bool(self._workers))
+
+    def release_order(self, names: Iterable[str]) -> list[str]:
+        """These workers in the order in which to release them: idle ones first, the one that is idle longest at the
+        front; then those that are not connected; then those that run a task.
+        """
+        idle = {worker.hello.worker: position for position, worker in enumerate(self._idle)}
+        later = len(idle)
+        return sorted(names, key=lambda name: idle.get(name, later + (name in self._workers)))
 
     async def disconnected(self, name: str) -> None:
         """Wait until this worker's stream has ended."""

@@ -5,18 +5,24 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Coroutine, Sequence
 from types import TracebackType
 
 from marless.errors import SpecError, UnavailableError, UnreachableError
 from marless.fleet.dispatch import Dispatcher
-from marless.fleet.launchers.base import Launcher, WorkerHandle
+from marless.fleet.launchers.base import Launch, Launcher, Order, Outcome
+from marless.fleet.launchers.batches import Batches
 from marless.log import structlog
 
-START_TIMEOUT_S = 60.0
+REFUSED_S = 5.0
+"""Seconds after which a worker that the launcher had no room for is ordered again."""
+DRAIN_S = 5.0
+"""Seconds that a released worker may take to exit."""
 _STILLBORN_LIMIT = 3
 _LONGEST_NAP_S = 60.0
 _STOPPING = "the pool is stopping"
+_SEE_LOG = "see the pool's log"
+_NONE_STARTED = "this pool starts none: docs/operating.md says how to start some"
 _log = structlog.get_logger("marless.workers")
 
 
@@ -36,10 +42,17 @@ class Fleet:
         limit: int,
         keep_alive_s: float,
         warm: int = 0,
+        arguments: Sequence[str] = (),
     ) -> None:
+        """`limit` is the largest number of workers; with 0, the fleet starts none, and uses those that dial in.
+
+        `arguments` are those of this fleet's workers in addition to the launcher's.
+        """
         self._dispatcher = dispatcher
         self._launcher = launcher
+        self._batches = Batches(launcher)
         self._prefix = prefix
+        self._arguments = tuple(arguments)
         self._serials = itertools.count()
         self._limit = limit
         self._keep_alive_s = keep_alive_s
@@ -47,6 +60,8 @@ class Fleet:
         self._wanted = min(warm, limit)
         self._stillborn = 0
         self._given_up = False
+        self._refusal = ""
+        """Why the launcher did not accept the last order; "" if it did."""
         self._stopped = False
         self._tasks: dict[str, asyncio.Task[str]] = {}
         """Worker → the task that keeps it running; the task returns the reason if it gives up."""
@@ -73,7 +88,7 @@ class Fleet:
         tasks = [*self._tasks.values(), *([self._reaper] if self._reaper else [])]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, self._batches.stop(), return_exceptions=True)
 
     async def ready(self) -> bool:
         """False while no worker is available: the last launches failed and none is connected."""
@@ -85,13 +100,13 @@ class Fleet:
         Existing workers are never removed. Raises UnavailableError if none connects.
         """
         self.expect(workers)
-        if any(map(self._dispatcher.is_connected, self._tasks)):
+        if self._dispatcher.workers():
             return
         self._awaited += 1  # or the idle fleet would be released again
         try:
             async with self._scaling:  # workers that are being released do not come back: `_fit` then starts others
                 pass
-            await self._connected(any)
+            await self._connected(self._dispatcher.any_connected())
         finally:
             self._awaited -= 1
 
@@ -110,14 +125,14 @@ class Fleet:
             raise SpecError(f"{workers} workers asked for; this pool has 0 to {self._limit} (--{self._prefix}-workers)")
         self._wanted = workers
         await self._fit()
-        await self._connected(all)
+        await self._connected(self._dispatcher.connected(list(self._tasks)))
 
     async def _fit(self) -> None:
         """Start or drain workers until their number is the wanted one."""
         async with self._scaling:
             self._start()
-            while len(self._tasks) > self._wanted:
-                await self._retire(next(reversed(self._tasks)))
+            while surplus := self._dispatcher.release_order(self._tasks)[: max(0, len(self._tasks) - self._wanted)]:
+                await asyncio.gather(*map(self._retire, surplus))
             self._start()  # the wanted number may have grown during the drain
 
     def _start(self) -> None:
@@ -129,18 +144,20 @@ class Fleet:
             name = f"{self._prefix}-{next(self._serials)}"
             self._tasks[name] = asyncio.create_task(self._keep(name))
 
-    async def _connected(self, quorum: Callable[[Iterable[bool]], bool]) -> None:
-        """Wait until any or all workers are connected; raises UnavailableError if that fails or takes too long."""
+    async def _connected(self, condition: Coroutine[None, None, None]) -> None:
+        """Wait for workers to connect; raises UnavailableError if that fails or takes too long."""
         tasks = dict(self._tasks)
-        ready = asyncio.create_task(self._dispatcher.connected(list(tasks), quorum))
+        ready = asyncio.create_task(condition)
+        connect_s = self._launcher.connect_s
         self._awaited += 1
         try:
-            await asyncio.wait([ready, *tasks.values()], timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([ready, *tasks.values()], timeout=connect_s, return_when=asyncio.FIRST_COMPLETED)
             if not ready.done():
                 if self._stopped:
                     raise UnreachableError(_STOPPING)
                 ended = (task for task in tasks.values() if task.done())
-                late = f"workers did not connect within {START_TIMEOUT_S:g} s; see the pool's log"
+                hint = self._refusal or (_SEE_LOG if self._limit else _NONE_STARTED)
+                late = f"no {self._prefix} worker connected within {connect_s:g} s; {hint}"
                 raise UnavailableError(next((task.result() for task in ended if not task.cancelled()), late))
         finally:
             ready.cancel()
@@ -151,23 +168,31 @@ class Fleet:
         """Launch this worker, and relaunch it whenever it ends; returns the reason once it gives up."""
         while True:
             started_s = time.monotonic()
-            ticket = self._dispatcher.launching(name)
-            _log.info("worker.launched", worker=name, workers=len(self._tasks), limit=self._limit)
             try:
-                handle = await self._launcher.launch(name, ticket)
-            except UnavailableError as error:
-                return self._give_up(str(error))
-            try:
-                how = await self._until_gone(name, handle)
+                launch = await self._launch(name)
+                if launch.outcome is Outcome.FAILED:
+                    return self._give_up(launch.reason)
+                if launch.outcome is Outcome.REFUSED:
+                    await asyncio.sleep(REFUSED_S)
+                    continue
+                how = await self._until_gone(name)
             finally:
-                handle.kill()
-                await handle.ended()
+                await self._launcher.drain(name, DRAIN_S if name in self._retiring else 0.0)
                 await self._dispatcher.disconnect(name)
+            if name in self._retiring:
+                return "released"
             _log.warning("worker.ended", worker=name, how=how, after_s=round(time.monotonic() - started_s, 3))
             if self._stillborn >= _STILLBORN_LIMIT:
                 return self._give_up(f"worker {name} could not start ({how}); see the pool's log")
-            if name in self._retiring:
-                return "released"
+
+    async def _launch(self, name: str) -> Launch:
+        ticket = self._dispatcher.launching(name)
+        _log.info("worker.launched", worker=name, workers=len(self._tasks), limit=self._limit)
+        launch = await self._batches.launch(Order(name, ticket, self._arguments))
+        self._refusal = launch.reason
+        if launch.outcome in (Outcome.REFUSED, Outcome.UNKNOWN):
+            _log.warning(f"worker.{launch.outcome.value}", worker=name, reason=launch.reason)
+        return launch
 
     def _give_up(self, reason: str) -> str:
         self._given_up = True
@@ -176,15 +201,16 @@ class Fleet:
             self._dispatcher.fail_waiting(reason)
         return reason
 
-    async def _until_gone(self, name: str, handle: WorkerHandle) -> str:
+    async def _until_gone(self, name: str) -> str:
         """Wait until the process or its stream ends (the stream of a hung worker is closed); returns how it ended."""
-        ended = asyncio.create_task(handle.ended())
+        ended = asyncio.create_task(self._launcher.observe(name))
         stream = asyncio.create_task(self._dispatcher.connected([name]))
+        connect_s = self._launcher.connect_s
         try:
-            await asyncio.wait([ended, stream], timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([ended, stream], timeout=connect_s, return_when=asyncio.FIRST_COMPLETED)
             if ended.done() or not stream.done():
                 self._stillborn += 1
-                return ended.result() if ended.done() else f"silent for {START_TIMEOUT_S:g} s"
+                return ended.result() if ended.done() else f"not connected within {connect_s:g} s"
             self._stillborn, self._given_up = 0, False
             stream = asyncio.create_task(self._dispatcher.disconnected(name))
             await asyncio.wait([ended, stream], return_when=asyncio.FIRST_COMPLETED)
@@ -194,11 +220,14 @@ class Fleet:
             stream.cancel()
 
     async def _retire(self, name: str) -> None:
+        """Release a worker after its task; it exits by itself, and is killed if that takes too long."""
         task = self._tasks[name]
         _log.info("worker.released", worker=name, workers=len(self._tasks) - 1)
         self._retiring.add(name)
         try:
-            await self._dispatcher.drain(name)
+            if self._dispatcher.is_connected(name):
+                await self._dispatcher.drain(name)
+                await asyncio.wait([task], timeout=DRAIN_S)
         finally:
             self._retiring.discard(name)
             self._tasks.pop(name, None)

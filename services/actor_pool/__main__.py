@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 from marless.fleet import environment, orphans
@@ -14,7 +14,8 @@ from marless.fleet.dispatch import Dispatcher
 from marless.fleet.figures import figures
 from marless.fleet.fleet import Fleet
 from marless.fleet.handover import Tickets
-from marless.fleet.launchers.local import LocalLauncher, Template
+from marless.fleet.launchers.base import Program
+from marless.fleet.launchers.registry import Make, launching
 from marless.rpc.roles import Role
 from marless.rpc.server import Service, main
 from marless.rpc.v1.actor_pool_pb2_grpc import add_ActorPoolServiceServicer_to_server
@@ -25,9 +26,12 @@ from services.actor_pool.servicer import ActorPoolServicer
 
 
 @asynccontextmanager
-async def build(config: Config, address: str, template: Template | None = None) -> AsyncIterator[Service]:
-    """Build the pool's parts; its workers are stopped when the context ends. `template` is one that others use, too."""
-    launcher = LocalLauncher(
+async def build(config: Config, address: str, make: Make | None = None) -> AsyncIterator[Service]:
+    """Build the pool's parts; its workers are stopped when the context ends.
+
+    `make` makes its launcher; by default, the one that `config` names.
+    """
+    program = Program(
         "services.actor_pool.worker",
         [
             *("--pool", address, "--param-store", config.param_store),
@@ -36,18 +40,27 @@ async def build(config: Config, address: str, template: Template | None = None) 
         ],
         environment.inherited(os.environ) | environment.ACTOR,
         config.server.security.showing(Role.ACTOR),
-        template,
     )
     dispatcher = Dispatcher(tickets=Tickets(others=config.server.security.tokens is not None))
-    fleet = Fleet(
-        dispatcher, launcher, prefix="actor", limit=config.workers, keep_alive_s=config.keep_alive_s, warm=config.warm
-    )
-    async with launcher, fleet, background(launcher, config.keep_alive_s) as behind:
+    async with AsyncExitStack() as stack:
+        launcher = await stack.enter_async_context(launching(config.launcher, program, make))
+        fleet = await stack.enter_async_context(
+            Fleet(
+                *(dispatcher, launcher),
+                prefix="actor",
+                limit=config.workers,
+                keep_alive_s=config.keep_alive_s,
+                warm=config.warm,
+            )
+        )
+        behind = None
+        if config.workers:
+            behind = await stack.enter_async_context(background(launcher, config.keep_alive_s))
         servicer = ActorPoolServicer(Rollouts(dispatcher, fleet), dispatcher, fleet, behind)
         register = partial(add_ActorPoolServiceServicer_to_server, servicer)
 
         async def stop() -> None:
-            await asyncio.gather(fleet.stop(), behind.fleet.stop())
+            await asyncio.gather(fleet.stop(), *([behind.fleet.stop()] if behind else []))
 
         yield Service(register, fleet.ready, stop, "ActorPoolService", partial(figures, dispatcher))
 

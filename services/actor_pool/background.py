@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 
 from marless.fleet.dispatch import Dispatcher
 from marless.fleet.fleet import Fleet
-from marless.fleet.launchers.local import LocalLauncher
+from marless.fleet.launchers.base import Launcher
 from services.actor_pool.rollouts import Rollouts
 
 PREFIX = "background"
@@ -33,13 +33,14 @@ class Background:
 
 
 @asynccontextmanager
-async def background(launcher: LocalLauncher, keep_alive_s: float) -> AsyncIterator[Background]:
+async def background(launcher: Launcher, keep_alive_s: float) -> AsyncIterator[Background]:
     """Provide the background worker: it starts when it is needed, and is stopped when the context ends."""
     dispatcher = Dispatcher()
     async with Fleet(
-        *(dispatcher, launcher.also("--background")),
+        *(dispatcher, launcher),
         prefix=PREFIX,
         limit=1,
+        arguments=["--background"],
         keep_alive_s=min(keep_alive_s, KEEP_ALIVE_S),
     ) as fleet:
         yield Background(dispatcher, fleet)

@@ -12,7 +12,8 @@ from marless.fleet import environment, orphans
 from marless.fleet.dispatch import Dispatcher
 from marless.fleet.fleet import Fleet
 from marless.fleet.handover import Tickets
-from marless.fleet.launchers.local import LocalLauncher, Template
+from marless.fleet.launchers.base import Program
+from marless.fleet.launchers.registry import Make, launching
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
 from marless.rpc.refs import Loans
@@ -27,34 +28,40 @@ from services.learner_pool.updates import Updates
 
 
 @asynccontextmanager
-async def build(config: Config, address: str, template: Template | None = None) -> AsyncIterator[Service]:
+async def build(config: Config, address: str, make: Make | None = None) -> AsyncIterator[Service]:
     """Build the pool's parts. When the context ends, workers and trajectories are dropped, and replay files stay.
 
-    `template` is one that others use, too.
+    `make` makes its launcher; by default, the one that `config` names.
     """
-    launcher = LocalLauncher(
+    program = Program(
         "services.learner_pool.worker",
         ["--pool", address, "--param-store", config.param_store, *config.server.security.arguments(*config.worker_tls)],
         environment.inherited(os.environ) | environment.learner(config.threads),
         config.server.security.showing(Role.LEARNER),
-        template,
     )
     dispatcher = Dispatcher(tickets=Tickets(others=config.server.security.tokens is not None))
-    fleet = Fleet(
-        dispatcher, launcher, prefix="learner", limit=config.workers, keep_alive_s=config.keep_alive_s, warm=config.warm
-    )
     intake = Intake(config.spool, config.spool_bytes)
     replays = Replays(config.spool, config.param_store, intake, config.replay_keep_s)
     store = Peer(config.param_store, config.server.security, "param_store")
     loans = Loans(dispatcher.is_running)
-    updates = Updates(intake, replays, loans, dispatcher, fleet, ParamStore(store))
     try:
-        async with launcher, fleet:
+        async with launching(config.launcher, program, make) as launcher:
+            fleet = Fleet(
+                *(dispatcher, launcher),
+                prefix="learner",
+                limit=config.workers,
+                keep_alive_s=config.keep_alive_s,
+                warm=config.warm,
+            )
+            updates = Updates(intake, replays, loans, dispatcher, fleet, ParamStore(store))
             servicer = LearnerPoolServicer(intake, updates, loans, dispatcher, address)
             shown = partial(figures, dispatcher, intake, replays)
-            yield Service(servicer.register, fleet.ready, fleet.stop, "LearnerPoolService", shown)
+            try:
+                async with fleet:
+                    yield Service(servicer.register, fleet.ready, fleet.stop, "LearnerPoolService", shown)
+            finally:
+                await updates.stop()
     finally:
-        await updates.stop()
         await store.close()
         replays.shutdown()
         intake.shutdown()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from marless.fleet.launchers.options import LOCAL, Choice, add_launcher, limit_of
 from marless.rpc.process import add_option, add_worker_tls, at_least, seconds
 from marless.rpc.server import ServerOptions, option_parser, server_options
 from services.learner_pool import spool
@@ -35,6 +36,8 @@ class Config:
     """Seconds after which unused replay files are removed, unless their job is open."""
     worker_tls: tuple[str, str] = ("", "")
     """Paths of the workers' certificate chain and its key; "": those of the pool."""
+    launcher: Choice = LOCAL
+    """What starts the workers."""
 
 
 def parse(argv: Sequence[str] | None = None) -> Config:
@@ -42,7 +45,7 @@ def parse(argv: Sequence[str] | None = None) -> Config:
     cores = os.cpu_count() or 1
     parser = option_parser("learner_pool", "Takes trajectories in and turns them into new policy versions.")
     add_option(parser, "--param-store", "", "address of the param_store")
-    add_option(parser, "--learner-workers", "1", "largest number of learner workers", at_least(1))
+    add_option(parser, "--learner-workers", "1", "largest number of learner workers that the pool starts", at_least(0))
     add_option(parser, "--learner-threads", "0", "torch threads per worker; 0: the cores, shared evenly", at_least(0))
     add_option(
         parser, "--warm-workers", "0", "workers that are started with the pool, before a task needs them", at_least(0)
@@ -53,17 +56,20 @@ def parse(argv: Sequence[str] | None = None) -> Config:
         parser, "--spool-bytes", str(2 * 2**30), "largest total size of waiting trajectories and replays", at_least(1)
     )
     add_option(parser, "--replay-keep-s", "86400", "seconds after which an unused replay is removed", seconds)
+    add_launcher(parser)
     add_worker_tls(parser)
     args = parser.parse_args(argv)
+    server = server_options(args)
     return Config(
-        server=server_options(args),
+        server=server,
         param_store=args.param_store,
-        workers=args.learner_workers,
-        threads=args.learner_threads or max(1, cores // args.learner_workers),
+        workers=limit_of(parser, args.launcher, args.learner_workers, server.security),
+        threads=args.learner_threads or max(1, cores // max(1, args.learner_workers)),
         warm=args.warm_workers,
         keep_alive_s=args.keep_alive_s,
         spool=Path(args.spool),
         spool_bytes=args.spool_bytes,
         replay_keep_s=args.replay_keep_s,
         worker_tls=(args.worker_tls_cert, args.worker_tls_key),
+        launcher=args.launcher,
     )

@@ -6,18 +6,19 @@
 import asyncio
 import gc
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from marless.errors import MarlessError, OverloadedError, UnavailableError
+from marless.errors import MarlessError, OverloadedError
 from marless.fleet import dispatch
 from marless.fleet.dispatch import Dispatcher
 from marless.fleet.fair_queue import FairQueue
 from marless.fleet.fleet import Fleet
+from marless.fleet.launchers.base import ACCEPTED, Launch, Order, Outcome
 from marless.rpc.v1 import common_pb2
 
 QUEUE, LIMIT, GRACE_S, LONG_S = 6, 3, 0.02, 600.0
@@ -220,17 +221,10 @@ async def ended(worker: Worker) -> None:
 
 
 class Process:
-    """What a launcher gives: a process that is there until it dies or is killed."""
+    """What a launcher starts: a process that is there until it dies or is killed."""
 
     def __init__(self) -> None:
         self.gone = asyncio.Event()
-
-    async def ended(self) -> str:
-        await self.gone.wait()
-        return "exit code 1"
-
-    def kill(self) -> None:
-        self.gone.set()
 
 
 class FleetMachine(RuleBasedStateMachine):
@@ -252,12 +246,21 @@ class FleetMachine(RuleBasedStateMachine):
         self.fleet = Fleet(self.dispatcher, self, prefix="w", limit=LIMIT, keep_alive_s=3600)
         await self.fleet.__aenter__()
 
-    async def launch(self, name: str, ticket: str = "") -> Process:
+    connect_s = 60.0
+
+    async def launch(self, orders: Sequence[Order]) -> list[Launch]:
         if self.refuses:
-            raise UnavailableError("no process can be started")
-        process = Process()
-        self.processes.append((name, process))
-        return process
+            return [Launch(Outcome.FAILED, "no process can be started")] * len(orders)
+        self.processes += [(order.worker, Process()) for order in orders]
+        return [ACCEPTED] * len(orders)
+
+    async def observe(self, name: str) -> str:
+        await dict(self.processes)[name].gone.wait()
+        return "exit code 1"
+
+    async def drain(self, name: str, grace_s: float) -> None:
+        if process := dict(self.processes).get(name):
+            process.gone.set()
 
     def alive(self) -> list[tuple[str, Process]]:
         return [(name, process) for name, process in self.processes if not process.gone.is_set()]
@@ -383,16 +386,16 @@ def hears_everything(self: object, name: str, value: object) -> None:
     """Any result is taken for the expected one."""
 
 
-async def looks_at_processes_only(self: Fleet, name: str, handle: Process) -> str:
-    return await handle.ended()
+async def looks_at_processes_only(self: Fleet, name: str) -> str:
+    return await self._launcher.observe(name)
 
 
 async def launches_once(self: Fleet, name: str) -> str:
-    handle = await self._launcher.launch(name, self._dispatcher.launching(name))
+    await self._launch(name)
     try:
-        return await self._until_gone(name, handle)
+        return await self._until_gone(name)
     finally:
-        handle.kill()
+        await self._launcher.drain(name, 0.0)
         await self._dispatcher.disconnect(name)
 
 
@@ -407,6 +410,10 @@ async def forgets_nobody(self: Dispatcher, job: str, *, again: bool) -> object:
     waiter = asyncio.get_running_loop().create_future()
     self._waiting.add(job, waiter, again=again)
     return await waiter
+
+
+async def ends_nothing(self: FleetMachine, name: str, grace_s: float) -> None:
+    """A launcher that leaves its workers."""
 
 
 SAYS = {
@@ -435,7 +442,7 @@ MUTANTS = {
     "more workers than the limit": (FleetMachine, Fleet, "expect", ignores_the_limit),
     "a worker that hangs is left": (FleetMachine, Fleet, "_until_gone", looks_at_processes_only),
     "a worker that died is not replaced": (FleetMachine, Fleet, "_keep", launches_once),
-    "a process that is not ended with its worker": (FleetMachine, Process, "kill", lambda _: None),
+    "a process that is not ended with its worker": (FleetMachine, FleetMachine, "drain", ends_nothing),
 }
 
 

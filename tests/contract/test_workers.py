@@ -4,7 +4,7 @@ import asyncio
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -23,6 +23,7 @@ from marless.fleet import dispatch
 from marless.fleet.dispatch import Dispatcher
 from marless.fleet.fleet import Fleet
 from marless.fleet.handover import Handover, Tickets, new_ticket
+from marless.fleet.launchers.base import ACCEPTED, Launch, Order, Outcome
 from marless.fleet.session import DETAIL_BYTES, WorkerOptions, work
 from marless.rpc.client import Peer
 from marless.rpc.concurrency import stoppable, to_the_end
@@ -616,10 +617,6 @@ class Handle:
     def __init__(self, task: asyncio.Task[None]) -> None:
         self.task = task
 
-    async def ended(self) -> str:
-        await asyncio.wait([self.task])
-        return "exit code 1"
-
     def kill(self) -> None:
         self.task.cancel()
 
@@ -630,22 +627,48 @@ class InProcessLauncher:
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
         self.stillborn = 0
-        self.refusal = ""
+        self.answer = ACCEPTED
         self.may_launch = asyncio.Event()
         self.may_launch.set()
-        self.launched: list[str] = []
+        self.batches: list[list[str]] = []
+        self.drained: list[str] = []
         self.handles: dict[str, Handle] = {}
 
-    async def launch(self, worker: str, ticket: str) -> Handle:
-        self.launched.append(worker)
+    @property
+    def launched(self) -> list[str]:
+        return [worker for batch in self.batches for worker in batch]
+
+    connect_s = 60.0
+
+    async def launch(self, orders: Sequence[Order]) -> list[Launch]:
+        self.batches.append([order.worker for order in orders])
         await self.may_launch.wait()
-        if self.refusal:
-            raise UnavailableError(self.refusal)
+        return [self._launch(order) for order in orders]
+
+    def _launch(self, order: Order) -> Launch:
+        if self.answer.outcome is not Outcome.ACCEPTED:
+            return self.answer
         if self.stillborn:
             self.stillborn -= 1
-            return Handle(asyncio.create_task(asyncio.sleep(0)))
-        self.handles[worker] = Handle(self.pool.start(worker, ticket))
-        return self.handles[worker]
+            self.handles[order.worker] = Handle(asyncio.create_task(asyncio.sleep(0)))
+        else:
+            self.handles[order.worker] = Handle(self.pool.start(order.worker, order.ticket))
+        return ACCEPTED
+
+    async def observe(self, worker: str) -> str:
+        if worker in self.handles:
+            await asyncio.wait([self.handles[worker].task])
+        else:
+            await asyncio.Event().wait()  # it may still start
+        return "exit code 1"
+
+    async def drain(self, worker: str, grace_s: float) -> None:
+        if handle := self.handles.get(worker):
+            if grace_s:
+                await asyncio.wait([handle.task], timeout=grace_s)
+            handle.kill()
+            await asyncio.wait([handle.task])
+        self.drained.append(worker)
 
 
 Make = Callable[..., Fleet]
@@ -759,7 +782,7 @@ async def test_a_hung_worker_is_killed_and_replaced(pool, make, launcher):
     hung = launcher.handles["actor-0"]
     running = pool.submit("slow", timeout_s=0.05)
     async with asyncio.timeout(PATIENCE_S):
-        await hung.ended()
+        await asyncio.wait([hung.task])
     pool.bench.go.set()
     assert (await running).invocation.attempt >= 2
 
@@ -788,7 +811,7 @@ async def test_after_a_broken_start_the_next_request_tries_again(pool, make, lau
 
 
 async def test_a_machine_that_starts_no_process_fails_whoever_waits(pool, make, launcher):
-    launcher.refusal = "cannot start worker actor-0: Resource temporarily unavailable"
+    launcher.answer = Launch(Outcome.FAILED, "cannot start worker actor-0: Resource temporarily unavailable")
     fleet = await make(limit=1)
     waiting = pool.submit("fast")
     with pytest.raises(UnavailableError, match="cannot start worker actor-0"):
@@ -802,11 +825,90 @@ async def test_scaling_down_drains_and_scaling_up_returns_when_all_are_warm(pool
     await fleet.scale(3)
     assert len(names(pool)) == 3
     await fleet.scale(1)
-    assert names(pool) == ["actor-0"]
+    assert len(names(pool)) == 1
     await fleet.scale(2)
     assert len(names(pool)) == 2
     await fleet.scale(0)
     assert names(pool) == []
+
+
+async def test_scaling_down_releases_those_that_are_idle_longest_and_none_in_mid_task(pool, make, launcher):
+    fleet = await make(limit=12)
+    await fleet.scale(12)
+    running = [pool.submit("slow") for _ in range(3)]
+    await pool.bench.until_started(3)
+    idle = [info.worker for info in pool.dispatcher.workers() if not info.busy]
+    assert len(idle) == 9
+    async with asyncio.timeout(PATIENCE_S):
+        await fleet.scale(4)
+        assert sorted(launcher.drained) == sorted(idle[:8])
+        await fleet.scale(3)
+    busy = {info.worker for info in pool.dispatcher.workers()}
+    pool.bench.go.set()
+    assert {(await task).invocation.worker for task in running} == busy
+    assert {(await task).invocation.attempt for task in running} == {1}
+
+
+async def test_a_released_worker_may_exit_by_itself(pool, make, launcher):
+    fleet = await make(limit=1)
+    await fleet.scale(1)
+    await fleet.scale(0)
+    assert not launcher.handles["actor-0"].task.cancelled()
+
+
+async def test_workers_that_are_asked_for_together_are_one_batch(pool, make, launcher):
+    fleet = await make(limit=3)
+    await fleet.scale(3)
+    assert launcher.batches == [["actor-0", "actor-1", "actor-2"]]
+
+
+async def test_a_worker_that_there_is_no_room_for_is_ordered_again_and_tasks_wait(pool, make, launcher, monkeypatch):
+    monkeypatch.setattr("marless.fleet.fleet.REFUSED_S", 0.01)
+    launcher.answer = Launch(Outcome.REFUSED, "no memory left")
+    launcher.connect_s = 0.05
+    fleet = await make(limit=1)
+    waiting = pool.submit("fast")
+    with pytest.raises(UnavailableError, match=r"no actor worker connected within 0\.05 s; no memory left"):
+        await fleet.ensure(1)
+    assert not waiting.done()
+    launcher.answer = ACCEPTED
+    async with asyncio.timeout(PATIENCE_S):
+        assert (await waiting).payload == b"fast by actor-0"
+    assert len(launcher.batches) > 1
+
+
+async def test_an_unknown_launch_is_waited_for_and_drained_before_the_next(pool, make, launcher):
+    launcher.answer = Launch(Outcome.UNKNOWN, "no answer came")
+    launcher.connect_s = 0.05
+    fleet = await make(limit=1)
+    fleet.expect(1)
+    async with asyncio.timeout(PATIENCE_S):
+        while len(launcher.batches) < 2:  # noqa: ASYNC110  # the launcher tells nobody
+            await asyncio.sleep(0.01)
+    assert launcher.drained == ["actor-0"]
+
+
+async def test_a_launcher_with_a_bug_fails_whoever_waits_and_what_it_launched_is_drained(pool, make, launcher):
+    launcher.connect_s = 0.02
+    launcher.launch = lambda orders: 1 / 0
+    fleet = await make(limit=1)
+    with pytest.raises(UnavailableError, match="the launcher failed: ZeroDivisionError: division by zero"):
+        await fleet.ensure(1)
+    await fleet.stop()
+    assert "actor-0" in launcher.drained
+
+
+async def test_a_pool_that_starts_none_uses_those_that_dial_in(pool, make, launcher):
+    launcher.connect_s = 0.05
+    fleet = await make(limit=0)
+    with pytest.raises(UnavailableError, match=r"no actor worker connected within 0\.05 s; this pool starts none"):
+        await fleet.ensure(2)
+    launcher.connect_s = PATIENCE_S
+    ensuring = asyncio.create_task(fleet.ensure(2))
+    await pool.connect("dials-in")
+    await ensuring
+    assert (await pool.run("fast")).payload == b"fast by dials-in"
+    assert launcher.batches == []
 
 
 async def test_scaling_down_lets_a_running_task_finish(pool, make):

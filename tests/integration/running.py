@@ -119,11 +119,11 @@ class Cluster:
                     spool=self.spool or self.folder,
                     spool_bytes=self.spool_bytes,
                 ),
-                partial(learner_pool.build, template=self.templates.learners),
+                partial(learner_pool.build, make=self.templates.learner_launcher),
             ),
             "actor_pool": (
                 ActorConfig(options["actor_pool"], store, workers=2, warm=1, keep_alive_s=600),
-                partial(actor_pool.build, template=self.templates.actors),
+                partial(actor_pool.build, make=self.templates.actor_launcher),
             ),
         }
 

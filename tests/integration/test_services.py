@@ -94,11 +94,13 @@ async def cluster(redis_url, tmp_path_factory, templates) -> AsyncIterator[Clust
             options("learners"), store, workers=1, threads=1, warm=1, keep_alive_s=600, spool=folder, spool_bytes=2**26
         )
         learners = await stack.enter_async_context(
-            serving(learner_config.server, lambda at: learner_pool.build(learner_config, at, templates.learners))
+            serving(
+                learner_config.server, lambda at: learner_pool.build(learner_config, at, templates.learner_launcher)
+            )
         )
         actor_config = ActorConfig(options("actors"), store, workers=2, warm=1, keep_alive_s=600)
         actors = await stack.enter_async_context(
-            serving(actor_config.server, lambda at: actor_pool.build(actor_config, at, templates.actors))
+            serving(actor_config.server, lambda at: actor_pool.build(actor_config, at, templates.actor_launcher))
         )
         peers = [Peer(address, Security()) for address in (actors, learners, store)]
         client = ParamStore(peers[2], patience_s=0.0)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
-from marless.errors import UnavailableError
+from marless.fleet.launchers.base import Launch, Order, Outcome
 from marless.fleet.launchers.local import LocalLauncher
 
 
@@ -12,7 +14,10 @@ from marless.fleet.launchers.local import LocalLauncher
 def no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pools cannot start workers: whatever gets as far as a worker is UNAVAILABLE."""
 
-    async def launch(launcher: LocalLauncher, worker: str, ticket: str) -> None:
-        raise UnavailableError(f"cannot start worker {worker}: there are none in this test")
+    async def launch(launcher: LocalLauncher, orders: Sequence[Order]) -> Sequence[Launch]:
+        return [
+            Launch(Outcome.FAILED, f"cannot start worker {order.worker}: there are none in this test")
+            for order in orders
+        ]
 
     monkeypatch.setattr(LocalLauncher, "launch", launch)

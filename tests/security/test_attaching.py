@@ -59,13 +59,13 @@ class Pool:
 
 
 @asynccontextmanager
-async def running_pool(tokens_of: Tokens | None = None):
-    """An actor pool with one worker, on TCP; yields what to ask it with."""
+async def running_pool(tokens_of: Tokens | None = None, *, workers: int = 1):
+    """An actor pool with one worker of its own, or none, on TCP; yields what to ask it with."""
     server = ServerOptions("127.0.0.1:0", Security(tokens=tokens_of))
-    config = Config(server, "unix:/nowhere", workers=1, warm=1, keep_alive_s=600.0)
+    config = Config(server, "unix:/nowhere", workers=workers, warm=1, keep_alive_s=600.0)
     async with serving(server, lambda address: build(config, address)) as address:
         pool = Pool(Peer(address, tokens.client(Role.OPERATOR) if tokens_of else Security()))
-        await pool.until_there(1)
+        await pool.until_there(workers)
         yield pool
         await pool.peer.close()
 
@@ -136,6 +136,30 @@ async def test_with_tokens_a_worker_that_others_start_attaches_by_its_role_alone
         assert [worker.worker for worker in await pool.workers()] == [launched.worker, "remote"]
         process.terminate()
         await process.wait()
+
+
+async def test_a_pool_that_starts_no_worker_plays_on_those_that_dial_in(tmp_path):
+    """The random baseline, too, which otherwise has a worker of its own in the background."""
+    own = tmp_path / "own"
+    own.mkdir(mode=0o700)
+    tokens.write(own, Role.ACTOR, tokens.token_of(Role.ACTOR))
+    settings = actor_pool_pb2.RolloutSettings(env="mpe/simple", envs=1, steps=3, seed=1, timeout_s=30.0)
+    request = actor_pool_pb2.RolloutRequest(
+        job="job", mode=actor_pool_pb2.ROLLOUT_MODE_RANDOM, actors=1, episodes=2, settings=settings, background=True
+    )
+    async with running_pool(tokens.made(tmp_path / "tokens"), workers=0) as pool:
+        coordinator = Peer(pool.peer.address, tokens.client(Role.SERVICE))
+        stub = ActorPoolServiceStub(coordinator.channel)
+        played = asyncio.create_task(coordinator.call(stub.Rollout, request, timeout_s=PATIENCE_S))
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "services.actor_pool.worker", "--worker", "by-hand", "--pool", pool.peer.address),
+            *("--param-store", "unix:/nowhere", "--tokens", str(own)),
+        )
+        answer = await played
+        assert {receipt.invocation.worker for receipt in answer.receipts} == {"by-hand"}
+        await coordinator.close()
+    async with asyncio.timeout(PATIENCE_S):
+        assert await process.wait() == 0  # its pool is gone
 
 
 async def test_a_worker_finds_no_secret_in_its_environment_on_its_command_line_or_standard_input(monkeypatch):

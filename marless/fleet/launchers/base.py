@@ -1,28 +1,89 @@
-"""`Launcher`: the protocol of what starts workers."""
+"""`Launcher`: the protocol of what starts and ends the workers of a pool, on this machine or elsewhere.
+
+Launchers are chosen by name (`marless/fleet/launchers/registry.py`); docs/extending/launcher.md shows how to add one.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
 from typing import Protocol
 
+Options = Mapping[str, str]
+"""What an operator gives after the launcher's name: `--launcher name,key=value,…`."""
 
-class WorkerHandle(Protocol):
-    """A launched worker."""
 
-    async def ended(self) -> str:
-        """Wait until it has ended; returns how, for logs and error messages."""
-        ...
+@dataclass(frozen=True)
+class Program:
+    """What a pool's launcher starts: one worker is `python -m module *arguments --launched --worker NAME`."""
 
-    def kill(self) -> None:
-        """Kill it at once; idempotent."""
-        ...
+    module: str
+    arguments: Sequence[str]
+    environment: Mapping[str, str]
+    """All environment variables of a worker, without secrets."""
+    token: Callable[[], str] = field(repr=False)
+    """The current token of the workers' role, which changes while workers run; a secret, as tickets are."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """A worker to launch."""
+
+    worker: str
+    """The name under which it connects."""
+    ticket: str = field(repr=False)
+    """What it must show the pool. Secret: never on a command line or in an environment; see marless.fleet.handover."""
+    arguments: tuple[str, ...] = ()
+    """Command-line arguments of this worker in addition to those of the program."""
+
+
+class Outcome(Enum):
+    """What became of an order."""
+
+    ACCEPTED = "accepted"
+    REFUSED = "refused"
+    """There is no room for the worker now; the pool orders it again later."""
+    FAILED = "failed"
+    """It does not run, and another order would fail too."""
+    UNKNOWN = "unknown"
+    """It may run, now or later. The pool waits for it as for an accepted one, so that no worker runs twice."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The answer to an order."""
+
+    outcome: Outcome
+    reason: str = ""
+    """For people: why it was not accepted, and what to do."""
+
+
+ACCEPTED = Launch(Outcome.ACCEPTED)
 
 
 class Launcher(Protocol):
-    """Starts workers on some kind of machine; they connect to their pool themselves."""
+    """Starts workers, which connect to their pool themselves. Only `launch` and `drain` may be called concurrently."""
 
-    async def launch(self, worker: str, ticket: str) -> WorkerHandle:
-        """Start a worker that connects under this name with this ticket; raises UnavailableError if it cannot start.
+    connect_s: float
+    """Seconds that a worker may take from its order until it is connected; then it is given up and drained."""
 
-        The ticket is secret: never put it on a command line or into an environment.
-        """
+    def capacity(self) -> int | None:
+        """The number of workers that there is room for besides the running ones, as last known; None: not known."""
+        ...
+
+    async def launch(self, orders: Sequence[Order]) -> Sequence[Launch]:
+        """Start workers; returns the answer to each order, in the same order. Ordered names are not running."""
+        ...
+
+    async def observe(self, worker: str) -> str:
+        """Wait until an accepted or unknown worker has ended, or is certain never to start; returns how it ended."""
+        ...
+
+    async def drain(self, worker: str, grace_s: float) -> None:
+        """Give a worker this time to end by itself, then kill it; returns when it is gone. Any name is allowed."""
+        ...
+
+    async def close(self) -> None:
+        """End all workers, and everything else that the launcher has started; idempotent."""
         ...

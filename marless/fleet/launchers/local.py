@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import copy
+import errno
 import os
 import signal
 import socket
@@ -11,21 +11,24 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from types import TracebackType
 
 from marless.errors import UnavailableError
 from marless.fleet import orphans
 from marless.fleet.handover import Handover
 from marless.fleet.launchers import template
-from marless.fleet.launchers.base import WorkerHandle
+from marless.fleet.launchers.base import ACCEPTED, Launch, Launcher, Options, Order, Outcome, Program
+from marless.fleet.launchers.options import seconds_of
 from marless.log import structlog
 
+CONNECT_S = 60.0
 CHECK_S = 1.0
 """Seconds between checks for zombies below running workers, and for a new token to send to a worker."""
 FORK_S = 60.0
 """Seconds that a template may take to start and to fork a worker."""
 EXIT_S = 5.0
 """Seconds that a template may take to exit after it has closed its sockets."""
+_NO_ROOM = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+"""Errors of a machine that has no process, memory or descriptor left."""
 _STARTS = 2
 """Templates that a launch tries: one may be killed at that moment."""
 _log = structlog.get_logger("marless.workers")
@@ -111,57 +114,69 @@ class LocalLauncher:
     They end when the pool does, because their standard input closes. Processes that they started are ended too.
     """
 
-    def __init__(
-        self,
-        module: str,
-        arguments: Sequence[str],
-        environment: Mapping[str, str],
-        token: Callable[[], str],
-        shared: Template | None = None,
-    ) -> None:
-        """`token` returns the current token of the workers' role; a changed one is sent to running workers.
+    def __init__(self, program: Program, *, connect_s: float = CONNECT_S, shared: Template | None = None) -> None:
+        """A changed token of the program is sent to running workers.
 
         `shared` is a template of the same module and environment that is not the launcher's own.
         """
-        self._token = token
-        self._arguments = ("--launched", *arguments)
-        self._template = shared or Template(module, self._arguments, environment)
+        self.connect_s = connect_s
+        self._token = program.token
+        self._arguments = ("--launched", *program.arguments)
+        self._template = shared or Template(program.module, self._arguments, program.environment)
         self._owns_template = shared is None
+        self._processes: dict[str, _Process] = {}
         self._turn = asyncio.Lock()
         self._swept: asyncio.Task[None] | None = None
 
-    def also(self, *arguments: str) -> LocalLauncher:
-        """A launcher of workers with further arguments, from the same template."""
-        other = copy.copy(self)
-        other._arguments = (*self._arguments, *arguments)
-        return other
+    def capacity(self) -> None:
+        """The machine says so when it has no room."""
+        return
 
-    async def launch(self, worker: str, ticket: str) -> WorkerHandle:
-        """Start one process, which inherits the pool's standard error for its logs."""
+    async def launch(self, orders: Sequence[Order]) -> Sequence[Launch]:
+        """Fork the workers, which inherit the pool's standard error for their logs."""
         if self._swept is None:
             self._swept = asyncio.create_task(asyncio.to_thread(orphans.end_of_dead_pools))
         await asyncio.shield(self._swept)
-        try:
-            async with self._turn:
-                return await self._fork(worker, partial(self._handover, ticket))
-        except OSError as error:
-            raise UnavailableError(f"cannot start worker {worker}: {error.strerror or error}") from None
+        async with self._turn:
+            return [await self._launch(order) for order in orders]
 
-    async def __aenter__(self) -> LocalLauncher:
-        return self
+    async def observe(self, worker: str) -> str:
+        """Wait for the end of its process."""
+        process = self._processes.get(worker)
+        return await process.ended() if process else "not started"
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """End the template, after the workers."""
+    async def drain(self, worker: str, grace_s: float) -> None:
+        """End its process, and all that it has started."""
+        if process := self._processes.get(worker):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(grace_s):
+                    await process.ended()
+            process.kill()
+            await process.ended()
+            self._processes.pop(worker, None)
+
+    async def close(self) -> None:
+        """Kill all workers, then the template."""
+        await asyncio.gather(*(self.drain(worker, 0.0) for worker in self._processes))
         if self._owns_template:
             self._template.end()
+
+    async def _launch(self, order: Order) -> Launch:
+        try:
+            self._processes[order.worker] = await self._fork(order)
+        except OSError as error:
+            outcome = Outcome.REFUSED if error.errno in _NO_ROOM else Outcome.FAILED
+            return Launch(outcome, f"cannot start worker {order.worker}: {error.strerror or error}")
+        except UnavailableError as error:
+            return Launch(Outcome.FAILED, str(error))
+        return ACCEPTED
 
     def _handover(self, ticket: str) -> Handover:
         return Handover(ticket, self._token())
 
-    async def _fork(self, worker: str, handover: Callable[[], Handover]) -> WorkerHandle:
-        arguments, mark = (*self._arguments, "--worker", worker), orphans.new_mark()
+    async def _fork(self, order: Order) -> _Process:
+        arguments = (*self._arguments, *order.arguments, "--worker", order.worker)
+        mark = orphans.new_mark()
         for _ in range(_STARTS):
             standard_input, lines = os.pipe()
             try:
@@ -176,12 +191,20 @@ class LocalLauncher:
                 raise
             finally:
                 os.close(standard_input)
-            return await _Process.of(forked, lines, mark, handover, self._reap)
-        raise UnavailableError(f"worker {worker} could not start (its template: {how}); see the pool's log")
+            return await _Process.of(forked, lines, mark, partial(self._handover, order.ticket), self._reap)
+        raise UnavailableError(f"worker {order.worker} could not start (its template: {how}); see the pool's log")
 
     def _reap(self) -> None:
         own = self._template.pid
         orphans.reap([own] if own else [])
+
+
+def make(program: Program, options: Options) -> Launcher:
+    """The launcher `local`, with the option `connect_s`."""
+    return LocalLauncher(program, connect_s=seconds_of("local", options, CONNECT_S))
+
+
+LAUNCHER = make
 
 
 class _Process:

@@ -11,23 +11,24 @@ from pathlib import Path
 import psutil
 import pytest
 
-from marless.errors import UnavailableError
 from marless.fleet import orphans
 from marless.fleet.launchers import local, template
+from marless.fleet.launchers.base import ACCEPTED, Launch, Order, Outcome, Program
 from marless.fleet.launchers.local import LocalLauncher, Template
 
 MODULE = "tests.unit.fleet.scripted_worker"
 PATIENCE_S = 30.0
 
 
-def of_module(module: str, place: Path) -> LocalLauncher:
-    return LocalLauncher(module, ("--place", str(place)), os.environ, lambda: "token of the role")
+def program(place: Path, module: str = MODULE) -> Program:
+    return Program(module, ("--place", str(place)), os.environ, lambda: "token of the role")
 
 
 @pytest.fixture
 async def launcher(tmp_path):
-    async with of_module(MODULE, tmp_path) as launcher:
-        yield launcher
+    launcher = LocalLauncher(program(tmp_path))
+    yield launcher
+    await launcher.close()
 
 
 async def facts(place: Path, worker: str):
@@ -38,8 +39,9 @@ async def facts(place: Path, worker: str):
 
 
 async def launched(launcher: LocalLauncher, place: Path, worker: str):
-    handle = await launcher.launch(worker, f"ticket of {worker}")
-    return handle, await facts(place, worker)
+    [launch] = await launcher.launch([Order(worker, f"ticket of {worker}")])
+    assert launch == ACCEPTED
+    return await facts(place, worker)
 
 
 def process_of(found) -> psutil.Process:
@@ -47,8 +49,8 @@ def process_of(found) -> psutil.Process:
 
 
 async def test_a_worker_finds_what_is_its_own_and_nothing_of_others(launcher, tmp_path):
-    first, one = await launched(launcher, tmp_path, "one")
-    second, two = await launched(launcher, tmp_path, "two")
+    assert await launcher.launch([Order("one", "ticket of one"), Order("two", "ticket of two")]) == [ACCEPTED] * 2
+    one, two = await facts(tmp_path, "one"), await facts(tmp_path, "two")
     for name, found in (("one", one), ("two", two)):
         process = process_of(found)
         assert found["arguments"] == ["--launched", "--place", str(tmp_path), "--worker", name]
@@ -61,75 +63,74 @@ async def test_a_worker_finds_what_is_its_own_and_nothing_of_others(launcher, tm
     assert one["mark"] != two["mark"]
     assert one["drawn"] != two["drawn"]
     assert process_of(one).parent() == process_of(two).parent()
-    for handle in (first, second):
-        handle.kill()
-        assert await handle.ended() == "killed by signal 9"
 
 
 @pytest.mark.parametrize(("worker", "how"), [("exits", "exit code 3"), ("dies", "killed by signal 15")])
 async def test_how_a_worker_ended_is_told(launcher, tmp_path, worker, how):
-    handle, found = await launched(launcher, tmp_path, worker)
-    assert await handle.ended() == await handle.ended() == how
+    found = await launched(launcher, tmp_path, worker)
+    assert await launcher.observe(worker) == await launcher.observe(worker) == how
     assert not psutil.pid_exists(found["session"])
-    handle.kill()
+    await launcher.drain(worker, 0.0)
+    assert await launcher.observe(worker) == "not started"
 
 
 async def test_workers_outlive_their_template_and_the_next_one_has_another(launcher, tmp_path):
-    before, one = await launched(launcher, tmp_path, "before")
+    one = await launched(launcher, tmp_path, "before")
     forking = process_of(one).parent()
     forking.kill()
-    after, two = await launched(launcher, tmp_path, "after")
+    two = await launched(launcher, tmp_path, "after")
     assert process_of(two).parent() != forking
     assert process_of(one).is_running()
-    before.kill()
-    assert await before.ended() == "ended after its template"
-    after.kill()
-    assert await after.ended() == "killed by signal 9"
+    process_of(one).kill()
+    assert await launcher.observe("before") == "ended after its template"
+    process_of(two).kill()
+    assert await launcher.observe("after") == "killed by signal 9"
 
 
 async def test_workers_end_with_their_pool(launcher, tmp_path):
-    """As in a pool that is killed, the pipe and the socket close, and nobody kills."""
-    handle, _ = await launched(launcher, tmp_path, "one")
-    handle._lines.abort()
-    assert await handle.ended() == "exit code 0"
+    """As in a pool that is killed, the pipe closes, and nobody kills."""
+    await launched(launcher, tmp_path, "one")
+    launcher._processes["one"]._lines.abort()
+    assert await launcher.observe("one") == "exit code 0"
 
 
 async def test_a_template_that_hangs_is_given_up(launcher, tmp_path, monkeypatch):
-    handle, found = await launched(launcher, tmp_path, "one")
+    found = await launched(launcher, tmp_path, "one")
     process_of(found).parent().suspend()
     monkeypatch.setattr(local, "FORK_S", 0.05)
-    with pytest.raises(UnavailableError, match=r"cannot start worker two: its template did not fork it within 0\.05 s"):
-        await launcher.launch("two", "ticket")
+    [launch] = await launcher.launch([Order("two", "ticket")])
+    assert launch.outcome is Outcome.FAILED
+    assert launch.reason == "cannot start worker two: its template did not fork it within 0.05 s"
     monkeypatch.undo()
-    handle.kill()
-    assert await handle.ended() == "ended after its template"
-    third, _ = await launched(launcher, tmp_path, "three")
-    third.kill()
-    await third.ended()
+    assert process_of(found).is_running()
+    await launched(launcher, tmp_path, "three")
 
 
 async def test_a_module_that_cannot_be_imported_is_said(tmp_path, capfd):
-    async with of_module("tests.unit.fleet.missing", tmp_path) as launcher:
-        with pytest.raises(UnavailableError, match=r"worker one could not start \(its template: exit code 1\)"):
-            await launcher.launch("one", "ticket")
+    launcher = LocalLauncher(program(tmp_path, "tests.unit.fleet.missing"))
+    [launch] = await launcher.launch([Order("one", "ticket")])
+    assert launch.outcome is Outcome.FAILED
+    assert launch.reason == "worker one could not start (its template: exit code 1); see the pool's log"
     assert "No module named 'tests.unit.fleet.missing'" in capfd.readouterr().err
+    await launcher.close()
 
 
 async def test_a_template_may_be_shared_and_is_not_ended_with_a_launcher(tmp_path):
     shared = Template(MODULE, ("--place", str(tmp_path)), os.environ)
     found = []
     for name in ("one", "two"):
-        async with LocalLauncher(MODULE, ("--place", str(tmp_path)), {}, lambda: "", shared) as launcher:
-            handle, facts_ = await launched(launcher, tmp_path, name)
-            found.append(process_of(facts_).parent())
-            handle.kill()
-            await handle.ended()
-    assert found[0] == found[1]
+        launcher = LocalLauncher(program(tmp_path), shared=shared)
+        found.append(process_of(await launched(launcher, tmp_path, name)))
+        forking = found[-1].parent()
+        await launcher.close()
+        assert not found[-1].is_running()
+        assert forking.is_running()
+    assert shared.pid == forking.pid
     assert shared.end() == "killed by signal 9"
-    assert not found[0].is_running()
+    assert not forking.is_running()
 
 
-async def test_a_machine_that_has_no_room_for_a_process_is_said(tmp_path, monkeypatch):
+async def test_a_machine_that_has_no_room_for_a_process_refuses(tmp_path, monkeypatch):
     """The loop of a template, in a thread of this process whose `fork` fails."""
 
     def fork() -> int:
@@ -143,8 +144,8 @@ async def test_a_machine_that_has_no_room_for_a_process_is_said(tmp_path, monkey
             self.loop.start()
 
     full = Full(MODULE, (), {})
-    async with LocalLauncher(MODULE, (), {}, lambda: "", full) as launcher:
-        with pytest.raises(UnavailableError, match="cannot start worker one: Resource temporarily unavailable"):
-            await launcher.launch("one", "ticket")
+    launcher = LocalLauncher(program(tmp_path), shared=full)
+    [launch] = await launcher.launch([Order("one", "ticket")])
+    assert launch == Launch(Outcome.REFUSED, "cannot start worker one: Resource temporarily unavailable")
     full._orders.close()
     full.loop.join()
