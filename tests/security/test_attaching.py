@@ -143,7 +143,9 @@ async def test_a_pool_that_starts_no_worker_plays_on_those_that_dial_in(tmp_path
     own = tmp_path / "own"
     own.mkdir(mode=0o700)
     tokens.write(own, Role.ACTOR, tokens.token_of(Role.ACTOR))
-    settings = actor_pool_pb2.RolloutSettings(env="mpe/simple", envs=1, steps=3, seed=1, timeout_s=30.0)
+    settings = actor_pool_pb2.RolloutSettings(
+        env="mpe/simple", env_options_json="{}", envs=1, steps=3, seed=1, timeout_s=30.0
+    )
     request = actor_pool_pb2.RolloutRequest(
         job="job", mode=actor_pool_pb2.ROLLOUT_MODE_RANDOM, actors=1, episodes=2, settings=settings, background=True
     )
@@ -156,7 +158,7 @@ async def test_a_pool_that_starts_no_worker_plays_on_those_that_dial_in(tmp_path
             *("--param-store", "unix:/nowhere", "--tokens", str(own)),
         )
         answer = await played
-        assert {receipt.invocation.worker for receipt in answer.receipts} == {"by-hand"}
+        assert {each.worker for each in answer.invocations} == {"by-hand"}
         await coordinator.close()
     async with asyncio.timeout(PATIENCE_S):
         assert await process.wait() == 0  # its pool is gone
