@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +32,8 @@ class Round:
     """int64 [transitions]: positions of the frames that can be drawn. None: not yet verified against the file."""
     firsts: Rows = field(default_factory=lambda: NOTHING)
     """int64 [episodes]: positions of the episodes' first frames."""
+    lengths: Rows = field(default_factory=lambda: NOTHING)
+    """int64 [episodes]: their env steps."""
     priorities: NDArray[np.float32] | None = None
     """Restored priorities, applied once the round has been verified."""
 
@@ -43,6 +46,15 @@ class Round:
     def at(self, index: Rows) -> Rows:
         """Positions in the ring of the round's frames `index`, which count from 0."""
         return np.where(index < self.split, index + self.start, index - self.split)
+
+    def units(self, unit: Literal["transitions", "episodes"]) -> int:
+        """Number of its samples."""
+        return self.transitions if unit == "transitions" else self.episodes
+
+    def samples(self, unit: Literal["transitions", "episodes"]) -> Rows:
+        """The frames of its samples, or their first ones; it must have been verified."""
+        assert self.rows is not None
+        return self.rows if unit == "transitions" else self.firsts
 
     def entry(self) -> tuple[int, ...]:
         """The numbers to publish, in the order of the constructor's arguments."""
