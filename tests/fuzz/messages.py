@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections.abc import Iterable
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -13,7 +15,8 @@ from marless.data.trajectory import Trajectory, TrajectorySchema
 from marless.envs.base import AgentClass, Box, Discrete, EnvSpaces
 from marless.fleet.handover import Handover
 from marless.rpc import chunks
-from marless.rpc.v1 import learner_pool_pb2, param_store_pb2
+from marless.rpc.refs import Loans, Ranges
+from marless.rpc.v1 import common_pb2, learner_pool_pb2, param_store_pb2
 from services.learner_pool.intake import Intake, check_header, declared_bytes
 from services.param_store.servicer import _parts, _writes
 from services.param_store.uploads import Uploads
@@ -164,6 +167,29 @@ def upload_header(choices: Choices) -> None:
         return  # as in `chunks.read_header`, which "transfer" tries
     check_header(SCHEMA, header)
     assert 0 < declared_bytes(header) <= 512 * 2**20
+
+
+def lent(choices: Choices) -> None:
+    """A piece of a lent file is written as its header says, by the worker that runs the task, or not at all."""
+    data = bytes(choices.below(40))
+
+    def write(ranges: Ranges, content: memoryview) -> None:
+        assert bytes(content) == data[: len(content)]
+        assert sum(each.stop - each.start for each in ranges) == len(content)
+        assert all(0 <= each.start <= each.stop for each in ranges)
+
+    async def receive() -> None:
+        loans = Loans(lambda task, worker, ticket: (worker, ticket) == ("w", "t"))
+        with loans.during("task") as lend:
+            ref = lend(Path("/nowhere"), write if choices.below(4) else None)
+            piece = common_pb2.Piece(id=choices.pick((ref.id, ref.id, "")), worker="w", ticket="t")
+            for _ in range(choices.below(3)):
+                piece.ranges.add(offset=choices.number(), bytes=choices.pick((len(data), 0, choices.number())))
+            header = common_pb2.WriteRefHeader(piece=piece, crc32=zlib.crc32(data))
+            sent = raw(header.SerializeToString(), choices) if choices.below(4) == 0 else header.SerializeToString()
+            await loans.write(scratch.stream(_sent(sent, data, choices)))
+
+    scratch.wait(receive())
 
 
 @cache

@@ -25,6 +25,7 @@ TARGETS = {
     "header": Target(messages.upload_header, 100, "headers of uploads"),
     "trajectory": Target(messages.trajectory, 25, "arrays of uploads against what their job declares"),
     "upload": Target(messages.upload, 2, "whole uploads into the spool"),
+    "lent": Target(messages.lent, 20, "pieces of lent files"),
     "publish": Target(messages.publish, 8, "whole publishes, as far as the store"),
     "handover": Target(messages.handover, 60, "what a pool hands to a worker"),
     "spec": Target(requests.spec, 4, "job specs from the wire"),
