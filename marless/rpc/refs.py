@@ -96,8 +96,7 @@ class Loans:
         """The frames of a piece, for ReadRef; raises PermissionDeniedError, SpecError, UnavailableError."""
         loan, ranges = self._loan(piece), _ranges(piece)
         async with loan.pieces:
-            data = await asyncio.to_thread(_read, loan.path, ranges)
-            crc32 = await asyncio.to_thread(zlib.crc32, data)
+            data, crc32 = await asyncio.to_thread(_read, loan.path, ranges)
             for frame in chunks.frames(common_pb2.ReadRefHeader(crc32=crc32), [memoryview(data)]):
                 yield frame
 
@@ -110,7 +109,7 @@ class Loans:
         async with loan.pieces:
             data = memoryview(bytearray(_total(ranges)))
             await chunks.read_data(stream, data)
-            _check(await asyncio.to_thread(zlib.crc32, data), header.crc32)
+            _check(zlib.crc32(data), header.crc32)
             async with loan.writing:
                 self._loan(header.piece)  # another worker may run the task by now
                 await to_the_end(loan.write, ranges, data)
@@ -165,7 +164,7 @@ class Borrowed:
             header = await self._peer.receive(
                 f"{self._service}/ReadRef", self._piece(ref, ranges), common_pb2.ReadRefHeader, into, _TIMEOUT_S
             )
-            _check(await asyncio.to_thread(zlib.crc32, into), header.crc32)
+            _check(zlib.crc32(into), header.crc32)
 
         await self._retried(attempt)
 
@@ -281,8 +280,8 @@ def _host() -> str:
         return f"{platform.node()}/{uuid.getnode()}"
 
 
-def _read(path: Path, ranges: Ranges) -> bytearray:
-    """The bytes of ranges of a file; raises SpecError for ranges beyond its end."""
+def _read(path: Path, ranges: Ranges) -> tuple[bytearray, int]:
+    """The bytes of ranges of a file, and their checksum; raises SpecError for ranges beyond its end."""
     content = bytearray(_total(ranges))
     try:
         descriptor = private_files.open_own(path, os.O_RDONLY)
@@ -294,7 +293,7 @@ def _read(path: Path, ranges: Ranges) -> bytearray:
             os.close(descriptor)
     except OSError as error:
         raise UnavailableError(f"a lent file cannot be read: {error.strerror}") from None
-    return content
+    return content, zlib.crc32(content)
 
 
 def write_new(path: Path, limit: int, ranges: Ranges, content: memoryview) -> None:

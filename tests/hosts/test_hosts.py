@@ -21,7 +21,7 @@ from tests.integration.hosts import SERVICES, Hosts, running_hosts
 from tests.integration.running import outcome
 from tests.integration.test_other_hosts import ELSEWHERE
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow, pytest.mark.timeout(600)]
 JOB = {
     "env": {"name": "mpe/simple_spread", "options": {"agents": 2}},
     "algorithm": {"name": "vdn", "updates": 2, "batch": 16, "warmup": 100, "replay": {"capacity": 1000}},
@@ -29,7 +29,7 @@ JOB = {
     "actors": {"count": 2, "envs": 4, "steps": 25},
     "evaluation": {"every": 50, "episodes": 4, "random_episodes": 4},
     "checkpoint": {"every": 50},
-    "stop": {"rounds": 200},
+    "stop": {"rounds": 100},
 }
 """Five rounds fill the replay; from then on, each drops one."""
 PLACES = ("coordinator", "actor_pool", "learner_pool", "learner workers")
