@@ -11,7 +11,7 @@ from pathlib import Path
 from marless.algos import registry
 from marless.algos.base import Scope
 from marless.algos.base import scopes as scopes_of
-from marless.data.frame_file import FrameFile
+from marless.data.frame_file import FrameFile, allocate
 from marless.data.frames import ReplaySchema
 from marless.envs.base import EnvSpaces
 from marless.errors import FencedError, NotFoundError, OverloadedError, SpecError, StaleError, shown
@@ -325,7 +325,9 @@ class Updates:
         for each in files:
             task.trajectories.add(header=each.header, file=lend(each.path, None))
         if replay := self._replays.path(task.job, scope):
-            task.replay.CopyFrom(lend(replay, partial(_put, *known.replays[scope], replay)))
+            schema, capacity = known.replays[scope]
+            allocate(replay, schema.file_bytes(capacity))  # if it was removed by hand: what it held counts as lost
+            task.replay.CopyFrom(lend(replay, partial(_put, schema, capacity, replay)))
         task.spare.CopyFrom(lend(spare, partial(write_new, spare, MAX_PUBLISH_BYTES)))
 
 
