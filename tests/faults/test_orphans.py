@@ -18,6 +18,7 @@ import pytest
 
 from marless.client import AsyncClient
 from marless.errors import MarlessError
+from marless.fleet.launchers.template import HUNG_S
 from marless.rpc.client import Peer
 from marless.rpc.security import Security
 from marless.rpc.v1 import actor_pool_pb2, common_pb2, learner_pool_pb2
@@ -203,6 +204,16 @@ async def test_nothing_is_left_of_a_pool_however_it_ends(pool, how):
     else:
         pool.process.stdin.close()
     await pool.until(lambda: not pool.left() and not worker.is_running() and not template.is_running())
+
+
+async def test_a_worker_that_hangs_while_its_pool_is_killed_is_ended_by_its_template(pool):
+    await pool.play()
+    worker = psutil.Process(await pool.worker())
+    worker.suspend()
+    pool.process.kill()
+    async with asyncio.timeout(HUNG_S + GONE_S):
+        while worker.is_running() or pool.left():  # noqa: ASYNC110  # processes tell nobody
+            await asyncio.sleep(0.02)
 
 
 async def test_nothing_is_left_once_another_pool_has_started(pool, tmp_path):

@@ -7,7 +7,8 @@ no gRPC channel (gRPC supports a fork only before its first one), and imports no
 An order is one message on the socket that is its standard input: JSON with the arguments and the mark of the worker,
 and two descriptors, the worker's standard input and a socket for reports. To the latter, the template reports the
 process id of the worker together with a pidfd (or a negative errno, if it cannot fork), and later the worker's exit
-code. The template ends when the pool closes the socket of orders, or has ended itself.
+code. When the pool closes the socket of orders, or has ended, the template ends too, after its workers: they notice the
+end of the pool by themselves, and those that hang are killed.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ import importlib
 import json
 import os
 import selectors
+import signal
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,6 +32,8 @@ from marless.fleet import orphans
 from marless.fleet.launchers import shown
 
 ORDER_BYTES = 2**16
+HUNG_S = 3.0
+"""Seconds that workers may take to end after their pool."""
 _FLAG = "--module="
 _ROOM = 256
 """Bytes of padding on a template's command line beyond that of its workers: for the worker's name."""
@@ -80,6 +85,7 @@ class _Child:
 
     pid: int
     pidfd: int
+    mark: str
     reports: socket.socket
 
     def close(self) -> None:
@@ -105,6 +111,7 @@ class Template:
                     continue
                 message, descriptors, _, _ = socket.recv_fds(self._orders, ORDER_BYTES, 2, socket.MSG_CMSG_CLOEXEC)
                 if not message:
+                    self._outlast_workers()
                     return None
                 if (arguments := self._fork(message, *descriptors)) is not None:
                     return arguments
@@ -125,7 +132,7 @@ class Template:
             self._become_worker(standard_input, mark)
             return arguments
         os.close(standard_input)
-        child = _Child(pid, os.pidfd_open(pid), reports)
+        child = _Child(pid, os.pidfd_open(pid), mark, reports)
         self._children[child.pidfd] = child
         self._selector.register(child.pidfd, selectors.EVENT_READ)
         _report(reports, pid, child.pidfd)
@@ -141,6 +148,17 @@ class Template:
         shown.show_variable(orphans.MARK, mark)
         if numpy := sys.modules.get("numpy"):
             numpy.random.seed()  # or environments that use NumPy's global generator would draw the same in all workers
+
+    def _outlast_workers(self) -> None:
+        """Wait for the workers, kill those that have not ended after a while, and what they have started."""
+        self._selector.unregister(self._orders)
+        give_up_s = time.monotonic() + HUNG_S
+        while self._children and (left_s := give_up_s - time.monotonic()) > 0:
+            for key, _ in self._selector.select(left_s):
+                self._wait_for(self._children.pop(key.fd))
+        for child in self._children.values():
+            os.kill(child.pid, signal.SIGKILL)
+            orphans.end_below(child.pid, child.mark)
 
     def _wait_for(self, child: _Child) -> None:
         _, status = os.waitpid(child.pid, 0)
