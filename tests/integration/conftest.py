@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from itertools import count
 
 import pytest
+import pytest_asyncio
 
 from services.coordinator.pools import Pools
 from services.learner_pool.updates import Updates
-from tests.integration.running import SCRIPTED, KilledError
+from tests.integration.running import SCRIPTED, Cluster, KilledError, running_scripted
 from tests.templates import Templates, shared_templates
 
 
@@ -18,6 +19,13 @@ def scripted_templates() -> Iterator[Templates]:
     """Templates of workers that know the scripted policies."""
     with shared_templates(PYTHONPATH=str(SCRIPTED)) as shared:
         yield shared
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(redis_url, tmp_path_factory, scripted_templates) -> AsyncIterator[Cluster]:
+    """Services whose workers know the scripted policies."""
+    async for each in running_scripted(tmp_path_factory.mktemp("cluster"), redis_url, scripted_templates):
+        yield each
 
 
 @pytest.fixture

@@ -186,6 +186,12 @@ def ready(folder: RunFolder, pools: Pools, *, patience_s: float = 20.0, changed:
     )
 
 
+async def succeeded(cluster: Cluster, folder: RunFolder) -> None:
+    """Run a job, or go on with it; it must succeed."""
+    run = await go_on(folder, cluster.pools)
+    assert (run.status.state, run.status.reason) == ("SUCCEEDED", f"{len(list(folder.records()))} rounds done")
+
+
 def facts(record: RoundRecord) -> tuple[object, ...]:
     """What a record says of the training; times and workers differ from run to run."""
     return (

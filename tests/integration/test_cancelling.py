@@ -1,7 +1,7 @@
 """Rollouts and updates that nobody wants any more are cancelled, and their workers, still good, take the next ones."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -20,7 +20,7 @@ from services.coordinator.pools import Pools
 from services.coordinator.run_folder import RunFolder
 from services.coordinator.submission import IfExists, Submission
 from services.coordinator.watching import watch
-from tests.integration.running import ACTORS, STEPS, Cluster, created, go_on, outcome, ready, running_scripted, spec
+from tests.integration.running import ACTORS, STEPS, Cluster, created, go_on, outcome, ready, spec
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PATIENCE_S = 30.0
@@ -28,12 +28,6 @@ LONG = {"name": "ippo", "epochs": 1000, "minibatches": 400}
 """An update of more than a minute, if nobody stops it."""
 COMPUTED_S = 0.3
 _serials = count()
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def cluster(redis_url, tmp_path_factory, scripted_templates) -> AsyncIterator[Cluster]:
-    async for each in running_scripted(tmp_path_factory.mktemp("cluster"), redis_url, scripted_templates):
-        yield each
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """Jobs whose episodes go on from round to round: no interruption changes what they come to."""
 
 import json
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from itertools import count
 
@@ -25,13 +24,12 @@ from services.actor_pool.actor import actor_seed
 from services.coordinator.run_folder import RunFolder
 from tests.integration.running import (
     ENVS,
-    Cluster,
     KilledError,
     created,
     go_on,
     outcome,
     restarted,
-    running_scripted,
+    succeeded,
 )
 from tests.integration.running import spec as spec_of
 
@@ -60,19 +58,8 @@ def spec(family="ippo", **changes):
     )
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def cluster(redis_url, tmp_path_factory, scripted_templates) -> AsyncIterator[Cluster]:
-    async for each in running_scripted(tmp_path_factory.mktemp("cluster"), redis_url, scripted_templates):
-        yield each
-
-
 def new(tmp_path, family="ippo", **changes) -> RunFolder:
     return created(tmp_path / f"carried-{next(_serials)}", spec(family, **changes))
-
-
-async def succeeded(cluster, folder) -> None:
-    run = await go_on(folder, cluster.pools)
-    assert (run.status.state, run.status.reason) == ("SUCCEEDED", f"{len(list(folder.records()))} rounds done")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from itertools import count, pairwise
 
@@ -31,14 +30,13 @@ from services.coordinator.warming import Warming
 from tests.integration.running import (
     ENVS,
     STEPS,
-    Cluster,
     KilledError,
     created,
     go_on,
     outcome,
     ready,
     restarted,
-    running_scripted,
+    succeeded,
 )
 from tests.integration.running import spec as spec_of
 from tests.unit.test_record import RETURNS
@@ -63,20 +61,8 @@ def spec(**changes):
     )
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def cluster(redis_url, tmp_path_factory, scripted_templates) -> AsyncIterator[Cluster]:
-    """Services whose workers know the scripted policies."""
-    async for each in running_scripted(tmp_path_factory.mktemp("cluster"), redis_url, scripted_templates):
-        yield each
-
-
 def new(tmp_path, **changes) -> RunFolder:
     return created(tmp_path / f"changing-{next(_serials)}", spec(**changes))
-
-
-async def succeeded(cluster, folder) -> None:
-    run = await go_on(folder, cluster.pools)
-    assert (run.status.state, run.status.reason) == ("SUCCEEDED", f"{len(list(folder.records()))} rounds done")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

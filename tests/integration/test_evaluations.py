@@ -2,32 +2,24 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
 import pytest
-import pytest_asyncio
 from numpy.typing import NDArray
 
 from marless.record import RoundRecord
 from marless.stopwatch import Stopwatch
 from services.coordinator.cancelling import GRACE_S
 from services.coordinator.pools import Pools
-from tests.integration.running import ACTORS, STEPS, Cluster, created, go_on, ready, running_scripted, spec
+from tests.integration.running import ACTORS, STEPS, Cluster, created, go_on, ready, spec
 from tests.integration.test_cancelling import PATIENCE_S, all_idle, until, waiting, workers
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 COPIES = 10
 STEP_S = 0.02
 """An episode of a slow environment takes `STEPS` of these, or longer."""
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def cluster(redis_url, tmp_path_factory, scripted_templates) -> AsyncIterator[Cluster]:
-    async for each in running_scripted(tmp_path_factory.mktemp("cluster"), redis_url, scripted_templates):
-        yield each
 
 
 @pytest.fixture

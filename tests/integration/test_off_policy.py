@@ -1,6 +1,6 @@
 """Jobs that learn from a replay, through real services: teams of one learner, changing groups, kills, bills."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from itertools import count, pairwise
 
 import pytest
@@ -18,13 +18,12 @@ from services.coordinator.run_folder import RunFolder
 from tests.integration.running import (
     ENVS,
     STEPS,
-    Cluster,
     KilledError,
     created,
     go_on,
     outcome,
     restarted,
-    running_scripted,
+    succeeded,
 )
 from tests.integration.running import spec as spec_of
 
@@ -52,20 +51,8 @@ TWO_CLASSES = {
 _serials = count()
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def cluster(redis_url, tmp_path_factory, scripted_templates) -> AsyncIterator[Cluster]:
-    """Services whose workers know the scripted policies."""
-    async for each in running_scripted(tmp_path_factory.mktemp("cluster"), redis_url, scripted_templates):
-        yield each
-
-
 def new(tmp_path, changes) -> RunFolder:
     return created(tmp_path / f"off-policy-{next(_serials)}", spec_of(**changes))
-
-
-async def succeeded(cluster, folder) -> None:
-    run = await go_on(folder, cluster.pools)
-    assert (run.status.state, run.status.reason) == ("SUCCEEDED", f"{len(list(folder.records()))} rounds done")
 
 
 JOBS = {"maddpg": TWO_CLASSES, "vdn": MARLESS}

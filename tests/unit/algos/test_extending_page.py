@@ -4,25 +4,12 @@ import importlib
 import subprocess
 import sys
 
-import pytest
-
 from marless import spec
 from marless.algos.registry import algorithm
 from marless.job import prepare
-from tests.docs import programs
 from tests.docs.blocks import text_of
 
 PAGE = "docs/extending/algorithm.md"
-
-
-@pytest.fixture
-def package(tmp_path, monkeypatch):
-    """The page's package, installed while a test runs."""
-    programs.install(PAGE, tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    yield tmp_path
-    for name in [name for name in sys.modules if name.partition(".")[0] == "my_package"]:
-        del sys.modules[name]
 
 
 def test_a_job_finds_it_by_its_entry_point(package, monkeypatch):
