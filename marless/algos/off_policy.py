@@ -69,7 +69,7 @@ class OffPolicyConfig(AlgorithmConfig):
     target_tau: float = Field(0.01, gt=0, le=1, description="fraction by which each gradient step moves a target net")
     max_grad_norm: float = Field(10.0, gt=0, description="limit of each net's gradient norm")
     reward_normalisation: bool = Field(
-        True, description="rewards divided by the standard deviation of their discounted sums; never shifted"
+        True, description="values are shifted and scaled, so that rewards in targets have mean 0, deviation 1"
     )
     replay: ReplaySpec = ReplaySpec()  # type: ignore[call-arg]  # pydantic's plugin-free view of Field defaults
 

@@ -24,7 +24,7 @@ from marless.data.frames import ReplaySchema
 from marless.data.replay import Replay
 from marless.data.trajectory import returned
 from marless.envs.base import ActionArray, AgentClass, Discrete
-from marless.learners.rewards import ReturnMoments
+from marless.learners.rewards import RewardMoments
 from marless.nets.inputs import Inputs
 
 _AT_ONCE = 2**23
@@ -39,7 +39,7 @@ class Gains:
     """The rewards before the target net's value in a TD target, and the discount of that value."""
 
     reward: Tensor
-    """float32 [N, M], scaled; for single env steps, the discounted sum over the n steps of a target."""
+    """float32 [N, M], normalised, see `RewardMoments`; for single env steps, summed over the n steps of a target."""
     discount: Tensor
     """float32 [N, M], discount of the successor's value; 0 after a terminal state."""
 
@@ -172,7 +172,7 @@ class BatchSource:
         return frozenset(self.schema.fields())
 
     def draws(
-        self, rng: np.random.Generator, count: int, times: int, moments: ReturnMoments, beta: float
+        self, rng: np.random.Generator, count: int, times: int, moments: RewardMoments, beta: float
     ) -> Iterator[Sequence[Batch]]:
         """Draw `times` batches of `count` env steps or episodes each, by the config's unit, in lists of one or more.
 
@@ -187,13 +187,13 @@ class BatchSource:
             for _ in range(times):
                 yield [self._one(rng, count, moments, beta)]
 
-    def _uniform(self, rng: np.random.Generator, count: int, times: int, moments: ReturnMoments) -> list[Batch]:
+    def _uniform(self, rng: np.random.Generator, count: int, times: int, moments: RewardMoments) -> list[Batch]:
         row = self.replay.draw(rng, times * count).row
         frames = self._single(row, count)
         together = self._batch(row, frames, self._gains(frames, moments), None)
         return list(together.parts(count))
 
-    def _one(self, rng: np.random.Generator, count: int, moments: ReturnMoments, beta: float) -> Batch:
+    def _one(self, rng: np.random.Generator, count: int, moments: RewardMoments, beta: float) -> Batch:
         if self.config.replay.unit == "episodes":
             episodes = self.replay.draw_episodes(rng, count, beta)
             row, weight, frames = episodes.first, episodes.weight, self._whole(episodes.first, episodes.length)
@@ -337,7 +337,7 @@ class BatchSource:
             state_1SF[0, :-1, some] = self._numbers("state", frames.frame[some]).T
         return self._to(state_1SF)
 
-    def _gains(self, frames: _Frames, moments: ReturnMoments) -> tuple[Gains, ...]:
+    def _gains(self, frames: _Frames, moments: RewardMoments) -> tuple[Gains, ...]:
         got = [
             (_by_agent(self._numbers(f"reward/{k}", frames.then)), _by_agent(self._is(f"terminated/{k}", frames.then)))
             for k, _, _ in self.classes
@@ -345,9 +345,9 @@ class BatchSource:
         if self.team:
             reward_n1M = got[0][0][:, :1]  # all agents have the team's
             over_n1M = self._everyone_gone([over_nNM for _, over_nNM in got], frames)
-            return (self._discounted(reward_n1M, over_n1M, frames.taken, moments.scale(0)),)
+            return (self._discounted(reward_n1M, over_n1M, frames.taken, moments, 0),)
         return tuple(
-            self._discounted(reward_nNM, over_nNM, frames.taken, moments.scale(index))
+            self._discounted(reward_nNM, over_nNM, frames.taken, moments, index)
             for index, (reward_nNM, over_nNM) in enumerate(got)
         )
 
@@ -367,16 +367,22 @@ class BatchSource:
         reward_nNM: NDArray[np.float32],
         over_nNM: NDArray[np.bool_],
         taken_nM: NDArray[np.bool_] | None,
-        scale: np.float32,
+        moments: RewardMoments,
+        row: int,
     ) -> Gains:
-        """Discounted sums of scaled rewards up to the terminal state, or as long as frames are `taken`."""
-        gamma = np.float32(self.config.gamma)
-        gained_nNM = reward_nNM * (scale if self.config.reward_normalisation else np.float32(1))
+        """Discounted sums of rewards up to the terminal state, or as long as frames are `taken`.
+
+        With `reward_normalisation` values are shifted and scaled, see `RewardMoments`.
+        """
+        gamma, normalised = np.float32(self.config.gamma), self.config.reward_normalisation
+        scale, centre = (moments.scale(row), moments.centre(row)) if normalised else (1.0, 0.0)
+        gained_nNM = reward_nNM * np.float32(scale)
         reward_NM, discount_NM = gained_nNM[0], np.where(over_nNM[0], np.float32(0), gamma)
         later = zip(gained_nNM[1:], over_nNM[1:], () if taken_nM is None else taken_nM[1:], strict=True)
         for gained_NM, over_NM, taken_M in later:
             reward_NM += np.where(taken_M, discount_NM * gained_NM, np.float32(0))
             discount_NM *= np.where(taken_M, np.where(over_NM, np.float32(0), gamma), np.float32(1))
+        reward_NM += (discount_NM - np.float32(1)) * np.float32(centre * scale)
         return Gains(self._to(reward_NM), self._to(discount_NM))
 
     def _numbers(self, name: str, row: NDArray[np.int64]) -> NDArray[np.float32]:

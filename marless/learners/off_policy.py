@@ -42,7 +42,7 @@ from marless.interruption import check
 from marless.learners import likeness, measuring
 from marless.learners.batches import Batch, BatchSource
 from marless.learners.meter import Meter
-from marless.learners.rewards import ReturnMoments, everlasting, rewarded
+from marless.learners.rewards import RewardMoments, everlasting, rewarded
 from marless.learners.table import tabulate
 from marless.nets.adam import Adam
 from marless.nets.bank import Bank, Row
@@ -55,7 +55,7 @@ Metrics = dict[str, dict[str, float]]
 """Metrics by published name, then by metric."""
 _STREAM = 4
 """Number of the random stream of draws from the replay, which must differ from other streams of the same round."""
-_EXPLORATION, _RETURNS, _RUNNING = "exploration", "returns", "running_returns"
+_EXPLORATION, _REWARDS = "exploration", "rewards"
 """Names of arrays in states."""
 
 
@@ -128,7 +128,7 @@ class OffPolicyLearner(ABC):
         memory = remembered(config, context.model, context.spaces, carried=context.carried)
         schema = ReplaySchema(context.spaces, context.scope.classes, kinds.with_state, memory)
         self._replay = _replay(config, schema, context.replay)
-        self._moments = self._no_returns()
+        self._moments = self._no_rewards()
         self._batches = BatchSource(
             replay=self._replay,
             schema=schema,
@@ -172,7 +172,7 @@ class OffPolicyLearner(ABC):
         """See `Learner`. The replay buffer is initially empty."""
         if name == self._replay_name:
             empty = _replay(self._settings, self._batches.schema, None)
-            return _remembered(empty, self._no_returns())
+            return _remembered(empty, self._no_rewards())
         rng = generator(seed, name)
         arrays = [part.codec.write(part.codec.fresh(rng)) for part in self._parts(name)]
         return self._compose(name, arrays, value_at(self._kinds.exploration, 0))
@@ -266,8 +266,8 @@ class OffPolicyLearner(ABC):
             acting[_EXPLORATION] = np.array([exploration], np.float32)
         return PolicyState(acting, learning, self._metadata(name))
 
-    def _no_returns(self) -> ReturnMoments:
-        return ReturnMoments(self._scope.classes, self._settings.gamma, team=self._kinds.team)
+    def _no_rewards(self) -> RewardMoments:
+        return RewardMoments(self._scope.classes, self._settings.gamma, team=self._kinds.team)
 
     def _remember(self, inputs: RoundInput) -> None:
         known, rule = self._replay.counts.inserted, self._settings.reward_rule
@@ -277,15 +277,14 @@ class OffPolicyLearner(ABC):
             self._moments.add([everlasting(each, rule) for each in trajectories])
 
     def _recall(self, state: PolicyState) -> None:
-        moments = self._no_returns()
-        sums = state.learning.get(_RETURNS)
+        moments = self._no_rewards()
+        sums = state.learning.get(_REWARDS)
         if sums is None or sums.shape != moments.sums.shape:
             raise CorruptError(
-                f"{self._replay_name}: the state holds no moments of the returns of {self._scope.name}; an earlier "
+                f"{self._replay_name}: the state holds no moments of the rewards of {self._scope.name}; an earlier "
                 "version of marless wrote it, which scaled rewards otherwise: train the job anew"
             )
         moments.sums[:] = sums
-        moments.running = _running(state)
         self._replay.restore(state.learning)
         self._moments = moments
 
@@ -369,17 +368,8 @@ def draw_generator(inputs: RoundInput) -> np.random.Generator:
     return np.random.default_rng([inputs.seed, inputs.round, _STREAM])
 
 
-def _remembered(replay: Replay, moments: ReturnMoments) -> PolicyState:
-    running = {_RUNNING: moments.running.copy()} if moments.running.size else {}
-    return PolicyState({}, {**replay.arrays(), _RETURNS: moments.sums.copy(), **running}, {"kind": REPLAY})
-
-
-def _running(state: PolicyState) -> NDArray[np.float64]:
-    """The returns of running episodes in a state of the replay; none if episodes are not carried."""
-    running = state.learning.get(_RUNNING, np.zeros((0, 0, 0)))
-    if running.dtype != np.float64 or running.ndim != 3:
-        raise CorruptError(f"{_RUNNING} is {running.dtype.name} of {running.ndim} dimensions, must be float64 of 3")
-    return running.astype(np.float64)
+def _remembered(replay: Replay, moments: RewardMoments) -> PolicyState:
+    return PolicyState({}, {**replay.arrays(), _REWARDS: moments.sums.copy()}, {"kind": REPLAY})
 
 
 def _merge(metrics: Metrics, more: Metrics) -> None:

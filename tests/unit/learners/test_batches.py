@@ -14,7 +14,7 @@ from marless.data.trajectory import Trajectory
 from marless.envs.base import AgentClass, Discrete, EnvSpaces
 from marless.learners import batches
 from marless.learners.batches import Batch, BatchSource, _padded
-from marless.learners.rewards import ReturnMoments, rewarded
+from marless.learners.rewards import RewardMoments, rewarded
 from marless.nets.inputs import Inputs
 from tests.unit.learners import rounds
 
@@ -49,8 +49,8 @@ def source(
     return made, replay
 
 
-def draw(made: BatchSource, count: int = 40, moments: ReturnMoments | None = None, beta: float = 1.0) -> Batch:
-    [[batch]] = made.draws(np.random.default_rng(3), count, 1, moments or ReturnMoments((0, 1), GAMMA), beta)
+def draw(made: BatchSource, count: int = 40, moments: RewardMoments | None = None, beta: float = 1.0) -> Batch:
+    [[batch]] = made.draws(np.random.default_rng(3), count, 1, moments or RewardMoments((0, 1), GAMMA), beta)
     return batch
 
 
@@ -60,7 +60,7 @@ def test_batches_that_are_drawn_together_say_what_each_would_alone(frames, sizes
     monkeypatch.setattr(batches, "_AT_ONCE", frames * made.schema.frame_bytes)
     with monkeypatch.context() as patched:
         patched.setattr(batches, "_CACHED", 7)  # frames of several batches, and batches in several pieces
-        drawn = list(made.draws(np.random.default_rng(3), 12, 5, ReturnMoments((0, 1), GAMMA), 1.0))
+        drawn = list(made.draws(np.random.default_rng(3), 12, 5, RewardMoments((0, 1), GAMMA), 1.0))
     assert [len(batches) for batches in drawn] == sizes
     together = [batch for batches in drawn for batch in batches]
     assert len({tuple(batch.row) for batch in together}) == 5
@@ -157,7 +157,7 @@ def test_sums_end_where_an_agent_is_truncated_and_its_last_view_comes_after():
         units=0,
         device=CPU,
     )
-    batch = draw(made, 30, ReturnMoments((0,), 0.5))
+    batch = draw(made, 30, RewardMoments((0,), 0.5))
     column = {t: batch.row.tolist().index(t) for t in range(3)}
     reward, discount = batch.gains[0].reward, batch.gains[0].discount
     assert {t: reward[:, c].tolist() for t, c in column.items()} == {0: [2, 20], 1: [2, 20], 2: [8, 0]}
@@ -253,7 +253,7 @@ def test_episodes_stand_side_by_side_padded_with_their_last_view():
 
 def test_continuous_actions_come_as_they_were_chosen():
     made, replay = source(spaces=rounds.CONTINUOUS, seen={0: Inputs(last_action=True)})
-    [[batch]] = made.draws(np.random.default_rng(3), 30, 1, ReturnMoments((0,), GAMMA), 0.0)
+    [[batch]] = made.draws(np.random.default_rng(3), 30, 1, RewardMoments((0,), GAMMA), 0.0)
     before = [row for row in batch.row.tolist() if not at(replay, "first", row)]
     assert before
     for column, row in enumerate(batch.row.tolist()):
@@ -279,8 +279,9 @@ def test_prioritised_draws_bring_importance(unit):
 
 
 def test_scaled_rewards_are_summed_as_such():
-    moments, of_team = ReturnMoments((0, 1), GAMMA), ReturnMoments((0, 1), GAMMA, team=True)
-    moments.sums[:], of_team.sums[:] = [[10, 20, 50], [10, 0, 40]], [[10, 30, 1000]]  # deviations 1 and 2; √91
+    moments, of_team = RewardMoments((0, 1), GAMMA), RewardMoments((0, 1), GAMMA, team=True)
+    # Deviations 1, 2 and 10 around 0.
+    moments.sums[:], of_team.sums[:] = [[10, 0, 10, 0, 0], [10, 0, 40, 0, 0]], [[10, 0, 1000, 0, 0]]
     config = {"n_step": 2, "reward_normalisation": True}
     plain, found = draw(source(n_step=2)[0]), draw(source(**config)[0], moments=moments)
     torch.testing.assert_close(found.gains[0].reward, plain.gains[0].reward)
@@ -288,7 +289,23 @@ def test_scaled_rewards_are_summed_as_such():
     team, normal = (
         draw(source(team=True, **each)[0], moments=of_team) for each in ({}, {"reward_normalisation": True})
     )
-    torch.testing.assert_close(normal.gains[0].reward, team.gains[0].reward / np.sqrt(91).astype(np.float32))
+    torch.testing.assert_close(normal.gains[0].reward, team.gains[0].reward / 10)
+
+
+@pytest.mark.parametrize("unit", ["transitions", "episodes"])
+def test_targets_are_of_values_from_their_centre(unit):
+    """A net that says Q − v has the target of Q, less v: r + d Q − v = (r + (d − 1) v) + d (Q − v)."""
+    moments = RewardMoments((0, 1), GAMMA)
+    moments.sums[:] = [[10, 6, 40, 2, 1], [10, 0, 10, 0, 0]]
+    centre, scale = moments.centre(0), moments.scale(0)
+    assert centre == pytest.approx(6 / (10 - GAMMA * 8))
+    settings = {"n_step": 1 if unit == "episodes" else 2, "replay": {"unit": unit}}
+    plain, found = (draw(source(reward_normalisation=n, **settings)[0], 40, moments) for n in (False, True))
+    discount = plain.gains[0].discount
+    assert (discount == 0).any()
+    torch.testing.assert_close(found.gains[0].discount, discount)
+    torch.testing.assert_close(found.gains[0].reward, (plain.gains[0].reward + (discount - 1) * centre) * scale)
+    torch.testing.assert_close(found.gains[1].reward, plain.gains[1].reward)
 
 
 def test_padded_lengths_are_few():

@@ -250,7 +250,7 @@ def test_states_that_do_not_fit_are_refused():
         dueling.load("a", made.state("a"))
     with pytest.raises(CorruptError, match="this job needs"):
         made.load("a", learner("iql", last_action=True).state("a"))
-    with pytest.raises(CorruptError, match="no moments of the returns"):
+    with pytest.raises(CorruptError, match="no moments of the rewards"):
         made.load("replay.walker", PolicyState({}, {}, {}))
     with pytest.raises(NotFoundError, match="no group of this learner has a policy 'z'"):
         learner("vdn").initial("z", 0)

@@ -14,87 +14,56 @@ from marless.data.rollout import rollout
 from marless.data.trajectory import Trajectory
 from marless.envs import registry
 from marless.envs.base import AgentClass, Discrete, EnvSpaces, Frame, Transition
-from marless.errors import CorruptError
-from marless.learners.rewards import ReturnMoments, everlasting, rewarded, running_returns, team_rewards
+from marless.learners.rewards import RewardMoments, everlasting, rewarded, team_rewards
 from marless.policies.sides import Chance
 from tests.unit.learners.solving import Trained, episode_return
 
 
-def round_of(reward, cut, **more: np.ndarray) -> Trajectory:
-    return Trajectory({"reward/0": np.array(reward, np.float32), "cut": np.array(cut), **more})
+def round_of(reward, **more: np.ndarray) -> Trajectory:
+    over = np.zeros(np.shape(reward), bool)
+    return Trajectory({"reward/0": np.array(reward, np.float32), "terminated/0": over, "cut": over[:, 0], **more})
 
 
-def test_returns_so_far_begin_anew_with_each_segment():
-    """γ = 0.5: 1, 2 + 0.5, | 4, 8 + 2."""
-    cut = np.array([[False], [True], [False], [True]])
-    found = running_returns(np.array([[1.0], [2.0], [4.0], [8.0]]), cut, 0.5)
-    assert found.tolist() == [[1.0], [2.5], [4.0], [10.0]]
+@pytest.mark.parametrize("team", [False, True])
+def test_what_nets_learn_from_has_mean_0_and_deviation_1(team):
+    """γ = 0.5: rewards 4, 2 and the end, 6. Σ r = 12, Σ (1 − discount) = 2, so the centre is 6: 4 − 3, 2 − 6, 6 − 3."""
+    over = np.array([[[False]], [[True]], [[False]]])
+    moments = RewardMoments((0,), 0.5, team=team)
+    assert (moments.centre(0), moments.scale(0)) == (0, 1)
+    moments.add([round_of([[[4]], [[2]], [[6]]], **{"terminated/0": over})])
+    assert moments.centre(0) == 6
+    assert 1 / moments.scale(0) == pytest.approx(np.std([1, -4, 3]))
 
 
-def test_rewards_are_scaled_by_the_returns_of_the_living():
-    """γ = 0.5. Copy 0: rewards 1, 3 → returns 1, 3.5; copy 1: −1, then dead. Mean 3.5/3, mean square 14.25/3."""
+def test_rewards_of_the_living_count():
+    """γ = 0.5. Copy 0: rewards 1, 3; copy 1: −1, then dead. Their mean is 1, which is lost at each step of centre 2."""
     alive = np.array([[[True, True]], [[True, False]]])
-    moments = ReturnMoments((0,), 0.5)
-    assert moments.scale(0) == 1
-    moments.add([round_of([[[1, -1]], [[3, 5]]], [[False, False], [True, True]], **{"alive/0": alive})])
-    assert 1 / moments.scale(0) == pytest.approx(np.sqrt(14.25 / 3 - (3.5 / 3) ** 2))
+    moments = RewardMoments((0,), 0.5)
+    moments.add([round_of([[[1, -1]], [[3, 5]]], **{"alive/0": alive})])
+    assert moments.centre(0) == 2
+    assert 1 / moments.scale(0) == pytest.approx(np.std([1, -1, 3]))
 
 
-def test_a_team_is_scaled_by_the_returns_of_its_own_reward_while_anyone_lives():
-    """γ = 0.5: rewards 3, 0 of the whole team → returns 3, 1.5; then nobody is left."""
-    moments = ReturnMoments((0,), 0.5, team=True)
+def test_a_teams_rewards_count_once_while_anyone_lives():
+    """γ = 0.5: rewards 3, 0 of the whole team; then nobody is left."""
+    moments = RewardMoments((0,), 0.5, team=True)
     alive = np.array([[[True], [True]], [[False], [True]], [[False], [False]]])
-    moments.add([round_of([[[3], [3]], [[0], [0]], [[9], [9]]], [[False], [False], [True]], **{"alive/0": alive})])
-    assert 1 / moments.scale(0) == pytest.approx(0.75)
-
-
-def test_returns_of_carried_episodes_go_on_over_rounds_and_rests():
-    """γ = 0.5. Lane 0: rewards 1, 2 | 4, 8 → 1, 2.5 | 5.25, 10.625; lane 1 rests in between; copy 1 begins anew."""
-    resumed = np.array([True, False])
-    cut = [[False, False], [True, True]]
-    first = round_of([[[1, 1]], [[2, 2]]], cut, resumed=~np.ones(2, bool))
-    moments, other = ReturnMoments((0,), 0.5), ReturnMoments((0,), 0.5)
-    moments.add([first, round_of([[[6, 6]], [[0, 0]]], cut, resumed=~np.ones(2, bool))])
-    assert moments.running.tolist() == [[[2.5, 2.5]], [[3, 3]]]
-    other.sums[:], other.running = moments.sums, moments.running.copy()
-    for each in (moments, other):
-        before = each.sums.copy()
-        each.add([round_of([[[4, 4]], [[8, 8]]], cut, resumed=resumed)])
-        wanted = np.array([5.25, 10.625, 4, 10])
-        assert (each.sums - before).tolist() == [[4, wanted.sum(), np.square(wanted).sum()]]
-        assert each.running.tolist() == [[[10.625, 10]], [[3, 3]]]
-    fresh = ReturnMoments((0,), 0.5)
-    fresh.add([round_of([[[1, 1]], [[2, 2]]], cut)])
-    assert not fresh.running.size
-
-
-def test_returns_so_far_of_all_classes_and_of_a_team_are_kept_apart():
-    def both(reward: float) -> Trajectory:
-        return Trajectory(
-            {
-                "reward/0": np.full((1, 2, 1), reward, np.float32),
-                "reward/1": np.full((1, 1, 1), 10 * reward, np.float32),
-                "cut": np.array([[True]]),
-                "resumed": np.array([True]),
-            }
-        )
-
-    moments, team = ReturnMoments((0, 1), 0.5), ReturnMoments((0, 1), 0.5, team=True)
-    for each in (moments, team):
-        each.add([both(1)])
-        each.add([both(2)])
-    assert moments.running.tolist() == [[[2.5], [2.5], [25]]]
-    assert team.running.tolist() == [[[2.5]]]
-    moments.running = moments.running[:, :2]
-    with pytest.raises(CorruptError, match="agents, copies"):
-        moments.add([both(1)])
+    moments.add([round_of([[[3], [3]], [[0], [0]], [[9], [9]]], **{"alive/0": alive})])
+    assert moments.sums.tolist() == [[2, 3, 9, 0, 0]]
 
 
 @pytest.mark.parametrize("reward", [0.0, 0.1, 7.0])
-def test_returns_that_are_all_equal_leave_rewards_as_they_are(reward):
-    moments = ReturnMoments((0,), 0.99)
-    moments.add([round_of([[[reward, reward, reward]]], [[True, True, True]])])
+def test_rewards_that_are_all_equal_in_episodes_without_end_are_not_scaled(reward):
+    moments = RewardMoments((0,), 0.99)
+    moments.add([round_of([[[reward, reward, reward]]])])
     assert moments.scale(0) == 1
+    assert moments.centre(0) == pytest.approx(100 * reward)
+
+
+def test_nothing_has_a_centre_that_is_never_discounted():
+    moments = RewardMoments((0,), 1.0)
+    moments.add([round_of([[[4]], [[2]]])])
+    assert moments.centre(0) == 0
 
 
 ONE = AgentClass("one", ("a", "b"), 1, Discrete(2))
