@@ -1,8 +1,8 @@
 """Measures what it costs that a learner worker is on another host than its pool: `python -m bench.learner_hosts`.
 
 Two (with --before, three) sets of services run side by side, over TLS: one whose learner worker maps the pool's files,
-one whose learner worker is in another network and mount namespace, and the one-host set of another checkout. Each in
-turn trains the same short jobs, so that other load on the machine affects all of them. Needs root and `ip`.
+one whose learner worker is in another network and mount namespace, and the one-host set of another checkout. All
+train the same jobs at the same time, so that other load on the machine affects them equally. Needs root and `ip`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import json
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ import psutil  # type: ignore[import-untyped]  # psutil ships no types
 from bench import harness
 from bench.harness import Row, spread
 from bench.processes import Cpu
+from marless.rpc.concurrency import gather
 from tests import certificates
 from tests.hosts.network import network
 from tests.integration.hosts import SERVICES, Hosts, running_hosts
@@ -28,10 +29,12 @@ from tests.integration.hosts import SERVICES, Hosts, running_hosts
 HERE, APART, BEFORE = "same host", "other host", "same host, before"
 WARM = 4
 """Rounds at the beginning of a job that do not count."""
+ENV_STEPS = 2 * 80 * 25
+"""Of a round."""
 ELSEWHERE = harness.ROOT / "tests" / "integration" / "elsewhere"
 JOBS: dict[str, Row] = {
-    "IPPO": {"algorithm": {"name": "ippo", "lr": 0.002}, "stop": {"rounds": 64}},
-    "VDN": {"algorithm": {"name": "vdn", "lr": 0.001, "warmup": 1000}, "stop": {"rounds": 14}},
+    "IPPO": {"algorithm": {"name": "ippo", "lr": 0.002}, "stop": {"rounds": 34}},
+    "VDN": {"algorithm": {"name": "vdn", "lr": 0.001, "warmup": 1000}, "stop": {"rounds": 10}},
 }
 
 
@@ -48,10 +51,20 @@ def document(name: str) -> Row:
 class Run:
     """What one job took in its steady state."""
 
-    rate: float
-    """Env steps per second of its fastest quarter of rounds: other programs slow down rounds, and never hasten one."""
+    rounds_s: tuple[float, ...]
+    """Unix times at which its rounds ended."""
     cpu_ms: float
     """CPU milliseconds a round, of all services and workers."""
+
+    def rate(self, beside: Sequence[Run]) -> float:
+        """Env steps per second while this job and those beside it all ran steadily."""
+        begin_s, end_s = max(run.rounds_s[WARM - 1] for run in beside), min(run.rounds_s[-1] for run in beside)
+        done = sum(
+            (min(now_s, end_s) - max(then_s, begin_s)) / (now_s - then_s)
+            for then_s, now_s in itertools.pairwise(self.rounds_s)
+            if now_s > begin_s and then_s < end_s
+        )
+        return ENV_STEPS * done / (end_s - begin_s)
 
 
 async def trained(hosts: Hosts, name: str, job: str) -> Run:
@@ -62,10 +75,8 @@ async def trained(hosts: Hosts, name: str, job: str) -> Run:
     await hosts.marless("submit", str(spec), "--job", job, "--wait")
     used_s = _cpu_s(hosts) - before_s
     lines = (hosts.place / "runs" / job / "rounds.jsonl").read_text(encoding="utf-8").splitlines()
-    records = [json.loads(line) for line in lines]
-    took_s = [now["ended_s"] - then["ended_s"] for then, now in itertools.pairwise(records[WARM - 1 :])]
-    env_steps = (records[-1]["env_steps"] - records[WARM - 1]["env_steps"]) / len(took_s)
-    return Run(env_steps / harness.percentile(took_s, 25), 1000 * used_s / len(records))
+    rounds_s = tuple(json.loads(line)["ended_s"] for line in lines)
+    return Run(rounds_s, 1000 * used_s / len(rounds_s))
 
 
 def _cpu_s(hosts: Hosts) -> float:
@@ -102,34 +113,32 @@ def _directory(path: Path) -> Path:
     return path
 
 
-Runs = dict[str, dict[str, list[Run]]]
-"""By job, then by set of services."""
+Runs = dict[str, dict[str, list[tuple[Run, float]]]]
+"""By job, then by set of services: runs and their rates."""
 
 
 async def measure(before: Path | None, runs: int) -> Runs:
-    """Train each job `runs` times with each set of services, in turn."""
+    """Train each job `runs` times, with all sets of services at the same time."""
     made: Runs = {}
     with tempfile.TemporaryDirectory() as place:
         async with sets(Path(place), before) as found:
-            for run, name in itertools.product(range(runs + 1), JOBS):
-                order = list(found)[:: 1 if run % 2 else -1]
-                of_run = {each: await trained(found[each], name, f"{name.lower()}-{run}") for each in order}
-                harness.say(f"run {run} of {runs}: {name}: " + ", ".join(f"{k} {v}" for k, v in of_run.items()))
-                if run:  # the first one warms up
-                    for each, took in of_run.items():
-                        made.setdefault(name, {}).setdefault(each, []).append(took)
+            for run, name in itertools.product(range(runs), JOBS):
+                took = await gather(trained(of, name, f"{name.lower()}-{run}") for of in found.values())
+                for each, one in zip(found, took, strict=True):
+                    made.setdefault(name, {}).setdefault(each, []).append((one, one.rate(took)))
+                harness.say(f"run {run + 1} of {runs}: {name}: {[round(one.rate(took)) for one in took]} env steps/s")
     return made
 
 
 def rows(made: Runs) -> list[Row]:
-    """A row for each job and set; ratios are those of runs that followed one another."""
+    """A row for each job and set; ratios are those of runs at the same time."""
     return [
         {
             "job": name,
             "learner worker": each,
-            "env steps/s": spread([run.rate for run in of]).cell(0),
-            f"of {HERE} (%)": spread([100 * a.rate / b.rate for a, b in zip(of, by_set[HERE], strict=True)]).cell(1),
-            "CPU ms a round": spread([run.cpu_ms for run in of]).cell(0),
+            "env steps/s": spread([rate for _, rate in of]).cell(0),
+            f"of {HERE} (%)": spread([100 * a[1] / b[1] for a, b in zip(of, by_set[HERE], strict=True)]).cell(1),
+            "CPU ms a round": spread([run.cpu_ms for run, _ in of]).cell(0),
             "runs": len(of),
         }
         for name, by_set in made.items()
