@@ -233,10 +233,10 @@ def updated(monkeypatch) -> list[int]:
     """The rounds of the updates that learners were given."""
     rounds, real = [], Updates._run_one
 
-    async def run_one(updates, task, verb):
+    async def run_one(updates, task, verb, files):
         if verb == "update":
             rounds.append(task.round)
-        return await real(updates, task, verb)
+        return await real(updates, task, verb, files)
 
     monkeypatch.setattr(Updates, "_run_one", run_one)
     return rounds
@@ -298,9 +298,9 @@ async def test_a_job_that_is_closed_ends_its_update_whoever_waits_for_it(cluster
             begun.put_nowait("waits")
         return await once(updates, known, request, before)
 
-    async def stuck(updates, task, verb):
+    async def stuck(updates, task, verb, files):
         if verb != "update":
-            return await run_one(updates, task, verb)
+            return await run_one(updates, task, verb, files)
         begun.put_nowait("runs")
         try:
             await asyncio.Event().wait()
