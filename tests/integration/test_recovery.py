@@ -138,11 +138,11 @@ async def test_a_coordinator_that_is_killed_during_an_update_finds_it_done(
 ):
     folder, real = new(tmp_path), Updates._run
 
-    async def begun(updates, tasks, verb):
+    async def begun(updates, tasks, verb, *rest):
         if (tasks[0].round, verb) == (1, "update"):
             task.cancel()
             await asyncio.wait([task])
-        return await real(updates, tasks, verb)
+        return await real(updates, tasks, verb, *rest)
 
     monkeypatch.setattr(Updates, "_run", begun)
     run = ready(folder, cluster.pools)
@@ -300,7 +300,7 @@ async def test_an_update_of_which_half_was_published(cluster, tmp_path, monkeypa
     real, once = Updates._run_one, count()
     first, reports = [], []
 
-    async def run_one(updates, task, verb):
+    async def run_one(updates, task, verb, files):
         if verb == "update" and task.scope == 1 and task.round == 1 and next(once) == 0:
             async with asyncio.timeout(20), aclosing(cluster.store.watch(folder.path.name)) as changes:
                 async for change in changes:
@@ -311,7 +311,7 @@ async def test_an_update_of_which_half_was_published(cluster, tmp_path, monkeypa
             stored = await cluster.store.get(folder.path.name, dict.fromkeys(first, 0), (PART,))
             reports.extend(json.loads(bytes(each.blobs[PART])) for each in stored.values())
             raise UnreachableError("the pool is stopping")
-        return await real(updates, task, verb)
+        return await real(updates, task, verb, files)
 
     monkeypatch.setattr(Updates, "_run_one", run_one)
     folder = new(tmp_path, **TWO_CLASSES)

@@ -135,6 +135,15 @@ class _Oracle:
         """[T, B]: where an episode starts."""
         return torch.cat([torch.ones_like(self.data["cut"][:1]), self.data["cut"][:-1]])
 
+    def first_of(self, members: Sequence[int]) -> Tensor:
+        """[m · T · B]: where an episode starts for each of the members, or it comes back into one."""
+        found = [self.first.clone() for _ in members]
+        if self.spaces.deaths:
+            for first, i in zip(found, members, strict=True):
+                alive = self.data["alive"][:, i]
+                first[1:] |= alive[1:] & ~alive[:-1]
+        return torch.cat([first.flatten() for first in found])
+
     def batches(self, samples: int, remembers: bool) -> list[Tensor]:
         """Rows of `of`; with memory those of whole segments, time-major."""
         steps, batch = self.data["cut"].shape
@@ -153,7 +162,7 @@ class _Oracle:
         std = (((advantage - mean) ** 2 * alive).sum() / alive.sum()).sqrt()
         advantage = (advantage - mean) / (std + 1e-8)
         obs, action, old = (self.of(name, members) for name in ("obs", "action", "log_prob"))
-        first = self.first.flatten().repeat(len(members))
+        first = self.first_of(members)
         for rows in self.batches(len(advantage), isinstance(net, _Memory)):
             output = net(obs[rows], first[rows])
             if isinstance(self.agents.action, Discrete):
@@ -168,8 +177,9 @@ class _Oracle:
             weight = alive[rows] / alive[rows].sum()
             net.step(-((gain + 0.02 * entropy) * weight).sum())
 
-    def train_critic(self, net: _Net, inputs: Tensor, returns: Tensor, old: Tensor, alive: Tensor) -> None:
-        first = self.first.flatten().repeat(len(inputs) // self.first.numel())
+    def train_critic(
+        self, net: _Net, first: Tensor, inputs: Tensor, returns: Tensor, old: Tensor, alive: Tensor
+    ) -> None:
         for rows in self.batches(len(inputs), isinstance(net, _Memory)):
             value, low = net(inputs[rows], first[rows]), old[rows]
             clipped = low + (value - low).clamp(-0.2, 0.2)
@@ -224,13 +234,16 @@ def test_update_is_the_oracles(spaces: EnvSpaces, critic: str, kind: type[_Net])
             with torch.no_grad():
                 seen = oracle.data["obs"][:, i] if critic == "own" else oracle.data["state"]
                 boots = oracle.data["boot_obs"][i] if critic == "own" else oracle.data["boot_state"]
-                values[i] = net(seen.flatten(0, 1), oracle.first)[:, column].view(steps, batch)
-                boot_values = net.after(seen, oracle.first, oracle.boots, boots)[:, column]
+                first = oracle.first if critic == "central" else oracle.first_of([i]).view(steps, batch)
+                values[i] = net(seen.flatten(0, 1), first)[:, column].view(steps, batch)
+                boot_values = net.after(seen, first, oracle.boots, boots)[:, column]
             advantages[i] = oracle.advantages(i, values[i], boot_values)
     alive = oracle.data["alive"].float() if spaces.deaths else torch.ones(steps, 4, batch)
     if critic == "central":
         table = [x.flatten(1).T for x in (values + advantages, values, alive.transpose(0, 1))]
-        oracle.train_critic(critics["critic.walker"], oracle.data["state"].flatten(0, 1), *table)
+        oracle.train_critic(
+            critics["critic.walker"], oracle.first.flatten(), oracle.data["state"].flatten(0, 1), *table
+        )
     for policy, agents in members.items():
         net = kind("policy", before[policy])
         oracle.train_policy(net, agents, torch.cat([advantages[i].flatten() for i in agents]))
@@ -241,7 +254,8 @@ def test_update_is_the_oracles(spaces: EnvSpaces, critic: str, kind: type[_Net])
             table = [torch.cat([x[i].flatten() for i in agents])[:, None] for x in (values + advantages, values)]
             lives = torch.cat([alive[:, i].flatten() for i in agents])[:, None]
             seen = oracle.data["state"].flatten(0, 1).repeat(len(agents), 1)
-            oracle.train_critic(critics[policy], oracle.of("obs", agents) if critic == "own" else seen, *table, lives)
+            seen = oracle.of("obs", agents) if critic == "own" else seen
+            oracle.train_critic(critics[policy], oracle.first_of(agents), seen, *table, lives)
     for name, net in critics.items():
         for key, parameter in net.parameters.items():
             learned = learner.state(name).learning[key]

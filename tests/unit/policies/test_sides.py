@@ -7,7 +7,7 @@ import yaml
 from marless import load_policy
 from marless.envs import registry
 from marless.envs.base import Discrete
-from marless.policies.sides import _Chance, against_chance, competitive
+from marless.policies.sides import Chance, against_chance, competitive
 from tests.unit.policies.saved import save, state
 
 GAME = {"env": "mpe/simple_adversary", "options": {"agents": 2, "max_cycles": 5}}
@@ -47,4 +47,4 @@ def test_a_team_with_one_interest_has_no_sides():
 
 
 def _all_by_chance(spaces):
-    return tuple(_Chance(agents, 100 + i) for i, agents in enumerate(spaces.classes))
+    return tuple(Chance(agents, 100 + i) for i, agents in enumerate(spaces.classes))
