@@ -28,7 +28,6 @@ from bench import harness
 from bench.harness import Row, spread
 from bench.long_games import CartPole, Chain
 from bench.systems import WARM_UP, marless_job
-from bench.task import VALUES
 from marless.algos import registry as algorithms
 from marless.algos.base import Group, LearnerContext, ModelSpec, RoundInput, scopes
 from marless.data.carry import decode, encode
@@ -40,10 +39,8 @@ from marless.nets.acting import ActingPolicies
 GAMES: Mapping[str, Callable[[int], BatchedEnv]] = MappingProxyType({"cartpole": CartPole, "chain": Chain})
 ROUND = 2000
 """Env steps of a round, in all modes; the number of copies follows."""
-SETTINGS = {"name": "ippo", "lr": 1e-3, "gamma": 0.99, "gae_lambda": 0.95, "epochs": 8, "minibatches": 4, **VALUES}
+SETTINGS = {"name": "ippo", "lr": 1e-3, "gamma": 0.99, "gae_lambda": 0.95, "epochs": 8, "minibatches": 4}
 MODEL = ModelSpec.model_validate({"hidden": (64, 64)})
-OWN: Mapping[str, Mapping[str, object]] = MappingProxyType({"chain": {"advantage_normalisation": False}})
-"""Settings of a game, in all modes; docs/environments.md has the reason: its copies stay in step."""
 PLAYED = 20
 """Episodes of the evaluation."""
 T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365}
@@ -66,13 +63,13 @@ def modes(longest: int) -> tuple[Mode, ...]:
     return (Mode("whole episodes", longest, False), *cut)
 
 
-def trained(game: str, mode: Mode, seed: int, env_steps: int, *, normalised: bool = False) -> float:
-    """Train, and return the mean return of the evaluation; `normalised` leaves out the game's own settings."""
+def trained(game: str, mode: Mode, seed: int, env_steps: int) -> float:
+    """Train, and return the mean return of the evaluation."""
     copies = max(ROUND // mode.steps, 1)
     lane, other = (Lane(GAMES[game](copies)) for _ in range(2))
     spaces = GAMES[game](1).spaces
     entry = algorithms.algorithm(str(SETTINGS["name"]))
-    config = entry.config_type.model_validate({**SETTINGS, **({} if normalised else OWN.get(game, {}))})
+    config = entry.config_type.model_validate(SETTINGS)
     groups = (Group("agent_0", ("agent_0",)),)
     (scope,) = scopes(entry, config, spaces)
     learner = entry.learner(config, LearnerContext(MODEL, spaces, scope, "cpu"))
@@ -102,14 +99,14 @@ def interval(returns: Sequence[float]) -> str:
     return f"{statistics.mean(returns):.1f} ± {half:.1f}"
 
 
-def learning(games: Sequence[str], runs: int, env_steps: int, *, normalised: bool) -> list[Row]:
+def learning(games: Sequence[str], runs: int, env_steps: int) -> list[Row]:
     """The table of returns."""
     rows: list[Row] = []
     for game in games:
         for mode in modes(GAMES[game](1).spaces.max_steps or 0):
             returns = []
             for seed in range(runs):
-                returns.append(trained(game, mode, seed, env_steps, normalised=normalised))
+                returns.append(trained(game, mode, seed, env_steps))
                 harness.say(f"{game}, {mode.name}, seed {seed}: {returns[-1]:.1f}")
             each = " / ".join(f"{one:.1f}" for one in returns)
             rows.append({"game": game, "rounds": mode.name, "return": interval(returns), "each seed": each})
@@ -187,7 +184,6 @@ def main() -> None:
     parser = harness.parser(__doc__, runs=5)
     parser.add_argument("what", choices=("learning", "cost", "rounds"))
     parser.add_argument("--games", type=lambda text: text.split(","), default=list(GAMES), help="comma-separated")
-    parser.add_argument("--normalised", action="store_true", help="advantages are normalised in all games")
     parser.add_argument("--env-steps", type=int, default=None, help="of each run; 100,000 to learn, 400,000 for rounds")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -197,7 +193,7 @@ def main() -> None:
     elif args.what == "rounds":
         rows = rounds(args.runs, args.env_steps or 400_000)
     else:
-        rows = learning(args.games, args.runs, args.env_steps or 100_000, normalised=args.normalised)
+        rows = learning(args.games, args.runs, args.env_steps or 100_000)
     harness.report(f"carry_{args.what}", about, rows, {"runs": args.runs}, args.json)
 
 
