@@ -145,7 +145,7 @@ class Dispatcher:
             result.invocation.init_s = worker.init_s if result.invocation.cold else 0.0
             result.lost.extend(lost)
             return result
-        raise UnavailableError(f"task {task}: its worker died or hung {self._max_attempts} times; see the pool's log")
+        raise _given_up(task, len(lost) - hung, hung)
 
     async def attach(self, messages: AsyncIterator[common_pb2.WorkerMessage], send: Send) -> None:
         """Serve one worker's stream until it ends; the body of a pool's Work RPC.
@@ -359,6 +359,13 @@ def _too_slow(task: str, timeout_s: float, setting: str) -> UnavailableError:
     return UnavailableError(
         f"task {task} took longer than {setting} = {timeout_s:g} s on each of {MAX_TIMEOUTS} workers, and would again; "
         f"raise {setting}, or have it do less"
+    )
+
+
+def _given_up(task: str, died: int, hung: int) -> UnavailableError:
+    ways = " and ".join(f"{count} {how}" for count, how in ((died, "died"), (hung, "hung")) if count)
+    return UnavailableError(
+        f"task {task}: of {died + hung} workers that ran it, {ways}; the pool's log says how each ended"
     )
 
 

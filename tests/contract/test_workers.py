@@ -308,7 +308,7 @@ async def test_a_task_that_loses_three_workers_is_given_up(pool):
         await pool.bench.until_started(attempt)
         doomed.cancel()
         await pool.gone(name)
-    with pytest.raises(UnavailableError, match="task job/slow: its worker died or hung 3 times"):
+    with pytest.raises(UnavailableError, match="task job/slow: of 3 workers that ran it, 3 died; the pool's log"):
         await running
 
 
