@@ -55,7 +55,10 @@ class WorkerOptions:
 def worker_options(description: str, role: Role, arguments: Sequence[str] | None = None) -> WorkerOptions:
     """Parse the arguments of a worker; by default, the command line of this process."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--worker", required=True, help="name under which the pool knows this worker")
+    unique = f"{socket.gethostname()}-{os.getpid()}"
+    parser.add_argument(
+        "--worker", default=unique, help="name under which the pool knows this worker; default: %(default)s"
+    )
     add_option(parser, "--pool", "", "address of the pool to dial")
     add_option(parser, "--param-store", "", "address of the param_store")
     add_env_modules(parser)

@@ -43,20 +43,28 @@ def compose() -> tuple[str, ...]:
 
 
 class Deployment:
-    """A project of Compose with credentials, a port and volumes of its own, from images that are built once."""
+    """A project of Compose with credentials, a port and volumes of its own, from images that are built once.
 
-    def __init__(self, place: Path) -> None:
+    With `actor_workers`, so many containers of actor workers dial in and one of a learner worker; pools start none.
+    """
+
+    def __init__(self, place: Path, *, actor_workers: int = 0) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = int(free.getsockname()[1])
         self.credentials = place / "credentials"
         self.project = f"marless-{secrets.token_hex(4)}"
         self._compose = (*compose(), "-p", self.project, "-f", str(COMPOSE_FILE))
+        self._scale: tuple[str, ...] = ()
+        if actor_workers:
+            self._compose += ("--profile", "workers")
+            self._scale = ("--scale", f"actor-worker={actor_workers}")
 
     @property
     def environment(self) -> dict[str, str]:
         """The settings of the compose file."""
         own = {"MARLESS_PORT": str(self.port), "MARLESS_CREDENTIALS": str(self.credentials)}
+        own |= {"MARLESS_LAUNCHER": "external"} if self._scale else {}
         return own | ({"MARLESS_UID": str(os.getuid())} if os.getuid() else {})
 
     def compose(self, *arguments: str) -> str:
@@ -64,6 +72,10 @@ class Deployment:
         done = _run(*self._compose, *arguments, environment=self.environment, limit_s=LONG_S)
         assert done.returncode == 0, f"{arguments}: {done.stdout}\n{done.stderr}"
         return done.stdout
+
+    def start(self) -> None:
+        """Start all containers that do not run."""
+        self.compose("up", "-d", *self._scale)
 
     def make_credentials(self) -> None:
         """Make everything secret, as an operator would."""
@@ -104,7 +116,7 @@ class Deployment:
 def up(deployment: Deployment) -> Iterator[None]:
     """Have a deployment run, of which nothing is left afterwards."""
     try:
-        deployment.compose("up", "-d")
+        deployment.start()
         yield
     finally:
         deployment.compose("down", "--volumes", "--timeout", "5")

@@ -86,6 +86,22 @@ def test_down_and_up_in_the_middle_of_a_job_change_no_weight(deployment, undistu
     assert weights(deployment, "restarted", tmp_path / "run") == undisturbed
 
 
+def test_workers_that_dial_in_train_to_the_same_weights(images, undisturbed, tmp_path):
+    """From containers of their own; the learner worker sees none of its pool's files. It crashes once."""
+    deployment = Deployment(tmp_path, actor_workers=3)
+    deployment.make_credentials()
+
+    def crash(rounds: int) -> None:
+        if rounds == ROUNDS // 2:
+            os.kill(deployment.inspect("learner-worker")["State"]["Pid"], signal.SIGKILL)
+
+    with up(deployment):
+        disturbed(deployment, "dialled", crash)
+        assert weights(deployment, "dialled", tmp_path / "run") == undisturbed
+        for pool in ("actor-pool", "learner-pool"):
+            assert "worker.launched" not in deployment.compose("logs", "--no-color", pool)
+
+
 def test_the_first_round_is_recorded_soon_after_up(images, tmp_path, record_property):
     deployment = Deployment(tmp_path)
     deployment.make_credentials()
