@@ -19,6 +19,7 @@ from marless.cli import (
     credentials,
     exits,
     explain,
+    fleet,
     jobs,
     local,
     output,
@@ -49,6 +50,7 @@ app.command(rich_help_panel=HERE)(up.down)
 app.command(rich_help_panel=HERE)(tokens.tokens)
 app.command(rich_help_panel=HERE)(credentials.credentials)
 app.command(rich_help_panel=HERE)(verb.doctor)
+app.add_typer(fleet.app, name="fleet", rich_help_panel=HERE)
 app.command(rich_help_panel=JOBS)(connected(submitting.submit))
 app.command("list", rich_help_panel=JOBS)(connected(jobs.list_))
 app.command(rich_help_panel=JOBS)(connected(jobs.get))

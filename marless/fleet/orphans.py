@@ -12,7 +12,7 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,26 @@ GONE_S = 5.0
 """Seconds to wait for killed processes to end; a process in uninterruptible I/O cannot be killed."""
 _POLL_S = 0.005
 _PR_SET_CHILD_SUBREAPER = 36
+_STARTED = 19
+"""Position of the start in /proc/<pid>/stat, counted from the field after the command's name: proc(5) has it as 22."""
+_TICKS = os.sysconf("SC_CLK_TCK")
 _adopting = False
+
+
+@dataclass(frozen=True)
+class Orphan:
+    """What a pool that has ended has left running."""
+
+    launcher: str
+    """What had started it: `local` for a process of this machine."""
+    id: str
+    """By which to end it: a process id, for `local`."""
+    pool: str
+    """What its pool was: a process id, for `local`."""
+    what: str
+    """Its command line."""
+    age_s: float
+    """Seconds since its start."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +54,15 @@ class _Seen:
     session: int
     mark: str
     """The mark of its worker; "" if it has none or belongs to another user."""
+    started: int
+    """When it started, in clock ticks after the machine."""
+
+    @property
+    def dead_pool(self) -> str:
+        """The process id of its pool, if that has ended; "" otherwise, and for what has no mark of this namespace."""
+        namespace, _, rest = self.mark.partition("/")
+        pool = rest.partition("/")[0]
+        return pool if namespace == _namespace() and pool.isdecimal() and not Path("/proc", pool).exists() else ""
 
 
 def new_mark() -> str:
@@ -86,14 +114,26 @@ def end_own() -> None:
 
 def end_of_dead_pools() -> None:
     """Kill this user's workers that did not exit although their pool is gone, and what dead workers left behind."""
-    here = _namespace()
+    _end(lambda seen: bool(seen.dead_pool))
 
-    def is_left(seen: _Seen) -> bool:
-        namespace, _, rest = seen.mark.partition("/")
-        pool = rest.partition("/")[0]
-        return namespace == here and pool.isdecimal() and not Path("/proc", pool).exists()
 
-    _end(is_left)
+def of_dead_pools() -> list[Orphan]:
+    """What `end_of_dead_pools` would kill, the oldest first."""
+    running = {seen.pid: seen for seen in _processes() if seen.pid != os.getpid()}
+    found = sorted(_below(running.values(), lambda seen: bool(seen.dead_pool)), key=lambda pid: running[pid].started)
+    return [_orphan(running[pid], running) for pid in found]
+
+
+def _orphan(seen: _Seen, running: Mapping[int, _Seen]) -> Orphan:
+    try:
+        words = Path(f"/proc/{seen.pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+    except OSError:
+        words = []  # it has ended meanwhile
+    marked = seen
+    while not marked.dead_pool:  # what has no mark of its own was found below a process that has one
+        marked = running[marked.parent]
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - seen.started / _TICKS
+    return Orphan("local", f"{seen.pid}", marked.dead_pool, b" ".join(words).decode(errors="replace"), round(age_s, 1))
 
 
 def _end(wanted: Callable[[_Seen], bool]) -> None:
@@ -122,7 +162,8 @@ def _processes() -> list[_Seen]:
 def _look(pid: int) -> _Seen | None:
     try:
         # Split after the name in parentheses, which may contain anything.
-        state, parent, _, session = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[:4]
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        state, parent, _, session = fields[:4]
     except (OSError, ValueError):
         return None  # it has ended
     if state in b"ZX":
@@ -131,7 +172,8 @@ def _look(pid: int) -> _Seen | None:
     with suppress(OSError):
         environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         mark = next((each for each in environment if each.startswith(MARK.encode() + b"=")), b"")
-    return _Seen(pid, int(parent), int(session), mark.partition(b"=")[2].decode(errors="replace"))
+    text = mark.partition(b"=")[2].decode(errors="replace")
+    return _Seen(pid, int(parent), int(session), text, int(fields[_STARTED]))
 
 
 def _namespace() -> str:

@@ -1,0 +1,81 @@
+"""`marless fleet list` and `fleet reap`: what dead pools have left, and nothing else."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from marless.fleet import orphans
+
+NAMESPACE = "1"
+"""As if this test ran in a PID namespace of its own: pools that other tests start reap in theirs."""
+WORKER = "import subprocess, sys; print(subprocess.Popen(['sleep', '600'], env={}).pid, flush=True); sys.stdin.read()"
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(monkeypatch):
+    monkeypatch.setattr(orphans, "_namespace", lambda: NAMESPACE)
+
+
+@pytest.fixture
+def worker():
+    """Starts a worker of a pool, which has started a process without its mark; answers it, and that process's id."""
+    started = []
+
+    def start(pool: int, namespace: str = NAMESPACE) -> tuple[subprocess.Popen[bytes], int]:
+        worker = subprocess.Popen(
+            [sys.executable, "-c", WORKER],
+            env={orphans.MARK: f"{namespace}/{pool}/0123456789abcdef"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # by which everything below it is found at the end
+        )
+        started.append(worker)
+        return worker, int(worker.stdout.readline())
+
+    yield start
+    for each in started:
+        orphans.end_below(each.pid, f"{NAMESPACE}/none")
+        each.kill()
+        each.communicate()
+
+
+@pytest.fixture
+def dead() -> int:
+    """The process id of a pool that has ended."""
+    pool = subprocess.Popen(["true"])
+    pool.wait()
+    return pool.pid
+
+
+def test_what_a_dead_pool_left_is_listed_and_ended(marless, worker, dead):
+    left, below = worker(dead)
+    others = [worker(os.getpid())[0], worker(dead, namespace="2")[0]]
+    code, out, said = marless("fleet", "list", "-o", "json")
+    assert (code, said) == (0, "")
+    found = {each["id"]: each for each in json.loads(out)}
+    assert found.keys() == {f"{left.pid}", f"{below}"}
+    assert {(each["launcher"], each["pool"]) for each in found.values()} == {("local", f"{dead}")}
+    assert found[f"{below}"]["what"] == "sleep 600"
+    assert all(0 <= each["age_s"] < 120 for each in found.values())
+    table = marless("fleet", "list")[1]
+    assert "sleep 600" in table and f"{dead}" in table
+    code, out, said = marless("fleet", "reap", "-o", "name")
+    assert (code, said) == (0, "")
+    assert set(out.split()) == found.keys()
+    assert left.wait(10) < 0
+    assert all(each.poll() is None for each in others)
+    code, out, said = marless("fleet", "list")
+    assert (code, out) == (0, "")
+    assert "nothing is left of pools that have ended" in said
+    assert json.loads(marless("fleet", "reap", "-o", "json")[1]) == []
+
+
+def test_what_cannot_be_ended_is_said(marless, worker, dead, monkeypatch):
+    left, below = worker(dead)
+    monkeypatch.setattr(orphans, "end_of_dead_pools", lambda: None)
+    code, out, said = marless("fleet", "reap", "-o", "name")
+    assert (code, out) == (1, "")
+    assert f"{left.pid}" in said and f"{below}" in said and "could not be killed" in said
