@@ -126,10 +126,9 @@ class Dispatcher:
         for attempt in range(1, self._max_attempts + 1):
             worker = await self._acquire(task.partition("/")[0], affinity, again=attempt > 1)
             waited_s, started = queued.seconds, Stopwatch.start()
+            sent = common_pb2.Task(id=task, attempt=attempt, payload=payload(), timeout_s=timeout_s)
             try:
-                result = await self._run_on(
-                    worker, common_pb2.Task(id=task, attempt=attempt, payload=payload()), timeout_s
-                )
+                result = await self._run_on(worker, sent)
             except WorkerLostError as error:
                 self.attempts["lost"] += 1
                 hung += isinstance(error, WorkerHungError)
@@ -252,13 +251,13 @@ class Dispatcher:
         self._closed = reason
         self.fail_waiting(reason, UnreachableError)
 
-    async def _run_on(self, worker: Worker, task: common_pb2.Task, timeout_s: float) -> common_pb2.TaskResult:
+    async def _run_on(self, worker: Worker, task: common_pb2.Task) -> common_pb2.TaskResult:
         running = worker.running
         assert running is not None  # set by _acquire
         worker.expected, worker.invocations = (task.id, task.attempt), worker.invocations + 1
         worker.sending = asyncio.ensure_future(worker.send(common_pb2.PoolMessage(task=task)))
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(task.timeout_s):
                 await asyncio.shield(worker.sending)
                 await either(running, worker.lost)
         except asyncio.CancelledError:
@@ -267,7 +266,7 @@ class Dispatcher:
                 self._recall(worker, running, task)
             raise
         except TimeoutError:
-            _log.error("task.hung", task=task.id, worker=worker.hello.worker, timeout_s=timeout_s)
+            _log.error("task.hung", task=task.id, worker=worker.hello.worker, timeout_s=task.timeout_s)
             raise WorkerHungError from None
         except grpc.aio.BaseError as error:  # the stream broke during the write
             _log.warning("task.not_sent", task=task.id, worker=worker.hello.worker, error=str(error))

@@ -19,6 +19,7 @@ import grpc
 from marless.errors import MarlessError, told
 from marless.fleet import environment, orphans
 from marless.fleet.handover import Handed, Handover, listen
+from marless.fleet.watchdog import Watchdog
 from marless.log import structlog
 from marless.rpc.client import Peer
 from marless.rpc.process import add_env_modules, add_option, add_process_options, forget_secrets, security_of
@@ -29,6 +30,10 @@ from marless.stopwatch import Stopwatch
 
 DETAIL_BYTES = 4096
 """Bytes of a traceback's end that are sent along with the error message."""
+OVERDUE_S = 5.0
+"""Seconds after the time limit of a task, and after the last task, in which a worker has to be done."""
+CANCELLED_S = 10.0
+"""Seconds in which a cancelled task has to end; its pool disconnects the worker before."""
 Handle = Callable[[bytes], Awaitable[bytes]]
 Stream = grpc.aio.StreamStreamCall[common_pb2.WorkerMessage, common_pb2.PoolMessage]
 Work = grpc.aio.StreamStreamMultiCallable[common_pb2.WorkerMessage, common_pb2.PoolMessage]
@@ -48,6 +53,7 @@ class WorkerOptions:
     handover: Handover = field(default_factory=Handover)
     background: bool = False
     """Run at the lowest CPU priority."""
+    watchdog: Watchdog = field(default_factory=Watchdog)
     env_modules: tuple[str, ...] = ()
     """Modules whose environments an actor may create besides PettingZoo's own; see `marless.envs.allowed`."""
 
@@ -73,6 +79,7 @@ def worker_options(description: str, role: Role, arguments: Sequence[str] | None
     return WorkerOptions(
         *(args.worker, args.pool, args.param_store, security, args.launched, handover),
         background=args.background,
+        watchdog=Watchdog(ends_process=True),
         env_modules=args.env_modules,
     )
 
@@ -81,6 +88,8 @@ def serve(run: Callable[[WorkerOptions], Coroutine[None, None, None]], options: 
     """Run a worker process to its end, and kill all processes that were started below it."""
     if options.background:
         environment.yield_cpu()
+    if not options.launched:
+        orphans.end_of_dead_pools()
     with orphans.contained():
         asyncio.run(run(options))
 
@@ -97,10 +106,11 @@ async def work(options: WorkerOptions, peer: Peer, method: Work, handle: Handle,
         ticket=options.handover.ticket,
     )
     try:
-        await _session(peer, method, hello, handle)
+        await _session(peer, method, hello, handle, options.watchdog)
     finally:
         if watch:
             watch.cancel()
+        options.watchdog.arm(OVERDUE_S)
 
 
 async def _follow_pool(handover: Handover) -> asyncio.Task[None]:
@@ -126,9 +136,9 @@ def _end_with_pool() -> NoReturn:
     os._exit(0)  # a thread in the middle of a task cannot be interrupted, and its result cannot be delivered
 
 
-async def _session(peer: Peer, method: Work, hello: common_pb2.WorkerHello, handle: Handle) -> None:
+async def _session(peer: Peer, method: Work, hello: common_pb2.WorkerHello, handle: Handle, watchdog: Watchdog) -> None:
     stream = method(metadata=peer.metadata, wait_for_ready=True)
-    bench = _Bench(handle, stream, hello.worker)
+    bench = _Bench(handle, stream, hello.worker, watchdog)
     try:
         await stream.write(common_pb2.WorkerMessage(hello=hello))
         await _serve(stream, bench)
@@ -160,8 +170,9 @@ async def _serve(stream: Stream, bench: _Bench) -> None:
 class _Bench:
     """Runs the pool's tasks one at a time, concurrently with reading the stream, so that cancellations are received."""
 
-    def __init__(self, handle: Handle, stream: Stream, worker: str) -> None:
+    def __init__(self, handle: Handle, stream: Stream, worker: str, watchdog: Watchdog) -> None:
         self._handle = handle
+        self._watchdog = watchdog
         self._stream = stream
         self._worker = worker
         self._cold = True
@@ -175,13 +186,16 @@ class _Bench:
     def start(self, task: common_pb2.Task) -> None:
         """Start a task; its result is sent to the pool, which then sends the next one."""
         self._task, began = task, (Stopwatch.start(), time.process_time())
+        if task.timeout_s:
+            self._watchdog.arm(task.timeout_s + OVERDUE_S)
         self._work = asyncio.ensure_future(self._handle(task.payload))
         self._answering = asyncio.create_task(self._answer(task, self._work, began))
 
     def cancel(self, cancel: common_pb2.Cancel) -> None:
         """Cancel this attempt at this task if it is running."""
-        if self._work and (cancel.id, cancel.attempt) == (self._task.id, self._task.attempt):
-            self._work.cancel()
+        runs = (cancel.id, cancel.attempt) == (self._task.id, self._task.attempt)
+        if self._work and runs and self._work.cancel():
+            self._watchdog.arm(CANCELLED_S)
 
     async def finished(self) -> None:
         """Wait until the running task has ended and its result is sent."""
@@ -197,6 +211,7 @@ class _Bench:
     async def _answer(self, task: common_pb2.Task, work: asyncio.Future[bytes], began: tuple[Stopwatch, float]) -> None:
         result = await _finished(task, work, worker=self._worker, cold=self._cold, began=began)
         self._cold = False
+        self._watchdog.disarm()
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the reader notices the broken stream
             async with self._writing:
                 await self._stream.write(common_pb2.WorkerMessage(result=result))

@@ -24,7 +24,8 @@ from marless.fleet.dispatch import Dispatcher
 from marless.fleet.fleet import Fleet
 from marless.fleet.handover import Handover, Tickets, new_ticket
 from marless.fleet.launchers.base import ACCEPTED, Launch, Order, Outcome
-from marless.fleet.session import DETAIL_BYTES, WorkerOptions, work
+from marless.fleet.session import CANCELLED_S, DETAIL_BYTES, OVERDUE_S, WorkerOptions, work
+from marless.fleet.watchdog import Watchdog
 from marless.rpc.client import Peer
 from marless.rpc.concurrency import stoppable, to_the_end
 from marless.rpc.security import Security
@@ -97,6 +98,20 @@ def up(depth: int) -> None:
     down(depth - 1)
 
 
+class Noted(Watchdog):
+    """Ends nothing; notes its limits in seconds, and None for none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.limits_s: list[float | None] = []
+
+    def arm(self, limit_s: float) -> None:
+        self.limits_s.append(limit_s)
+
+    def disarm(self) -> None:
+        self.limits_s.append(None)
+
+
 class Pool:
     """A dispatcher behind a real server, and workers in this process that dial it."""
 
@@ -104,6 +119,7 @@ class Pool:
         self.address = address
         self.dispatcher = dispatcher
         self.bench = Bench()
+        self.watchdog = Noted()
         self.tasks: list[asyncio.Task[None]] = []
         self.tickets: dict[str, str] = {}
 
@@ -136,7 +152,8 @@ class Pool:
 
     async def _work(self, name: str, ticket: str) -> None:
         peer = Peer(self.address, Security())
-        options = WorkerOptions(name, self.address, "", Security(), launched=False, handover=Handover(ticket))
+        given = {"launched": False, "handover": Handover(ticket), "watchdog": self.watchdog}
+        options = WorkerOptions(name, self.address, "", Security(), **given)
         try:
             await work(options, peer, ActorPoolServiceStub(peer.channel).Work, partial(self.bench.handle, name))
         finally:
@@ -377,6 +394,19 @@ async def test_a_worker_that_does_not_stop_is_dropped_so_that_no_late_result_mee
     await pool.connect("b")
     assert (await following).payload == b"fast by b"
     pool.bench.released.set()
+
+
+async def test_a_worker_has_a_time_limit_while_it_runs_a_task_and_once_it_is_to_end(pool):
+    [worker] = await pool.connect("a")
+    await pool.run("fast", timeout_s=30.0)
+    cancelled = pool.submit("slow", timeout_s=40.0)
+    await pool.bench.until_started(2)
+    cancelled.cancel()
+    await pool.run("fast", timeout_s=50.0)
+    await pool.dispatcher.drain("a")
+    await worker
+    limits_s = [30 + OVERDUE_S, None, 40 + OVERDUE_S, CANCELLED_S, None, 50 + OVERDUE_S, None, OVERDUE_S]
+    assert pool.watchdog.limits_s == limits_s
 
 
 class ByHand:

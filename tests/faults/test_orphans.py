@@ -19,12 +19,15 @@ import pytest
 from marless.client import AsyncClient
 from marless.errors import MarlessError
 from marless.fleet.launchers.template import HUNG_S
+from marless.fleet.session import OVERDUE_S
 from marless.rpc.client import Peer
+from marless.rpc.roles import Role
 from marless.rpc.security import Security
 from marless.rpc.v1 import actor_pool_pb2, common_pb2, learner_pool_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 from marless.rpc.v1.learner_pool_pb2_grpc import LearnerPoolServiceStub
 from marless.spec import spaces_to_json
+from tests import tokens
 from tests.faults.pools import small_job
 
 WITNESS = Path(__file__).parent / "witness"
@@ -61,12 +64,12 @@ class Pool:
         except (psutil.NoSuchProcess, psutil.ZombieProcess):
             return False
 
-    async def play(self, *, hangs: bool = False) -> None:
+    async def play(self, *, hangs: bool | str = False) -> None:
         """Have the worker start its brood; raises what its task ends with if it hangs."""
         await self.begin(hangs=hangs)
         await self.until(lambda: len(self.left()) == STARTED)
 
-    async def begin(self, *, hangs: bool) -> None:
+    async def begin(self, *, hangs: bool | str) -> None:
         raise NotImplementedError
 
     async def worker(self) -> int:
@@ -93,7 +96,7 @@ class Actors(Pool):
     def stub(self) -> ActorPoolServiceStub:
         return ActorPoolServiceStub(self.peer.channel)
 
-    async def begin(self, *, hangs: bool) -> None:
+    async def begin(self, *, hangs: bool | str) -> None:
         settings = actor_pool_pb2.RolloutSettings(
             env="brood",
             env_options_json=json.dumps({"name": self.name, "hangs": hangs}),
@@ -140,9 +143,9 @@ class Learners(Pool):
         return worker.pid
 
 
-async def started(kind: type[Pool], place: Path, *options: str) -> Pool:
+async def started(kind: type[Pool], place: Path, *options: str, workers: int = 1) -> Pool:
     address = f"unix:{place}/pool.sock"
-    own = ("--actor-workers", "1") if kind is Actors else ("--learner-workers", "1", "--spool", str(place))
+    own = ("--actor-workers", f"{workers}") if kind is Actors else ("--learner-workers", "1", "--spool", str(place))
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "services.actor_pool" if kind is Actors else "services.learner_pool"),
         *("--listen", address, "--exit-with-stdin", "--param-store", "unix:/nowhere", *own, *options),
@@ -231,6 +234,47 @@ async def test_nothing_is_left_once_another_pool_has_started(pool, tmp_path):
         await pool.until(lambda: not pool.left() and not worker.is_running() and not template.is_running())
     finally:
         await following.end()
+
+
+@pytest.mark.parametrize("how", ["sleeping", "locked"])
+async def test_a_worker_started_by_hand_ends_by_itself_if_it_hangs_and_its_pool_is_gone(tmp_path, how):
+    """It says where it hung. What its environment had started ends with the next worker on the machine."""
+    tokens.made(tmp_path / "tokens")
+    pool = await started(Actors, tmp_path, "--tokens", str(tmp_path / "tokens"), workers=0)
+    pool.peer = Peer(f"unix:{tmp_path}/pool.sock", tokens.client(Role.SERVICE))
+    worker = await by_hand(tmp_path)
+    playing = asyncio.create_task(pool.play(hangs=how))
+    try:
+        async with asyncio.timeout(START_S):
+            while len(await asyncio.to_thread(pool.left)) < STARTED:  # noqa: ASYNC110  # processes tell nobody
+                await asyncio.sleep(0.02)
+        pool.process.kill()
+        async with asyncio.timeout(HANG_S + OVERDUE_S + GONE_S):
+            assert await worker.wait() == 1
+        assert len(pool.left()) == STARTED
+        said = (tmp_path / "worker.log").read_text()
+        assert "Timeout" in said
+        assert "brood.py" in said
+        following = await by_hand(tmp_path)
+        await pool.until(lambda: len(pool.left()) <= 1)  # one has another environment, and its parent is gone
+        following.kill()
+        await following.wait()
+    finally:
+        playing.cancel()
+        await asyncio.wait([playing])
+        with suppress(ProcessLookupError):
+            worker.kill()
+        await pool.end()
+
+
+async def by_hand(place: Path) -> asyncio.subprocess.Process:
+    with (place / "worker.log").open("ab") as log:
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "services.actor_pool.worker", "--pool", f"unix:{place}/pool.sock"),
+            *("--param-store", "unix:/nowhere", "--tokens", str(place / "tokens")),
+            stderr=log,
+            env=os.environ | {"PYTHONPATH": str(WITNESS)},
+        )
 
 
 @pytest.mark.parametrize("how", ["SIGTERM", pytest.param("SIGKILL", marks=pytest.mark.slow)])

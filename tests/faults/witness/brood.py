@@ -1,5 +1,6 @@
 """An environment that starts processes, as games do, and ends none of them. Installed as `witness` is."""
 
+import ctypes
 import subprocess
 import sys
 import time
@@ -26,7 +27,7 @@ def start(name):
 
 class Brood(ScriptedEnv):
     """Its processes have `name` on their command lines. `early`: they start with it, not with its first episode, which
-    lasts for ever if it `hangs`.
+    lasts for ever if it `hangs`; while it does so "locked", no other thread of the process runs Python code.
     """
 
     def __init__(self, options, batch):
@@ -39,7 +40,9 @@ class Brood(ScriptedEnv):
     def reset(self, seed):
         if not self._started:
             self._start()
-            if self._options.get("hangs"):
+            if self._options.get("hangs") == "locked":
+                ctypes.PyDLL(None).pause()
+            elif self._options.get("hangs"):
                 time.sleep(1000)
         return super().reset(seed)
 
