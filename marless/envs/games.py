@@ -119,7 +119,7 @@ def _is_number(value: object) -> bool:
 
 
 class Game(ABC):
-    """Base of the games: observations, shared rewards, and episodes that end at the same step in all copies."""
+    """Base of the games: observations, shared rewards, and episodes that terminate after `max_steps` env steps."""
 
     spaces: EnvSpaces
     batch: int
@@ -137,59 +137,72 @@ class Game(ABC):
         self.batch = batch
         # Two frames, because the last one of an episode must stay valid when the next episode starts.
         self._now, self._last = (self._blank() for _ in range(2))
-        self._step = 0
+        self._steps_B = np.zeros(batch, np.int64)
         self._state_B = np.zeros(batch, np.intp)
+        self._cut_B = np.zeros(batch, np.bool_)
+        """The copies whose present episodes are truncated after the next step."""
 
     def reset(self, seed: int) -> Frame:
         """Start an episode in every copy; nothing is random."""
-        return self._start()
+        self._cut_B[:] = False
+        return self._start(np.ones(self.batch, np.bool_))
 
     def step(self, actions: tuple[ActionArray, ...]) -> Transition:
-        """Let all agents act once; all copies end at the same step, after `max_steps` env steps."""
-        reward_B, won_B, state_B = self._outcome(actions[0])
-        self._step += 1
-        over = self._step == self.spaces.max_steps
-        final = self._show(self._last if over else self._now, state_B)
-        if state_B is not None:
-            self._state_B = state_B
+        """Let all agents act once."""
+        reward_B, won_B, self._state_B = self._outcome(actions[0])
+        self._steps_B += 1
+        terminated_B = self._steps_B == self.spaces.max_steps
+        truncated_B = self._cut_B & ~terminated_B
+        ended_B = terminated_B | truncated_B
+        if ended_B.any():
+            self._cut_B[:] = False
+            final = self._show(self._last, terminated_B)
+            frame = self._start(ended_B)
+        else:
+            frame = final = self._show(self._now)
         shape = (len(self.spaces.agents), self.batch)
         return Transition(
-            frame=self._start() if over else final,
+            frame=frame,
             final=final,
             rewards=(np.broadcast_to(reward_B, shape),),
             team_reward=reward_B,
-            terminated=(np.full(shape, over),),
-            truncated=np.zeros(self.batch, np.bool_),
-            ended=np.full(self.batch, over),
+            terminated=(np.repeat(terminated_B[None], shape[0], axis=0),),
+            truncated=truncated_B,
+            ended=ended_B,
             won=won_B,
         )
+
+    def truncate(self, chosen_B: BoolArray) -> None:
+        """See `marless.envs.base.Truncating`."""
+        self._cut_B[...] = chosen_B
 
     def close(self) -> None:  # noqa: B027  # not a hook: no game holds anything to release
         """Do nothing: there are no resources to release."""
 
     def save(self) -> Arrays:
         """See `marless.envs.base.Saved`."""
-        return {"steps": np.array([self._step], np.int64), "state": self._state_B.astype(np.int64)}
+        return {"steps": self._steps_B.copy(), "state": self._state_B.astype(np.int64)}
 
     def load(self, arrays: Arrays) -> Frame:
         """See `marless.envs.base.Saved`."""
-        (step,) = saved(arrays, "steps", "int64", (1,)).tolist()
-        state_B = saved(arrays, "state", "int64", (self.batch,))
-        if not (
-            0 <= step < (self.spaces.max_steps or 1) and ((state_B >= 0) & (state_B < self.spaces.state_size)).all()
-        ):
-            raise CorruptError("saved environment: its steps or states are none of this game")
-        self._step, self._state_B = step, state_B.astype(np.intp)
-        return self._show(self._now, self._state_B)
+        found = {"steps": self.spaces.max_steps or 1, "state": self.spaces.state_size}
+        loaded = {name: saved(arrays, name, "int64", (self.batch,)) for name in found}
+        for name, most in found.items():
+            if not ((loaded[name] >= 0) & (loaded[name] < most)).all():
+                raise CorruptError(f"saved environment: {name} holds numbers outside 0 to {most - 1}")
+        self._steps_B, self._state_B = loaded["steps"].copy(), loaded["state"].astype(np.intp)
+        self._cut_B[:] = False
+        return self._show(self._now)
 
     @abstractmethod
-    def _outcome(self, action: ActionArray) -> tuple[NDArray[np.float64], BoolArray, NDArray[np.intp] | None]:
-        """Rewards [B], whether an episode ends now and is won [B], and the next states [B] (None at the end)."""
+    def _outcome(self, action: ActionArray) -> tuple[NDArray[np.float64], BoolArray, NDArray[np.intp]]:
+        """Rewards [B], whether an episode ends now and is won [B], and the next states [B] (any where it is over)."""
 
-    def _start(self) -> Frame:
-        self._step = 0
-        self._state_B = np.zeros(self.batch, np.intp)
-        return self._show(self._now, self._state_B)
+    def _start(self, copies_B: BoolArray) -> Frame:
+        """Start an episode in these copies."""
+        self._steps_B[copies_B] = 0
+        self._state_B[copies_B] = 0
+        return self._show(self._now)
 
     def _blank(self) -> Frame:
         agents, states = len(self.spaces.agents), self.spaces.state_size
@@ -197,10 +210,12 @@ class Game(ABC):
         obs_NBO[..., states:] = np.eye(agents)[:, None]
         return Frame(obs=(obs_NBO,), state=np.zeros((self.batch, states), np.float32))
 
-    def _show(self, frame: Frame, state_B: NDArray[np.intp] | None) -> Frame:
-        """Write the state into a frame, one-hot; zeros in a terminal state."""
+    def _show(self, frame: Frame, over_B: BoolArray | None = None) -> Frame:
+        """Write the present states into a frame, one-hot; zeros where an episode is over."""
         states = self.spaces.state_size
-        shown_BS = 0.0 if state_B is None else np.eye(states, dtype=np.float32)[state_B]
+        shown_BS = np.eye(states, dtype=np.float32)[self._state_B]
+        if over_B is not None:
+            shown_BS[over_B] = 0
         assert frame.state is not None
         frame.state[...] = shown_BS
         frame.obs[0][..., :states] = shown_BS
@@ -214,9 +229,9 @@ class Matrix(Game):
         self._table = options.table()
         super().__init__(2, Discrete(len(self._table)), states=1, steps=1, batch=batch)
 
-    def _outcome(self, action: ActionArray) -> tuple[NDArray[np.float64], BoolArray, NDArray[np.intp] | None]:
+    def _outcome(self, action: ActionArray) -> tuple[NDArray[np.float64], BoolArray, NDArray[np.intp]]:
         reward_B = self._table[action[0], action[1]]
-        return reward_B, reward_B == self._table.max(), None
+        return reward_B, reward_B == self._table.max(), self._state_B
 
 
 class TwoStep(Game):
@@ -229,11 +244,11 @@ class TwoStep(Game):
     def __init__(self, options: NoOptions, batch: int) -> None:
         super().__init__(2, Discrete(2), states=3, steps=2, batch=batch)
 
-    def _outcome(self, action: ActionArray) -> tuple[NDArray[np.float64], BoolArray, NDArray[np.intp] | None]:
-        if self._step == 0:
-            return np.zeros(self.batch), np.zeros(self.batch, np.bool_), 1 + action[0].astype(np.intp)
-        reward_B = TWO_STEP[self._state_B - 1, action[0], action[1]]
-        return reward_B, reward_B == TWO_STEP.max(), None
+    def _outcome(self, action: ActionArray) -> tuple[NDArray[np.float64], BoolArray, NDArray[np.intp]]:
+        first_B = self._state_B == 0
+        reward_B = np.where(first_B, 0.0, TWO_STEP[self._state_B - 1, action[0], action[1]])
+        next_B = np.where(first_B, 1 + action[0], self._state_B).astype(np.intp)
+        return reward_B, reward_B == TWO_STEP.max(), next_B
 
 
 class Target(Game):
@@ -246,6 +261,6 @@ class Target(Game):
         self._tolerance = options.tolerance
         super().__init__(len(options.targets), Box((-1.0,), (1.0,)), states=1, steps=1, batch=batch)
 
-    def _outcome(self, action: ActionArray) -> tuple[NDArray[np.float64], BoolArray, NDArray[np.intp] | None]:
+    def _outcome(self, action: ActionArray) -> tuple[NDArray[np.float64], BoolArray, NDArray[np.intp]]:
         miss_NB = np.abs(np.clip(action[..., 0], -1.0, 1.0) - self._target_N1)
-        return 1.0 - np.square(miss_NB).mean(axis=0), (miss_NB <= self._tolerance).all(axis=0), None
+        return 1.0 - np.square(miss_NB).mean(axis=0), (miss_NB <= self._tolerance).all(axis=0), self._state_B

@@ -7,7 +7,7 @@ import pytest
 
 from marless.envs import registry
 from marless.envs.base import Box
-from marless.errors import SpecError
+from marless.errors import CorruptError, SpecError
 
 
 def outcomes(name, options, *, steps, actions):
@@ -78,6 +78,29 @@ def test_a_step_of_one_copy_may_lead_elsewhere_than_another_s():
     env.step((actions,))
     actions[...] = 1  # what was decided in the first step does not follow the caller's array
     assert env.step((actions,)).rewards[0][0].tolist() == [8.0, 7.0]
+
+
+def test_copies_that_are_cut_after_their_first_step_fall_out_of_step():
+    env = registry.make("game/two_step", {}, 2)
+    env.reset(0)
+    env.truncate(np.array([True, False]))
+    ones = (np.ones((2, 2), np.int32),)
+    step = env.step(ones)
+    assert (step.ended.tolist(), step.truncated.tolist(), step.terminated[0].any()) == ([True, False],) * 2 + (False,)
+    assert step.final.state.tolist() == [[0, 0, 1]] * 2  # what comes after the cut still counts
+    assert step.frame.state.tolist() == [[1, 0, 0], [0, 0, 1]]
+    step = env.step(ones)
+    assert (step.ended.tolist(), step.truncated.any(), step.won.tolist()) == ([False, True], False, [False, True])
+    assert step.rewards[0][0].tolist() == [0.0, 8.0]
+    assert env.step(ones).won.tolist() == [True, False]
+
+
+@pytest.mark.parametrize(("name", "array"), [("steps", [0, 2]), ("steps", [-1, 0]), ("state", [3, 0])])
+def test_a_save_of_no_such_game_is_refused(name, array):
+    env = registry.make("game/two_step", {}, 2)
+    env.reset(0)
+    with pytest.raises(CorruptError, match=f"{name} holds numbers outside 0 to"):
+        env.load({**env.save(), name: np.array(array, np.int64)})
 
 
 def test_a_target_is_worth_one_minus_the_mean_squared_miss():
