@@ -78,15 +78,18 @@ def points(lines: Iterable[Row]) -> Curve:
 
 
 def rounds(records: Iterable[Row], started_s: float) -> Curve:
-    """The rounds of a `rounds.jsonl` of marless as a curve; evaluations are included in their round's time."""
-    return tuple(
-        Point(
-            int(record["env_steps"]),
-            record["ended_s"] - started_s,
-            record["evaluation"]["return"] if record["evaluation"] else None,
-        )
-        for record in records
-    )
+    """The rounds of a `rounds.jsonl` of marless as a curve.
+
+    The point of a round whose policies were evaluated has the time at which the evaluation was recorded.
+    """
+    curve: dict[int, Point] = {}
+    for record in records:
+        number, env_steps, wall_s = record["round"] + 1, int(record["env_steps"]), record["ended_s"] - started_s
+        own, earlier = record["evaluation"], record["earlier_evaluation"]
+        if earlier:
+            curve[earlier["rounds"]] = Point(earlier["env_steps"], wall_s, earlier["returns"]["return"])
+        curve[number] = Point(env_steps, wall_s, own["return"] if own else None)
+    return tuple(curve.values())
 
 
 @dataclass(frozen=True)

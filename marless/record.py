@@ -33,6 +33,17 @@ class Returns:
         return None if self.wins is None else self.wins / self.episodes
 
 
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """The returns of greedy policies, and how far training was when these policies were published."""
+
+    rounds: int
+    """Number of rounds trained."""
+    env_steps: int
+    """Env steps sampled for training."""
+    returns: Returns
+
+
 class EpisodeSums(Protocol):
     """Sums over the episodes that ended in one actor; see `marless.data.rollout.EpisodeStats`."""
 
@@ -201,7 +212,7 @@ class RoundRecord:
     returns: Returns | None
     """Returns of the exploring policies during sampling; None if no episode ended in this round."""
     evaluation: Returns | None
-    """Returns of the greedy policies, if this round was evaluated."""
+    """Returns of the greedy policies that this round published, if it evaluated them itself; see `evaluations`."""
     metrics: Mapping[str, Mapping[str, float]]
     """Per policy and joint critic: losses, KL, entropy, explained variance, gradient norms; curvature and noise if the
     scaling or sharing policy needs them (see `marless.algos.base.UpdateOutput`).
@@ -214,6 +225,9 @@ class RoundRecord:
     lanes: tuple[LaneRecord, ...] = ()
     """All lanes that have begun, as this round left them, if episodes are carried; also those that rest because the
     round had fewer actors."""
+    earlier_evaluation: Evaluation | None = None
+    """Returns of the greedy policies that an earlier round published, if they were evaluated during the update of this
+    round."""
     idle_s: float | None = None
     """Seconds between the end of the round before and the start of this one, by a monotonic clock. None for the first
     round, and after an interruption, when no coordinator ran the job all the way between the two rounds."""
@@ -230,13 +244,31 @@ class RoundRecord:
         """
         return max(self.idle_s or 0.0, 0.0) + self.took_s
 
+    @property
+    def evaluations(self) -> tuple[Evaluation, ...]:
+        """The evaluations that this round ran, those of older policies first."""
+        earlier = (self.earlier_evaluation,) if self.earlier_evaluation else ()
+        if self.evaluation is None:
+            return earlier
+        return *earlier, Evaluation(rounds=self.round + 1, env_steps=self.env_steps, returns=self.evaluation)
+
+    @property
+    def newest_evaluation(self) -> Returns | None:
+        """The returns of the newest policies that this round evaluated; None if it evaluated none."""
+        return self.evaluations[-1].returns if self.evaluations else None
+
     def to_json(self) -> str:
-        """One line of `rounds.jsonl`."""
+        """One line of `rounds.jsonl`. Evaluations also have `return` and `win_rate`, for programs that read it."""
         data = dataclasses.asdict(self)
         if self.evaluation:
-            data["evaluation"]["return"] = self.evaluation.mean  # for programs that read the file directly
-            data["evaluation"]["win_rate"] = self.evaluation.win_rate
+            data["evaluation"] |= _headline(self.evaluation)
+        if self.earlier_evaluation:
+            data["earlier_evaluation"]["returns"] |= _headline(self.earlier_evaluation.returns)
         return json.dumps(data, separators=(",", ":"))
+
+
+def _headline(returns: Returns) -> dict[str, float | None]:
+    return {"return": returns.mean, "win_rate": returns.win_rate}
 
 
 def from_json(line: str) -> RoundRecord:
@@ -254,6 +286,7 @@ def _record(data: dict[str, Any]) -> RoundRecord:  # Any: JSON
         "phases": _made(PhaseSeconds, data["phases"]),
         "returns": _returns(data["returns"]),
         "evaluation": _returns(data["evaluation"]),
+        "earlier_evaluation": _evaluation(data.get("earlier_evaluation")),  # missing in older records
         "metrics": {name: _numbers(values) for name, values in data["metrics"].items()},
         "invocations": tuple(
             _made(InvocationRecord, each | {"after": _texts(each.get("after", ()))}) for each in data["invocations"]
@@ -319,6 +352,15 @@ def _returns(data: dict[str, Any] | None) -> Returns | None:  # Any: JSON
     if found.episodes < 1 or not (wins is None or (isinstance(wins, int) and 0 <= wins <= found.episodes)):
         raise ValueError(f"{wins!r:.80} wins of {found.episodes} episodes")
     return found
+
+
+def _evaluation(data: dict[str, Any] | None) -> Evaluation | None:  # Any: JSON
+    if data is None:
+        return None
+    returns = _returns(data["returns"])
+    if returns is None:
+        raise ValueError("an evaluation has no returns")
+    return _made(Evaluation, data | {"returns": returns})
 
 
 @dataclass(frozen=True, kw_only=True)

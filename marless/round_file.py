@@ -23,7 +23,7 @@ _SEEK_BYTES = 2**16
 _HEAD_BYTES = 2**12
 _HEAD = re.compile(rb'\{"job": ?"(?:[^"\\]|\\.)*", ?"round": ?(\d{1,15})[,}]')
 """The beginning of a line; see `RoundRecord.to_json`."""
-_EVALUATED = re.compile(rb'"evaluation": ?\{')
+_EVALUATED = re.compile(rb'"(?:earlier_)?evaluation": ?\{')
 _SECONDS = rb"(\d{1,12}(?:\.\d{1,20})?)"
 _TIMES = re.compile(rb'"started_s": ?' + _SECONDS + rb', ?"ended_s": ?' + _SECONDS + rb', ?"phases"')
 _IDLE = re.compile(rb'"idle_s": ?(?:null|' + _SECONDS + rb")}$")
@@ -63,7 +63,7 @@ def parse(path: Path, line: bytes) -> RoundRecord:
 
 
 def may_be_evaluated(line: bytes) -> bool:
-    """False if the round of this line was certainly not evaluated; far cheaper than parsing the line."""
+    """False if the round of this line certainly evaluated nothing; far cheaper than parsing the line."""
     return _EVALUATED.search(line) is not None
 
 

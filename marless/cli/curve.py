@@ -60,6 +60,5 @@ def _course(path: Path) -> _Course:
         course.trained_s += record.spent_s
         if record.returns:
             course.exploring.append((record.env_steps, record.returns.mean))
-        if record.evaluation:
-            course.greedy.append((record.env_steps, record.evaluation.mean))
+        course.greedy += [(each.env_steps, each.returns.mean) for each in record.evaluations]
     return course

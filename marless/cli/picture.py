@@ -102,11 +102,13 @@ def _draw_course(axes: Axes, run: Recorded, number: int, over: Over) -> None:
     """Draw a job's returns while exploring (faint) and in its greedy evaluations."""
     style = {"color": _COLOURS[number % len(_COLOURS)], "linestyle": _DASHES[number // len(_COLOURS) % len(_DASHES)]}
     exploring, greedy, seconds = [], [], 0.0
+    places: dict[int, float] = {}
     for record in run.records:
         seconds += record.spent_s
         place = {"env-steps": record.env_steps, "rounds": record.round + 1, "seconds": seconds}[over]
+        places[record.round + 1] = place
         exploring += [(place, record.returns.mean)] if record.returns else []
-        greedy += [(place, record.evaluation.mean)] if record.evaluation else []
+        greedy += [(places[each.rounds], each.returns.mean) for each in record.evaluations if each.rounds in places]
     if exploring:
         label = None if greedy else f"{run.job}, exploring"
         axes.plot(*zip(*exploring, strict=True), alpha=0.4, linewidth=1, label=label, **style)

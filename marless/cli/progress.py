@@ -135,7 +135,7 @@ class TrainingProgress:
         """Process a round recorded before the display began, for rates and the last evaluation."""
         self._trained_s += record.spent_s
         self._recent.append(record)
-        self._greedy = record.evaluation or self._greedy
+        self._greedy = record.newest_evaluation or self._greedy
         self._course.append((fraction_done(self._stop, record, self._trained_s), self._trained_s))
 
     def show(self, record: RoundRecord) -> None:
@@ -143,7 +143,7 @@ class TrainingProgress:
         self.look_back(record)
         self._bar.update(self._task, completed=self._course[-1][0], status=self._status(record))
         self._now = self._whole(record)
-        if record.evaluation and not self._console.is_terminal:
+        if record.evaluations and not self._console.is_terminal:
             self._lines.printed()
             self._console.print(self._now, highlight=False, soft_wrap=True)
 

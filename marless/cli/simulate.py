@@ -53,11 +53,11 @@ def simulate(
     if output is Output.table:
         _show(done)
     elif output is Output.jsonl:
-        for step in done.steps:
-            data(json.dumps(_round(step)))
+        for each in _rounds(done):
+            data(json.dumps(each))
         data(json.dumps(_about(done)))
     else:
-        show_object(_about(done) | {"rounds": [_round(step) for step in done.steps]}, done.job, output)
+        show_object(_about(done) | {"rounds": _rounds(done)}, done.job, output)
 
 
 def _about(done: Replay) -> dict[str, Any]:  # Any: JSON
@@ -109,7 +109,13 @@ def _counts(records: Sequence[RoundRecord]) -> dict[str, int]:
     }
 
 
-def _round(step: Step) -> dict[str, Any]:  # Any: JSON
+def _rounds(done: Replay) -> list[dict[str, Any]]:  # Any: JSON
+    recorded = [each for step in done.steps for each in step.recorded.evaluations]
+    greedy = {each.rounds: each.returns.mean for each in recorded}
+    return [_round(step, greedy) for step in done.steps]
+
+
+def _round(step: Step, greedy: Mapping[int, float]) -> dict[str, Any]:  # Any: JSON
     record = step.replayed
     return {
         "round": record.round,
@@ -120,7 +126,7 @@ def _round(step: Step) -> dict[str, Any]:  # Any: JSON
         "modelled_s": dataclasses.asdict(step.replayed_s),
         "modelled_usd": _usd(step.replayed_usd),
         "return_as_recorded": _mean(step.recorded.returns),
-        "evaluation_as_recorded": _mean(step.recorded.evaluation),
+        "evaluation_as_recorded": greedy.get(record.round + 1),
         "reasons": {decision.kind: decision.reason for decision in record.decisions},
         "assumed": list(step.assumed),
         "recorded": {

@@ -81,11 +81,12 @@ def curves(records: Sequence[RoundRecord], spec: JobSpec) -> Curves:
         ledger.add(record)
         for accounting, line in costs.items():
             line.append(ledger.total_usd(accounting))
+    greedy = {each.rounds: each.returns.mean for record in records for each in record.evaluations}
     return Curves(
         learners=tuple(map(learners_of, records)),
         actors=tuple(record.actors for record in records),
         exploring=tuple(record.returns.mean if record.returns else None for record in records),
-        greedy=tuple(record.evaluation.mean if record.evaluation else None for record in records),
+        greedy=tuple(greedy.get(record.round + 1) for record in records),
         cost_usd={accounting: tuple(line) for accounting, line in costs.items()},
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 
 from marless import record, round_file
 from marless.data.episodes import EpisodeStats
@@ -92,8 +93,9 @@ def reported(origin: Origin) -> Returns | None:
     """
     if origin.run_dir is None or not origin.round:
         return None
-    found = next(round_file.read(origin.run_dir / "rounds.jsonl", origin.round - 1), None)
-    return found.evaluation if found else None
+    own_and_next = islice(round_file.read(origin.run_dir / "rounds.jsonl", origin.round - 1), 2)
+    found = (each.returns for record in own_and_next for each in record.evaluations if each.rounds == origin.round)
+    return next(found, None)
 
 
 def _score(stats: EpisodeStats) -> Score:

@@ -77,7 +77,7 @@ class Journal:
             self.trained_s += spent_s(path, line)
             if len(self._history) < HISTORY_ROUNDS or (self.greedy is None and may_be_evaluated(line)):
                 record = parse(path, line)
-                self.greedy = self.greedy or record.evaluation
+                self.greedy = self.greedy or record.newest_evaluation
                 if len(self._history) < HISTORY_ROUNDS:
                     self._history.appendleft(record)
         for record in self._history:
@@ -85,6 +85,6 @@ class Journal:
 
     def _take(self, record: RoundRecord) -> None:
         self._history.append(record)
-        self.greedy = record.evaluation or self.greedy
+        self.greedy = record.newest_evaluation or self.greedy
         self.costs.put(record)
         self.trained_s += record.spent_s

@@ -134,12 +134,12 @@ class LiveJob:
         for each in record.invocations:
             if each.attempt > 1:
                 self.log.warning("invocation.repeated", id=each.id, attempt=each.attempt, worker=each.worker)
-        if record.evaluation:
+        for evaluation in record.evaluations:
             self.log.info(
                 "round.evaluated",
-                round=record.round + 1,
-                env_steps=record.env_steps,
-                episodes=record.evaluation.episodes,
-                greedy_return=record.evaluation.mean,
-                **({} if record.evaluation.win_rate is None else {"win_rate": record.evaluation.win_rate}),
+                round=evaluation.rounds,
+                env_steps=evaluation.env_steps,
+                episodes=evaluation.returns.episodes,
+                greedy_return=evaluation.returns.mean,
+                **({} if evaluation.returns.win_rate is None else {"win_rate": evaluation.returns.win_rate}),
             )

@@ -36,7 +36,7 @@ class Progress:
         return Progress(
             rounds=record.round + 1,
             env_steps=record.env_steps,
-            greedy=record.evaluation or self.greedy,
+            greedy=record.newest_evaluation or self.greedy,
         )
 
 
@@ -62,8 +62,8 @@ def progress_of(folder: RunFolder) -> Progress:
         if newest is None or may_be_evaluated(line):
             record = parse(folder.rounds_path, line)
             newest = newest or record
-            if record.evaluation:
-                return replace(Progress().after(newest), greedy=record.evaluation)
+            if record.evaluations:
+                return replace(Progress().after(newest), greedy=record.newest_evaluation)
         if looked >= LOOK_BACK_ROUNDS:
             break
     return Progress().after(newest) if newest else Progress()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from marless import round_file
-from marless.record import from_json
+from marless.record import Evaluation, from_json
 from marless.round_file import BATCH_BYTES, RoundReader
 from marless.rpc.client import Peer
 from marless.rpc.security import Security
@@ -139,10 +139,14 @@ def test_a_job_that_goes_on_parses_what_decisions_look_back_on_only(runs, parsed
     assert [each.round for each in journal.history] == list(range(600 - HISTORY_ROUNDS, 600))
 
 
-def test_the_newest_evaluation_is_known_however_old_it_is(runs, parsed):
+@pytest.mark.parametrize(
+    "changes",
+    [{"evaluation": RETURNS}, {"earlier_evaluation": Evaluation(rounds=3, env_steps=300, returns=RETURNS)}],
+)
+def test_the_newest_evaluation_is_known_however_old_it_is(runs, parsed, changes):
     folder = RunFolder(ended_job(runs, 600))
     lines = (folder.path / "rounds.jsonl").read_text().splitlines(keepends=True)
-    lines[3] = record(3, evaluation=RETURNS).to_json() + "\n"
+    lines[3] = record(3, **changes).to_json() + "\n"
     (folder.path / "rounds.jsonl").write_text("".join(lines))
     journal = Journal(folder, Costs(SPEC, folder))
     journal.read()

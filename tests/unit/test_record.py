@@ -8,6 +8,7 @@ import pytest
 from marless.record import (
     Decision,
     Distances,
+    Evaluation,
     GroupRecord,
     InvocationRecord,
     PhaseSeconds,
@@ -20,6 +21,8 @@ from marless.record import (
 
 WON = Returns(episodes=4, mean=7.0, per_agent={"a": 7.0}, standard_error=0.0, wins=3)
 RETURNS = Returns(episodes=4, mean=-20.5, per_agent={"a": -20.0, "b": -21.0}, standard_error=0.25)
+EARLIER = Evaluation(rounds=3, env_steps=300, returns=WON)
+"""Of the policies that round 3 of `record` has published."""
 
 
 def record(round_: int = 0, **changes) -> RoundRecord:
@@ -53,7 +56,13 @@ def record(round_: int = 0, **changes) -> RoundRecord:
     return RoundRecord(**fields | changes)
 
 
-@pytest.mark.parametrize("changes", [{}, {"returns": None}, {"evaluation": RETURNS}, {"invocations": (), "groups": ()}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({}, {"returns": None}, {"invocations": (), "groups": ()}),
+        *({"evaluation": RETURNS}, {"earlier_evaluation": EARLIER}, {"earlier_evaluation": EARLIER, "evaluation": WON}),
+    ],
+)
 def test_a_record_is_read_as_it_was_written(changes):
     assert from_json(record(**changes).to_json()) == record(**changes)
 
@@ -66,6 +75,35 @@ def test_the_time_spent_on_a_round_is_its_own_and_what_lay_before_it_but_no_inte
 
 def test_a_line_shows_the_figure_that_readers_look_for():
     assert json.loads(record(evaluation=RETURNS).to_json())["evaluation"]["return"] == -20.5
+
+
+def test_an_evaluation_belongs_to_the_policies_that_it_was_of():
+    own = Evaluation(rounds=4, env_steps=400, returns=RETURNS)
+    for changes, found in (
+        ({}, ()),
+        ({"evaluation": RETURNS}, (own,)),
+        ({"earlier_evaluation": EARLIER}, (EARLIER,)),
+        ({"evaluation": RETURNS, "earlier_evaluation": EARLIER}, (EARLIER, own)),
+    ):
+        known = record(3, **changes)
+        assert known.evaluations == found
+        assert known.newest_evaluation == (found[-1].returns if found else None)
+    earlier = json.loads(record(3, earlier_evaluation=EARLIER).to_json())["earlier_evaluation"]
+    assert (earlier["env_steps"], earlier["returns"]["return"], earlier["returns"]["win_rate"]) == (300, 7.0, 0.75)
+
+
+def test_records_of_before_evaluations_ran_beside_an_update_are_read():
+    data = json.loads(record(3, evaluation=RETURNS).to_json())
+    del data["earlier_evaluation"]
+    assert from_json(json.dumps(data)) == record(3, evaluation=RETURNS)
+
+
+@pytest.mark.parametrize("wrong", [{"returns": None}, {"rounds": "3"}, {"env_steps": None}, {"of": 1}])
+def test_an_evaluation_without_its_parts_is_no_record(wrong):
+    data = json.loads(record(3, earlier_evaluation=EARLIER).to_json())
+    data["earlier_evaluation"] |= wrong
+    with pytest.raises(ValueError, match="no"):
+        from_json(json.dumps(data))
 
 
 def summary(**changes) -> dict:

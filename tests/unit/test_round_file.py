@@ -14,7 +14,7 @@ from marless import round_file
 from marless.errors import CorruptError
 from marless.record import Decision
 from marless.round_file import RoundReader, may_be_evaluated, read, read_backwards, spent_s
-from tests.unit.test_record import RETURNS, record
+from tests.unit.test_record import EARLIER, RETURNS, record
 
 
 class Growing(list):
@@ -151,6 +151,7 @@ def test_a_line_that_is_not_its_rounds_record_ends_a_batch_with_its_name(lines, 
 def test_what_is_known_of_a_line_without_parsing_it():
     plain, evaluated = (record(2, evaluation=each).to_json().encode() for each in (None, RETURNS))
     assert (may_be_evaluated(plain), may_be_evaluated(evaluated)) == (False, True)
+    assert may_be_evaluated(record(2, earlier_evaluation=EARLIER).to_json().encode())
     for changes, seconds in (
         ({}, 0.5),
         ({"idle_s": 0.25}, 0.75),

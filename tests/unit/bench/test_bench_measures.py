@@ -52,10 +52,12 @@ def test_crossing_is_the_first_evaluation_that_reaches_the_target(curve):
 
 def test_rounds_of_marless_count_from_the_start_of_the_process():
     records = [
-        {"round": 0, "env_steps": 4000, "started_s": 101.0, "ended_s": 101.5, "evaluation": None},
-        {"round": 1, "env_steps": 8000, "started_s": 101.5, "ended_s": 102.25, "evaluation": {"return": -20.0}},
+        {"round": 0, "env_steps": 4000, "ended_s": 101.5, "evaluation": None, "earlier_evaluation": None},
+        {"round": 1, "env_steps": 8000, "ended_s": 102.25, "evaluation": {"return": -20.0}, "earlier_evaluation": None},
     ]
     assert rounds(records, started_s=100.0) == (Point(4000, 1.5, None), Point(8000, 2.25, -20.0))
+    records[1]["earlier_evaluation"] = {"rounds": 1, "env_steps": 4000, "returns": {"return": -25.0}}
+    assert rounds(records, started_s=100.0) == (Point(4000, 2.25, -25.0), Point(8000, 2.25, -20.0))
 
 
 def test_spread_and_its_cell():

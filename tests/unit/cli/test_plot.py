@@ -1,5 +1,6 @@
 """`marless plot`: curves of one or several jobs in a picture; and which of a folder and a job a name is taken for."""
 
+import dataclasses
 import json
 import shutil
 
@@ -9,9 +10,10 @@ import yaml
 pytest.importorskip("matplotlib")
 from marless import load_policy
 from marless.cli import picture
+from marless.record import Evaluation
 from tests.scripted_coordinator import ScriptedCoordinator
 from tests.unit.cli.test_explain import records
-from tests.unit.comparison.synthetic import spec, write
+from tests.unit.comparison.synthetic import ROUND_S, returns, spec, write
 
 
 @pytest.fixture
@@ -47,6 +49,21 @@ def test_several_jobs_are_curves_of_one_picture(runs, marless, monkeypatch, over
     assert places is None or list(exploring.get_xdata()) == places
     assert list(exploring.get_xdata()) == sorted(exploring.get_xdata())
     assert [text.get_text() for text in panel.get_legend().get_texts()] == ["one", "two", "random policy"]
+
+
+@pytest.mark.parametrize(
+    ("over", "places"), [("rounds", [2, 6]), ("env-steps", [200, 600]), ("seconds", [2 * ROUND_S, 6 * ROUND_S])]
+)
+def test_an_evaluation_is_drawn_where_its_policies_were_published(runs, marless, monkeypatch, over, places):
+    """Round 3 evaluates the policies of round 2; each round takes ten seconds."""
+    figures, rounds = [], records()
+    early = Evaluation(rounds=2, env_steps=200, returns=returns(-17.5))
+    rounds[2] = dataclasses.replace(rounds[2], earlier_evaluation=early)
+    (runs / "one/rounds.jsonl").write_text("".join(each.to_json() + "\n" for each in rounds))
+    monkeypatch.setattr(picture, "_write", lambda figure, _: figures.append(figure))
+    assert marless("plot", "one", "two", "--over", over)[0] == 0
+    _, greedy, *_ = figures[0].axes[0].get_lines()
+    assert (list(greedy.get_ydata()), list(greedy.get_xdata())) == ([-17.5, -15.0], places)
 
 
 def test_a_job_of_a_coordinator_is_drawn_too(runs, marless, tmp_path, monkeypatch):

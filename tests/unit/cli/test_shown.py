@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 
 import pytest
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from marless import spec
@@ -17,7 +18,7 @@ from marless.cli.progress import TrainingProgress, fraction_done, summary_table
 from marless.client import Job, JobState
 from marless.errors import CorruptError
 from marless.spec import StopSpec
-from tests.unit.test_record import RETURNS, WON, record
+from tests.unit.test_record import EARLIER, RETURNS, WON, record
 
 SPEC = spec.parse({"env": {"name": "mpe/simple_spread"}, "algorithm": "ippo", "stop": {"rounds": 10}}, "spec")
 
@@ -185,6 +186,23 @@ def test_a_curve_is_drawn_even_if_the_last_line_was_cut_short(folder):
     target = draw(folder)
     assert target == folder / "curve.png"
     assert target.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_curve_has_each_evaluation_at_the_env_steps_of_its_policies(folder, monkeypatch):
+    """Round 4 evaluates what round 3 has published, and itself."""
+    rounds = [record(0), record(1), record(2), record(3, earlier_evaluation=EARLIER, evaluation=RETURNS)]
+    (folder / "rounds.jsonl").write_text("".join(each.to_json() + "\n" for each in rounds))
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    draw(folder)
+    _, greedy, *_ = drawn[0].axes[0].get_lines()
+    assert greedy.get_xydata().tolist() == [[300, 7.0], [400, -20.5]]
+
+
+def test_a_log_gets_a_line_for_an_evaluation_of_an_earlier_round():
+    line = "round 4 of 10 · 400 env steps · 200/s · greedy return 7.00 · won 75% · exploring -20.50 · 2 actors, "
+    [shown_line] = shown([record(2), record(3, earlier_evaluation=EARLIER)], terminal=False).splitlines()
+    assert shown_line.startswith(line)
 
 
 def test_without_records_there_is_no_curve(folder):

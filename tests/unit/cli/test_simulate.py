@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from functools import partial
 
 import pytest
 import yaml
 
+from marless.record import Evaluation
 from marless.replay.cluster import modelled, total
 from tests.unit.replay.runs import run_of, spec_of
 
@@ -16,7 +18,13 @@ SPEC = spec_of(scaling={"name": "marless", "window": 3})
 
 @pytest.fixture(scope="module")
 def records():
-    return run_of(SPEC, 5)
+    """Of five rounds; the policies of the second one were evaluated in the third, and those of the last at once."""
+    made = run_of(SPEC, 5)
+    early, late = (dataclasses.replace(made[0].returns, mean=mean) for mean in (-4.0, -5.0))
+    third = dataclasses.replace(
+        made[2], earlier_evaluation=Evaluation(rounds=2, env_steps=made[1].env_steps, returns=early)
+    )
+    return *made[:2], third, made[3], dataclasses.replace(made[4], evaluation=late)
 
 
 @pytest.fixture
@@ -44,6 +52,7 @@ def test_another_cluster_says_what_the_recorded_rounds_would_take_there(simulate
     assert [each["actors"] for each in found["rounds"]] == [record.actors for record in records]
     assert not any(each["differs"] for each in found["rounds"])
     assert found["rounds"][2]["return_as_recorded"] == records[2].returns.mean
+    assert [each["evaluation_as_recorded"] for each in found["rounds"]] == [None, -4.0, None, None, -5.0]
     assert found["rounds"][2]["modelled_s"]["rollout"] == modelled(records[2], SPEC.functions, 64).rollout
 
 

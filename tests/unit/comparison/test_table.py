@@ -6,10 +6,11 @@ import json
 import pytest
 
 from marless.comparison import table
-from marless.comparison.figures import Curves, Figures, figures, learners_of
+from marless.comparison.figures import Curves, Figures, curves, figures, learners_of
 from marless.comparison.statements import above_random, equal, statements
 from marless.errors import CorruptError
 from marless.presets import presets
+from marless.record import Evaluation
 from tests.unit.comparison.synthetic import ACTOR_S, LEARNER_S, ROUND_S, record, returns, spec
 
 PAIRED = (("agent_0", "agent_1"),)
@@ -217,6 +218,12 @@ def test_the_figures_of_a_run():
     assert found.cost_usd["paper"] == pytest.approx((12 + 12) * 1.66667e-5, rel=1e-6)
     assert found.curves.cost_usd["paper"][-1] == found.cost_usd["paper"]
     assert found.curves.cost_usd["paper"][0] == pytest.approx((8 + 8) * 1.66667e-5, rel=1e-6)
+
+
+def test_a_curve_has_an_evaluation_where_its_policies_were_published():
+    early = Evaluation(rounds=1, env_steps=100, returns=returns(-14.0))
+    records = [record(0), dataclasses.replace(record(1, greedy=-12.0), earlier_evaluation=early)]
+    assert curves(records, spec()).greedy == (-14.0, -12.0)
 
 
 def test_the_wins_of_a_run():

@@ -11,8 +11,10 @@ from marless.envs import registry
 from marless.envs.base import Discrete
 from marless.errors import SpecError
 from marless.policies.evaluation import evaluate, reported
+from marless.policies.policy import Origin
 from marless.record import returns_of
 from tests.unit.policies.saved import save, state
+from tests.unit.test_record import EARLIER, RETURNS, WON, record
 
 OPTIONS = {"agents": 2, "max_cycles": 5}
 
@@ -48,6 +50,14 @@ def test_returns_are_those_of_the_episodes_played(team, explore):
     assert found.team.returns.mean == pytest.approx(each.mean())
     chance = play(registry.make("mpe/simple_spread", OPTIONS, 64), None, episodes=70, seed=4)
     assert found.chance.returns == returns_of([chance])
+
+
+@pytest.mark.parametrize(("rounds", "found"), [(3, WON), (4, RETURNS), (2, None), (5, None)])
+def test_the_reported_returns_are_of_these_policies(tmp_path, rounds, found):
+    """Round 4 evaluates what round 3 has published, and itself."""
+    records = [record(0), record(1), record(2), record(3, earlier_evaluation=EARLIER, evaluation=RETURNS), record(4)]
+    (tmp_path / "rounds.jsonl").write_text("".join(each.to_json() + "\n" for each in records))
+    assert reported(Origin(round=rounds, run_dir=tmp_path)) == found
 
 
 def test_an_agent_plays_the_policy_of_its_group(team):
