@@ -29,6 +29,8 @@ from marless.cli.stack import SERVICES, LocalStack, StackOptions, owner_of
 from marless.cli.supervision import STOP_S, Log
 from marless.client.address import STACK_FILE
 from marless.errors import MarlessError, SpecError, UnavailableError
+from marless.fleet.launchers import options
+from marless.fleet.launchers.registry import LAUNCHERS
 from marless.log import structlog
 from marless.rpc.addresses import advertised, is_everywhere
 from marless.rpc.process import configure_logging
@@ -64,8 +66,12 @@ class Settings:
         return cls(**given | {"runs": Path(given["runs"])})
 
     def check(self) -> None:
-        """Raise SpecError for an address that clients could not connect to, or that is not secure."""
+        """Raise SpecError for an address that clients cannot dial or that is not secure, or an unknown launcher."""
+        if launcher := self.environment.get("MARLESS_LAUNCHER"):
+            LAUNCHERS.find(options.parse(launcher).name)
         if not self.listen:
+            if self.advertise:
+                raise SpecError(f"--advertise {self.advertise}: set --listen, too, which is what clients then dial")
             return
         _, colon, port = self.listen.rpartition(":")
         if not colon or not port.isdecimal() or not 0 < int(port) < 2**16:

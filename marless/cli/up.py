@@ -25,6 +25,10 @@ def up(
     learner_workers: Annotated[
         int | None, typer.Option(parser=positive, metavar="N", help="Largest number of learner workers.")
     ] = None,
+    launcher: Annotated[
+        str,
+        typer.Option(metavar="NAME[,KEY=VALUE]...", help="What starts the workers; default: local, as processes."),
+    ] = "",
     foreground: Annotated[
         bool, typer.Option("--foreground", help="Stay in the foreground; Ctrl-C stops the services.")
     ] = False,
@@ -37,12 +41,16 @@ def up(
 
     from marless.cli import background
 
-    workers = {"MARLESS_ACTOR_WORKERS": actor_workers, "MARLESS_LEARNER_WORKERS": learner_workers}
+    chosen = {
+        "MARLESS_ACTOR_WORKERS": actor_workers,
+        "MARLESS_LEARNER_WORKERS": learner_workers,
+        "MARLESS_LAUNCHER": launcher,
+    }
     settings = background.Settings(
         runs=runs,
         listen=listen,
         advertise=advertise,
-        environment={name: str(value) for name, value in workers.items() if value},
+        environment={name: str(value) for name, value in chosen.items() if value},
     )
     if foreground:
         asyncio.run(background.supervise(settings))

@@ -7,6 +7,7 @@ import asyncio
 import os
 import resource
 import socket
+import sys
 import time
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
@@ -15,14 +16,24 @@ from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from marless.errors import MarlessError, told
+from marless.envs import allowed
+from marless.errors import MarlessError, SpecError, UnavailableError, told
 from marless.fleet import environment, orphans
 from marless.fleet.handover import Handed, Handover, listen
 from marless.fleet.watchdog import Watchdog
 from marless.log import structlog
 from marless.rpc.client import Peer
-from marless.rpc.process import add_env_modules, add_option, add_process_options, forget_secrets, security_of
+from marless.rpc.errors import from_rpc
+from marless.rpc.process import (
+    add_env_modules,
+    add_peer,
+    add_process_options,
+    configure_logging,
+    forget_secrets,
+    security_of,
+)
 from marless.rpc.roles import Role
 from marless.rpc.security import Security
 from marless.rpc.v1 import common_pb2
@@ -34,6 +45,8 @@ OVERDUE_S = 5.0
 """Seconds after the time limit of a task, and after the last task, in which a worker has to be done."""
 CANCELLED_S = 10.0
 """Seconds in which a cancelled task has to end; its pool disconnects the worker before."""
+WAITING_S = 5.0
+"""Seconds after which a worker that its pool does not answer says so, and then again and again."""
 Handle = Callable[[bytes], Awaitable[bytes]]
 Stream = grpc.aio.StreamStreamCall[common_pb2.WorkerMessage, common_pb2.PoolMessage]
 Work = grpc.aio.StreamStreamMultiCallable[common_pb2.WorkerMessage, common_pb2.PoolMessage]
@@ -58,15 +71,44 @@ class WorkerOptions:
     """Modules whose environments an actor may create besides PettingZoo's own; see `marless.envs.allowed`."""
 
 
-def worker_options(description: str, role: Role, arguments: Sequence[str] | None = None) -> WorkerOptions:
-    """Parse the arguments of a worker; by default, the command line of this process."""
-    parser = argparse.ArgumentParser(description=description)
+Run = Callable[[WorkerOptions], Coroutine[None, None, None]]
+
+
+def serve(run: Run, role: Role, arguments: Sequence[str] | None = None) -> None:
+    """Run a worker process to its end, and kill all processes that were started below it.
+
+    Exits with code 2 for invalid options, and with 1 if the pool refuses the worker, after an error message on stderr.
+
+    Args:
+        run: Connects to the pool, and runs its tasks.
+        role: Which kind of worker this is.
+        arguments: Those of the command line; by default, this process's.
+    """
+    configure_logging()
+    program = f"python -m services.{role}_pool.worker"
+    try:
+        options = worker_options(program, role, arguments)
+        allowed.allow(options.env_modules)
+        if options.background:
+            environment.yield_cpu()
+        if not options.launched:
+            orphans.end_of_dead_pools()
+        with orphans.contained():
+            asyncio.run(run(options))
+    except MarlessError as error:
+        print(f"{program}: {error}", file=sys.stderr)  # noqa: T201  # the final error message, for people
+        sys.exit(2 if isinstance(error, SpecError) else 1)
+
+
+def worker_options(program: str, role: Role, arguments: Sequence[str] | None = None) -> WorkerOptions:
+    """Parse the arguments of a worker; exits with code 2, or raises SpecError, if they are invalid."""
+    parser = argparse.ArgumentParser(prog=program, description=f"One {role} worker of a pool of {role}s.")
     unique = f"{socket.gethostname()}-{os.getpid()}"
     parser.add_argument(
         "--worker", default=unique, help="name under which the pool knows this worker; default: %(default)s"
     )
-    add_option(parser, "--pool", "", "address of the pool to dial")
-    add_option(parser, "--param-store", "", "address of the param_store")
+    add_peer(parser, "--pool", f"{role}_pool")
+    add_peer(parser, "--param-store", "param_store")
     add_env_modules(parser)
     add_process_options(parser)
     parser.add_argument("--launched", action="store_true", help="how pools start workers; not for people")
@@ -82,16 +124,6 @@ def worker_options(description: str, role: Role, arguments: Sequence[str] | None
         watchdog=Watchdog(ends_process=True),
         env_modules=args.env_modules,
     )
-
-
-def serve(run: Callable[[WorkerOptions], Coroutine[None, None, None]], options: WorkerOptions) -> None:
-    """Run a worker process to its end, and kill all processes that were started below it."""
-    if options.background:
-        environment.yield_cpu()
-    if not options.launched:
-        orphans.end_of_dead_pools()
-    with orphans.contained():
-        asyncio.run(run(options))
 
 
 async def work(options: WorkerOptions, peer: Peer, method: Work, handle: Handle, device: str = "cpu") -> None:
@@ -139,17 +171,41 @@ def _end_with_pool() -> NoReturn:
 async def _session(peer: Peer, method: Work, hello: common_pb2.WorkerHello, handle: Handle, watchdog: Watchdog) -> None:
     stream = method(metadata=peer.metadata, wait_for_ready=True)
     bench = _Bench(handle, stream, hello.worker, watchdog)
+    waiting = asyncio.create_task(_say_why_it_waits(peer, hello.worker))
     try:
         await stream.write(common_pb2.WorkerMessage(hello=hello))
+        waiting.cancel()
         await _serve(stream, bench)
         await stream.done_writing()
-    except grpc.aio.AioRpcError as error:
-        _log.warning("worker.pool_lost", worker=hello.worker, code=error.code().name)
-    except asyncio.InvalidStateError:  # from gRPC for a write to a stream that the other side has ended
-        _log.warning("worker.given_up", worker=hello.worker)
+    except (grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the latter for a write to a stream that has ended
+        await _tell_end(stream, hello.worker)
     finally:
+        waiting.cancel()
         bench.close()
         stream.cancel()
+
+
+async def _say_why_it_waits(peer: Peer, worker: str) -> None:
+    check = health_pb2_grpc.HealthStub(peer.channel).Check
+    while True:
+        await asyncio.sleep(WAITING_S)
+        try:
+            await peer.call(check, health_pb2.HealthCheckRequest())
+        except MarlessError as error:
+            _log.warning("worker.waiting", worker=worker, pool=peer.address, reason=str(error))
+
+
+async def _tell_end(stream: Stream, worker: str) -> None:
+    """Log that the pool is gone or has given this worker up; raises the reason if it has refused this worker."""
+    code = await stream.code()
+    if code == grpc.StatusCode.OK:
+        _log.warning("worker.given_up", worker=worker)
+        return
+    details, trailer = await stream.details(), await stream.trailing_metadata()
+    reason = from_rpc(grpc.aio.AioRpcError(code, None, trailer, details), "its pool")
+    if not isinstance(reason, UnavailableError):
+        raise reason
+    _log.warning("worker.pool_lost", worker=worker, code=code.name, reason=str(reason))
 
 
 async def _serve(stream: Stream, bench: _Bench) -> None:

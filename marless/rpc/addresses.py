@@ -53,7 +53,7 @@ def advertised(bound: str, advertise: str = "") -> str:
         return f"{socket.gethostname()}:{bound.rpartition(':')[2]}" if is_everywhere(bound) else bound
     port = "" if bound.startswith(UNIX) else bound.rpartition(":")[2]
     address = advertise if _has_port(advertise) or advertise.startswith(UNIX) else f"{advertise}:{port}"
-    if not (address.startswith(UNIX) or _can_be_dialled(address)):
+    if not can_be_dialled(address):
         raise SpecError(
             f"--advertise {advertise}: give the host and port that others dial, e.g. gpu1.example.org:7070, "
             "[2001:db8::1]:7070 or unix:PATH"
@@ -65,8 +65,13 @@ def _has_port(address: str) -> bool:
     return not address.endswith("]") and ":" in address
 
 
-def _can_be_dialled(address: str) -> bool:
+def can_be_dialled(address: str) -> bool:
+    """True for host:port with a port above 0 and a host that names one machine, and for unix:PATH."""
+    if address.startswith(UNIX):
+        return address != UNIX
     host, _, port = address.rpartition(":")
     if not (port.isascii() and port.isdecimal() and 0 < int(port[:6]) < 2**16) or is_everywhere(address):
+        return False
+    if any(character.isspace() or character in "/," for character in host):
         return False
     return ":" not in host or (host.startswith("[") and host.endswith("]"))

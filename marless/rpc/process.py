@@ -13,8 +13,9 @@ from contextlib import suppress
 
 from marless import documents
 from marless.envs import allowed
-from marless.errors import SpecError
+from marless.errors import SpecError, shown
 from marless.log import structlog
+from marless.rpc.addresses import can_be_dialled
 from marless.rpc.roles import Role
 from marless.rpc.security import SECRET_VARIABLES, Security
 
@@ -26,6 +27,18 @@ def add_option(
     variable = "MARLESS_" + flag.removeprefix("--").replace("-", "_").upper()
     default = os.environ.get(variable, default)
     parser.add_argument(flag, default=default, type=kind, help=f"{description} [${variable}]")
+
+
+def add_peer(parser: argparse.ArgumentParser, flag: str, service: str) -> None:
+    """Add the flag of a service that this process dials; it must be set, here or by its variable."""
+    add_option(parser, flag, "", f"address of the {service}: host:port or unix:PATH", _dialled)
+
+
+def _dialled(text: str) -> str:
+    if not can_be_dialled(text):
+        what = shown(text) if text else "not set"
+        raise argparse.ArgumentTypeError(f"{what}: give the address to dial, such as 10.0.0.1:7070 or unix:PATH")
+    return text
 
 
 def at_least(least: int) -> Callable[[str], int]:

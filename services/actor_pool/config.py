@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from marless.fleet.launchers.options import LOCAL, Choice, add_launcher, limit_of
-from marless.rpc.process import add_env_modules, add_option, add_worker_tls, at_least, seconds
+from marless.rpc.process import add_env_modules, add_option, add_peer, add_worker_tls, at_least, seconds
 from marless.rpc.server import ServerOptions, option_parser, server_options
 
 
@@ -35,7 +35,7 @@ class Config:
 def parse(argv: Sequence[str] | None = None) -> Config:
     """Read the options from flags and MARLESS_* environment variables."""
     parser = option_parser("actor_pool", "Runs actors: batches of environment copies under given policy versions.")
-    add_option(parser, "--param-store", "", "address of the param_store")
+    add_peer(parser, "--param-store", "param_store")
     add_option(
         parser,
         "--actor-workers",

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from marless.envs import allowed
-from marless.fleet.session import WorkerOptions, serve, work, worker_options
+from marless.fleet.session import WorkerOptions, serve, work
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
-from marless.rpc.process import configure_logging
 from marless.rpc.roles import Role
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 from services.actor_pool.actor import Actor
@@ -34,10 +32,7 @@ async def run(options: WorkerOptions) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a worker with these command-line arguments (by default, those of this process) to its end."""
-    configure_logging()
-    given = worker_options("One actor worker of an actor pool.", Role.ACTOR, arguments)
-    allowed.allow(given.env_modules)
-    serve(run, given)
+    serve(run, Role.ACTOR, arguments)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from marless.rpc.process import add_env_modules, add_option, at_least, seconds
+from marless.rpc.process import add_env_modules, add_option, add_peer, at_least, seconds
 from marless.rpc.server import ServerOptions, option_parser, server_options
 from services.coordinator.jobs import JobsOptions
 from services.coordinator.ownership import BEAT_S
@@ -37,7 +37,7 @@ def parse(argv: Sequence[str] | None = None) -> Config:
         "coordinator", "Owns jobs and decisions: runs rounds, records them, streams events.", for_users=True
     )
     for service in PEERS:
-        add_option(parser, f"--{service.replace('_', '-')}", "", f"address of the {service}")
+        add_peer(parser, f"--{service.replace('_', '-')}", service)
     add_option(parser, "--runs", "runs", "directory of the run folders")
     add_option(
         parser,

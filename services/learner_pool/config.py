@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from marless.fleet.launchers.options import LOCAL, Choice, add_launcher, limit_of
-from marless.rpc.process import add_option, add_worker_tls, at_least, seconds
+from marless.rpc.process import add_option, add_peer, add_worker_tls, at_least, seconds
 from marless.rpc.server import ServerOptions, option_parser, server_options
 from services.learner_pool import spool
 
@@ -44,7 +44,7 @@ def parse(argv: Sequence[str] | None = None) -> Config:
     """Read the options from flags and MARLESS_* environment variables."""
     cores = os.cpu_count() or 1
     parser = option_parser("learner_pool", "Takes trajectories in and turns them into new policy versions.")
-    add_option(parser, "--param-store", "", "address of the param_store")
+    add_peer(parser, "--param-store", "param_store")
     add_option(parser, "--learner-workers", "1", "largest number of learner workers that the pool starts", at_least(0))
     add_option(parser, "--learner-threads", "0", "torch threads per worker; 0: the cores, shared evenly", at_least(0))
     add_option(

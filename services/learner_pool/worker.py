@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from marless.fleet.session import WorkerOptions, serve, work, worker_options
+from marless.fleet.session import WorkerOptions, serve, work
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
-from marless.rpc.process import configure_logging
 from marless.rpc.refs import Borrowed
 from marless.rpc.roles import Role
 from marless.rpc.v1.learner_pool_pb2_grpc import LearnerPoolServiceStub
@@ -45,9 +44,8 @@ def compute_side_by_side() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a worker with these command-line arguments (by default, those of this process) to its end."""
-    configure_logging()
     compute_side_by_side()
-    serve(run, worker_options("One learner worker of a learner pool.", Role.LEARNER, arguments))
+    serve(run, Role.LEARNER, arguments)
 
 
 if __name__ == "__main__":

@@ -17,9 +17,10 @@ from marless.errors import (
     NotFoundError,
     OverloadedError,
     SpecError,
+    UnauthenticatedError,
     UnavailableError,
 )
-from marless.fleet import dispatch
+from marless.fleet import dispatch, session
 from marless.fleet.dispatch import Dispatcher
 from marless.fleet.fleet import Fleet
 from marless.fleet.handover import Handover, Tickets, new_ticket
@@ -1076,3 +1077,30 @@ async def test_stopping_fails_what_runs_and_starts_nothing_again(pool, make, lau
         await fleet.ensure(1)
     assert launcher.launched == ["actor-0"]
     assert names(pool) == []
+
+
+async def test_a_worker_whose_pool_does_not_answer_says_so_until_it_does(tmp_path, monkeypatch):
+    monkeypatch.setattr(session, "WAITING_S", 0.05)
+    address = f"unix:{tmp_path}/pool.sock"
+    early = Pool(address, Dispatcher(queue_limit=2, tickets=Tickets(others=True)))
+    with capture_logs() as logs:
+        early.start("early")
+        async with asyncio.timeout(PATIENCE_S):
+            while len([line for line in logs if line["event"] == "worker.waiting"]) < 2:  # noqa: ASYNC110  # no event
+                await asyncio.sleep(0.01)
+        assert logs[0]["pool"] == address
+        assert "failed to connect" in logs[0]["reason"]
+        async with pool_at(address, Dispatcher(queue_limit=2, tickets=Tickets(others=True))) as pool:
+            async with asyncio.timeout(PATIENCE_S):
+                await pool.dispatcher.connected(["early"])
+            said = len(logs)
+            assert (await pool.run("fast")).payload == b"fast by early"
+            await asyncio.sleep(0.2)  # several times as long as it would wait before it says so again
+            assert [line for line in logs[said:] if line["event"] == "worker.waiting"] == []
+    await early.close()
+
+
+async def test_a_worker_that_is_refused_raises_the_reason(pool):
+    await pool.connect("taken")
+    with pytest.raises(UnauthenticatedError, match="ticket"):
+        await pool.start("taken", "a guess")

@@ -138,6 +138,21 @@ async def test_with_tokens_a_worker_that_others_start_attaches_by_its_role_alone
         await process.wait()
 
 
+async def test_a_worker_with_a_wrong_token_ends_and_says_why(tmp_path):
+    wrong = tmp_path / "wrong"
+    wrong.mkdir(mode=0o700)
+    tokens.write(wrong, Role.ACTOR, "x" * 40)
+    async with running_pool(tokens.made(tmp_path / "tokens"), workers=0) as pool:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "services.actor_pool.worker", "--pool", pool.peer.address),
+            *("--param-store", "unix:/nowhere", "--tokens", str(wrong)),
+            stderr=asyncio.subprocess.PIPE,
+        )
+        _, said = await process.communicate()
+    assert process.returncode == 1
+    assert said.decode().splitlines()[-1].startswith("python -m services.actor_pool.worker: the token")
+
+
 async def test_a_pool_that_starts_no_worker_plays_on_those_that_dial_in(tmp_path):
     """The random baseline, too, which otherwise has a worker of its own in the background."""
     own = tmp_path / "own"

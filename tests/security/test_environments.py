@@ -252,11 +252,13 @@ def test_no_option_of_pettingzoos_own_names_a_file(monkeypatch):
 
 def test_the_setting_is_of_the_process_and_of_nothing_that_it_is_sent(monkeypatch):
     monkeypatch.setenv(SETTING, "")
-    assert coordinator_config(["--env-modules", "cogrid, my_games"]).env_modules == ("cogrid", "my_games")
-    assert actor_config(["--env-modules", "cogrid"]).env_modules == ("cogrid",)
+    store = ["--param-store", "unix:/nowhere"]
+    peers = [*store, "--actor-pool", "unix:/nowhere", "--learner-pool", "unix:/nowhere"]
+    assert coordinator_config([*peers, "--env-modules", "cogrid, my_games"]).env_modules == ("cogrid", "my_games")
+    assert actor_config([*store, "--env-modules", "cogrid"]).env_modules == ("cogrid",)
     assert allowed.modules() == ()
     with pytest.raises(SystemExit):
-        actor_config(["--env-modules", "co grid"])
+        actor_config([*store, "--env-modules", "co grid"])
     allowed.allow(("cogrid",))
     assert allowed.modules() == ("cogrid",)
 

@@ -85,7 +85,8 @@ def test_options_are_pairs(text):
 
 @pytest.mark.parametrize(("module", "kind"), [(actors, "actor"), (learners, "learner")])
 def test_a_pool_without_workers_of_its_own_needs_tokens(module, kind, capsys, tmp_path):
-    none = [["--launcher", "external"], [f"--{kind}-workers", "0"]]
+    store = ["--param-store", "unix:/nowhere"]
+    none = [[*store, "--launcher", "external"], [*store, f"--{kind}-workers", "0"]]
     for options in none:
         with pytest.raises(SystemExit):
             module.parse(options)
@@ -94,4 +95,4 @@ def test_a_pool_without_workers_of_its_own_needs_tokens(module, kind, capsys, tm
     for options in none:
         config = module.parse([*options, "--tokens", str(tmp_path / "tokens")])
         assert config.workers == 0
-    assert module.parse([]).launcher == Choice("local", {})
+    assert module.parse(store).launcher == Choice("local", {})
