@@ -226,22 +226,15 @@ class PettingZooEnv:
         self._step[b], self._present[b] = 0, [a for a in env.agents if a in seen[0]]
         self._write(b, view, (self._present[b], ()), seen)
         if view.state is not None:
-            view.state[b] = self._global_state(b)
+            view.state[b] = self._global_state(b, view.state.shape[1])
 
     def _show(self, b: int, view: _View, outcome: _Outcome) -> None:
         self._present[b] = outcome.present
         self._write(b, view, (outcome.present, outcome.leaving), outcome.seen)
         if view.state is None or (outcome.over and not outcome.truncated):
             return  # nothing follows a state in which all have terminated, and state() may fail there
-        try:
-            state = self._global_state(b)
-        except SpecError:
-            raise
-        except Exception:
-            if not outcome.over:  # PettingZoo does not promise a state after the end
-                raise
-            return  # the state before the last step stays, as the nearest to bootstrap from
-        view.state[b] = state
+        if (state := self._global_state(b, view.state.shape[1], over=outcome.over)) is not None:
+            view.state[b] = state
 
     def _write(self, b: int, view: _View, agents: tuple[Sequence[Any], Sequence[Any]], seen: Seen) -> None:
         """Write the observations of the agents that are present and of those that are just leaving."""
@@ -253,12 +246,29 @@ class PettingZooEnv:
                 except (SpecError, ValueError) as error:
                     raise SpecError(f"the environment is broken: agent {agent!r} {self._where(b)} {error}") from None
 
-    def _global_state(self, b: int) -> FloatArray:
-        with np.errstate(over="ignore"):
-            state = np.asarray(self._state(self._envs[b].state()), np.float32)
+    def _global_state(self, b: int, size: int, *, over: bool = False) -> FloatArray | None:
+        """The global state of a copy; None if it cannot be had after the `over`, where PettingZoo promises none.
+
+        Then the state before the last step stays, as the nearest to bootstrap from.
+        """
+        try:
+            with np.errstate(over="ignore"):
+                state = np.asarray(self._state(self._envs[b].state()), np.float32)
+        except Exception as error:
+            if over:
+                return None
+            raise self._no_state(b, f"fails: {told(error)}") from error
+        if state.shape != (size,):
+            raise self._no_state(b, f"has {state.size} numbers, after the first reset it had {size}")
         if not np.isfinite(state).all():
-            raise SpecError(f"the environment is broken: the state {self._where(b)} holds NaN or infinite values")
+            raise self._no_state(b, "holds NaN or infinite values")
         return state
+
+    def _no_state(self, b: int, what: str) -> SpecError:
+        return SpecError(
+            f"the environment is broken: the state {self._where(b)} {what}; algorithms that use no state, such as "
+            "ippo, can train in it"
+        )
 
     def _where(self, b: int) -> str:
         step = self._step[b]

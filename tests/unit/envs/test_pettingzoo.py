@@ -314,6 +314,37 @@ def test_an_environment_whose_state_is_broken_trains_without_one_and_says_why(mo
     assert broken.no_state == "its state() is broken: AttributeError: 'Broken' object has no attribute 'wind'"
 
 
+class Moody(Undeclared):
+    """Has a state after the reset, and a different one, or none, after a step."""
+
+    def __init__(self, later):
+        super().__init__([])
+        self._later, self._now = later, lambda: np.zeros(4)
+
+    def state(self):
+        return self._now()
+
+    def step(self, actions):
+        self._now, nobody = self._later, dict.fromkeys(actions, False)
+        return self.reset()[0], dict.fromkeys(actions, 0.0), nobody, nobody, {}
+
+
+@pytest.mark.parametrize(
+    ("later", "what"),
+    [
+        (lambda: None.position, "fails: AttributeError: 'NoneType' object has no attribute 'position'; algo"),
+        (lambda: np.zeros(3), "has 3 numbers, after the first reset it had 4; algorithms that use no state"),
+        (lambda: np.full(4, np.nan), "holds NaN or infinite values; algorithms that use no"),
+    ],
+)
+def test_a_state_that_breaks_in_mid_episode_names_its_copy_and_step(monkeypatch, later, what):
+    monkeypatch.setitem(sys.modules, "aviary", SimpleNamespace(build=lambda: Moody(later)))
+    env = registry.make("pettingzoo/aviary:build", {}, 2)
+    env.reset(0)
+    with pytest.raises(SpecError, match=f"the state of copy 0 at step 1 of its episode {what}"):
+        env.step((np.zeros((2, 2), np.int32),))
+
+
 def module_with(space=None, action=None, **attributes):
     class Odd(Aviary):
         possible_agents = ["hawk_0"]
