@@ -11,6 +11,7 @@ import psutil  # type: ignore[import-untyped]  # psutil ships no types
 
 ACTOR, LEARNER = "actor worker", "learner worker"
 ROLES = {
+    "services": "service",
     "services.coordinator": "coordinator",
     "services.param_store": "param_store",
     "services.actor_pool": "actor_pool",

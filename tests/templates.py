@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from marless.fleet import environment
 from marless.fleet.launchers.base import Launcher, Options, Program
-from marless.fleet.launchers.local import LocalLauncher, Template
+from marless.fleet.launchers.forking import Template
+from marless.fleet.launchers.local import LocalLauncher
 
 LONGEST = ("x" * 2000,)
 """As long as the arguments of the workers of any test."""

@@ -16,7 +16,8 @@ from types import TracebackType
 from typing import IO
 
 from marless import private_files
-from marless.cli.supervision import SERVING, Endpoint, Log, Patience, SupervisedService, statuses
+from marless.cli.service_process import Starter
+from marless.cli.supervision import SERVING, Endpoint, Log, Patience, SupervisedService, arguments, statuses
 from marless.errors import JobStateError, UnavailableError
 from marless.private_files import Claim, UntrustedPathError
 from marless.rpc.addresses import advertised
@@ -74,6 +75,7 @@ class LocalStack:
         self._services: dict[str, SupervisedService] = {}
         self._keeping: dict[str, asyncio.Task[str]] = {}
         self._held = AsyncExitStack()
+        self._starter: Starter
         self._lease: IO[str]
         self._claimed: int
         """Lock of the socket directory, inherited by the services, so that it is not swept before they have ended."""
@@ -121,6 +123,9 @@ class LocalStack:
         """
         try:
             await self._hold()
+            longest = max((self._listen(name) for name in SERVICES), key=len)
+            self._starter = Starter("services", arguments(longest))
+            self._held.callback(self._starter.end)
             for name in SERVICES:
                 await self._start(name)
         except OSError as error:
@@ -160,6 +165,7 @@ class LocalStack:
             log=Log(self._logs / f"{name}.log"),
             patience=self._options.patience,
             told=self._options.told,
+            starter=self._starter,
             inherited=(self._lease.fileno(), self._claimed),
         )
         await service.start()

@@ -6,7 +6,6 @@ import asyncio
 import os
 import shutil
 import signal
-import sys
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -19,6 +18,8 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from marless import private_files
+from marless.cli.service_process import UNKNOWN, ServiceProcess, Start, Starter
+from marless.fleet.launchers.forking import how
 from marless.rpc.client import Peer
 from marless.rpc.security import Security
 
@@ -98,28 +99,21 @@ class SupervisedService:
         log: Log,
         patience: Patience,
         told: Callable[[str], None],
+        starter: Starter,
         inherited: tuple[int, ...] = (),
     ) -> None:
         self.name = name
         self.restarts = 0
         self.next_environment: dict[str, str] = {}
         """Additional environment variables for the next start only."""
-        self._command = (
-            sys.executable,
-            "-P",
-            "-m",
-            f"services.{name}",
-            "--listen",
-            endpoint.listen,
-            "--exit-with-stdin",
-        )
         self._endpoint = endpoint
         self._environment = environment
         self._log = log
         self._patience = patience
         self._told = told
+        self._starter = starter
         self._inherited = inherited
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: ServiceProcess | None = None
         self._answered = False
 
     @property
@@ -135,14 +129,14 @@ class SupervisedService:
         self.next_environment = {}
         self._answered = False
         with self._log.open() as log:
-            self._process = await asyncio.create_subprocess_exec(
-                *self._command,
-                stdin=asyncio.subprocess.PIPE,  # closes when this process ends, however it ends
-                stdout=log,
-                stderr=log,
-                env=environment,
-                pass_fds=self._inherited,
-                start_new_session=True,  # Ctrl-C reaches only this process, which stops the services in order
+            self._process = await self._starter.start(
+                Start(
+                    module=f"services.{self.name}",
+                    arguments=arguments(self._endpoint.listen),
+                    environment=environment,
+                    log=log,
+                    inherited=self._inherited,
+                )
             )
 
     async def keep_alive(self) -> str:
@@ -178,7 +172,7 @@ class SupervisedService:
             async with asyncio.timeout(STOP_S):
                 await process.wait()
         except TimeoutError:
-            process.kill()
+            process.send_signal(signal.SIGKILL)
             await process.wait()
 
     async def _end(self) -> int:
@@ -210,7 +204,12 @@ class SupervisedService:
 
 
 def _how(code: int) -> str:
-    return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+    return "at an unknown exit code" if code == UNKNOWN else how(code)
+
+
+def arguments(listen: str) -> tuple[str, ...]:
+    """The command-line arguments of a service."""
+    return ("--listen", listen, "--exit-with-stdin")
 
 
 async def statuses(address: str, security: Security) -> AsyncGenerator[int, None]:

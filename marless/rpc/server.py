@@ -142,7 +142,7 @@ def server_options(args: argparse.Namespace) -> ServerOptions:
     return ServerOptions(args.listen, security, args.exit_with_stdin, args.reflection, args.advertise, args.metrics)
 
 
-def main(service: str, options: ServerOptions, build: Build) -> int:
+def run(service: str, options: ServerOptions, build: Build) -> int:
     """Run a service until a signal or the end of stdin stops it; returns 0, or 1 after an error message on stderr."""
     configure_logging()
     forget_secrets()

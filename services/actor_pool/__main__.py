@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
@@ -17,7 +17,7 @@ from marless.fleet.handover import Tickets
 from marless.fleet.launchers.base import Program
 from marless.fleet.launchers.registry import Make, launching
 from marless.rpc.roles import Role
-from marless.rpc.server import Service, main
+from marless.rpc.server import Service, run
 from marless.rpc.v1.actor_pool_pb2_grpc import add_ActorPoolServiceServicer_to_server
 from services.actor_pool.background import background
 from services.actor_pool.config import Config, parse
@@ -65,7 +65,12 @@ async def build(config: Config, address: str, make: Make | None = None) -> Async
         yield Service(register, fleet.ready, stop, "ActorPoolService", partial(figures, dispatcher))
 
 
-if __name__ == "__main__":
-    options = parse()
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the service with these command-line arguments (by default, those of this process) to its end."""
+    options = parse(arguments)
     orphans.adopt()
-    sys.exit(main("actor_pool", options.server, partial(build, options)))
+    sys.exit(run("actor_pool", options.server, partial(build, options)))
+
+
+if __name__ == "__main__":
+    main()

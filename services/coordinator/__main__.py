@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
@@ -12,7 +12,7 @@ from marless.envs import allowed
 from marless.fleet import orphans
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
-from marless.rpc.server import Service, main
+from marless.rpc.server import Service, run
 from services.coordinator.config import Config, parse
 from services.coordinator.figures import figures
 from services.coordinator.jobs import Jobs
@@ -41,10 +41,15 @@ def allow_many_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-if __name__ == "__main__":
-    options = parse()
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the service with these command-line arguments (by default, those of this process) to its end."""
+    options = parse(arguments)
     allowed.allow(options.env_modules)
     allow_many_files()
     orphans.end_of_dead_pools()
     with orphans.contained():  # preparing a job makes its environment once, to read its spaces
-        sys.exit(main("coordinator", options.server, partial(build, options)))
+        sys.exit(run("coordinator", options.server, partial(build, options)))
+
+
+if __name__ == "__main__":
+    main()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -18,7 +18,7 @@ from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
 from marless.rpc.refs import Loans
 from marless.rpc.roles import Role
-from marless.rpc.server import Service, main
+from marless.rpc.server import Service, run
 from services.learner_pool.config import Config, parse
 from services.learner_pool.figures import figures
 from services.learner_pool.intake import Intake
@@ -67,7 +67,12 @@ async def build(config: Config, address: str, make: Make | None = None) -> Async
         intake.shutdown()
 
 
-if __name__ == "__main__":
-    options = parse()
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the service with these command-line arguments (by default, those of this process) to its end."""
+    options = parse(arguments)
     orphans.adopt()
-    sys.exit(main("learner_pool", options.server, partial(build, options)))
+    sys.exit(run("learner_pool", options.server, partial(build, options)))
+
+
+if __name__ == "__main__":
+    main()

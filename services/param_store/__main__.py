@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
-from marless.rpc.server import Service, main
+from marless.rpc.server import Service, run
 from services.param_store import redis_server
 from services.param_store.config import Config, parse
 from services.param_store.connection import connected
@@ -29,6 +29,11 @@ async def build(config: Config, _address: str) -> AsyncIterator[Service]:
         )
 
 
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the service with these command-line arguments (by default, those of this process) to its end."""
+    options = parse(arguments)
+    sys.exit(run("param_store", options.server, partial(build, options)))
+
+
 if __name__ == "__main__":
-    options = parse()
-    sys.exit(main("param_store", options.server, partial(build, options)))
+    main()

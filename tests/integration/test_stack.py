@@ -125,13 +125,24 @@ async def test_a_service_that_cannot_start_is_given_up_at_once(stack, tmp_path):
     assert stack.restarts["learner_pool"] == 1
 
 
-async def test_variables_can_be_set_for_one_start(up, stack):
-    stack.prepare("actor_pool", MARLESS_SEEN_ONCE="yes")
+@pytest.mark.parametrize("variable", ["MARLESS_FAILPOINT", "SEEN_ONCE"])
+async def test_variables_can_be_set_for_one_start(up, stack, variable):
+    stack.prepare("actor_pool", **{variable: "actor.carry.before"})
     seen = []
     for _ in range(2):
         await kill(stack, "actor_pool")
-        seen.append(psutil.Process(stack.pid("actor_pool")).environ().get("MARLESS_SEEN_ONCE"))
-    assert seen == ["yes", None]
+        seen.append((await template_of_workers(stack)).environ().get(variable))
+    assert seen == ["actor.carry.before", None]
+
+
+async def template_of_workers(stack: LocalStack) -> psutil.Process:
+    """What the actor pool forks workers from; it has the pool's environment."""
+    async with asyncio.timeout(SERVES_S):
+        while True:
+            for each in psutil.Process(stack.pid("actor_pool")).children():
+                if "--module=services.actor_pool.worker" in each.cmdline():
+                    return each
+            await asyncio.sleep(0.02)
 
 
 async def test_two_stacks_never_share_a_directory(up, stack, tmp_path):
@@ -157,9 +168,11 @@ async def test_each_service_holds_the_lease_and_nothing_that_it_starts(up, stack
 
 
 async def test_secrets_stay_off_private_sockets(up, stack):
-    for service in SERVICES:
-        found = psutil.Process(stack.pid(service)).environ()
-        assert [name for name, value in found.items() if "canary" in value] == []
+    services = {stack.pid(name) for name in SERVICES}
+    everything = [each for each in family() if each.name().startswith("python")]
+    assert services < {each.pid for each in everything}
+    for process in everything:
+        assert [name for name, value in process.environ().items() if "canary" in value] == []
 
 
 async def test_each_service_gets_the_secrets_that_it_needs_and_no_others(tmp_path, monkeypatch):

@@ -6,106 +6,23 @@ import asyncio
 import errno
 import os
 import signal
-import socket
-import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
 from marless.errors import UnavailableError
 from marless.fleet import orphans
 from marless.fleet.handover import Handover
-from marless.fleet.launchers import template
+from marless.fleet.launchers import forking, template
 from marless.fleet.launchers.base import ACCEPTED, Launch, Launcher, Options, Order, Outcome, Program
+from marless.fleet.launchers.forking import Forked, Template, TemplateEndedError
 from marless.fleet.launchers.options import seconds_of
-from marless.log import structlog
 
 CONNECT_S = 60.0
 CHECK_S = 1.0
 """Seconds between checks for zombies below running workers, and for a new token to send to a worker."""
-FORK_S = 60.0
-"""Seconds that a template may take to start and to fork a worker."""
-EXIT_S = 5.0
-"""Seconds that a template may take to exit after it has closed its sockets."""
 _NO_ROOM = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 """Errors of a machine that has no process, memory or descriptor left."""
-_STARTS = 2
-"""Templates that a launch tries: one may be killed at that moment."""
-_log = structlog.get_logger("marless.workers")
-
-
-class TemplateEndedError(Exception):
-    """The template process ended before it had forked a worker."""
-
-
-class Template:
-    """A template process, which is started when a worker is first forked, and again if it has ended.
-
-    It belongs to no event loop: launchers may share one, also one after another in loops of their own.
-    """
-
-    def __init__(self, module: str, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-        """`module` is imported by the template; `arguments` are as long as the longest that a worker gets."""
-        self._command = template.command(module, arguments)
-        self._environment = dict(environment)
-        self._process: subprocess.Popen[bytes] | None = None
-        self._orders: socket.socket
-
-    @property
-    def pid(self) -> int | None:
-        """Process id of the running template; None if there is none."""
-        return self._process.pid if self._process and self._process.poll() is None else None
-
-    async def fork(self, arguments: Sequence[str], mark: str, standard_input: int) -> tuple[int, int, socket.socket]:
-        """Fork a worker; returns its process id, its pidfd, and the socket on which the template reports its end.
-
-        Raises TemplateEndedError, TimeoutError, and OSError if a template cannot be started.
-        """
-        if self.pid is None:
-            self._start()
-        reports, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
-        reports.setblocking(False)
-        try:
-            with theirs:
-                order = template.order(arguments, mark)
-                socket.send_fds(self._orders, [order], [standard_input, theirs.fileno()])
-            async with asyncio.timeout(FORK_S):
-                await _readable(reports.fileno())
-            said, descriptors, _, _ = socket.recv_fds(reports, template.ORDER_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
-            if not said:
-                raise TemplateEndedError
-            if (pid := int(said)) < 0:
-                raise OSError(-pid, os.strerror(-pid))
-            return pid, descriptors[0], reports
-        except BaseException as error:
-            reports.close()
-            if isinstance(error, TimeoutError):
-                self.end()
-                raise TimeoutError(f"its template did not fork it within {FORK_S:g} s") from None
-            if isinstance(error, ConnectionError):
-                raise TemplateEndedError from None
-            raise
-
-    def end(self, patience_s: float = 0.0) -> str:
-        """End the template, whose workers go on: kill it unless it ends within this time. Returns how it ended."""
-        if self._process is None:
-            return "not started"
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(patience_s)
-        self._process.kill()
-        self._orders.close()
-        return _how(self._process.wait())
-
-    def _start(self) -> None:
-        self.end()
-        self._orders, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
-        with theirs:
-            self._process = subprocess.Popen(
-                self._command,
-                stdin=theirs.fileno(),
-                env=self._environment | {orphans.MARK: orphans.new_mark()},
-                start_new_session=True,
-            )
 
 
 class LocalLauncher:
@@ -121,6 +38,7 @@ class LocalLauncher:
         """
         self.connect_s = connect_s
         self._token = program.token
+        self._module = program.module
         self._arguments = ("--launched", *program.arguments)
         self._template = shared or Template(program.module, self._arguments, program.environment)
         self._owns_template = shared is None
@@ -176,23 +94,20 @@ class LocalLauncher:
 
     async def _fork(self, order: Order) -> _Process:
         arguments = (*self._arguments, *order.arguments, "--worker", order.worker)
-        mark = orphans.new_mark()
-        for _ in range(_STARTS):
-            standard_input, lines = os.pipe()
-            try:
-                forked = await self._template.fork(arguments, mark, standard_input)
-            except TemplateEndedError:
-                os.close(lines)
-                how = await asyncio.to_thread(self._template.end, EXIT_S)
-                _log.warning("template.ended", how=how)
-                continue
-            except BaseException:
-                os.close(lines)
-                raise
-            finally:
-                os.close(standard_input)
-            return await _Process.of(forked, lines, mark, partial(self._handover, order.ticket), self._reap)
-        raise UnavailableError(f"worker {order.worker} could not start (its template: {how}); see the pool's log")
+        forking_order = template.Order(module=self._module, arguments=arguments, mark=orphans.new_mark())
+        standard_input, lines = os.pipe()
+        try:
+            forked = await self._template.fork(forking_order, standard_input)
+        except BaseException as error:
+            os.close(lines)
+            if isinstance(error, TemplateEndedError):
+                how = f"worker {order.worker} could not start (its template: {error}); see the pool's log"
+                raise UnavailableError(how) from None
+            raise
+        finally:
+            os.close(standard_input)
+        handover = partial(self._handover, order.ticket)
+        return await _Process.of(forked, lines, forking_order.mark, handover, self._reap)
 
     def _reap(self) -> None:
         own = self._template.pid
@@ -210,17 +125,8 @@ LAUNCHER = make
 class _Process:
     """A running worker, observed by a task of its own until it has ended."""
 
-    def __init__(
-        self,
-        pid: int,
-        pidfd: int,
-        reports: socket.socket,
-        lines: asyncio.WriteTransport,
-        handover: Callable[[], Handover],
-    ) -> None:
-        self._pid = pid
-        self._pidfd = pidfd
-        self._reports = reports
+    def __init__(self, forked: Forked, lines: asyncio.WriteTransport, handover: Callable[[], Handover]) -> None:
+        self._forked = forked
         self._lines = lines
         self._handover = handover
         self._handed: Handover | None = None
@@ -229,7 +135,7 @@ class _Process:
     @classmethod
     async def of(
         cls,
-        forked: tuple[int, int, socket.socket],
+        forked: Forked,
         lines: int,
         mark: str,
         handover: Callable[[], Handover],
@@ -238,7 +144,7 @@ class _Process:
         """Observe a forked worker, and send it its handover through the pipe `lines`."""
         pipe = os.fdopen(lines, "wb", buffering=0)
         transport, _ = await asyncio.get_running_loop().connect_write_pipe(asyncio.Protocol, pipe)
-        process = cls(*forked, transport, handover)
+        process = cls(forked, transport, handover)
         process._hand_over()
         process._end = asyncio.create_task(process._observe(mark, reap))
         return process
@@ -248,33 +154,28 @@ class _Process:
 
     def kill(self) -> None:
         if not self._end.done():
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            self._forked.send_signal(signal.SIGKILL)
 
     async def _observe(self, mark: str, reap: Callable[[], None]) -> str:
         try:
             how = await self._exit(reap)
-            await asyncio.to_thread(orphans.end_below, self._pid, mark)
+            await asyncio.to_thread(orphans.end_below, self._forked.pid, mark)
         finally:
             self._lines.close()
-            self._reports.close()
-            os.close(self._pidfd)
+            self._forked.close()
         reap()
         return how
 
     async def _exit(self, reap: Callable[[], None]) -> str:
         """Wait for its end, as the template reports it; if the template has ended, only the fact is known."""
-        reported = asyncio.create_task(_readable(self._reports.fileno()))
+        ended = asyncio.create_task(self._forked.ended())
         try:
-            while not (await asyncio.wait([reported], timeout=CHECK_S))[0]:
+            while not (await asyncio.wait([ended], timeout=CHECK_S))[0]:
                 reap()
                 self._hand_over()
         finally:
-            reported.cancel()
-        if code := self._reports.recv(template.ORDER_BYTES):
-            return _how(int(code))
-        await _readable(self._pidfd)
-        return "ended after its template"
+            ended.cancel()
+        return "ended after its template" if (code := ended.result()) is None else forking.how(code)
 
     def _hand_over(self) -> None:
         """Send the worker its ticket and token, unless it already has the current ones."""
@@ -282,18 +183,3 @@ class _Process:
         if now != self._handed and not self._lines.is_closing():
             self._lines.write(now.to_line())
             self._handed = now
-
-
-async def _readable(descriptor: int) -> None:
-    """Wait until a descriptor can be read."""
-    loop = asyncio.get_running_loop()
-    readable = asyncio.Event()
-    loop.add_reader(descriptor, readable.set)
-    try:
-        await readable.wait()
-    finally:
-        loop.remove_reader(descriptor)
-
-
-def _how(code: int) -> str:
-    return f"killed by signal {-code}" if code < 0 else f"exit code {code}"

@@ -1,14 +1,15 @@
-"""`python -m marless.fleet.launchers.template --module=MODULE`: the process from which a pool's workers are forked.
+"""`python -m marless.fleet.launchers.template --module=MODULE`: a process from which others are forked.
 
-It imports the workers' module once, and then forks a worker for each order of its pool. That takes milliseconds, where
-a new interpreter takes seconds to import torch. It must stay safe to fork: it starts no thread and no event loop, opens
-no gRPC channel (gRPC supports a fork only before its first one), and imports no code of users.
+It imports modules once, and forks a process for each order: a worker of a pool, or a service of a local stack. That
+takes milliseconds, where a new interpreter takes seconds to import torch. It must stay safe to fork: it starts no
+thread and no event loop, opens no gRPC channel (gRPC supports a fork only before its first one), and imports no code of
+users.
 
-An order is one message on the socket that is its standard input: JSON with the arguments and the mark of the worker,
-and two descriptors, the worker's standard input and a socket for reports. To the latter, the template reports the
-process id of the worker together with a pidfd (or a negative errno, if it cannot fork), and later the worker's exit
-code. When the pool closes the socket of orders, or has ended, the template ends too, after its workers: they notice the
-end of the pool by themselves, and those that hang are killed.
+An order is one message on the socket that is its standard input: the JSON of an `Order`, and descriptors: a socket for
+reports, up to three that become standard input, output and error, and others that the process only keeps open. On its
+socket, the template reports the id of the forked process together with a pidfd (or a negative errno, if it cannot
+fork), and later its exit code. When the other end of the orders is closed, the template ends, after its workers: they
+notice the end of their pool by themselves, and those that hang are killed.
 """
 
 from __future__ import annotations
@@ -23,54 +24,90 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol, Self
 
 from marless.fleet import orphans
 from marless.fleet.launchers import shown
 
 ORDER_BYTES = 2**16
+DESCRIPTORS = 8
+"""Most descriptors that come with an order."""
 HUNG_S = 3.0
 """Seconds that workers may take to end after their pool."""
+SETTINGS = "MARLESS_"
+"""First letters of the environment variables that an order may set: those that Python and C libraries do not read."""
 _FLAG = "--module="
 _ROOM = 256
-"""Bytes of padding on a template's command line beyond that of its workers: for the worker's name."""
+"""Bytes of padding on a template's command line beyond that of its processes: for the name of a worker."""
+_STANDARD = 3
 
 
-class WorkerModule(Protocol):
-    """What a module of workers defines."""
+class Program(Protocol):
+    """What a module defines from which processes are forked."""
 
     def main(self, arguments: Sequence[str]) -> None:
-        """Run one worker with these command-line arguments, to its end."""
+        """Run one process with these command-line arguments, to its end."""
         ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What to fork."""
+
+    module: str
+    """As after `python -m`: a module, or a package with a `__main__`."""
+    arguments: tuple[str, ...]
+    """Its command-line arguments."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """All its MARLESS_* variables, which the template does not have; other variables are those of the template."""
+    mark: str = ""
+    """The mark of a worker, see `marless.fleet.orphans`; "": the process is no worker, and may outlive its template."""
+
+    def to_bytes(self) -> bytes:
+        """Encode; raises OSError if it is longer than a template reads."""
+        encoded = json.dumps(asdict(self)).encode()
+        if len(encoded) > ORDER_BYTES:
+            raise OSError(errno.E2BIG, "arguments and MARLESS_* variables are too long")
+        return encoded
+
+    @classmethod
+    def from_bytes(cls, encoded: bytes) -> Self:
+        """Decode the output of `to_bytes`."""
+        read = json.loads(encoded)
+        return cls(**read | {"arguments": tuple(read["arguments"])})
+
+
 def command(module: str, arguments: Sequence[str]) -> list[str]:
-    """The command line that starts a template of workers with such arguments; padded, so that theirs can be shown."""
+    """The command line that starts a template of a module, or package of modules, that are run with such arguments.
+
+    It is padded, so that their command lines can be shown.
+    """
     longest = len(os.fsencode(" ".join((module, *arguments))))
     return [sys.executable, "-P", "-m", "marless.fleet.launchers.template", _FLAG + module, " " * (longest + _ROOM)]
 
 
-def order(arguments: Sequence[str], mark: str) -> bytes:
-    """Encode the order of a worker."""
-    return json.dumps([list(arguments), mark]).encode()
-
-
 def main() -> None:
-    """Run a template; in each forked worker, run the worker."""
+    """Run a template; in each forked process, run its program."""
+    gc.disable()  # what modules allocate stays
     orders = socket.socket(fileno=os.dup(0))
     _read_nothing()
-    name = sys.argv[1].removeprefix(_FLAG)
     shown.show_command(sys.orig_argv[:-1])
-    module: WorkerModule = importlib.import_module(name)
-    gc.collect()
-    gc.freeze()  # or garbage collections in the workers would copy every page that they share
-    arguments = Template(orders).run()
-    if arguments is not None:
-        shown.show_command([*sys.orig_argv[:3], name, *arguments])
-        module.main(arguments)
+    importlib.import_module(sys.argv[1].removeprefix(_FLAG))
+    forked = Template(orders).run()
+    if forked is not None:
+        gc.enable()
+        shown.show_command([*sys.orig_argv[:3], forked.module, *forked.arguments])
+        program: Program = _imported(forked.module)
+        program.main(forked.arguments)
+
+
+def _imported(name: str) -> Any:  # Any: what a module defines
+    """Import what `python -m NAME` runs."""
+    module = importlib.import_module(name)
+    return importlib.import_module(f"{name}.__main__") if hasattr(module, "__path__") else module
 
 
 def _read_nothing() -> None:
@@ -81,7 +118,7 @@ def _read_nothing() -> None:
 
 @dataclass(frozen=True)
 class _Child:
-    """A forked worker that has not been waited for."""
+    """A forked process that has not been waited for."""
 
     pid: int
     pidfd: int
@@ -102,50 +139,56 @@ class Template:
         self._selector = selectors.PollSelector()
         self._selector.register(orders, selectors.EVENT_READ)
 
-    def run(self) -> list[str] | None:
-        """Fork a worker for each order. Returns the arguments in the worker, and None in the template at its end."""
+    def run(self) -> Order | None:
+        """Fork a process for each order. Returns the order in that process, and None in the template at its end."""
         while True:
             for key, _ in self._selector.select():
                 if key.fileobj is not self._orders:
                     self._wait_for(self._children.pop(key.fd))
                     continue
-                message, descriptors, _, _ = socket.recv_fds(self._orders, ORDER_BYTES, 2, socket.MSG_CMSG_CLOEXEC)
+                message, descriptors, _, _ = socket.recv_fds(
+                    self._orders, ORDER_BYTES, DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+                )
                 if not message:
                     self._outlast_workers()
                     return None
-                if (arguments := self._fork(message, *descriptors)) is not None:
-                    return arguments
+                if self._fork(order := Order.from_bytes(message), *descriptors):
+                    return order
 
-    def _fork(self, message: bytes, standard_input: int, reports_to: int) -> list[str] | None:
-        arguments: list[str]
-        arguments, mark = json.loads(message)
+    def _fork(self, order: Order, reports_to: int, *descriptors: int) -> bool:
+        """Fork a process; returns whether this is the new one."""
+        _imported(order.module)
+        gc.freeze()  # or garbage collections in the processes would copy every page that they share
         reports = socket.socket(fileno=reports_to)
         try:
             pid = os.fork()
         except OSError as error:
-            os.close(standard_input)
+            _close(descriptors)
             _report(reports, -(error.errno or errno.EAGAIN))
             reports.close()
-            return None
+            return False
         if not pid:
             reports.close()
-            self._become_worker(standard_input, mark)
-            return arguments
-        os.close(standard_input)
-        child = _Child(pid, os.pidfd_open(pid), mark, reports)
+            self._become(order, descriptors)
+            return True
+        _close(descriptors)
+        child = _Child(pid, os.pidfd_open(pid), order.mark, reports)
         self._children[child.pidfd] = child
         self._selector.register(child.pidfd, selectors.EVENT_READ)
         _report(reports, pid, child.pidfd)
-        return None
+        return False
 
-    def _become_worker(self, standard_input: int, mark: str) -> None:
+    def _become(self, order: Order, descriptors: Sequence[int]) -> None:
         for other in self._children.values():
             other.close()
         self._orders.close()
         os.setsid()
-        os.dup2(standard_input, 0)
-        os.close(standard_input)
-        shown.show_variable(orphans.MARK, mark)
+        for number, descriptor in enumerate(descriptors[:_STANDARD]):
+            os.dup2(descriptor, number)
+        _close(descriptors[:_STANDARD])
+        os.environ.update(order.settings)
+        if order.mark:
+            shown.show_variable(orphans.MARK, order.mark)
         if numpy := sys.modules.get("numpy"):
             numpy.random.seed()  # or environments that use NumPy's global generator would draw the same in all workers
 
@@ -153,12 +196,15 @@ class Template:
         """Wait for the workers, kill those that have not ended after a while, and what they have started."""
         self._selector.unregister(self._orders)
         give_up_s = time.monotonic() + HUNG_S
-        while self._children and (left_s := give_up_s - time.monotonic()) > 0:
+        while self._workers() and (left_s := give_up_s - time.monotonic()) > 0:
             for key, _ in self._selector.select(left_s):
                 self._wait_for(self._children.pop(key.fd))
-        for child in self._children.values():
+        for child in self._workers():
             os.kill(child.pid, signal.SIGKILL)
             orphans.end_below(child.pid, child.mark)
+
+    def _workers(self) -> list[_Child]:
+        return [child for child in self._children.values() if child.mark]
 
     def _wait_for(self, child: _Child) -> None:
         _, status = os.waitpid(child.pid, 0)
@@ -167,8 +213,13 @@ class Template:
         child.close()
 
 
+def _close(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
 def _report(reports: socket.socket, number: int, *descriptors: int) -> None:
-    """Send the pool a process id, an exit code, or a negative errno; nothing if it is gone."""
+    """Send the other end a process id, an exit code, or a negative errno; nothing if it is gone."""
     with suppress(OSError):
         socket.send_fds(reports, [str(number).encode()], descriptors)
 

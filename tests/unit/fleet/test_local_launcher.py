@@ -12,9 +12,10 @@ import psutil
 import pytest
 
 from marless.fleet import orphans
-from marless.fleet.launchers import local, template
+from marless.fleet.launchers import forking, template
 from marless.fleet.launchers.base import ACCEPTED, Launch, Order, Outcome, Program
-from marless.fleet.launchers.local import LocalLauncher, Template
+from marless.fleet.launchers.forking import Template
+from marless.fleet.launchers.local import LocalLauncher
 
 MODULE = "tests.unit.fleet.scripted_worker"
 PATIENCE_S = 30.0
@@ -97,7 +98,7 @@ async def test_workers_end_with_their_pool(launcher, tmp_path):
 async def test_a_template_that_hangs_is_given_up(launcher, tmp_path, monkeypatch):
     found = await launched(launcher, tmp_path, "one")
     process_of(found).parent().suspend()
-    monkeypatch.setattr(local, "FORK_S", 0.05)
+    monkeypatch.setattr(forking, "FORK_S", 0.05)
     [launch] = await launcher.launch([Order("two", "ticket")])
     assert launch.outcome is Outcome.FAILED
     assert launch.reason == "cannot start worker two: its template did not fork it within 0.05 s"
