@@ -34,7 +34,7 @@ OWN = {
     "sinks": ("sink-tests",),
 }
 """Locks of the project's own environment in the order in which they are installed, and the extras that each serves."""
-IMAGES = {"actors": (), "services": ("sharing",), "learners": ("learner",)}
+IMAGES = {"actors": ("docker",), "services": ("sharing",), "learners": ("learner", "docker")}
 """Images of deploy/Dockerfile, and the extras that each serves. "build" is what builds marless's own wheel."""
 
 CUDA = ("cuda-", "nvidia-", "triton")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -11,13 +13,17 @@ import typer
 from marless.cli import exits
 from marless.cli.options import Output, OutputOption
 from marless.cli.output import console, duration, harmless, say, show_objects
+from marless.errors import SpecError, UnavailableError
 
 if TYPE_CHECKING:
+    from marless.fleet.launchers.engine import Engine
     from marless.fleet.orphans import Orphan
 
+ENGINE_S = 15.0
+"""Seconds that a container engine may take to answer a call."""
 app = typer.Typer(
     no_args_is_help=True,
-    help="Workers of this machine whose pool has ended, and what they have started. Their next pool ends them, too.",
+    help="Workers whose pool has ended, their containers, and what they have started. Their next pool ends them, too.",
 )
 
 
@@ -26,7 +32,7 @@ def list_(output: OutputOption = Output.table) -> None:
     """List what pools that have ended left running; it is this user's, and belongs to no pool that runs."""
     from marless.fleet import orphans
 
-    _show(orphans.of_dead_pools(), output)
+    _show([*orphans.of_dead_pools(), *_containers(_engine())], output)
 
 
 @app.command()
@@ -34,13 +40,39 @@ def reap(output: OutputOption = Output.table) -> None:
     """End what `fleet list` lists, and print it; exit code 1 if something cannot be ended."""
     from marless.fleet import orphans
 
-    found = orphans.of_dead_pools()
+    engine = _engine()
+    found = [*orphans.of_dead_pools(), *(containers := _containers(engine))]
     orphans.end_of_dead_pools()
-    left = {each.id for each in orphans.of_dead_pools()}
+    for each in containers:
+        if engine:
+            engine.remove(each.id)
+    left = {each.id for each in (*orphans.of_dead_pools(), *_containers(engine))} & {each.id for each in found}
     _show([each for each in found if each.id not in left], output)
     if left:
-        say(f"{', '.join(sorted(left))}: could not be killed: a device or a network disk keeps it; try again later")
+        say(f"{', '.join(sorted(left))}: could not be ended: a device or a network disk keeps it; try again later")
         raise typer.Exit(exits.ExitCode.ERROR)
+
+
+def _engine() -> Engine | None:
+    """The container engine of this machine; None if there is none, or nothing here has ever used one."""
+    from marless.fleet.launchers.engine import DEFAULT, Engine
+
+    if not os.environ.get("DOCKER_HOST") and not Path(DEFAULT.removeprefix("unix://")).exists():
+        return None
+    try:
+        return Engine("", ENGINE_S)
+    except SpecError:
+        return None  # without the SDK, or with TLS, no pool of this machine has started a container
+
+
+def _containers(engine: Engine | None) -> list[Orphan]:
+    from marless.fleet.launchers import containers
+
+    try:
+        return list(containers.of_dead_pools(engine)) if engine else []
+    except UnavailableError as error:
+        say(f"containers are left out: {error}")
+        return []
 
 
 def _show(found: Sequence[Orphan], output: Output) -> None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Coroutine, Sequence
 from types import TracebackType
 
-from marless.errors import SpecError, UnavailableError, UnreachableError
+from marless.errors import OverloadedError, SpecError, UnavailableError, UnreachableError
 from marless.fleet.dispatch import Dispatcher
 from marless.fleet.launchers.base import Launch, Launcher, Order, Outcome
 from marless.fleet.launchers.batches import Batches
@@ -62,6 +62,8 @@ class Fleet:
         self._given_up = False
         self._refusal = ""
         """Why the launcher did not accept the last order; "" if it did."""
+        self._refused = asyncio.Event()
+        """Set while the launcher has no room."""
         self._stopped = False
         self._tasks: dict[str, asyncio.Task[str]] = {}
         """Worker → the task that keeps it running; the task returns the reason if it gives up."""
@@ -97,7 +99,8 @@ class Fleet:
     async def ensure(self, workers: int) -> None:
         """Start workers until there are this many or the pool's limit is reached; returns once one is connected.
 
-        Existing workers are never removed. Raises UnavailableError if none connects.
+        Existing workers are never removed. Raises UnavailableError if none connects, and OverloadedError, for which
+        jobs wait, if the launcher refuses to start one.
         """
         self.expect(workers)
         if self._dispatcher.workers():
@@ -145,22 +148,29 @@ class Fleet:
             self._tasks[name] = asyncio.create_task(self._keep(name))
 
     async def _connected(self, condition: Coroutine[None, None, None]) -> None:
-        """Wait for workers to connect; raises UnavailableError if that fails or takes too long."""
+        """Wait for workers to connect; raises UnavailableError if that fails or takes too long, and OverloadedError at
+        once if there is none and the launcher refuses to start one.
+        """
         tasks = dict(self._tasks)
         ready = asyncio.create_task(condition)
+        refused = asyncio.create_task(self._refused.wait())
+        deciding = [ready, *tasks.values(), *([] if self._dispatcher.workers() else [refused])]
         connect_s = self._launcher.connect_s
         self._awaited += 1
         try:
-            await asyncio.wait([ready, *tasks.values()], timeout=connect_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(deciding, timeout=connect_s, return_when=asyncio.FIRST_COMPLETED)
             if not ready.done():
                 if self._stopped:
                     raise UnreachableError(_STOPPING)
+                if refused.done():
+                    raise OverloadedError(f"no launch of workers in the {self._prefix} pool: {self._refusal}")
                 ended = (task for task in tasks.values() if task.done())
                 hint = self._refusal or (_SEE_LOG if self._limit else _NONE_STARTED)
                 late = f"no {self._prefix} worker connected within {connect_s:g} s; {hint}"
                 raise UnavailableError(next((task.result() for task in ended if not task.cancelled()), late))
         finally:
             ready.cancel()
+            refused.cancel()
             self._awaited -= 1
             self._used_s = time.monotonic()
 
@@ -190,6 +200,7 @@ class Fleet:
         _log.info("worker.launched", worker=name, workers=len(self._tasks), limit=self._limit)
         launch = await self._batches.launch(Order(name, ticket, self._arguments))
         self._refusal = launch.reason
+        self._refused.set() if launch.outcome is Outcome.REFUSED else self._refused.clear()
         if launch.outcome in (Outcome.REFUSED, Outcome.UNKNOWN):
             _log.warning(f"worker.{launch.outcome.value}", worker=name, reason=launch.reason)
         return launch

@@ -60,14 +60,14 @@ class _Seen:
     @property
     def dead_pool(self) -> str:
         """The process id of its pool, if that has ended; "" otherwise, and for what has no mark of this namespace."""
-        namespace, _, rest = self.mark.partition("/")
+        where, _, rest = self.mark.partition("/")
         pool = rest.partition("/")[0]
-        return pool if namespace == _namespace() and pool.isdecimal() and not Path("/proc", pool).exists() else ""
+        return pool if where == namespace() and pool.isdecimal() and not Path("/proc", pool).exists() else ""
 
 
 def new_mark() -> str:
     """Create the mark for a worker of this process: PID namespace, this process's id, random part."""
-    return f"{_namespace()}/{os.getpid()}/{secrets.token_hex(8)}"
+    return f"{namespace()}/{os.getpid()}/{secrets.token_hex(8)}"
 
 
 def adopt() -> None:
@@ -176,6 +176,12 @@ def _look(pid: int) -> _Seen | None:
     return _Seen(pid, int(parent), int(session), text, int(fields[_STARTED]))
 
 
-def _namespace() -> str:
+def started(pid: int) -> int | None:
+    """When a process started, in clock ticks after the machine; None if it has ended."""
+    seen = _look(pid)
+    return seen.started if seen else None
+
+
+def namespace() -> str:
     """Identifier of this process's PID namespace: process ids are comparable only within one."""
     return str(Path("/proc/self/ns/pid").stat().st_ino)

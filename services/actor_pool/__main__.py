@@ -40,6 +40,7 @@ async def build(config: Config, address: str, make: Make | None = None) -> Async
         ],
         environment.inherited(os.environ) | environment.ACTOR,
         config.server.security.showing(Role.ACTOR),
+        environment.ACTOR,
     )
     dispatcher = Dispatcher(tickets=Tickets(others=config.server.security.tokens is not None))
     async with AsyncExitStack() as stack:

@@ -33,11 +33,13 @@ async def build(config: Config, address: str, make: Make | None = None) -> Async
 
     `make` makes its launcher; by default, the one that `config` names.
     """
+    settings = environment.learner(config.threads)
     program = Program(
         "services.learner_pool.worker",
         ["--pool", address, "--param-store", config.param_store, *config.server.security.arguments(*config.worker_tls)],
-        environment.inherited(os.environ) | environment.learner(config.threads),
+        environment.inherited(os.environ) | settings,
         config.server.security.showing(Role.LEARNER),
+        settings,
     )
     dispatcher = Dispatcher(tickets=Tickets(others=config.server.security.tokens is not None))
     intake = Intake(config.spool, config.spool_bytes)

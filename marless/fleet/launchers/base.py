@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 Options = Mapping[str, str]
 """What an operator gives after the launcher's name: `--launcher name,key=value,…`."""
@@ -24,6 +24,8 @@ class Program:
     """All environment variables of a worker, without secrets."""
     token: Callable[[], str] = field(repr=False)
     """The current token of the workers' role, which changes while workers run; a secret, as tickets are."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Those of its environment variables that a worker needs on any machine: threads, use of memory."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,16 @@ class Launch:
 ACCEPTED = Launch(Outcome.ACCEPTED)
 
 
+@dataclass(frozen=True)
+class Condition:
+    """Whether a launcher can start workers, for `marless doctor`."""
+
+    found: str
+    """What was found, in a few words."""
+    advice: str = ""
+    """What to do before it can start workers; "" if it can."""
+
+
 class Launcher(Protocol):
     """Starts workers, which connect to their pool themselves. Only `launch` and `drain` may be called concurrently."""
 
@@ -86,4 +98,13 @@ class Launcher(Protocol):
 
     async def close(self) -> None:
         """End all workers, and everything else that the launcher has started; idempotent."""
+        ...
+
+
+@runtime_checkable
+class Checked(Protocol):
+    """What a launcher may have in addition."""
+
+    async def check(self) -> Condition:
+        """Whether it can start workers, without starting one; within a few seconds."""
         ...

@@ -42,7 +42,8 @@ async def check_launcher(make: Make, module: str, *, listen: str = "") -> None:
         address = await stack.enter_async_context(_pool(dispatcher, listen or f"unix:{place}/pool.sock"))
         token = f"token-{secrets.token_hex(16)}"
         arguments = ["--pool", address, "--param-store", "unix:/nowhere"]
-        program = Program(module, arguments, environment.inherited(os.environ) | environment.ACTOR, lambda: token)
+        settings = environment.ACTOR
+        program = Program(module, arguments, environment.inherited(os.environ) | settings, lambda: token, settings)
         launcher = make(program)
         stack.push_async_callback(launcher.close)
         await _check(launcher, dispatcher, token)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from marless.errors import SpecError
@@ -12,6 +13,7 @@ from marless.rpc.process import add_option
 from marless.rpc.security import Security
 
 CONNECT_S = "connect_s"
+_UNITS = {"b": 1, "k": 2**10, "m": 2**20, "g": 2**30}
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ LOCAL = Choice()
 
 def add_launcher(parser: argparse.ArgumentParser) -> None:
     """Add --launcher to the options of a pool."""
-    what = "what starts workers: local, external, or another package's; with options: name,key=value,…"
+    what = "what starts workers: local, docker, external, or another package's; with options: name,key=value,…"
     add_option(parser, "--launcher", "local", what, _choice)
 
 
@@ -60,12 +62,31 @@ def _choice(text: str) -> Choice:
 
 def seconds_of(launcher: str, options: Options, default_s: float) -> float:
     """The option `connect_s` of a launcher that has no other; raises SpecError."""
-    if unknown := [key for key in options if key != CONNECT_S]:
-        raise SpecError(f"launcher {launcher}: no option {unknown[0]!r}; it has {CONNECT_S}")
+    check_names(launcher, options, (CONNECT_S,))
+    return above_0(launcher, options, CONNECT_S, default_s, "seconds")
+
+
+def check_names(launcher: str, options: Options, known: Collection[str]) -> None:
+    """Raise SpecError for an option that the launcher does not have."""
+    if unknown := [key for key in options if key not in known]:
+        raise SpecError(f"launcher {launcher}: no option {unknown[0]!r}; it has {', '.join(known)}")
+
+
+def above_0(launcher: str, options: Options, key: str, default: float, unit: str) -> float:
+    """An option that is a finite number above 0, of a unit in the plural; raises SpecError."""
     try:
-        connect_s = float(options.get(CONNECT_S, default_s))
+        value = float(options.get(key, default))
     except ValueError:
-        connect_s = math.nan
-    if not 0 < connect_s < math.inf:
-        raise SpecError(f"launcher {launcher}: {CONNECT_S}={options[CONNECT_S]}: give a number of seconds above 0")
-    return connect_s
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise SpecError(f"launcher {launcher}: {key}={options[key]}: give a number of {unit} above 0")
+    return value
+
+
+def size_bytes(launcher: str, options: Options, key: str, default: str) -> int:
+    """An option that is a number of bytes, such as 512m or 2g (of 1,024); raises SpecError."""
+    text = options.get(key, default)
+    number, unit = (text[:-1], text[-1].lower()) if text[-1:].isalpha() else (text, "b")
+    if not number.isdecimal() or not int(number) or unit not in _UNITS:
+        raise SpecError(f"launcher {launcher}: {key}={text}: give a size, such as 512m or 2g")
+    return int(number) * _UNITS[unit]

@@ -1,5 +1,6 @@
 """`marless fleet list` and `fleet reap`: what dead pools have left, and nothing else."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -8,6 +9,8 @@ import sys
 import pytest
 
 from marless.fleet import orphans
+from marless.fleet.launchers import containers
+from tests.unit.fleet.engine_server import Fault, engine
 
 NAMESPACE = "1"
 """As if this test ran in a PID namespace of its own: pools that other tests start reap in theirs."""
@@ -16,7 +19,9 @@ WORKER = "import subprocess, sys; print(subprocess.Popen(['sleep', '600'], env={
 
 @pytest.fixture(autouse=True)
 def elsewhere(monkeypatch):
-    monkeypatch.setattr(orphans, "_namespace", lambda: NAMESPACE)
+    monkeypatch.setattr(orphans, "namespace", lambda: NAMESPACE)
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    monkeypatch.setattr("marless.fleet.launchers.engine.DEFAULT", "unix:///nowhere/engine.sock")
 
 
 @pytest.fixture
@@ -78,4 +83,20 @@ def test_what_cannot_be_ended_is_said(marless, worker, dead, monkeypatch):
     monkeypatch.setattr(orphans, "end_of_dead_pools", lambda: None)
     code, out, said = marless("fleet", "reap", "-o", "name")
     assert (code, out) == (1, "")
-    assert f"{left.pid}" in said and f"{below}" in said and "could not be killed" in said
+    assert f"{left.pid}" in said and f"{below}" in said and "could not be ended" in said
+
+
+def test_containers_of_dead_pools_are_listed_and_removed(marless, dead, tmp_path, monkeypatch):
+    here = dataclasses.replace(containers.Pool.here(), container="")
+    with engine(tmp_path) as server:
+        monkeypatch.setenv("DOCKER_HOST", server.address)
+        server.add("left", **{containers.POOL: str(dataclasses.replace(here, pid=dead))})
+        server.add("running", **{containers.POOL: str(here)})
+        [found] = json.loads(marless("fleet", "list", "-o", "json")[1])
+        assert (found["launcher"], found["id"], found["pool"]) == ("docker", "left", f"{dead}")
+        server.faults["list"].append(Fault(500, "the disk is broken"))
+        code, out, said = marless("fleet", "list", "-o", "name")
+        assert (code, out) == (0, "")
+        assert "containers are left out: cannot list containers with label marless.pool: the disk is broken" in said
+        assert marless("fleet", "reap", "-o", "name")[:2] == (0, "left\n")
+        assert server.containers.keys() == {"running"}
