@@ -18,6 +18,7 @@ _PLACES = (
     "coordinator.take_over",
     "coordinator.epoch",
     "coordinator.pending",
+    "coordinator.carry",
     "coordinator.record",
     "coordinator.checkpoint",
     "coordinator.cut",

@@ -34,3 +34,6 @@ MAX_COUNT = 2**53
 """Rounds, epochs, versions, env steps: larger integers are not exact as the doubles of JSON and of Redis scripts."""
 MAX_CARRY_BYTES = 256 * 2**20
 """Size of the state that a lane of environment copies takes to the next round."""
+MAX_RETURNED_BYTES, LANE_BYTES = 2 * 2**20, 1024
+"""Size of the carries that the actors of a round return with their receipts, and what each counts for besides its own
+bytes. Larger ones are published by the actors."""

@@ -2,18 +2,21 @@
 
 So compare-and-set, epochs, bounds and deletion are those of weights. A carry of other content for a round that has one
 already is refused: actors are functions, so the environment must be to blame.
+
+Actors return small carries with their receipts, and the coordinator publishes all of them in one call while policies
+are updated. They publish large ones themselves.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from marless.errors import ConflictError, CorruptError, SpecError
-from marless.limits import MAX_CARRY_BYTES
+from marless.limits import LANE_BYTES, MAX_CARRY_BYTES, MAX_RETURNED_BYTES
 from marless.record import LaneRecord
 from marless.rpc import roles
-from marless.rpc.param_store import LATEST, ParamStore, PolicyWrite
+from marless.rpc.param_store import LATEST, ParamStore, PolicyListing, PolicyWrite
 from marless.rpc.v1 import param_store_pb2
 
 PART = "carry"
@@ -26,25 +29,42 @@ def policy_of(lane: int) -> str:
     return f"{_PREFIX}{lane}"
 
 
-async def publish(store: ParamStore, job: str, epoch: int, round_: int, start: LaneRecord, data: bytes) -> LaneRecord:
-    """Publish the state in which a round has left a lane that started from `start`; idempotent.
+def after(start: LaneRecord, data: bytes) -> LaneRecord:
+    """The record of a lane that a round has left in this state, having started from `start`."""
+    return LaneRecord(lane=start.lane, version=start.version + 1, digest=hashlib.sha256(data).hexdigest())
 
-    Raises SpecError if another state was published for this round, NotFoundError if the store has lost the lane, and
-    the errors of `ParamStore.publish`.
+
+def is_returned(data: bytes, actors: int) -> bool:
+    """True if each of so many actors may return a carry of this size with its receipt."""
+    return (len(data) + LANE_BYTES) * actors <= MAX_RETURNED_BYTES
+
+
+async def publish(store: ParamStore, job: str, epoch: int, round_: int, left: Mapping[LaneRecord, bytes]) -> None:
+    """Publish the states in which a round has left lanes, by their records (see `after`); idempotent.
+
+    Raises SpecError if another state was published for this round, NotFoundError if the store has lost a lane, and the
+    errors of `ParamStore.publish`.
     """
-    policy, digest = policy_of(start.lane), hashlib.sha256(data).hexdigest()
-    write = PolicyWrite(policy, start.version, f"{job}/{round_}/{policy}/{digest}", {PART: data})
+    writes = [
+        PolicyWrite(name, lane.version - 1, f"{job}/{round_}/{name}/{lane.digest}", {PART: data})
+        for lane, data in left.items()
+        for name in (policy_of(lane.lane),)
+    ]
+    if not writes:
+        return
     try:
-        versions = await store.publish(job, epoch, round_, [write])
+        await store.publish(job, epoch, round_, writes)
     except ConflictError:
-        head = (await store.get(job, {policy: LATEST}, ()))[policy]
-        if (head.version, head.round) != (start.version + 1, round_):
-            raise
-        raise SpecError(
-            f"the environment is not deterministic under its seed: in round {round_ + 1}, equal inputs have left "
-            f"lane {start.lane} in two states; set actors.episodes: fresh"
-        ) from None
-    return LaneRecord(lane=start.lane, version=versions[policy], digest=digest)
+        heads = await store.get(job, {policy_of(lane.lane): LATEST for lane in left}, (PART,))
+        for lane in left:
+            head = heads[policy_of(lane.lane)]
+            known = (head.version, head.round) == (lane.version, round_)
+            if known and hashlib.sha256(head.blobs[PART]).hexdigest() != lane.digest:
+                raise SpecError(
+                    f"the environment is not deterministic under its seed: in round {round_ + 1}, equal inputs have "
+                    f"left lane {lane.lane} in two states; set actors.episodes: fresh"
+                ) from None
+        raise
 
 
 async def restore(store: ParamStore, job: str, epoch: int, round_: int, lane: LaneRecord, data: bytes) -> None:
@@ -75,6 +95,12 @@ async def fetch_all(store: ParamStore, job: str, lanes: Sequence[LaneRecord]) ->
                 f"carry of lane {each.lane}: version {each.version} is not the one that the job's records name"
             )
     return found
+
+
+def is_among(policies: Mapping[str, PolicyListing], lane: LaneRecord) -> bool:
+    """True if this version of the lane's carry is among the listed policies of its job."""
+    listed = policies.get(policy_of(lane.lane))
+    return listed is not None and lane.version in listed.versions
 
 
 def check_publish(header: param_store_pb2.PublishHeader) -> None:

@@ -104,7 +104,7 @@ class Actor:
     async def _go_on(
         self, task: actor_pool_pb2.RolloutTask, acting: Mapping[str, ActingState]
     ) -> actor_pool_pb2.RolloutReceipt:
-        """Run a lane on from where the round before left it; its new carry is published beside the upload."""
+        """Run a lane on from where the round before left it; a large carry is published beside the upload."""
         start = LaneRecord(lane=task.index, version=task.lane.version, digest=task.lane.digest)
         living, goes_on = await stoppable(
             lambda _: self._lanes.take(_env_key(task.settings), (task.job, task.index), start.digest)
@@ -112,21 +112,19 @@ class Actor:
         loaded = b"" if goes_on or not start.digest else await carries.fetch(self._store, task.job, start)
         begins = not goes_on and not start.digest
         trajectory, stats, carry = await stoppable(partial(_run_on, task, acting, living, begins, loaded))
-        uploaded, left = await both(
+        left, returned = carries.after(start, carry), carries.is_returned(carry, task.actors)
+        kept = {} if returned else {left: carry}
+        reach("actor.carry.before")
+        uploaded, _ = await both(
             self._deliver(task, trajectory),
-            self._leave(task, start, carry),
+            carries.publish(self._store, task.job, task.settings.epoch, task.round, kept),
         )
+        reach("actor.carry.after")
         living.digest = left.digest
         receipt = _receipt(task, stats, uploaded)
         receipt.lane.CopyFrom(actor_pool_pb2.Lane(lane=left.lane, version=left.version, digest=left.digest))
+        receipt.carry = carry if returned else b""
         return receipt
-
-    async def _leave(self, task: actor_pool_pb2.RolloutTask, start: LaneRecord, carry: bytes) -> LaneRecord:
-        """Publish in which state the task leaves its lane."""
-        reach("actor.carry.before")
-        left = await carries.publish(self._store, task.job, task.settings.epoch, task.round, start, carry)
-        reach("actor.carry.after")
-        return left
 
     def _play(
         self, task: actor_pool_pb2.RolloutTask, acting: Mapping[str, ActingState], stop: threading.Event

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from marless.algos.base import Group
+from marless.errors import CorruptError
 from marless.job import Job
 from marless.limits import MAX_TIMEOUT_S
 from marless.record import Distances, EpisodeSums, InvocationRecord, LaneRecord, Returns, returns_of
@@ -39,6 +41,8 @@ class Rollout:
     invocations: tuple[InvocationRecord, ...]
     lanes: tuple[LaneRecord, ...] = ()
     """How a round's actors leave their lanes, if episodes are carried."""
+    carries: Mapping[LaneRecord, bytes] = field(default_factory=dict)
+    """The carries of those lanes that are not published yet."""
 
 
 @dataclass(frozen=True)
@@ -212,16 +216,22 @@ class Pools:
 
     async def _run(self, request: actor_pool_pb2.RolloutRequest) -> Rollout:
         reply = await self._actor_pool.call(self._actors.Rollout, request, timeout_s=CALL_TIMEOUT_S)
+        lanes = {_lane(receipt): receipt.carry for receipt in reply.receipts if receipt.HasField("lane")}
         return Rollout(
             env_steps=sum(receipt.env_steps for receipt in reply.receipts),
             returns=returns_of(reply.receipts),
             invocations=_invocations(reply.invocations),
-            lanes=tuple(
-                LaneRecord(lane=receipt.lane.lane, version=receipt.lane.version, digest=receipt.lane.digest)
-                for receipt in reply.receipts
-                if receipt.HasField("lane")
-            ),
+            lanes=tuple(lanes),
+            carries={lane: carry for lane, carry in lanes.items() if carry},
         )
+
+
+def _lane(receipt: actor_pool_pb2.RolloutReceipt) -> LaneRecord:
+    """How an actor leaves its lane; raises CorruptError for a carry of another digest."""
+    lane = LaneRecord(lane=receipt.index, version=receipt.lane.version, digest=receipt.lane.digest)
+    if receipt.carry and hashlib.sha256(receipt.carry).hexdigest() != lane.digest:
+        raise CorruptError(f"the carry that actor {lane.lane} has returned is not the one that its receipt names")
+    return lane
 
 
 def _groups(groups: Iterable[Group], versions: Versions) -> list[common_pb2.Group]:

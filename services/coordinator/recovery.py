@@ -125,5 +125,5 @@ class Recovery:
 def _has(present: Listing, last: RoundRecord) -> bool:
     """True if the store has the versions of all policies and the carries of all lanes after this round."""
     policies = present.policies
-    wanted = {**last.versions, **{carries.policy_of(each.lane): each.version for each in last.lanes}}
-    return all(name in policies and version in policies[name].versions for name, version in wanted.items())
+    weights = all(name in policies and version in policies[name].versions for name, version in last.versions.items())
+    return weights and all(carries.is_among(policies, lane) for lane in last.lanes)

@@ -22,13 +22,14 @@ from marless.errors import (
 from marless.job import Job
 from marless.log import structlog
 from marless.record import Returns, RoundRecord
-from marless.rpc.concurrency import to_the_end
+from marless.rpc.concurrency import both, to_the_end
 from marless.stopwatch import Stopwatch
 from services.coordinator import recording, stopping
 from services.coordinator.baseline import Baseline
 from services.coordinator.cancelling import CANCELLED, Cancellation
 from services.coordinator.costs import Costs
 from services.coordinator.journal import Journal
+from services.coordinator.lanes import Lanes
 from services.coordinator.logs import JobLog
 from services.coordinator.patience import PASSING, Patience, doing
 from services.coordinator.planning import Plan, Planner
@@ -85,6 +86,7 @@ class JobRun:
         self._fenced = 0
         self._timing = Timing()
         self._pending: Pending | None = None
+        self._lanes = Lanes(job_id, pools.store)
         self.status = status
         self.detail = ""
         """The end of a traceback, if the job failed by an internal error."""
@@ -198,6 +200,8 @@ class JobRun:
             self._show("starting learners")
         async with self._cancellation.abandoning():
             versions = await self._recovery.stand(rolled_out=self._pending is not None)
+            if self._pending and not await self._lanes.exist(self._pending.lanes):
+                self._pending = None
         if self.status.state != "RUNNING":
             self._set(state="RUNNING", reason="training")
         elif not self._patience.waiting:
@@ -275,6 +279,7 @@ class JobRun:
                 *(self._id, self._job, plan.round, plan.actors, plan.groups, plan.versions, plan.lanes),
                 epoch=self._recovery.epoch,
             )
+        self._lanes.returned = rollout.carries
         pending = Pending(
             round=plan.round,
             rollout_s=times.watch.seconds,
@@ -297,21 +302,23 @@ class JobRun:
             late.cancel()
 
     async def _update(self, plan: Plan, pending: Pending) -> Update:
-        """Update the policies; meanwhile sync pending.json to disk and pre-warm the next actors."""
+        """Update the policies; meanwhile publish carries, sync pending.json to disk and pre-warm the next actors."""
         evaluation = self._job.spec.actors.count if self._is_evaluated(plan.round) else 0
         self._warming.expect(max(plan.actors, evaluation))
         syncing = asyncio.create_task(to_the_end(self._beside_the_update))
         try:
-            return await self._pools.update(
+            epoch = self._recovery.epoch
+            update = self._pools.update(
                 self._id,
                 round_=plan.round,
-                epoch=self._recovery.epoch,
+                epoch=epoch,
                 env_steps=plan.env_steps,
                 actors=plan.actors,
                 groups=plan.groups,
                 versions=plan.versions,
                 measure=self._planner.measure(pending.returns),
             )
+            return (await both(update, self._lanes.publish(epoch, plan.round)))[0]
         except StaleError:
             self._pending = None  # the learner pool has lost the trajectories, as after a restart
             raise

@@ -370,37 +370,56 @@ def lane(number: int, version: int = 0, digest: str = "") -> LaneRecord:
     return LaneRecord(lane=number, version=version, digest=digest)
 
 
+async def leave(store, job: str, epoch: int, round_: int, start: LaneRecord, data: bytes) -> LaneRecord:
+    left = carries.after(start, data)
+    await carries.publish(store, job, epoch, round_, {left: data})
+    return left
+
+
 async def test_a_carry_is_published_once_a_round_and_read_back(store, job):
     epoch = await store.acquire_epoch(job, "coordinator")
-    first = await carries.publish(store, job, epoch, 0, lane(3), b"first")
+    first = await leave(store, job, epoch, 0, lane(3), b"first")
     assert first == lane(3, 1, hashlib.sha256(b"first").hexdigest())
-    assert await carries.publish(store, job, epoch, 0, lane(3), b"first") == first  # a second attempt at the actor
-    second = await carries.publish(store, job, epoch, 1, first, b"second")
+    assert await leave(store, job, epoch, 0, lane(3), b"first") == first  # a second attempt at the actor
+    second = await leave(store, job, epoch, 1, first, b"second")
     assert [await carries.fetch(store, job, each) for each in (first, second)] == [b"first", b"second"]
-    assert await carries.publish(store, job, epoch, 1, first, b"second") == second  # the round is run again
+    assert await leave(store, job, epoch, 1, first, b"second") == second  # the round is run again
     await store.delete_job(job, epoch)
     with pytest.raises(NotFoundError):
         await carries.fetch(store, job, second)
 
 
 async def test_another_carry_for_the_same_round_blames_the_environment(store, job):
-    first = await carries.publish(store, job, 0, 0, lane(0), b"first")
-    await carries.publish(store, job, 0, 1, first, b"second")
+    first = await leave(store, job, 0, 0, lane(0), b"first")
+    await leave(store, job, 0, 1, first, b"second")
     with pytest.raises(
         SpecError, match=r"not deterministic .* in round 2, .* left lane 0 in two states; set actors.episodes: fresh"
     ):
-        await carries.publish(store, job, 0, 1, first, b"something else")
+        await leave(store, job, 0, 1, first, b"something else")
     with pytest.raises(ConflictError):  # a later round's
-        await carries.publish(store, job, 0, 5, first, b"third")
+        await leave(store, job, 0, 5, first, b"third")
+
+
+async def test_the_lanes_of_a_round_are_published_in_one_call_however_often_it_is_repeated(store, job):
+    data = {index: b"%d" % index for index in range(3)}
+    first = {carries.after(lane(index), each): each for index, each in data.items()}
+    one = dict([next(iter(first.items()))])
+    await carries.publish(store, job, 0, 0, one)  # an attempt that was cut off
+    await carries.publish(store, job, 0, 0, first)
+    await carries.publish(store, job, 0, 0, {})
+    assert await carries.fetch_all(store, job, list(first)) == list(first.items())
+    other = {carries.after(lane(index), b"x" if index == 2 else each): each for index, each in data.items()}
+    with pytest.raises(SpecError, match="left lane 2 in two states"):
+        await carries.publish(store, job, 0, 0, other)
 
 
 async def test_a_lane_that_the_store_has_lost_is_missing_and_no_conflict(store, job):
     with pytest.raises(NotFoundError):
-        await carries.publish(store, job, 0, 4, lane(1, 4, "of round 3"), b"fifth")
+        await leave(store, job, 0, 4, lane(1, 4, "of round 3"), b"fifth")
 
 
 async def test_a_carry_of_another_digest_is_not_handed_out(store, job):
-    first = await carries.publish(store, job, 0, 0, lane(0), b"first")
+    first = await leave(store, job, 0, 0, lane(0), b"first")
     with pytest.raises(CorruptError, match="lane 0: version 1 is not the one"):
         await carries.fetch(store, job, lane(0, first.version, "0" * 64))
 
@@ -409,11 +428,11 @@ async def test_an_older_epoch_publishes_no_carry(store, job):
     old = await store.acquire_epoch(job, "coordinator")
     await store.acquire_epoch(job, "its successor")
     with pytest.raises(FencedError):
-        await carries.publish(store, job, old, 0, lane(0), b"late")
+        await leave(store, job, old, 0, lane(0), b"late")
 
 
 async def test_carries_are_bounded(store, job, monkeypatch):
     monkeypatch.setattr(carries, "MAX_CARRY_BYTES", 4)
-    await carries.publish(store, job, 0, 0, lane(0), b"four")
+    await leave(store, job, 0, 0, lane(0), b"four")
     with pytest.raises(SpecError, match="a carry has 4 bytes at most"):
-        await carries.publish(store, job, 0, 0, lane(1), b"fives")
+        await leave(store, job, 0, 0, lane(1), b"fives")

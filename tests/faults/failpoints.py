@@ -26,7 +26,7 @@ ONCE_A_LIFE = ("coordinator.take_over", "coordinator.epoch", "coordinator.status
 ON_LOSS = ("coordinator.drop", "coordinator.restore", "coordinator.cut")
 """Places that it passes when the store has lost the job."""
 ON_SUBMIT = ("coordinator.spec", "coordinator.status")
-IN_ROUNDS = ("coordinator.pending", "coordinator.record", "coordinator.checkpoint")
+IN_ROUNDS = ("coordinator.pending", "coordinator.carry", "coordinator.record", "coordinator.checkpoint")
 ELSEWHERE = ("actor.carry", "learner.publish", "param_store.publish")
 
 

@@ -39,7 +39,7 @@ def kill_at(monkeypatch):
             if name == place and next(left) == 0:
                 raise KilledError(name)
 
-        for module in ("run_folder", "recovery", "snapshots"):
+        for module in ("run_folder", "recovery", "snapshots", "lanes"):
             monkeypatch.setattr(f"services.coordinator.{module}.reach", reach)
 
     return arm

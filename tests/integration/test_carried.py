@@ -154,7 +154,12 @@ def families(quick: str):
 
 @families("ippo")
 @pytest.mark.parametrize(
-    "place", ["pending.after", *(pytest.param(f"{each}", marks=SLOW) for each in ("pending.before", "record.before"))]
+    "place",
+    [
+        "pending.after",
+        "carry.before",
+        *(pytest.param(each, marks=SLOW) for each in ("pending.before", "carry.after", "record.before")),
+    ],
 )
 async def test_a_coordinator_that_is_killed(cluster, undisturbed, tmp_path, kill_at, family, place):
     folder = new(tmp_path, family)
@@ -177,7 +182,7 @@ async def test_workers_that_are_lost_with_their_lanes(cluster, undisturbed, tmp_
 @SLOW
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("place", ["actor.carry.before", "actor.carry.after"])
-async def test_workers_that_die_around_the_publish_of_a_carry(cluster, undisturbed, tmp_path, family, place):
+async def test_workers_that_die_where_they_leave_a_lane(cluster, undisturbed, tmp_path, family, place):
     """Each worker at its third."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("MARLESS_FAILPOINT", f"{place}:3")
@@ -187,6 +192,41 @@ async def test_workers_that_die_around_the_publish_of_a_carry(cluster, undisturb
     await restarted(cluster, "actor_pool")()
     assert outcome(folder) == outcome(await undisturbed(family))
     assert any(each.attempt > 1 for record in folder.records() for each in record.invocations)
+
+
+async def test_a_round_whose_carries_were_not_published_is_rolled_out_again(cluster, undisturbed, tmp_path, sampled):
+    """The coordinator has died between its rollout and the publish; a lane that the round did not run is no reason."""
+    folder = new(tmp_path)
+    with pytest.MonkeyPatch.context() as patched:
+        real = carries.publish
+        patched.setattr(carries, "publish", lambda *given: dies() if sampled[-1] == 4 else real(*given))
+        with pytest.raises(KilledError):
+            await go_on(folder, cluster.pools)
+    await succeeded(cluster, folder)
+    assert sampled == [0, 1, 2, 3, 4, 4, 5, 6]
+    assert outcome(folder) == outcome(await undisturbed("ippo"))
+
+
+@SLOW
+async def test_large_carries_that_actors_publish(cluster, tmp_path):
+    """A coordinator and workers die; the carries of 4,000 copies do not travel with receipts."""
+    actors = {"count": 3, "envs": 4000, "steps": STEPS, "episodes": "carried"}
+    given = {"actors": actors, "model": {"hidden": [8]}, "stop": {"rounds": 4}}
+    whole, folder = new(tmp_path, **given), new(tmp_path, **given)
+    await succeeded(cluster, whole)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("MARLESS_FAILPOINT", "actor.carry.after:2")
+        await restarted(cluster, "actor_pool")()
+        patched.setattr("services.coordinator.rounds.JobRun._update", dies)
+        with pytest.raises(KilledError):
+            await go_on(folder, cluster.pools)
+    await restarted(cluster, "actor_pool")()
+    await succeeded(cluster, folder)
+    assert outcome(folder) == outcome(whole)
+
+
+async def dies(*_) -> None:
+    raise KilledError("killed")
 
 
 @families("maddpg")

@@ -204,14 +204,15 @@ async def test_an_actor_reads_what_it_acts_with_and_no_more(store_config, tmp_pa
             with pytest.raises(PermissionDeniedError, match="reads the part 'acting' of a policy"):
                 await stores[Role.ACTOR].get(job, {"a": 1}, parts)
         lane = LaneRecord(lane=0, version=0, digest="")
-        carried = await carries.publish(stores[Role.ACTOR], job, epoch, 0, lane, b"c")
+        carried = carries.after(lane, b"c")
+        await carries.publish(stores[Role.ACTOR], job, epoch, 0, {carried: b"c"})
         assert await carries.fetch(stores[Role.ACTOR], job, carried) == b"c"
         for policy, parts in (("a", ("acting",)), ("a", ("carry",)), ("lane/0", ("carry", "acting")), ("lane/0", ())):
             with pytest.raises(PermissionDeniedError, match="publishes the carries of lanes, and no policy"):
                 write = PolicyWrite(policy, 1, "mine", dict.fromkeys(parts, b"x"))
                 await stores[Role.ACTOR].publish(job, epoch, 0, [write])
         with pytest.raises(FencedError, match=rf"epoch {epoch + 1} .* has not begun"):
-            await carries.publish(stores[Role.ACTOR], job, epoch + 1, 1, carried, b"d")
+            await carries.publish(stores[Role.ACTOR], job, epoch + 1, 1, {carries.after(carried, b"d"): b"d"})
         assert (await stores[Role.SERVICE].list(job)).epoch == epoch
         for peer in peers.values():
             await peer.close()

@@ -133,7 +133,7 @@ class RolloutSettings(_message.Message):
     limit_s: _builtins.float
     """GREEDY: seconds after which an actor starts no further batch of episodes; 0: no limit"""
     carried: _builtins.bool
-    """TRAIN: episodes go on from the round before, and the carry of each lane is published"""
+    """TRAIN: episodes go on from the round before, and the carry of each lane is returned or published"""
     relative_error: _builtins.float
     """GREEDY: stop at a standard error of this fraction of |mean|; 0: run all episodes"""
     def __init__(
@@ -298,6 +298,7 @@ class RolloutReceipt(_message.Message):
     WINS_FIELD_NUMBER: _builtins.int
     PLAYED_S_FIELD_NUMBER: _builtins.int
     LANE_FIELD_NUMBER: _builtins.int
+    CARRY_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     env_steps: _builtins.int
     episodes: _builtins.int
@@ -308,6 +309,8 @@ class RolloutReceipt(_message.Message):
     wins: _builtins.int
     played_s: _builtins.float
     """GREEDY and RANDOM: seconds of running episodes, less the time waiting for a CPU"""
+    carry: _builtins.bytes
+    """that state, if it is small: the caller publishes it; empty: the worker has published it"""
     @_builtins.property
     def return_sum(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """per agent, undiscounted"""
@@ -318,7 +321,7 @@ class RolloutReceipt(_message.Message):
 
     @_builtins.property
     def lane(self) -> Global___Lane:
-        """if `settings.carried`: in which state it leaves the lane; published"""
+        """if `settings.carried`: in which state it leaves the lane"""
 
     def __init__(
         self,
@@ -334,10 +337,11 @@ class RolloutReceipt(_message.Message):
         wins: _builtins.int = ...,
         played_s: _builtins.float = ...,
         lane: Global___Lane | None = ...,
+        carry: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lane", b"lane"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["env_steps", b"env_steps", "episode_steps", b"episode_steps", "episodes", b"episodes", "index", b"index", "judged", b"judged", "lane", b"lane", "played_s", b"played_s", "return_square_sum", b"return_square_sum", "return_sum", b"return_sum", "trajectory_bytes", b"trajectory_bytes", "wins", b"wins"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["carry", b"carry", "env_steps", b"env_steps", "episode_steps", b"episode_steps", "episodes", b"episodes", "index", b"index", "judged", b"judged", "lane", b"lane", "played_s", b"played_s", "return_square_sum", b"return_square_sum", "return_sum", b"return_sum", "trajectory_bytes", b"trajectory_bytes", "wins", b"wins"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

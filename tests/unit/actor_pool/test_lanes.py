@@ -9,6 +9,8 @@ import pytest_asyncio
 
 from marless.envs import registry
 from marless.errors import CorruptError, MarlessError, NotFoundError, UnavailableError
+from marless.record import LaneRecord
+from marless.rpc import carries
 from marless.rpc.param_store import ParamStore
 from marless.rpc.security import Security
 from marless.rpc.v1.actor_pool_pb2 import ROLLOUT_MODE_TRAIN, Lane, RolloutReceipt, RolloutSettings, RolloutTask
@@ -17,6 +19,7 @@ from services.actor_pool.actor import Actor
 from tests.unit.nets.acting_states import state
 
 ENV, OPTIONS = "mpe/simple_spread", '{"agents": 2, "max_cycles": 7}'
+FEW, MANY = 1, 2000
 SETTINGS = RolloutSettings(env=ENV, env_options_json=OPTIONS, envs=3, steps=4, seed=5, carried=True)
 
 
@@ -26,6 +29,8 @@ class Worker:
 
     store: ParamStore
     job: str
+    actors: int
+    """Of a round: if they are many, each publishes its carry by itself."""
     uploads: list[dict[str, np.ndarray]] = field(default_factory=list)
     trouble: MarlessError | None = None
     """What the next upload raises."""
@@ -51,15 +56,27 @@ class Worker:
         return 1
 
     async def run(self, round_: int, start: Lane | None, index: int = 0) -> Lane:
+        """Run a lane; if its carry returns, publish it, as a coordinator does."""
         task = RolloutTask(
-            job=self.job, round=round_, mode=ROLLOUT_MODE_TRAIN, index=index, settings=SETTINGS, actors=1, lane=start
+            job=self.job,
+            round=round_,
+            mode=ROLLOUT_MODE_TRAIN,
+            index=index,
+            settings=SETTINGS,
+            actors=self.actors,
+            lane=start,
         )
-        return RolloutReceipt.FromString(await self.actor.run(task.SerializeToString())).lane
+        receipt = RolloutReceipt.FromString(await self.actor.run(task.SerializeToString()))
+        lane = LaneRecord(lane=receipt.lane.lane, version=receipt.lane.version, digest=receipt.lane.digest)
+        assert bool(receipt.carry) == (self.actors == FEW)
+        if receipt.carry:
+            await carries.publish(self.store, self.job, 0, round_, {lane: receipt.carry})
+        return receipt.lane
 
 
-@pytest_asyncio.fixture
-async def worker(store, job):
-    return Worker(store, job)
+@pytest_asyncio.fixture(params=[FEW, MANY])
+async def worker(store, job, request):
+    return Worker(store, job, request.param)
 
 
 async def undisturbed(worker: Worker, rounds: int = 4) -> list[Lane]:
@@ -76,7 +93,7 @@ async def test_a_lane_that_lives_and_one_that_is_loaded_in_every_round_are_equal
     assert worker.made == [(ENV, OPTIONS, SETTINGS.with_state, 3)]
     assert [upload["resumed"].any() for upload in worker.uploads] == [False, True, True, True]
     for round_, start in ((2, left[1]), (3, left[2])):  # the oldest version is gone by now
-        other = Worker(store, job)
+        other = Worker(store, job, worker.actors)
         assert await other.run(round_, start) == left[round_]
         assert all(np.array_equal(other.uploads[0][name], array) for name, array in worker.uploads[round_].items())
 
@@ -116,7 +133,7 @@ async def test_a_worker_with_more_lanes_than_live_in_it_loads_them(worker, monke
 async def test_a_lane_that_the_store_has_lost_or_changed_is_not_begun_anew(worker, store, job):
     one = await worker.run(0, None)
     with pytest.raises(CorruptError, match="lane 0"):
-        await Worker(store, job).run(1, Lane(lane=0, version=1, digest="0" * 64))
+        await Worker(store, job, worker.actors).run(1, Lane(lane=0, version=1, digest="0" * 64))
     await store.delete_job(job)
     with pytest.raises(NotFoundError):
-        await Worker(store, job).run(1, one)
+        await Worker(store, job, worker.actors).run(1, one)

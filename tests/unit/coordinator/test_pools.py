@@ -1,12 +1,15 @@
 """What the coordinator tells the pools about one another."""
 
+import hashlib
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 import pytest
 
 from marless import spec as specs
+from marless.errors import CorruptError
 from marless.job import prepare
+from marless.record import LaneRecord
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
 from marless.rpc.security import Security
@@ -22,10 +25,11 @@ JOB = {"env": {"name": "game/matrix"}, "algorithm": "ippo", "stop": {"rounds": 1
 class Actors(ActorPoolServiceServicer):
     def __init__(self) -> None:
         self.sinks: list[str] = []
+        self.receipts: list[actor_pool_pb2.RolloutReceipt] = []
 
     async def Rollout(self, request, context):  # noqa: N802  # gRPC names
         self.sinks.append(request.settings.sink)
-        return actor_pool_pb2.RolloutResponse()
+        return actor_pool_pb2.RolloutResponse(receipts=self.receipts)
 
 
 class Learners(LearnerPoolServiceServicer):
@@ -36,9 +40,9 @@ class Learners(LearnerPoolServiceServicer):
         return learner_pool_pb2.OpenJobResponse(address=self.address)
 
 
-@pytest.mark.parametrize("address", ["learners.example.org:7070", ""])
-async def test_actors_upload_to_the_address_that_the_learner_pool_advertises(tmp_path, address):
-    actors, learners = Actors(), Learners(address)
+@asynccontextmanager
+async def pools_of(tmp_path, actors: Actors, learners: Learners):
+    """Clients of these servicers."""
     async with AsyncExitStack() as stack:
 
         async def peer(name, register) -> Peer:
@@ -55,8 +59,33 @@ async def test_actors_upload_to_the_address_that_the_learner_pool_advertises(tmp
             await peer("actors", partial(add_ActorPoolServiceServicer_to_server, actors)),
             await peer("learners", partial(add_LearnerPoolServiceServicer_to_server, learners)),
         ]
-        pools, job = Pools(*peers, ParamStore(peers[1])), prepare(specs.parse(JOB, "spec"))
+        yield Pools(*peers, ParamStore(peers[1])), peers
+
+
+@pytest.mark.parametrize("address", ["learners.example.org:7070", ""])
+async def test_actors_upload_to_the_address_that_the_learner_pool_advertises(tmp_path, address):
+    actors = Actors()
+    async with pools_of(tmp_path, actors, Learners(address)) as (pools, peers):
+        job = prepare(specs.parse(JOB, "spec"))
         groups = job.sharing.decide(()).groups
         await pools.open_job("job", job, 1, groups, round_=0)
         await pools.train("job", job, 0, 1, groups, {}, epoch=1)
     assert actors.sinks == [address or peers[1].address]
+
+
+async def test_carries_that_return_are_those_that_receipts_name(tmp_path):
+    actors, digest = Actors(), hashlib.sha256(b"state").hexdigest()
+    lane = actor_pool_pb2.Lane(lane=0, version=4, digest=digest)
+    actors.receipts = [actor_pool_pb2.RolloutReceipt(index=0, lane=lane, carry=b"state")]
+    async with pools_of(tmp_path, actors, Learners("")) as (pools, _):
+        job = prepare(specs.parse(JOB, "spec"))
+        groups = job.sharing.decide(()).groups
+        known = LaneRecord(lane=0, version=4, digest=digest)
+        rollout = await pools.train("job", job, 0, 1, groups, {}, epoch=1)
+        assert (rollout.lanes, rollout.carries) == ((known,), {known: b"state"})
+        actors.receipts[0].carry = b""  # published by the actor
+        rollout = await pools.train("job", job, 0, 1, groups, {}, epoch=1)
+        assert (rollout.lanes, rollout.carries) == ((known,), {})
+        actors.receipts[0].carry = b"other"
+        with pytest.raises(CorruptError, match="the carry that actor 0 has returned is not the one"):
+            await pools.train("job", job, 0, 1, groups, {}, epoch=1)
