@@ -35,4 +35,8 @@ class Registry(Generic[Entry]):
         if name in others.names:
             theirs: Entry = others[name].load()
             return theirs
-        raise SpecError(unknown_name(self.kind, name, self.modules.keys() | others.names))
+        raise SpecError(unknown_name(self.kind, name, self.names()))
+
+    def names(self) -> set[str]:
+        """The names of all entries, of which none is imported."""
+        return {*self.modules, *entry_points(group=self.group).names}

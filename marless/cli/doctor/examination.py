@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 
 from marless import documents, private_files
 from marless.cli.background import StackFolder
-from marless.cli.doctor import machine, places, software, standing
+from marless.cli.doctor import launchers, machine, places, software, standing
 from marless.cli.doctor.finding import Finding
 from marless.cli.runs import unfinished
 from marless.client import Client, Info
@@ -54,6 +54,7 @@ def examine(runs: Path, job: Job | None, *, deep: bool) -> Iterator[Finding]:
     yield _spool()
     yield places.sockets(folder.data, places.bind_unix)
     yield places.loopback(places.bind_loopback)
+    yield from launchers.launchers()
     supervisor = folder.supervisor()
     yield standing.stack(folder.read(), supervisor, folder.gave_up())
     if answer:

@@ -25,6 +25,8 @@ _OPTIONS = (
     *("image", "network", "user", "memory", "cpus", "pids", "tmp", "shm", "volumes"),
     *("engine", "engine_s", CONNECT_S),
 )
+_IMAGES = {"services.actor_pool.worker": "marless-actors", "services.learner_pool.worker": "marless-learners"}
+"""Those that deploy/ builds for our modules of workers."""
 _FILES = ("--tls-cert", "--tls-key", "--tls-ca")
 _OWN_CONTAINER = re.compile(r"/(?:overlay-)?containers/([0-9a-f]{64})/")
 
@@ -59,7 +61,8 @@ class Settings:
 def read(program: Program, options: Options) -> Settings:
     """The launcher's options; raises SpecError."""
     check_names(NAME, options, _OPTIONS)
-    if not options.get("image"):
+    image = options.get("image", _IMAGES.get(program.module))
+    if not image:
         raise SpecError("launcher docker: give the image of the workers: --launcher docker,image=marless-actors")
     user = options.get("user", f"{os.getuid()}:{os.getgid()}" if os.getuid() else "")
     if user and _is_root(user):
@@ -72,7 +75,7 @@ def read(program: Program, options: Options) -> Settings:
             raise SpecError(f"launcher docker: volumes={volume}: give SOURCE:/TARGET, several with ';' between them")
     _check_reach(program.arguments, network)
     return Settings(
-        *(options["image"], network, user),
+        *(image, network, user),
         memory_bytes=size_bytes(NAME, options, "memory", "2g"),
         cpus=above_0(NAME, options, "cpus", threads, "CPUs"),
         pids=int(above_0(NAME, options, "pids", 512, "processes")),

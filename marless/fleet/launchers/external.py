@@ -5,9 +5,10 @@ Such workers dial in with the token of their role. The pool uses them, and start
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
-from marless.fleet.launchers.base import Launch, Launcher, Options, Order, Outcome, Program
+from marless.fleet.launchers.base import Condition, Launch, Launcher, Options, Order, Outcome, Program
 from marless.fleet.launchers.options import seconds_of
 
 CONNECT_S = 600.0
@@ -36,6 +37,15 @@ class ExternalLauncher:
 
     async def close(self) -> None:
         """Nothing is to be ended."""
+
+    async def check(self) -> Condition:
+        """Whether there are tokens for workers that dial in."""
+        if not os.environ.get("MARLESS_TOKENS"):
+            return Condition(
+                "workers that dial in need the token of their role, and $MARLESS_TOKENS is not set",
+                "`marless tokens DIR`, and give DIR to the pools and the workers",
+            )
+        return Condition("workers dial in with a token, and for another host with TLS files (docs/operating.md)")
 
 
 def make(program: Program, options: Options) -> Launcher:

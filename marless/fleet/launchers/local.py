@@ -14,7 +14,7 @@ from marless.errors import UnavailableError
 from marless.fleet import orphans
 from marless.fleet.handover import Handover
 from marless.fleet.launchers import forking, template
-from marless.fleet.launchers.base import ACCEPTED, Launch, Launcher, Options, Order, Outcome, Program
+from marless.fleet.launchers.base import ACCEPTED, Condition, Launch, Launcher, Options, Order, Outcome, Program
 from marless.fleet.launchers.forking import Forked, Template, TemplateEndedError
 from marless.fleet.launchers.options import seconds_of
 
@@ -40,6 +40,7 @@ class LocalLauncher:
         self._token = program.token
         self._module = program.module
         self._arguments = ("--launched", *program.arguments)
+        self._environment = program.environment
         self._template = shared or Template(program.module, self._arguments, program.environment)
         self._owns_template = shared is None
         self._processes: dict[str, _Process] = {}
@@ -78,6 +79,27 @@ class LocalLauncher:
         await asyncio.gather(*(self.drain(worker, 0.0) for worker in self._processes))
         if self._owns_template:
             self._template.end()
+
+    async def check(self) -> Condition:
+        """Fork a worker that does nothing, from a template of its own."""
+        module = "marless.fleet.launchers.idle"
+        idle = Template(module, (), self._environment, quiet=True)
+        try:
+            with open(os.devnull, "rb") as nothing:  # noqa: ASYNC230, PTH123  # it does not block
+                forked = await idle.fork(
+                    template.Order(module=module, arguments=(), mark=orphans.new_mark()), nothing.fileno()
+                )
+            code = await forked.ended()
+            forked.close()
+        except (OSError, TemplateEndedError) as error:
+            return Condition(
+                f"a worker cannot be forked: {error}", "see which limits of processes and memory hold here"
+            )
+        finally:
+            idle.end()
+        if code:
+            return Condition(f"a worker that does nothing ended with {forking.how(code)}", "install marless anew")
+        return Condition("workers can be forked from a template")
 
     async def _launch(self, order: Order) -> Launch:
         try:

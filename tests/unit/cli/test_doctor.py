@@ -5,21 +5,24 @@ import os
 import socket
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
 from marless import spec
 from marless.cli.background import Standing
-from marless.cli.doctor import machine, places, software, standing
+from marless.cli.doctor import launchers, machine, places, software, standing
 from marless.cli.doctor.finding import Finding, Level
 from marless.cli.main import app
 from marless.cli.runs import Unfinished
 from marless.client import Info, Service
 from marless.errors import SpecError, UnavailableError
+from marless.fleet.launchers.external import ExternalLauncher
 from marless.job import prepare
 from marless.rpc import redis_program
 from tests import tokens
+from tests.unit.fleet.engine_server import engine
 
 OK, WARN, FAIL = Level.ok, Level.warn, Level.fail
 NEEDS = ["PyYAML>=6", "grpcio>=1.76,!=1.83.0,!=1.83.1,<2", "numpy>=2.1,<3", "torch==2.13.0; extra == 'learner'"]
@@ -314,6 +317,59 @@ def test_this_machine_can_run_the_tests_and_nothing_is_left(alone):
     assert list(alone.iterdir()) == []
     table = CliRunner().invoke(app, ["doctor"]).stdout
     assert all(any(name in line.split()[:2] for line in table.splitlines()) for name in checks)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "level", "found", "advice"),
+    [
+        ("docker,network=host", "ok", "Engine 25.0, API 1.44 at ", ""),
+        ("docker,image=none,network=host", "fail", "cannot inspect image none: No such image: none", "build the image"),
+        ("docker,colour=red", "fail", "no option 'colour'; it has image", "correct $MARLESS_LAUNCHER"),
+        ("external", "fail", "workers that dial in need the token", "`marless tokens DIR`"),
+        ("local", "ok", "workers can be forked from a template", ""),
+        ("locl", "fail", "unknown launcher 'locl'; did you mean 'local'", "correct $MARLESS_LAUNCHER"),
+        ("their", "ok", "it has no check of its own", ""),
+        ("sick", "fail", "its check failed: ZeroDivisionError", "tell its author"),
+    ],
+)
+def test_the_chosen_launcher_is_checked(alone, monkeypatch, chosen, level, found, advice):
+    with engine(alone) as server:
+        server.images["marless-actors"] = "marless"
+        monkeypatch.setenv("DOCKER_HOST", server.address)
+        monkeypatch.setenv("MARLESS_LAUNCHER", chosen)
+        monkeypatch.delenv("MARLESS_TOKENS", raising=False)
+        theirs = {"their": lambda *_: Silent(), "sick": lambda *_: Sick()}
+        monkeypatch.setattr("marless.registry.entry_points", lambda group: Entries(theirs))
+        findings = {each.check: each for each in launchers.launchers()}
+    assert {"launcher-docker", "launcher-external", "launcher-local"} <= findings.keys()
+    name = chosen.partition(",")[0]
+    mine = findings.pop(f"launcher-{name}")
+    assert (mine.level, mine.found[: len(found)], mine.advice[: len(advice)]) == (level, found, advice)
+    assert bool(mine.advice) == (level == "fail")
+    assert {each.level for each in findings.values()} == {"ok"}
+    assert all(each.found.startswith("not chosen") for each in findings.values())
+
+
+class Silent(ExternalLauncher):
+    """A launcher of another package, without a check."""
+
+    check = None
+
+
+class Sick(ExternalLauncher):
+    """One whose check has a bug."""
+
+    async def check(self):
+        return 1 / 0
+
+
+class Entries(dict):
+    """Entry points: what makes each launcher, by its name."""
+
+    names = property(dict.keys)
+
+    def __getitem__(self, name):
+        return SimpleNamespace(load=lambda: self.get(name))
 
 
 def test_what_fails_is_told_and_gives_exit_code_1(alone, monkeypatch):
