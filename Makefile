@@ -15,7 +15,7 @@ TOOLS := .venv/security/bin
 # Tests start hundreds of Python processes, which start faster from bytecode.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: train test test-slow test-gpu test-hosts test-containers faults security fuzz check format protos lock audit sbom
+.PHONY: train test test-slow test-gpu test-hosts test-slurm test-containers faults security fuzz check format protos lock audit sbom
 .PHONY: bench bench-algorithms bench-environments bench-peers clean
 
 train: .venv/.train
@@ -36,6 +36,10 @@ test-gpu: .venv/.dev
 # A job over four hosts, which are network namespaces: their links are cut for up to 30 s. Needs root and `ip`.
 test-hosts: .venv/.dev
 	$(BIN)/python -m pytest -m slow tests/hosts
+
+# Workers that a Slurm job array starts. Needs root, and `apt-get install --no-install-recommends slurm-wlm munge`.
+test-slurm: .venv/.dev
+	$(BIN)/python -m pytest -m slow tests/slurm -rs
 
 # Builds the images of deploy/ and kills their containers; needs a container engine (DOCKER_HOST) and docker-compose.
 # MARLESS_PYTHON names another base image.

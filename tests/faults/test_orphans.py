@@ -256,9 +256,11 @@ async def test_a_worker_started_by_hand_ends_by_itself_if_it_hangs_and_its_pool_
         assert "Timeout" in said
         assert "brood.py" in said
         following = await by_hand(tmp_path)
-        await pool.until(lambda: len(pool.left()) <= 1)  # one has another environment, and its parent is gone
-        following.kill()
-        await following.wait()
+        try:
+            await pool.until(lambda: len(pool.left()) <= 1)  # one has another environment, and its parent is gone
+        finally:
+            following.kill()
+            await following.wait()
     finally:
         playing.cancel()
         await asyncio.wait([playing])
