@@ -64,7 +64,7 @@ class ActorsSpec(Strict):
     envs: int = Field(80, ge=1, le=MAX_ENVS, description="environment copies per actor")
     steps: int = Field(25, ge=1, le=MAX_STEPS, description="time steps per copy")
     episodes: Literal["carried", "fresh"] = Field(
-        "fresh",
+        "carried",
         description="carried: episodes that a round leaves unfinished go on in the next one; fresh: every round starts "
         "new ones",
     )

@@ -187,7 +187,7 @@ def test_the_run_folder_is_complete_and_agrees_with_the_summary(undisturbed):
         "learner_pool",
         "param_store",
     }
-    assert len(weights(run)) == 5  # two policies, acting and learning, and a manifest
+    assert len(weights(run)) == 7  # two policies, acting and learning, two lanes and a manifest
 
 
 def test_every_evaluation_is_one_line_on_standard_error(undisturbed):
@@ -238,10 +238,16 @@ def until_busy(run: Train, worker: psutil.Process) -> None:
             task = info.invocations
 
 
+def brood(name: str, **options: str) -> tuple[str, ...]:
+    """Settings of a job whose first episode starts processes of this name. Its environment cannot be saved."""
+    values = {"env.name": "brood", "env.options.name": f"'{name}'", "actors.episodes": "fresh"}
+    given = values | {f"env.options.{key}": value for key, value in options.items()}
+    return tuple(word for key, value in given.items() for word in ("--set", f"{key}={value}"))
+
+
 def hanging(name: str) -> tuple[str, ...]:
-    """Settings of a job whose first episode starts processes of this name, and lasts for ever."""
-    options = {"env.name": "brood", "env.options.name": f"'{name}'", "env.options.hangs": "true"}
-    return tuple(word for key, value in options.items() for word in ("--set", f"{key}={value}"))
+    """Settings of such a job whose first episode lasts for ever."""
+    return brood(name, hangs="true")
 
 
 @pytest.mark.slow  # tests/faults kills them more often, and tests/integration/test_stack.py one by one
@@ -272,7 +278,7 @@ def assert_as_undisturbed(run: Train, undisturbed: Train) -> None:
 @pytest.mark.slow
 def test_processes_of_environments_end_when_the_command_is_killed(train):
     name = str(10**9 + os.getpid())
-    run = train("--set", "env.name=brood", "--set", f"env.options.name={name}", *ENDLESS, PYTHONPATH=str(WITNESS))
+    run = train(*brood(name), *ENDLESS, PYTHONPATH=str(WITNESS))
     run.until("round ")
     lines = ((each, each.info["cmdline"] or []) for each in psutil.process_iter(["cmdline"]))
     started = [each for each, line in lines if "train" not in line and any(name in word for word in line)]

@@ -285,6 +285,7 @@ async def test_nothing_is_left_of_what_a_coordinator_has_looked_at(pool, tmp_pat
     spec = {
         "env": {"name": "brood", "options": {"name": pool.name, "early": True}},
         "algorithm": "ippo",
+        "actors": {"episodes": "fresh"},
         "stop": {"rounds": 1},
     }
     process, address = await coordinator(tmp_path)

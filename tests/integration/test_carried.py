@@ -1,6 +1,8 @@
 """Jobs whose episodes go on from round to round: no interruption changes what they come to."""
 
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import count
 
@@ -24,6 +26,8 @@ from services.actor_pool.actor import actor_seed
 from services.coordinator.run_folder import RunFolder
 from tests.integration.running import (
     ENVS,
+    SCRIPTED,
+    Cluster,
     KilledError,
     created,
     go_on,
@@ -32,6 +36,7 @@ from tests.integration.running import (
     succeeded,
 )
 from tests.integration.running import spec as spec_of
+from tests.templates import shared_templates
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 STEPS, ROUNDS = 3, 7
@@ -184,12 +189,9 @@ async def test_workers_that_are_lost_with_their_lanes(cluster, undisturbed, tmp_
 @pytest.mark.parametrize("place", ["actor.carry.before", "actor.carry.after"])
 async def test_workers_that_die_where_they_leave_a_lane(cluster, undisturbed, tmp_path, family, place):
     """Each worker at its third."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("MARLESS_FAILPOINT", f"{place}:3")
-        await restarted(cluster, "actor_pool")()
-        folder = new(tmp_path, family)
+    folder = new(tmp_path, family)
+    async with dying(cluster, f"{place}:3"):
         await succeeded(cluster, folder)
-    await restarted(cluster, "actor_pool")()
     assert outcome(folder) == outcome(await undisturbed(family))
     assert any(each.attempt > 1 for record in folder.records() for each in record.invocations)
 
@@ -215,14 +217,25 @@ async def test_large_carries_that_actors_publish(cluster, tmp_path):
     whole, folder = new(tmp_path, **given), new(tmp_path, **given)
     await succeeded(cluster, whole)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("MARLESS_FAILPOINT", "actor.carry.after:2")
-        await restarted(cluster, "actor_pool")()
         patched.setattr("services.coordinator.rounds.JobRun._update", dies)
         with pytest.raises(KilledError):
             await go_on(folder, cluster.pools)
-    await restarted(cluster, "actor_pool")()
-    await succeeded(cluster, folder)
+    async with dying(cluster, "actor.carry.after:2"):
+        await succeeded(cluster, folder)
     assert outcome(folder) == outcome(whole)
+    assert any(each.attempt > 1 for record in folder.records() for each in record.invocations)
+
+
+@asynccontextmanager
+async def dying(cluster: Cluster, failpoint: str) -> AsyncIterator[None]:
+    """Actor workers that die at this failpoint, while the context lasts."""
+    usual = cluster.templates
+    with shared_templates(PYTHONPATH=str(SCRIPTED), MARLESS_FAILPOINT=failpoint) as killing:
+        cluster.templates = killing
+        await restarted(cluster, "actor_pool")()
+        yield
+        cluster.templates = usual
+        await restarted(cluster, "actor_pool")()
 
 
 async def dies(*_) -> None:

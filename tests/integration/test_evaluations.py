@@ -55,7 +55,7 @@ def one_round(notes: Path, *, actors: int = ACTORS, step_s: float = 0.0, **evalu
     options = {"agents": 2, "max_cycles": STEPS, "notes": str(notes), "step_s": step_s}
     return {
         "env": {"name": "counted", "options": options},
-        "actors": {"count": actors, "envs": COPIES, "steps": STEPS},
+        "actors": {"count": actors, "envs": COPIES, "steps": STEPS, "episodes": "fresh"},
         "evaluation": {"every": 0, "episodes": 1000, "random_episodes": 1, **evaluation},
         "stop": {"rounds": 1},
     }

@@ -443,7 +443,7 @@ async def test_versions_of_a_job_that_failed_are_kept_until_it_is_deleted(jobs, 
     job = name()
     await jobs.submit(submission(job))
     assert (await ended(jobs, job))[-1].view.status.state == "FAILED"
-    assert (await cluster.store.list(job)).policies.keys() == {"agent_0", "agent_1"}
+    assert (await cluster.store.list(job)).policies.keys() == {"agent_0", "agent_1", "lane/0", "lane/1"}
     await jobs.delete(job, allow_missing=False)
     assert (await cluster.store.list(job)).policies == {}
 

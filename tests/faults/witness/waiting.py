@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from marless.envs import registry
-from marless.envs.base import ActionArray, BatchedEnv, Frame, Transition
+from marless.envs.base import ActionArray, Arrays, BatchedEnv, Frame, Saved, Transition
 
 STEP_S = 0.02
 
@@ -18,6 +18,7 @@ class Waiting:
     """`hangs`: one step lasts until the file has gone; else each takes 20 ms until then."""
 
     def __init__(self, inner: BatchedEnv, hold: Path, *, hangs: bool) -> None:
+        assert isinstance(inner, Saved)
         self.spaces = inner.spaces
         self.batch = inner.batch
         self._inner = inner
@@ -37,6 +38,14 @@ class Waiting:
             if not self._hangs:
                 break
         return self._inner.step(actions)
+
+    def save(self) -> Arrays:
+        """As the environment within."""
+        return self._inner.save()
+
+    def load(self, arrays: Arrays) -> Frame:
+        """As the environment within."""
+        return self._inner.load(arrays)
 
     def close(self) -> None:
         """As the environment within."""
