@@ -1,11 +1,13 @@
 """Measures start-up time and memory of marless: of the whole local stack, and of one actor worker.
 
-`python -m bench.cold_start --json cold_start.json`. MB are 10⁶ bytes. PSS counts a page shared by n processes as 1/n
-for each, so that it can be added up; RSS is the resident memory.
+`python -m bench.cold_start --json cold_start.json`. With `--docker network=host,user=1000`, also of an actor worker in
+a container, on the engine that DOCKER_HOST names and with these options of the launcher. MB are 10⁶ bytes. PSS counts a
+page shared by n processes as 1/n for each, so that it can be added up; RSS is the resident memory.
 """
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import tempfile
@@ -61,14 +63,14 @@ def first_round_s(seed: int) -> float:
     return float(job.records[0]["ended_s"]) - job.started_s
 
 
-def worker_start_s(runs: int) -> tuple[float, Spread]:
+def worker_start_s(runs: int, launcher: str = "local") -> tuple[float, Spread]:
     """Seconds from the request of a rollout until its first task runs on a worker that is started for it.
 
     Returns those of the pool's first worker, which include the start of its template, and those of later workers.
     """
     with tempfile.TemporaryDirectory(prefix="marless-") as folder:
-        address = f"unix:{folder}/pool.sock"
-        command = [sys.executable, "-m", "services.actor_pool", "--listen", address]
+        address = f"unix:{folder}/pool.sock" if launcher == "local" else _loopback()
+        command = [sys.executable, "-m", "services.actor_pool", "--listen", address, "--launcher", launcher]
         command += ["--param-store", f"unix:{folder}/none.sock"]
         pool = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
         try:
@@ -76,8 +78,15 @@ def worker_start_s(runs: int) -> tuple[float, Spread]:
                 stub = ActorPoolServiceStub(channel)
                 return _first_task_s(stub), spread([_first_task_s(stub) for _ in range(runs)])
         finally:
-            harness.end_tree(psutil.Process(pool.pid))
+            pool.terminate()  # and not killed: then a launcher would leave its containers
             pool.wait()
+
+
+def _loopback() -> str:
+    """An address that containers on the host's network reach."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{free.getsockname()[1]}"
 
 
 def _first_task_s(pool: ActorPoolServiceStub) -> float:
@@ -92,16 +101,25 @@ def _first_task_s(pool: ActorPoolServiceStub) -> float:
 def main() -> None:
     """Run the benchmark, print the table, and write it to the file of --json if given."""
     parser = harness.parser(__doc__, runs=5)
+    parser.add_argument("--docker", metavar="OPTIONS", help="options of the launcher `docker`; default: not measured")
     args = parser.parse_args()
     about, footprint = harness.machine(), Footprint()
     first_s = spread([first_round_s(seed) for seed in range(args.runs)])
     first_worker_s, worker_s = worker_start_s(args.runs)
+    contained: list[Row] = []
+    if args.docker:
+        first_s_in, in_container = worker_start_s(args.runs, f"docker,{args.docker}")
+        contained = [
+            {"what": "actor worker in a container, needed → runs its first task", "seconds": in_container.cell(3)},
+            {"what": "the first of its pool, with the checks of its engine", "seconds": f"{first_s_in:.3f}"},
+        ]
     job = settings(Request(seed=0, env_steps=10**9)) | {"stop": {"wall_s": 15}}
     marless_job(job, timeout_s=120, watch=footprint)
     rows: list[Row] = [
         {"what": "marless train → first round recorded", "seconds": first_s.cell(2)},
         {"what": "actor worker, needed → runs its first task", "seconds": worker_s.cell(3)},
         {"what": "the first of its pool, with its template", "seconds": f"{first_worker_s:.3f}"},
+        *contained,
         *footprint.rows,
         {"what": "all processes", "PSS (MB)": round(footprint.total_pss_mb, 1)},
     ]

@@ -46,9 +46,10 @@ class Deployment:
     """A project of Compose with credentials, a port and volumes of its own, from images that are built once.
 
     With `actor_workers`, so many containers of actor workers dial in and one of a learner worker; pools start none.
+    With `engine`, the path of an engine's socket that containers may use, pools start containers for their workers.
     """
 
-    def __init__(self, place: Path, *, actor_workers: int = 0) -> None:
+    def __init__(self, place: Path, *, actor_workers: int = 0, engine: Path | None = None) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = int(free.getsockname()[1])
@@ -56,6 +57,9 @@ class Deployment:
         self.project = f"marless-{secrets.token_hex(4)}"
         self._compose = (*compose(), "-p", self.project, "-f", str(COMPOSE_FILE))
         self._scale: tuple[str, ...] = ()
+        self._engine = engine
+        if engine:
+            self._compose += ("-f", str(COMPOSE_FILE.with_name("docker-launcher.yml")))
         if actor_workers:
             self._compose += ("--profile", "workers")
             self._scale = ("--scale", f"actor-worker={actor_workers}")
@@ -65,6 +69,8 @@ class Deployment:
         """The settings of the compose file."""
         own = {"MARLESS_PORT": str(self.port), "MARLESS_CREDENTIALS": str(self.credentials)}
         own |= {"MARLESS_LAUNCHER": "external"} if self._scale else {}
+        if self._engine:
+            own |= {"MARLESS_DOCKER_SOCKET": str(self._engine), "MARLESS_NETWORK": f"{self.project}-inside"}
         return own | ({"MARLESS_UID": str(os.getuid())} if os.getuid() else {})
 
     def compose(self, *arguments: str) -> str:

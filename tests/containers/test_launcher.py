@@ -1,15 +1,194 @@
-"""The launcher `docker` on a real engine."""
+"""The launcher `docker` on a real engine: the contract, what containers may do, and what is left of killed pools."""
 
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import socketserver
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import grpc
 import pytest
 
-from marless.fleet.launchers import docker
+from bench.cold_start import worker_start_s
+from marless.fleet import environment
+from marless.fleet.launchers import containers, docker
+from marless.fleet.launchers.base import ACCEPTED, Order, Outcome, Program
 from marless.fleet.launchers.contract import check_launcher
+from marless.fleet.launchers.engine import DEFAULT, Engine
+from marless.rpc.v1.actor_pool_pb2 import ScaleRequest
+from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
+from tests.containers.deployment import ROOT, Deployment, up
+from tests.containers.test_jobs import ROUNDS, disturbed, undisturbed, weights
 
-pytestmark = [pytest.mark.containers, pytest.mark.timeout(900)]
-OPTIONS = {"image": "marless-actors", "network": "host", "user": "1000"}
+__all__ = ["undisturbed"]
+
+pytestmark = [pytest.mark.containers, pytest.mark.timeout(900), pytest.mark.usefixtures("images")]
+OPTIONS = {"network": "host", "user": "1000"}
+MODULE = "services.actor_pool.worker"
+PATIENCE_S = 30.0
+START_S = 2.0
 
 
-async def test_it_passes_the_contract(images):
-    await check_launcher(
-        lambda program: docker.make(program, OPTIONS), "services.actor_pool.worker", listen="127.0.0.1:0"
-    )
+def engine() -> Engine:
+    return Engine("", PATIENCE_S)
+
+
+def of_key(launcher) -> list:
+    return engine().labelled(f"{containers.KEY}={launcher._key}")
+
+
+def output(*command: str) -> str:
+    """What a command prints."""
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+async def test_it_passes_the_contract():
+    await check_launcher(lambda program: docker.make(program, OPTIONS), MODULE, listen="127.0.0.1:0")
+
+
+async def test_a_worker_has_no_rights_and_has_limits(tmp_path):
+    """It waits for its pool, which is not there."""
+    program = Program(MODULE, ("--pool", "127.0.0.1:9"), {}, lambda: "token", environment.ACTOR)
+    launcher = docker.make(program, OPTIONS | {"memory": "300m", "pids": "60"})
+    assert await launcher.launch([Order("one", "ticket")]) == [ACCEPTED]
+    [found] = of_key(launcher)
+    shown = output("docker", "inspect", found["Id"])
+    assert "ticket" not in shown and "token" not in shown
+    [told] = json.loads(shown)
+    assert told["HostConfig"]["Memory"] == 300 * 2**20
+    assert told["HostConfig"]["PidsLimit"] == 60
+    assert told["HostConfig"]["ReadonlyRootfs"] is True
+    asked = output("docker", "exec", found["Id"], "cat", "/proc/1/status")
+    status = dict(line.split(":\t", 1) for line in asked.splitlines())
+    assert set(status["Uid"].split()) == {"1000"}
+    assert {int(status[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {0}
+    assert status["NoNewPrivs"] == "1"
+    await launcher.close()
+    assert of_key(launcher) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"image": "marless-nowhere"}, "cannot inspect image marless-nowhere: "),
+        ({"network": "marless-nowhere"}, "cannot inspect network marless-nowhere: "),
+        ({"volumes": "/nowhere/at/all:/data"}, "/nowhere/at/all"),
+    ],
+)
+async def test_what_the_engine_refuses_is_told(options, said):
+    program = Program(MODULE, (), {}, lambda: "token", environment.ACTOR)
+    launcher = docker.make(program, OPTIONS | options)
+    [launch] = await launcher.launch([Order("one", "ticket")])
+    if launch.outcome is Outcome.ACCEPTED:
+        pytest.skip("this engine makes missing sources of mounts, as podman's does")
+    assert launch.outcome is Outcome.REFUSED
+    assert said in launch.reason
+    await launcher.close()
+    assert of_key(launcher) == []
+
+
+def test_nothing_is_left_of_a_killed_pool(tmp_path):
+    """Its workers exit by themselves; one that hangs, and what all have left, is found and removed."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    command = [sys.executable, "-m", "services.actor_pool", "--listen", address, "--actor-workers", "2"]
+    command += ["--param-store", "127.0.0.1:9", "--launcher", "docker,network=host,user=1000"]
+    pool = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
+    with grpc.insecure_channel(address) as channel:
+        ActorPoolServiceStub(channel).Scale(ScaleRequest(workers=2), timeout=PATIENCE_S, wait_for_ready=True)
+    mine = f"/{pool.pid}/"
+    found = [each for each in engine().labelled(containers.POOL) if mine in each["Labels"][containers.POOL]]
+    assert len(found) == 2
+    hung = engine()._client().inspect_container(found[0]["Id"])["State"]["Pid"]
+    os.kill(hung, signal.SIGSTOP)
+    assert pool.pid not in {int(each.pool) for each in containers.of_dead_pools(engine()) if each.pool.isdecimal()}
+    pool.kill()
+    pool.wait()
+    ended = engine().ended(found[1]["Id"])
+    assert ended and not ended.is_running
+    left = {each.id for each in containers.of_dead_pools(engine()) if each.pool == f"{pool.pid}"}
+    assert len(left) == 2
+    assert left <= set(output(sys.executable, "-m", "marless", "fleet", "reap", "-o", "name").split())
+    assert not [each for each in engine().labelled(containers.POOL) if mine in each["Labels"][containers.POOL]]
+
+
+def test_a_worker_in_a_container_soon_runs_its_first_task(record_property):
+    first_s, start = worker_start_s(5, "docker,network=host,user=1000")
+    record_property("first_of_its_pool_s", first_s)
+    record_property("start_s", start.median)
+    assert start.median <= START_S
+
+
+def test_pools_in_containers_start_workers_in_containers(undisturbed, tmp_path):
+    """To the same weights; one worker is killed on the way. None is left when the pools are stopped."""
+    with engine_for_all(tmp_path) as path:
+        deployment = Deployment(tmp_path, engine=path)
+        deployment.make_credentials()
+
+        def crash(rounds: int) -> None:
+            if rounds == ROUNDS // 2:
+                engine().remove(workers(deployment)[0]["Id"])
+
+        with up(deployment):
+            disturbed(deployment, "contained", crash)
+            assert weights(deployment, "contained", tmp_path / "run") == undisturbed
+            assert {each["Labels"][containers.WORKER].partition("-")[0] for each in workers(deployment)} == {
+                "actor",
+                "learner",
+            }
+            deployment.compose("stop")
+            assert workers(deployment) == []
+
+
+def workers(deployment: Deployment) -> list:
+    """Containers of workers in the network of a deployment."""
+    name = f"{deployment.project}-inside"
+    return [each for each in engine().labelled(containers.WORKER) if name in each["NetworkSettings"]["Networks"]]
+
+
+@contextmanager
+def engine_for_all(place: Path) -> Iterator[Path]:
+    """A socket of the engine that every user may use, as the members of its group may use Docker's."""
+    address = os.environ.get("DOCKER_HOST", DEFAULT).removeprefix("unix://")
+    place.chmod(0o755)
+
+    class Relay(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with socket.socket(socket.AF_UNIX) as there:
+                there.connect(address)
+                back = threading.Thread(target=copy, args=(there, self.request))
+                back.start()
+                copy(self.request, there)
+                back.join()
+
+    class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+        daemon_threads = True
+        block_on_close = False
+        request_queue_size = 64
+
+    with Server(str(place / "engine.sock"), Relay) as server:
+        (place / "engine.sock").chmod(0o666)
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        try:
+            yield place / "engine.sock"
+        finally:
+            server.shutdown()
+            serving.join()
+
+
+def copy(source: socket.socket, target: socket.socket) -> None:
+    with suppress(OSError):
+        while some := source.recv(2**16):
+            target.sendall(some)
+    with suppress(OSError):
+        target.shutdown(socket.SHUT_WR)
