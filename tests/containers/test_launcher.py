@@ -56,7 +56,9 @@ async def test_it_passes_the_contract():
 
 async def test_a_worker_has_no_rights_and_has_limits(tmp_path):
     """It waits for its pool, which is not there."""
-    program = Program(MODULE, ("--pool", "127.0.0.1:9"), {}, lambda: "token", environment.ACTOR)
+    program = Program(
+        MODULE, ("--pool", "127.0.0.1:9", "--param-store", "127.0.0.1:9"), {}, lambda: "token", environment.ACTOR
+    )
     launcher = docker.make(program, OPTIONS | {"memory": "300m", "pids": "60"})
     assert await launcher.launch([Order("one", "ticket")]) == [ACCEPTED]
     [found] = of_key(launcher)
