@@ -28,7 +28,8 @@ _OPTIONS = (
 _IMAGES = {"services.actor_pool.worker": "marless-actors", "services.learner_pool.worker": "marless-learners"}
 """Those that deploy/ builds for our modules of workers."""
 _FILES = ("--tls-cert", "--tls-key", "--tls-ca")
-_OWN_CONTAINER = re.compile(r"/(?:overlay-)?containers/([0-9a-f]{64})/")
+_OWN_CONTAINER = re.compile(r"/(?:overlay-)?containers/([0-9a-f]{64})/\S* /etc/(?:hostname|hosts|resolv\.conf) ")
+"""Engines mount these files from a folder of the container. A host sees other mounts from such folders."""
 
 
 @dataclass(frozen=True)
@@ -165,9 +166,8 @@ class Pool:
     @classmethod
     def here(cls) -> Pool:
         """This process."""
-        found = _OWN_CONTAINER.search(Path("/proc/self/mountinfo").read_text("utf-8"))
-        pid = os.getpid()
-        return cls(_boot(), orphans.namespace(), pid, orphans.started(pid) or 0, found[1] if found else "")
+        pid, container = os.getpid(), own_container(Path("/proc/self/mountinfo").read_text("utf-8"))
+        return cls(_boot(), orphans.namespace(), pid, orphans.started(pid) or 0, container)
 
     @classmethod
     def parse(cls, label: str) -> Pool | None:
@@ -189,6 +189,12 @@ class Pool:
             state = engine.state(self.container)
             return state is None or not state.is_running or _restarted(state.started, created_s)
         return self.namespace == orphans.namespace() and orphans.started(self.pid) != self.started
+
+
+def own_container(mounts: str) -> str:
+    """The id of the container whose /proc/self/mountinfo this is; "" if it is not that of a container."""
+    found = _OWN_CONTAINER.search(mounts)
+    return found[1] if found else ""
 
 
 def of_dead_pools(engine: Engine) -> Iterator[Orphan]:

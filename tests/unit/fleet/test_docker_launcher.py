@@ -367,3 +367,14 @@ async def test_many_are_started_a_few_at_a_time(server, launcher, tmp_path):
     assert time.monotonic() - started_s < PATIENCE_S
     assert len(server.created) == len(orders)
     assert server.calls["image"] == server.calls["network"] == 1
+
+
+ID = "0123456789abcdef" * 4
+DOCKERS = f"94 85 254:0 /var/lib/docker/containers/{ID}/hostname /etc/hostname rw - ext4 /dev/vda rw\n"
+PODMANS = f"95 85 0:9 /containers/overlay-containers/{ID}/userdata/hosts /etc/hosts rw - tmpfs tmpfs rw\n"
+OF_A_HOST = f"96 85 0:9 / /var/lib/containers/storage/overlay-containers/{ID}/userdata/shm rw - tmpfs shm rw\n"
+
+
+@pytest.mark.parametrize(("mounts", "container"), [(DOCKERS, ID), (PODMANS, ID), (OF_A_HOST, ""), ("", "")])
+def test_a_pool_knows_the_container_that_it_runs_in(mounts, container):
+    assert containers.own_container(mounts) == container
