@@ -272,6 +272,16 @@ CASES = (
         attack="scale-down and SIGTERM of workers while they sample",
         run=lambda seed, place, _: scale_down.run(seed, place, times=50),
     ),
+    Case(
+        id="R16",
+        attack="the pool releases 97 of 100 workers at once, while they sample",
+        run=lambda _seed, place, _: scale_down.at_once(place, "local", workers=100, remaining=3),
+    ),
+    Case(
+        id="R16",
+        attack="97 of 100 workers that dialled in are killed at once, while they sample",
+        run=lambda _seed, place, _: scale_down.at_once(place, "external", workers=100, remaining=3),
+    ),
 )
 
 

@@ -10,11 +10,14 @@ from pathlib import Path
 from unittest import mock
 
 from marless import spec as specs
+from marless.fleet.launchers.options import LOCAL, Choice
 from marless.job import Job, prepare
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
+from marless.rpc.roles import Role
 from marless.rpc.security import Security
 from marless.rpc.server import ServerOptions, serving
+from marless.rpc.tokens import Tokens
 from services.actor_pool import __main__ as actor_pool
 from services.actor_pool.config import Config as ActorConfig
 from services.coordinator.pools import Pools, Versions
@@ -46,6 +49,9 @@ class RunningPools:
     learner_address: str
     intake: Intake
     actors: Peer
+    operator: Peer
+    """To the actor pool, with every right."""
+    actor_config: ActorConfig
     pools: Pools
 
     async def open(self, job_id: str, job: Job, *, round_: int = 0) -> tuple[int, Versions]:
@@ -61,8 +67,10 @@ def small_job(**changes: object) -> Job:
 
 
 @asynccontextmanager
-async def running_pools(place: Path, *, actor_workers: int) -> AsyncIterator[RunningPools]:
-    """Start everything; the learner pool has one worker."""
+async def running_pools(
+    place: Path, *, actor_workers: int, launcher: Choice = LOCAL, tokens: Tokens | None = None
+) -> AsyncIterator[RunningPools]:
+    """Start everything; the learner pool has one worker. `tokens` are those of the actor pool, if it admits others."""
     intakes: list[Intake] = []
 
     def intake(spool: Path, limit_bytes: int) -> Intake:
@@ -80,17 +88,28 @@ async def running_pools(place: Path, *, actor_workers: int) -> AsyncIterator[Run
         )
         stack.enter_context(mock.patch.object(learner_pool, "Intake", intake))
         sink = await stack.enter_async_context(serving(learners.server, lambda at: learner_pool.build(learners, at)))
-        actors = ActorConfig(options("actors"), store.address, workers=actor_workers, warm=1, keep_alive_s=600.0)
+        own = ServerOptions(f"unix:{place}/actors.sock", _shown(tokens, Role.SERVICE))
+        workers = {"workers": actor_workers, "warm": min(1, actor_workers), "keep_alive_s": 600.0}
+        actors = ActorConfig(own, store.address, **workers, launcher=launcher)
         actor_address = await stack.enter_async_context(serving(actors.server, lambda at: actor_pool.build(actors, at)))
-        peers = [Peer(address, Security()) for address in (actor_address, sink, store.address)]
-        client = ParamStore(peers[2])
+        peers = [
+            *(Peer(actor_address, _shown(tokens, role)) for role in (Role.SERVICE, Role.OPERATOR)),
+            *(Peer(address, Security()) for address in (sink, store.address)),
+        ]
+        client = ParamStore(peers[3])
         yield RunningPools(
             store_address=store.address,
             store=client,
             learner_address=sink,
             intake=intakes[0],
             actors=peers[0],
-            pools=Pools(peers[0], peers[1], client),
+            operator=peers[1],
+            actor_config=actors,
+            pools=Pools(peers[0], peers[2], client),
         )
         for peer in peers:
             await peer.close()
+
+
+def _shown(tokens: Tokens | None, role: Role) -> Security:
+    return Security(tokens.of(role), tokens=tokens) if tokens else Security()

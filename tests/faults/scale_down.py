@@ -6,18 +6,29 @@ import asyncio
 import os
 import random
 import signal
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from operator import attrgetter
 from pathlib import Path
 
-from marless.rpc.v1 import actor_pool_pb2
+from marless.fleet import environment
+from marless.fleet.handover import new_ticket
+from marless.fleet.launchers.base import ACCEPTED, Order, Program
+from marless.fleet.launchers.local import LocalLauncher
+from marless.fleet.launchers.options import Choice
+from marless.rpc.roles import Role
+from marless.rpc.v1 import actor_pool_pb2, common_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
+from services.coordinator.pools import Rollout
 from services.learner_pool.intake import check_checksum
+from tests import tokens
 from tests.faults.pools import RunningPools, running_pools, small_job
 
 WORKERS = 3
 ACTORS = 9
 JOB = "scaling"
+SCALE_S = 120.0
+"""Longest wait for workers to come or go."""
 
 
 async def run(seed: int, place: Path, *, times: int) -> dict[str, int]:
@@ -32,17 +43,93 @@ async def run(seed: int, place: Path, *, times: int) -> dict[str, int]:
             sampling = asyncio.create_task(running.pools.train(JOB, job, round_, ACTORS, groups, versions, epoch=1))
             await (_terminate if round_ % 2 else _scale)(running, rng)
             rollout = await sampling
-            last = {each.index: each.attempt for each in sorted(rollout.invocations, key=attrgetter("attempt"))}
-            assert sorted(last) == list(range(ACTORS))
-            assert len(rollout.invocations) == sum(last.values()), "every attempt is recorded, lost or not"
-            again += sum(attempt > 1 for attempt in last.values())
-            for file in running.intake.trajectories(JOB, round_, ACTORS):  # raises StaleError if one is missing
-                check_checksum(file.header, memoryview(file.path.read_bytes()))
+            again += _again(rollout, ACTORS)
+            _check_trajectories(running, round_, ACTORS)
             running.intake.advance(JOB, round_ + 1)
         counts = running.intake.counts
         assert counts.applied == times * ACTORS, f"{counts.applied} of {times * ACTORS} trajectories were applied"
         await running.pools.close_job(JOB)
     return {"scale-downs": times, "accepted": counts.applied, "lost": 0, "actors run again": again}
+
+
+async def at_once(place: Path, launcher: str, *, workers: int, remaining: int) -> dict[str, int]:
+    """All workers but a few leave while they sample. The launcher's own are released by their pool, which waits for
+    their tasks; workers that something else has started are killed. Raises AssertionError if a trajectory is lost.
+    """
+    external = launcher == "external"
+    known = tokens.made(place / "tokens") if external else None
+    actors = 2 * workers
+    job = small_job(actors={"count": actors, "envs": 8, "steps": 50})
+    own = 0 if external else workers
+    async with (
+        running_pools(place, actor_workers=own, launcher=Choice(launcher), tokens=known) as running,
+        _others(running, workers if external else 0) as others,
+    ):
+        await _connected(running, workers, own)
+        _, versions = await running.open(JOB, job)
+        groups = job.sharing.decide(()).groups
+        sampling = asyncio.create_task(running.pools.train(JOB, job, 0, actors, groups, versions, epoch=1))
+        await _until(running, lambda found: all(each.busy for each in found))
+        await (_kill(others, workers - remaining) if external else _release(running, remaining))
+        assert not sampling.done(), "the workers were to leave while they sample"
+        await _until(running, lambda found: len(found) == remaining)
+        rollout = await sampling
+        again = _again(rollout, actors)
+        _check_trajectories(running, 0, actors)
+        assert bool(again) == external, "killed workers were in mid-task, released ones never are"
+        await running.pools.close_job(JOB)
+    return {"workers": workers, "left": workers - remaining, "accepted": actors, "lost": 0, "actors run again": again}
+
+
+@asynccontextmanager
+async def _others(running: RunningPools, workers: int) -> AsyncIterator[LocalLauncher]:
+    """Workers that this process starts, and not their pool: it knows none of their tickets."""
+    security = running.actor_config.server.security
+    arguments = ["--pool", running.actors.address, "--param-store", running.store_address]
+    environs = environment.inherited(os.environ) | environment.ACTOR
+    program = Program("services.actor_pool.worker", arguments, environs, security.showing(Role.ACTOR))
+    launcher = LocalLauncher(program)
+    try:
+        answers = await launcher.launch([Order(f"other-{number}", new_ticket()) for number in range(workers)])
+        assert all(answer == ACCEPTED for answer in answers), answers
+        yield launcher
+    finally:
+        await launcher.close()
+
+
+async def _kill(others: LocalLauncher, workers: int) -> None:
+    await asyncio.gather(*(others.drain(f"other-{number}", 0.0) for number in range(workers)))
+
+
+async def _release(running: RunningPools, remaining: int) -> None:
+    stub = ActorPoolServiceStub(running.operator.channel)
+    await running.operator.call(stub.Scale, actor_pool_pb2.ScaleRequest(workers=remaining), timeout_s=SCALE_S)
+
+
+async def _connected(running: RunningPools, workers: int, own: int) -> None:
+    if own:
+        await _release(running, own)
+    await _until(running, lambda found: len(found) == workers)
+
+
+async def _until(running: RunningPools, reached: Callable[[Sequence[common_pb2.WorkerInfo]], bool]) -> None:
+    stub, asked = ActorPoolServiceStub(running.operator.channel), actor_pool_pb2.ListWorkersRequest()
+    async with asyncio.timeout(SCALE_S):
+        while not reached((await running.operator.call(stub.ListWorkers, asked)).workers):  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+def _again(rollout: Rollout, actors: int) -> int:
+    """How many actors ran more than once; raises AssertionError unless all are recorded, with each attempt."""
+    last = {each.index: each.attempt for each in sorted(rollout.invocations, key=attrgetter("attempt"))}
+    assert sorted(last) == list(range(actors))
+    assert len(rollout.invocations) == sum(last.values()), "every attempt is recorded, lost or not"
+    return sum(attempt > 1 for attempt in last.values())
+
+
+def _check_trajectories(running: RunningPools, round_: int, actors: int) -> None:
+    for file in running.intake.trajectories(JOB, round_, actors):  # raises StaleError if one is missing
+        check_checksum(file.header, memoryview(file.path.read_bytes()))
 
 
 async def _scale(running: RunningPools, rng: random.Random) -> None:

@@ -16,3 +16,11 @@ async def test_uploads_that_come_twice_or_late_or_over_broken_lines_are_applied_
 async def test_workers_that_leave_while_they_sample_lose_nothing(tmp_path):
     figures = await scale_down.run(0, tmp_path, times=6)
     assert figures["accepted"] == 54
+
+
+@pytest.mark.parametrize("launcher", ["local", "external"])
+@pytest.mark.parametrize(("workers", "remaining"), [(12, 3), pytest.param(100, 3, marks=pytest.mark.slow)])
+async def test_workers_that_leave_all_at_once_lose_nothing(tmp_path, launcher, workers, remaining, record_property):
+    figures = await scale_down.at_once(tmp_path, launcher, workers=workers, remaining=remaining)
+    record_property("figures", figures)
+    assert (figures["left"], figures["lost"]) == (workers - remaining, 0)
