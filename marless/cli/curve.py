@@ -33,7 +33,8 @@ def draw(folder: Path) -> Path | None:
     from matplotlib.figure import Figure
 
     status = json.loads((folder / "job.json").read_text(encoding="utf-8"))
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    figure = Figure(figsize=(8, 4.5))
+    figure.subplots_adjust(left=0.1, right=0.98, bottom=0.12, top=0.92)  # computing a layout takes longer than drawing
     axes = figure.add_subplot(xlabel="env steps (all agents act once in one copy)", ylabel="return per agent")
     if course.exploring:
         axes.plot(

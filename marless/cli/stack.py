@@ -178,16 +178,19 @@ class LocalStack:
         redis = {variable for variable in os.environ if variable.startswith(_REDIS)}
         hidden = hidden - redis if name == "param_store" else hidden | redis
         inherited = {variable: value for variable, value in os.environ.items() if variable not in hidden}
-        return inherited | {
-            "MARLESS_ACTOR_POOL": self.address("actor_pool"),
-            "MARLESS_LEARNER_POOL": self.address("learner_pool"),
-            "MARLESS_PARAM_STORE": self.address("param_store"),
-            "MARLESS_RUNS": str(self._runs),
-            "MARLESS_DATA_DIR": str(self._data),
-            "MARLESS_ADVERTISE": self._options.advertise if public else "",
-            "MARLESS_WARM_WORKERS": "1",
-            **self._options.environment.get(name, {}),
-        }
+        return (
+            {"MARLESS_WARM_WORKERS": "1"}
+            | inherited
+            | {
+                "MARLESS_ACTOR_POOL": self.address("actor_pool"),
+                "MARLESS_LEARNER_POOL": self.address("learner_pool"),
+                "MARLESS_PARAM_STORE": self.address("param_store"),
+                "MARLESS_RUNS": str(self._runs),
+                "MARLESS_DATA_DIR": str(self._data),
+                "MARLESS_ADVERTISE": self._options.advertise if public else "",
+                **self._options.environment.get(name, {}),
+            }
+        )
 
     async def _hold(self) -> None:
         """Create the directories, and lock them until this stack and all its services have ended."""

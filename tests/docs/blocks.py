@@ -76,6 +76,7 @@ def mentioned(page: str) -> list[str]:
     return [child.content for child in inline if _COMMAND.match(child.content)]
 
 
+@cache
 def _tokens(page: str) -> list[Token]:
     return MarkdownIt("commonmark").enable("table").parse(text_of(page))
 

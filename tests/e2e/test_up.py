@@ -21,6 +21,7 @@ from tests.e2e.test_train import ENDLESS, JOB
 
 GONE_S = 30.0
 COMMAND = (sys.executable, "-c", "from marless.cli import command; command()")
+WITHOUT_WORKERS = {"MARLESS_WARM_WORKERS": "0"}
 
 
 @dataclass
@@ -120,7 +121,7 @@ def test_a_supervisor_that_was_killed_leaves_nothing_running_and_the_next_up_sta
     place.type("up")
     family = place.family()
     family[0].kill()
-    code, _, said = place.type("up")  # at once, while services of the last one still end
+    code, _, said = place.type("up", **WITHOUT_WORKERS)  # at once, while services of the last one still end
     assert (code, said.split(";")[0]) == (0, "marless: up")
     _, alive = psutil.wait_procs(family, timeout=GONE_S)
     assert alive == []
@@ -202,41 +203,17 @@ def test_a_stack_that_cannot_be_started_says_why(place, tmp_path):
     assert stack["found"].startswith("it gave up: param_store ended: no Redis")
 
 
-@pytest.mark.parametrize("listen", ["7070", "127.0.0.1", "127.0.0.1:0", "127.0.0.1:x", "127.0.0.1:70000"])
-def test_an_address_that_cannot_be_found_again_is_refused(place, listen):
-    code, out, said = place.type("up", "--listen", listen)
-    assert (code, out) == (2, "")
-    assert said.startswith(f"marless: --listen {listen}: give the host and a fixed port for clients")
-    assert not (place.path / "runs").exists()
-
-
-@pytest.mark.parametrize("listen", ["0.0.0.0:7070", "[::]:7070", ":7070"])
-def test_clients_are_told_which_of_all_addresses_they_dial(place, listen):
-    code, _, said = place.type("up", "--listen", listen)
-    assert code == 2
-    assert said.startswith(
-        f"marless: --listen {listen} means all addresses: set --advertise to the one that clients dial"
-    )
-    code, _, said = place.type("up", "--listen", listen, "--advertise", "[::]")
-    assert code == 2
-    assert said.startswith(f"marless: {listen} is not a loopback address: set --tokens DIR")
-    assert not (place.path / "runs").exists()
-
-
-def test_beyond_this_machine_it_needs_tls_and_a_token(place):
-    code, _, said = place.type("up", "--listen", "192.0.2.1:7070")
-    assert code == 2
-    assert said.startswith("marless: 192.0.2.1:7070 is not a loopback address: set --tokens DIR")
-    assert not (place.path / "runs").exists()
-
-
 def test_over_tls_with_a_token(place, tls):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     files = {"CERT": "server.pem", "KEY": "server.key", "CA": "ca.pem"}
     place.type("tokens", "tokens")
-    secured = {f"MARLESS_TLS_{name}": tls[file] for name, file in files.items()} | {"MARLESS_TOKENS": "tokens"}
+    secured = (
+        WITHOUT_WORKERS
+        | {f"MARLESS_TLS_{name}": tls[file] for name, file in files.items()}
+        | {"MARLESS_TOKENS": "tokens"}
+    )
     everywhere = address.replace("127.0.0.1", "0.0.0.0")
     code, out, said = place.type("up", "--listen", everywhere, "--advertise", "127.0.0.1", **secured)
     assert (code, out) == (0, address), said

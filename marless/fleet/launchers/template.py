@@ -189,8 +189,8 @@ class Template:
         os.environ.update(order.settings)
         if order.mark:
             shown.show_variable(orphans.MARK, order.mark)
-        if numpy := sys.modules.get("numpy"):
-            numpy.random.seed()  # or environments that use NumPy's global generator would draw the same in all workers
+        if random := sys.modules.get("numpy.random"):
+            random.seed()  # or environments that use NumPy's global generator would draw the same in all workers
 
     def _outlast_workers(self) -> None:
         """Wait for the workers, kill those that have not ended after a while, and what they have started."""

@@ -6,7 +6,6 @@ import time
 from dataclasses import replace
 
 import pytest
-from matplotlib.figure import Figure
 from rich.console import Console
 
 from marless import spec
@@ -193,7 +192,7 @@ def test_a_curve_has_each_evaluation_at_the_env_steps_of_its_policies(folder, mo
     rounds = [record(0), record(1), record(2), record(3, earlier_evaluation=EARLIER, evaluation=RETURNS)]
     (folder / "rounds.jsonl").write_text("".join(each.to_json() + "\n" for each in rounds))
     drawn = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, *_, **__: drawn.append(figure))
     draw(folder)
     _, greedy, *_ = drawn[0].axes[0].get_lines()
     assert greedy.get_xydata().tolist() == [[300, 7.0], [400, -20.5]]

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import trim_mean
 
 from marless.comparison.statistics import difference, interquartile_mean, interval, ratio
 from marless.errors import UnavailableError
@@ -88,6 +87,8 @@ def test_an_interquartile_mean_leaves_a_quarter_out_at_either_end():
 
 @given(st.lists(st.lists(st.floats(-100, 100), min_size=1, max_size=6), min_size=1, max_size=3))
 def test_an_interquartile_mean_is_scipys_trimmed_mean_within_its_interval(tasks):
+    from scipy.stats import trim_mean
+
     found = interquartile_mean(tasks)
     assert found.mean == pytest.approx(trim_mean(np.concatenate(tasks), 0.25), abs=1e-9)
     if found.low is not None:

@@ -11,10 +11,8 @@ import pytest
 
 from marless.algos.base import CurvatureSpec, Group, Measure
 from marless.interruption import StoppedError
-from marless.sharing.densities import Densities
-from marless.sharing.distributions import PolicyDistances
 from marless.sharing.kde import KdeConfig
-from marless.sharing.similarity import Behaviour, Choices
+from marless.sharing.similarity import Behaviour, Choices, similarity
 from tests.unit.learners import rounds
 
 STEPS = 6
@@ -61,8 +59,9 @@ def test_measurements_can_be_stopped_between_their_products(name):
         assert next(measured) >= next(plain) + least
 
 
-@pytest.mark.parametrize("similarity", [Densities(2, 0.95), PolicyDistances()])
-def test_similarities_can_be_stopped_from_agent_to_agent(similarity):
+@pytest.mark.parametrize(("name", "settings"), [("kde", {"dimensions": 2}), ("policy_distance", {})])
+def test_similarities_can_be_stopped_from_agent_to_agent(name, settings):
+    kind = similarity(name)
     rng, asked = np.random.default_rng(0), count()
     acting = Choices(np.full((5, 5 * 16, 2), 0.5, np.float32))
     seen = Behaviour(
@@ -73,7 +72,7 @@ def test_similarities_can_be_stopped_from_agent_to_agent(similarity):
         lambda: next(asked) >= 3,
     )
     with pytest.raises(StoppedError):
-        similarity.distances(seen, rng)
+        kind.make(kind.config_type(**settings)).distances(seen, rng)
     assert next(asked) == 4
 
 

@@ -7,18 +7,21 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from scipy.stats import gaussian_kde
 
 from marless.errors import SpecError
 from marless.sharing.contract import check_similarity, sample_behaviour
-from marless.sharing.densities import Densities, divergences
-from marless.sharing.distributions import PolicyDistances
 from marless.sharing.similarity import Behaviour, Choices, Normals, read_similarity, similarity
 
 
 def made(name, **settings):
     kind = similarity(name)
     return kind.make(kind.config_type(**settings))
+
+
+def divergences(samples):
+    from marless.sharing import densities  # takes a second to be imported
+
+    return densities.divergences(samples)
 
 
 def behaviour(obs, action, acting=None):
@@ -55,6 +58,8 @@ def test_divergences_of_correlated_gaussians():
 
 
 def test_divergences_are_those_of_the_densities_by_quadrature():
+    from scipy.stats import gaussian_kde
+
     rng = np.random.default_rng(4)
     samples = np.stack([rng.normal(size=(4000, 1)), rng.normal(2.5, 0.7, (4000, 1))])
     p, q = (gaussian_kde(each[:2000].T) for each in samples)
@@ -106,26 +111,32 @@ def test_agents_that_each_do_one_thing_are_apart_but_not_infinitely():
 def test_samples_are_compressed_jointly_to_the_components_that_are_enough():
     rng = np.random.default_rng(0)
     plane = rng.normal(size=(2, 100, 2)) @ rng.normal(size=(2, 5))  # 5 features, all within a plane
-    assert Densities(8, 0.95).compressed(plane).shape == (2, 100, 2)
+    assert made("kde", dimensions=8, variance=0.95).compressed(plane).shape == (2, 100, 2)
     noise = rng.normal(size=(2, 100, 20))
-    assert Densities(8, 0.95).compressed(noise).shape == (2, 100, 8)
-    assert Densities(32, 0.5).compressed(noise).shape[2] < 20
-    assert Densities(8, 1.0).compressed(noise[:, :8]).shape == (2, 8, 2), "4 points span no more than 2 components"
-    assert Densities(8, 0.95).compressed(np.ones((2, 100, 3))).shape == (2, 100, 0)
+    assert made("kde", dimensions=8, variance=0.95).compressed(noise).shape == (2, 100, 8)
+    assert made("kde", dimensions=32, variance=0.5).compressed(noise).shape[2] < 20
+    assert made("kde", dimensions=8, variance=1.0).compressed(noise[:, :8]).shape == (2, 8, 2), (
+        "4 points span no more than 2 components"
+    )
+    assert made("kde", dimensions=8, variance=0.95).compressed(np.ones((2, 100, 3))).shape == (2, 100, 0)
 
 
 def test_scores_do_not_depend_on_units():
     rng = np.random.default_rng(0)
     samples = rng.normal(size=(2, 100, 3))
     scaled = samples * [1.0, 1e4, 1e-4] + [0.0, 5e3, 7.0]
-    np.testing.assert_allclose(Densities(8, 1.0).compressed(scaled), Densities(8, 1.0).compressed(samples), atol=1e-6)
+    np.testing.assert_allclose(
+        made("kde", dimensions=8, variance=1.0).compressed(scaled),
+        made("kde", dimensions=8, variance=1.0).compressed(samples),
+        atol=1e-6,
+    )
 
 
 def test_discrete_policies_are_as_far_as_jensen_and_shannon_say():
     # m = (3/4, 1/4): JS = (log2 4/3 + (log2 2/3 + log2 2) / 2) / 2 = 0.3113 bits; (1, 0) and (0, 1) are at 1.
     half, left, right = (0.5, 0.5), (1.0, 0.0), (0.0, 1.0)
     acting = Choices(np.array([[left, half], [half, half], [right, half]], np.float32))
-    far = PolicyDistances().distances(behaviour(np.zeros((3, 1, 1)), np.zeros((3, 1, 2)), acting), None)
+    far = made("policy_distance").distances(behaviour(np.zeros((3, 1, 1)), np.zeros((3, 1, 2)), acting), None)
     root = math.sqrt((math.log2(4 / 3) + (math.log2(2 / 3) + 1) / 2) / 2)
     np.testing.assert_allclose(far, np.array([[0, root, 1], [root, 0, root], [1, root, 0]]) / 2, atol=1e-7)
 
@@ -133,7 +144,9 @@ def test_discrete_policies_are_as_far_as_jensen_and_shannon_say():
 def test_normal_policies_are_as_far_as_it_takes_to_carry_one_to_the_other():
     mean = np.array([[[0, 0], [0, 0]], [[3, 4], [0, 0]], [[0, 0], [0, 0]]], np.float32)
     std = np.array([[1, 1], [1, 1], [1, 13]], np.float32)
-    far = PolicyDistances().distances(behaviour(np.zeros((3, 1, 1)), np.zeros((3, 1, 2)), Normals(mean, std)), None)
+    far = made("policy_distance").distances(
+        behaviour(np.zeros((3, 1, 1)), np.zeros((3, 1, 2)), Normals(mean, std)), None
+    )
     # Of the two observations, one tells agents 0 and 1 apart, by (3, 4); agent 2 differs in its spread alone, by 12.
     np.testing.assert_allclose(far, [[0, 2.5, 12], [2.5, 0, (13 + 12) / 2], [12, (13 + 12) / 2, 0]])
 
@@ -146,7 +159,7 @@ def test_policies_are_asked_about_what_all_agents_saw_with_what_was_legal_there(
         return Choices(np.full((2, len(obs), 3), 1 / 3, np.float32))
 
     obs, legal = np.arange(12, dtype=np.float32).reshape(2, 3, 2), np.arange(18).reshape(2, 3, 3) % 2 > 0
-    far = PolicyDistances().distances(Behaviour(obs, np.zeros((2, 3, 3), np.float32), legal, act), None)
+    far = made("policy_distance").distances(Behaviour(obs, np.zeros((2, 3, 3), np.float32), legal, act), None)
     assert (far == 0).all()
     np.testing.assert_array_equal(seen["obs"], np.arange(12).reshape(6, 2))
     np.testing.assert_array_equal(seen["legal"], legal.reshape(6, 3))
@@ -159,7 +172,7 @@ def test_policies_that_are_almost_equal_have_no_root_of_a_negative_number():
     acting = Choices(
         np.stack([one, np.nextafter(one, np.float32(1)), np.eye(5, dtype=np.float32)[rng.integers(5, size=500)]])
     )
-    far = PolicyDistances().distances(behaviour(np.zeros((3, 1, 1)), np.zeros((3, 1, 5)), acting), None)
+    far = made("policy_distance").distances(behaviour(np.zeros((3, 1, 1)), np.zeros((3, 1, 5)), acting), None)
     assert np.isfinite(far).all()
     assert far[0, 1] < 1e-3
 
