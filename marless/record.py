@@ -131,6 +131,8 @@ class InvocationRecord:
     """Seconds from the worker's launch until it was ready, if cold."""
     after: tuple[str, ...] = ()
     """For a function inside a learner: the functions of that learner that it depends on, as "<function>/<name>"."""
+    during_update: bool = False
+    """True for an evaluation that ran during its round's update: of policies that an earlier round published."""
 
     @property
     def node(self) -> str:
@@ -145,6 +147,7 @@ class PhaseSeconds:
     rollout: float
     update: float
     evaluation: float
+    """Seconds that the round took after its update because of evaluations."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -156,7 +156,7 @@ class FargateMeter:
         if span.interrupted:
             self._actors.keep(_kept_actors(record))
             self._learners.keep(sum(not use.cold for use in learners))
-        used, idle = self._actors.spend(actors_at_once(record, uses), span)
+        used, idle = self._actors.spend(actors_at_once(record), span)
         yield Charge("actor", "", "work", sum(used))
         yield Charge("actor", "", "ready", idle)
         used, idle = self._learners.spend(len(learners), span)
@@ -166,7 +166,10 @@ class FargateMeter:
 
 
 class Ec2Meter:
-    """AWS EC2: machines of one type, billed by the second with a minimum; enough for the larger phase of a round."""
+    """AWS EC2: machines of one type, billed by the second with a minimum; enough for the larger phase of a round.
+
+    An evaluation during the update needs room beside the learners.
+    """
 
     def __init__(self, functions: FunctionsSpec, prices: Prices) -> None:
         self._functions = functions
@@ -175,7 +178,8 @@ class Ec2Meter:
 
     def charges(self, record: RoundRecord, uses: Sequence[Use], span: Span) -> Iterator[Charge]:
         """See `Meter`."""
-        count = machines(need_of(record, uses, self._functions), self._machine)
+        need = need_of(record, uses, self._functions) | _during_update(record, uses, self._functions)
+        count = machines(need, self._machine)
         if span.interrupted and not _kept_actors(record) and all(use.cold for use in learners_at_once(uses)):
             self._machines.keep(0)
         used, idle = self._machines.spend(count, span)
@@ -211,17 +215,34 @@ class Need:
 
 
 def need_of(record: RoundRecord, uses: Sequence[Use], functions: FunctionsSpec) -> Need:
-    """The capacity for all actors of a round, or all its learner functions: the larger of vCPUs, and of memory."""
-    actors, learners = max(actors_at_once(record, uses), 1), max(len(learners_at_once(uses)), 1)
+    """The capacity for all actors of a round, or all its learner functions: the larger of vCPUs, and of memory.
+
+    An evaluation during the update is not counted beside the learners: it can wait for their room.
+    """
+    actors, learners = max(actors_at_once(record), 1), max(len(learners_at_once(uses)), 1)
+    return _capacity(functions, actors=actors) | _capacity(functions, learners=learners)
+
+
+def _during_update(record: RoundRecord, uses: Sequence[Use], functions: FunctionsSpec) -> Need:
+    """The capacity for all functions that ran during the update: learners, and an evaluation of earlier policies."""
+    evaluations = sum(each.during_update for each in record.invocations)
+    return _capacity(functions, actors=evaluations, learners=len(learners_at_once(uses)))
+
+
+def _capacity(functions: FunctionsSpec, *, actors: int = 0, learners: int = 0) -> Need:
     return Need(
-        vcpus=max(actors * functions.actor.vcpus, learners * functions.learner.vcpus),
-        memory_mb=max(actors * functions.actor.memory_mb, learners * functions.learner.memory_mb),
+        vcpus=actors * functions.actor.vcpus + learners * functions.learner.vcpus,
+        memory_mb=actors * functions.actor.memory_mb + learners * functions.learner.memory_mb,
     )
 
 
-def actors_at_once(record: RoundRecord, uses: Sequence[Use]) -> int:
-    """Number of actors that run at the same time: those of the round, or its evaluations, which are actors too."""
-    return max(record.actors, sum(use.function == "evaluation" for use in uses))
+def actors_at_once(record: RoundRecord) -> int:
+    """Number of actors that run at the same time: those of the round, or of an evaluation, which are actors too.
+
+    A round that ran two evaluations ran one after the other.
+    """
+    evaluations = [each.during_update for each in record.invocations if each.function == "evaluation"]
+    return max(record.actors, sum(evaluations), len(evaluations) - sum(evaluations))
 
 
 def learners_at_once(uses: Sequence[Use]) -> list[Use]:

@@ -12,7 +12,7 @@ from marless.job import Job
 from marless.pricing.calibration import Calibration, FunctionSeconds
 from marless.pricing.usage import HOST
 from marless.record import GroupRecord, InvocationRecord, PhaseSeconds, RoundRecord
-from marless.replay.cluster import MEASUREMENTS, Task, lanes, makespan, schedule, waits
+from marless.replay.cluster import MEASUREMENTS, Placement, Task, lanes, lanes_beside, makespan, schedule, waits
 from marless.replay.durations import OF_SCOPE
 from marless.sharing.groups import initial_groups
 from marless.spec import FunctionSize, FunctionsSpec, JobSpec
@@ -127,7 +127,10 @@ def _round(
     at: float,
     episode_steps: int,
 ) -> RoundRecord:
-    """The record of one round: one phase after another, each with its functions scheduled on the slots."""
+    """The record of one round: one phase after another, each with its functions scheduled on the slots.
+
+    Every so many rounds, the policies of the round before are evaluated during the update.
+    """
     names = dict.fromkeys(each.name for each in functions if each.function == "policy")
     every, cold = spec.evaluation.every, number == 0
     acting = _side_by_side("actor", [actor_s] * pace.actors, at, spec.functions.actor, pace.slots)
@@ -135,13 +138,16 @@ def _round(
         replace(each, cold=True, init_s=ACTOR_START_S) if cold and each.index < pace.slots else each for each in acting
     ]
     rolled_s = _end(acting, at)
-    learning = _learning(spec.functions, functions, rolled_s, pace.slots, cold)
+    learning, free = _learning(spec.functions, functions, rolled_s, pace.slots, cold)
     updated_s = _end(learning, rolled_s)
     evaluating: list[InvocationRecord] = []
-    if every and (number + 1) % every == 0:
-        seconds = _evaluation_s(spec, actor_s * episode_steps / spec.actors.steps)
-        evaluating = _side_by_side("evaluation", seconds, updated_s, spec.functions.actor, pace.slots)
-    ended_s = _end(evaluating, updated_s)
+    if every and number and number % every == 0:
+        tasks = [Task(each) for each in _evaluation_s(spec, actor_s * episode_steps / spec.actors.steps)]
+        at_once = lanes(pace.slots, spec.functions.actor, "evaluation")
+        placed = schedule(tasks, at_once, taken=at_once - free, until_s=updated_s - rolled_s)
+        found = _placed("evaluation", placed, rolled_s)
+        evaluating = [replace(each, during_update=True, queued_s=rolled_s) for each in found]
+    ended_s = max(_end(evaluating, updated_s), updated_s)
     return RoundRecord(
         job=spec.name,
         round=number,
@@ -165,7 +171,11 @@ def _side_by_side(
     function: str, seconds: Sequence[float], at: float, size: FunctionSize, slots: int
 ) -> list[InvocationRecord]:
     """Invocations of functions that are all ready at time `at`, scheduled on the slots."""
-    placed = schedule([Task(each) for each in seconds], lanes(slots, size, function))
+    return _placed(function, schedule([Task(each) for each in seconds], lanes(slots, size, function)), at)
+
+
+def _placed(function: str, placed: Iterable[Placement], at: float) -> list[InvocationRecord]:
+    """Invocations of functions that are scheduled from time `at` on."""
     return [
         _invocation(function, "", index, at + each.start_s, at + each.end_s, each.end_s - each.start_s)
         for index, each in enumerate(placed)
@@ -174,20 +184,24 @@ def _side_by_side(
 
 def _learning(
     sizes: FunctionsSpec, functions: Sequence[FunctionSeconds], at: float, slots: int, cold: bool
-) -> list[InvocationRecord]:
-    """Invocations of one learner per scope, in parallel, and of its functions, each after those that it depends on."""
+) -> tuple[list[InvocationRecord], int]:
+    """Invocations of one learner per scope, in parallel, and of its functions, each after those that it depends on.
+
+    Also the number of actors that run on the slots at the same time.
+    """
     start_s = at + AROUND_S
     inner = [
         replace(_invocation(each.function, each.name, each.index, start_s, start_s, each.seconds), after=each.after)
         for each in functions
     ]
     tasks = [Task(each.seconds, waits(one, inner)) for each, one in zip(functions, inner, strict=True)]
-    end_s = start_s + makespan(schedule(tasks, lanes(slots, sizes.learner, "learner")))
+    placed = schedule(tasks, lanes(slots, sizes.learner, "learner"))
+    end_s = start_s + makespan(placed)
     made = []
     for index in sorted({each.index for each in functions}):
         host = _invocation(HOST, "", index, at, end_s, end_s - at)
         made.append(replace(host, cold=cold, init_s=LEARNER_START_S if cold else 0.0))
-    return made + [replace(each, end_s=end_s) for each in inner]
+    return made + [replace(each, end_s=end_s) for each in inner], lanes_beside(placed, sizes, slots)
 
 
 def _end(invocations: Sequence[InvocationRecord], at: float) -> float:

@@ -13,7 +13,10 @@ A round is modelled phase by phase, as it runs:
   preceded all steps of the other, because another slot would not shorten their waiting. Records without a graph are of
   PPO: post-processing first, then critics and policies in parallel. A policy's curvature follows its training, and the
   similarity of agents follows post-processing;
-- evaluation: all evaluations are ready at once;
+- evaluation, of the round's own policies: all evaluations are ready at once;
+- an evaluation beside the update (`InvocationRecord.during_update`) is ready when the update begins. Until the update
+  ends it occupies only slots that no learner function needs, and then all; its time after the update counts as
+  evaluation;
 - each phase also has the recorded time before its first function was queued and after its last one ended; a function
   with a cold start also has the time that it waited for its worker.
 
@@ -49,6 +52,18 @@ class Task:
 
 
 @dataclass(frozen=True)
+class _Tasks:
+    """The functions of a round."""
+
+    actors: list[Task]
+    updates: list[Task]
+    beside: list[Task]
+    """Evaluations during the update."""
+    evaluations: list[Task]
+    """Those after it."""
+
+
+@dataclass(frozen=True)
 class Placement:
     """The lane, start and end of a scheduled task, in seconds from the schedule's start."""
 
@@ -62,12 +77,17 @@ def modelled(record: RoundRecord, functions: FunctionsSpec, slots: int) -> Phase
 
     Raises SpecError if a function is larger than the cluster.
     """
-    busy = scheduled(record, functions, slots)
-    around = overheads(record)
+    tasks, around = _tasks(record, functions), overheads(record)
+    at_once = lanes(slots, functions.actor, "actor")
+    update = schedule(tasks.updates, lanes(slots, functions.learner, "learner"))
+    update_s = makespan(update) + around.update
+    free = lanes_beside(update, functions, slots)
+    beside = schedule(tasks.beside, at_once, taken=at_once - free, until_s=update_s)
+    after = schedule(tasks.evaluations, at_once)
     return PhaseSeconds(
-        rollout=busy.rollout + around.rollout,
-        update=busy.update + around.update,
-        evaluation=busy.evaluation + around.evaluation,
+        rollout=makespan(schedule(tasks.actors, at_once)) + around.rollout,
+        update=update_s,
+        evaluation=max(makespan(beside) - update_s, 0.0) + makespan(after) + around.evaluation,
     )
 
 
@@ -81,27 +101,29 @@ def total(phases: PhaseSeconds) -> float:
     return phases.rollout + phases.update + phases.evaluation
 
 
-def scheduled(record: RoundRecord, functions: FunctionsSpec, slots: int) -> PhaseSeconds:
-    """Modelled seconds of the functions of each phase on `slots` vCPUs, without `overheads`."""
-    actors, updates, evaluations = _tasks(record, functions)
-    for_actors, for_learners = lanes(slots, functions.actor, "actor"), lanes(slots, functions.learner, "learner")
-    return PhaseSeconds(
-        rollout=makespan(schedule(actors, for_actors)),
-        update=makespan(schedule(updates, for_learners)),
-        evaluation=makespan(schedule(evaluations, for_actors)),
-    )
+def lanes_beside(update: Sequence[Placement], functions: FunctionsSpec, slots: int) -> int:
+    """Number of actors that run on `slots` vCPUs at the same time as the learner functions of this schedule."""
+    learning = len({each.lane for each in update}) * functions.learner.vcpus
+    return max(math.floor((slots - learning) / functions.actor.vcpus + _ROUNDING), 0)
+
+
+def later_s(beside: Sequence[InvocationRecord], update_s: float) -> float:
+    """Seconds by which evaluations that begin with an update of `update_s` seconds end later than that."""
+    return max(span(beside) - update_s, 0.0)
 
 
 def overheads(record: RoundRecord) -> PhaseSeconds:
     """Recorded seconds of each phase before its first function was queued and after its last one ended."""
     rollout = [each for each in record.invocations if each.function == "actor"]
     evaluation = [each for each in record.invocations if each.function == "evaluation"]
+    own = [each for each in evaluation if not each.during_update]
+    waited_s = later_s([each for each in evaluation if each.during_update], record.phases.update)
     inner = [each for each in record.invocations if each.function not in WHOLE]
     update = [each for each in inner if each.function == HOST] or inner
     return PhaseSeconds(
         rollout=max(record.phases.rollout - span(rollout), 0.0),
         update=max(record.phases.update - span(update), 0.0),
-        evaluation=max(record.phases.evaluation - span(evaluation), 0.0),
+        evaluation=max(record.phases.evaluation - waited_s - span(own), 0.0),
     )
 
 
@@ -115,17 +137,19 @@ def lanes(slots: int, size: FunctionSize, what: str = "function") -> int:
     return count
 
 
-def schedule(tasks: Sequence[Task], at_once: int) -> tuple[Placement, ...]:
+def schedule(tasks: Sequence[Task], at_once: int, *, taken: int = 0, until_s: float = 0.0) -> tuple[Placement, ...]:
     """List scheduling, longest ready task first, ties by index; returns placements in the order of `tasks`.
+
+    Of the `at_once` lanes, the last `taken` ones are free from `until_s` on, the others at once.
 
     Raises ValueError if dependencies are circular.
     """
-    waits, followers = [len(task.after) for task in tasks], _followers(tasks)
+    waits, followers = [len(task.after) for task in tasks], [*_followers(tasks), *[[]] * taken]
     ready = [(-task.seconds, number) for number, task in enumerate(tasks) if not task.after]
     heapq.heapify(ready)
-    running: list[tuple[float, int]] = []
-    free, now = list(range(at_once)), 0.0
-    placed: dict[int, Placement] = {}
+    free, now = list(range(at_once - taken)), 0.0
+    placed = {len(tasks) + number: Placement(at_once - 1 - number, 0.0, until_s) for number in range(taken)}
+    running = [(until_s, number) for number in placed]
     while ready or running:
         while ready and free:
             _, number = heapq.heappop(ready)
@@ -139,7 +163,7 @@ def schedule(tasks: Sequence[Task], at_once: int) -> tuple[Placement, ...]:
                 waits[number] -= 1
                 if not waits[number]:
                     heapq.heappush(ready, (-tasks[number].seconds, number))
-    if len(placed) < len(tasks):
+    if len(placed) < len(tasks) + taken:
         raise ValueError("tasks wait for each other in a circle")
     return tuple(placed[number] for number in range(len(tasks)))
 
@@ -158,14 +182,17 @@ def _followers(tasks: Sequence[Task]) -> list[list[int]]:
     return followers
 
 
-def _tasks(record: RoundRecord, functions: FunctionsSpec) -> tuple[list[Task], list[Task], list[Task]]:
-    """The functions of rollout, update and evaluation as tasks, cold starts included."""
+def _tasks(record: RoundRecord, functions: FunctionsSpec) -> _Tasks:
+    """The functions of a round as tasks, cold starts included."""
     timed = _timed(record, functions)
-    actors = [Task(seconds) for each, seconds in timed if each.function == "actor"]
-    evaluations = [Task(seconds) for each, seconds in timed if each.function == "evaluation"]
+    evaluations = [(each, Task(seconds)) for each, seconds in timed if each.function == "evaluation"]
     inner = [(each, seconds) for each, seconds in timed if each.function not in WHOLE]
-    updates = [Task(seconds, waits(each, [other for other, _ in inner])) for each, seconds in inner]
-    return actors, updates, evaluations
+    return _Tasks(
+        actors=[Task(seconds) for each, seconds in timed if each.function == "actor"],
+        updates=[Task(seconds, waits(each, [other for other, _ in inner])) for each, seconds in inner],
+        beside=[task for each, task in evaluations if each.during_update],
+        evaluations=[task for each, task in evaluations if not each.during_update],
+    )
 
 
 def _timed(record: RoundRecord, functions: FunctionsSpec) -> list[tuple[InvocationRecord, float]]:

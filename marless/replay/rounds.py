@@ -89,7 +89,8 @@ def rebuild(source: Source, plan: Plan, machine: Machine, *, before: RoundRecord
         learners = _learners(source, plan, env_steps)
         update_s = _span(learners) + around.update
     rolled_s = rollout_s - recorded.phases.rollout
-    longer_s = rolled_s + (update_s - recorded.phases.update)
+    evaluations, evaluation_s = _evaluations(recorded, update_s)
+    longer_s = rolled_s + (update_s - recorded.phases.update) + (evaluation_s - recorded.phases.evaluation)
     groups, versions = _published(recorded, plan, before)
     record = replace(
         recorded,
@@ -99,17 +100,28 @@ def rebuild(source: Source, plan: Plan, machine: Machine, *, before: RoundRecord
         versions=versions,
         started_s=recorded.started_s + delay_s,
         ended_s=recorded.ended_s + (delay_s + longer_s),
-        phases=PhaseSeconds(rollout=rollout_s, update=update_s, evaluation=recorded.phases.evaluation),
+        phases=PhaseSeconds(rollout=rollout_s, update=update_s, evaluation=evaluation_s),
         metrics=_metrics(recorded, plan.groups),
         invocations=(
             *_shifted(actors, delay_s),
             *_shifted(learners, delay_s + rolled_s),
-            *_shifted((each for each in recorded.invocations if each.function == "evaluation"), delay_s + longer_s),
+            *_shifted((each for each in evaluations if each.during_update), delay_s + rolled_s),
+            *_shifted((each for each in evaluations if not each.during_update), delay_s + longer_s),
         ),
         decisions=plan.decisions,
         distances=source.distances if plan.similarity else (),
     )
     return Rebuilt(record=record, assumed=tuple(_assumed(source, plan)), longer_s=longer_s)
+
+
+def _evaluations(recorded: RoundRecord, update_s: float) -> tuple[list[InvocationRecord], float]:
+    """A round's evaluations, and their seconds after an update of this length: those during it may end with it."""
+    evaluations = [each for each in recorded.invocations if each.function == "evaluation"]
+    if update_s == recorded.phases.update:
+        return evaluations, recorded.phases.evaluation
+    beside = [each for each in evaluations if each.during_update]
+    rest_s = max(recorded.phases.evaluation - cluster.later_s(beside, recorded.phases.update), 0.0)
+    return evaluations, rest_s + cluster.later_s(beside, update_s)
 
 
 def _env_steps(source: Source, plan: Plan) -> int:

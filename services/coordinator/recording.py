@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from marless.record import Decision, GroupRecord, LaneRecord, PhaseSeconds, RoundRecord, Summary
+from marless.record import Decision, Evaluation, GroupRecord, LaneRecord, PhaseSeconds, RoundRecord, Summary
 from services.coordinator.journal import Journal
 from services.coordinator.planning import Plan
 from services.coordinator.pools import Rollout, Update
@@ -17,7 +17,7 @@ from services.coordinator.timing import RoundTimes, Timing
 def trained(
     job: str, plan: Plan, pending: Pending, update: Update, *, times: RoundTimes, update_s: float
 ) -> RoundRecord:
-    """The record of a round after its update and before its evaluation."""
+    """The record of a round after its update, without evaluations."""
     versions = {**plan.versions, **update.versions}
     groups = (
         GroupRecord(policy=g.policy, agents=g.agents, version=versions[g.policy], source=g.source) for g in plan.groups
@@ -48,8 +48,24 @@ def left(before: Iterable[LaneRecord], now: Iterable[LaneRecord]) -> tuple[LaneR
     return tuple(lane for _, lane in sorted({each.lane: each for each in (*before, *now)}.items()))
 
 
+def with_earlier(record: RoundRecord, before: RoundRecord | None, evaluation: Rollout | None) -> RoundRecord:
+    """The record with the evaluation that ran beside its update, of the policies that the round `before` published."""
+    if before is None or evaluation is None or evaluation.returns is None:
+        return record
+    return replace(
+        record,
+        earlier_evaluation=Evaluation(rounds=before.round + 1, env_steps=before.env_steps, returns=evaluation.returns),
+        invocations=record.invocations + tuple(replace(each, during_update=True) for each in evaluation.invocations),
+    )
+
+
 def finished(record: RoundRecord, evaluation: Rollout | None, *, times: RoundTimes, evaluation_s: float) -> RoundRecord:
-    """The final record of a round: with its evaluation, if it had one."""
+    """The final record of a round.
+
+    Args:
+        evaluation: Of the round's own policies, if it evaluated them.
+        evaluation_s: Seconds after its update that it waited for evaluations.
+    """
     return replace(
         record,
         ended_s=times.watch.now_s,

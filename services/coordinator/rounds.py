@@ -1,16 +1,15 @@
-"""The round loop of one job: rollout, update, evaluation, record, decisions, until a stop rule is met."""
+"""The round loop of one job: rollout, update (and evaluation), record, decisions, until a stop rule is met."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 import traceback
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
-from marless.algos.base import Group
 from marless.checkpoint import Progress
 from marless.errors import (
     CancelledJobError,
@@ -28,12 +27,13 @@ from services.coordinator import recording, stopping
 from services.coordinator.baseline import Baseline
 from services.coordinator.cancelling import CANCELLED, Cancellation
 from services.coordinator.costs import Costs
+from services.coordinator.evaluations import Evaluations
 from services.coordinator.journal import Journal
 from services.coordinator.lanes import Lanes
 from services.coordinator.logs import JobLog
 from services.coordinator.patience import PASSING, Patience, doing
 from services.coordinator.planning import Plan, Planner
-from services.coordinator.pools import Pools, Rollout, Update, Versions
+from services.coordinator.pools import Pools, Rollout, Update
 from services.coordinator.recovery import Recovery
 from services.coordinator.reserving import SHOWN_AFTER_S, Reserving
 from services.coordinator.run_folder import RunFolder
@@ -82,6 +82,7 @@ class JobRun:
         self._cancelled = self._cancellation.asked
         self._patience = Patience(patience_s, self._cancelled)
         self._room = Reserving(job_id=job_id, job=job, pools=pools, cancelled=self._cancelled, show=self._show)
+        self._evaluations = Evaluations(job_id=job_id, job=job, pools=pools)
         self._baseline = Baseline(job_id=job_id, job=job, pools=pools, log=log, progressed=self._show_baseline)
         self._fenced = 0
         self._timing = Timing()
@@ -212,28 +213,24 @@ class JobRun:
         if self._pending is None or self._pending.round != plan.round:
             self._pending = await self._roll_out(plan)
         pending, times = self._pending, self._timing.present(self._pending.rollout_s)
-        updating = Stopwatch.start()
-        async with self._step(plan, "learners update"):
-            update = await self._update(plan, pending)
-        self._room.kept = update.room
-        record = recording.trained(self._id, plan, pending, update, times=times, update_s=updating.seconds)
-        ending = self._limit_reached(record)
-        last = bool(ending) or self._cancelled.is_set()
-        evaluating = Stopwatch.start()
-        evaluation = await self._evaluate(plan, record.versions) if last or self._is_evaluated(plan.round) else None
-        ending = ending if evaluation else ""  # the last round's evaluation was cancelled
-        record = recording.finished(record, evaluation, times=times, evaluation_s=evaluating.seconds)
-        before = self._journal.last
+        updating, before = Stopwatch.start(), self._journal.last
+        async with self._evaluations.beside(before, self._recovery.epoch) as evaluating:
+            async with self._step(plan, "learners update"):
+                update = await self._update(plan, pending)
+            self._room.kept, update_s = update.room, updating.seconds
+            earlier, earlier_s = await self._evaluated(plan, evaluating)
+        record = recording.trained(self._id, plan, pending, update, times=times, update_s=update_s)
+        record = recording.with_earlier(record, before, earlier)
+        own_policies = self._evaluations.of(record, self._recovery.epoch) if self._is_last(record) else None
+        own, own_s = await self._evaluated(plan, own_policies)
+        record = recording.finished(record, own, times=times, evaluation_s=earlier_s + own_s)
         await to_the_end(self._journal.append, record)
         self._pending = None
         self._timing.recorded(record)
         for event, facts in recording.changes(before, record):
             self._log.info(event, **facts)
         self._changed(record)
-        stop = self._job.spec.stop
-        spent = stopping.spent_up(stop, self._journal)  # now with the evaluation
-        ending = spent or ending or stopping.return_reached(stop, self._journal.greedy)
-        return self._planner.plan(record.versions, ending)
+        return self._planner.plan(record.versions, stopping.ending(self._job.spec.stop, self._journal))
 
     def _take_baseline(self) -> None:
         """Write the random baseline into the status once it is measured."""
@@ -251,23 +248,9 @@ class JobRun:
         self._folder.sync_pending()
         self._costs.catch_up()
 
-    def _limit_reached(self, record: RoundRecord) -> str:
-        """Why the job ends with this round, "" if it does not; asked before its evaluation, as a last round has one."""
-        stop = self._job.spec.stop
-        reached = stopping.limit_reached(
-            stop,
-            rounds=record.round + 1,
-            env_steps=record.env_steps,
-            wall_s=self._journal.trained_s + record.spent_s,
-        )
-        if reached or stop.cost_usd is None:
-            return reached
-        return stopping.cost_reached(stop, self._costs.spent_usd(record), self._costs.accounting)
-
-    def _is_evaluated(self, round_: int) -> bool:
-        """True if `evaluation.every` is due in this round."""
-        every = self._job.spec.evaluation.every
-        return bool(every) and (round_ + 1) % every == 0
+    def _is_last(self, record: RoundRecord) -> bool:
+        """True if this round, which is not recorded yet, may be the job's last: then it evaluates its own policies."""
+        return self._cancelled.is_set() or stopping.may_end(self._job.spec.stop, self._journal, record)
 
     async def _roll_out(self, plan: Plan) -> Pending:
         """Run the round's actors, and write the outcome to pending.json before the update."""
@@ -303,8 +286,7 @@ class JobRun:
 
     async def _update(self, plan: Plan, pending: Pending) -> Update:
         """Update the policies; meanwhile publish carries, sync pending.json to disk and pre-warm the next actors."""
-        evaluation = self._job.spec.actors.count if self._is_evaluated(plan.round) else 0
-        self._warming.expect(max(plan.actors, evaluation))
+        self._warming.expect(plan.actors)
         syncing = asyncio.create_task(to_the_end(self._beside_the_update))
         try:
             epoch = self._recovery.epoch
@@ -325,15 +307,15 @@ class JobRun:
         finally:
             await syncing
 
-    async def _evaluate(self, plan: Plan, versions: Versions) -> Rollout | None:
-        """Evaluate the versions that the round has published; None if the job is cancelled meanwhile."""
-        own = [Group(group.policy, group.agents) for group in plan.groups]
+    async def _evaluated(self, plan: Plan, evaluating: Awaitable[Rollout] | None) -> tuple[Rollout | None, float]:
+        """Wait for an evaluation, if there is one; returns it, None if the job is cancelled first, and the seconds."""
+        if evaluating is None:
+            return None, 0.0
+        evaluation, waiting = None, Stopwatch.start()
         with suppress(CancelledJobError):
             async with self._step(plan, "actors evaluate"):
-                return await self._pools.evaluate(
-                    self._id, self._job, plan.round + 1, own, versions, epoch=self._recovery.epoch
-                )
-        return None
+                evaluation = await evaluating
+        return evaluation, waiting.seconds
 
     async def _checkpoint(self, ending: str, *, final: bool = False) -> None:
         """Save the versions of the newest round if `checkpoint.every` is due, and at the end of the job."""

@@ -3,6 +3,9 @@
 rounds.jsonl is the queue between a job and its sinks. A thread is notified of the newest round and passes on, in order,
 all rounds that its sink has not had yet; `sinks/<name>.json` holds their number. So a slow sink lags behind without
 using memory, a sink that failed catches up, and rounds that were recorded while no thread ran are not missed.
+
+Sinks get the evaluation of a round's policies with that round, even if it ran beside the update of the next one
+(`services.coordinator.evaluations`). So a round whose policies are being evaluated is passed on one round later.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -24,6 +27,7 @@ from marless.sinks import registry
 from marless.sinks.base import Sink, SinkConfig, SinkJob
 from marless.sinks.scalars import scalars, settings
 from marless.spec import JobSpec
+from services.coordinator.evaluations import outstanding
 from services.coordinator.logs import JobLog
 from services.coordinator.status import ENDED
 
@@ -55,7 +59,7 @@ class SinkFeed:
         log: JobLog,
         make: Callable[[SinkConfig], Sink] = registry.make,
     ) -> None:
-        self._news = _News()
+        self._news = _News(spec.evaluation.every)
         job = cache(partial(_sink_job, job_id, spec, folder))  # called in threads: a large spec is slow to write
         loop = asyncio.get_running_loop()
         self._couriers = {
@@ -121,11 +125,13 @@ def _sink_job(job_id: str, spec: JobSpec, folder: Path) -> SinkJob:
 class _News:
     """State shared with the sink threads of a job, guarded by a condition."""
 
+    every: int
+    """The job's `evaluation.every`."""
     newest: RoundRecord | None = None
     random: Returns | None = None
     end: str = ""
     """The job's state once no more rounds follow, until then ""."""
-    changed: threading.Condition = field(default_factory=threading.Condition)
+    changed: threading.Condition = field(default_factory=threading.Condition)  # reentrant
 
     def tell(self, **news: object) -> None:
         with self.changed:
@@ -134,10 +140,26 @@ class _News:
             self.changed.notify_all()
 
     def other_than(self, last: RoundRecord | None) -> RoundRecord | None:
-        """Wait for a newest round other than `last`; None if the job ends without one."""
+        """Wait until a round other than `last` can be passed on; returns the newest one, which itself may be `held`.
+
+        None if the job ends, or stops running here, without one.
+        """
         with self.changed:
-            self.changed.wait_for(lambda: self.end or (self.newest and not _same(self.newest, last)))
-            return None if _same(self.newest, last) else self.newest
+            self.changed.wait_for(lambda: self.end or self._fresh(last))
+            return self.newest if self._fresh(last) else None
+
+    def held(self, record: RoundRecord) -> bool:
+        """True while the evaluation of this round's policies is to come: not for the last round of an ended job."""
+        with self.changed:
+            final = self.end in ENDED and _same(record, self.newest)
+            return outstanding(self.every, record) and not final
+
+    def _fresh(self, last: RoundRecord | None) -> bool:
+        newest = self.newest
+        if newest is None or _same(newest, last):
+            return False
+        follows = newest.round == (last.round + 1 if last else 0)
+        return not (follows and self.held(newest))
 
 
 class _Courier:
@@ -213,10 +235,13 @@ class _Courier:
         return newest is None
 
     def _hand_over(self, sink: Sink, last: RoundRecord | None, newest: RoundRecord) -> RoundRecord:
-        """Write the rounds after `last`, up to the newest, to the sink; returns the last one written."""
+        """Write the rounds after `last` to the sink, all that are not held; returns the last one written."""
         given = last
-        for record in self._after(last, newest):
-            sink.write(record, scalars(record, given, self._news.random))
+        for record, following in _with_next(self._after(last, newest)):
+            if following is None and self._news.held(record):
+                break
+            evaluated = _evaluated(record, following)
+            sink.write(evaluated, scalars(evaluated, given, self._news.random))
             self._taken.rounds = record.round + 1
             given = record
             if self._failures:
@@ -264,6 +289,23 @@ class _Taken:
         partial = self._path.with_suffix(".partial")
         partial.write_text(json.dumps({"rounds": rounds}), encoding="utf-8")
         partial.replace(self._path)
+
+
+def _with_next(records: Iterable[RoundRecord]) -> Iterator[tuple[RoundRecord, RoundRecord | None]]:
+    """Each round with the one after it; the last one with None."""
+    before: RoundRecord | None = None
+    for record in records:
+        if before:
+            yield before, record
+        before = record
+    if before:
+        yield before, None
+
+
+def _evaluated(record: RoundRecord, following: RoundRecord | None) -> RoundRecord:
+    """The round with the evaluation of its policies, which may have run during the one that follows."""
+    found = following.earlier_evaluation if following else None
+    return replace(record, evaluation=found.returns) if found and found.rounds == record.round + 1 else record
 
 
 def _same(record: RoundRecord | None, other: RoundRecord | None) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from marless.record import Returns
+from marless.record import Returns, RoundRecord
 from marless.spec import StopSpec
 from services.coordinator.journal import Journal
 
@@ -32,17 +32,32 @@ def cost_reached(stop: StopSpec, spent_usd: float, accounting: str) -> str:
     return f"{spent_usd:.6f} USD spent by {accounting} accounting, of a budget of {stop.cost_usd:g} USD"
 
 
+def may_end(stop: StopSpec, journal: Journal, record: RoundRecord) -> bool:
+    """True if the job ends with `record`, the next round of the journal, or if its own evaluation is to decide that.
+
+    Asked before that evaluation. `stop.return` is judged by the policies that the job would end with: if those that an
+    earlier round has published reach the return, this round's own are evaluated too.
+    """
+    wall_s = journal.trained_s + record.spent_s
+    if limit_reached(stop, rounds=record.round + 1, env_steps=record.env_steps, wall_s=wall_s):
+        return True
+    if return_reached(stop, record.newest_evaluation):
+        return True
+    costs = journal.costs
+    return stop.cost_usd is not None and costs.spent_usd(record) >= stop.cost_usd
+
+
 def ending(stop: StopSpec, journal: Journal) -> str:
     """Which stop rule the recorded rounds have met, as a sentence; "" if none.
 
-    Rules other than the cost count only after an evaluated round, because a job's last round is evaluated.
+    Rules other than the cost count only after a round that evaluated its own policies, because a job's last round does.
     """
     if spent := spent_up(stop, journal):
         return spent
     if journal.last is None or journal.last.evaluation is None:
         return ""
     reached = limit_reached(stop, rounds=journal.rounds, env_steps=journal.env_steps, wall_s=journal.trained_s)
-    return reached or return_reached(stop, journal.greedy)
+    return reached or return_reached(stop, journal.last.evaluation)
 
 
 def spent_up(stop: StopSpec, journal: Journal) -> str:

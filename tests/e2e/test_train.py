@@ -142,7 +142,7 @@ def train(tmp_path) -> Iterator:
 def undisturbed(tmp_path_factory) -> tuple[Train, dict]:
     """A job that nothing befell; its summary."""
     run = start(tmp_path_factory.mktemp("undisturbed"), "-o", "json")
-    run.until(f"round {EVALUATED_EVERY} ")
+    run.until(f"round {EVALUATED_EVERY + 1} ")
     run.variables = {pool: run.one(f"services.{pool}.worker").environ() for pool in ("actor_pool", "learner_pool")}
     family = run.family()
     assert {"redis-server", "python"} <= {each.name().rstrip("0123456789.") for each in family}
@@ -177,7 +177,10 @@ def test_the_run_folder_is_complete_and_agrees_with_the_summary(undisturbed):
     assert (run.run_dir / "curve.png").read_bytes().startswith(b"\x89PNG")
     records = list(read(run.run_dir / "rounds.jsonl"))
     assert [record.round for record in records] == list(range(ROUNDS))
-    assert [record.round + 1 for record in records if record.evaluation] == list(range(10, ROUNDS + 1, 10))
+    evaluated = [each for record in records for each in record.evaluations]
+    assert [each.rounds for each in evaluated] == list(range(10, ROUNDS + 1, 10))
+    assert [each.env_steps for each in evaluated] == [records[each.rounds - 1].env_steps for each in evaluated]
+    assert [record.round for record in records if record.earlier_evaluation] == list(range(10, ROUNDS, 10))
     assert records[-1].evaluation.mean == summary["return"]
     assert json.loads(run.status["summary_json"]) == summary
     assert sorted(path.name for path in (run.run_dir / "checkpoints").iterdir()) == ["round-000040", "round-000060"]
@@ -194,14 +197,14 @@ def test_every_evaluation_is_one_line_on_standard_error(undisturbed):
     """Beside those that come every few seconds, and say for how long."""
     run, _ = undisturbed
     evaluations = [line.split(" · ")[0] for line in run.said if not line.endswith(" so far\n")]
-    assert evaluations == [f"round 10 of {ROUNDS}"]  # up to where the fixture stopped following
+    assert evaluations == [f"round 11 of {ROUNDS}"]  # up to where the fixture stopped following
     assert any(line.startswith("starting four services · ") for line in run.said)
 
 
 @pytest.mark.slow  # tests/faults kills workers, too
 def test_killed_workers_change_nothing_but_time(undisturbed, train):
     run = train("-o", "json")
-    run.until("round 10 ")
+    run.until("round 11 ")
     actor = run.one("services.actor_pool.worker")
     actor.suspend()  # so that it is killed with a task in its hands
     until_busy(run, actor)
@@ -289,7 +292,7 @@ def test_processes_of_environments_end_when_the_command_is_killed(train):
 
 def test_after_a_kill_of_the_command_everything_ends_and_resume_goes_on(undisturbed, train):
     run = train()
-    run.until("round 10 ")
+    run.until("round 11 ")
     family = run.family()
     assert len(family) >= 8  # four services, Redis and its guard, two kinds of workers
     run.process.kill()
@@ -313,7 +316,7 @@ def test_after_a_kill_of_the_command_everything_ends_and_resume_goes_on(undistur
 
 def test_ctrl_c_stops_everything_and_what_was_stopped_goes_on(undisturbed, train):
     run = train(*ENDLESS, "-o", "json")
-    run.until("round 10 ")
+    run.until("round 11 ")
     family = run.family()
     run.process.send_signal(signal.SIGINT)
     code, out, said = run.end()
@@ -350,7 +353,7 @@ def test_what_has_ended_goes_further(undisturbed, train):
 @pytest.mark.slow  # tests/integration/test_stack.py has the same of a stack
 def test_a_service_that_keeps_dying_ends_the_command_which_says_how_to_go_on(train):
     run = train(*ENDLESS)
-    run.until("round 10 ")
+    run.until("round 11 ")
     family = run.family()
     for _ in range(4):
         run.one("services.actor_pool").kill()
@@ -381,7 +384,7 @@ def test_a_second_ctrl_c_does_not_wait(train):
 
 def test_two_commands_never_run_one_job(train):
     run = train(*ENDLESS)
-    run.until("round 10 ")
+    run.until("round 11 ")
     code, _, said = train("--resume", run.run_dir.name, job_file=False).end()
     assert code == 1
     assert f"is in use by the services of process {run.process.pid}" in said

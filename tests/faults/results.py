@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from marless.record import RoundRecord
 from tests.faults.rig import Disturbed, Rig
 
-_FACTS = ("round", "env_steps", "actors", "groups", "versions", "returns", "evaluation", "metrics", "decisions")
+_FACTS = ("round", "env_steps", "actors", "groups", "versions", "returns", "evaluations", "metrics", "decisions")
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import pytest
 from marless import spec as specs
 from marless.checkpoint import newest
 from marless.job import prepare
-from marless.record import RoundRecord
+from marless.record import Evaluation, RoundRecord
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
 from marless.rpc.security import Security
@@ -193,18 +193,22 @@ async def succeeded(cluster: Cluster, folder: RunFolder) -> None:
 
 
 def facts(record: RoundRecord) -> tuple[object, ...]:
-    """What a record says of the training; times and workers differ from run to run."""
+    """What a record says of the training, but for evaluations; times and workers differ from run to run."""
     return (
         *(record.round, record.env_steps, record.actors, record.groups, record.versions, record.returns),
-        *(record.evaluation, {name: dict(each) for name, each in record.metrics.items()}, record.decisions),
-        record.lanes,
+        *({name: dict(each) for name, each in record.metrics.items()}, record.decisions, record.lanes),
     )
 
 
-def outcome(folder: RunFolder) -> tuple[list[tuple[object, ...]], dict[str, str]]:
-    """All that a job came to: its records, and the digests of its last checkpoint's files."""
+def outcome(folder: RunFolder) -> tuple[list[tuple[object, ...]], dict[str, str], list[Evaluation]]:
+    """All that a job came to: its records, the digests of its last checkpoint's files, and its evaluations.
+
+    Which record has an evaluation depends on the rounds after which the job ended, and went on.
+    """
     last = folder.checkpoints.path(folder.checkpoints.rounds()[-1])
     digests = {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in last.iterdir() if path.suffix != ".json"
     }
-    return [facts(record) for record in folder.records()], digests
+    records = list(folder.records())
+    evaluations = [each for record in records for each in record.evaluations]
+    return [facts(record) for record in records], digests, evaluations

@@ -203,7 +203,8 @@ async def test_a_cancelled_job_ends_within_seconds_of_the_present_step(cluster, 
 
 
 async def test_a_round_whose_evaluation_is_abandoned_is_recorded_without_it(cluster, hold, tmp_path, monkeypatch):
-    folder, real = created(tmp_path / "unevaluated", spec(**waiting(hold))), Pools.evaluate
+    given = spec(**waiting(hold) | {"stop": {"rounds": 2}})
+    folder, real = created(tmp_path / "unevaluated", given), Pools.evaluate
     run = ready(folder, cluster.pools)
 
     async def evaluate(pools: Pools, *args: object, **options: object) -> object:
@@ -216,5 +217,5 @@ async def test_a_round_whose_evaluation_is_abandoned_is_recorded_without_it(clus
     await run.run()
     hold.unlink()
     assert run.status.state == "CANCELLED"
-    assert [(record.round, record.evaluation) for record in folder.records()] == [(0, None), (1, None)]
+    assert [(record.round, record.evaluations) for record in folder.records()] == [(0, ()), (1, ())]
     assert folder.checkpoints.rounds() == (2,)

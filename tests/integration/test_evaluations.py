@@ -1,7 +1,9 @@
-"""Evaluations by real actors: what their records say is what was played, and training waits for no random baseline."""
+"""Evaluations by real actors: what records say is what was played, and no round waits for more than it has to."""
 
 import asyncio
 import json
+from collections import defaultdict
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 
@@ -9,11 +11,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from marless.job import Job
 from marless.record import RoundRecord
 from marless.stopwatch import Stopwatch
+from services.coordinator import rounds
 from services.coordinator.cancelling import GRACE_S
-from services.coordinator.pools import Pools
-from tests.integration.running import ACTORS, STEPS, Cluster, created, go_on, ready, spec
+from services.coordinator.pools import Pools, Rollout
+from tests.integration.running import ACTORS, STEPS, Cluster, created, go_on, ready, spec, succeeded
 from tests.integration.test_cancelling import PATIENCE_S, all_idle, until, waiting, workers
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -143,6 +147,107 @@ async def test_a_job_that_is_cancelled_ends_its_evaluation_in_mid_play(cluster, 
     assert run.status.state == "CANCELLED"
     assert [record.evaluation for record in folder.records()] == [None]
     assert await until(cluster, all_idle) == before  # still good for the next task
+
+
+@pytest.fixture
+def played(monkeypatch) -> dict[int, asyncio.Event]:
+    """Round → set once the policies that had been trained for so many rounds have been evaluated."""
+    ends, real = defaultdict(asyncio.Event), Pools.evaluate
+
+    async def evaluate(pools: Pools, job_id: str, job: Job, round_: int, *args: object, **options: object) -> object:
+        answer = await real(pools, job_id, job, round_, *args, **options)
+        ends[round_].set()
+        return answer
+
+    monkeypatch.setattr(Pools, "evaluate", evaluate)
+    return ends
+
+
+async def test_policies_are_evaluated_while_the_next_round_is_learned(cluster, played, tmp_path, monkeypatch):
+    """No update of rounds 3 and 5 begins before the evaluation has ended. Red if training waits for evaluations."""
+    update = Pools.update
+
+    async def updated(pools: Pools, *args: object, round_: int, **options: object) -> object:
+        if round_ in (2, 4):
+            await played[round_].wait()
+        return await update(pools, *args, round_=round_, **options)
+
+    monkeypatch.setattr(Pools, "update", updated)
+    folder = created(tmp_path / "beside", spec())
+    async with asyncio.timeout(PATIENCE_S):
+        await succeeded(cluster, folder)
+    records = list(folder.records())
+    evaluated = [each for record in records for each in record.evaluations]
+    assert [[each.rounds for each in record.evaluations] for record in records] == [[], [], [2], [], [4, 5]]
+    assert [each.env_steps for each in evaluated] == [records[each.rounds - 1].env_steps for each in evaluated]
+    beside = [sum(each.during_update for each in record.invocations) for record in records]
+    assert beside == [0, 0, ACTORS, 0, ACTORS]
+    assert sum(each.function == "evaluation" for each in records[4].invocations) == 2 * ACTORS
+    assert [record.phases.evaluation > 0 for record in records] == [False, False, True, False, True]
+    at_once = created(tmp_path / "at-once", spec(stop={"rounds": 2}))
+    await succeeded(cluster, at_once)
+    assert list(at_once.records())[1].evaluations == tuple(evaluated[:1])  # the same episodes
+
+
+async def test_a_round_waits_for_the_evaluation_beside_its_update_and_says_so(cluster, tmp_path, monkeypatch):
+    real, shown, goes_on = Pools.evaluate, asyncio.Event(), asyncio.Event()
+    monkeypatch.setattr(rounds, "SHOWN_AFTER_S", 0.0)
+
+    async def evaluate(pools: Pools, *args: object, **options: object) -> object:
+        await goes_on.wait()
+        return await real(pools, *args, **options)
+
+    def changed(_record: object) -> None:
+        if run.status.reason == "round 3: actors evaluate":
+            shown.set()
+
+    monkeypatch.setattr(Pools, "evaluate", evaluate)
+    folder = created(tmp_path / "waits", spec(stop={"rounds": 3}))
+    run = ready(folder, cluster.pools, changed=changed)
+    task = asyncio.create_task(run.run())
+    async with asyncio.timeout(PATIENCE_S):
+        await shown.wait()
+        assert [record.round for record in folder.records()] == [0, 1]
+        goes_on.set()
+        await task
+    assert [[each.rounds for each in record.evaluations] for record in folder.records()] == [[], [], [2, 3]]
+
+
+async def test_a_job_that_is_cancelled_stops_the_evaluation_beside_its_update(cluster, notes, during, tmp_path):
+    """The round is recorded, without it; the evaluation of its own policies has no time left."""
+    endless = one_round(notes, step_s=STEP_S, every=1, episodes=10**6, limit_s=None, relative_error=0.0)
+    folder = created(tmp_path / "beside-cancelled", spec(**endless | {"stop": {"rounds": 9}}))
+    run = ready(folder, cluster.pools)
+    task = asyncio.create_task(run.run())
+    async with asyncio.timeout(PATIENCE_S):
+        while not during or len(await batches_of(cluster, notes, during)) < ACTORS:  # noqa: ASYNC110  # of a file
+            await asyncio.sleep(0.01)
+        asked = Stopwatch.start()
+        run.cancel()
+        await task
+    assert asked.seconds < GRACE_S + 3.0
+    assert run.status.state == "CANCELLED"
+    assert [record.evaluations for record in folder.records()] == [(), ()]
+    assert await until(cluster, all_idle)
+
+
+async def test_a_return_ends_a_job_when_the_newest_policies_reach_it(cluster, tmp_path, monkeypatch):
+    """Of the policies evaluated every other round, those of round 2 and 4 reach it, and those of 5, but not of 3."""
+    means, asked, real = {2: 5.0, 3: 1.0, 4: 6.0, 5: 4.5}, [], Pools.evaluate
+
+    async def evaluate(pools: Pools, job_id: str, job: Job, round_: int, *args: object, **options: object) -> Rollout:
+        asked.append(round_)
+        found = await real(pools, job_id, job, round_, *args, **options)
+        return replace(found, returns=replace(found.returns, mean=means[round_]))
+
+    monkeypatch.setattr(Pools, "evaluate", evaluate)
+    folder = created(tmp_path / "return", spec(stop={"return": 4.0}))
+    run = await go_on(folder, cluster.pools)
+    assert (run.status.state, asked) == ("SUCCEEDED", [2, 3, 4, 5])
+    assert run.status.reason == "greedy return per agent 4.500 reached 4"
+    assert json.loads(run.status.summary_json)["return"] == 4.5
+    found = [[(each.rounds, each.returns.mean) for each in record.evaluations] for record in folder.records()]
+    assert found == [[], [], [(2, 5.0), (3, 1.0)], [], [(4, 6.0), (5, 4.5)]]
 
 
 async def test_no_step_of_an_environment_precedes_the_first_rollout(cluster, tmp_path, monkeypatch):

@@ -163,13 +163,15 @@ async def test_a_coordinator_that_is_killed_during_an_update_finds_it_done(
 
 
 @pytest.mark.parametrize(
-    ("call", "before"),
-    [("train", False), ("evaluate", True)],
+    ("call", "number", "before"),
+    [("train", 1, False), ("evaluate", 2, True)],  # the last evaluation follows its update
 )
-async def test_a_learner_pool_that_comes_back_empty(cluster, undisturbed, tmp_path, after, trained, call, before):
+async def test_a_learner_pool_that_comes_back_empty(
+    cluster, undisturbed, tmp_path, after, trained, call, number, before
+):
     """Trajectories are sampled anew where they were not used, and what was published is not trained again."""
     folder = new(tmp_path)
-    after(call, 1, restarted(cluster, "learner_pool"), before=before)
+    after(call, number, restarted(cluster, "learner_pool"), before=before)
     run = await go_on(folder, cluster.pools)
     assert run.status.state == "SUCCEEDED"
     assert outcome(folder) == undisturbed
@@ -189,6 +191,22 @@ async def test_an_answer_that_was_lost_with_its_learner_pool_is_in_the_store(
     assert (await go_on(folder, cluster.pools)).status.state == "SUCCEEDED"
     assert outcome(folder) == undisturbed
     assert trained == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("before", [False, True])
+async def test_an_evaluation_that_is_lost_beside_its_update_runs_again_and_nothing_else_does(
+    cluster, undisturbed, tmp_path, after, trained, sampled, before
+):
+    folder = new(tmp_path)
+
+    async def lose() -> None:
+        await restarted(cluster, "actor_pool")()
+        raise UnreachableError("actor_pool: the answer was lost")
+
+    after("evaluate", 0, lose, before=before)
+    assert (await go_on(folder, cluster.pools)).status.state == "SUCCEEDED"
+    assert outcome(folder) == undisturbed
+    assert trained == sampled == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("name", ["param_store", "actor_pool"])
@@ -477,7 +495,7 @@ async def test_a_resumed_job_comes_to_what_one_longer_run_comes_to(cluster, undi
     folder.write_spec(spec())
     run = await go_on(folder, cluster.pools)
     assert (run.status.state, run.status.reason) == ("SUCCEEDED", "5 rounds done")
-    records, digests = outcome(folder)
+    records, digests, _ = outcome(folder)
     assert digests == undisturbed[1]
     assert [record[:6] for record in records] == [record[:6] for record in undisturbed[0]]
 
@@ -497,14 +515,14 @@ async def test_a_service_that_stays_away_ends_the_job_with_its_name_and_it_can_b
     cluster, undisturbed, tmp_path, after
 ):
     folder = new(tmp_path)
-    after("update", 1, lambda: cluster.stop("actor_pool"))
+    after("train", 2, lambda: cluster.stop("actor_pool"))
     seen = []
     run = ready(folder, cluster.pools, patience_s=0.5, changed=lambda record: seen.append(run.status.reason))
     try:
         await run.run()
         assert (run.status.state, run.status.reason.split(":")[0]) == ("FAILED", "actor_pool")
         assert any(reason.startswith("waits for the actor_pool: ") for reason in seen)
-        assert json.loads(run.status.summary_json)["rounds"] == 1  # the second could not be evaluated
+        assert json.loads(run.status.summary_json)["rounds"] == 2  # the policies of the second could not be evaluated
     finally:
         await cluster.start("actor_pool")
     assert (await go_on(folder, cluster.pools)).status.state == "SUCCEEDED"

@@ -3,19 +3,24 @@
 import asyncio
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from marless.errors import SpecError
-from marless.record import RoundRecord
+from marless.record import Evaluation, Returns, RoundRecord
 from marless.sinks.contract import sample_round
 from marless.spec import JobSpec, parse
 from services.coordinator import sinks
 from services.coordinator.logs import JobLog, lines
 from services.coordinator.sinks import SinkFeed
 
-SPEC = {"env": {"name": "mpe/simple_spread"}, "algorithm": "ippo", "stop": {"rounds": 3}}
+SPEC = {
+    **{"env": {"name": "mpe/simple_spread"}, "algorithm": "ippo"},
+    **{"stop": {"rounds": 3}, "evaluation": {"every": 0}},
+}
+GREEDY = Returns(episodes=9, mean=-3.0, per_agent={"agent_0": -2.0, "agent_1": -4.0}, standard_error=0.1)
 
 
 class Kept:
@@ -26,6 +31,8 @@ class Kept:
         self.opened: list[int | None] = []
         self.closed: list[str] = []
         self.speeds: list[float] = []
+        self.greedy: dict[int, float] = {}
+        """Round → what it was given as its greedy return."""
         self._obey = obey
 
     def open(self, job):
@@ -39,6 +46,8 @@ class Kept:
         self._obey(record)
         self.rounds.append(record.round)
         self.speeds.append(scalars["speed/env_steps_per_s"])
+        if "returns/greedy" in scalars:
+            self.greedy[record.round] = scalars["returns/greedy"]
 
     def close(self, state):
         self.closed.append(state)
@@ -47,10 +56,10 @@ class Kept:
 class Job:
     """What a job does to its feed: record a round, then tell."""
 
-    def __init__(self, folder: Path, *kept: Kept, names=("tensorboard", "wandb")):
+    def __init__(self, folder: Path, *kept: Kept, names=("tensorboard", "wandb"), every: int = 0):
         self.folder = folder
         self.kept = dict(zip(names, kept, strict=False))
-        self.spec: JobSpec = parse({**SPEC, "sinks": list(self.kept)}, "spec")
+        self.spec: JobSpec = parse({**SPEC, "sinks": list(self.kept), "evaluation": {"every": every}}, "spec")
         self.log = JobLog(folder / "log.jsonl", "job", lambda: None)
 
     def feed(self):
@@ -58,8 +67,8 @@ class Job:
             job_id="job", spec=self.spec, folder=self.folder, log=self.log, make=lambda config: self.kept[config.name]
         )
 
-    def record(self, number: int, scale: float = 1.0) -> RoundRecord:
-        record = sample_round(number, scale)
+    def record(self, number: int, scale: float = 1.0, **changes: object) -> RoundRecord:
+        record = replace(sample_round(number, scale), **changes)
         with (self.folder / "rounds.jsonl").open("a") as file:
             file.write(record.to_json() + "\n")
         return record
@@ -91,6 +100,47 @@ async def test_rounds_arrive_once_and_in_order(tmp_path):
     assert kept.opened == [None]
     assert kept.closed == ["SUCCEEDED"]
     assert kept.speeds == [50.0] * 20  # of each round's own steps
+
+
+def earlier(rounds: int) -> Evaluation:
+    return Evaluation(rounds=rounds, env_steps=100 * rounds, returns=replace(GREEDY, mean=-float(rounds)))
+
+
+async def test_a_round_is_passed_on_with_the_evaluation_that_ran_during_the_next_one(tmp_path):
+    """Policies of every other round are evaluated: those of the last round, and of one before a new start, at once."""
+    kept = Kept()
+    job = Job(tmp_path, kept, every=2)
+    feed = job.feed()
+    for number in range(2):
+        feed.put(job.record(number, evaluation=None), None)
+    await until(lambda: kept.rounds == [0])
+    feed.put(job.record(2, evaluation=None, earlier_evaluation=earlier(2)), None)
+    await until(lambda: kept.rounds == [0, 1, 2])
+    feed.put(job.record(3, evaluation=None), None)
+    await feed.stop("RUNNING", None)  # its evaluation is cut, and runs again under the next coordinator
+    assert kept.rounds == [0, 1, 2]
+    feed = job.feed()
+    feed.put(job.record(4, evaluation=None, earlier_evaluation=earlier(4)), None)
+    feed.put(job.record(5, evaluation=GREEDY), None)
+    await until(lambda: kept.rounds == list(range(6)))
+    feed.put(job.record(6, evaluation=None), None)
+    feed.put(job.record(7, evaluation=None), None)  # cancelled: no evaluation follows
+    await feed.stop("CANCELLED", None)
+    assert kept.rounds == list(range(8))
+    assert kept.greedy == {1: -2.0, 3: -4.0, 5: -3.0}
+
+
+async def test_every_round_is_held_until_the_next_if_every_round_is_evaluated(tmp_path):
+    kept = Kept()
+    job = Job(tmp_path, kept, every=1)
+    feed = job.feed()
+    feed.put(job.record(0, evaluation=None), None)
+    for number in range(1, 5):
+        feed.put(job.record(number, evaluation=None, earlier_evaluation=earlier(number)), None)
+        await until(lambda held=number: kept.rounds == list(range(held)))
+    feed.put(job.record(5, evaluation=GREEDY, earlier_evaluation=earlier(5)), None)
+    await feed.stop("SUCCEEDED", None)
+    assert kept.greedy == {0: -1.0, 1: -2.0, 2: -3.0, 3: -4.0, 4: -5.0, 5: -3.0}
 
 
 async def test_rounds_recorded_while_nobody_looked_are_not_missed(tmp_path):

@@ -1,13 +1,16 @@
 """When a job that is found in its folder has a round left to run."""
 
+import dataclasses
+
 import pytest
 
+from marless.record import Evaluation
 from marless.spec import StopSpec
 from services.coordinator.costs import Costs
 from services.coordinator.journal import Journal
 from services.coordinator.run_folder import RunFolder
 from services.coordinator.status import JobStatus
-from services.coordinator.stopping import ending
+from services.coordinator.stopping import ending, may_end
 from tests.unit.coordinator.test_run_folder import SPEC
 from tests.unit.test_record import RETURNS, record
 
@@ -47,6 +50,38 @@ def test_every_rule_goes_by_what_is_recorded(journal, rule, reason):
 def test_the_last_round_is_an_evaluated_one(journal):
     journal.append(record(3))
     assert ending(StopSpec.model_validate({"rounds": 3}), journal) == ""
+
+
+EARLY = Evaluation(rounds=3, env_steps=300, returns=RETURNS)
+
+
+@pytest.mark.parametrize(
+    ("rule", "last"),
+    [
+        ({"rounds": 4}, True),
+        ({"rounds": 5}, False),
+        ({"env_steps": 400}, True),
+        ({"env_steps": 401}, False),
+        ({"wall_s": 2.25}, True),
+        ({"wall_s": 2.26}, False),
+        ({"return": -20.5}, True),
+        ({"return": -20.4}, False),
+    ],
+)
+def test_a_round_may_be_the_last_by_its_limits_or_by_the_return_of_the_round_before(journal, rule, last):
+    stop = StopSpec.model_validate(rule)
+    assert may_end(stop, journal, record(3, earlier_evaluation=EARLY)) == last
+    journal.append(record(3, earlier_evaluation=EARLY))
+    assert ending(stop, journal) == ""  # its own policies have not been evaluated
+
+
+def test_a_return_counts_that_the_last_policies_reach(journal):
+    stop = StopSpec.model_validate({"return": -21.0})
+    worse = dataclasses.replace(RETURNS, mean=-22.0)
+    journal.append(record(3, earlier_evaluation=EARLY, evaluation=worse))
+    assert (ending(stop, journal), journal.greedy) == ("", worse)
+    journal.append(record(4, evaluation=RETURNS))
+    assert ending(stop, journal) == "greedy return per agent -20.500 reached -21"
 
 
 def test_what_is_cut_is_not_counted(journal):

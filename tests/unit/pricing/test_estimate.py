@@ -19,7 +19,7 @@ from marless.pricing.bill import bill
 from marless.pricing.calibration import Calibration, FunctionSeconds
 from marless.pricing.estimate import course, courses_of_run, estimate, same_shape
 from marless.pricing.invented import Pace, rounds, work_of
-from marless.replay.cluster import modelled
+from marless.replay.cluster import modelled, total
 from marless.sharing.groups import initial_groups
 from marless.spec import JobSpec
 from tests.unit.pricing.rounds import job, paper_round
@@ -55,9 +55,24 @@ def test_a_made_up_round_takes_what_its_functions_take_on_the_slots_there_are():
 
 
 def test_every_so_many_rounds_are_evaluated():
-    """100 episodes of 50 steps on 8 actors of 10 copies: 13 each, so two batches of 0.2 s; 4 of them in a row."""
-    assert [record.phases.evaluation > 0 for record in invent()] == [False, False, True, False]
-    assert invent()[2].phases.evaluation == pytest.approx(4 * 0.4 + invented.COORDINATOR_S)
+    """100 episodes of 50 steps on 8 actors of 10 copies: 13 each, so two batches of 0.2 s; 4 of them in a row, after
+    the update, which occupies both slots. The policies of the third round are evaluated in the fourth.
+    """
+    found = invent(count=7)
+    assert [record.phases.evaluation > 0 for record in found] == [False, False, False, True, False, False, True]
+    assert found[3].phases.evaluation == pytest.approx(4 * 0.4 + invented.COORDINATOR_S)
+    assert found[3].ended_s - found[3].started_s == pytest.approx(total(found[3].phases))
+    assert total(modelled(found[3], EIGHT.functions, 2)) == pytest.approx(total(found[3].phases), rel=0.02)
+
+
+@pytest.mark.parametrize(("slots", "seconds"), [(4, 2 * 0.4), (5, 2.92 - 2.52), (6, 0.0), (12, 0.0)])
+def test_a_made_up_evaluation_takes_the_slots_that_learners_leave(slots, seconds):
+    """The update: 0.5 s, then four functions, of which the longest take 2 s, and 0.02 s around: 2.52 s on four slots or
+    more. Eight evaluations of 0.4 s then, if one slot is left: six until 2.4 s, one until 2.8 s, one until 2.92 s.
+    """
+    pace = Pace(actors=8, factor=1.0, shared=False, slots=slots)
+    found = invent(pace)[3].phases.evaluation
+    assert found == pytest.approx(seconds + invented.COORDINATOR_S if seconds else 0.0)
 
 
 def test_on_other_slots_a_made_up_round_is_modelled_without_its_queueing():

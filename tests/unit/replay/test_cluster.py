@@ -146,6 +146,42 @@ def test_an_evaluation_takes_slots_of_its_own_phase():
     assert modelled(recorded, FUNCTIONS, 1) == phases(evaluation=8.0)  # queued a second before: nothing around it
 
 
+def beside(update_s: float, evaluation_s: float):
+    """A policy that learns for 4 s, and two evaluations of 6 s that began with it."""
+    return round_of(
+        invocation("policy", 0.0, 4.0, name="a", queued_s=0.0),
+        *(invocation("evaluation", 0.5, 6.5, queued_s=0.5, during_update=True) for _ in range(2)),
+        policies=("a",),
+        phases=phases(update=update_s, evaluation=evaluation_s),
+    )
+
+
+@pytest.mark.parametrize(("slots", "seconds"), [(1, 12.0), (2, 6.0), (3, 2.0), (9, 2.0)])
+def test_an_evaluation_beside_the_update_takes_the_slots_that_learners_leave(slots, seconds):
+    """On one slot: policy | 6 + 6. On two: policy | 6, from the end of the update, beside 6. On three all at once."""
+    assert modelled(beside(4.0, 2.0), FUNCTIONS, slots) == phases(update=4.0, evaluation=seconds)
+
+
+def test_only_what_an_evaluation_takes_longer_than_the_update_is_its_phase():
+    assert modelled(beside(7.0, 0.0), FUNCTIONS, 3) == phases(update=7.0)  # 3 s of them in no function
+    assert modelled(beside(4.0, 2.5), FUNCTIONS, 3) == phases(update=4.0, evaluation=2.5)  # half a second in none
+
+
+def test_policies_of_a_last_round_are_evaluated_after_those_of_the_round_before():
+    both = beside(4.0, 5.0)
+    own = invocation("evaluation", 6.5, 9.5, queued_s=6.5)
+    both = replace(both, invocations=(*both.invocations, own))
+    assert modelled(both, FUNCTIONS, 3) == phases(update=4.0, evaluation=2.0 + 3.0)
+    assert modelled(both, FUNCTIONS, 1) == phases(update=4.0, evaluation=12.0 + 3.0)
+
+
+def test_lanes_that_are_taken_are_free_later():
+    """Two of three lanes are free from 2 s on: 4 | 3 | 1 + 1, the last two after 2 s."""
+    placed = schedule([Task(4.0), Task(3.0), Task(1.0), Task(1.0)], 3, taken=2, until_s=2.0)
+    assert [(each.lane, each.start_s, each.end_s) for each in placed[:2]] == [(0, 0.0, 4.0), (1, 2.0, 5.0)]
+    assert [(each.lane, each.start_s, each.end_s) for each in placed[2:]] == [(2, 2.0, 3.0), (2, 3.0, 4.0)]
+
+
 def test_a_phase_without_functions_takes_what_it_took():
     assert modelled(round_of(phases=phases(0.1, 0.2, 0.3)), FUNCTIONS, 4) == phases(0.1, 0.2, 0.3)
 

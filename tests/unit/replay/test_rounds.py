@@ -118,6 +118,23 @@ def test_a_draw_halves_the_work_and_the_update_is_shorter_by_that():
     assert found.assumed == ("metrics of a+b are those recorded of b (b)",)
 
 
+@pytest.mark.parametrize(("took_s", "evaluation_s"), [(12.0, 0.5 + 4.0), (9.0, 0.5 + 1.0), (6.0, 0.5)])
+def test_an_evaluation_beside_a_shorter_update_ends_after_it(took_s, evaluation_s):
+    """The update is 3 s shorter, 8 s, the evaluation that begins with it is not; half a second lies in no function."""
+    one = recorded()
+    greedy = invocation("evaluation", 102.5, 102.5 + took_s, queued_s=102.5, during_update=True)
+    waited = replace(PHASES, evaluation=0.5 + max(took_s - PHASES.update, 0.0))
+    one = replace(one, invocations=(*one.invocations[:-1], greedy), phases=waited)
+    asked = plan(Group("b", ("a", "b")), pooling="drawn")
+    found = rebuilt(one, asked, delay_s=2.0)
+    assert found.record.phases.update == pytest.approx(8.0)
+    assert found.record.phases.evaluation == pytest.approx(evaluation_s)
+    assert found.longer_s == pytest.approx(-3.0 + evaluation_s - waited.evaluation)
+    assert of(found.record, "evaluation")[""].start_s == pytest.approx(104.5)  # with the update, which starts as before
+    same = rebuilt(one, plan(decisions=one.decisions))
+    assert (same.record, same.longer_s) == (one, 0.0)
+
+
 def test_a_draw_from_the_groups_that_were_recorded_is_less_work_too():
     one = recorded()
     runs = tuple(each for each in one.invocations if each.name != "b")
