@@ -12,7 +12,7 @@ import marless
 from marless.algos import registry as algorithms
 from marless.algos.base import Group, LearnerContext, RoundInput, Scope
 from marless.checkpoint import PARTS
-from marless.data.rollout import rollout
+from marless.data.rollout import Lane
 from marless.envs import registry
 from marless.errors import UnreachableError
 from marless.job import prepare
@@ -141,7 +141,8 @@ async def test_services_compute_what_one_process_computes(folder):
     given = spec()
     spaces = prepare(given).spaces
     [agents] = spaces.classes
-    env = registry.make(given.env.name, given.env.options, ENVS)
+    lanes = [Lane(registry.make(given.env.name, given.env.options, ENVS)) for _ in range(given.actors.count)]
+    begun: set[int] = set()
     learner = algorithms.algorithm("ippo").learner(
         given.algorithm, LearnerContext(given.model, spaces, Scope(0, (0,), agents.name), "cpu")
     )
@@ -152,9 +153,13 @@ async def test_services_compute_what_one_process_computes(folder):
         groups = tuple(Group(each.policy, each.agents, each.source) for each in record.groups)
         starts = {agent: learner.state(group.start) for group in groups for agent in group.agents}
         acting = [ActingPolicies.from_states(agents, [starts[agent] for agent in AGENTS])]
-        mode = actor_pool_pb2.ROLLOUT_MODE_TRAIN
-        seeds = [actor_seed(given.seed, mode, record.round, index) for index in range(record.actors)]
-        played = [rollout(env, acting, steps=STEPS, seed=seed, with_state=False)[0] for seed in seeds]
+        played = []
+        for index, lane in enumerate(lanes[: record.actors]):
+            seed = actor_seed(given.seed, actor_pool_pb2.ROLLOUT_MODE_TRAIN, record.round, index)
+            if index not in begun:
+                lane.begin(seed)
+                begun.add(index)
+            played.append(lane.roll(acting, steps=STEPS, seed=seed, with_state=False, index=index)[0])
         learner.update(RoundInput(record.round, env_steps, given.seed, groups, played))
         env_steps = record.env_steps
     saved = folder.checkpoints.load(ROUNDS)
