@@ -49,8 +49,16 @@ def pytest_configure(config: pytest.Config) -> None:
         tempfile.tempdir = None
 
 
-LONGEST = ("tests/faults/test_jobs.py", "tests/e2e/test_train.py", "tests/faults", "tests/e2e", "tests/integration")
-"""Where tests start many processes and wait for them; each of the two files takes a minute or more."""
+LONGEST = (
+    "tests/docs/test_documents.py",
+    "tests/faults/test_jobs.py",
+    "tests/e2e/test_train.py",
+    "tests/e2e/test_up.py",
+    "tests/faults",
+    "tests/e2e",
+    "tests/integration",
+)
+"""Where tests start many processes and wait for them; each of the files takes a minute or more."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
