@@ -34,6 +34,7 @@ RECORD: dict[str, Any] = {
     "phases": {"rollout": 0.1, "update": 0.2, "evaluation": 0.0},
     "returns": RETURNS,
     "evaluation": {**RETURNS, "return": -1.5, "win_rate": None},
+    "earlier_evaluation": {"rounds": 0, "env_steps": 0, "returns": {**RETURNS, "return": -1.5, "win_rate": None}},
     "metrics": {"a": {"kl": 0.1}},
     "invocations": [
         {

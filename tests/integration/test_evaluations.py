@@ -164,29 +164,35 @@ def played(monkeypatch) -> dict[int, asyncio.Event]:
 
 
 async def test_policies_are_evaluated_while_the_next_round_is_learned(cluster, played, tmp_path, monkeypatch):
-    """No update of rounds 3 and 5 begins before the evaluation has ended. Red if training waits for evaluations."""
-    update = Pools.update
+    """The evaluations begin after the updates of rounds 3 and 5 have begun, and these end after the evaluations."""
+    update, evaluate, begun = Pools.update, Pools.evaluate, defaultdict(asyncio.Event)
 
     async def updated(pools: Pools, *args: object, round_: int, **options: object) -> object:
+        begun[round_].set()
         if round_ in (2, 4):
             await played[round_].wait()
         return await update(pools, *args, round_=round_, **options)
 
+    async def evaluated(pools: Pools, job_id: str, job: Job, round_: int, *args: object, **options: object) -> object:
+        await begun[min(round_, 4)].wait()
+        return await evaluate(pools, job_id, job, round_, *args, **options)
+
     monkeypatch.setattr(Pools, "update", updated)
+    monkeypatch.setattr(Pools, "evaluate", evaluated)
     folder = created(tmp_path / "beside", spec())
     async with asyncio.timeout(PATIENCE_S):
         await succeeded(cluster, folder)
     records = list(folder.records())
-    evaluated = [each for record in records for each in record.evaluations]
+    found = [each for record in records for each in record.evaluations]
     assert [[each.rounds for each in record.evaluations] for record in records] == [[], [], [2], [], [4, 5]]
-    assert [each.env_steps for each in evaluated] == [records[each.rounds - 1].env_steps for each in evaluated]
+    assert [each.env_steps for each in found] == [records[each.rounds - 1].env_steps for each in found]
     beside = [sum(each.during_update for each in record.invocations) for record in records]
     assert beside == [0, 0, ACTORS, 0, ACTORS]
     assert sum(each.function == "evaluation" for each in records[4].invocations) == 2 * ACTORS
     assert [record.phases.evaluation > 0 for record in records] == [False, False, True, False, True]
     at_once = created(tmp_path / "at-once", spec(stop={"rounds": 2}))
     await succeeded(cluster, at_once)
-    assert list(at_once.records())[1].evaluations == tuple(evaluated[:1])  # the same episodes
+    assert list(at_once.records())[1].evaluations == tuple(found[:1])  # the same episodes
 
 
 async def test_a_round_waits_for_the_evaluation_beside_its_update_and_says_so(cluster, tmp_path, monkeypatch):
