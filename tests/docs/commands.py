@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import runpy
 import shlex
@@ -24,6 +25,8 @@ from marless.cli.main import app
 from tests.docs.blocks import ROOT
 
 BETWEEN = {"&&", "||", "|", ";", "&"}
+SOMEWHERE = "127.0.0.1:7000"
+"""What stands for an address that a sentence leaves open."""
 
 
 class UnknownCommandError(Exception):
@@ -60,7 +63,7 @@ def check(words: Sequence[str], *, whole: bool) -> None:
         case ["make", *rest]:
             _check_make(rest)
         case ["python", "-m", module, *rest]:
-            _check_module(module.replace("<name>", "coordinator"), rest)
+            _check_module(module.replace("<name>", "coordinator"), rest, whole=whole)
         case ["pytest", *places]:
             _check_paths(places)
         case ["pip", "install", *rest]:
@@ -122,8 +125,10 @@ class _ParsedError(Exception):
     """The options could be read, which was all that was wanted."""
 
 
-def _check_module(module: str, words: Sequence[str]) -> None:
-    """Run it until it has read its options."""
+def _check_module(module: str, words: Sequence[str], *, whole: bool) -> None:
+    """Run it until it has read its options; where they are left out, its peers are set by variables."""
+    words = list(words) if whole else [SOMEWHERE if word == "ADDRESS" else word for word in words]
+    peers = {} if whole else {f"MARLESS_{name}": SOMEWHERE for name in ("ACTOR_POOL", "LEARNER_POOL", "PARAM_STORE")}
     parse = argparse.ArgumentParser.parse_args
 
     def parsed(parser: argparse.ArgumentParser, *given: object) -> None:
@@ -132,7 +137,8 @@ def _check_module(module: str, words: Sequence[str]) -> None:
 
     argv = mock.patch.object(sys, "argv", [module, *words])
     try:
-        with argv, mock.patch.object(argparse.ArgumentParser, "parse_args", parsed), warnings.catch_warnings():
+        parsing = mock.patch.object(argparse.ArgumentParser, "parse_args", parsed)
+        with argv, parsing, mock.patch.dict(os.environ, peers), warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # that it was imported before
             runpy.run_module(module, run_name="__main__", alter_sys=False)
     except (_ParsedError, SystemExit) as end:

@@ -27,6 +27,10 @@ TEXTS = {("README.md", "marless"), ("docs/architecture.md", "Architecture"), ("d
     ("docs/scaling.md", "`marless` (Wei et al. 2025)"),  # a formula
     ("docs/operating.md", "The parameter store"),
     ("docs/deploying.md", "Images"),  # a Dockerfile
+    # For machines with an engine, Slurm or Kubernetes; `make test-containers` and `make test-slurm` do the same.
+    ("docs/deploying.md", "Workers in containers that pools start"),
+    ("docs/deploying.md", "Slurm"),
+    ("docs/deploying.md", "Kubernetes"),
 }
 
 
