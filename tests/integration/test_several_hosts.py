@@ -1,6 +1,7 @@
 """The four services as they run on different hosts: TCP with TLS and tokens, told of one another by variables."""
 
 import asyncio
+import os
 import sys
 
 import pytest
@@ -53,9 +54,12 @@ async def test_a_job_runs_over_tls_with_tokens(tmp_path, tls):
 
 
 async def test_no_service_listens_beyond_this_machine_in_plaintext():
+    peers = {f"MARLESS_{service.upper()}": "unix:/nowhere" for service in SERVICES}
     for service in SERVICES:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", f"services.{service}", "--listen", "0.0.0.0:0"), stderr=asyncio.subprocess.PIPE
+            *(sys.executable, "-m", f"services.{service}", "--listen", "0.0.0.0:0"),
+            env=os.environ | peers,
+            stderr=asyncio.subprocess.PIPE,
         )
         _, said = await process.communicate()
         assert process.returncode == 1

@@ -168,11 +168,13 @@ async def test_only_with_a_certificate_of_the_authority_is_anything_heard(tmp_pa
 
 def test_services_that_no_user_speaks_to_ask_for_certificates(tls):
     told = ["--tls-cert", tls["server.pem"], "--tls-key", tls["server.key"]]
-    for config in (actor_pool, learner_pool, param_store):
-        security = config.parse(told).server.security
+    store = ["--param-store", "unix:/nowhere"]
+    for config, peers in ((actor_pool, store), (learner_pool, store), (param_store, [])):
+        security = config.parse([*told, *peers]).server.security
         with pytest.raises(SpecError, match="callers must present a certificate; set --tls-ca"):
             security.server_credentials("127.0.0.1:0")
-        assert config.parse([*told, "--tls-ca", tls["ca.pem"]]).server.security.mutual
+        assert config.parse([*told, *peers, "--tls-ca", tls["ca.pem"]]).server.security.mutual
+    told += [*store, "--actor-pool", "unix:/nowhere", "--learner-pool", "unix:/nowhere"]
     assert not coordinator.parse([*told, "--tls-ca", tls["ca.pem"]]).server.security.mutual
     asked = coordinator.parse([*told, "--tls-client-ca", tls["stranger.pem"]]).server.security
     assert (asked.mutual, asked.tls_client_ca) == (True, tls["stranger.pem"])

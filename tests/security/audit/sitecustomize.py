@@ -11,6 +11,9 @@ EVENTS = ("pickle.find_class", "marshal.load", "marshal.loads", "os.system")
 """An unpickler looks up what to call; code objects are read from bytes; a shell is started."""
 IMPORTING = "<frozen importlib._bootstrap_external>"
 """Where Python itself reads the code of modules, with marshal, from its own caches."""
+STARTED = "socket.__new__"
+"""An event in each process that serves or works: its event loop wakes itself up through a socket."""
+_noted = {os.getpid()}
 _FILE = os.open(os.environ["AUDIT_FILE"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
 
@@ -27,6 +30,10 @@ def _stack():
 
 
 def _hook(event, arguments):
+    if event == STARTED and os.getpid() not in _noted:  # forked from a process that had the hook already
+        _noted.add(os.getpid())
+        with open("/proc/self/cmdline") as command:  # noqa: PTH123  # pathlib is not worth its import in each process
+            _note(process=command.read().split("\0"), pid=os.getpid())
     if event in EVENTS:
         stack = _stack()
         if event.startswith("marshal") and stack and stack[0].startswith(IMPORTING):
