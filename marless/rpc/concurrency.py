@@ -18,12 +18,16 @@ async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
     The first error cancels the others and is raised itself, not as an exception group.
     """
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(coroutine) for coroutine in coroutines]
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None
-    return [task.result() for task in tasks]
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        # Not a TaskGroup: before Python 3.13, one that fails leaves its task half cancelled (`cancelling()` stays 1),
+        # so that the next timeout or group in the same task takes it for cancelled.
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
 
 
 async def both(first: Coroutine[Any, Any, T], second: Coroutine[Any, Any, U]) -> tuple[T, U]:
