@@ -143,10 +143,8 @@ def test_pools_in_containers_start_workers_in_containers(undisturbed, tmp_path):
         with up(deployment):
             disturbed(deployment, "contained", crash)
             assert weights(deployment, "contained", tmp_path / "run") == undisturbed
-            assert {each["Labels"][containers.WORKER].partition("-")[0] for each in workers(deployment)} == {
-                "actor",
-                "learner",
-            }
+            left = {each["Labels"][containers.WORKER].partition("-")[0] for each in workers(deployment)}
+            assert left - {"background"} == {"actor", "learner"}  # that one leaves seconds after the random baseline
             deployment.compose("stop")
             assert workers(deployment) == []
 
