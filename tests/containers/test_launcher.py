@@ -82,10 +82,11 @@ async def test_a_worker_has_no_rights_and_has_limits(tmp_path):
     [
         ({"image": "marless-nowhere"}, "cannot inspect image marless-nowhere: "),
         ({"network": "marless-nowhere"}, "cannot inspect network marless-nowhere: "),
-        ({"volumes": "/nowhere/at/all:/data"}, "/nowhere/at/all"),
+        ({"volumes": "{tmp_path}/nowhere:/data"}, "/nowhere"),
     ],
 )
-async def test_what_the_engine_refuses_is_told(options, said):
+async def test_what_the_engine_refuses_is_told(options, said, tmp_path):
+    options = {name: value.format(tmp_path=tmp_path) for name, value in options.items()}
     program = Program(MODULE, (), {}, lambda: "token", environment.ACTOR)
     launcher = docker.make(program, OPTIONS | options)
     [launch] = await launcher.launch([Order("one", "ticket")])

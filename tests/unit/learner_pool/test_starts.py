@@ -33,15 +33,15 @@ async def nothing(*_, **__):
     return None
 
 
-def test_the_start_of_a_learner_is_on_the_first_update():
+def test_the_start_of_a_learner_is_on_the_first_update(tmp_path):
     dispatcher = Dispatcher()
     intake = SimpleNamespace(
         open=lambda *_, **__: None,
         epoch=lambda _: 0,
         check_epoch=lambda *_: None,
         reservations=SimpleNamespace(check=lambda *_: None, update=lambda *_, **__: None),
-        trajectories=lambda *_: [TrajectoryFile(Path("/nowhere/at/all"), learner_pool_pb2.UploadHeader())],
-        spare=lambda: Path("/nowhere/at/all"),
+        trajectories=lambda *_: [TrajectoryFile(tmp_path / "trajectories", learner_pool_pb2.UploadHeader())],
+        spare=lambda: tmp_path / "spare",
         advance=lambda *_: 0,
         close=lambda *_: None,
     )
