@@ -1,7 +1,6 @@
 """A learner that had to be started for a job is billed with the job's first update, whatever it was started for."""
 
 import asyncio
-from pathlib import Path
 from types import SimpleNamespace
 
 from marless.envs import registry as environments
