@@ -9,7 +9,8 @@ into other copies after each round. Afterwards, 20 episodes are played greedily.
 bytes of a carry, and the time to save and encode it, relative to the rollout.
 
 `python -m bench.carry rounds --json carry-rounds.json`: the time of a round of examples/spread.yaml, with all services,
-when its episodes are carried and when they are fresh. The two modes take turns, so that other load affects both.
+when its episodes are carried and when they are fresh, and the CPU time of its processes, which other load hardly
+affects. The two modes take turns.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ import torch
 from bench import harness
 from bench.harness import Row, spread
 from bench.long_games import CartPole, Chain
+from bench.off_policy_step import steady
+from bench.processes import LEARNER, Cpu
 from bench.systems import WARM_UP, marless_job
 from marless.algos import registry as algorithms
 from marless.algos.base import Group, LearnerContext, ModelSpec, RoundInput, scopes
@@ -149,33 +152,58 @@ def cost(runs: int, rounds: int = 40) -> list[Row]:
     ]
 
 
-def round_s(episodes: str, seed: int, env_steps: int) -> float:
-    """Median seconds of a round of the spread example, from the end of the one before; the first ones are left out."""
+@dataclass(frozen=True)
+class Round:
+    """A round of a job in its steady state."""
+
+    ms: float
+    """Median milliseconds from the end of the round before."""
+    cpu_ms: Mapping[str, float]
+    """CPU milliseconds by role of the process."""
+
+    @property
+    def beside_ms(self) -> float:
+        """CPU milliseconds of all but the learner worker, whose work does not depend on how episodes are cut."""
+        return sum(self.cpu_ms.values()) - self.cpu_ms[LEARNER]
+
+
+def measured(episodes: str, seed: int, env_steps: int) -> Round:
+    """Run examples/spread.yaml; its first rounds and its last one are left out. Raises BenchError for a short run."""
     settings = {
         "seed": seed,
         "actors": {"count": 2, "envs": 80, "steps": 25, "episodes": episodes},
         "evaluation": {"every": 0, "random_episodes": 1},
         "stop": {"env_steps": env_steps},
     }
-    ends = [float(record["ended_s"]) for record in marless_job(settings, timeout_s=1200.0).records]
-    return statistics.median(now - then for then, now in pairwise(ends[WARM_UP:-1]))
+    cpu = Cpu()
+    records = marless_job(settings, timeout_s=1200.0, watch=cpu).records[WARM_UP:-1]
+    took_s = [float(now["ended_s"]) - float(then["ended_s"]) for then, now in pairwise(records)]
+    found = steady(cpu.looks, records)
+    by_role = {role: 1000 * used_s / found.rounds for role, used_s in found.cpu_s.items()}
+    return Round(1000 * statistics.median(took_s), by_role)
 
 
 def rounds(runs: int, env_steps: int) -> list[Row]:
     """The table of rounds with carried and with fresh episodes."""
-    took: dict[str, list[float]] = {"fresh": [], "carried": []}
+    took: dict[str, list[Round]] = {"fresh": [], "carried": []}
     for seed in range(runs):
         for mode in took if seed % 2 else reversed(took):
-            took[mode].append(1000 * round_s(mode, seed, env_steps))
-            harness.say(f"pair {seed + 1} of {runs}: {mode}: {took[mode][-1]:.1f} ms")
-    longer = [100 * (carried / fresh - 1) for fresh, carried in zip(took["fresh"], took["carried"], strict=True)]
+            took[mode].append(measured(mode, seed, env_steps))
+            shown = {role: round(ms, 1) for role, ms in took[mode][-1].cpu_ms.items() if ms >= 0.1}
+            harness.say(f"pair {seed + 1} of {runs}: {mode}: {took[mode][-1].ms:.1f} ms, of CPU: {shown}")
+    pairs = list(zip(took["carried"], took["fresh"], strict=True))
+    longer = [100 * (carried.ms / fresh.ms - 1) for carried, fresh in pairs]
+    more = [100 * (carried.beside_ms - fresh.beside_ms) / sum(fresh.cpu_ms.values()) for carried, fresh in pairs]
     return [
         {
             "episodes": mode,
-            "round (ms)": spread(ms).cell(1),
+            "round (ms)": spread([each.ms for each in found]).cell(1),
             "longer (%)": spread(longer).cell(1) if mode != "fresh" else "",
+            "learner worker (CPU ms)": spread([each.cpu_ms[LEARNER] for each in found]).cell(1),
+            "all else (CPU ms)": spread([each.beside_ms for each in found]).cell(1),
+            "more of a round's CPU (%)": spread(more).cell(1) if mode != "fresh" else "",
         }
-        for mode, ms in took.items()
+        for mode, found in took.items()
     ]
 
 
