@@ -24,7 +24,7 @@ from services.param_store.__main__ import build
 from services.param_store.config import Config
 from services.param_store.redis_server import RedisOptions
 from tests import certificates
-from tests.templates import Templates, shared_templates
+from tests.templates import SCRIPTED, Templates, shared_templates
 
 KEEP = 3
 
@@ -115,8 +115,11 @@ async def store(store_address: str) -> AsyncIterator[ParamStore]:
 
 @pytest.fixture(scope="session")
 def templates() -> Iterator[Templates]:
-    """Templates of workers for pools in this process, which start the workers of later tests within milliseconds."""
-    with shared_templates() as shared:
+    """Templates of workers for pools in this process, which start the workers of later tests within milliseconds.
+
+    They know the scripted policies and environments of the fault tests.
+    """
+    with shared_templates(PYTHONPATH=str(SCRIPTED)) as shared:
         yield shared
 
 

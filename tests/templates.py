@@ -6,12 +6,15 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from marless.fleet import environment
 from marless.fleet.launchers.base import Launcher, Options, Program
 from marless.fleet.launchers.forking import Template
 from marless.fleet.launchers.local import LocalLauncher
 
+SCRIPTED = Path(__file__).parent / "faults" / "witness"
+"""Modules with scripted policies and environments, and the entry points that name them."""
 LONGEST = ("x" * 2000,)
 """As long as the arguments of the workers of any test."""
 

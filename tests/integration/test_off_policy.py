@@ -167,7 +167,7 @@ async def test_a_replay_under_its_own_policies_is_the_run_and_a_graph_is_what_sl
     assert many < one
 
 
-@pytest.mark.parametrize("name", ["vdn", pytest.param("maddpg", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["maddpg", pytest.param("vdn", marks=pytest.mark.slow)])
 async def test_a_kill_in_every_round_changes_nothing(runs, cluster, tmp_path, kill_at, name):
     """Coordinators that remember nothing, and a learner pool that is another one half-way."""
     whole, folder = await runs(name), new(tmp_path, JOBS[name])

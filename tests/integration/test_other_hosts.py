@@ -21,7 +21,7 @@ from services.learner_pool.updates import Updates
 from tests.integration import elsewhere
 from tests.integration.running import Cluster, created, go_on, outcome, restarted
 from tests.integration.running import spec as spec_of
-from tests.templates import shared_templates
+from tests.templates import Templates, shared_templates
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 ELSEWHERE = str(Path(elsewhere.__path__[0]))
@@ -51,58 +51,68 @@ def refused() -> str:
 
 
 @asynccontextmanager
-async def cluster(folder: Path, redis_url: str, *, apart: bool) -> AsyncIterator[Cluster]:
-    """Services whose learner workers are on this host, or apart on another one."""
-    spool = folder / "spool"
-    spool.mkdir()
-    moved = {"PYTHONPATH": ELSEWHERE, "ELSEWHERE": f"/dev/shm:{spool}"} if apart else {}
-    with shared_templates(**moved) as templates:
-        made = Cluster(folder, redis_url, templates, spool=spool)
-        await made.start()
-        yield made
-        await made.close()
+async def cluster(folder: Path, redis_url: str, templates: Templates) -> AsyncIterator[Cluster]:
+    """Services whose workers come from these templates, and whose spool is a directory of its own."""
+    made = Cluster(folder, redis_url, templates, spool=folder / "spool")
+    await made.start()
+    yield made
+    await made.close()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def here(redis_url, tmp_path_factory) -> AsyncIterator[Cluster]:
-    async with cluster(tmp_path_factory.mktemp("here"), redis_url, apart=False) as made:
+async def here(redis_url, tmp_path_factory, templates) -> AsyncIterator[Cluster]:
+    """Services whose learner workers are on this host."""
+    folder = tmp_path_factory.mktemp("here")
+    (folder / "spool").mkdir()
+    async with cluster(folder, redis_url, templates) as made:
         yield made
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def apart(redis_url, tmp_path_factory) -> AsyncIterator[Cluster]:
+    """Services whose learner workers are on another host."""
     if why := refused():
         pytest.skip(f"no mount namespace on this machine: {why}")
-    async with cluster(tmp_path_factory.mktemp("apart"), redis_url, apart=True) as made:
-        yield made
+    folder = tmp_path_factory.mktemp("apart")
+    (folder / "spool").mkdir()
+    with shared_templates(PYTHONPATH=ELSEWHERE, ELSEWHERE=f"/dev/shm:{folder / 'spool'}") as moved:
+        async with cluster(folder, redis_url, moved) as made:
+            yield made
 
 
-Run = Callable[[Cluster, str], Awaitable[object]]
+async def run(services: Cluster, place: Path, name: str) -> object:
+    """Train the job of this name; returns all that it came to."""
+    folder = created(place / f"{name}-{next(_serials)}", spec_of(**JOBS[name], stop={"rounds": 6}))
+    done = await go_on(folder, services.pools)
+    assert (done.status.state, done.status.reason) == ("SUCCEEDED", "6 rounds done")
+    lost = [
+        numbers["lost"]
+        for record in folder.records()
+        for state, numbers in record.metrics.items()
+        if state.startswith("replay.")
+    ]
+    assert not any(lost)
+    return outcome(folder)
 
 
-@pytest.fixture
-def run(tmp_path) -> Run:
-    """Trains a job of this name; returns all that it came to."""
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def expected(here, tmp_path_factory) -> Callable[[str], Awaitable[object]]:
+    """What the job of a name comes to on one host; each is trained when it is first asked for."""
+    done: dict[str, object] = {}
 
-    async def train(services: Cluster, name: str) -> object:
-        folder = created(tmp_path / f"{name}-{next(_serials)}", spec_of(**JOBS[name], stop={"rounds": 6}))
-        done = await go_on(folder, services.pools)
-        assert (done.status.state, done.status.reason) == ("SUCCEEDED", "6 rounds done")
-        lost = [
-            numbers["lost"]
-            for record in folder.records()
-            for state, numbers in record.metrics.items()
-            if state.startswith("replay.")
-        ]
-        assert not any(lost)
-        return outcome(folder)
+    async def of(name: str) -> object:
+        if name not in done:
+            with pytest.MonkeyPatch.context() as patched:
+                transfers = counted(patched)
+                done[name] = await run(here, tmp_path_factory.mktemp(name), name)
+            assert transfers == {"read": 0, "write": 0}, "on one host, files are mapped"
+        return done[name]
 
-    return train
+    return of
 
 
-@pytest.fixture
-def transfers(monkeypatch) -> dict[str, int]:
-    """How many pieces of files have been read and written over gRPC."""
+def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """How many pieces of files are read and written over gRPC from now on."""
     found = {"read": 0, "write": 0}
     read, write = Loans.read, Loans.write
 
@@ -120,11 +130,16 @@ def transfers(monkeypatch) -> dict[str, int]:
     return found
 
 
-@pytest.mark.parametrize("name", JOBS)
-async def test_a_learner_on_another_host_reaches_the_same_weights(here, apart, run, transfers, name):
-    expected = await run(here, name)
-    assert transfers == {"read": 0, "write": 0}, "on one host, files are mapped"
-    assert await run(apart, name) == expected
+def slow(*of_a_job: object) -> object:
+    """What other tests of this file try with this job too."""
+    return pytest.param(*of_a_job, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("name", ["ippo", "iql", slow("qmix"), "maddpg"])
+async def test_a_learner_on_another_host_reaches_the_same_weights(apart, expected, tmp_path, monkeypatch, name):
+    there = await expected(name)
+    transfers = counted(monkeypatch)
+    assert await run(apart, tmp_path, name) == there
     scopes = 1 if name in ("qmix", "maddpg") else 2
     trajectories = 6 * 2 * scopes
     assert transfers["read"] >= trajectories
@@ -161,18 +176,20 @@ def learners(monkeypatch) -> Callable[[], list[int]]:
     return lambda: [each.pid for each in dispatchers[0].workers()]
 
 
-@pytest.mark.parametrize(("name", "at"), [("ippo", 5), ("qmix", 7), ("maddpg", 11)])
-async def test_a_worker_that_dies_while_it_fetches_changes_nothing(here, apart, run, learners, monkeypatch, name, at):
-    expected = await run(here, name)
+@pytest.mark.parametrize(("name", "at"), [("ippo", 5), slow("qmix", 7), ("maddpg", 11)])
+async def test_a_worker_that_dies_while_it_fetches_changes_nothing(
+    apart, expected, tmp_path, learners, monkeypatch, name, at
+):
+    there = await expected(name)
     killed = killing(apart, monkeypatch, learners, at)
-    assert await run(apart, name) == expected
+    assert await run(apart, tmp_path, name) == there
     assert len(killed) == 1
 
 
-@pytest.mark.parametrize("name", ["ippo", "maddpg"])
-async def test_a_pool_that_restarts_during_an_update_changes_nothing(here, apart, run, monkeypatch, name):
+@pytest.mark.parametrize("name", [slow("ippo"), "maddpg"])
+async def test_a_pool_that_restarts_during_an_update_changes_nothing(apart, expected, tmp_path, monkeypatch, name):
     """The new pool has lost the trajectories, and still has the replay."""
-    expected, read, pieces = await run(here, name), Loans.read, count(1)
+    there, read, pieces = await expected(name), Loans.read, count(1)
 
     async def reading(loans, piece):
         if next(pieces) == 8:
@@ -182,13 +199,14 @@ async def test_a_pool_that_restarts_during_an_update_changes_nothing(here, apart
 
     restarting: list[asyncio.Task[None]] = []
     monkeypatch.setattr(Loans, "read", reading)
-    assert await run(apart, name) == expected
+    assert await run(apart, tmp_path, name) == there
     await restarting[0]
 
 
-@pytest.mark.parametrize("name", ["ippo", "qmix"])
-async def test_pieces_that_are_damaged_on_their_way_are_sent_again(here, apart, run, transfers, monkeypatch, name):
-    expected, read, pieces = await run(here, name), Loans.read, count(1)
+@pytest.mark.parametrize("name", [slow("ippo"), "qmix"])
+async def test_pieces_that_are_damaged_on_their_way_are_sent_again(apart, expected, tmp_path, monkeypatch, name):
+    there = await expected(name)
+    transfers, read, pieces = counted(monkeypatch), Loans.read, count(1)
 
     async def reading(loans, piece):
         damaged = next(pieces) % 3 == 0
@@ -196,5 +214,5 @@ async def test_pieces_that_are_damaged_on_their_way_are_sent_again(here, apart, 
             yield frame[:-1] + bytes([frame[-1] ^ 1]) if damaged and frame[0] == 0x12 else frame
 
     monkeypatch.setattr(Loans, "read", reading)
-    assert await run(apart, name) == expected
+    assert await run(apart, tmp_path, name) == there
     assert transfers["read"] > 6 * 2

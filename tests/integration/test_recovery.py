@@ -94,14 +94,13 @@ async def test_an_undisturbed_run_repeats_nothing(cluster, undisturbed, tmp_path
         ("epoch", 1),
         ("status", 1),
         ("pending", 1),
-        ("pending", 3),
         ("record", 1),
-        ("record", 3),
         ("checkpoint", 1),
-        ("checkpoint", 3),
         ("drop", 1),
         ("status", 2),
         ("status", 3),
+        # As in the first round, and in every round below.
+        *(pytest.param(place, 3, marks=pytest.mark.slow) for place in ("pending", "record", "checkpoint")),
     ],
 )
 async def test_a_coordinator_that_is_killed_is_continued(
@@ -387,7 +386,7 @@ class Time:
 
 
 ROLLOUT_S, UPDATE_S, WRITE_S, AWAY_S = 10.0, 20.0, 0.5, 300.0
-BILLED_ROUNDS, INTERRUPTIONS = 12, 10
+BILLED_ROUNDS, INTERRUPTIONS = 6, 5
 
 
 @pytest.fixture
@@ -424,7 +423,7 @@ def charged(folder: RunFolder) -> dict[str, float]:
     return {name: kinds[name] for name in ("actor: ready", "redis: node")}
 
 
-async def test_ten_interruptions_of_five_minutes_cost_nothing_and_take_no_training_time(
+async def test_interruptions_of_five_minutes_cost_nothing_and_take_no_training_time(
     cluster, tmp_path, kill_at, moved, monkeypatch
 ):
     plain, folder = (new(tmp_path, stop={"rounds": BILLED_ROUNDS, "wall_s": 1000.0}) for _ in range(2))
