@@ -112,6 +112,12 @@ def told(error: BaseException) -> str:
     return f"{type(error).__name__}: {cut}" if cut else type(error).__name__
 
 
+def denied(error: OSError) -> str:
+    """What the system has denied, as error messages repeat it: the file, if it is about one, and why."""
+    why = error.strerror or str(error)
+    return f"{error.filename}: {why}" if error.filename else why
+
+
 def some_of(names: Sequence[str]) -> str:
     """Names as a comma-separated list, cut after the first `_MOST_NAMED`."""
     more = len(names) - _MOST_NAMED

@@ -28,7 +28,7 @@ from marless import private_files
 from marless.cli.stack import SERVICES, LocalStack, StackOptions, owner_of
 from marless.cli.supervision import STOP_S, Log
 from marless.client.address import STACK_FILE
-from marless.errors import MarlessError, SpecError, UnavailableError
+from marless.errors import MarlessError, SpecError, UnavailableError, denied
 from marless.fleet.launchers import options
 from marless.fleet.launchers.registry import LAUNCHERS
 from marless.log import structlog
@@ -252,7 +252,7 @@ def _spawn(settings: Settings, folder: StackFolder) -> subprocess.Popen[bytes]:
                 start_new_session=True,
             )
     except OSError as error:
-        raise UnavailableError(f"{error.filename}: {error.strerror}; the services cannot be started") from None
+        raise UnavailableError(f"{denied(error)}; the services cannot be started") from None
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import typer
 
 from marless import private_files
 from marless.cli.output import say
-from marless.errors import SpecError
+from marless.errors import SpecError, denied
 
 SERVICES = ("coordinator", "actor-pool", "learner-pool", "param-store")
 WORKERS = {"actor-worker": "actor", "learner-worker": "learner"}
@@ -78,7 +78,7 @@ def credentials(
         _hand_out(home)
         _give_to(home, owner)
     except OSError as error:
-        raise SpecError(f"{error.filename}: {error.strerror}") from None
+        raise SpecError(denied(error)) from None
     if owner != CONTAINER_UID:
         say(f"the services run as user {owner}: put MARLESS_UID={owner} into deploy/.env before you build the images")
     print(directory)  # noqa: T201  # the command's data

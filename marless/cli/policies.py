@@ -15,7 +15,7 @@ from marless.cli.completion import job_ids
 from marless.cli.options import RUNS, Output, OutputOption, RunsOption, positive, whole
 from marless.cli.output import console, data, say, show_object
 from marless.cli.working import Working
-from marless.errors import SpecError, UnavailableError
+from marless.errors import SpecError, UnavailableError, denied
 
 if TYPE_CHECKING:
     from marless.policies.evaluation import Evaluation, Score
@@ -127,7 +127,7 @@ def _disk() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UnavailableError(f"{error.filename}: {error.strerror}") from None
+        raise UnavailableError(denied(error)) from None
 
 
 def _fields(played: Evaluation, before: Returns | None) -> dict[str, object]:

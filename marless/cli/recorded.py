@@ -13,7 +13,7 @@ from marless import shadow
 from marless.cli.completion import job_ids
 from marless.cli.options import Connection
 from marless.cli.output import say
-from marless.errors import CorruptError, NotFoundError, UnavailableError
+from marless.errors import CorruptError, NotFoundError, UnavailableError, denied
 from marless.record import Returns, RoundRecord, from_json
 from marless.round_file import read
 
@@ -82,7 +82,7 @@ def from_folder(folder: Path, *, records: bool = True) -> Recorded:
     try:
         spec, status = ((folder / name).read_text(encoding="utf-8") for name in ("spec.yaml", "job.json"))
     except OSError as error:
-        raise UnavailableError(f"{error.filename}: {error.strerror}; the run folder is incomplete") from None
+        raise UnavailableError(f"{denied(error)}; the run folder is incomplete") from None
     return _recorded(str(folder), spec, status, known)
 
 

@@ -18,7 +18,7 @@ from typing import IO
 from marless import private_files
 from marless.cli.service_process import Starter
 from marless.cli.supervision import SERVING, Endpoint, Log, Patience, SupervisedService, arguments, statuses
-from marless.errors import JobStateError, UnavailableError
+from marless.errors import JobStateError, UnavailableError, denied
 from marless.private_files import Claim, UntrustedPathError
 from marless.rpc.addresses import advertised
 from marless.rpc.security import SECRET_VARIABLES, Security
@@ -130,7 +130,7 @@ class LocalStack:
                 await self._start(name)
         except OSError as error:
             await self._stop_all()
-            raise UnavailableError(f"{error.filename}: {error.strerror}; the services cannot be started") from None
+            raise UnavailableError(f"{denied(error)}; the services cannot be started") from None
         except BaseException:
             await self._stop_all()
             raise
@@ -153,7 +153,7 @@ class LocalStack:
         try:
             return UnavailableError(next(iter(done)).result())
         except OSError as error:
-            return UnavailableError(f"{error.filename}: {error.strerror}; a service cannot be started again")
+            return UnavailableError(f"{denied(error)}; a service cannot be started again")
 
     async def _start(self, name: str) -> None:
         service = SupervisedService(
@@ -218,7 +218,7 @@ class LocalStack:
             claim = Claim.make(self._sockets)
         except UntrustedPathError as error:
             raise UnavailableError(
-                f"{error.filename}: {error.strerror}; set TMPDIR to a directory of yours, for the services' sockets"
+                f"{denied(error)}; set TMPDIR to a directory of yours, for the services' sockets"
             ) from None
         self._held.callback(claim.drop)
         self._claimed = claim.lock

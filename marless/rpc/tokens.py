@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from marless.errors import SpecError, shown
+from marless.errors import SpecError, denied, shown
 from marless.rpc.roles import Role
 
 LOOK_S = 1.0
@@ -122,7 +122,7 @@ def create(directory: Path) -> None:
             if not (directory / role).exists():
                 _write(directory / role, [_new()])
     except OSError as error:
-        raise SpecError(f"{error.filename}: {error.strerror}") from None
+        raise SpecError(denied(error)) from None
 
 
 def rotate(directory: Path, role: Role) -> None:
@@ -142,7 +142,7 @@ def _replace(directory: Path, role: Role, change: Callable[[tuple[str, ...]], li
         _write(partial, change(_of_file(path)))
         partial.replace(path)
     except OSError as error:
-        raise SpecError(f"{error.filename}: {error.strerror}") from None
+        raise SpecError(denied(error)) from None
 
 
 def _new() -> str:

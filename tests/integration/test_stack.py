@@ -1,6 +1,7 @@
 """The four services as one stack: started again when they die, given up when that does not help, never left behind."""
 
 import asyncio
+import errno
 import fcntl
 import os
 import signal
@@ -12,6 +13,7 @@ import pytest
 
 from marless import private_files
 from marless.cli import supervision
+from marless.cli.service_process import Start, Starter
 from marless.cli.stack import SERVICES, SOCKET_PATH_BYTES, LocalStack, StackOptions, owner_of, socket_directory
 from marless.cli.supervision import Log, Patience
 from marless.errors import JobStateError, UnavailableError
@@ -202,6 +204,15 @@ async def test_a_directory_that_cannot_be_made_is_named(tmp_path):
     with pytest.raises(UnavailableError, match="file/logs: Not a directory; the services cannot be started"):
         async with LocalStack(runs=tmp_path, logs=tmp_path / "file" / "logs", data=tmp_path / "store"):
             pass
+
+
+async def test_a_machine_without_descriptors_is_named(stack, monkeypatch):
+    async def start(_starter: Starter, _start: Start) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(Starter, "start", start)
+    with pytest.raises(UnavailableError, match=r"^Too many open files; the services cannot be started$"):
+        await stack.__aenter__()
 
 
 @pytest.mark.parametrize("depth", [0, 5, 50])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -118,6 +119,9 @@ class Template:
                 raise TemplateEndedError
             if (pid := int(said)) < 0:
                 raise OSError(-pid, os.strerror(-pid))
+            if not received:
+                _kill(pid)  # nobody could observe it
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             return Forked(pid, received[0], reports)
         except BaseException as error:
             reports.close()
@@ -161,6 +165,12 @@ async def _readable(descriptor: int) -> None:
         await readable.wait()
     finally:
         loop.remove_reader(descriptor)
+
+
+def _kill(pid: int) -> None:
+    """Kill a process that its template waits for."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 def how(code: int) -> str:

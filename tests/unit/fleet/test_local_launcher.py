@@ -150,3 +150,21 @@ async def test_a_machine_that_has_no_room_for_a_process_refuses(tmp_path, monkey
     assert launch == Launch(Outcome.REFUSED, "cannot start worker one: Resource temporarily unavailable")
     full._orders.close()
     full.loop.join()
+
+
+async def test_a_pool_without_descriptors_refuses_and_leaves_no_process(launcher, tmp_path, monkeypatch):
+    found = await launched(launcher, tmp_path, "one")
+    real, forked = socket.recv_fds, []
+
+    def without_room(*arguments: object) -> object:
+        said, received, *rest = real(*arguments)
+        forked.append(psutil.Process(int(said)))
+        for descriptor in received:
+            os.close(descriptor)
+        return said, [], *rest
+
+    monkeypatch.setattr(socket, "recv_fds", without_room)
+    [launch] = await launcher.launch([Order("two", "ticket")])
+    assert launch == Launch(Outcome.REFUSED, "cannot start worker two: Too many open files")
+    assert forked[0].ppid() == process_of(found).ppid()
+    forked[0].wait(PATIENCE_S)
