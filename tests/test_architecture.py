@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,13 +16,21 @@ OUTER_ROOMS = ("marless.rpc", "marless.fleet", "marless.cli", "marless.client")
 LONGEST_FUNCTION, LONGEST_FILE = 60, 600
 
 
+@pytest.fixture(scope="module")
 def sources() -> dict[str, str]:
     paths = [path for top in ("marless", "services") for path in (ROOT / top).rglob("*.py")]
     return {".".join(path.relative_to(ROOT).with_suffix("").parts): path.read_text() for path in paths}
 
 
+@cache
+def statements(source: str) -> list[ast.stmt]:
+    """Those that import or define, wherever they stand."""
+    kinds = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef)
+    return [node for node in ast.walk(ast.parse(source)) if isinstance(node, kinds)]
+
+
 def imports(source: str) -> Iterator[str]:
-    for node in ast.walk(ast.parse(source)):
+    for node in statements(source):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -65,7 +74,7 @@ def too_long(tree: dict[str, str]) -> list[str]:
         lines = source.count("\n")
         if lines > LONGEST_FILE:
             found.append(f"{module}: {lines} lines")
-        for node in ast.walk(ast.parse(source)):
+        for node in statements(source):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 length = (node.end_lineno or 0) - node.lineno + 1
                 if length > LONGEST_FUNCTION:
@@ -73,12 +82,12 @@ def too_long(tree: dict[str, str]) -> list[str]:
     return found
 
 
-def test_arrows_point_inward():
-    assert wrong_arrows(sources()) == []
+def test_arrows_point_inward(sources):
+    assert wrong_arrows(sources) == []
 
 
-def test_nothing_is_long():
-    assert too_long(sources()) == []
+def test_nothing_is_long(sources):
+    assert too_long(sources) == []
 
 
 @pytest.mark.parametrize(
@@ -103,33 +112,53 @@ def test_the_gate_sees_a_long_function():
 
 
 PROCESSES = (
+    "services.actor_pool.worker",  # first, as one that has nothing from the others
     "services.coordinator.__main__",
     "services.actor_pool.__main__",
-    "services.actor_pool.worker",
     "services.learner_pool.__main__",
     "services.param_store.__main__",
     "marless.cli.main",
 )
 
 
-def loaded_by(module: str) -> set[str]:
-    """Top-level packages in memory after a fresh interpreter has imported `module`."""
-    program = f"import {module}, sys; print(*{{name.partition('.')[0] for name in sys.modules}})"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
-    return set(done.stdout.split())
+WITHOUT_TORCH = """
+import importlib, sys
+known = set(sys.modules)
+for module in sys.argv[1:]:
+    importlib.import_module(module)
+    print(module, *{name.partition(".")[0] for name in set(sys.modules) - known})
+    known |= set(sys.modules)
+"""
+
+
+def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", program, *arguments]
+    return subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
+
+
+def loaded_by(*modules: str) -> dict[str, set[str]]:
+    """Top-level packages that each module adds to a fresh interpreter, which imports one after the other."""
+    done = run(WITHOUT_TORCH, *modules)
+    assert done.returncode == 0, done.stderr
+    return {module: set(packages) for module, *packages in map(str.split, done.stdout.splitlines())}
+
+
+@pytest.fixture(scope="module")
+def loaded() -> dict[str, set[str]]:
+    return loaded_by(*PROCESSES)
 
 
 @pytest.mark.parametrize("module", PROCESSES)
-def test_starts_without_torch(module):
-    loaded = loaded_by(module)
-    assert "rich" not in loaded  # see marless/log.py
-    assert not loaded & {"torch", "matplotlib", "pettingzoo", "mpe2", "tensorboard", "wandb", "mlflow"}
+def test_starts_without_torch(loaded, module):
+    assert "rich" not in loaded[module]  # see marless/log.py
+    assert not loaded[module] & {"torch", "matplotlib", "pettingzoo", "mpe2", "tensorboard", "wandb", "mlflow"}
 
 
-def test_actor_workers_start_light():
+def test_actor_workers_start_light(loaded):
     heavy = {"pydantic", "redis", "yaml", "typer", "safetensors.torch", "prometheus_client"}
-    assert not loaded_by("services.actor_pool.worker") & heavy
+    assert PROCESSES[0] == "services.actor_pool.worker" and not loaded[PROCESSES[0]] & heavy
 
 
 def test_the_learner_worker_is_where_torch_is():
-    assert "torch" in loaded_by("services.learner_pool.worker")
+    done = run("import sys; sys.modules['torch'] = None; import services.learner_pool.worker")
+    assert done.returncode and "import of torch halted" in done.stderr

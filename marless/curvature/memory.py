@@ -17,7 +17,7 @@ from marless.curvature.outputs import OutputObjective
 from marless.curvature.perceptron import HessianProduct
 from marless.nets.layout import Layout, NetLayout
 from marless.nets.stacked import Net
-from marless.nets.unrolled import outputs
+from marless.nets.unrolled import outputs, pulled_back
 
 Objective = Callable[[Tensor], OutputObjective]
 """Makes the objective from the outputs [P, K, M]."""
@@ -59,8 +59,8 @@ class MemoryProduct:
         at_output_PKM, _ = self._objective.gradient()
         self._tilt_PKM = torch.zeros_like(at_output_PKM).requires_grad_()
         """A zero added to u: the derivative of Jᵀ(u + tilt) · v with respect to tilt is J v."""
-        (self._gradient_PD,) = torch.autograd.grad(
-            self._output_PKM, self._flat_PD, at_output_PKM + self._tilt_PKM, create_graph=True
+        (self._gradient_PD,) = pulled_back(
+            at_output_PKM + self._tilt_PKM, self._output_PKM, self._flat_PD, create_graph=True
         )
 
     def __call__(self, direction_PD: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ class MemoryProduct:
         bent_PD, flow_PKM = torch.autograd.grad(along, (self._flat_PD, self._tilt_PKM), retain_graph=True)
         free = self._free
         at_output_PKM, at_free_PF = self._objective.product(flow_PKM, direction_PD[:, -free:] if free else None)
-        (through_PD,) = torch.autograd.grad(self._output_PKM, self._flat_PD, at_output_PKM, retain_graph=True)
+        (through_PD,) = pulled_back(at_output_PKM, self._output_PKM, self._flat_PD, retain_graph=True)
         product_PD = bent_PD + through_PD
         if at_free_PF is not None:
             product_PD[:, -free:] = at_free_PF

@@ -44,13 +44,13 @@ class Unrolled:
 
     def backward(self, d_output_PKM: Tensor) -> None:
         """See `Net`. It can be called once after each `forward`, whose graph is freed."""
-        (gradient_PD,) = torch.autograd.grad(self._output_PKM, self._leaf_PD, d_output_PKM)
+        (gradient_PD,) = pulled_back(d_output_PKM, self._output_PKM, self._leaf_PD)
         written = self.layout.size - self.layout.free
         self.gradient_PD[:, :written] = gradient_PD[:, :written]
 
     def input_gradient(self, d_output_PKM: Tensor, rows_PR: Tensor) -> Tensor:
         """See `marless.nets.stacked.FeedForward`."""
-        (gradient_PIM,) = torch.autograd.grad(self._output_PKM, self._input_PIM, d_output_PKM)
+        (gradient_PIM,) = pulled_back(d_output_PKM, self._output_PKM, self._input_PIM)
         return gradient_PIM.gather(1, rows_PR.unsqueeze(2).expand(-1, -1, gradient_PIM.shape[2]))
 
     def evaluate(self, input_PIS: Tensor, resets: Tensor | None = None) -> Tensor:
@@ -92,6 +92,18 @@ def outputs(
         output_PKB, memory_PHB = kind.step(ops, layers, x_PIB, kept_PHB)
         found.append(_tensor(output_PKB))
     return torch.cat(found, dim=2)
+
+
+def pulled_back(
+    at_output: Tensor, output: Tensor, leaf: Tensor, *, create_graph: bool = False, retain_graph: bool | None = None
+) -> tuple[Tensor, ...]:
+    """The product of `at_output`, of the shape of `output`, with the Jacobian of `output` by `leaf`.
+
+    As `torch.autograd.grad(output, leaf, at_output)`, bit for bit. That imports sympy to compare two shapes: a second
+    in every process that calls it.
+    """
+    along = (output * at_output).sum()
+    return torch.autograd.grad(along, leaf, create_graph=create_graph, retain_graph=retain_graph)
 
 
 def torch_ops(activation: str) -> Ops:

@@ -19,7 +19,7 @@ from marless.learners.ddpg.actor_critics import Actors, descent
 from marless.learners.ddpg.critic_inputs import replaced
 from marless.learners.ddpg.views import View
 from marless.nets.bank import Row
-from marless.nets.unrolled import outputs
+from marless.nets.unrolled import outputs, pulled_back
 
 _VIEW = "view."
 
@@ -41,7 +41,7 @@ class ActionValue:
 
     def product(self, flow_PKM: Tensor, free_flow_PF: Tensor | None) -> tuple[Tensor, None]:
         """See `OutputObjective`."""
-        (product,) = torch.autograd.grad(self._gradient_RAM, self._output_RAM, flow_PKM, retain_graph=True)
+        (product,) = pulled_back(flow_PKM, self._gradient_RAM, self._output_RAM, retain_graph=True)
         return product, None
 
 
