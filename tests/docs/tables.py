@@ -54,6 +54,7 @@ _RECORD = "marless train examples/spread6.yaml --set actors.count=16 --set actor
 
 TREATMENTS: Mapping[str, Treatment] = {
     "README.md": Treatment(shortened={"--job spread": "--job spread --if-exists replace"}),
+    "docs/extending/net.md": Treatment(slow=True),  # as docs/extending/algorithm.md; tests/unit/nets runs its test
     "docs/policies.md": Treatment(before=(_SPREAD,), shortened={"--episodes 1000": "--episodes 10"}),
     "docs/client.md": Treatment(before=_EMPTY, shortened={"stop.rounds=40": "stop.rounds=2"}),
     "docs/tour.md": Treatment(

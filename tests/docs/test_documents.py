@@ -38,11 +38,11 @@ def of_kind(*kinds: str) -> list[Block]:
     return [block for page in PAGES for block in blocks(page, *kinds)]
 
 
-LAST = "docs/operating.md"
-"""Leaves a stack that was killed, and a job that goes on at the next `marless up`."""
+LAST = ("README.md", "docs/operating.md")
+"""One ends the stack that others share; one leaves a stack that was killed, and a job that goes on at the next `up`."""
 TYPED = sorted(
     {block.page for block in of_kind("sh", "console") if to_run(block) and not treatment(block.page).containers},
-    key=lambda page: (page == LAST, PAGES.index(page)),
+    key=lambda page: (page in LAST, PAGES.index(page)),
 )
 
 

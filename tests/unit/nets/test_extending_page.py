@@ -1,4 +1,6 @@
-"""The page on adding a net does what it says; tests/docs runs its test, and trains a job with it."""
+"""The page on adding a net does what it says; `make test-slow` trains a job with it."""
+
+import runpy
 
 from marless import spec
 from marless.job import prepare
@@ -11,3 +13,7 @@ def test_a_job_finds_it_by_its_entry_point(package):
     job = prepare(spec.load(package / "job.yaml"))
     assert job.spec.model.kind == "residual"
     assert type(kind_of("residual")).__name__ == "Residual"
+
+
+def test_it_passes_the_test_that_the_page_shows(package):
+    runpy.run_path(f"{package}/tests/test_residual.py")["test_it_keeps_the_contract"]()
