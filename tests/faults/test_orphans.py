@@ -10,11 +10,12 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
 import pytest
+import pytest_asyncio
 
 from marless.client import AsyncClient
 from marless.errors import MarlessError
@@ -153,7 +154,11 @@ async def started(kind: type[Pool], place: Path, *options: str, workers: int = 1
         stderr=asyncio.subprocess.DEVNULL,
         env=os.environ | {"PYTHONPATH": str(WITNESS)},
     )
-    return kind(process, Peer(address, Security()), f"{10**9 + secrets.randbelow(10**9)}")
+    return kind(process, Peer(address, Security()), new_name())
+
+
+def new_name() -> str:
+    return f"{10**9 + secrets.randbelow(10**9)}"
 
 
 @pytest.fixture
@@ -163,7 +168,18 @@ async def pool(tmp_path) -> AsyncIterator[Actors]:
     await pool.end()
 
 
-async def test_nothing_is_left_of_a_worker_however_it_ends(pool):
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def kept(tmp_path_factory) -> AsyncIterator[Actors]:
+    """A pool that outlives what tests do to its workers."""
+    pool = await started(Actors, tmp_path_factory.mktemp("kept"))
+    yield pool
+    await pool.end()
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_nothing_is_left_of_a_worker_however_it_ends(kept):
+    pool = kept
+
     async def killed() -> None:
         os.kill(await pool.worker(), signal.SIGKILL)
 
@@ -197,7 +213,7 @@ async def test_nothing_is_left_of_a_learner_worker_however_it_ends(tmp_path, how
         await pool.end()
 
 
-@pytest.mark.parametrize("how", ["SIGTERM", "SIGKILL", "its command is killed"])
+@pytest.mark.parametrize("how", [pytest.param("SIGTERM", marks=pytest.mark.slow), "SIGKILL", "its command is killed"])
 async def test_nothing_is_left_of_a_pool_however_it_ends(pool, how):
     await pool.play()
     worker = psutil.Process(await pool.worker())
@@ -236,7 +252,7 @@ async def test_nothing_is_left_once_another_pool_has_started(pool, tmp_path):
         await following.end()
 
 
-@pytest.mark.parametrize("how", ["sleeping", "locked"])
+@pytest.mark.parametrize("how", [pytest.param("sleeping", marks=pytest.mark.slow), "locked"])
 async def test_a_worker_started_by_hand_ends_by_itself_if_it_hangs_and_its_pool_is_gone(tmp_path, how):
     """It says where it hung. What its environment had started ends with the next worker on the machine."""
     tokens.made(tmp_path / "tokens")
@@ -280,8 +296,10 @@ async def by_hand(place: Path) -> asyncio.subprocess.Process:
 
 
 @pytest.mark.parametrize("how", ["SIGTERM", pytest.param("SIGKILL", marks=pytest.mark.slow)])
-async def test_nothing_is_left_of_what_a_coordinator_has_looked_at(pool, tmp_path, how):
+@pytest.mark.asyncio(loop_scope="module")
+async def test_nothing_is_left_of_what_a_coordinator_has_looked_at(kept, tmp_path, how):
     """It makes an environment to know its spaces. Killed, it leaves that to the next one."""
+    pool = replace(kept, name=new_name())
     spec = {
         "env": {"name": "brood", "options": {"name": pool.name, "early": True}},
         "algorithm": "ippo",
@@ -318,7 +336,9 @@ async def coordinator(place: Path) -> tuple[asyncio.subprocess.Process, str]:
     return process, address
 
 
-async def test_what_others_have_started_stays(pool):
+@pytest.mark.asyncio(loop_scope="module")
+async def test_what_others_have_started_stays(kept):
+    pool = replace(kept, name=new_name())
     await pool.play()
     others = await asyncio.create_subprocess_exec("sleep", pool.name, start_new_session=True)
     os.kill(await pool.worker(), signal.SIGKILL)

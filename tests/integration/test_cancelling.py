@@ -41,6 +41,7 @@ def waiting(hold: Path, *, hangs: bool = False, **changes: object) -> dict[str, 
     return {
         "env": {"name": "waiting", "options": options},
         "actors": {"count": ACTORS, "envs": 2, "steps": 500},
+        "stop": {"rounds": 2},
     } | changes
 
 
@@ -203,8 +204,7 @@ async def test_a_cancelled_job_ends_within_seconds_of_the_present_step(cluster, 
 
 
 async def test_a_round_whose_evaluation_is_abandoned_is_recorded_without_it(cluster, hold, tmp_path, monkeypatch):
-    given = spec(**waiting(hold) | {"stop": {"rounds": 2}})
-    folder, real = created(tmp_path / "unevaluated", given), Pools.evaluate
+    folder, real = created(tmp_path / "unevaluated", spec(**waiting(hold))), Pools.evaluate
     run = ready(folder, cluster.pools)
 
     async def evaluate(pools: Pools, *args: object, **options: object) -> object:

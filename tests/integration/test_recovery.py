@@ -86,21 +86,31 @@ async def test_an_undisturbed_run_repeats_nothing(cluster, undisturbed, tmp_path
 # The coordinator
 
 
-@pytest.mark.parametrize("moment", ["before", "after"])
+def again(*where: object) -> object:
+    """A kill where nothing has been written since another one."""
+    return pytest.param(*where, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
-    ("place", "passes"),
+    ("place", "passes", "moment"),
     [
-        ("take_over", 1),
-        ("epoch", 1),
-        ("status", 1),
-        ("pending", 1),
-        ("record", 1),
-        ("checkpoint", 1),
-        ("drop", 1),
-        ("status", 2),
-        ("status", 3),
+        ("take_over", 1, "before"),
+        ("take_over", 1, "after"),
+        again("epoch", 1, "before"),
+        ("epoch", 1, "after"),
+        again("status", 1, "before"),
+        ("status", 1, "after"),
+        ("pending", 1, "before"),
+        ("pending", 1, "after"),
+        ("record", 1, "before"),
+        ("record", 1, "after"),
+        again("checkpoint", 1, "before"),
+        ("checkpoint", 1, "after"),
+        ("drop", 1, "before"),
+        ("drop", 1, "after"),
+        *(("status", passes, moment) for passes in (2, 3) for moment in ("before", "after")),
         # As in the first round, and in every round below.
-        *(pytest.param(place, 3, marks=pytest.mark.slow) for place in ("pending", "record", "checkpoint")),
+        *(again(place, 3, when) for place in ("pending", "record", "checkpoint") for when in ("before", "after")),
     ],
 )
 async def test_a_coordinator_that_is_killed_is_continued(
@@ -262,8 +272,17 @@ async def test_without_any_checkpoint_that_can_be_read_nothing_is_thrown_away(cl
     assert len(list(folder.records())) == 2
 
 
-@pytest.mark.parametrize("place", ["drop", "restore", "cut"])
-@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize(
+    ("place", "moment"),
+    [
+        ("drop", "before"),
+        ("drop", "after"),
+        again("restore", "before"),
+        ("restore", "after"),
+        again("cut", "before"),
+        ("cut", "after"),
+    ],
+)
 async def test_the_restoring_of_a_checkpoint_may_be_interrupted(
     cluster, undisturbed, tmp_path, after, kill_at, place, moment
 ):

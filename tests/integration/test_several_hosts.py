@@ -38,6 +38,7 @@ async def final_state(peer: Peer) -> coordinator_pb2.Job:
     return events[-1].state
 
 
+@pytest.mark.slow  # tests/security/test_secrets.py runs another, with workers that have a certificate of their own
 async def test_a_job_runs_over_tls_with_tokens(tmp_path, tls):
     async with running_hosts(tmp_path, tls) as hosts:
         peer = Peer(hosts.address("coordinator"), tokens.client(Role.CLIENT, tls_ca=tls["ca.pem"]))

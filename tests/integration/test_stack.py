@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import pytest_asyncio
 
 from marless import private_files
 from marless.cli import supervision
@@ -21,6 +22,7 @@ from marless.private_files import Claim
 from marless.rpc.security import SECRET_VARIABLES
 
 SERVES_S = 30.0
+CANARIES = dict.fromkeys(sorted(set(SECRET_VARIABLES) - {"MARLESS_REDIS_URL"}), "canary")
 
 
 @pytest.fixture
@@ -33,6 +35,17 @@ def stack(tmp_path, monkeypatch, options) -> LocalStack:
     monkeypatch.setenv("MARLESS_SPOOL", str(tmp_path))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     return LocalStack(runs=tmp_path / "runs", logs=tmp_path / "logs", data=tmp_path / "store", options=options)
+
+
+@pytest.fixture(autouse=True)
+def without_workers(monkeypatch):
+    """What is tested of the services is as true of those that have started no worker yet."""
+    monkeypatch.setenv("MARLESS_WARM_WORKERS", "0")
+
+
+@pytest.fixture
+def with_actors(stack):
+    stack._options.environment["actor_pool"] = {"MARLESS_WARM_WORKERS": "1"}
 
 
 @pytest.fixture
@@ -128,7 +141,7 @@ async def test_a_service_that_cannot_start_is_given_up_at_once(stack, tmp_path):
 
 
 @pytest.mark.parametrize("variable", ["MARLESS_FAILPOINT", "SEEN_ONCE"])
-async def test_variables_can_be_set_for_one_start(up, stack, variable):
+async def test_variables_can_be_set_for_one_start(with_actors, up, stack, variable):
     stack.prepare("actor_pool", **{variable: "actor.carry.before"})
     seen = []
     for _ in range(2):
@@ -137,20 +150,14 @@ async def test_variables_can_be_set_for_one_start(up, stack, variable):
     assert seen == ["actor.carry.before", None]
 
 
-async def template_of_workers(stack: LocalStack) -> psutil.Process:
-    """What the actor pool forks workers from; it has the pool's environment."""
+async def template_of_workers(stack: LocalStack, pool: str = "actor_pool") -> psutil.Process:
+    """What a pool forks workers from; it has the pool's environment."""
     async with asyncio.timeout(SERVES_S):
         while True:
-            for each in psutil.Process(stack.pid("actor_pool")).children():
-                if "--module=services.actor_pool.worker" in each.cmdline():
+            for each in psutil.Process(stack.pid(pool)).children():
+                if f"--module=services.{pool}.worker" in each.cmdline():
                     return each
             await asyncio.sleep(0.02)
-
-
-async def test_two_stacks_never_share_a_directory(up, stack, tmp_path):
-    with pytest.raises(JobStateError, match=f"in use by the services of process {os.getpid()}"):
-        async with LocalStack(runs=tmp_path, logs=tmp_path / "other", data=stack._data):
-            pass
 
 
 async def test_a_stack_waits_for_what_a_killed_one_left(stack, tmp_path):
@@ -162,15 +169,43 @@ async def test_a_stack_waits_for_what_a_killed_one_left(stack, tmp_path):
         assert left.returncode == 0
 
 
-async def test_each_service_holds_the_lease_and_nothing_that_it_starts(up, stack):
-    services = {stack.pid(name) for name in SERVICES}
-    lease = str(stack._data / "services")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def whole(tmp_path_factory) -> AsyncIterator[LocalStack]:
+    """A stack with templates of both kinds of workers, for tests that only look at it."""
+    place = tmp_path_factory.mktemp("whole")
+    others = family()  # the Redis that tests share
+    with pytest.MonkeyPatch.context() as patched:
+        for name, value in (*CANARIES.items(), ("MARLESS_SPOOL", f"{place}"), ("OMP_NUM_THREADS", "1")):
+            patched.setenv(name, value)
+        stack = LocalStack(runs=place / "runs", logs=place / "logs", data=place / "store")
+        async with stack:
+            async with asyncio.timeout(SERVES_S):
+                await stack.serving()
+            for pool in ("actor_pool", "learner_pool"):
+                await template_of_workers(stack, pool)
+            yield stack
+    _, alive = psutil.wait_procs([process for process in family() if process not in others], timeout=SERVES_S)
+    assert alive == []
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_two_stacks_never_share_a_directory(whole, tmp_path):
+    with pytest.raises(JobStateError, match=f"in use by the services of process {os.getpid()}"):
+        async with LocalStack(runs=tmp_path, logs=tmp_path / "other", data=whole._data):
+            pass
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_each_service_holds_the_lease_and_nothing_that_it_starts(whole):
+    services = {whole.pid(name) for name in SERVICES}
+    lease = str(whole._data / "services")
     holders = {each.pid for each in family() if lease in {file.path for file in each.open_files()}}
     assert holders == services
 
 
-async def test_secrets_stay_off_private_sockets(up, stack):
-    services = {stack.pid(name) for name in SERVICES}
+@pytest.mark.asyncio(loop_scope="module")
+async def test_secrets_stay_off_private_sockets(whole):
+    services = {whole.pid(name) for name in SERVICES}
     everything = [each for each in family() if each.name().startswith("python")]
     assert services < {each.pid for each in everything}
     for process in everything:
@@ -195,8 +230,8 @@ async def test_each_service_gets_the_secrets_that_it_needs_and_no_others(tmp_pat
 
 @pytest.fixture(autouse=True)
 def token(monkeypatch):
-    for name in set(SECRET_VARIABLES) - {"MARLESS_REDIS_URL"}:
-        monkeypatch.setenv(name, "canary")
+    for name, value in CANARIES.items():
+        monkeypatch.setenv(name, value)
 
 
 async def test_a_directory_that_cannot_be_made_is_named(tmp_path):
