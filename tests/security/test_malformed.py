@@ -98,7 +98,7 @@ async def attack_all(folder: Path, redis_url: str, count: int) -> None:
 
 
 async def test_malformed_requests_are_refused_by_every_rpc(tmp_path, redis_url, no_workers):
-    await attack_all(tmp_path, redis_url, 40)
+    await attack_all(tmp_path, redis_url, 120)
 
 
 @pytest.mark.slow
