@@ -15,7 +15,7 @@ TOOLS := .venv/security/bin
 # Tests start hundreds of Python processes, which start faster from bytecode.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: train test test-slow test-gpu test-hosts test-slurm test-containers faults security fuzz check format protos lock audit sbom
+.PHONY: train test test-slow test-gpu test-hosts test-slurm test-containers test-kubernetes faults security fuzz check format protos lock audit sbom
 .PHONY: bench bench-algorithms bench-environments bench-peers clean
 
 train: .venv/.train
@@ -45,6 +45,10 @@ test-slurm: .venv/.dev
 # MARLESS_PYTHON names another base image.
 test-containers: .venv/.dev
 	$(BIN)/python -m pytest -m containers tests/containers -rs
+
+# The manifests of deploy/kubernetes/ against the schemas of Kubernetes; needs no cluster.
+test-kubernetes: .venv/.kubernetes
+	.venv/kubernetes/bin/python -m tests.kubernetes_schemas
 
 # Kills, pauses, cuts and fills everything at full size (about 50 minutes on 2 cores); writes the table of docs/faults.md.
 faults: .venv/.dev
@@ -144,4 +148,9 @@ clean:
 .venv/.security: requirements/security.txt | .venv/bin/python
 	$(BIN)/python -m venv .venv/security
 	$(TOOLS)/python $(LOCKED) -r requirements/security.txt
+	@touch $@
+
+.venv/.kubernetes: requirements/kubernetes.txt | .venv/bin/python
+	$(BIN)/python -m venv .venv/kubernetes
+	.venv/kubernetes/bin/python $(LOCKED) -r requirements/kubernetes.txt
 	@touch $@

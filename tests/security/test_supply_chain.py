@@ -65,9 +65,7 @@ def own_pins(*locks: str) -> list[Pin]:
 
 def wanted_and_locked(tables: dict) -> list[tuple[list[Requirement], list[Pin]]]:
     """Each set of requirements that something installs, with the pins of its locks."""
-    groups = {
-        name: [Requirement(text) for text in [*tables["dependency-groups"][name]]] for name in ("fuzz", "security")
-    }
+    groups = {name: [Requirement(text) for text in texts] for name, texts in tables["dependency-groups"].items()}
     build = [Requirement(text) for text in tables["build-system"]["requires"]]
     names = list(OWN)
     return [
