@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from marless.cli.options import Output
+from marless.errors import some_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from marless.client import Job, LogLine
 
 _UNBOUNDED_COLUMNS = 10_000
+_WAITING = ("waits for ", "tries again: ")
+"""How the reasons of jobs begin that do not go on at the moment."""
 _NO_TEXT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """Control characters except line feeds and tabs: names from files or services must not control the terminal."""
 
@@ -63,12 +66,15 @@ def flush() -> None:
 
 
 def show_jobs(jobs: Sequence[Job], output: Output) -> None:
-    """Print a list of jobs."""
+    """Print a list of jobs, and to standard error what the waiting ones wait for."""
     if output is Output.table:
         from marless.cli.job_table import job_table
 
         shown = console()
         shown.print(job_table(jobs, shown.width))
+        waiting = [job for job in jobs if not job.state.ended and job.reason.startswith(_WAITING)]
+        for reason in dict.fromkeys(job.reason for job in waiting):
+            say(f"{some_of([job.job for job in waiting if job.reason == reason])}: {reason}")
     else:
         show_objects([(job.job, job_fields(job)) for job in jobs], output)
 

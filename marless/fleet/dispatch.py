@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 
 import grpc
 
-from marless.errors import OverloadedError, UnavailableError, UnreachableError
+from marless.errors import MarlessError, OverloadedError, UnavailableError, UnreachableError
 from marless.fleet.attached import Send, Worker, WorkerHungError, WorkerLostError, either, hello_of, listen
 from marless.fleet.fair_queue import FairQueue
 from marless.fleet.handover import Tickets
@@ -117,7 +117,8 @@ class Dispatcher:
         is available. `queued` was started when the caller began to wait; by default, it starts now. If the caller is
         cancelled, the task is cancelled in the background.
 
-        Raises OverloadedError if the queue is full; UnavailableError if no worker is available, if workers die or hang
+        Raises OverloadedError if the queue is full, or if no worker is connected and none can be launched now;
+        UnavailableError if no worker is available, if workers die or hang
         `max_attempts` times, or if the task exceeds its time limit `MAX_TIMEOUTS` times; and any domain error of the
         task itself.
         """
@@ -236,7 +237,7 @@ class Dispatcher:
             except grpc.aio.BaseError:
                 worker.lose()
 
-    def fail_waiting(self, reason: str, error: type[UnavailableError] = UnavailableError) -> None:
+    def fail_waiting(self, reason: str, error: type[MarlessError] = UnavailableError) -> None:
         """Fail every waiting task, because no worker is available."""
         while self._waiting:
             waiter = self._waiting.take()

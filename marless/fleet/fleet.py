@@ -30,7 +30,9 @@ class Fleet:
     """The life cycle of one pool's workers, from launch to exit; an async context manager.
 
     A worker that dies is replaced at once. If launches fail three times in a row before a worker connects, the
-    installation is considered broken: waiting tasks fail with the reason, and the next request tries again.
+    installation is considered broken: waiting tasks fail with the reason, and the next request tries again. If the
+    launcher refuses to start a worker and none is connected, waiting tasks fail with OverloadedError, so that their
+    jobs show what they wait for.
     """
 
     def __init__(
@@ -163,7 +165,7 @@ class Fleet:
                 if self._stopped:
                     raise UnreachableError(_STOPPING)
                 if refused.done():
-                    raise OverloadedError(f"no launch of workers in the {self._prefix} pool: {self._refusal}")
+                    raise OverloadedError(self._no_workers())
                 ended = (task for task in tasks.values() if task.done())
                 hint = self._refusal or (_SEE_LOG if self._limit else _NONE_STARTED)
                 late = f"no {self._prefix} worker connected within {connect_s:g} s; {hint}"
@@ -203,7 +205,12 @@ class Fleet:
         self._refused.set() if launch.outcome is Outcome.REFUSED else self._refused.clear()
         if launch.outcome in (Outcome.REFUSED, Outcome.UNKNOWN):
             _log.warning(f"worker.{launch.outcome.value}", worker=name, reason=launch.reason)
+        if launch.outcome is Outcome.REFUSED and not self._dispatcher.workers():
+            self._dispatcher.fail_waiting(self._no_workers(), OverloadedError)
         return launch
+
+    def _no_workers(self) -> str:
+        return f"no {self._prefix} workers: {self._refusal}"
 
     def _give_up(self, reason: str) -> str:
         self._given_up = True

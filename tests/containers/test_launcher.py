@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from structlog.testing import capture_logs
 
 from bench.cold_start import worker_start_s
 from marless.fleet import environment
@@ -23,10 +25,13 @@ from marless.fleet.launchers import containers, docker
 from marless.fleet.launchers.base import ACCEPTED, Order, Outcome, Program
 from marless.fleet.launchers.contract import check_launcher
 from marless.fleet.launchers.engine import DEFAULT, Engine
-from marless.rpc.v1.actor_pool_pb2 import ScaleRequest
+from marless.fleet.launchers.options import Choice
+from marless.rpc.v1.actor_pool_pb2 import ListWorkersRequest, ScaleRequest
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 from tests.containers.deployment import ROOT, Deployment, up
 from tests.containers.test_jobs import ROUNDS, disturbed, undisturbed, weights
+from tests.faults import scale_down
+from tests.faults.pools import RunningPools, running_pools, small_job
 
 __all__ = ["undisturbed"]
 
@@ -35,6 +40,7 @@ OPTIONS = {"network": "host", "user": "1000"}
 MODULE = "services.actor_pool.worker"
 PATIENCE_S = 30.0
 START_S = 2.0
+KILLED = 137
 
 
 def engine() -> Engine:
@@ -96,6 +102,51 @@ async def test_what_the_engine_refuses_is_told(options, said, tmp_path):
         pytest.skip("this engine makes missing sources of mounts, as podman's does")
     assert launch.outcome is Outcome.REFUSED
     assert said in launch.reason
+
+
+async def test_workers_that_leave_all_at_once_lose_nothing(tmp_path, record_property):
+    options = Choice("docker", OPTIONS | {"connect_s": "120"})
+    figures = await scale_down.at_once(tmp_path, options, workers=12, remaining=3, steps=4000, ports=True)
+    record_property("figures", figures)
+    assert (figures["left"], figures["lost"], figures["actors run again"]) == (9, 0, 0)
+
+
+async def test_a_worker_that_is_out_of_memory_costs_one_attempt_and_is_replaced(tmp_path):
+    """The kernel is told which process to end; then another one in the same container takes all of its memory."""
+    choice = Choice("docker", OPTIONS | {"memory": "300m"})
+    job = small_job(actors={"count": 2, "envs": 8, "steps": 4000})
+    with capture_logs() as logs:
+        async with running_pools(tmp_path, actor_workers=1, launcher=choice, ports=True) as running:
+            epoch, versions = await running.open("memory", job)
+            groups = job.sharing.decide(()).groups
+            sampling = asyncio.create_task(running.pools.train("memory", job, 0, 2, groups, versions, epoch=epoch))
+            [worker] = await busy(running)
+            await asyncio.to_thread(exhaust, worker)
+            rollout = await sampling
+    lost = [each for each in rollout.invocations if each.attempt < 2 and each.worker == worker and each.vcpu_s == 0]
+    assert len(rollout.invocations) == 3 and len(lost) == 1
+    [how] = [each["how"] for each in logs if each["event"] == "worker.ended"]
+    assert "out of memory" in how and "memory=300m" in how
+
+
+async def busy(running: RunningPools) -> list[str]:
+    """The names of the workers, once all of them run tasks."""
+    stub = ActorPoolServiceStub(running.operator.channel)
+    async with asyncio.timeout(4 * PATIENCE_S):
+        while True:
+            found = (await running.operator.call(stub.ListWorkers, ListWorkersRequest())).workers
+            if found and all(each.busy for each in found):
+                return [each.worker for each in found]
+            await asyncio.sleep(0.01)
+
+
+def exhaust(worker: str) -> None:
+    """Use all memory that the container of a worker may use."""
+    [found] = engine().labelled(f"{containers.WORKER}={worker}")
+    pid = engine()._client().inspect_container(found["Id"])["State"]["Pid"]
+    Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
+    hog = ["docker", "exec", found["Id"], "python", "-c", f"b'1' * {2**29}"]
+    assert subprocess.run(hog, capture_output=True, check=False).returncode == KILLED
 
 
 def test_nothing_is_left_of_a_killed_pool(tmp_path):

@@ -893,19 +893,38 @@ async def test_workers_that_are_asked_for_together_are_one_batch(pool, make, lau
     assert launcher.batches == [["actor-0", "actor-1", "actor-2"]]
 
 
-async def test_a_worker_that_there_is_no_room_for_is_ordered_again_and_tasks_wait(pool, make, launcher, monkeypatch):
+async def test_a_worker_that_there_is_no_room_for_is_ordered_again_and_jobs_are_told(pool, make, launcher, monkeypatch):
     monkeypatch.setattr("marless.fleet.fleet.REFUSED_S", 0.01)
     launcher.answer = Launch(Outcome.REFUSED, "no memory left")
     fleet = await make(limit=1)
     waiting = pool.submit("fast")
     async with asyncio.timeout(PATIENCE_S):
-        with pytest.raises(OverloadedError, match=r"no launch of workers in the actor pool: no memory left"):
-            await fleet.ensure(1)
-    assert not waiting.done()
+        for needed in (fleet.ensure(1), waiting):
+            with pytest.raises(OverloadedError, match=r"^no actor workers: no memory left$"):
+                await needed
     launcher.answer = ACCEPTED
     async with asyncio.timeout(PATIENCE_S):
-        assert (await waiting).payload == b"fast by actor-0"
+        await pool.dispatcher.any_connected()
+        assert (await pool.submit("fast")).payload == b"fast by actor-0"
     assert len(launcher.batches) > 1
+
+
+async def test_a_task_waits_for_a_worker_that_is_connected_though_there_is_no_room_for_more(
+    pool, make, launcher, monkeypatch
+):
+    monkeypatch.setattr("marless.fleet.fleet.REFUSED_S", 0.01)
+    fleet = await make(limit=2)
+    await fleet.ensure(1)
+    running, waiting = pool.submit("slow"), pool.submit("fast")
+    await pool.bench.until_started(1)
+    launcher.answer = Launch(Outcome.REFUSED, "no memory left")
+    fleet.expect(2)
+    async with asyncio.timeout(PATIENCE_S):
+        while len(launcher.batches) < 3:  # noqa: ASYNC110  # the launcher tells nobody
+            await asyncio.sleep(0.01)
+    pool.bench.go.set()
+    async with asyncio.timeout(PATIENCE_S):
+        assert [(await each).payload for each in (running, waiting)] == [b"slow by actor-0", b"fast by actor-0"]
 
 
 async def test_an_unknown_launch_is_waited_for_and_drained_before_the_next(pool, make, launcher):

@@ -21,6 +21,7 @@ import structlog
 
 from bench.harness import Row, machine, say, table
 from bench.report import insert
+from marless.fleet.launchers.options import LOCAL, Choice
 from tests.faults import (
     changing_groups,
     clocks,
@@ -275,12 +276,12 @@ CASES = (
     Case(
         id="R16",
         attack="the pool releases 97 of 100 workers at once, while they sample",
-        run=lambda _seed, place, _: scale_down.at_once(place, "local", workers=100, remaining=3),
+        run=lambda _seed, place, _: scale_down.at_once(place, LOCAL, workers=100, remaining=3),
     ),
     Case(
         id="R16",
         attack="97 of 100 workers that dialled in are killed at once, while they sample",
-        run=lambda _seed, place, _: scale_down.at_once(place, "external", workers=100, remaining=3),
+        run=lambda _seed, place, _: scale_down.at_once(place, Choice("external"), workers=100, remaining=3),
     ),
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -68,9 +69,12 @@ def small_job(**changes: object) -> Job:
 
 @asynccontextmanager
 async def running_pools(
-    place: Path, *, actor_workers: int, launcher: Choice = LOCAL, tokens: Tokens | None = None
+    place: Path, *, actor_workers: int, launcher: Choice = LOCAL, tokens: Tokens | None = None, ports: bool = False
 ) -> AsyncIterator[RunningPools]:
-    """Start everything; the learner pool has one worker. `tokens` are those of the actor pool, if it admits others."""
+    """Start everything; the learner pool has one worker. `tokens` are those of the actor pool, if it admits others.
+
+    With `ports`, services listen on ports of loopback, for workers of other users, and not on unix sockets.
+    """
     intakes: list[Intake] = []
 
     def intake(spool: Path, limit_bytes: int) -> Intake:
@@ -78,17 +82,20 @@ async def running_pools(
         return intakes[-1]
 
     def options(name: str) -> ServerOptions:
-        return ServerOptions(f"unix:{place}/{name}.sock", Security())
+        return ServerOptions(at(name), Security())
+
+    def at(name: str) -> str:
+        return "127.0.0.1:0" if ports else f"unix:{place}/{name}.sock"
 
     async with AsyncExitStack() as stack:
-        store = await stack.enter_async_context(StoreProcess(place))
+        store = await stack.enter_async_context(StoreProcess(place, address=_free_port() if ports else ""))
         learners = LearnerConfig(
             *(options("learners"), store.address),
             **{"workers": 1, "threads": 1, "warm": 1, "keep_alive_s": 600.0, "spool": place, "spool_bytes": 2**28},
         )
         stack.enter_context(mock.patch.object(learner_pool, "Intake", intake))
         sink = await stack.enter_async_context(serving(learners.server, lambda at: learner_pool.build(learners, at)))
-        own = ServerOptions(f"unix:{place}/actors.sock", _shown(tokens, Role.SERVICE))
+        own = ServerOptions(at("actors"), _shown(tokens, Role.SERVICE))
         workers = {"workers": actor_workers, "warm": min(1, actor_workers), "keep_alive_s": 600.0}
         actors = ActorConfig(own, store.address, **workers, launcher=launcher)
         actor_address = await stack.enter_async_context(serving(actors.server, lambda at: actor_pool.build(actors, at)))
@@ -113,3 +120,9 @@ async def running_pools(
 
 def _shown(tokens: Tokens | None, role: Role) -> Security:
     return Security(tokens.of(role), tokens=tokens) if tokens else Security()
+
+
+def _free_port() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{free.getsockname()[1]}"

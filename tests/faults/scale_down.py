@@ -52,17 +52,21 @@ async def run(seed: int, place: Path, *, times: int) -> dict[str, int]:
     return {"scale-downs": times, "accepted": counts.applied, "lost": 0, "actors run again": again}
 
 
-async def at_once(place: Path, launcher: str, *, workers: int, remaining: int) -> dict[str, int]:
+async def at_once(
+    place: Path, launcher: Choice, *, workers: int, remaining: int, steps: int = 50, ports: bool = False
+) -> dict[str, int]:
     """All workers but a few leave while they sample. The launcher's own are released by their pool, which waits for
     their tasks; workers that something else has started are killed. Raises AssertionError if a trajectory is lost.
+
+    `steps` are those of an actor: the round must take longer than its workers take to leave.
     """
-    external = launcher == "external"
+    external = launcher.name == "external"
     known = tokens.made(place / "tokens") if external else None
     actors = 2 * workers
-    job = small_job(actors={"count": actors, "envs": 8, "steps": 50})
+    job = small_job(actors={"count": actors, "envs": 8, "steps": steps})
     own = 0 if external else workers
     async with (
-        running_pools(place, actor_workers=own, launcher=Choice(launcher), tokens=known) as running,
+        running_pools(place, actor_workers=own, launcher=launcher, tokens=known, ports=ports) as running,
         _others(running, workers if external else 0) as others,
     ):
         await _connected(running, workers, own)

@@ -20,11 +20,13 @@ STOP_S = 30.0
 
 
 class StoreProcess:
-    """An async context manager; a store that ends is started again on the same socket and data."""
+    """An async context manager; a store that ends is started again on the same address and data."""
 
-    def __init__(self, place: Path, *, before: tuple[str, ...] = (), data: Path | None = None) -> None:
-        """`before`: a command that the store's own is handed to."""
-        self.address = f"unix:{place}/store.sock"
+    def __init__(
+        self, place: Path, *, before: tuple[str, ...] = (), data: Path | None = None, address: str = ""
+    ) -> None:
+        """`before`: a command that the store's own is handed to. `address`: by default a unix socket in `place`."""
+        self.address = address or f"unix:{place}/store.sock"
         self._data = data or place / "data"
         self._log = place / "store.log"
         self._command = (

@@ -2,6 +2,7 @@
 
 import pytest
 
+from marless.fleet.launchers.options import Choice
 from tests.faults import scale_down, uploads
 
 
@@ -21,6 +22,6 @@ async def test_workers_that_leave_while_they_sample_lose_nothing(tmp_path):
 @pytest.mark.parametrize("launcher", ["local", "external"])
 @pytest.mark.parametrize(("workers", "remaining"), [(12, 3), pytest.param(100, 3, marks=pytest.mark.slow)])
 async def test_workers_that_leave_all_at_once_lose_nothing(tmp_path, launcher, workers, remaining, record_property):
-    figures = await scale_down.at_once(tmp_path, launcher, workers=workers, remaining=remaining)
+    figures = await scale_down.at_once(tmp_path, Choice(launcher), workers=workers, remaining=remaining)
     record_property("figures", figures)
     assert (figures["left"], figures["lost"]) == (workers - remaining, 0)

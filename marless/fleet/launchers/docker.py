@@ -36,6 +36,8 @@ _RETRY_S = 0.5
 _HEADER_BYTES = 8
 """Of each frame of a container's output: its stream, three zeros, the length of what follows."""
 _CHUNK_BYTES = 2**16
+_KILLED = 137
+"""Exit code of a container whose process was ended by SIGKILL, as by the kernel for memory."""
 _log = structlog.get_logger("marless.workers")
 Result = TypeVar("Result")
 
@@ -179,13 +181,15 @@ class DockerLauncher:
         return _words(state, self._settings)
 
     async def _remove(self, worker: str) -> None:
-        """Remove its container; if the engine does not answer for long, it is left to `marless fleet reap`."""
+        """Remove its container. If there is no engine, or it does not answer for long, it is left: the next container
+        of this worker replaces it, and `close` or `marless fleet reap` removes it.
+        """
         name, give_up_s = self._name(worker), time.monotonic() + REMOVE_S
         while True:
             try:
                 return await self._call(partial(self._engine.remove, name))
             except EngineError as error:
-                if time.monotonic() > give_up_s:
+                if error.absent or time.monotonic() > give_up_s:
                     _log.error("container.left", container=name, reason=str(error), advice="marless fleet reap")
                     return None
             await asyncio.sleep(_RETRY_S)
@@ -266,6 +270,9 @@ class _Worker:
 def _words(state: State | None, settings: Settings) -> str:
     if state is None:
         return "its container is gone"
+    limit = f"memory={settings.memory_bytes // 2**20}m"
     if state.is_out_of_memory:
-        return f"killed for memory: it needs more than memory={settings.memory_bytes // 2**20}m"
+        return f"out of memory: it needs more than {limit}"
+    if state.exit_code == _KILLED:  # not every engine says why
+        return f"killed, perhaps because it was out of memory: it may use {limit}"
     return f"exit code {state.exit_code}"

@@ -22,12 +22,14 @@ Json = Mapping[str, Any]  # Any: as the engine has it
 class EngineError(UnavailableError):
     """A call failed; the message says which, on what, why, and what to do."""
 
-    def __init__(self, message: str, *, status: int = 0, lost: bool = False) -> None:
+    def __init__(self, message: str, *, status: int = 0, lost: bool = False, absent: bool = False) -> None:
         super().__init__(message)
         self.status = status
         """Status of the engine's answer; 0 if it gave none."""
         self.lost = lost
         """True if the engine may have done, or may still do, what it was asked."""
+        self.absent = absent
+        """True if there is no engine, or it may not be used."""
 
 
 @dataclass(frozen=True)
@@ -189,14 +191,16 @@ class Engine:
             who = f"user {os.getuid()} may not use the container engine at {self.url}"
             return EngineError(
                 f"{begin}: {who}; add the user to the group of its socket (`docker`), or set DOCKER_HOST to a "
-                "rootless engine"
+                "rootless engine",
+                absent=True,
             )
         if number == errno.EAGAIN:
             return EngineError(f"{begin}: the container engine at {self.url} is busy; it is asked again")
         if number in (errno.ENOENT, errno.ECONNREFUSED):
             return EngineError(
                 f"{begin}: no container engine answers at {self.url}; start it (`systemctl start docker`), or set "
-                "DOCKER_HOST to its address"
+                "DOCKER_HOST to its address",
+                absent=True,
             )
         late = any(isinstance(each, TimeoutError) or "timed out" in str(each) for each in _causes(error))
         why = f"no answer within {self._timeout_s:g} s" if late else f"the connection ended ({told(error)})"

@@ -217,6 +217,22 @@ def test_records_that_cannot_be_read_are_named(folder):
         draw(folder)
 
 
+def test_a_list_says_what_jobs_wait_for(capsys):
+    def job(name: str, reason: str, state: JobState = JobState.RUNNING) -> Job:
+        return Job(
+            job=name, state=state, reason=reason, env="mpe", algorithm="ippo", rounds=0, env_steps=0, resumes=0,
+            greedy_return=None, random_return=None, accepted_s=1.0, ended_s=None, run_dir="runs", summary=None,
+        )  # fmt: skip
+
+    engine = "waits for actor workers: cannot inspect image workers: no container engine answers; start it"
+    jobs = [job("a", engine), job("b", "training"), job("c", engine), job("d", engine, JobState.CANCELLED)]
+    output.show_jobs([*jobs, job("e", "waits for its turn: 4 jobs run", JobState.PENDING)], Output.table)
+    assert capsys.readouterr().err.splitlines() == [
+        f"marless: a, c: {engine}",
+        "marless: e: waits for its turn: 4 jobs run",
+    ]
+
+
 def test_what_an_environment_says_does_not_steer_the_terminal(capsys):
     said = "no display\x1b]0;mine\x07\x1b[2J\x9b31m"
     job = Job(

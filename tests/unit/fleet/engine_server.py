@@ -165,6 +165,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _serve(self, call: str, name: str) -> None:
         self.server.calls[call] += 1
         fault = self.server.faults[call].popleft() if self.server.faults[call] else None
+        fault = fault or (Fault() if self.server.closing.is_set() else None)  # connections outlive the server
         if fault and fault.is_done:
             getattr(self, f"_{call}")(name)
         if fault is None:

@@ -99,7 +99,7 @@ async def test_a_worker_that_needs_more_memory_than_its_limit_is_told(server, la
     container.is_out_of_memory = True
     container.process.kill()
     async with asyncio.timeout(PATIENCE_S):
-        assert await launcher.observe("one") == "killed for memory: it needs more than memory=2048m"
+        assert await launcher.observe("one") == "out of memory: it needs more than memory=2048m"
 
 
 async def test_workers_end_with_their_pool(server, launcher, tmp_path):
