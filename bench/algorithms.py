@@ -12,7 +12,9 @@ that add up all agents' rewards are left out if rewards compete.
 
 In competitive games the mean return over all agents is meaningless. The result is each side's greedy return against
 random opponents, minus that of a random policy in its place. Evaluation time counts for marless, but not for BenchMARL.
-Runs are made one at a time; BenchMARL's use one thread. With `--run-file`, an interrupted comparison goes on.
+Runs are made one at a time; BenchMARL's use one thread. With own settings it steps copies of mpe2, as its users do; in
+the comparisons of returns, marless's batched copies of the same games, which takes less time and changes no sample.
+With `--run-file`, an interrupted comparison goes on.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ from marless.comparison.statistics import Estimate, interquartile_mean
 TEAM_ONLY = ("vdn", "qmix")
 """Algorithms that maximise the sum of all rewards, which is meaningless if sides compete."""
 EVALUATION_ENV_STEPS = 8_000
-"""Env steps between greedy evaluations, for every algorithm and system."""
+"""Env steps between greedy evaluations with own settings, for every algorithm and system."""
 PEERS = ("benchmarl",)
 SETTINGS: Mapping[str, tuple[Rates | None, ...]] = {"own": (None,), "equal": (EQUAL,), "best": GRID}
 
@@ -60,6 +62,11 @@ def target(algorithm: str) -> float:
 
 
 Run = Callable[[Request], Outcome]
+
+
+def evaluation_env_steps(request: Request) -> int:
+    """Env steps between greedy evaluations; where only returns are compared, there is one half-way and one at the end."""
+    return request.env_steps // 2 if request.rates else EVALUATION_ENV_STEPS
 
 
 def settings(request: Request) -> dict[str, object]:
@@ -78,7 +85,7 @@ def settings(request: Request) -> dict[str, object]:
         "algorithm": {"name": request.algorithm, **chosen},
         "actors": {"count": actors, "envs": copies // actors, "steps": TASK.episode_steps},
         "sharing": {"name": "fixed", "groups": "independent"},
-        "evaluation": {"every": EVALUATION_ENV_STEPS // round_env_steps, "episodes": TASK.evaluation_episodes},
+        "evaluation": {"every": evaluation_env_steps(request) // round_env_steps, "episodes": TASK.evaluation_episodes},
         "learner": {"device": "cpu"},
         "stop": {"env_steps": request.env_steps},
     }
@@ -136,12 +143,13 @@ def peer(name: str) -> Run:
         options: dict[str, object] = {
             "--env-steps": request.env_steps,
             "--seed": request.seed,
-            "--eval": EVALUATION_ENV_STEPS // peer_env_steps(request.algorithm),
+            "--eval": evaluation_env_steps(request) // peer_env_steps(request.algorithm),
             "--started": time.time(),
             "--algorithm": request.algorithm,
             "--game": request.game,
         }
-        flags = [str(part) for option in options.items() for part in option] + list((request.rates or EQUAL).flags)
+        flags = [str(part) for option in options.items() for part in option]
+        flags += [*(request.rates or EQUAL).flags, *(["--batched"] if request.rates else [])]
         command: list[str | Path] = [install.interpreter(name), "-m", f"bench.peers.run_{name}", *flags]
         lines = harness.run(command, timeout_s=request.timeout_s).lines
         sides: Mapping[str, float] = next((line["above_chance"] for line in lines if line.get("event") == "sides"), {})

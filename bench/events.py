@@ -41,6 +41,8 @@ class Options:
     """One of `bench.task.GAMES`."""
     rates: Rates = EQUAL
     """For programs that offer several algorithms."""
+    batched: bool = False
+    """Step all copies at once, where the program can."""
 
 
 def options(description: str) -> Options:
@@ -54,6 +56,7 @@ def options(description: str) -> Options:
     parser.add_argument("--threads", type=int, default=1, help="threads of the numerical library, per process")
     parser.add_argument("--algorithm", default="ippo", choices=ALGORITHMS, help="where the program offers several")
     parser.add_argument("--game", default="spread", choices=sorted(GAMES), help="likewise")
+    parser.add_argument("--batched", action="store_true", help="step all environment copies at once, likewise")
     for name, value in vars(EQUAL).items():
         parser.add_argument(f"--{name}", type=float, default=value, help="likewise; see bench.task.Rates")
     given = parser.parse_args()
@@ -67,6 +70,7 @@ def options(description: str) -> Options:
         algorithm=given.algorithm,
         game=given.game,
         rates=Rates(lr=given.lr, clip=given.clip, tau=given.tau),
+        batched=given.batched,
     )
 
 

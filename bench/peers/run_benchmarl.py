@@ -1,4 +1,8 @@
-"""BenchMARL's algorithms: nets per agent, 16 environment copies stepped serially (in parallel is slower)."""
+"""BenchMARL's algorithms: nets per agent, 16 environment copies.
+
+Copies of mpe2 are stepped serially (in parallel is slower). With `--batched`, they are marless's copies of the same
+game, which are stepped at once: equal samples in less time.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +20,12 @@ from benchmarl.experiment import Callback, Experiment, ExperimentConfig
 from benchmarl.models.mlp import MlpConfig
 from numpy.typing import NDArray
 from tensordict import TensorDict, TensorDictBase
+from torchrl.data import Composite
 from torchrl.envs import EnvBase, PettingZooWrapper
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from bench.events import Events, Options, options
+from bench.peers.batched_mpe import BatchedMpe
 from bench.peers.greedy import Evaluation, make_env
 from bench.task import (
     CONTINUOUS,
@@ -66,6 +72,36 @@ class Mpe2(PettingZooClass):
             seed=seed,
             device=device,
         )
+
+
+class BatchedMpe2(Mpe2):
+    """The same task with marless's batched copies of the game."""
+
+    def get_env_fun(
+        self, num_envs: int, continuous_actions: bool, seed: int | None, device: str
+    ) -> Callable[[], EnvBase]:
+        """A function that creates all copies in one."""
+        return lambda: BatchedMpe(self._game, num_envs, seed, continuous=continuous_actions)
+
+    def observation_spec(self, env: EnvBase) -> Composite:
+        """The observations of one copy, by agent class."""
+        spec = env.full_observation_spec_unbatched.clone()
+        del spec["state"]
+        return spec
+
+    def state_spec(self, env: EnvBase) -> Composite:
+        """The global state of one copy."""
+        return Composite({"state": env.full_observation_spec_unbatched["state"].clone()})
+
+    def action_spec(self, env: EnvBase) -> Composite:
+        """The actions of one copy, by agent class."""
+        return env.full_action_spec_unbatched
+
+    def action_mask_spec(self, env: EnvBase) -> None:
+        """Every action is always legal."""
+
+    def info_spec(self, env: EnvBase) -> None:
+        """Nothing else is told."""
 
 
 class FinishedError(Exception):
@@ -158,7 +194,7 @@ def main() -> None:
     torch.set_num_threads(run.threads)
     os.environ["OMP_NUM_THREADS"] = str(run.threads)
     events = Events(run)
-    task = Mpe2(GAMES[run.game])
+    task = (BatchedMpe2 if run.batched else Mpe2)(GAMES[run.game])
     with tempfile.TemporaryDirectory() as folder:
         experiment = Experiment(
             task=task,
