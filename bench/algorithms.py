@@ -13,7 +13,7 @@ that add up all agents' rewards are left out if rewards compete.
 In competitive games the mean return over all agents is meaningless. The result is each side's greedy return against
 random opponents, minus that of a random policy in its place. Evaluation time counts for marless, but not for BenchMARL.
 Runs are made one at a time; BenchMARL's use one thread. With own settings it steps copies of mpe2, as its users do; in
-the comparisons of returns, marless's batched copies of the same games, which takes less time and changes no sample.
+the comparisons of returns, marless's batched copies of the same games, which takes less time.
 With `--run-file`, an interrupted comparison goes on.
 """
 
@@ -65,7 +65,7 @@ Run = Callable[[Request], Outcome]
 
 
 def evaluation_env_steps(request: Request) -> int:
-    """Env steps between greedy evaluations; where only returns are compared, there is one half-way and one at the end."""
+    """Env steps between greedy evaluations; where only returns are compared, there are two, half-way and at the end."""
     return request.env_steps // 2 if request.rates else EVALUATION_ENV_STEPS
 
 
