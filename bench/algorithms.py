@@ -1,4 +1,6 @@
-"""Compares algorithms in spread or adversary, over seeds: return after equally many env steps, and time to a target.
+"""Compares algorithms in a game, over seeds: return after equally many env steps, and time to a target.
+
+Games: spread, adversary, and cartpoles (three carts whose episode ends when one pole falls; `marless.envs.cartpole`).
 
 `python -m bench.algorithms --game adversary --peers benchmarl --json algorithms_adversary.json`; `--algorithms iql,vdn`
 selects some of them. `--settings` says with which settings, one after another:
@@ -78,10 +80,7 @@ def settings(request: Request) -> dict[str, object]:
     chosen = equal(request.algorithm, request.rates) if request.rates else OWN[request.algorithm]
     return {
         "seed": request.seed,
-        "env": {
-            "name": game.ours,
-            "options": {**game.our_options, "continuous_actions": request.algorithm in CONTINUOUS},
-        },
+        "env": {"name": game.ours, "options": game.options(continuous=request.algorithm in CONTINUOUS)},
         "algorithm": {"name": request.algorithm, **chosen},
         "actors": {"count": actors, "envs": copies // actors, "steps": TASK.episode_steps},
         "sharing": {"name": "fixed", "groups": "independent"},
@@ -167,9 +166,8 @@ def measured(name: str, run: Run, requests: Sequence[Request], file: RunFile) ->
             outcome = run(request)
             file.put(name, request, outcome)
         found.setdefault(request.algorithm, {}).setdefault(request.rates, []).append(outcome)
-        told = outcome.sides or crossing(outcome.curve, target(request.algorithm))
-        rates = f" with {request.rates}" if request.rates else ""
-        harness.say(f"{request.algorithm} seed {request.seed}: {name}{rates}: {outcome.final:.2f} {told}")
+        told = f"with {request.rates}" if request.rates else crossing(outcome.curve, target(request.algorithm))
+        harness.say(f"{request.algorithm} seed {request.seed}: {name}: {outcome.final:.2f} {outcome.sides or told}")
     return {algorithm: max(by_rates.values(), key=score) for algorithm, by_rates in found.items()}
 
 
@@ -189,15 +187,19 @@ def row(game: str, algorithm: str, system: str, which: str, outcomes: Sequence[O
         "env steps": round(spread([end.env_steps for end in ends]).median),
         "greedy return": shown(interquartile_mean([[outcome.final for outcome in outcomes]])),
         "random": round(spread(random).median, 1) if random else "",
-        "wall-clock (s)": spread([end.wall_s for end in ends]).cell(1),
     }
-    return found | (_sides(outcomes) if len(GAMES[game].groups) > 1 else _reached(outcomes, target(algorithm)))
+    if len(GAMES[game].groups) > 1:
+        return found | _sides(outcomes)
+    if which == "own":
+        return found | _reached(outcomes, target(algorithm))
+    return found | {"each seed": " / ".join(f"{outcome.final:.1f}" for outcome in outcomes)}
 
 
 def _reached(outcomes: Sequence[Outcome], target: float) -> Row:
     points = [crossing(outcome.curve, target) for outcome in outcomes]
     there = [point.env_steps for point in points if point.env_steps]
     return {
+        "wall-clock (s)": spread([outcome.curve[-1].wall_s for outcome in outcomes]).cell(1),
         "target": target,
         "env steps to it": round(spread(there).median) if there else None,
         "seconds to it": spread([point.wall_s for point in points]).cell(1),
@@ -250,7 +252,8 @@ def names(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
 
 def plays(game: str, algorithm: str) -> bool:
     """True if the algorithm is applicable to the game."""
-    return algorithm not in TEAM_ONLY or len(GAMES[game].groups) == 1
+    acts = bool(GAMES[game].peer) or algorithm not in CONTINUOUS
+    return acts and (algorithm not in TEAM_ONLY or len(GAMES[game].groups) == 1)
 
 
 def main() -> None:
@@ -268,6 +271,8 @@ def main() -> None:
     )
     parser.add_argument("--limit-s", type=float, default=1200.0, help="give up a run after this many seconds")
     args = parser.parse_args()
+    if "own" in args.settings and not GAMES[args.game].peer:
+        parser.error(f"marless has no settings of its own for {args.game}: --settings equal or best")
     about = harness.machine()
     try:
         file = RunFile(args.run_file, about)

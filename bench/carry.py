@@ -1,9 +1,9 @@
 """Measures what carried episodes bring and cost.
 
-`python -m bench.carry learning --json carry-learning.json`: independent PPO in `bench.long_games`, in this process,
-with equal samples in all: rounds of whole episodes; rounds of 20 and of 50 steps whose episodes go on in the next round
-(carried); and the same with new episodes in each round (fresh). Carried lanes are saved, encoded, decoded and loaded
-into other copies after each round. Afterwards, 20 episodes are played greedily.
+`python -m bench.carry learning --json carry-learning.json`: independent PPO in game/cartpole and the chain
+(`bench.long_games`), in this process, with equal samples in all: rounds of whole episodes; rounds of 20 and of 50 steps
+whose episodes go on in the next round (carried); and the same with new episodes in each round (fresh). Carried lanes
+are saved, encoded, decoded and loaded into other copies after each round. Afterwards, 20 episodes are played greedily.
 
 `python -m bench.carry cost --json carry-cost.json`: for 160 copies of mpe/simple_spread and rounds of 25 steps, the
 bytes of a carry, and the time to save and encode it, relative to the rollout.
@@ -20,6 +20,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from types import MappingProxyType
 
@@ -27,7 +28,7 @@ import torch
 
 from bench import harness
 from bench.harness import Row, spread
-from bench.long_games import CartPole, Chain
+from bench.long_games import Chain
 from bench.off_policy_step import steady
 from bench.processes import LEARNER, Cpu
 from bench.systems import WARM_UP, marless_job
@@ -39,7 +40,9 @@ from marless.envs import registry
 from marless.envs.base import BatchedEnv
 from marless.nets.acting import ActingPolicies
 
-GAMES: Mapping[str, Callable[[int], BatchedEnv]] = MappingProxyType({"cartpole": CartPole, "chain": Chain})
+GAMES: Mapping[str, Callable[[int], BatchedEnv]] = MappingProxyType(
+    {"cartpole": partial(registry.make, "game/cartpole", {}), "chain": Chain}
+)
 ROUND = 2000
 """Env steps of a round, in all modes; the number of copies follows."""
 SETTINGS = {"name": "ippo", "lr": 1e-3, "gamma": 0.99, "gae_lambda": 0.95, "epochs": 8, "minibatches": 4}

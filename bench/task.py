@@ -88,10 +88,10 @@ GRID = (EQUAL, Rates(5e-4, 10.0, 0.02), Rates(1e-3, 10.0, 0.02), Rates(2e-3, 0.5
 
 @dataclass(frozen=True)
 class Game:
-    """A game for comparing algorithms, by its names in mpe2 and marless; episodes have `TASK.episode_steps` steps."""
+    """A game for comparing algorithms, by its names in mpe2 and marless."""
 
     peer: str
-    """Module of mpe2."""
+    """Module of mpe2, whose episodes have `TASK.episode_steps` steps; empty if mpe2 has no such game."""
     peer_options: Mapping[str, object]
     ours: str
     our_options: Mapping[str, object]
@@ -99,6 +99,10 @@ class Game:
     """Default number of env steps of a run."""
     groups: Mapping[str, int]
     """Agent class → number of agents; they are named `agent_0` and so on."""
+
+    def options(self, *, continuous: bool) -> dict[str, object]:
+        """Options of the game in marless; games of mpe2 have a variant with continuous actions."""
+        return dict(self.our_options) | ({"continuous_actions": continuous} if self.peer else {})
 
     def agents(self, group: str) -> tuple[str, ...]:
         """Names of a class's agents."""
@@ -117,6 +121,7 @@ GAMES: Mapping[str, Game] = {
     "adversary": Game(
         "simple_adversary_v3", {"N": 2}, "mpe/simple_adversary", {"agents": 2}, 32_000, {"adversary": 1, "agent": 2}
     ),
+    "cartpoles": Game("", {}, "game/cartpole", {"agents": 3}, 104_000, {"agent": 3}),
 }
 
 CONTINUOUS = ("maddpg", "iddpg")

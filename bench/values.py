@@ -7,7 +7,7 @@ the greedy return per agent after some numbers of env steps; it does not depend 
 `--at own` takes marless's settings for particle games (`bench.task.OWN`), `--at defaults` those of the algorithm; the
 plain script, which has the task's, is left out there.
 
-`--rewards` compares IQL on CartPole (`bench.long_games`) with `reward_normalisation` and without it.
+`--rewards` compares IQL on game/cartpole with `reward_normalisation` and without it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import torch
 
 from bench import harness
 from bench.harness import Row
-from bench.long_games import CartPole
 from bench.plain_ppo import COPIES, PlainPPO, make_env
 from bench.systems import Request, settings
 from bench.task import OWN, TASK
 from marless.algos import registry as algorithms
 from marless.algos.base import Group, LearnerContext, ModelSpec, RoundInput, scopes
 from marless.data.rollout import play, rollout
+from marless.envs import registry
 from marless.envs.base import BatchedEnv
 from marless.nets.acting import ActingPolicies
 
@@ -91,7 +91,7 @@ def balanced(seed: int, normalised: bool) -> float:
     """The return of IQL on CartPole after 60,000 env steps, in rounds of 500 steps of 4 copies."""
     explored = {"start": 1.0, "end": 0.05, "env_steps": 20_000}
     iql = {"name": "iql", "reward_normalisation": normalised, "epsilon": explored}
-    return trained(CartPole(4), iql, seed, [30], steps=500, episodes=20)[0]
+    return trained(registry.make("game/cartpole", {}, 4), iql, seed, [30], steps=500, episodes=20)[0]
 
 
 def row(system: str, env_steps: Sequence[int], returns: Sequence[Sequence[float]]) -> Row:

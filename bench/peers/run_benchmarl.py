@@ -25,7 +25,7 @@ from torchrl.envs import EnvBase, PettingZooWrapper
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from bench.events import Events, Options, options
-from bench.peers.batched_mpe import BatchedMpe
+from bench.peers.batched import BatchedEvaluation, BatchedGame
 from bench.peers.greedy import Evaluation, make_env
 from bench.task import (
     CONTINUOUS,
@@ -74,14 +74,14 @@ class Mpe2(PettingZooClass):
         )
 
 
-class BatchedMpe2(Mpe2):
-    """The same task with marless's batched copies of the game."""
+class Batched(Mpe2):
+    """A task with marless's batched copies of its game."""
 
     def get_env_fun(
         self, num_envs: int, continuous_actions: bool, seed: int | None, device: str
     ) -> Callable[[], EnvBase]:
         """A function that creates all copies in one."""
-        return lambda: BatchedMpe(self._game, num_envs, seed, continuous=continuous_actions)
+        return lambda: BatchedGame(self._game, num_envs, seed, continuous=continuous_actions)
 
     def observation_spec(self, env: EnvBase) -> Composite:
         """The observations of one copy, by agent class."""
@@ -114,7 +114,11 @@ class Report(Callback):
     def __init__(self, events: Events, run: Options) -> None:
         super().__init__()
         self._events, self._game = events, GAMES[run.game]
-        self._evaluation = Evaluation(self._game, continuous=run.algorithm in CONTINUOUS)
+        self._evaluation = (
+            Evaluation(self._game, continuous=run.algorithm in CONTINUOUS)
+            if self._game.peer
+            else BatchedEvaluation(self._game, TASK.evaluation_episodes)
+        )
         self._env_steps = peer_env_steps(run.algorithm)
 
     def on_train_end(self, training_td: TensorDictBase, group: str) -> None:
@@ -123,7 +127,7 @@ class Report(Callback):
             return
         self._events.iteration(self._return, self._env_steps)
         if self._events.finished:
-            if len(self._game.groups) > 1:
+            if isinstance(self._evaluation, Evaluation) and len(self._game.groups) > 1:
                 self._events.sides(self._evaluation.above_chance(self._act, seed=0))
             raise FinishedError
 
@@ -194,7 +198,7 @@ def main() -> None:
     torch.set_num_threads(run.threads)
     os.environ["OMP_NUM_THREADS"] = str(run.threads)
     events = Events(run)
-    task = (BatchedMpe2 if run.batched else Mpe2)(GAMES[run.game])
+    task = (Batched if run.batched else Mpe2)(GAMES[run.game])
     with tempfile.TemporaryDirectory() as folder:
         experiment = Experiment(
             task=task,

@@ -16,7 +16,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from marless.envs import allowed, games, mpe
+from marless.envs import allowed, cartpole, games, mpe
 from marless.envs.base import BatchedEnv, EnvSpaces, Saved, StateOnDemand
 from marless.errors import MarlessError, SpecError, told, unknown_name
 
@@ -109,6 +109,7 @@ _OURS: Mapping[str, Factory] = MappingProxyType(
         "mpe/simple_spread": _ours(mpe.SimpleSpread, mpe.SpreadOptions),
         "mpe/simple_tag": _ours(mpe.SimpleTag, mpe.TagOptions),
         "mpe/simple_world_comm": _ours(mpe.SimpleWorldComm, mpe.WorldCommOptions),
+        "game/cartpole": _ours(cartpole.CartPole, cartpole.CartPoleOptions),
         "game/matrix": _ours(games.Matrix, games.MatrixOptions),
         "game/two_step": _ours(games.TwoStep, games.NoOptions),
         "game/target": _ours(games.Target, games.TargetOptions),

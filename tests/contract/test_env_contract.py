@@ -33,6 +33,8 @@ from tests.scripted_env import ScriptedEnv
         ("mpe/simple_spread", {"agents": 1, "terminate_on_success": True, "num_agent_neighbors": 2}),
         ("mpe/simple_world_comm", {}),
         ("mpe/simple_world_comm", {"num_adversaries": 1, "num_forests": 0, "continuous_actions": True}),
+        ("game/cartpole", {}),
+        ("game/cartpole", {"agents": 3}),
         ("game/matrix", {}),
         ("game/matrix", {"payoff": [[1, 0], [0, 2]]}),
         ("game/two_step", {}),

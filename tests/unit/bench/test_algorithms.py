@@ -8,7 +8,7 @@ from bench import algorithms
 from bench.algorithms import SETTINGS, headline, measured, names, plays, row, settings
 from bench.run_file import Outcome, Request, RunFile
 from bench.systems import Point
-from bench.task import ALGORITHMS, EQUAL, GAMES, GRID
+from bench.task import ALGORITHMS, EQUAL, GRID
 from marless import spec
 
 
@@ -25,7 +25,10 @@ def test_a_row_of_a_cooperative_game():
     assert (found["target"], found["env steps to it"]) == (-21.0, 12_000)
     assert found["seconds to it"] == {"median": None, "min": 4.0, "max": None}  # one never came
     assert found["wall-clock (s)"]["median"] == 9.0
-    assert row("spread", "ippo", "marless", "equal", [outcome(-19.0)])["target"] == -20.5
+    assert row("spread", "ippo", "marless", "own", [outcome(-19.0)])["target"] == -20.5
+    compared = row("spread", "ippo", "marless", "equal", [outcome(-19.0), outcome(-23.0)])
+    assert compared["each seed"] == "-19.0 / -23.0"
+    assert not {"wall-clock (s)", "target"} & set(compared)
 
 
 def test_a_row_of_a_game_of_two_sides():
@@ -59,7 +62,13 @@ def test_sums_of_rewards_are_left_out_where_rewards_compete():
     assert all(plays("spread", a) for a in ALGORITHMS)
 
 
-@pytest.mark.parametrize("game", GAMES)
+def test_carts_have_no_continuous_actions():
+    assert [a for a in ALGORITHMS if not plays("cartpoles", a)] == ["maddpg", "iddpg"]
+    request = Request("cartpoles", "vdn", 3, 104_000, 60.0, EQUAL)
+    assert spec.parse({"name": "bench", **settings(request)}, "test").env.options == {"agents": 3}
+
+
+@pytest.mark.parametrize("game", ["spread", "adversary"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_job_is_one(game, algorithm):
     request = Request(game, algorithm, 3, 120_000, 60.0)
@@ -77,7 +86,7 @@ def test_equal_settings_are_valid_and_those_of_the_peer(algorithm):
     job = spec.parse({"name": "bench", **settings(request)}, "test")
     config, per_round = job.algorithm, job.actors.count * job.actors.envs * job.actors.steps
     assert (config.lr, config.max_grad_norm, config.gamma) == (5e-4, 0.5, 0.95)
-    assert per_round * job.evaluation.every == 8_000
+    assert per_round * job.evaluation.every == 60_000  # half-way and at the end
     if algorithm in ("ippo", "mappo"):
         assert per_round == 4_000
     else:

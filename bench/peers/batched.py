@@ -1,7 +1,7 @@
-"""marless's batched particle games as an environment of torchrl, so that BenchMARL steps all copies at once.
+"""marless's batched games as an environment of torchrl, so that BenchMARL steps all copies at once.
 
-They equal mpe2 step for step (tests/unit/envs), but a step of 16 copies takes a fraction of the time. Tensors have the
-names and shapes that torchrl gives to mpe2's games, after a leading dimension of copies.
+Particle games equal mpe2 step for step (tests/unit/envs), but a step of 16 copies takes a fraction of the time. Tensors
+have the names and shapes that torchrl gives to mpe2's games, after a leading dimension of copies.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Bounded, Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase
 
+from bench.peers.greedy import GroupsAct
 from bench.task import Game
 from marless.envs import registry
 from marless.envs.base import AgentClass, Discrete, Frame
 
 
-class BatchedMpe(EnvBase):
-    """`copies` copies of a game, whose episodes end together by their time limit."""
+class BatchedGame(EnvBase):
+    """`copies` copies of a game, whose agents all leave together."""
 
     def __init__(self, game: Game, copies: int, seed: int | None, *, continuous: bool) -> None:
         super().__init__(device="cpu", batch_size=torch.Size([copies]))
-        self._env = registry.make(game.ours, {**game.our_options, "continuous_actions": continuous}, copies)
+        self._env = registry.make(game.ours, game.options(continuous=continuous), copies)
         self._seed = seed or 0
         self._frame: Frame | None = None
         spaces = self._env.spaces
@@ -40,7 +41,7 @@ class BatchedMpe(EnvBase):
         self.done_spec = Composite({end: flag.clone() for end in ends}, shape=(copies,))
 
     def _reset(self, tensordict: TensorDictBase | None = None, **_: object) -> TensorDictBase:
-        """The first call starts all episodes. Later ones come when all have ended: the game has begun new ones."""
+        """The first call starts all episodes. Later ones come when some have ended; new ones have begun there."""
         if self._frame is None:
             self._frame = self._env.reset(self._seed)
         return self._seen(self._frame)
@@ -57,9 +58,8 @@ class BatchedMpe(EnvBase):
         for each, reward_NB in zip(self._env.spaces.classes, moved.rewards, strict=True):
             reward_BN = np.array(reward_NB.T, np.float32)
             found[each.name, "reward"] = torch.from_numpy(reward_BN).unsqueeze(-1)
-        truncated_B1 = torch.from_numpy(moved.truncated.copy()).unsqueeze(-1)
-        found.update({"done": truncated_B1, "truncated": truncated_B1.clone()})
-        found["terminated"] = torch.zeros_like(truncated_B1)
+        ends = {"done": moved.ended, "truncated": moved.truncated, "terminated": moved.ended & ~moved.truncated}
+        found.update({name: torch.from_numpy(end_B.copy()).unsqueeze(-1) for name, end_B in ends.items()})
         return found
 
     def _set_seed(self, seed: int | None) -> None:
@@ -70,7 +70,7 @@ class BatchedMpe(EnvBase):
         for each, obs_NBO in zip(self._env.spaces.classes, frame.obs, strict=True):
             obs_BNO = torch.from_numpy(obs_NBO.swapaxes(0, 1).copy())
             found[each.name] = TensorDict({"observation": obs_BNO}, obs_BNO.shape[:2])
-        assert frame.state is not None  # every particle game has one
+        assert frame.state is not None  # these games have one
         found["state"] = torch.from_numpy(frame.state.copy())
         return found
 
@@ -88,3 +88,25 @@ def _by_group(copies: int, leaves: dict[str, dict[str, Unbounded | Categorical |
         [agents] = {spec.shape[1] for spec in specs.values()}
         found[group] = Composite(specs, shape=(copies, agents))
     return Composite(found, shape=(copies,))
+
+
+class BatchedEvaluation:
+    """Plays whole episodes of a game, one in each of `episodes` copies."""
+
+    def __init__(self, game: Game, episodes: int) -> None:
+        self._game = game
+        self._env = registry.make(game.ours, game.options(continuous=False), episodes)
+
+    def __call__(self, act: GroupsAct, seed: int) -> dict[str, float]:
+        """Undiscounted return per agent of each class, mean over episodes."""
+        frame = self._env.reset(seed)
+        total, over_B = dict.fromkeys(self._game.groups, 0.0), np.zeros(self._env.batch, np.bool_)
+        while not over_B.all():
+            actions = act(dict(zip(self._game.groups, frame.obs, strict=True)))
+            moved = self._env.step(tuple(actions[group].astype(np.int32) for group in self._game.groups))
+            for group, reward_NB in zip(self._game.groups, moved.rewards, strict=True):
+                total[group] += float(reward_NB[:, ~over_B].sum())
+            over_B |= moved.ended
+            frame = moved.frame
+        played = self._env.batch
+        return {group: found / (self._game.groups[group] * played) for group, found in total.items()}
