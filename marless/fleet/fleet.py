@@ -18,6 +18,8 @@ REFUSED_S = 5.0
 """Seconds after which a worker that the launcher had no room for is ordered again."""
 DRAIN_S = 5.0
 """Seconds that a released worker may take to exit."""
+TOLD_S = 2.0
+"""Seconds after the end of a worker's stream in which its launcher may say how it ended; a hung one is then killed."""
 _STILLBORN_LIMIT = 3
 _LONGEST_NAP_S = 60.0
 _STOPPING = "the pool is stopping"
@@ -232,6 +234,7 @@ class Fleet:
             self._stillborn, self._given_up = 0, False
             stream = asyncio.create_task(self._dispatcher.disconnected(name))
             await asyncio.wait([ended, stream], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([ended], timeout=TOLD_S)  # of a worker that died, the stream often ends first
             return ended.result() if ended.done() else "stream ended"
         finally:
             ended.cancel()

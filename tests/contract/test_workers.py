@@ -807,7 +807,28 @@ async def test_a_worker_that_dies_is_replaced_and_its_task_goes_on(pool, make, l
     assert launcher.launched == ["actor-0", "actor-0"]
 
 
-async def test_a_hung_worker_is_killed_and_replaced(pool, make, launcher):
+async def test_how_a_worker_ended_is_told_though_its_stream_ends_first(pool, make, launcher):
+    told = asyncio.Event()
+
+    async def observe(_worker: str) -> str:
+        await told.wait()
+        return "out of memory"
+
+    launcher.observe = observe
+    with capture_logs() as logs:
+        fleet = await make(limit=1)
+        await fleet.ensure(1)
+        launcher.handles["actor-0"].kill()
+        async with asyncio.timeout(PATIENCE_S):
+            await pool.dispatcher.disconnected("actor-0")
+            told.set()
+            while len(launcher.launched) < 2:  # noqa: ASYNC110  # the launcher tells nobody
+                await asyncio.sleep(0.001)
+    assert [each["how"] for each in logs if each["event"] == "worker.ended"] == ["out of memory"]
+
+
+async def test_a_hung_worker_is_killed_and_replaced(pool, make, launcher, monkeypatch):
+    monkeypatch.setattr("marless.fleet.fleet.TOLD_S", 0.01)
     fleet = await make(limit=1)
     await fleet.ensure(1)
     hung = launcher.handles["actor-0"]

@@ -27,7 +27,7 @@ from tests.faults.pools import RunningPools, running_pools, small_job
 WORKERS = 3
 ACTORS = 9
 JOB = "scaling"
-SCALE_S = 120.0
+SCALE_S = 300.0
 """Longest wait for workers to come or go."""
 
 

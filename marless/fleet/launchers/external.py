@@ -8,10 +8,18 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from marless.errors import MarlessError
 from marless.fleet.launchers.base import Condition, Launch, Launcher, Options, Order, Outcome, Program
 from marless.fleet.launchers.options import seconds_of
+from marless.rpc.client import Peer
+from marless.rpc.roles import Role
+from marless.rpc.security import Security
+from marless.rpc.v1 import actor_pool_pb2
+from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 
 CONNECT_S = 600.0
+ASK_S = 5.0
+"""Seconds that a pool may take to say which workers it has."""
 
 
 class ExternalLauncher:
@@ -39,13 +47,33 @@ class ExternalLauncher:
         """Nothing is to be ended."""
 
     async def check(self) -> Condition:
-        """Whether there are tokens for workers that dial in."""
+        """Whether there are tokens for workers that dial in, and how many have, to the pool at $MARLESS_ACTOR_POOL."""
         if not os.environ.get("MARLESS_TOKENS"):
             return Condition(
                 "workers that dial in need the token of their role, and $MARLESS_TOKENS is not set",
                 "`marless tokens DIR`, and give DIR to the pools and the workers",
             )
-        return Condition("workers dial in with a token, and for another host with TLS files (docs/operating.md)")
+        pool = os.environ.get("MARLESS_ACTOR_POOL")
+        if not pool:
+            return Condition("workers dial in with a token; $MARLESS_ACTOR_POOL, the pool to ask for them, is not set")
+        try:
+            attached = await _attached(pool)
+        except MarlessError as error:
+            return Condition(f"workers dial in with a token; how many have is not known: {error}")
+        found = attached or "none; docs/operating.md says how to start some"
+        return Condition(f"actor workers attached to the pool at {pool}: {found}")
+
+
+async def _attached(pool: str) -> int:
+    """The number of workers that an actor pool has; raises the errors of a call."""
+    files = {name: os.environ.get(f"MARLESS_{name.upper()}", "") for name in ("tls_cert", "tls_key", "tls_ca")}
+    peer = Peer(pool, Security.of_process(Role.OPERATOR, os.environ["MARLESS_TOKENS"], **files), "actor_pool")
+    try:
+        asked = actor_pool_pb2.ListWorkersRequest()
+        answer = await peer.call(ActorPoolServiceStub(peer.channel).ListWorkers, asked, timeout_s=ASK_S)
+    finally:
+        await peer.close()
+    return len(answer.workers)
 
 
 def make(program: Program, options: Options) -> Launcher:

@@ -1,19 +1,28 @@
 """Launchers by name: ours, those of other packages, and what an operator may write."""
 
 import sys
+from contextlib import asynccontextmanager
+from functools import partial
 from importlib import metadata
 from types import SimpleNamespace
 
 import pytest
 
 from marless.errors import SpecError
-from marless.fleet.launchers.base import ACCEPTED, Order, Outcome, Program
+from marless.fleet.launchers.base import ACCEPTED, Condition, Order, Outcome, Program
 from marless.fleet.launchers.external import ExternalLauncher
 from marless.fleet.launchers.local import LocalLauncher
 from marless.fleet.launchers.options import Choice, parse
 from marless.fleet.launchers.registry import launching
+from marless.rpc.roles import Role
+from marless.rpc.security import Security
+from marless.rpc.server import ServerOptions, Service, serving
+from marless.rpc.v1.actor_pool_pb2 import ListWorkersResponse
+from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceServicer, add_ActorPoolServiceServicer_to_server
+from marless.rpc.v1.common_pb2 import WorkerInfo
 from services.actor_pool import config as actors
 from services.learner_pool import config as learners
+from tests import tokens
 
 PROGRAM = Program("services.actor_pool.worker", (), {}, lambda: "")
 
@@ -50,6 +59,28 @@ async def test_ours_are_found_with_their_options():
         assert launch.outcome is Outcome.REFUSED
         await launcher.drain("one", 0.0)
         assert await launcher.observe("one") == "not started"
+
+
+@pytest.mark.parametrize(("workers", "said"), [(3, "3"), (0, "none; docs/operating.md says how to start some")])
+async def test_external_says_how_many_workers_are_attached(tmp_path, monkeypatch, workers, said):
+    known = tokens.made(tmp_path / "tokens")
+    monkeypatch.setenv("MARLESS_TOKENS", str(tmp_path / "tokens"))
+
+    class Pool(ActorPoolServiceServicer):
+        async def ListWorkers(self, request, context):  # noqa: N802  # named by the proto
+            return ListWorkersResponse(workers=[WorkerInfo(worker=f"other-{each}") for each in range(workers)])
+
+    @asynccontextmanager
+    async def build(_address):
+        yield Service(partial(add_ActorPoolServiceServicer_to_server, Pool()))
+
+    options = ServerOptions("127.0.0.1:0", Security(known.of(Role.SERVICE), tokens=known))
+    async with serving(options, build) as address:
+        monkeypatch.setenv("MARLESS_ACTOR_POOL", address)
+        assert await ExternalLauncher().check() == Condition(f"actor workers attached to the pool at {address}: {said}")
+    unknown = await ExternalLauncher().check()
+    assert unknown.found.startswith("workers dial in with a token; how many have is not known: actor_pool: ")
+    assert unknown.advice == ""
 
 
 async def test_entry_points_add_launchers_which_are_closed_at_the_end(installed):
