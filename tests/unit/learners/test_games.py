@@ -40,8 +40,18 @@ def all_tried(game, name: str, *, rounds: int, **settings: object) -> Trained:
     return team(game, name, rounds=rounds, lr=lr, **fixed, **settings)
 
 
-@pytest.mark.parametrize("name", SETTINGS)
-@pytest.mark.parametrize(("game", "best"), [(DOMINANCE, 6.0), (SIDES, 8.0)], ids=["dominance", "sides"])
+def marked(quick: bool) -> tuple[pytest.MarkDecorator, ...]:
+    return () if quick else (pytest.mark.slow,)
+
+
+@pytest.mark.parametrize(
+    ("name", "game", "best"),
+    [
+        pytest.param(name, *game, id=f"{title}-{name}", marks=marked(number % 2 == other))
+        for other, (title, game) in enumerate({"dominance": (DOMINANCE, 6.0), "sides": (SIDES, 8.0)}.items())
+        for number, name in enumerate(SETTINGS)
+    ],
+)
 def test_every_algorithm_solves_a_game_that_it_can_represent(name, game, best):
     stats = team(game, name, rounds=12).greedy()
     assert episode_return(stats) == best
@@ -63,7 +73,9 @@ def test_chance_earns_the_mean_of_the_table(game, mean):
 
 
 @pytest.mark.parametrize(
-    ("game", "greatest", "paid"), [(CLIMBING, 8.78, 5), (PENALTY, 21.11, 2)], ids=["climbing", "penalty"]
+    ("game", "greatest", "paid"),
+    [(CLIMBING, 8.78, 5), pytest.param(PENALTY, 21.11, 2, marks=pytest.mark.slow)],
+    ids=["climbing", "penalty"],
 )
 def test_a_sum_takes_the_greatest_entry_of_its_least_squares_fit(game, greatest, paid):
     """VDN on all joint actions equally often. Climbing: its fit is 8.78 at (2, 2), where 5 is paid, −9.22 at (0, 0),
@@ -93,7 +105,7 @@ def test_no_monotone_function_fits_climbing():
     assert qmix.metrics["agent_0"]["td_loss"] > 0.85 * least  # of 20 batches: 15 % is well above their spread
 
 
-@pytest.mark.parametrize("name", ["vdn", "qmix"])
+@pytest.mark.parametrize("name", [pytest.param("vdn", marks=pytest.mark.slow), "qmix"])
 def test_what_is_hidden_among_deep_misses_is_given_up(name):
     """The best fits of a sum and of a monotone function are greatest where 4 is paid, and by far: no fit that is
     greatest at the 8 comes within half of the best one's error again.

@@ -109,58 +109,70 @@ def _trained_return(
 
 INDEPENDENT = tuple(Group(agent, (agent,)) for agent in AGENTS)
 SHARED = (Group("both", AGENTS),)
-ALGORITHMS = pytest.mark.parametrize(
-    ("name", "groups", "settings"),
-    [
-        ("ippo", INDEPENDENT, {}),
-        ("ippo", SHARED, {}),
-        ("mappo", INDEPENDENT, {}),
-        ("mappo", SHARED, {"critic": "per_agent"}),
-    ],
-    ids=["ippo", "ippo-shared", "mappo", "mappo-per-agent-shared"],
-)
+TEAMS = {
+    "ippo": ("ippo", INDEPENDENT, {}),
+    "ippo-shared": ("ippo", SHARED, {}),
+    "mappo": ("mappo", INDEPENDENT, {}),
+    "mappo-per-agent-shared": ("mappo", SHARED, {"critic": "per_agent"}),
+}
 
 
-@ALGORITHMS
+def algorithms(*quick: str) -> pytest.MarkDecorator:
+    """Every kind of team: the `quick` ones, and the others as slow ones."""
+    slow = {name: () if name in quick else pytest.mark.slow for name in TEAMS}
+    cases = [pytest.param(*team, id=name, marks=slow[name]) for name, team in TEAMS.items()]
+    return pytest.mark.parametrize(("name", "groups", "settings"), cases)
+
+
+@algorithms("ippo", "mappo-per-agent-shared")
 def test_answers_are_matched_to_cues(name: str, groups: tuple[Group, ...], settings: dict[str, object]) -> None:
     env = _OneStep(100, Discrete(4))  # chance scores 0.25; a policy that ignores its cue does no better
-    assert _trained_return(env, name, groups, number=40, steps=4, lr=1e-2, **settings) > 0.95
+    assert _trained_return(env, name, groups, number=16, steps=4, lr=2e-2, **settings) > 0.95
 
 
-@ALGORITHMS
+@algorithms("ippo-shared", "mappo")
 def test_continuous_answers_are_matched_to_cues(
     name: str, groups: tuple[Group, ...], settings: dict[str, object]
 ) -> None:
     env = _OneStep(100, Box((-1.0,), (2.0,)))  # the best answer that ignores the cue costs 0.5
-    assert _trained_return(env, name, groups, number=60, steps=4, lr=1e-2, **settings) > -0.12
+    assert _trained_return(env, name, groups, number=25, steps=4, lr=2e-2, **settings) > -0.12
 
 
-@pytest.mark.parametrize("name", ["ippo", "mappo"])
-@pytest.mark.parametrize("bounds", [(-np.inf, np.inf), (-1.0, np.inf)], ids=["none", "one"])
-def test_answers_without_bounds_are_matched_to_cues(name: str, bounds: tuple[float, float]) -> None:
+@pytest.mark.parametrize(
+    ("bounds", "name"),
+    [
+        pytest.param((-np.inf, np.inf), "ippo", id="none-ippo"),
+        pytest.param((-np.inf, np.inf), "mappo", id="none-mappo", marks=pytest.mark.slow),
+        pytest.param((-1.0, np.inf), "ippo", id="one-ippo", marks=pytest.mark.slow),
+        pytest.param((-1.0, np.inf), "mappo", id="one-mappo"),
+    ],
+)
+def test_answers_without_bounds_are_matched_to_cues(bounds: tuple[float, float], name: str) -> None:
     env = _OneStep(100, Box(bounds[:1], bounds[1:]))  # q-learning and deterministic policies refuse it
     assert _trained_return(env, name, INDEPENDENT, number=60, steps=4, lr=1e-2) > -0.15
 
 
-@ALGORITHMS
+@algorithms("ippo-shared", "mappo")
 def test_a_corridor_is_walked_to_its_end(name: str, groups: tuple[Group, ...], settings: dict[str, object]) -> None:
     env = _Corridor(40)  # chance arrives in about half of its episodes
-    assert _trained_return(env, name, groups, number=25, steps=24, lr=1e-2, **settings) == 1.0
+    assert _trained_return(env, name, groups, number=10, steps=24, lr=2e-2, **settings) == 1.0
 
 
 @pytest.mark.parametrize(
-    ("name", "groups"),
+    ("name", "groups", "lr", "numbers"),
     [
-        pytest.param("maddpg", SHARED, id="maddpg-shared"),
-        pytest.param("iddpg", INDEPENDENT, id="iddpg", marks=pytest.mark.slow),
+        pytest.param("maddpg", SHARED, 5e-3, (20, 20, 10), id="maddpg-shared"),
+        pytest.param("iddpg", INDEPENDENT, 2e-3, (45, 40, 20), id="iddpg", marks=pytest.mark.slow),
     ],
 )
-def test_deterministic_policies_learn_from_gradients_at_their_actions(name: str, groups: tuple[Group, ...]) -> None:
-    settings = {"lr": 2e-3, "critic_lr": 2e-2, "batch": 64, "warmup": 100, "updates": 10, "target_tau": 0.1}
+def test_deterministic_policies_learn_from_gradients_at_their_actions(
+    name: str, groups: tuple[Group, ...], lr: float, numbers: tuple[int, int, int]
+) -> None:
+    settings = {"lr": lr, "critic_lr": 2e-2, "batch": 64, "warmup": 100, "updates": 10, "target_tau": 0.1}
     cues, number_line = _OneStep(100, Discrete(4)), _OneStep(100, Box((-1.0,), (2.0,)))
-    assert _trained_return(cues, name, groups, number=45, steps=4, **settings) > 0.95
-    assert _trained_return(number_line, name, groups, number=40, steps=4, **settings) > -0.12
-    assert _trained_return(_Corridor(40), name, groups, number=20, steps=24, **settings) == 1.0
+    assert _trained_return(cues, name, groups, number=numbers[0], steps=4, **settings) > 0.95
+    assert _trained_return(number_line, name, groups, number=numbers[1], steps=4, **settings) > -0.12
+    assert _trained_return(_Corridor(40), name, groups, number=numbers[2], steps=24, **settings) == 1.0
 
 
 def test_neither_chance_nor_a_frozen_policy_can_do_it() -> None:
