@@ -66,10 +66,22 @@ async def cluster(redis_url, tmp_path, templates, monkeypatch):
 
 async def test_a_job_waits_for_an_engine_and_says_so(cluster, tmp_path):
     job = Watched(cluster, created(tmp_path / "job", spec()))
-    await job.until(lambda: "engine" in job.status.reason)
+    await job.until(lambda: "no container engine" in job.status.reason)
     assert job.status.reason == SAID.format(call="inspect image workers", place=tmp_path)
     await job.cancel()
     assert job.status.state == "CANCELLED"
+
+
+async def test_a_job_waits_for_an_image_and_says_so(cluster, tmp_path):
+    with engine(tmp_path) as server:
+        server.images.clear()
+        job = Watched(cluster, created(tmp_path / "job", spec()))
+        await job.until(lambda: "image" in job.status.reason)
+        assert job.status.reason == (
+            "waits for actor workers: cannot inspect image workers: No such image: workers; build the image, or pull "
+            "it, or give another one with image="
+        )
+        await job.cancel()
 
 
 @pytest.mark.slow
@@ -77,11 +89,11 @@ async def test_a_job_goes_on_when_an_engine_is_back(cluster, tmp_path):
     """It also waits in the middle of a round whose workers have ended with their engine."""
     folder = created(tmp_path / "job", spec(stop={"rounds": 4}))
     job = Watched(cluster, folder)
-    await job.until(lambda: "engine" in job.status.reason)
+    await job.until(lambda: "no container engine" in job.status.reason)
     with engine(tmp_path):
         await job.until(lambda: job.rounds == 2)
         assert job.status.reason == "training"
-    await job.until(lambda: "engine" in job.status.reason)
+    await job.until(lambda: "no container engine" in job.status.reason)
     [call] = re.findall(r"cannot (\w+ container marless-\w+-actor-\d):", job.status.reason)
     assert job.status.reason == SAID.format(call=call, place=tmp_path)
     (tmp_path / "engine.sock").unlink()
