@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from marless.errors import InternalError
 from marless.job import Job
 from marless.record import RoundRecord
 from marless.stopwatch import Stopwatch
@@ -234,6 +235,27 @@ async def test_a_job_that_is_cancelled_stops_the_evaluation_beside_its_update(cl
     assert asked.seconds < GRACE_S + 3.0
     assert run.status.state == "CANCELLED"
     assert [record.evaluations for record in folder.records()] == [(), ()]
+    assert await until(cluster, all_idle)
+
+
+async def test_an_update_that_fails_stops_the_evaluation_beside_it(cluster, notes, during, tmp_path, monkeypatch):
+    """Red if it is only awaited: it would go on for hours."""
+    real = Pools.update
+
+    async def update(pools: Pools, *args: object, round_: int, **options: object) -> object:
+        while round_ and len(await batches_of(cluster, notes, during)) < ACTORS:  # noqa: ASYNC110  # of a file
+            await asyncio.sleep(0.01)
+        if round_:
+            raise InternalError("a defect")
+        return await real(pools, *args, round_=round_, **options)
+
+    monkeypatch.setattr(Pools, "update", update)
+    endless = one_round(notes, every=1, episodes=10**6, limit_s=None, relative_error=0.0)
+    folder = created(tmp_path / "beside-failed", spec(**endless | {"stop": {"rounds": 9}}))
+    async with asyncio.timeout(PATIENCE_S):
+        run = await go_on(folder, cluster.pools)
+    assert (run.status.state, run.status.reason) == ("FAILED", "a defect")
+    assert len(during) == 1  # it has begun, and has not ended
     assert await until(cluster, all_idle)
 
 

@@ -88,7 +88,10 @@ async def test_its_exit_code_and_its_log_are_kept(place):
     assert service.returncode is None
     os.close(service._standard_input)  # as the end of this process would
     service._standard_input = os.open(os.devnull, os.O_RDONLY)
+    held = service._standard_input
     assert await service.wait() == service.returncode == 3
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(held)
     assert place.log == "started\nstopped\n"
 
 

@@ -7,6 +7,7 @@ import pytest
 from marless.record import Evaluation
 from marless.spec import StopSpec
 from services.coordinator.costs import Costs
+from services.coordinator.evaluations import outstanding
 from services.coordinator.journal import Journal
 from services.coordinator.run_folder import RunFolder
 from services.coordinator.status import JobStatus
@@ -28,6 +29,15 @@ def journal(tmp_path) -> Journal:
     journal = Journal(folder, Costs(SPEC, folder))
     journal.read()
     return journal
+
+
+def test_policies_are_evaluated_once_every_so_many_rounds():
+    """Not those that their own round has evaluated already, as the last one before a job is resumed."""
+    due = [outstanding(2, record(number)) for number in range(4)]
+    assert due == [False, True, False, True]
+    assert not outstanding(2, record(1, evaluation=RETURNS))
+    assert not outstanding(0, record(1))
+    assert not outstanding(1, None)
 
 
 @pytest.mark.parametrize(

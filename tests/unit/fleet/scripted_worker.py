@@ -6,7 +6,7 @@ import signal
 import sys
 from pathlib import Path
 
-import numpy as np
+import numpy.random  # at once: NumPy imports it when it is first used, and then no fork would share it
 
 
 def main(arguments):
@@ -17,7 +17,7 @@ def main(arguments):
         "session": os.getsid(0),
         "descriptors": [str(each.readlink()) for each in descriptors[:-1]],  # the last one listed them
         "mark": os.environ["MARLESS_WORKER"],
-        "drawn": np.random.random(),
+        "drawn": numpy.random.random(),
         "handover": json.loads(sys.stdin.readline()),
     }
     unfinished = place / f"{name}.part"
