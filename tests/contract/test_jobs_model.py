@@ -278,5 +278,6 @@ def test_after_a_restart_what_ran_goes_on_before_older_jobs_that_waited():
     assert [machine.model.jobs[name].state for name in "ab"] == ["PENDING", "RUNNING"]
 
 
-def test_the_job_api_is_its_model():
-    run_state_machine_as_test(JobsMachine, settings=settings(max_examples=25, stateful_step_count=40))
+@pytest.mark.parametrize("examples", [10, pytest.param(50, marks=pytest.mark.slow)])
+def test_the_job_api_is_its_model(examples):
+    run_state_machine_as_test(JobsMachine, settings=settings(max_examples=examples, stateful_step_count=40))

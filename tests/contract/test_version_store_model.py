@@ -160,7 +160,8 @@ def runner():
         yield runner
 
 
-def test_any_sequence_of_calls_answers_as_the_model_does(redis_url, runner):
+@pytest.mark.parametrize("examples", [20, pytest.param(100, marks=pytest.mark.slow)])
+def test_any_sequence_of_calls_answers_as_the_model_does(redis_url, runner, examples):
     async def connect():
         return await connection.__aenter__()
 
@@ -168,6 +169,6 @@ def test_any_sequence_of_calls_answers_as_the_model_does(redis_url, runner):
     store = VersionStore(runner.run(connect()), str, keep=KEEP)
     run_state_machine_as_test(
         machine(runner, store),
-        settings=settings(max_examples=60, stateful_step_count=40, derandomize=True),
+        settings=settings(max_examples=examples, stateful_step_count=40, derandomize=True),
     )
     runner.run(connection.__aexit__(None, None, None))

@@ -183,10 +183,7 @@ def test_what_is_broken_here_is_right_without_it(coordinator, submit):
     coordinator.servicer.asked.clear()
 
 
-@pytest.mark.parametrize("path", FIELDS, ids=".".join)
-@settings(max_examples=8)
-@given(data=st.data())
-def test_a_broken_field_is_named_in_one_sentence(refused, path, data):
+def breaks(refused, path, data):
     kinds = [wrong_type(FIELDS[path]), out_of_range(FIELDS[path])]
     value = data.draw(st.one_of([kind for kind in kinds if kind is not None]))
     sentence = refused(broken(path, value))
@@ -194,10 +191,25 @@ def test_a_broken_field_is_named_in_one_sentence(refused, path, data):
     assert sentence.startswith((f"{'.'.join(path)}: ", section))
 
 
+@pytest.mark.parametrize("path", FIELDS, ids=".".join)
+@settings(max_examples=3)
+@given(data=st.data())
+def test_a_broken_field_is_named_in_one_sentence(refused, path, data):
+    breaks(refused, path, data)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", FIELDS, ids=".".join)
+@settings(max_examples=25)
+@given(data=st.data())
+def test_a_field_broken_in_many_ways_is_named_in_one_sentence(refused, path, data):
+    breaks(refused, path, data)
+
+
 @pytest.mark.parametrize(
     ("algorithm", "path"), OTHERS, ids=lambda each: each if isinstance(each, str) else ".".join(each)
 )
-@settings(max_examples=4)
+@settings(max_examples=2)
 @given(data=st.data())
 def test_a_broken_field_of_any_algorithm_is_named_in_one_sentence(refused, algorithm, path, data):
     schema = OTHERS[algorithm, path]
@@ -213,7 +225,7 @@ def test_an_unknown_field_of_any_algorithm_is_named_in_one_sentence(refused, alg
 
 
 @pytest.mark.parametrize("path", [path for path, schema in FIELDS.items() if schema.get("properties")], ids=".".join)
-@settings(max_examples=4)
+@settings(max_examples=2)
 @given(word=WORDS)
 def test_an_unknown_field_is_named_in_one_sentence(refused, path, word):
     name = f"{word}_"
@@ -230,7 +242,7 @@ def test_a_missing_field_is_named_in_one_sentence(refused, path):
     assert refused(document).startswith(".".join(path[:-1] if path == ("algorithm", "name") else path))
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(document=st.one_of(st.none(), st.integers(), WORDS, st.lists(st.integers()), st.dictionaries(WORDS, st.none())))
 def test_a_file_that_is_no_job_at_all(coordinator, submit, document):
     code, out, said = submit(document)

@@ -461,11 +461,13 @@ def test_a_reader_that_leaves_is_no_mistake(coordinator):
     process.wait(timeout=20)
 
 
+def completing(words: str) -> dict[str, str]:
+    """What a shell sets for the program that it asks how to go on."""
+    return {"_MARLESS_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+
+
 def completed(words: str) -> list[str]:
-    environment = os.environ | {
-        "_MARLESS_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" ")),
-    }  # fmt: skip
-    out, err = start(env=environment).communicate(timeout=20)
+    out, err = start(env=os.environ | completing(words)).communicate(timeout=20)
     assert err == ""
     return out.split()
 
@@ -494,11 +496,14 @@ def test_the_shell_completes_ids(coordinator, tmp_path, running, expected):
         ("marless export jo", ["job-a"]),
     ],
 )
-def test_the_shell_completes_states_presets_and_ids_everywhere(tmp_path, monkeypatch, words, expected):
+def test_the_shell_completes_states_presets_and_ids_everywhere(marless, tmp_path, monkeypatch, words, expected):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs/job-a").mkdir(parents=True)
     (tmp_path / "runs/job-a/job.json").touch()
-    assert completed(words) == expected
+    for name, value in completing(words).items():
+        monkeypatch.setenv(name, value)
+    _, out, err = marless()
+    assert (out.split(), err) == (expected, "")
 
 
 def test_colour_is_for_terminals_that_want_it(coordinator):

@@ -144,8 +144,11 @@ def _trained_return(name: str, groups: tuple[Group, ...], recurrent: str, **sett
 
 @pytest.mark.parametrize(
     ("name", "groups", "settings"),
-    [("ippo", INDEPENDENT, {}), ("mappo", INDEPENDENT, {}), ("mappo", SHARED, {"critic": "per_agent"})],
-    ids=["ippo", "mappo", "mappo-per-agent-shared"],
+    [
+        pytest.param("ippo", INDEPENDENT, {}, id="ippo", marks=pytest.mark.slow),
+        pytest.param("mappo", INDEPENDENT, {}, id="mappo"),
+        pytest.param("mappo", SHARED, {"critic": "per_agent"}, id="mappo-per-agent-shared"),
+    ],
 )
 def test_cues_are_recalled(name: str, groups: tuple[Group, ...], settings: dict[str, object]) -> None:
     assert _trained_return(name, groups, "gru", **settings) > 0.95

@@ -23,14 +23,19 @@ from tests.unit.learners import rounds
 
 WALKERS = EnvSpaces((AgentClass("walker", rounds.AGENTS, 5, Discrete(4)),), state_size=6, max_steps=None)
 SHARED = (Group("all", rounds.AGENTS),)
-ALGORITHMS = pytest.mark.parametrize(
-    ("name", "settings"), [("ippo", {}), ("mappo", {}), ("mappo", {"critic": "per_agent"})]
+MLP, GRU = rounds.MODEL, rounds.MODEL.model_copy(update={"recurrent": "gru"})
+CRITICS = pytest.mark.parametrize(
+    ("name", "settings", "model"),
+    [
+        pytest.param("ippo", {}, MLP, id="mlp-own"),
+        pytest.param("mappo", {}, GRU, id="gru-joint"),
+        pytest.param("mappo", {"critic": "per_agent"}, MLP, id="mlp-state"),
+        pytest.param("ippo", {}, GRU, id="gru-own", marks=pytest.mark.slow),
+        pytest.param("mappo", {}, MLP, id="mlp-joint", marks=pytest.mark.slow),
+        pytest.param("mappo", {"critic": "per_agent"}, GRU, id="gru-state", marks=pytest.mark.slow),
+    ],
 )
-
-
-MODELS = pytest.mark.parametrize(
-    "model", [rounds.MODEL, rounds.MODEL.model_copy(update={"recurrent": "gru"})], ids=["mlp", "gru"]
-)
+"""Every critic, and nets with and without memory; the slow ones pair them the other way."""
 
 
 def _states(learner: Learner, groups: Sequence[Group]) -> dict[str, dict[str, bytes]]:
@@ -47,33 +52,37 @@ import sys
 from pathlib import Path
 from marless.nets import kernels, serial
 from tests.unit.learners import rounds
-folder, name = Path(sys.argv[1]), sys.argv[2]
-model = rounds.MODEL.model_copy(update={"recurrent": sys.argv[3]})
-learner = rounds.learner(name, rounds.DISCRETE, rounds.INDEPENDENT, seed=99, model=model)
-for state in learner.names(rounds.INDEPENDENT):
-    learner.load(state, serial.decode(*[(folder / f"{state}.{part}").read_bytes() for part in ("acting", "learning")]))
-learner.update(rounds.inputs(rounds.INDEPENDENT, [rounds.trajectory(rounds.DISCRETE, 8)], 1))
-for state in learner.names(rounds.INDEPENDENT):
-    (folder / f"{state}.after").write_bytes(b"".join(serial.encode(learner.state(state))))
+for folder, name, recurrent in zip(map(Path, sys.argv[1::3]), sys.argv[2::3], sys.argv[3::3]):
+    model = rounds.MODEL.model_copy(update={"recurrent": recurrent})
+    learner = rounds.learner(name, rounds.DISCRETE, rounds.INDEPENDENT, seed=99, model=model)
+    for state in learner.names(rounds.INDEPENDENT):
+        parts = [(folder / f"{state}.{part}").read_bytes() for part in ("acting", "learning")]
+        learner.load(state, serial.decode(*parts))
+    learner.update(rounds.inputs(rounds.INDEPENDENT, [rounds.trajectory(rounds.DISCRETE, 8)], 1))
+    for state in learner.names(rounds.INDEPENDENT):
+        (folder / f"{state}.after").write_bytes(b"".join(serial.encode(learner.state(state))))
 """
 
 
-@pytest.mark.parametrize(("name", "model"), [("ippo", "none"), ("mappo", "gru")])
-def test_another_process_continues_bit_for_bit(name: str, model: str, tmp_path: Path) -> None:
-    spec = rounds.MODEL.model_copy(update={"recurrent": model})
-    learner = rounds.learner(name, rounds.DISCRETE, rounds.INDEPENDENT, model=spec)
-    learner.update(rounds.inputs(rounds.INDEPENDENT, [rounds.trajectory(rounds.DISCRETE, 7)], 0))
-    for state in learner.names(rounds.INDEPENDENT):
-        for part, data in zip(("acting", "learning"), serial.encode(learner.state(state)), strict=True):
-            (tmp_path / f"{state}.{part}").write_bytes(data)
-    subprocess.run([sys.executable, "-c", CONTINUE, str(tmp_path), name, model], check=True)
-    learner.update(rounds.inputs(rounds.INDEPENDENT, [rounds.trajectory(rounds.DISCRETE, 8)], 1))
-    for state in learner.names(rounds.INDEPENDENT):
-        assert (tmp_path / f"{state}.after").read_bytes() == b"".join(serial.encode(learner.state(state)))
+def test_another_process_continues_bit_for_bit(tmp_path: Path) -> None:
+    learners = {}
+    for name, model in (("ippo", MLP), ("mappo", GRU)):
+        learner = learners[name] = rounds.learner(name, rounds.DISCRETE, rounds.INDEPENDENT, model=model)
+        learner.update(rounds.inputs(rounds.INDEPENDENT, [rounds.trajectory(rounds.DISCRETE, 7)], 0))
+        (tmp_path / name).mkdir()
+        for state in learner.names(rounds.INDEPENDENT):
+            for part, data in zip(("acting", "learning"), serial.encode(learner.state(state)), strict=True):
+                (tmp_path / name / f"{state}.{part}").write_bytes(data)
+    given = [str(tmp_path / "ippo"), "ippo", "none", str(tmp_path / "mappo"), "mappo", "gru"]
+    subprocess.run([sys.executable, "-c", CONTINUE, *given], check=True)
+    for name, learner in learners.items():
+        learner.update(rounds.inputs(rounds.INDEPENDENT, [rounds.trajectory(rounds.DISCRETE, 8)], 1))
+        for state in learner.names(rounds.INDEPENDENT):
+            after = (tmp_path / name / f"{state}.after").read_bytes()
+            assert after == b"".join(serial.encode(learner.state(state)))
 
 
-@ALGORITHMS
-@MODELS
+@CRITICS
 def test_the_number_of_threads_changes_nothing(
     name: str, settings: dict[str, object], model: ModelSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,8 +133,7 @@ def test_stacked_policies_learn_what_they_learn_alone() -> None:
             np.testing.assert_allclose(stacked.state(agent).acting[name], array, rtol=1e-5, atol=1e-6)
 
 
-@ALGORITHMS
-@MODELS
+@CRITICS
 def test_states_round_trip_and_are_copies(name: str, settings: dict[str, object], model: ModelSpec) -> None:
     groups = (Group("x", ("a", "c")), Group("y", ("b", "d")))
     learner = rounds.learner(name, rounds.DISCRETE, groups, model=model, **settings)
@@ -190,8 +198,7 @@ def test_a_shared_policy_learns_from_all_of_its_members() -> None:
     assert outcomes[0]["y"] == outcomes[1]["y"]
 
 
-@ALGORITHMS
-@MODELS
+@CRITICS
 def test_nothing_is_learned_from_the_dead(name: str, settings: dict[str, object], model: ModelSpec) -> None:
     outcomes = []
     for noise in (0.0, 1.0):
@@ -213,7 +220,7 @@ def test_nothing_is_learned_from_the_dead(name: str, settings: dict[str, object]
     assert outcomes[0] == outcomes[1]
 
 
-@ALGORITHMS
+@pytest.mark.parametrize(("name", "settings"), [("ippo", {}), ("mappo", {}), ("mappo", {"critic": "per_agent"})])
 def test_reports(name: str, settings: dict[str, object]) -> None:
     groups = (Group("x", ("a", "c")), Group("y", ("b",)), Group("z", ("d",)))
     learner = rounds.learner(name, rounds.DISCRETE, groups, **settings)

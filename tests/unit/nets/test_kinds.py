@@ -165,7 +165,7 @@ def test_what_nobody_brought_is_refused_with_what_there_is():
         ModelSpec(net="lstm", recurrent="gru")
 
 
-@pytest.mark.parametrize("net", ["residual", "lstm"])
+@pytest.mark.parametrize("net", [pytest.param("residual", marks=pytest.mark.slow), "lstm"])
 def test_the_family_of_ppo_trains_and_acts_with_them(monkeypatch, net):
     """In every made-up team: states, splits, memory, sampling; measured with the curvature of their definition."""
     cases = {
@@ -193,7 +193,7 @@ def test_q_learning_with_memory_needs_whole_episodes():
         algorithm.check(algorithm.config_type(name="iql"), setting)
 
 
-@pytest.mark.parametrize("name", ["iddpg", "maddpg"])
+@pytest.mark.parametrize("name", [pytest.param("iddpg", marks=pytest.mark.slow), "maddpg"])
 def test_deterministic_policies_train_and_act_with_those_without_memory(monkeypatch, name):
     algorithm = registry.algorithm(name)
     cases = {

@@ -227,16 +227,13 @@ def test_a_calibration_measures_every_function_of_the_job():
         assert all(each.seconds > 0 for each in update)
 
 
-def test_a_calibration_of_a_replay_is_of_updates_past_their_warmup():
+def test_a_calibration_of_a_replay_is_of_updates_past_their_warmup(monkeypatch):
     """Of two classes and one learner; each agent has a critic of its own. Nothing is extrapolated."""
     learns = {"name": "maddpg", "updates": 2, "batch": 8, "warmup": 10_000}
     actors = {"count": 50, "envs": 10, "steps": 10}
     spec = job(env={"name": "mpe/simple_adversary"}, algorithm=learns, actors=actors, model={"hidden": [8]})
-    program = "from marless.pricing import calibration as c; c.MOST_SAMPLES = 300; c.main()"
-    done = subprocess.run(
-        [sys.executable, "-c", program], input=spec.to_json(), capture_output=True, text=True, check=True
-    )
-    found, prepared = calibration.from_text(done.stdout), prepare(spec)
+    monkeypatch.setattr(calibration, "MOST_SAMPLES", 300)
+    found, prepared = calibration.calibrate(spec), prepare(spec)
     declared = prepared.functions(initial_groups("independent", prepared.spaces))
     for update in found.updates:
         assert {(each.index, each.function, each.name, each.after) for each in update} == {

@@ -33,7 +33,7 @@ def changed(spec, scaling="", sharing="", *overrides):
     return replayed_spec(spec, scaling=scaling, sharing=sharing, overrides=overrides)
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(st.sampled_from(SCALING), st.sampled_from(SHARING), st.integers(0, 2**20))
 def test_a_run_under_its_own_policies_is_itself(scaling, sharing, seed):
     spec = spec_of(scaling=scaling, sharing=sharing)
@@ -49,7 +49,7 @@ def test_a_run_under_its_own_policies_is_itself(scaling, sharing, seed):
 def test_a_run_of_unlike_agents_under_its_own_policies_is_itself(seed):
     adversary = {"name": "mpe/simple_adversary", "options": {"agents": 4}}
     spec = spec_of(env=adversary, algorithm="mappo", **BOTH)
-    records = run_of(spec, 10, seed)
+    records = run_of(spec, 8, seed)
     assert [step.replayed for step in simulate(records, spec, spec).steps] == list(records)
 
 
