@@ -208,6 +208,25 @@ async def test_a_round_whose_carries_were_not_published_is_rolled_out_again(clus
     assert outcome(folder) == outcome(await undisturbed("ippo"))
 
 
+async def test_carries_that_the_store_could_not_take_are_published_later(
+    cluster, undisturbed, tmp_path, sampled, monkeypatch
+):
+    """The coordinator still has them, so that nothing is rolled out again."""
+    folder, real, refused = new(tmp_path), carries.publish, []
+
+    async def publish(*given: object) -> None:
+        if sampled[-1] == 4 and not refused:
+            refused.append(sampled[-1])
+            raise UnreachableError("param_store: it was away")
+        await real(*given)
+
+    monkeypatch.setattr(carries, "publish", publish)
+    await succeeded(cluster, folder)
+    assert refused == [4]
+    assert sampled == list(range(ROUNDS))
+    assert outcome(folder) == outcome(await undisturbed("ippo"))
+
+
 @SLOW
 async def test_large_carries_that_actors_publish(cluster, tmp_path):
     """A coordinator and workers die; the carries of 4,000 copies do not travel with receipts."""

@@ -9,6 +9,7 @@ import pytest_asyncio
 
 from marless.envs import registry
 from marless.errors import CorruptError, MarlessError, NotFoundError, UnavailableError
+from marless.limits import LANE_BYTES, MAX_RETURNED_BYTES
 from marless.record import LaneRecord
 from marless.rpc import carries
 from marless.rpc.param_store import ParamStore
@@ -84,6 +85,13 @@ async def undisturbed(worker: Worker, rounds: int = 4) -> list[Lane]:
     for round_ in range(rounds):
         found.append(await worker.run(round_, found[-1]))
     return found[1:]
+
+
+@pytest.mark.parametrize("actors", [1, 3, 100])
+def test_carries_return_that_are_small_together(actors):
+    most = MAX_RETURNED_BYTES // actors - LANE_BYTES
+    assert carries.is_returned(bytes(most), actors)
+    assert not carries.is_returned(bytes(most + 1), actors)
 
 
 async def test_a_lane_that_lives_and_one_that_is_loaded_in_every_round_are_equal(worker, store, job):
