@@ -238,6 +238,22 @@ async def test_a_job_that_is_cancelled_stops_the_evaluation_beside_its_update(cl
     assert await until(cluster, all_idle)
 
 
+async def test_the_last_round_of_a_cancelled_job_evaluates_its_own_policies(cluster, notes, tmp_path, monkeypatch):
+    real = Pools.update
+
+    async def update(pools: Pools, *args: object, **options: object) -> object:
+        run.cancel()
+        return await real(pools, *args, **options)
+
+    monkeypatch.setattr(Pools, "update", update)
+    monkeypatch.setattr("services.coordinator.cancelling.GRACE_S", PATIENCE_S)
+    folder = created(tmp_path / "last", spec(**one_round(notes, episodes=4) | {"stop": {"rounds": 9}}))
+    run = ready(folder, cluster.pools)
+    await run.run()
+    assert run.status.state == "CANCELLED"
+    assert [[each.rounds for each in record.evaluations] for record in folder.records()] == [[1]]
+
+
 async def test_an_update_that_fails_stops_the_evaluation_beside_it(cluster, notes, during, tmp_path, monkeypatch):
     """Red if it is only awaited: it would go on for hours."""
     real = Pools.update
