@@ -17,7 +17,7 @@ import yaml
 from marless.cli.background import StackFolder
 from marless.round_file import read
 from marless.rpc.roles import Role
-from tests.e2e.test_train import ENDLESS, JOB, WITHOUT_WORKERS
+from tests.e2e.test_train import ENDLESS, JOB, WITHOUT_WORKERS, WITNESS
 
 GONE_S = 30.0
 COMMAND = (sys.executable, "-c", "from marless.cli import command; command()")
@@ -33,7 +33,7 @@ class Place:
     def _environment(self) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("MARLESS_")}
         own = {"TMPDIR": str(self.path / "tmp"), "MARLESS_SPOOL": str(self.path / "spool"), "OMP_NUM_THREADS": "1"}
-        return kept | own | {"COLUMNS": "200"}
+        return kept | own | {"COLUMNS": "200", "PYTHONPATH": str(WITNESS)}
 
     def type(self, *words: str, **environment: str) -> tuple[int, str, str]:
         done = subprocess.run(
@@ -60,6 +60,12 @@ class Place:
             stderr=subprocess.PIPE,
             text=True,
         )
+
+    @property
+    def endless(self) -> tuple[str, ...]:
+        """Settings of a job without an end. Its steps take their time, which other processes have meanwhile."""
+        values = {"env.name": "waiting", "env.options.hold": self.path, "actors.steps": 10}
+        return (*ENDLESS, *(word for key, value in values.items() for word in ("--set", f"{key}={value}")))
 
     @property
     def stack(self) -> StackFolder:
@@ -111,7 +117,7 @@ def test_up_and_down_are_said_may_be_repeated_and_jobs_go_on_at_the_next_up(plac
     assert place.stack.supervisor() == noted["pid"]
 
     (place.path / "job.yaml").write_text(yaml.safe_dump(JOB))
-    place.type("submit", "job.yaml", "--job", "walk-away", *ENDLESS)
+    place.type("submit", "job.yaml", "--job", "walk-away", *place.endless)
     place.rounds_beyond("walk-away", 5)
     family = place.family()
     code, _, said = place.type("down")
@@ -164,7 +170,7 @@ def goes_on(place: Place, job: str) -> None:
 def test_jobs_go_on_at_the_next_up_after_their_supervisor_was_killed(place):
     (place.path / "job.yaml").write_text(yaml.safe_dump(JOB))
     place.type("up")
-    place.type("submit", "job.yaml", "--job", "walk-away", *ENDLESS)
+    place.type("submit", "job.yaml", "--job", "walk-away", *place.endless)
     supervisor, *_ = family = place.family()
     place.rounds_beyond("walk-away", 5)
     supervisor.kill()

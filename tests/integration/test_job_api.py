@@ -246,18 +246,18 @@ async def test_streams_end_with_their_coordinator_and_go_on_with_the_next(cluste
                 third.set()
 
     async with serving(server, lambda at: coordinator.build(config, at)):
-        job = await client.submit(stop={"rounds": 60})
+        job = await client.submit(stop={"rounds": 25})
         watching = asyncio.create_task(watch(job))
         logging = asyncio.create_task(client.log(job, follow=True))
         await third.wait()
     for stream in (watching, logging):
         with pytest.raises(UnavailableError, match="the coordinator is stopping; continue from the last cursor"):
             await stream
-    assert len(seen) < 60
+    assert len(seen) < 25
     async with serving(server, lambda at: coordinator.build(config, at)), asyncio.timeout(PATIENCE_S):
         await watch(job)
         assert (await client.get(job)).resumes == 1
-    assert seen == list(range(60))
+    assert seen == list(range(25))
     await client.peer.close()
 
 

@@ -29,22 +29,25 @@ from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 from tests import tokens
 from tests.integration.hosts import SERVICES, Hosts, running_hosts
 from tests.security.test_roles import METHODS, status
+from tests.templates import SCRIPTED
 
 SPREAD_S = LOOK_S + CHECK_S + 0.5
 """After so long every process shows a new token: it has looked, and its workers have been handed theirs."""
 PATIENCE_S = 60.0
-SPEC = specs.parse(
-    {
-        "env": {"name": "mpe/simple_spread", "options": {"agents": 2, "max_cycles": 5}},
+
+
+def endless(place: Path) -> specs.JobSpec:
+    """A job whose steps take their time, which other processes have meanwhile."""
+    document = {
+        "env": {"name": "waiting", "options": {"agents": 2, "max_cycles": 5, "hold": str(place)}},
         "algorithm": {"name": "ippo", "epochs": 1, "minibatches": 1},
         "model": {"hidden": [8]},
-        "actors": {"count": 2, "envs": 2, "steps": 5},
+        "actors": {"count": 2, "envs": 2, "steps": 15},
         "evaluation": {"every": 10, "episodes": 4, "random_episodes": 4},
         "checkpoint": {"every": 5, "keep": 2},
         "stop": {"rounds": 10**6},
-    },
-    "spec",
-)
+    }
+    return specs.parse(document, "spec")
 
 
 class Watched:
@@ -185,11 +188,12 @@ async def test_no_secret_is_seen_anywhere_and_new_ones_take_over_in_a_running_jo
     errors: list[str] = []
     monkeypatch.setenv("MARLESS_SPOOL", str(tmp_path / "spool"))
     (tmp_path / "spool").mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(SCRIPTED))
     async with running_hosts(tmp_path, tls) as hosts:
         watched = Watched(hosts, tls)
         address = hosts.address("coordinator")
         async with AsyncClient(address, token=watched.token(Role.CLIENT), tls_ca=watched.ca) as client:
-            await client.submit(SPEC, job="canary")
+            await client.submit(endless(tmp_path), job="canary")
             await watched.recorded_after(0.0)
             await refused_by_the_services_themselves(watched)
             for token in ("canary-of-a-stranger", watched.token(Role.ACTOR)):
