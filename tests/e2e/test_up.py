@@ -133,7 +133,6 @@ def test_up_and_down_are_said_may_be_repeated_and_jobs_go_on_at_the_next_up(plac
 
     goes_on(place, "walk-away")
     assert place.type("down") == (0, "", "marless: down")
-    assert place.type("down") == (0, "", "marless: no services were running")
 
 
 def test_a_supervisor_that_was_killed_leaves_nothing_running_and_the_next_up_starts_anew(place):
@@ -239,3 +238,5 @@ def test_in_the_foreground_it_stops_on_a_signal(place):
     process.terminate()
     assert process.wait(GONE_S) == 0
     place.assert_nothing_left(family)
+    assert place.stack.read() is None
+    assert place.type("down") == (0, "", "marless: no services were running")
