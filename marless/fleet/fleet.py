@@ -18,7 +18,7 @@ REFUSED_S = 5.0
 """Seconds after which a worker that the launcher had no room for is ordered again."""
 DRAIN_S = 5.0
 """Seconds that a released worker may take to exit."""
-TOLD_S = 2.0
+TOLD_S = 1.0
 """Seconds after the end of a worker's stream in which its launcher may say how it ended; a hung one is then killed."""
 _STILLBORN_LIMIT = 3
 _LONGEST_NAP_S = 60.0

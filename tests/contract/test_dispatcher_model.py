@@ -351,7 +351,8 @@ class FleetMachine(RuleBasedStateMachine):
 
 @pytest.fixture(autouse=True)
 def grace(monkeypatch):
-    """Put back what the model sets."""
+    """Put back what the model sets; kill a worker that hangs at once."""
+    monkeypatch.setattr("marless.fleet.fleet.TOLD_S", 0.0)
     monkeypatch.setattr(dispatch, "CANCEL_GRACE_S", LONG_S)
 
 

@@ -824,7 +824,7 @@ async def test_how_a_worker_ended_is_told_though_its_stream_ends_first(pool, mak
             told.set()
             while len(launcher.launched) < 2:  # noqa: ASYNC110  # the launcher tells nobody
                 await asyncio.sleep(0.001)
-    assert [each["how"] for each in logs if each["event"] == "worker.ended"] == ["out of memory"]
+    assert {each["how"] for each in logs if each["event"] == "worker.ended"} == {"out of memory"}
 
 
 async def test_a_hung_worker_is_killed_and_replaced(pool, make, launcher, monkeypatch):

@@ -54,9 +54,11 @@ _RECORD = "marless train examples/spread6.yaml --set actors.count=16 --set actor
 
 TREATMENTS: Mapping[str, Treatment] = {
     "README.md": Treatment(shortened={"--job spread": "--job spread --if-exists replace"}),
-    "docs/extending/net.md": Treatment(slow=True),  # as docs/extending/algorithm.md; tests/unit/nets runs its test
+    # `make test` runs the contracts that these two pages run.
+    "docs/extending/algorithm.md": Treatment(slow=True),
+    "docs/extending/net.md": Treatment(slow=True),
     "docs/policies.md": Treatment(before=(_SPREAD,), shortened={"--episodes 1000": "--episodes 10"}),
-    "docs/client.md": Treatment(before=_EMPTY, shortened={"stop.rounds=40": "stop.rounds=2"}),
+    "docs/client.md": Treatment(before=_EMPTY, shortened={"stop.rounds=40": "stop.rounds=2"}, slow=True),
     "docs/tour.md": Treatment(
         before=(*_EMPTY, "marless down"),
         shortened={f"stop.env_steps={n}": "stop.rounds=null --set stop.env_steps=400" for n in ("1e5", "2e5", "4e5")},

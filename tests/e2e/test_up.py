@@ -204,6 +204,7 @@ def test_a_stack_that_cannot_be_started_says_why(place, tmp_path):
     assert stack["found"].startswith("it gave up: param_store ended: no Redis")
 
 
+@pytest.mark.slow  # tests/security/test_secrets.py trains over TLS with tokens, too
 def test_over_tls_with_a_token(place, tls):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
