@@ -42,6 +42,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow  # test_metrics.py and test_job_api.py of tests/integration kill it, too
 def test_nobody_notices_that_the_coordinator_was_killed(running):
     assert running.type("submit", "job.yaml", "--job", "one")[:2] == (0, "one")
     watching, reading = running.start("watch", "one", "-o", "jsonl"), running.start("logs", "one", "-f", "-o", "jsonl")

@@ -319,6 +319,7 @@ def test_after_a_kill_of_the_command_everything_ends_and_resume_goes_on(undistur
     again.assert_nothing_left(family)
 
 
+@pytest.mark.slow  # test_slow_environments.py presses it, too, and test_jobs.py resumes a job that was cancelled
 def test_ctrl_c_stops_everything_and_what_was_stopped_goes_on(undisturbed, train):
     run = train(*ENDLESS, "-o", "json")
     run.until(f"round {TOLD} ")
@@ -392,6 +393,7 @@ def test_a_job_that_hangs_is_left_to_its_command_and_a_second_ctrl_c_does_not_wa
     run.assert_nothing_left(family)
 
 
+@pytest.mark.slow  # test_jobs.py has the same of a job that was submitted
 def test_a_job_that_fails_says_why_and_exits_with_100(train):
     run = train("-o", "json", "--set", "learner.device=cuda:99")
     code, out, said = run.end()

@@ -165,7 +165,7 @@ def goes_on(place: Place, job: str) -> None:
     assert place.type("wait", job)[0] == 103
 
 
-@pytest.mark.slow  # test_train has the same of a command that was killed
+@pytest.mark.slow  # test_train.py has the same of a command that was killed
 def test_jobs_go_on_at_the_next_up_after_their_supervisor_was_killed(place):
     (place.path / "job.yaml").write_text(yaml.safe_dump(JOB))
     place.type("up")

@@ -19,7 +19,7 @@ async def test_workers_that_leave_while_they_sample_lose_nothing(tmp_path):
     assert figures["accepted"] == 54
 
 
-@pytest.mark.parametrize("launcher", ["local", "external"])
+@pytest.mark.parametrize("launcher", ["local", pytest.param("external", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("workers", "remaining"), [(12, 3), pytest.param(100, 3, marks=pytest.mark.slow)])
 async def test_workers_that_leave_all_at_once_lose_nothing(tmp_path, launcher, workers, remaining, record_property):
     figures = await scale_down.at_once(tmp_path, Choice(launcher), workers=workers, remaining=remaining)
