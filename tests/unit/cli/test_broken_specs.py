@@ -209,7 +209,7 @@ def test_a_field_broken_in_many_ways_is_named_in_one_sentence(refused, path, dat
 @pytest.mark.parametrize(
     ("algorithm", "path"), OTHERS, ids=lambda each: each if isinstance(each, str) else ".".join(each)
 )
-@settings(max_examples=2)
+@settings(max_examples=4)
 @given(data=st.data())
 def test_a_broken_field_of_any_algorithm_is_named_in_one_sentence(refused, algorithm, path, data):
     schema = OTHERS[algorithm, path]
@@ -225,7 +225,7 @@ def test_an_unknown_field_of_any_algorithm_is_named_in_one_sentence(refused, alg
 
 
 @pytest.mark.parametrize("path", [path for path, schema in FIELDS.items() if schema.get("properties")], ids=".".join)
-@settings(max_examples=2)
+@settings(max_examples=4)
 @given(word=WORDS)
 def test_an_unknown_field_is_named_in_one_sentence(refused, path, word):
     name = f"{word}_"
@@ -242,7 +242,7 @@ def test_a_missing_field_is_named_in_one_sentence(refused, path):
     assert refused(document).startswith(".".join(path[:-1] if path == ("algorithm", "name") else path))
 
 
-@settings(max_examples=15)
+@settings(max_examples=30)
 @given(document=st.one_of(st.none(), st.integers(), WORDS, st.lists(st.integers()), st.dictionaries(WORDS, st.none())))
 def test_a_file_that_is_no_job_at_all(coordinator, submit, document):
     code, out, said = submit(document)

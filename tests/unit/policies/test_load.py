@@ -261,7 +261,7 @@ def teams(draw) -> tuple[dict, dict]:
     return states, groups
 
 
-@settings(max_examples=15)
+@settings(max_examples=40)
 @given(teams(), st.one_of(st.none(), st.integers(0, 4)), st.booleans(), st.integers(0, 2**32))
 def test_what_was_exported_acts_as_what_was_loaded(built, batch, explore, seed):
     states, groups = built

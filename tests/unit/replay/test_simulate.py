@@ -33,7 +33,7 @@ def changed(spec, scaling="", sharing="", *overrides):
     return replayed_spec(spec, scaling=scaling, sharing=sharing, overrides=overrides)
 
 
-@settings(max_examples=8)
+@settings(max_examples=15)
 @given(st.sampled_from(SCALING), st.sampled_from(SHARING), st.integers(0, 2**20))
 def test_a_run_under_its_own_policies_is_itself(scaling, sharing, seed):
     spec = spec_of(scaling=scaling, sharing=sharing)

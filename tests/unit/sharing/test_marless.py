@@ -187,7 +187,7 @@ def test_only_agents_of_one_class_share():
     assert [group.agents for group in decisions[38].groups] == [("h",), ("i",), ("p", "q"), ("r", "s")]
 
 
-@settings(max_examples=12)
+@settings(max_examples=25)
 @given(st.data())
 @pytest.mark.parametrize("spaces", [runs.SIX, runs.MIXED])
 def test_groups_always_part_the_agents_within_their_classes(spaces, data):
