@@ -7,7 +7,8 @@ selects some of them. `--settings` says with which settings, one after another:
 
 - own: marless with `bench.task.OWN`, peers with the settings of their runner and `bench.task.EQUAL`;
 - equal: all systems with the rate, clip and τ of `bench.task.EQUAL`, and equal batches, updates, γ, ε and nets;
-- best: each system with each of `bench.task.GRID`, all else as in equal; the table has the one with the best return.
+- best: each system with those of `bench.task.GRID` that have the best return at a seed of its own, which is not one of
+  the seeds of the table; all else as in equal.
 
 A round of marless has 4,000 env steps. MADDPG and IDDPG get continuous actions, the others discrete ones. Algorithms
 that add up all agents' rewards are left out if rewards compete.
@@ -26,6 +27,7 @@ import sys
 import time
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from bench import harness
@@ -56,6 +58,8 @@ EVALUATION_ENV_STEPS = 8_000
 """Env steps between greedy evaluations with own settings, for every algorithm and system."""
 PEERS = ("benchmarl",)
 SETTINGS: Mapping[str, tuple[Rates | None, ...]] = {"own": (None,), "equal": (EQUAL,), "best": GRID}
+CHOOSING_SEED = 1000
+"""At which the best settings are found: a maximum over the table's own runs would flatter whoever varies most."""
 
 
 def target(algorithm: str) -> float:
@@ -157,18 +161,31 @@ def peer(name: str) -> Run:
     return run
 
 
-def measured(name: str, run: Run, requests: Sequence[Request], file: RunFile) -> dict[str, list[Outcome]]:
-    """Make all runs of a system that the file does not have; returns outcomes by algorithm, those of the best rates."""
-    found: dict[str, dict[Rates | None, list[Outcome]]] = {}
-    for request in requests:
-        outcome = file.get(name, request)
+class System:
+    """A system with its finished runs."""
+
+    def __init__(self, name: str, run: Run, file: RunFile) -> None:
+        self._name, self._run, self._file = name, run, file
+
+    def measured(self, request: Request, rates: Sequence[Rates | None], seeds: int) -> list[Outcome]:
+        """The runs of an algorithm with these rates or, if there are several, with the best of them."""
+        chosen = rates[0]
+        if len(rates) > 1:
+            chosen = max(
+                rates, key=lambda each: score([self._outcome(replace(request, rates=each, seed=CHOOSING_SEED))])
+            )
+        return [self._outcome(replace(request, rates=chosen, seed=seed)) for seed in range(seeds)]
+
+    def _outcome(self, request: Request) -> Outcome:
+        outcome = self._file.get(self._name, request)
         if outcome is None:
-            outcome = run(request)
-            file.put(name, request, outcome)
-        found.setdefault(request.algorithm, {}).setdefault(request.rates, []).append(outcome)
+            outcome = self._run(request)
+            self._file.put(self._name, request, outcome)
         told = f"with {request.rates}" if request.rates else crossing(outcome.curve, target(request.algorithm))
-        harness.say(f"{request.algorithm} seed {request.seed}: {name}: {outcome.final:.2f} {outcome.sides or told}")
-    return {algorithm: max(by_rates.values(), key=score) for algorithm, by_rates in found.items()}
+        harness.say(
+            f"{request.algorithm} seed {request.seed}: {self._name}: {outcome.final:.2f} {outcome.sides or told}"
+        )
+        return outcome
 
 
 def score(outcomes: Sequence[Outcome]) -> float:
@@ -286,15 +303,13 @@ def main() -> None:
     chosen = [each for each in args.algorithms if plays(args.game, each)]
     env_steps = args.env_steps or GAMES[args.game].env_steps
 
-    def requests(which: str) -> list[Request]:
-        every = ((each, rates, seed) for each in chosen for rates in SETTINGS[which] for seed in range(args.runs))
-        return [Request(args.game, each, seed, env_steps, args.limit_s, rates) for each, rates, seed in every]
-
     results = {
-        (algorithm, name, which): outcomes
+        (algorithm, name, which): System(name, run, file).measured(
+            Request(args.game, algorithm, 0, env_steps, args.limit_s), SETTINGS[which], args.runs
+        )
         for which in args.settings
+        for algorithm in chosen
         for name, run in systems.items()
-        for algorithm, outcomes in measured(name, run, requests(which), file).items()
     }
     results = {key: results[key] for key in sorted(results, key=lambda key: chosen.index(key[0]))}
     rows = [row(args.game, *key, outcomes) for key, outcomes in results.items()]

@@ -1,11 +1,12 @@
 """What the comparison of algorithms computes from runs, and the jobs that it asks for."""
 
 from argparse import ArgumentTypeError
+from dataclasses import replace
 
 import pytest
 
 from bench import algorithms
-from bench.algorithms import SETTINGS, headline, measured, names, plays, row, settings
+from bench.algorithms import CHOOSING_SEED, SETTINGS, System, headline, names, plays, row, settings
 from bench.run_file import Outcome, Request, RunFile
 from bench.systems import Point
 from bench.task import ALGORITHMS, EQUAL, GRID
@@ -93,17 +94,20 @@ def test_equal_settings_are_valid_and_those_of_the_peer(algorithm):
         assert (per_round, config.updates, config.batch, config.target_tau) == (400, 16, 800, 0.005)
 
 
-def test_of_several_settings_the_best_are_shown():
-    requests = [Request("spread", "vdn", seed, 1, 1.0, rates) for rates in SETTINGS["best"] for seed in range(2)]
+def test_the_best_of_several_settings_are_chosen_by_a_seed_of_their_own():
+    made = []
 
     def run(request: Request) -> Outcome:
-        final = -20.0 if request.rates == GRID[2] else -21.0 - request.seed
+        made.append((request.rates, request.seed))
+        lucky = request.rates == GRID[1] and request.seed != CHOOSING_SEED
+        final = -20.0 if request.rates == GRID[2] else -10.0 if lucky else -21.0
         return Outcome((Point(24_000, 9.0, final),), -26.0, request.rates)
 
-    found = measured("marless", run, requests, RunFile(None, {}))
-    assert {each.rates for each in found["vdn"]} == {GRID[2]}
-    shown = row("spread", "vdn", "marless", "best", found["vdn"])
-    assert shown["settings"] == "best: lr 0.001, clip 10, τ 0.02"
+    file = RunFile(None, {})
+    found = System("marless", run, file).measured(Request("spread", "vdn", 0, 1, 1.0), SETTINGS["best"], 3)
+    assert made == [(rates, CHOOSING_SEED) for rates in GRID] + [(GRID[2], seed) for seed in range(3)]
+    assert [each.rates for each in found] == [GRID[2]] * 3
+    assert row("spread", "vdn", "marless", "best", found)["settings"] == "best: lr 0.001, clip 10, τ 0.02"
 
 
 def test_unknown_names_are_refused():
@@ -114,25 +118,29 @@ def test_unknown_names_are_refused():
 
 def test_runs_that_are_kept_are_not_made_again(tmp_path):
     file, made = tmp_path / "sub" / "runs.jsonl", []
-    requests = [Request("spread", "vdn", seed, 24_000, 60.0, rates) for rates in (None, EQUAL) for seed in range(2)]
+    asked = Request("spread", "vdn", 0, 24_000, 60.0)
 
     def run(request: Request) -> Outcome:
-        made.append(request)
+        made.append((request.rates, request.seed))
         if len(made) == 4:
             raise KeyboardInterrupt
         curve = (Point(12_000, 5.0, None), Point(24_000, 9.0, -20.0 - request.seed))
         return Outcome(curve, -26.5, request.rates, {"agent": 1.5})
 
+    def measured(name: str, about: dict[str, str]) -> list[list[Outcome]]:
+        system = System(name, run, RunFile(file, about))
+        return [system.measured(asked, rates, 2) for rates in ((None,), (EQUAL,))]
+
     with pytest.raises(KeyboardInterrupt):
-        measured("marless", run, requests, RunFile(file, {"cpu": "one"}))
-    found = measured("marless", run, requests, RunFile(file, {"cpu": "two"}))
-    assert made == [*requests, requests[-1]]
-    assert measured("marless", run, requests, RunFile(file, {})) == found
-    assert made == [*requests, requests[-1]]
-    measured("benchmarl", run, requests[:1], RunFile(file, {}))
-    assert made[-1] == requests[0]  # the other system's runs are its own
-    longer = Request("spread", "vdn", 0, 48_000, 60.0)
-    assert RunFile(file, {}).get("marless", longer) is None
+        measured("marless", {"cpu": "one"})
+    found = measured("marless", {"cpu": "two"})
+    once = [(None, 0), (None, 1), (EQUAL, 0), (EQUAL, 1)]
+    assert made == [*once, once[-1]]
+    assert measured("marless", {}) == found
+    assert made == [*once, once[-1]]
+    System("benchmarl", run, RunFile(file, {})).measured(asked, (None,), 1)
+    assert made[-1] == once[0]  # the other system's runs are its own
+    assert RunFile(file, {}).get("marless", replace(asked, env_steps=48_000)) is None
 
 
 def test_a_damaged_line_of_kept_runs_is_named(tmp_path):
