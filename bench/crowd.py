@@ -1,0 +1,183 @@
+"""Actor workers for `bench.scale`: real in protocol, small in process, because many share one process.
+
+`python -m bench.crowd …` serves an actor pool whose fleet launches its workers by `Crowd`. Each worker has connections,
+a stream, pulls and uploads of its own, by the code of a worker process; only the rollout itself is played once in each
+process, and its trajectory uploaded by all workers of the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+
+from marless.data.episodes import EpisodeStats
+from marless.data.trajectory import Trajectory
+from marless.errors import MarlessError
+from marless.fleet.handover import Handover
+from marless.fleet.launchers.base import ACCEPTED, Launch, Options, Order, Program
+from marless.fleet.session import WorkerOptions, work, worker_options
+from marless.fleet.watchdog import Watchdog
+from marless.nets.acting import ActingState
+from marless.rpc.client import Peer
+from marless.rpc.param_store import ParamStore
+from marless.rpc.process import configure_logging
+from marless.rpc.roles import Role
+from marless.rpc.server import run
+from marless.rpc.v1 import actor_pool_pb2
+from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
+from services.actor_pool.__main__ import build
+from services.actor_pool.actor import Actor
+from services.actor_pool.config import parse
+
+WORKERS_A_PROCESS = 250
+CONNECT_S = 300.0
+Rollouts = dict[tuple[str, int, int], tuple[Trajectory, EpisodeStats]]
+
+
+class Crowd:
+    """A launcher whose workers live in a few processes, `WORKERS_A_PROCESS` in each."""
+
+    connect_s = CONNECT_S
+
+    def __init__(self, program: Program, options: Options) -> None:
+        self._program = program
+        self._hosts: list[Process] = []
+        self._homes: dict[str, Process] = {}
+        self._readers: list[asyncio.Task[None]] = []
+        self._ended: dict[str, asyncio.Event] = {}
+
+    def capacity(self) -> None:
+        """Not known."""
+        return
+
+    async def launch(self, orders: Sequence[Order]) -> Sequence[Launch]:
+        """Start workers in the processes that have room, and more processes for the rest."""
+        for order in orders:
+            if len(self._homes) >= WORKERS_A_PROCESS * len(self._hosts):
+                await self._start_host()
+            home = min(self._hosts, key=lambda host: sum(each is host for each in self._homes.values()))
+            self._homes[order.worker], self._ended[order.worker] = home, asyncio.Event()
+            self._tell(home, start=order.worker, ticket=order.ticket)
+        return [ACCEPTED] * len(orders)
+
+    async def observe(self, worker: str) -> str:
+        """Wait until its process says that it has ended."""
+        if ended := self._ended.get(worker):
+            await ended.wait()
+        return "ended"
+
+    async def drain(self, worker: str, grace_s: float) -> None:
+        """Have its process cancel it, after this time at the latest."""
+        if home := self._homes.pop(worker, None):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(grace_s):
+                    await self._ended[worker].wait()
+            self._tell(home, stop=worker)
+            await self._ended.pop(worker).wait()
+
+    async def close(self) -> None:
+        """Kill all processes."""
+        for host in self._hosts:
+            with suppress(ProcessLookupError):
+                host.kill()
+            await host.wait()
+        await asyncio.gather(*self._readers)
+
+    async def _start_host(self) -> None:
+        command = (sys.executable, "-m", "bench.crowd", "--hosting", *self._program.arguments)
+        host = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, env=self._program.environment)
+        self._hosts.append(host)
+        self._readers.append(asyncio.create_task(self._listen(host)))
+
+    async def _listen(self, host: Process) -> None:
+        assert host.stdout is not None
+        async for line in host.stdout:
+            if ended := self._ended.get(line.decode().strip()):
+                ended.set()
+        for worker, home in self._homes.items():
+            if home is host:
+                self._ended[worker].set()
+
+    def _tell(self, host: Process, **told: str) -> None:
+        assert host.stdin is not None
+        host.stdin.write(json.dumps(told).encode() + b"\n")
+
+
+class _SameRollout(Actor):
+    """An actor that plays a rollout once in its process."""
+
+    played: Rollouts
+
+    def _act(self, task: actor_pool_pb2.RolloutTask, acting: Mapping[str, ActingState], stop: object) -> object:  # type: ignore[override]
+        key = (task.settings.env, task.settings.envs, task.settings.steps)
+        if key not in self.played:
+            self.played[key] = super()._act(task, acting, stop)  # type: ignore[arg-type]
+        return self.played[key]
+
+
+async def _worker(options: WorkerOptions, played: Rollouts) -> None:
+    """As `services.actor_pool.worker.run`."""
+    pool = Peer(options.pool, options.security, "actor_pool")
+    store = Peer(options.param_store, options.security, "param_store")
+    actor = _SameRollout(ParamStore(store), options.security)
+    actor.played = played
+    stub = ActorPoolServiceStub(pool.channel)
+    try:
+        await work(options, pool, stub.Work, actor.run)  # type: ignore[arg-type]
+    finally:
+        await actor.close()
+        await store.close()
+        await pool.close()
+
+
+async def host(make: Callable[[str, str], WorkerOptions]) -> None:
+    """Run the workers that standard input names, until it closes; prints the name of each that has ended."""
+    lines, played, running = asyncio.StreamReader(), Rollouts(), dict[str, asyncio.Task[None]]()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
+    async for line in lines:
+        told = json.loads(line)
+        if "start" in told:
+            name = told["start"]
+            running[name] = asyncio.create_task(_ended(name, _worker(make(name, told["ticket"]), played)))
+        elif task := running.pop(told["stop"], None):
+            task.cancel()
+
+
+async def _ended(name: str, worker: Awaitable[None]) -> None:
+    try:
+        await worker
+    except MarlessError as error:
+        print(f"{name}: {error}", file=sys.stderr, flush=True)  # the pool's log
+    finally:
+        print(name, flush=True)  # read by `Crowd`
+
+
+def _hosting(arguments: Sequence[str]) -> None:
+    configure_logging()
+
+    def options(name: str, ticket: str) -> WorkerOptions:
+        plain = worker_options("crowd", Role.ACTOR, [*arguments, "--worker", name])
+        return WorkerOptions(
+            *(name, plain.pool, plain.param_store, plain.security, False, Handover(ticket)), watchdog=Watchdog()
+        )
+
+    asyncio.run(host(options))
+
+
+def main() -> None:
+    """Serve the pool, or with --hosting be one of its processes of workers."""
+    if sys.argv[1:2] == ["--hosting"]:
+        _hosting(sys.argv[2:])
+        os._exit(0)
+    options = parse(sys.argv[1:])
+    sys.exit(run("actor_pool", options.server, partial(build, options, make=Crowd)))
+
+
+if __name__ == "__main__":
+    main()
