@@ -117,7 +117,7 @@ class _SameRollout(Actor):
     def _act(self, task: actor_pool_pb2.RolloutTask, acting: Mapping[str, ActingState], stop: object) -> object:  # type: ignore[override]
         key = (task.settings.env, task.settings.envs, task.settings.steps)
         if key not in self.played:
-            self.played[key] = super()._act(task, acting, stop)  # type: ignore[arg-type]
+            self.played[key] = super()._act(task, acting, stop)
         return self.played[key]
 
 
@@ -129,7 +129,7 @@ async def _worker(options: WorkerOptions, played: Rollouts) -> None:
     actor.played = played
     stub = ActorPoolServiceStub(pool.channel)
     try:
-        await work(options, pool, stub.Work, actor.run)  # type: ignore[arg-type]
+        await work(options, pool, stub.Work, actor.run)
     finally:
         await actor.close()
         await store.close()

@@ -15,16 +15,23 @@ import grpc
 
 from marless.errors import MarlessError, OverloadedError, UnavailableError, UnreachableError
 from marless.fleet.attached import Send, Worker, WorkerHungError, WorkerLostError, either, hello_of, listen
-from marless.fleet.fair_queue import FairQueue
+from marless.fleet.attendance import Attendance, Homes
 from marless.fleet.handover import Tickets
+from marless.limits import MAX_ACTORS
 from marless.log import structlog
 from marless.rpc.errors import by_name
+from marless.rpc.fair_queue import FairQueue
 from marless.rpc.v1 import common_pb2
 from marless.stopwatch import Stopwatch
 
-QUEUE_LIMIT = 4096
-HOMES = 2 * QUEUE_LIMIT
+QUEUE_LIMIT = 16 * MAX_ACTORS
+"""Tasks that may wait for a worker: those of sixteen of the largest rollouts."""
+HOMES = QUEUE_LIMIT
 """Affinities whose last worker is remembered."""
+MAX_ATTEMPTS = 8
+"""Workers that a task may lose before it fails. If one attempt in a hundred is lost, as on spot machines, a job of 1,000
+actors and 10,000 rounds ends by it with a probability of 10^7 · 0.01^8 = 10^-9. A task that kills each of its workers
+costs five more of them than it must."""
 CANCEL_GRACE_S = 5.0
 """Seconds that a worker may take to stop a cancelled task before it is disconnected."""
 MAX_TIMEOUTS = 2
@@ -40,19 +47,18 @@ class Dispatcher:
     """
 
     def __init__(
-        self, *, queue_limit: int = QUEUE_LIMIT, max_attempts: int = 3, tickets: Tickets | None = None
+        self, *, queue_limit: int = QUEUE_LIMIT, max_attempts: int = MAX_ATTEMPTS, tickets: Tickets | None = None
     ) -> None:
         self._tickets = tickets or Tickets()
         self._queue_limit = queue_limit
         self._max_attempts = max_attempts
-        self._workers: dict[str, Worker] = {}
+        self._workers = Attendance()
         self._launched_s: dict[str, float] = {}
         """Launch time of workers that have not connected yet, by the monotonic clock."""
-        self._idle: list[Worker] = []
-        self._homes: OrderedDict[str, Worker] = OrderedDict()
-        """The worker that had the last task of an affinity; those used last are at the end."""
+        self._idle: OrderedDict[Worker, None] = OrderedDict()
+        """In the order in which they became idle."""
+        self._homes = Homes(HOMES)
         self._waiting: FairQueue[asyncio.Future[Worker]] = FairQueue()
-        self._changed = asyncio.Condition()
         self._closed = ""
         self._recalled: dict[Worker, asyncio.Task[None]] = {}
         """Workers that are stopping a cancelled task."""
@@ -68,6 +74,11 @@ class Dispatcher:
     def busy(self) -> bool:
         """True while any task waits or runs."""
         return bool(self._waiting) or any(worker.running for worker in self._workers.values())
+
+    @property
+    def connected_workers(self) -> int:
+        """Number of connected workers."""
+        return len(self._workers)
 
     def workers(self) -> list[common_pb2.WorkerInfo]:
         """The connected workers, in the order in which they connected."""
@@ -168,23 +179,18 @@ class Dispatcher:
         worker = Worker(hello, send, self._since_launch(name))
         if before:
             before.lose()
-        self._workers[name] = worker
+        self._workers.arrive(name, worker)
         facts = {"pid": hello.pid, "host": hello.host, "device": hello.device, "init_s": round(worker.init_s, 3)}
         _log.info("worker.connected", worker=name, **facts)
         try:
             self._release(worker)
-            await self._notify()
             await listen(worker, messages)
         finally:
             worker.lose()
-            if self._workers.get(name) is worker:
-                del self._workers[name]
-            if worker in self._idle:
-                self._idle.remove(worker)
-            for affinity in [each for each, home in self._homes.items() if home is worker]:
-                del self._homes[affinity]
+            self._workers.leave(name, worker)
+            self._idle.pop(worker, None)
+            self._homes.leave(worker)
             _log.info("worker.disconnected", worker=name, invocations=worker.invocations)
-            await self._notify()
 
     def _since_launch(self, worker: str) -> float:
         """Seconds since a worker was launched; 0 for one that this pool did not launch."""
@@ -193,13 +199,11 @@ class Dispatcher:
 
     async def connected(self, names: list[str]) -> None:
         """Wait until all of these workers are connected."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: all(name in self._workers for name in names))
+        await self._workers.present(names)
 
     async def any_connected(self) -> None:
         """Wait until any worker is connected."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: bool(self._workers))
+        await self._workers.some()
 
     def release_order(self, names: Iterable[str]) -> list[str]:
         """These workers in the order in which to release them: idle ones first, the one that is idle longest at the
@@ -211,8 +215,7 @@ class Dispatcher:
 
     async def disconnected(self, name: str) -> None:
         """Wait until this worker's stream has ended."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: name not in self._workers)
+        await self._workers.absent(name)
 
     async def disconnect(self, name: str) -> None:
         """End the stream of a worker whose process is gone; its task is given to another worker."""
@@ -227,8 +230,7 @@ class Dispatcher:
         if worker is None:
             return
         worker.draining = True
-        if worker in self._idle:
-            self._idle.remove(worker)
+        self._idle.pop(worker, None)
         while worker.running is not None and not worker.lost.done():
             await either(worker.running, worker.lost)
         if not worker.lost.done():
@@ -311,17 +313,14 @@ class Dispatcher:
         if self._closed:
             raise UnreachableError(self._closed)
         if self._idle:
-            home = self._homes.get(affinity)
-            worker = home if home in self._idle else self._idle[0]
-            self._idle.remove(worker)
+            home = self._homes.find(affinity)
+            worker = home if home in self._idle else next(iter(self._idle))
+            del self._idle[worker]
             worker.promise()
         else:
             worker = await self._wait(job, again=again)
         if affinity:
-            self._homes[affinity] = worker
-            self._homes.move_to_end(affinity)
-            while len(self._homes) > HOMES:
-                self._homes.popitem(last=False)
+            self._homes.put(affinity, worker)
         return worker
 
     async def _wait(self, job: str, *, again: bool) -> Worker:
@@ -348,11 +347,7 @@ class Dispatcher:
                 worker.promise()
                 waiter.set_result(worker)
                 return
-        self._idle.append(worker)
-
-    async def _notify(self) -> None:
-        async with self._changed:
-            self._changed.notify_all()
+        self._idle[worker] = None
 
 
 def _too_slow(task: str, timeout_s: float, setting: str) -> UnavailableError:

@@ -96,9 +96,14 @@ class Fleet:
             task.cancel()
         await asyncio.gather(*tasks, self._batches.stop(), return_exceptions=True)
 
+    @property
+    def size(self) -> int:
+        """Number of workers that it has or is starting, with those that have dialled in by themselves."""
+        return max(self._wanted, self._dispatcher.connected_workers)
+
     async def ready(self) -> bool:
         """False while no worker is available: the last launches failed and none is connected."""
-        return not self._given_up or bool(self._dispatcher.workers())
+        return not self._given_up or self._dispatcher.connected_workers > 0
 
     async def ensure(self, workers: int) -> None:
         """Start workers until there are this many or the pool's limit is reached; returns once one is connected.
@@ -107,7 +112,7 @@ class Fleet:
         jobs wait, if the launcher refuses to start one.
         """
         self.expect(workers)
-        if self._dispatcher.workers():
+        if self._dispatcher.connected_workers:
             return
         self._awaited += 1  # or the idle fleet would be released again
         try:
@@ -158,7 +163,7 @@ class Fleet:
         tasks = dict(self._tasks)
         ready = asyncio.create_task(condition)
         refused = asyncio.create_task(self._refused.wait())
-        deciding = [ready, *tasks.values(), *([] if self._dispatcher.workers() else [refused])]
+        deciding = [ready, *tasks.values(), *([] if self._dispatcher.connected_workers else [refused])]
         connect_s = self._launcher.connect_s
         self._awaited += 1
         try:
@@ -207,7 +212,7 @@ class Fleet:
         self._refused.set() if launch.outcome is Outcome.REFUSED else self._refused.clear()
         if launch.outcome in (Outcome.REFUSED, Outcome.UNKNOWN):
             _log.warning(f"worker.{launch.outcome.value}", worker=name, reason=launch.reason)
-        if launch.outcome is Outcome.REFUSED and not self._dispatcher.workers():
+        if launch.outcome is Outcome.REFUSED and not self._dispatcher.connected_workers:
             self._dispatcher.fail_waiting(self._no_workers(), OverloadedError)
         return launch
 
@@ -217,7 +222,7 @@ class Fleet:
     def _give_up(self, reason: str) -> str:
         self._given_up = True
         _log.error("worker.given_up", reason=reason)
-        if not self._dispatcher.workers():
+        if not self._dispatcher.connected_workers:
             self._dispatcher.fail_waiting(reason)
         return reason
 

@@ -15,6 +15,8 @@ from marless.fleet.launchers.base import Launcher
 from services.actor_pool.rollouts import Rollouts
 
 PREFIX = "background"
+ATTEMPTS = 3
+"""Workers that a batch of episodes may lose; without them a job goes on, and only lacks its random baseline."""
 KEEP_ALIVE_S = 10.0
 """Seconds that it stays idle at most: it takes 65 MB, and is needed once per job."""
 
@@ -35,7 +37,7 @@ class Background:
 @asynccontextmanager
 async def background(launcher: Launcher, keep_alive_s: float) -> AsyncIterator[Background]:
     """Provide the background worker: it starts when it is needed, and is stopped when the context ends."""
-    dispatcher = Dispatcher()
+    dispatcher = Dispatcher(max_attempts=ATTEMPTS)
     async with Fleet(
         *(dispatcher, launcher),
         prefix=PREFIX,

@@ -19,9 +19,10 @@ from marless.rpc.v1 import actor_pool_pb2, common_pb2
 from marless.stopwatch import Stopwatch
 
 WINDOW = 256
-"""Actors of one rollout that are queued at once; the others follow as these finish."""
-MAX_ROLLOUTS = QUEUE_LIMIT // WINDOW
-"""Rollouts that run at once; others wait, so that the task queue has room for the windows of all of them."""
+"""Actors of one rollout that are queued or run at once, if the pool has no more workers; the others follow as these
+finish."""
+MAX_ROLLOUTS = QUEUE_LIMIT // MAX_ACTORS
+"""Rollouts that run at once; others wait, so that the task queue has room for the actors of all of them."""
 _DIGEST = re.compile("[0-9a-f]{64}")
 _FUNCTION = {
     actor_pool_pb2.ROLLOUT_MODE_TRAIN: "actor",
@@ -48,7 +49,8 @@ class Rollouts:
             await self._fleet.ensure(actors)
             queued, indices = Stopwatch.start(), iter(range(actors))
             lanes = {lane.lane: lane for lane in request.lanes}
-            windows = (self._run_some(request, actors, lanes, indices, queued) for _ in range(min(actors, WINDOW)))
+            window = min(actors, max(WINDOW, self._fleet.size))
+            windows = (self._run_some(request, actors, lanes, indices, queued) for _ in range(window))
             done = {index: result for some in await gather(windows) for index, result in some}
         results = [done[index] for index in range(actors)]
         return actor_pool_pb2.RolloutResponse(

@@ -16,9 +16,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from marless.errors import MarlessError, OverloadedError
 from marless.fleet import dispatch
 from marless.fleet.dispatch import Dispatcher
-from marless.fleet.fair_queue import FairQueue
 from marless.fleet.fleet import Fleet
 from marless.fleet.launchers.base import ACCEPTED, Launch, Order, Outcome
+from marless.rpc.fair_queue import FairQueue
 from marless.rpc.v1 import common_pb2
 
 QUEUE, LIMIT, GRACE_S, LONG_S = 6, 3, 0.02, 600.0

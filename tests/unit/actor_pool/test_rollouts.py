@@ -8,6 +8,7 @@ import pytest
 
 from marless.errors import SpecError
 from marless.fleet.dispatch import QUEUE_LIMIT, Dispatcher
+from marless.limits import MAX_ACTORS
 from marless.rpc.v1.actor_pool_pb2 import (
     ROLLOUT_MODE_GREEDY,
     ROLLOUT_MODE_RANDOM,
@@ -37,6 +38,8 @@ def test_seeds_stay_what_they_are_so_that_old_runs_can_be_repeated():
 
 class Recorder:
     """Stands for dispatcher and fleet; finishes tasks in the opposite order."""
+
+    size = 0
 
     def __init__(self) -> None:
         self.wanted = 0
@@ -141,10 +144,15 @@ async def test_requests_that_cannot_work_are_refused(fields):
 class Workers:
     """A real dispatcher with workers that answer at once, in this process."""
 
+    @property
+    def size(self) -> int:
+        return self.dispatcher.connected_workers
+
     def __init__(self) -> None:
         self.dispatcher = Dispatcher()
         self.most_queued = 0
         self.ran: list[str] = []
+        self.together = asyncio.Barrier(1)
 
     async def ensure(self, workers: int) -> None: ...
 
@@ -158,6 +166,7 @@ class Workers:
                 task = (await asked.get()).task
                 self.most_queued = max(self.most_queued, self.dispatcher.queued)
                 self.ran.append(task.id.partition("/")[0])
+                await self.together.wait()
                 receipt = RolloutReceipt(index=RolloutTask.FromString(task.payload).index).SerializeToString()
                 yield WorkerMessage(result=TaskResult(id=task.id, attempt=task.attempt, payload=receipt))
 
@@ -178,11 +187,29 @@ async def test_rollouts_larger_than_the_queue_wait_in_it_and_all_succeed():
         responses = await asyncio.gather(*map(rollouts.run, requests))
     assert [len(response.receipts) for response in responses] == list(sizes.values())
     assert [receipt.index for receipt in responses[0].receipts] == list(range(2500))
-    assert workers.most_queued < QUEUE_LIMIT
+    assert workers.most_queued <= 2 * WINDOW + 2 * 20
     first_b, last_small = workers.ran.index("b"), max(at for at, job in enumerate(workers.ran) if job.startswith("sm"))
     assert (first_b < 10, last_small < 1000) == (True, True), "jobs take turns"
     for each in serving:
         each.cancel()
+
+
+async def test_a_rollout_uses_all_workers_of_a_large_pool_at_once():
+    """Red before: 256 of a rollout's actors ran at once, however many workers there were."""
+    workers = Workers()
+    rollouts, several = Rollouts(workers.dispatcher, workers), 2 * WINDOW + 10
+    workers.together = asyncio.Barrier(several)  # a task ends only once as many run as there are workers
+    serving = [asyncio.create_task(workers.serve(f"w-{index}")) for index in range(several)]
+    await workers.dispatcher.connected([f"w-{index}" for index in range(several)])
+    request = RolloutRequest(job="a", settings=SETTINGS, mode=ROLLOUT_MODE_TRAIN, actors=several)
+    async with asyncio.timeout(30):
+        assert len((await rollouts.run(request)).receipts) == several
+    for each in serving:
+        each.cancel()
+
+
+async def test_the_queue_has_room_for_as_many_of_the_largest_rollouts_as_run_at_once():
+    assert MAX_ROLLOUTS * MAX_ACTORS <= QUEUE_LIMIT
 
 
 async def test_more_rollouts_than_the_queue_has_room_for_wait_for_one_of_them_to_end():
@@ -196,7 +223,10 @@ async def test_more_rollouts_than_the_queue_has_room_for_wait_for_one_of_them_to
     running = [asyncio.create_task(rollouts.run(request)) for request in requests]
     for _ in range(20):
         await asyncio.sleep(0)
-    assert (workers.dispatcher.queued, [each for each in running if each.done()]) == (QUEUE_LIMIT, [])
+    assert (workers.dispatcher.queued, [each for each in running if each.done()]) == (
+        MAX_ROLLOUTS * WINDOW,
+        [],
+    )
     for each in running:
         each.cancel()
     await asyncio.wait(running)
