@@ -11,6 +11,7 @@ import asyncio
 import json
 import os
 import sys
+import threading
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -114,7 +115,9 @@ class _SameRollout(Actor):
 
     played: Rollouts
 
-    def _act(self, task: actor_pool_pb2.RolloutTask, acting: Mapping[str, ActingState], stop: object) -> object:  # type: ignore[override]
+    def _act(
+        self, task: actor_pool_pb2.RolloutTask, acting: Mapping[str, ActingState], stop: threading.Event
+    ) -> tuple[Trajectory, EpisodeStats]:
         key = (task.settings.env, task.settings.envs, task.settings.steps)
         if key not in self.played:
             self.played[key] = super()._act(task, acting, stop)

@@ -29,9 +29,8 @@ QUEUE_LIMIT = 16 * MAX_ACTORS
 HOMES = QUEUE_LIMIT
 """Affinities whose last worker is remembered."""
 MAX_ATTEMPTS = 8
-"""Workers that a task may lose before it fails. If one attempt in a hundred is lost, as on spot machines, a job of 1,000
-actors and 10,000 rounds ends by it with a probability of 10^7 · 0.01^8 = 10^-9. A task that kills each of its workers
-costs five more of them than it must."""
+"""Workers that a task may lose before it fails. If one attempt in a hundred is lost, as on spot machines, a job of
+1,000 actors and 10,000 rounds ends by it with a probability of 10^7 · 0.01^8 = 10^-9."""
 CANCEL_GRACE_S = 5.0
 """Seconds that a worker may take to stop a cancelled task before it is disconnected."""
 MAX_TIMEOUTS = 2
@@ -314,7 +313,7 @@ class Dispatcher:
             raise UnreachableError(self._closed)
         if self._idle:
             home = self._homes.find(affinity)
-            worker = home if home in self._idle else next(iter(self._idle))
+            worker = home if home and home in self._idle else next(iter(self._idle))
             del self._idle[worker]
             worker.promise()
         else:

@@ -50,8 +50,8 @@ async def come_and_go(count: int) -> int:
                 await asyncio.sleep(0)
             await everyone
             ends.set()
-            while dispatcher.connected_workers:
-                await asyncio.sleep(0)
+            for name in names:
+                await dispatcher.disconnected(name)
         finally:
             sys.setprofile(None)
     return calls
