@@ -75,6 +75,11 @@ class Dispatcher:
         return bool(self._waiting) or any(worker.running for worker in self._workers.values())
 
     @property
+    def admits_others(self) -> bool:
+        """True if workers may dial in that the pool has not launched."""
+        return self._tickets.others
+
+    @property
     def connected_workers(self) -> int:
         """Number of connected workers."""
         return len(self._workers)

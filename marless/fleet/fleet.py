@@ -12,10 +12,13 @@ from marless.errors import OverloadedError, SpecError, UnavailableError, Unreach
 from marless.fleet.dispatch import Dispatcher
 from marless.fleet.launchers.base import Launch, Launcher, Order, Outcome
 from marless.fleet.launchers.batches import Batches
+from marless.limits import MAX_ACTORS
 from marless.log import structlog
 
 REFUSED_S = 5.0
 """Seconds after which a worker that the launcher had no room for is ordered again."""
+SPARE_STREAMS = 64
+"""Streams of a pool that nobody may dial in to: those whose worker has just ended, or shows no ticket."""
 DRAIN_S = 5.0
 """Seconds that a released worker may take to exit."""
 TOLD_S = 1.0
@@ -100,6 +103,12 @@ class Fleet:
     def size(self) -> int:
         """Number of workers that it has or is starting, with those that have dialled in by themselves."""
         return max(self._wanted, self._dispatcher.connected_workers)
+
+    def most_streams(self) -> int:
+        """How many streams of workers the pool may have now: twice its workers, because those that lost their
+        connection may connect anew before the old stream has ended, and room for those that may dial in.
+        """
+        return 2 * self.size + (2 * MAX_ACTORS if self._dispatcher.admits_others else SPARE_STREAMS)
 
     async def ready(self) -> bool:
         """False while no worker is available: the last launches failed and none is connected."""

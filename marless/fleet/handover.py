@@ -96,6 +96,11 @@ class Tickets:
         self._others = others
         self._issued: dict[str, str] = {}
 
+    @property
+    def others(self) -> bool:
+        """True if workers are admitted that the pool has not launched."""
+        return self._others
+
     def issue(self, worker: str) -> str:
         """Create a ticket for the worker about to be launched under this name; invalidates earlier ones."""
         self._issued[worker] = new_ticket()

@@ -19,7 +19,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from marless.envs import allowed
-from marless.errors import MarlessError, SpecError, UnavailableError, told
+from marless.errors import MarlessError, OverloadedError, SpecError, UnavailableError, told
 from marless.fleet import environment, orphans
 from marless.fleet.handover import Handed, Handover, listen
 from marless.fleet.watchdog import Watchdog
@@ -203,7 +203,7 @@ async def _tell_end(stream: Stream, worker: str) -> None:
         return
     details, trailer = await stream.details(), await stream.trailing_metadata()
     reason = from_rpc(grpc.aio.AioRpcError(code, None, trailer, details), "its pool")
-    if not isinstance(reason, UnavailableError):
+    if not isinstance(reason, UnavailableError | OverloadedError):
         raise reason
     _log.warning("worker.pool_lost", worker=worker, code=code.name, reason=str(reason))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import AsyncIterator, Iterable, Iterator
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
@@ -24,6 +24,14 @@ _HEADER_TAG = 0x0A  # field 1, length-delimited
 _DATA_TAG = 0x12  # field 2, length-delimited
 
 Header = TypeVar("Header", bound=Message)
+
+
+class Writer(Protocol):
+    """What a download is sent to: the context of its call."""
+
+    async def write(self, message: bytes) -> None:
+        """Send a frame; returns once it is on its way."""
+        ...
 
 
 def identity(frame: bytes) -> bytes:
@@ -66,6 +74,15 @@ def checksum(header: Message, buffers: Iterable[memoryview | bytes]) -> int:
     for buffer in buffers:
         crc = zlib.crc32(buffer, crc)
     return crc
+
+
+async def write(writer: Writer, frame: bytes) -> None:
+    """Send one frame of a download; raises UnreachableError if its reader does not take it in time (`STALL_S`)."""
+    try:
+        async with asyncio.timeout(STALL_S):
+            await writer.write(frame)
+    except TimeoutError:
+        raise UnreachableError(f"no frame was taken within {STALL_S:g} s; read it again") from None
 
 
 async def read_header(stream: AsyncIterator[bytes], kind: type[Header], *, within_s: float | None = None) -> Header:

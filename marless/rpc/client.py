@@ -11,6 +11,7 @@ from google.protobuf.message import Message
 
 from marless.rpc import chunks
 from marless.rpc.addresses import is_local
+from marless.rpc.admission import JOB_KEY
 from marless.rpc.errors import from_rpc
 from marless.rpc.security import Security
 
@@ -111,7 +112,7 @@ class Peer:
             f"/{PACKAGE}.{method}", request_serializer=chunks.identity, response_deserializer=reply.FromString
         )
         try:
-            return await call(chunks.frames(header, buffers), timeout=timeout_s, metadata=self.metadata)
+            return await call(chunks.frames(header, buffers), timeout=timeout_s, metadata=self._of_job(header))
         except grpc.aio.AioRpcError as error:
             raise from_rpc(error, self._name) from None
 
@@ -142,13 +143,18 @@ class Peer:
             request_serializer=type(request).SerializeToString,
             response_deserializer=None,
         )
-        call = frames_of(request, timeout=timeout_s, metadata=self.metadata)
+        call = frames_of(request, timeout=timeout_s, metadata=self._of_job(request))
         try:
             yield aiter(call)
         except grpc.aio.AioRpcError as error:
             raise from_rpc(error, self._name) from None
         finally:
             call.cancel()
+
+    def _of_job(self, message: Message) -> tuple[tuple[str, str], ...]:
+        """The metadata of a transfer, with its job if it has one, so that jobs take turns while transfers wait."""
+        job = getattr(message, "job", "")
+        return (*self.metadata, (JOB_KEY, job)) if job and job.isascii() and job.isprintable() else self.metadata
 
     async def close(self) -> None:
         """Close the channel; calls in flight are cancelled."""

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import math
 import os
+import resource
 import signal
 import socket
 import stat
@@ -13,7 +14,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from marless.errors import MarlessError, SpecError
 from marless.log import structlog
 from marless.rpc import chunks
 from marless.rpc.addresses import advertised, host_of
+from marless.rpc.admission import AdmissionInterceptor, Limits
 from marless.rpc.certificates import check_served
 from marless.rpc.client import KEEPALIVE, MAX_MESSAGE_BYTES, PACKAGE
 from marless.rpc.errors import ErrorInterceptor
@@ -41,9 +43,11 @@ from marless.rpc.process import (
 from marless.rpc.roles import Role
 from marless.rpc.security import Security, TokenInterceptor
 
-MAX_CONCURRENT_RPCS = 512
+MAX_OPEN_RPCS = 20_000
+"""RPCs that a service has open, whatever they do; beyond it gRPC itself refuses more. Most wait: see `admission`."""
 MAX_REQUEST_BYTES = 4 * 2**20
-"""Size limit of a message; times the number of RPCs, it bounds a service's memory. Bulk frames and specs have 1 MiB."""
+"""Size limit of a message; times the number of RPCs that are served at a time, it bounds a service's memory. Bulk
+frames and specs have 1 MiB."""
 CONNECTION_S = 20.0
 """Age at which a connection accepts no new calls; it closes when its calls have ended, and the next call reconnects.
 
@@ -88,6 +92,8 @@ class Service:
     """Called first when stopping, to end streams that would otherwise last until their clients disconnect."""
     name: str = ""
     """Name of the service in its proto, for reflection."""
+    limits: Limits = field(default_factory=dict)
+    """Methods with limits of their own; see `marless.rpc.admission`."""
     figures: Figures = tuple
     """Its Prometheus metrics, in addition to those of RPCs; see `marless.rpc.metrics`."""
 
@@ -146,12 +152,19 @@ def run(service: str, options: ServerOptions, build: Build) -> int:
     """Run a service until a signal or the end of stdin stops it; returns 0, or 1 after an error message on stderr."""
     configure_logging()
     forget_secrets()
+    allow_many_files()
     try:
         asyncio.run(_run(service, options, build))
     except MarlessError as error:
         print(f"{service}: {error}", file=sys.stderr)  # noqa: T201  # the final error message, for people
         return 1
     return 0
+
+
+def allow_many_files() -> None:
+    """Raise the limit of open files to its hard limit: each worker has a connection, each queued job a lock file."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 async def _run(service: str, options: ServerOptions, build: Build) -> None:
@@ -176,21 +189,23 @@ async def serving(options: ServerOptions, build: Build) -> AsyncIterator[str]:
 
     On exit it reports NOT_SERVING, drains the service, and stops the server with a grace period of `DRAIN_S`.
     """
-    metrics = Metrics() if options.metrics else None
+    metrics, admission = Metrics() if options.metrics else None, AdmissionInterceptor()
     server = grpc.aio.server(
         interceptors=(
             TokenInterceptor(options.security),
             *((metrics.interceptor,) if metrics else ()),
+            admission,
             ErrorInterceptor(),
         ),
         options=_OPTIONS,
-        maximum_concurrent_rpcs=MAX_CONCURRENT_RPCS,
+        maximum_concurrent_rpcs=MAX_OPEN_RPCS,
     )
     healthy = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
     address = advertised(_bind(server, options), options.advertise)
     end_s = _check_certificate(options.security, address)
     async with build(address) as service, AsyncExitStack() as stack:
+        admission.set(service.limits)
         if metrics:
             await stack.enter_async_context(metrics.served(options.metrics, options.security, service.figures))
         service.register(server)

@@ -16,6 +16,7 @@ from marless.fleet.fleet import Fleet
 from marless.fleet.handover import Tickets
 from marless.fleet.launchers.base import Program
 from marless.fleet.launchers.registry import Make, launching
+from marless.rpc.admission import Streams
 from marless.rpc.roles import Role
 from marless.rpc.server import Service, run
 from marless.rpc.v1.actor_pool_pb2_grpc import add_ActorPoolServiceServicer_to_server
@@ -63,7 +64,11 @@ async def build(config: Config, address: str, make: Make | None = None) -> Async
         async def stop() -> None:
             await asyncio.gather(fleet.stop(), *([behind.fleet.stop()] if behind else []))
 
-        yield Service(register, fleet.ready, stop, "ActorPoolService", partial(figures, dispatcher))
+        yield Service(
+            *(register, fleet.ready, stop, "ActorPoolService"),
+            limits={"Work": Streams(fleet.most_streams)},
+            figures=partial(figures, dispatcher),
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -10,6 +9,7 @@ from functools import partial
 
 from marless.envs import allowed
 from marless.fleet import orphans
+from marless.rpc.admission import Streams
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
 from marless.rpc.server import Service, run
@@ -19,6 +19,9 @@ from services.coordinator.jobs import Jobs
 from services.coordinator.pools import Pools
 from services.coordinator.readiness import Readiness
 from services.coordinator.servicer import CoordinatorServicer
+
+WATCHERS = 512
+"""Clients that follow jobs, and as many that follow logs."""
 
 
 @asynccontextmanager
@@ -32,20 +35,17 @@ async def build(config: Config, _address: str) -> AsyncIterator[Service]:
         jobs = await stack.enter_async_context(Jobs(config.runs, pools, config.jobs))
         readiness = await stack.enter_async_context(Readiness(peers, jobs.runs))
         servicer = CoordinatorServicer(jobs, readiness)
-        yield Service(servicer.register, readiness.ready, jobs.stop, "CoordinatorService", partial(figures, jobs))
-
-
-def allow_many_files() -> None:
-    """Raise the limit of open files to its hard limit: each queued job keeps the lock file of its run folder open."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        yield Service(
+            *(servicer.register, readiness.ready, jobs.stop, "CoordinatorService"),
+            limits={"WatchJob": Streams(lambda: WATCHERS), "StreamLogs": Streams(lambda: WATCHERS)},
+            figures=partial(figures, jobs),
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the service with these command-line arguments (by default, those of this process) to its end."""
     options = parse(arguments)
     allowed.allow(options.env_modules)
-    allow_many_files()
     orphans.end_of_dead_pools()
     with orphans.contained():  # preparing a job makes its environment once, to read its spaces
         sys.exit(run("coordinator", options.server, partial(build, options)))

@@ -14,6 +14,7 @@ from marless.fleet.fleet import Fleet
 from marless.fleet.handover import Tickets
 from marless.fleet.launchers.base import Program
 from marless.fleet.launchers.registry import Make, launching
+from marless.rpc.admission import Streams, Transfers
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
 from marless.rpc.refs import Loans
@@ -25,6 +26,9 @@ from services.learner_pool.intake import Intake
 from services.learner_pool.replays import Replays
 from services.learner_pool.servicer import LearnerPoolServicer
 from services.learner_pool.updates import Updates
+
+UPLOADS = 256
+"""Trajectories that are received at a time; others wait for their turn."""
 
 
 @asynccontextmanager
@@ -60,7 +64,11 @@ async def build(config: Config, address: str, make: Make | None = None) -> Async
             shown = partial(figures, dispatcher, intake, replays)
             try:
                 async with fleet:
-                    yield Service(servicer.register, fleet.ready, fleet.stop, "LearnerPoolService", shown)
+                    yield Service(
+                        *(servicer.register, fleet.ready, fleet.stop, "LearnerPoolService"),
+                        limits={"Work": Streams(fleet.most_streams), "Upload": Transfers(UPLOADS)},
+                        figures=shown,
+                    )
             finally:
                 await updates.stop()
     finally:

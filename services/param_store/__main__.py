@@ -7,14 +7,18 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
+from marless.rpc.admission import Streams, Transfers
 from marless.rpc.server import Service, run
 from services.param_store import redis_server
 from services.param_store.config import Config, parse
 from services.param_store.connection import connected
 from services.param_store.figures import figures
 from services.param_store.servicer import ParamStoreServicer
-from services.param_store.store import VersionStore
+from services.param_store.store import WATCHES, VersionStore
 from services.param_store.uploads import Uploads
+
+READS, PUBLISHES = 32, 64
+"""Transfers at a time; others wait for their turn. One process is no faster with more, and each holds up to 10 MB."""
 
 
 @asynccontextmanager
@@ -25,7 +29,13 @@ async def build(config: Config, _address: str) -> AsyncIterator[Service]:
         uploads = Uploads(config.intake_bytes)
         servicer = ParamStoreServicer(store, uploads)
         yield Service(
-            servicer.register, store.ready, store.drain, "ParamStoreService", partial(figures, provided, uploads)
+            *(servicer.register, store.ready, store.drain, "ParamStoreService"),
+            limits={
+                "Get": Transfers(READS),
+                "Publish": Transfers(PUBLISHES),
+                "Watch": Streams(lambda: WATCHES),
+            },
+            figures=partial(figures, provided, uploads),
         )
 
 

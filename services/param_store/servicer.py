@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import grpc
@@ -16,6 +17,7 @@ from marless.rpc.v1.param_store_pb2_grpc import (
     ParamStoreServiceServicer,
     add_ParamStoreServiceServicer_to_server,
 )
+from services.param_store.frames import SharedFrames
 from services.param_store.keys import Part
 from services.param_store.store import Listed, Version, VersionStore, Write
 from services.param_store.uploads import Uploads
@@ -29,6 +31,7 @@ class ParamStoreServicer(ParamStoreServiceServicer):
     def __init__(self, store: VersionStore, uploads: Uploads) -> None:
         self._store = store
         self._uploads = uploads
+        self._frames = SharedFrames()
 
     def register(self, server: grpc.aio.Server) -> None:
         """Add this servicer to a server; Publish and Get transfer raw frames."""
@@ -56,7 +59,7 @@ class ParamStoreServicer(ParamStoreServiceServicer):
 
     async def Get(  # type: ignore[override]  # noqa: N802  # raw frames, see register
         self, request: param_store_pb2.GetRequest, context: Context
-    ) -> AsyncIterator[bytes]:
+    ) -> None:
         """Stream versions."""
         check_number("the number of policies", len(request.policies), 0, MAX_POLICIES)
         check_names("parts", request.parts, MAX_PARTS)
@@ -64,10 +67,12 @@ class ParamStoreServicer(ParamStoreServiceServicer):
         versions = await self._store.read(request.job, [(each.policy, each.version) for each in request.policies])
         header = param_store_pb2.GetHeader(policies=[_stored(version, request.parts) for version in versions])
         for frame in chunks.frames(header, ()):
-            yield frame
-        async for batch in self._store.pieces(request.job, versions, request.parts):
-            for frame in chunks.data_frames(batch):
-                yield frame
+            await chunks.write(context, frame)
+        parts = [version.part(name) for version in versions for name in request.parts]
+        read = partial(self._store.pieces, request.job, versions, request.parts)
+        what = (request.job, tuple((each.policy, each.version) for each in versions), tuple(request.parts))
+        async for frame in self._frames.of(what, parts, read):
+            await chunks.write(context, frame)
 
     async def Watch(  # noqa: N802
         self, request: param_store_pb2.WatchRequest, context: Context

@@ -169,7 +169,7 @@ async def test_who_is_refused_for_now_is_told_when_to_try_again(tmp_path):
 
 
 async def test_what_grpc_itself_refuses_passes_unless_it_is_too_long(tmp_path, monkeypatch):
-    monkeypatch.setattr("marless.rpc.server.MAX_CONCURRENT_RPCS", 1)
+    monkeypatch.setattr("marless.rpc.server.MAX_OPEN_RPCS", 1)
     release = asyncio.Event()
 
     class Busy(Probe):

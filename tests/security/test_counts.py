@@ -195,4 +195,4 @@ async def test_a_read_asks_for_no_more(policies, parts):
     asked = [common_pb2.PolicyVersion(policy=f"p{k}") for k in range(policies)]
     request = param_store_pb2.GetRequest(job="job", policies=asked, parts=[f"part-{k}" for k in range(parts)])
     with pytest.raises(SpecError, match=r"the number of .* is (4,097|17)"):
-        await anext(ParamStoreServicer(None, None).Get(request, None))
+        await ParamStoreServicer(None, None).Get(request, None)

@@ -17,6 +17,7 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from marless.errors import OverloadedError
 from marless.rpc import security, server
+from marless.rpc.admission import MAX_CALLS
 from marless.rpc.client import Peer
 from marless.rpc.health import is_serving
 from marless.rpc.roles import Role
@@ -177,7 +178,7 @@ async def calls_without_a_request(running: Running) -> None:
     """More than may go on at a time: each waits for a request that does not come, or ends without one."""
     ended = await answered(running.address, calling(last=True))
     assert b"grpc-status\x013" in ended  # INVALID_ARGUMENT
-    open_ones = [calling(last=False)] * (server.MAX_CONCURRENT_RPCS + 10)
+    open_ones = [calling(last=False)] * (MAX_CALLS + 10)
     host, _, port = running.address.rpartition(":")
     connections = [socket.create_connection((host, int(port))) for _ in open_ones]
     for connection, sent in zip(connections, open_ones, strict=True):
@@ -269,7 +270,7 @@ def test_the_limit_leaves_room_for_what_services_say():
 
 async def test_strangers_keep_nobody_out_who_has_a_token(tmp_path, monkeypatch):
     """Watching health for ever, asking for it without ever sending the request, and calling what they may not."""
-    monkeypatch.setattr(server, "MAX_CONCURRENT_RPCS", 40)
+    monkeypatch.setattr(server, "MAX_OPEN_RPCS", 40)
     monkeypatch.setattr(security, "MAX_STRANGERS", 8)
     async with everything("127.0.0.1:0", Security(tokens=tokens.made(tmp_path / "tokens"))) as address:
         channel, peer = grpc.aio.insecure_channel(address), Peer(address, tokens.client(Role.OPERATOR))
