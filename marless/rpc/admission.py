@@ -52,13 +52,14 @@ Limits = Mapping[str, Streams | Transfers]
 
 
 @dataclass
-class _Turns:
+class Turns:
     """Turns at one kind of transfer, fair between jobs."""
 
     free: int
     waiting: FairQueue[asyncio.Future[None]] = field(default_factory=FairQueue)
 
     async def take(self, job: str) -> None:
+        """Wait for a turn; raises OverloadedError if too many wait already."""
         if self.free:
             self.free -= 1
             return
@@ -74,6 +75,7 @@ class _Turns:
             raise
 
     def give_back(self) -> None:
+        """End a turn; the next one begins."""
         while self.waiting:
             turn = self.waiting.take()
             if not turn.done():
@@ -90,12 +92,12 @@ class AdmissionInterceptor(grpc.aio.ServerInterceptor):
         self._running: Counter[str] = Counter()
         """Calls by kind: the method's name for streams, "" for those without a limit of their own."""
         self._limits: Limits = {}
-        self._turns: dict[str, _Turns] = {}
+        self._turns: dict[str, Turns] = {}
 
     def set(self, limits: Limits) -> None:
         """Set the limits of single methods, before the first call."""
         self._limits = limits
-        self._turns = {name: _Turns(each.at_once) for name, each in limits.items() if isinstance(each, Transfers)}
+        self._turns = {name: Turns(each.at_once) for name, each in limits.items() if isinstance(each, Transfers)}
 
     async def intercept_service(
         self,

@@ -19,6 +19,8 @@ PIECE_BYTES = 2**20
 HEADER_BYTES = 2**20
 STALL_S = 10.0
 """Seconds that each 1 MiB of a transfer may take; a slower one is aborted, because it occupies memory others need."""
+TAKEN_S = 30.0
+"""Seconds within which the reader of a download takes its next frame; of many readers, some are slow."""
 _UNCHECKED = ("crc32", "epoch")
 _HEADER_TAG = 0x0A  # field 1, length-delimited
 _DATA_TAG = 0x12  # field 2, length-delimited
@@ -77,12 +79,12 @@ def checksum(header: Message, buffers: Iterable[memoryview | bytes]) -> int:
 
 
 async def write(writer: Writer, frame: bytes) -> None:
-    """Send one frame of a download; raises UnreachableError if its reader does not take it in time (`STALL_S`)."""
+    """Send one frame of a download; raises UnreachableError if its reader does not take it in time (`TAKEN_S`)."""
     try:
-        async with asyncio.timeout(STALL_S):
+        async with asyncio.timeout(TAKEN_S):
             await writer.write(frame)
     except TimeoutError:
-        raise UnreachableError(f"no frame was taken within {STALL_S:g} s; read it again") from None
+        raise UnreachableError(f"no frame was taken within {TAKEN_S:g} s; read it again") from None
 
 
 async def read_header(stream: AsyncIterator[bytes], kind: type[Header], *, within_s: float | None = None) -> Header:

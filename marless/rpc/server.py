@@ -67,6 +67,9 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (  # Any: gRPC option values are ints or
     ("grpc.http2.max_ping_strikes", 0),  # clients ping idle channels too
     ("grpc.server_handshake_timeout_ms", 3_000),
     ("grpc.max_connection_age_ms", round(CONNECTION_S * 1000)),
+    # RPCs that this process has not looked at yet. From 1,000 on, gRPC would cancel some of them at random.
+    ("grpc.server.max_pending_requests", MAX_OPEN_RPCS),
+    ("grpc.server.max_pending_requests_hard_limit", 2 * MAX_OPEN_RPCS),
 )
 _log = structlog.get_logger("marless.server")
 Register = Callable[[grpc.aio.Server], None]

@@ -125,20 +125,28 @@ async def test_a_call_counts_until_it_has_ended_however_it_ends(tmp_path, monkey
             served.go.clear()
 
 
-async def test_transfers_wait_for_their_turn_and_jobs_take_turns(tmp_path):
-    async with gate(tmp_path, {"Get": Transfers(at_once=1)}) as (served, peer):
-        order: list[bytes] = []
-        first = call(peer, "Get", b"first", "a")
-        await served.until(1)
-        many = [call(peer, "Get", b"a%d" % index, "a") for index in range(20)]
-        for each in many:
-            each.add_done_callback(lambda task: order.append(task.result()))
-        few = call(peer, "Get", b"b", "b")
-        few.add_done_callback(lambda task: order.append(task.result()))
+async def test_no_more_transfers_are_served_at_a_time_than_the_service_says(tmp_path):
+    async with gate(tmp_path, {"Get": Transfers(at_once=2)}) as (served, peer):
+        calls = [call(peer, "Get", b"%d" % index) for index in range(20)]
+        await served.until(2)
         served.go.set()
-        await asyncio.gather(first, few, *many)
-        assert served.most == 1
-        assert order.index(b"b") <= 15, "a job with one transfer does not wait for all of another's"
+        assert await asyncio.gather(*calls) == [b"%d" % index for index in range(20)]
+        assert served.most == 2
+
+
+async def test_jobs_take_turns_at_transfers():
+    turns, order = admission.Turns(1), list[str]()
+
+    async def transfer(job: str, name: str) -> None:
+        await turns.take(job)
+        order.append(name)
+        await asyncio.sleep(0)
+        turns.give_back()
+
+    many = [transfer("a", f"a{index}") for index in range(20)]
+    await asyncio.gather(*many, transfer("b", "b"))
+    assert order.index("b") <= 2, "a job with one transfer does not wait for all of another's"
+    assert [name for name in order if name != "b"] == [f"a{index}" for index in range(20)]
 
 
 async def test_a_transfer_whose_caller_goes_away_passes_its_turn_on(tmp_path):
@@ -231,7 +239,7 @@ async def test_a_failed_read_is_not_kept_and_large_ones_are_not_either():
 
 
 async def test_a_reader_that_takes_nothing_is_let_go(monkeypatch):
-    monkeypatch.setattr(chunks, "STALL_S", 0.01)
+    monkeypatch.setattr(chunks, "TAKEN_S", 0.01)
 
     class Stalled:
         async def write(self, message: bytes) -> None:
