@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, Protocol, TypeVar
 
+from marless import columns
+
 Part = TypeVar("Part")
 
 
@@ -261,8 +263,12 @@ class RoundRecord:
         return self.evaluations[-1].returns if self.evaluations else None
 
     def to_json(self) -> str:
-        """One line of `rounds.jsonl`. Evaluations also have `return` and `win_rate`, for programs that read it."""
-        data = dataclasses.asdict(self)
+        """One line of `rounds.jsonl`. Evaluations also have `return` and `win_rate`, for programs that read it.
+
+        Many invocations or lanes are written as columns: see `marless.columns`.
+        """
+        data = dataclasses.asdict(dataclasses.replace(self, invocations=(), lanes=()))
+        data |= {"invocations": columns.encoded(self.invocations), "lanes": columns.encoded(self.lanes)}
         if self.evaluation:
             data["evaluation"] |= _headline(self.evaluation)
         if self.earlier_evaluation:
@@ -292,14 +298,17 @@ def _record(data: dict[str, Any]) -> RoundRecord:  # Any: JSON
         "earlier_evaluation": _evaluation(data.get("earlier_evaluation")),  # missing in older records
         "metrics": {name: _numbers(values) for name, values in data["metrics"].items()},
         "invocations": tuple(
-            _made(InvocationRecord, each | {"after": _texts(each.get("after", ()))}) for each in data["invocations"]
+            _made(InvocationRecord, each | {"after": _texts(each.get("after", ()))})
+            for each in columns.decoded(data["invocations"])
         ),
         "decisions": tuple(_made(Decision, each) for each in data["decisions"]),
         "distances": tuple(
             Distances(agents=_texts(each["agents"]), values=tuple(map(_row, each["values"])))
             for each in data["distances"]
         ),
-        "lanes": tuple(_made(LaneRecord, each) for each in data.get("lanes", ())),  # missing in older records
+        "lanes": tuple(
+            _made(LaneRecord, each) for each in columns.decoded(data.get("lanes", []))
+        ),  # missing in older records
     }
     return _made(RoundRecord, data | parts)
 

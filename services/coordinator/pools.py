@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from marless.algos.base import Group
@@ -220,7 +220,7 @@ class Pools:
         return Rollout(
             env_steps=sum(receipt.env_steps for receipt in reply.receipts),
             returns=returns_of(reply.receipts),
-            invocations=_invocations(reply.invocations),
+            invocations=tuple(map(_to_the_microsecond, _invocations(reply.invocations))),
             lanes=tuple(lanes),
             carries={lane: carry for lane, carry in lanes.items() if carry},
         )
@@ -249,6 +249,13 @@ def _distances(measured: common_pb2.Distances) -> Distances:
     agents, values = tuple(measured.agents), measured.values
     rows = (tuple(values[row * len(agents) : (row + 1) * len(agents)]) for row in range(len(agents)))
     return Distances(agents=agents, values=tuple(rows))
+
+
+def _to_the_microsecond(each: InvocationRecord) -> InvocationRecord:
+    """With times in whole microseconds, which is what clocks tell, so that records of many actors are short."""
+    times = (each.queued_s, each.start_s, each.end_s, each.vcpu_s, each.init_s)
+    queued_s, start_s, end_s, vcpu_s, init_s = (round(seconds, 6) for seconds in times)
+    return replace(each, queued_s=queued_s, start_s=start_s, end_s=end_s, vcpu_s=vcpu_s, init_s=init_s)
 
 
 def _invocations(invocations: Iterable[common_pb2.Invocation]) -> tuple[InvocationRecord, ...]:

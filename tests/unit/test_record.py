@@ -1,6 +1,7 @@
 """Round records: what is written is what is read."""
 
 import json
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
@@ -155,3 +156,13 @@ def test_wins_of_actors_add_up_and_are_unknown_unless_all_episodes_were_judged()
 
 def test_a_summary_of_a_job_that_never_played_has_no_returns():
     assert (summary(greedy=None)["return"], summary()["random_return"]) == (None, None)
+
+
+def test_a_record_of_many_invocations_is_read_as_it_was_written_and_so_is_one_of_before():
+    [one] = record().invocations
+    many = tuple(replace(one, id=f"j/0/train/{index}", index=index, start_s=1000.1 + index) for index in range(100))
+    written = record(invocations=many)
+    assert from_json(written.to_json()) == written
+    older = json.loads(written.to_json()) | {"invocations": [asdict(each) for each in many]}
+    assert from_json(json.dumps(older)) == written
+    assert len(written.to_json()) < len(json.dumps(older)) / 4

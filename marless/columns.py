@@ -1,0 +1,95 @@
+"""Many records of one kind as a JSON object of columns, an eighth as long as a list of objects and faster to write.
+
+    {"rows": 3, "worker": {"prefix": "actor-", "each": ["0", "1", "2"]}, "cold": {"all": false},
+     "start_s": {"micros": 1700000000000000, "each": [5, 0, 12]}}
+
+A column has one value for all rows ("all"), or one for each. Texts may share a prefix. Numbers may be whole
+microseconds after a common base; they are written so only if that gives back the same floating-point numbers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+FEWEST = 32
+"""Shorter lists are written as lists of objects, which people and other programs read more easily."""
+MOST = 10**6
+"""Rows of a table, so that a damaged one takes no memory without end."""
+_MICRO = 1e6
+
+Json = Any  # what JSON can hold
+Rows = list[dict[str, Json]]
+
+
+def encoded(rows: Sequence[Any]) -> Json:  # Any: dataclasses of one kind
+    """Encode dataclasses whose fields JSON can hold, as a table, or if there are few as a list of objects."""
+    if len(rows) < FEWEST:
+        return [dataclasses.asdict(row) for row in rows]
+    names = [field.name for field in dataclasses.fields(rows[0])]
+    return {"rows": len(rows), **{name: _column([getattr(row, name) for row in rows]) for name in names}}
+
+
+def decoded(data: Json) -> Rows:
+    """The rows of what `encoded` has written; raises TypeError, ValueError or KeyError for anything else."""
+    if isinstance(data, list):
+        return data
+    columns = dict(data)
+    count = columns.pop("rows")
+    if not isinstance(count, int) or not 0 <= count <= MOST:
+        raise ValueError(f"{count!r:.80} rows")
+    values = [_values(column, count) for column in columns.values()]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)]
+
+
+def _column(values: list[Json]) -> Json:
+    first = values[0]
+    if all(value == first and type(value) is type(first) for value in values) and first != 0.0:
+        return {"all": first}
+    if all(isinstance(value, str) for value in values):
+        prefix = os.path.commonprefix(values)  # noqa: RUF071  # of texts, which are no paths
+        return {"prefix": prefix, "each": [value[len(prefix) :] for value in values]}
+    if all(isinstance(value, float) and math.isfinite(value) for value in values):
+        return _times(values)
+    return {"all": first} if _same(values) else {"each": values}
+
+
+def _same(values: list[Json]) -> bool:
+    """True if all are the same as JSON, in which 0, 0.0, -0.0 and false differ."""
+    return len(set(map(repr, values))) == 1
+
+
+def _times(values: list[float]) -> Json:
+    if _same(values):
+        return {"all": values[0]}
+    micros = [round(value * _MICRO) for value in values]
+    if all(
+        whole / _MICRO == value and (whole or math.copysign(1.0, value) > 0)
+        for whole, value in zip(micros, values, strict=True)
+    ):
+        base = min(micros)
+        return {"micros": base, "each": [whole - base for whole in micros]}
+    return {"each": values}
+
+
+def _values(column: dict[str, Json], count: int) -> Sequence[Json]:
+    if "all" in column:
+        return [column["all"]] * count
+    each: list[Json] = column["each"]
+    if not isinstance(each, list) or len(each) != count:
+        raise ValueError(f"a column has not the {count} rows of its table")
+    if "prefix" in column:
+        return [column["prefix"] + rest for rest in each]
+    if "micros" in column:
+        return list(_seconds(column["micros"], each))
+    return each
+
+
+def _seconds(base: Json, each: list[Json]) -> Iterator[float]:
+    for offset in each:
+        if not isinstance(offset, int) or not isinstance(base, int):
+            raise TypeError(f"{offset!r:.80} is no number of microseconds")
+        yield (base + offset) / _MICRO

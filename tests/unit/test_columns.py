@@ -1,0 +1,112 @@
+"""Many records of one kind as columns: nothing is lost, and the lines of large rounds are short."""
+
+import dataclasses
+import json
+import math
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marless import columns
+from marless.record import InvocationRecord, LaneRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    text: str
+    seconds: float
+    number: int
+    flag: bool
+    names: tuple[str, ...] = ()
+
+
+SECONDS = st.one_of(
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.sampled_from([0.0, -0.0, 1.0, 1795490101.123457]),
+    st.integers(0, 2**53).map(lambda micros: micros / 1e6),
+)
+ROWS = st.builds(
+    Row,
+    text=st.sampled_from(["", "job/1/train/1", "job/1/train/22", "é"]) | st.text(max_size=5),
+    seconds=SECONDS,
+    number=st.integers(-(2**60), 2**60) | st.sampled_from([0, 1]),
+    flag=st.booleans(),
+    names=st.lists(st.text(max_size=3), max_size=2).map(tuple),
+)
+
+
+def written(rows: list[Row]) -> list[dict[str, object]]:
+    """As they are read again, through JSON."""
+    return columns.decoded(json.loads(json.dumps(columns.encoded(rows))))
+
+
+@given(st.lists(ROWS, max_size=3), st.integers(1, 40))
+def test_what_was_written_is_read_again_to_the_last_bit(rows, times):
+    """Long lists of equal and of different rows, so that columns are constant or not."""
+    rows *= times
+    expected = [json.loads(json.dumps(dataclasses.asdict(row))) for row in rows]
+    found = written(rows)
+    assert found == expected
+    assert list(map(repr, found)) == list(map(repr, expected))  # 0, 0.0, -0.0 and False are equal, and differ
+
+
+@pytest.mark.parametrize(
+    "pair", [(0.0, -0.0), (1, 1.0), (0, False), (1.0, True), (math.nan, math.nan), (math.inf, 1.0)]
+)
+def test_values_that_are_equal_but_not_the_same_are_kept_apart(pair):
+    rows = [Row(text="", seconds=value, number=0, flag=False) for value in pair * 20]
+    assert [repr(row["seconds"]) for row in written(rows)] == [repr(value) for value in pair * 20]
+
+
+def invocation(index: int) -> InvocationRecord:
+    start_s = round(1795490101.25 + 1.3e-4 * index, 6)
+    return InvocationRecord(
+        id=f"train-20261124-031501/17/train/{index}",
+        function="actor",
+        name="",
+        index=index,
+        attempt=1,
+        worker=f"actor-{index * 7 % 1000}",
+        queued_s=1795490101.2,
+        start_s=start_s,
+        end_s=round(start_s + 0.1, 6),
+        vcpu_s=round(0.0123 + 1e-6 * index, 6),
+        memory_bytes=66_543_616 + 4096 * (index % 97),
+        cold=False,
+    )
+
+
+def test_a_thousand_invocations_take_few_bytes():
+    """Red before: 310 kB a round at 1,000 actors, written by each round and sent to each watcher."""
+    line = json.dumps(columns.encoded([invocation(index) for index in range(1000)]), separators=(",", ":"))
+    assert len(line) < 50_000
+
+
+def test_few_are_a_list_of_objects_as_they_always_were():
+    few = [LaneRecord(lane=index, version=1, digest="d") for index in range(columns.FEWEST - 1)]
+    assert columns.encoded(few) == [{"lane": index, "version": 1, "digest": "d"} for index in range(len(few))]
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        {},
+        {"rows": -1, "a": {"all": 1}},
+        {"rows": 10**12, "a": {"all": 1}},
+        {"rows": "2", "a": {"all": 1}},
+        {"rows": 2, "a": {"each": [1]}},
+        {"rows": 2, "a": {"each": "ab"}},
+        {"rows": 2, "a": {}},
+        {"rows": 2, "a": 7},
+        {"rows": 2, "a": {"prefix": 1, "each": ["a", "b"]}},
+        {"rows": 2, "a": {"micros": 0, "each": ["a", 1]}},
+        {"rows": 2, "a": {"micros": 10**400, "each": [0, 1]}},
+        7,
+        None,
+    ],
+)
+def test_a_damaged_table_is_refused(damaged):
+    with pytest.raises((TypeError, ValueError, KeyError, OverflowError)):
+        columns.decoded(damaged)
