@@ -58,7 +58,8 @@ def credentials(
         typer.Option(metavar="SERVICE=HOST", help="A further host that clients or workers dial this service at."),
     ] = [],  # noqa: B006  # typer's way
     owner: Annotated[
-        int | None, typer.Option(metavar="UID", help="User that the services run as; default: this user.")
+        int | None,
+        typer.Option(metavar="UID", help="User that the services run as; default: this user, or 1000 for root."),
     ] = None,
 ) -> None:
     """Make certificates, a token for each role, and Redis's users: everything secret that deploy/ needs.
@@ -79,7 +80,7 @@ def credentials(
         _give_to(home, owner)
     except OSError as error:
         raise SpecError(denied(error)) from None
-    if owner != CONTAINER_UID:
+    if owner not in (CONTAINER_UID, 0):  # containers do not run as root
         say(f"the services run as user {owner}: put MARLESS_UID={owner} into deploy/.env before you build the images")
     print(directory)  # noqa: T201  # the command's data
 

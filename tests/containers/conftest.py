@@ -14,7 +14,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> None:
     """The images of deploy/Dockerfile, built from this source."""
     if why := no_engine():
         pytest.skip(why)
-    Deployment(tmp_path_factory.mktemp("images")).compose("build")
+    Deployment(tmp_path_factory.mktemp("images")).build()
 
 
 @pytest.fixture(scope="module")

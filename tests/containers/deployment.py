@@ -20,6 +20,8 @@ ROOT = Path(__file__).parents[2]
 COMPOSE_FILE = ROOT / "deploy" / "docker-compose.yml"
 SERVICES = ("redis", "param-store", "learner-pool", "actor-pool", "coordinator")
 LONG_S = 600.0
+BUILD_S = 3600.0
+"""Longest build of all images: the first one downloads torch."""
 
 
 def no_engine() -> str:
@@ -73,9 +75,13 @@ class Deployment:
             own |= {"MARLESS_DOCKER_SOCKET": str(self._engine), "MARLESS_NETWORK": f"{self.project}-inside"}
         return own | ({"MARLESS_UID": str(os.getuid())} if os.getuid() else {})
 
-    def compose(self, *arguments: str) -> str:
+    def build(self) -> None:
+        """Build all images."""
+        self.compose("build", limit_s=BUILD_S)
+
+    def compose(self, *arguments: str, limit_s: float = LONG_S) -> str:
         """Run a command of Compose; returns its output. Raises AssertionError with what it said if it fails."""
-        done = _run(*self._compose, *arguments, environment=self.environment, limit_s=LONG_S)
+        done = _run(*self._compose, *arguments, environment=self.environment, limit_s=limit_s)
         assert done.returncode == 0, f"{arguments}: {done.stdout}\n{done.stderr}"
         return done.stdout
 

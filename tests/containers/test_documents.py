@@ -1,19 +1,13 @@
-"""What docs/deploying.md shows is what happens."""
+"""What the documents show of containers is what happens."""
 
 import pytest
 
-from tests.docs import transcripts
-from tests.docs.blocks import PAGES, blocks
-from tests.docs.workplace import Workplace, treatment
+from tests.docs import elsewhere
 
-pytestmark = [pytest.mark.containers, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.containers, pytest.mark.timeout(900, func_only=True)]
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if treatment(page).containers])
-def test_its_commands_run(images, tmp_path, page):
-    workplace = Workplace(tmp_path, small=False)
-    workplace.furnish()
-    workplace.prepare(page)
-    for block in blocks(page, "console"):
-        for shown, seen in zip(transcripts.parse(block.text), workplace.transcript(block), strict=True):
-            assert transcripts.same(shown.output, seen), "\n".join([f"{block}: {shown.command}", *seen])
+@pytest.mark.parametrize(("page", "heading"), elsewhere.parts("containers"))
+def test_transcripts_are_true(images, tmp_path, page, heading):
+    for block, seen in elsewhere.run(page, heading, tmp_path):
+        elsewhere.check(block, seen)

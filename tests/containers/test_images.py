@@ -8,7 +8,7 @@ import pytest
 
 from tests.containers.deployment import SERVICES
 
-pytestmark = [pytest.mark.containers, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.containers, pytest.mark.timeout(900, func_only=True)]
 BASE = os.environ.get("MARLESS_PYTHON", "python:3.12-slim-bookworm")
 ACTORS_BYTES = 200e6
 

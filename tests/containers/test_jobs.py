@@ -12,7 +12,7 @@ from marless import spec as specs
 from marless.client import JobState
 from tests.containers.deployment import SERVICES, Deployment, up
 
-pytestmark = [pytest.mark.containers, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.containers, pytest.mark.timeout(900, func_only=True)]
 FIRST_ROUND_S = 15.0
 ROUNDS = 60
 JOB = specs.parse(

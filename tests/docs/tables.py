@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tests.docs.blocks import ROOT
-
 NOT_RUN = {
     "make ": "they take minutes, or are what runs this test",
     "marless compare ": "comparisons over seeds take hours; tests/e2e/test_compare.py runs a small one",
@@ -42,8 +40,10 @@ class Treatment:
     """Python that defines what the page's programs take for granted."""
     slow: bool = False
     """Whether `make test-slow` runs them, not `make test`."""
-    containers: bool = False
-    """Whether `make test-containers` runs them, without a stack of this machine, after it has built the images."""
+    needs: str = ""
+    """What few machines have: "containers", "slurm" or "hosts". `make test-…` of that name runs them."""
+    parts: Mapping[str, Treatment] = field(default_factory=dict)
+    """Headings → how the commands below are run instead: each heading in a directory of its own."""
 
 
 _SPREAD = "marless submit examples/spread.yaml --job spread --if-exists use --wait"
@@ -51,6 +51,27 @@ _SPREAD = "marless submit examples/spread.yaml --job spread --if-exists use --wa
 _EMPTY = ("marless list -o name | xargs -r marless delete", "rm -rf here")
 _BY_ROUNDS = "--set stop.env_steps=null"
 _RECORD = "marless train examples/spread6.yaml --set actors.count=16 --set actors.envs=8 --set algorithm.lr=0.002"
+
+_PORTS = {f"{7070 + n}": f"$PORT_{n}" for n in range(4)}
+_COMPOSED = (
+    "printf 'COMPOSE_PROJECT_NAME=%s\nMARLESS_PORT=%s\nMARLESS_UID=%s\n' $PROJECT $PORT_0 "
+    "$(id -u | sed 's/^0$/1000/') > deploy/.env",
+)
+_COMPOSE = {"docker compose": "$(docker compose version &> /dev/null && echo docker compose || echo docker-compose)"}
+_DEPLOYING: Mapping[str, Treatment] = {
+    "One machine": Treatment(needs="containers", before=_COMPOSED, named=_PORTS | _COMPOSE),
+    "Workers in containers that pools start": Treatment(
+        needs="containers",
+        before=(*_COMPOSED, "echo MARLESS_NETWORK=$PROJECT-inside >> deploy/.env"),
+        named=_PORTS | _COMPOSE | {"/var/run/docker.sock": "$MARLESS_DOCKER_SOCKET"},
+    ),
+    "Slurm": Treatment(
+        needs="slurm",
+        before=('sed -i "s/70[7]0/$PORT_0/; s/70[7]1/$PORT_1/; s/70[7]2/$PORT_2/" deploy/slurm/settings.sh',),
+        named=_PORTS | {"HEAD": "localhost"},
+    ),
+    "Three hosts": Treatment(needs="hosts"),
+}
 
 TREATMENTS: Mapping[str, Treatment] = {
     "README.md": Treatment(shortened={"--job spread": "--job spread --if-exists replace"}),
@@ -79,19 +100,7 @@ TREATMENTS: Mapping[str, Treatment] = {
         ),
         slow=True,
     ),
-    "docs/deploying.md": Treatment(
-        before=(
-            f"cp -r {ROOT}/deploy . && rm -rf deploy/credentials",
-            "python -c 'import socket; s = socket.create_server((\"127.0.0.1\", 0)); print(s.getsockname()[1])' > port",
-            "printf 'COMPOSE_PROJECT_NAME=marless-docs\nMARLESS_PORT=%s\nMARLESS_UID=%s\n' "
-            "$(cat port) $(id -u | sed 's/^0$/1000/') > deploy/.env",
-        ),
-        named={
-            "localhost:7070": "localhost:$(cat port)",
-            "docker compose": "$(docker compose version &> /dev/null && echo docker compose || echo docker-compose)",
-        },
-        containers=True,
-    ),
+    "docs/deploying.md": Treatment(parts=_DEPLOYING),
     "docs/operating.md": Treatment(
         before=(*_EMPTY, "marless down"),
         shortened={

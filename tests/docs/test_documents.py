@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +17,17 @@ import pytest
 
 from marless.round_file import read
 from marless.rpc.redis_users import RULES, STORE
-from tests.docs import commands, programs, transcripts, yaml_blocks
+from tests.docs import commands, elsewhere, programs, yaml_blocks
 from tests.docs.blocks import PAGES, ROOT, Block, blocks, mentioned, text_of
 from tests.docs.tables import NOT_RUN, TREATMENTS
-from tests.docs.workplace import Workplace, only_checked, to_run, treatment
+from tests.docs.workplace import Workplace, only_checked, to_run, treatment_of
 
 KINDS = {"python", "sh", "console", "yaml", "toml", "text"}
 TEXTS = {("README.md", "marless"), ("docs/architecture.md", "Architecture"), ("docs/architecture.md", "Folders")} | {
     ("docs/scaling.md", "`marless` (Wei et al. 2025)"),  # a formula
     ("docs/operating.md", "The parameter store"),
     ("docs/deploying.md", "Images"),  # a Dockerfile
-    # For machines with an engine, Slurm or Kubernetes; `make test-containers` and `make test-slurm` do the same.
-    ("docs/deploying.md", "Workers in containers that pools start"),
-    ("docs/deploying.md", "Slurm"),
-    ("docs/deploying.md", "Kubernetes"),
+    ("docs/deploying.md", "Kubernetes"),  # for a cluster; `make test-kubernetes` checks what it applies
 }
 
 
@@ -41,7 +38,7 @@ def of_kind(*kinds: str) -> list[Block]:
 LAST = ("README.md", "docs/operating.md")
 """One ends the stack that others share; one leaves a stack that was killed, and a job that goes on at the next `up`."""
 TYPED = sorted(
-    {block.page for block in of_kind("sh", "console") if to_run(block) and not treatment(block.page).containers},
+    {block.page for block in of_kind("sh", "console") if to_run(block) and not treatment_of(block).needs},
     key=lambda page: (page in LAST, PAGES.index(page)),
 )
 
@@ -71,21 +68,16 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
 def test_its_commands_run(workplace, page, monkeypatch):
     workplace.prepare(page)
     for block in blocks(page, "sh", "console", "python"):
+        if treatment_of(block).needs:
+            continue
         if block.kind == "sh":
             workplace.run(block)
         elif block.kind == "console":
-            check_transcript(block, workplace.transcript(block))
+            elsewhere.check(block, workplace.transcript(block))
     monkeypatch.chdir(workplace.path)
     names = programs.run(page)
     if page in CHECKS:
         CHECKS[page](workplace.path, names)
-
-
-def check_transcript(block: Block, outputs: Sequence[Sequence[str]]) -> None:
-    for shown, seen in zip(transcripts.parse(block.text), outputs, strict=True):
-        compared = 1 if shown.command.startswith(treatment(block.page).learned) else None
-        said = "\n".join([f"{block}: {shown.command}", *seen])
-        assert transcripts.same(shown.output[:compared], seen[:compared]), said
 
 
 def readers_algorithm_was_trained(place: Path, _names: Mapping[str, object]) -> None:

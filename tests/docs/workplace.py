@@ -7,8 +7,8 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import yaml
@@ -29,6 +29,8 @@ class Workplace:
 
     path: Path
     small: bool
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Further environment variables."""
 
     def furnish(self) -> None:
         """Put the examples there."""
@@ -38,16 +40,17 @@ class Workplace:
         for job in (self.path / "examples").glob("*.yaml"):
             self._write(job, job.read_text("utf-8"))
 
-    def prepare(self, page: str) -> None:
-        """Have a stack up, the reader's own files, and what the page takes for granted."""
+    def prepare(self, page: str, heading: str = "") -> None:
+        """Have a stack up, the reader's own files, and what the page takes for granted, or this part of it."""
         for own, example in READERS_JOBS.items():
             shutil.copy(self.path / "examples" / example, self.path / own)
         if files(page):
             programs.install(page, self.path)
         if "job.yaml" in files(page):
             self._write(self.path / "job.yaml", files(page)["job.yaml"])
-        stack = [] if treatment(page).containers else ["marless up"]
-        self._run([*stack, *(self._typed(page, command) for command in treatment(page).before)])
+        part = treatment(page, heading)
+        stack = [] if part.needs else ["marless up"]
+        self._run([*stack, *(self._typed(part, command) for command in part.before)])
 
     def close(self) -> None:
         """Stop the stack."""
@@ -55,11 +58,11 @@ class Workplace:
 
     def run(self, block: Block) -> None:
         """Run the commands of a block; raises AssertionError with what they said if one fails."""
-        self._run(self._typed(block.page, command) for command in to_run(block))
+        self._run([self._typed(treatment_of(block), command) for command in to_run(block)])
 
     def transcript(self, block: Block) -> list[list[str]]:
         """Run the commands of a block in a terminal; the lines that each shows there."""
-        typed = [self._typed(block.page, each.command) for each in transcripts.parse(block.text)]
+        typed = [self._typed(treatment_of(block), each.command) for each in transcripts.parse(block.text)]
         script = self.path / "tmp" / "typed.sh"
         script.write_text("".join(f"{command}\necho '{NEXT}'\n" for command in typed), "utf-8")
         *seen, _ = terminal.shown(script, self.path, self._environment, NEXT)
@@ -71,6 +74,7 @@ class Workplace:
         programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         own = {"MARLESS_SPOOL": f"{self.path}/spool", "PYTHONPATH": f"{self.path}", "OMP_NUM_THREADS": "1"}
         own |= {"TMPDIR": f"{self.path}/tmp"} if self.small else {}
+        own |= self.variables
         return kept | own | {"PATH": programs, "TERM": "xterm", "NO_COLOR": "1", "COLUMNS": f"{terminal.COLUMNS}"}
 
     def _write(self, path: Path, job: str) -> None:
@@ -90,10 +94,10 @@ class Workplace:
         )
         assert done.returncode == 0, f"{script}\n\n{done.stdout}"
 
-    def _typed(self, page: str, command: str) -> str:
-        changes = dict(treatment(page).named)
+    def _typed(self, part: tables.Treatment, command: str) -> str:
+        changes = dict(part.named)
         if self.small:
-            changes |= treatment(page).shortened
+            changes |= part.shortened
         for old, new in changes.items():
             command = re.sub(rf"(?<![\w.-]){re.escape(old)}(?![\w.-])", lambda _, new=new: new, command)
         return command
@@ -103,9 +107,15 @@ def _anywhere(text: str, place: Path) -> str:
     return text.replace(f"{place}", HOME).replace(f"/marless-{os.getuid()}/", f"/marless-{USER}/")
 
 
-def treatment(page: str) -> tables.Treatment:
-    """How a page's commands are run."""
-    return tables.TREATMENTS.get(page, tables.Treatment())
+def treatment(page: str, heading: str = "") -> tables.Treatment:
+    """How the commands of a page are run, or those below one of its headings."""
+    whole = tables.TREATMENTS.get(page, tables.Treatment())
+    return whole.parts.get(heading, whole)
+
+
+def treatment_of(block: Block) -> tables.Treatment:
+    """How the commands of a block are run."""
+    return treatment(block.page, block.heading)
 
 
 def to_run(block: Block) -> list[str]:

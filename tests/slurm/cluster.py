@@ -63,9 +63,14 @@ class Cluster:
     def __init__(self, place: Path) -> None:
         self.place = place
 
+    @property
+    def configuration(self) -> Path:
+        """What SLURM_CONF names for its users."""
+        return self.place / "slurm.conf"
+
     def run(self, *command: str) -> str:
         """Run a command of Slurm; returns its output. Raises AssertionError with what it said if it fails."""
-        environment = os.environ | {"PATH": _PATH, "SLURM_CONF": str(self.place / "slurm.conf")}
+        environment = os.environ | {"PATH": _PATH, "SLURM_CONF": str(self.configuration)}
         done = subprocess.run(command, env=environment, cwd=self.place, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}\n{self.said}"
         return done.stdout.strip()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -70,7 +71,7 @@ def read(program: Program, options: Options) -> Settings:
         raise SpecError(f"launcher docker: user={user}: workers do not run as root; give another user, such as 1000")
     threads = float(program.settings.get("OMP_NUM_THREADS", 1))
     network = options.get("network", "bridge")
-    volumes = options["volumes"].split(";") if "volumes" in options else _of_command(program.arguments)
+    volumes = options["volumes"].split(";") if "volumes" in options else _of_command(program.arguments, user)
     for volume in volumes:
         if not re.fullmatch(r"[^:]+:/[^:]*", volume):
             raise SpecError(f"launcher docker: volumes={volume}: give SOURCE:/TARGET, several with ';' between them")
@@ -99,16 +100,30 @@ def check_image(image: str, user: str, config: Json) -> None:
         raise SpecError(f"image {image} runs as root, and workers do not; give user=, such as user=1000")
 
 
-def _of_command(arguments: Sequence[str]) -> list[str]:
-    """Mounts of what the command names: TLS files, and directories with nothing but unix sockets; at the same paths."""
-    places = [Path(each.removeprefix("unix:")).parent for each in arguments if each.startswith("unix:/")]
-    sockets = [str(place) for place in dict.fromkeys(places) if _has_only_sockets(place)]
+def _of_command(arguments: Sequence[str], user: str) -> list[str]:
+    """Mounts of what the command names: TLS files, and the directories of unix sockets; at the same paths.
+
+    Raises SpecError for a directory with anything else in it, and for one that the workers' user may not enter.
+    """
+    sockets = {each: Path(each.removeprefix("unix:")).parent for each in arguments if each.startswith("unix:/")}
+    for address, place in sockets.items():
+        begin = f"launcher docker: workers in containers cannot reach {address}"
+        end = "let the services listen on ports (docs/deploying.md), or give volumes="
+        if not _has_only_sockets(place):
+            raise SpecError(f"{begin}: a directory with other files than sockets is not mounted into them; {end}")
+        if not _may_enter(place, user):
+            raise SpecError(f"{begin}: {f'user {user}' if user else 'the user of their image'} may not open it; {end}")
     files = [str(Path(path).absolute()) for flag, path in pairwise(arguments) if flag in _FILES]
-    return [f"{path}:{path}" for path in (*sockets, *dict.fromkeys(files))]
+    return [f"{path}:{path}" for path in dict.fromkeys((*map(str, sockets.values()), *files))]
 
 
 def _has_only_sockets(place: Path) -> bool:
     return place.is_dir() and all(each.is_socket() for each in place.iterdir())
+
+
+def _may_enter(place: Path, user: str) -> bool:
+    found = place.stat()
+    return bool(found.st_mode & stat.S_IXOTH) or user.partition(":")[0] == str(found.st_uid)
 
 
 def _check_reach(arguments: Sequence[str], network: str) -> None:

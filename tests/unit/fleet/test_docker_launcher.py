@@ -282,19 +282,40 @@ def test_addresses_that_containers_cannot_reach_are_told(server, tmp_path):
     assert docker.make(given, options(server, network="host"))
 
 
-def test_sockets_and_tls_files_of_the_command_are_mounted(server, tmp_path):
-    (tmp_path / "sockets").mkdir()
+@pytest.fixture
+def bound(tmp_path):
+    """The address of a socket in a directory that has nothing else."""
+    place = tmp_path / "sockets"
+    place.mkdir(mode=0o700)
     with socket.socket(socket.AF_UNIX) as made:
-        made.bind(str(tmp_path / "sockets" / "pool.sock"))
-        address, key = f"unix:{tmp_path}/sockets/pool.sock", f"{tmp_path}/key.pem"
-        (tmp_path / "key.pem").write_text("secret")
-        given = program(tmp_path, "--pool", address, "--param-store", f"unix:{tmp_path}/mixed.sock", "--tls-key", key)
-        settings = containers.read(given, options(server))
+        made.bind(f"{place}/pool.sock")
+        yield f"unix:{place}/pool.sock"
+
+
+def test_sockets_and_tls_files_of_the_command_are_mounted(server, tmp_path, bound):
+    key = f"{tmp_path}/key.pem"
+    given = program(tmp_path, "--pool", bound, "--param-store", bound.replace("pool", "store"), "--tls-key", key)
+    (tmp_path / "sockets").chmod(0o711)
+    settings = containers.read(given, options(server))
     assert settings.volumes == (f"{tmp_path}/sockets:{tmp_path}/sockets", f"{key}:{key}")
     settings = containers.read(given, options(server, volumes="tls:/run/tls;/data:/data"))
     assert settings.volumes == ("tls:/run/tls", "/data:/data")
     binds = containers.configs(given, settings, ())[1]["binds"]
     assert binds == ["tls:/run/tls:ro", "/data:/data:ro"]
+
+
+def test_sockets_that_workers_in_containers_cannot_open_are_told(server, tmp_path, bound):
+    """Such as those of `marless up`, whose directory also has a lock."""
+    given, place = program(tmp_path, "--pool", bound), tmp_path / "sockets"
+    with pytest.raises(SpecError, match=rf"cannot reach {bound}: user {os.getuid() + 1} may not open it; let the serv"):
+        docker.make(given, options(server, user=f"{os.getuid() + 1}"))
+    owner = f"{os.getuid() or 1000}"
+    os.chown(place, int(owner), -1)
+    assert docker.make(given, options(server, user=owner))
+    (place / "lock").touch()
+    with pytest.raises(SpecError, match=rf"cannot reach {bound}: a directory with other files than sockets is not mo"):
+        docker.make(given, options(server, user=owner))
+    assert docker.make(given, options(server, user=owner, volumes=f"{place}:{place}"))
 
 
 def test_the_sdk_is_imported_on_demand(server, tmp_path, monkeypatch):
