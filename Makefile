@@ -7,6 +7,7 @@ JOB ?= examples/spread.yaml
 TEST_PROCESSES ?= 4
 QUICK := not slow and not gpu and not containers
 BENCH_PEERS := $(if $(PEERS),--peers $(PEERS))
+BENCH_DOCKER := $(if $(DOCKER),--docker $(DOCKER))
 PIP := -m pip install --quiet --disable-pip-version-check
 # What is installed is what requirements/ names, file by file; no package is built on the way.
 LOCKED := $(PIP) --require-hashes --no-deps --only-binary :all:
@@ -92,10 +93,10 @@ sbom: .venv/.security
 		--output-reproducible --validate -o dist/marless.cdx.json -
 
 # Prints the tables of docs/benchmarks.md for this machine, and keeps them in bench/results; `make bench-peers` and then
-# `make bench PEERS=rllib,benchmarl,jaxmarl` measures peers beside us.
+# `make bench PEERS=rllib,benchmarl,jaxmarl` measures peers beside us. `make bench DOCKER=network=host,user=1000` also starts workers in containers.
 bench: .venv/.dev
 	$(BIN)/python -m bench.param_store --json bench/results/param_store.json
-	$(BIN)/python -m bench.cold_start --json bench/results/cold_start.json
+	$(BIN)/python -m bench.cold_start $(BENCH_DOCKER) --json bench/results/cold_start.json
 	$(BIN)/python -m bench.jobs --json bench/results/jobs.json
 	$(BIN)/python -m bench.recovery --json bench/results/recovery.json
 	$(BIN)/python -m bench.round_overhead --json bench/results/round_overhead.json

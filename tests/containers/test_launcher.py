@@ -211,11 +211,11 @@ def permitted_later(deployment: Deployment, path: Path) -> None:
         while "container engine" not in (job := client.get("waiting")).reason:
             assert not job.state.ended, job.reason
             time.sleep(0.1)
-        assert job.reason == (
-            f"waits for actor workers: cannot inspect image marless-actors: user {os.getuid() or 1000} may not use the "
-            f"container engine at {DEFAULT}; add the user to the group of its socket (`docker`), or set DOCKER_HOST to "
-            "a rootless engine"
+        said = (
+            f"user {os.getuid() or 1000} may not use the container engine at {DEFAULT}; add the user to the group of "
+            "its socket (`docker`), or set DOCKER_HOST to a rootless engine"
         )
+        assert job.reason == f"waits for learner workers: cannot inspect image marless-learners: {said}"
         path.chmod(0o666)
         next(event for event in client.watch("waiting") if event.record is not None)
         client.cancel("waiting")
