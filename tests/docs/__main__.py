@@ -22,7 +22,7 @@ def write(page: str, heading: str = "") -> None:
     """
     text = text_of(page)
     with tempfile.TemporaryDirectory() as place:
-        runs = elsewhere.run(page, heading, Path(place)) if heading else _here(page, Path(place))
+        runs = elsewhere.run(page, heading) if heading else _here(page, Path(place))
         added = 0
         for block, outputs in runs:
             before = text.count("\n")

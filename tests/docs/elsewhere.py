@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -27,10 +28,14 @@ def parts(needs: str) -> list[tuple[str, str]]:
     return list(dict.fromkeys((block.page, block.heading) for block in found))
 
 
-def run(page: str, heading: str, place: Path) -> list[tuple[Block, list[list[str]]]]:
+def run(page: str, heading: str) -> list[tuple[Block, list[list[str]]]]:
     """Run the transcripts below a heading, with what they need; the lines that each command shows."""
     [needs] = {treatment_of(block).needs for block in _below(page, heading)}
-    with PROVIDED[needs](place) as provided, _ended(place):
+    with ExitStack() as stack:
+        # Not in a directory of pytest, whose long path would part lines.
+        place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        provided = stack.enter_context(PROVIDED[needs](place))
+        stack.enter_context(_ended(place))
         workplace = Workplace(place, small=False, variables=_own() | provided)
         workplace.furnish()
         shutil.copytree(ROOT / "deploy", place / "deploy", ignore=shutil.ignore_patterns("credentials", ".env"))

@@ -9,8 +9,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.mark.parametrize(("page", "heading"), elsewhere.parts("hosts"))
-def test_transcripts_are_true(tmp_path, page, heading):
+def test_transcripts_are_true(page, heading):
     if why := refused():
         pytest.skip(f"no network namespaces on this machine: {why}")
-    for block, seen in elsewhere.run(page, heading, tmp_path):
+    for block, seen in elsewhere.run(page, heading):
         elsewhere.check(block, seen)

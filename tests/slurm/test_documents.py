@@ -9,8 +9,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.mark.parametrize(("page", "heading"), elsewhere.parts("slurm"))
-def test_transcripts_are_true(tmp_path, page, heading):
+def test_transcripts_are_true(page, heading):
     if why := absent():
         pytest.skip(f"no Slurm on this machine: {why}")
-    for block, seen in elsewhere.run(page, heading, tmp_path):
+    for block, seen in elsewhere.run(page, heading):
         elsewhere.check(block, seen)
