@@ -1,4 +1,4 @@
-"""Launchers by name: `local`, `docker`, `external`, and other packages', by entry points (marless.launchers).
+"""Launchers by name: `local`, `docker`, `ray`, `external`, and other packages', by entry points (marless.launchers).
 
 The object of an entry point is a callable `(program, options) -> Launcher` that raises SpecError for invalid options.
 """
@@ -19,7 +19,8 @@ LAUNCHERS: Registry[Make] = Registry(
     kind="launcher",
     group="marless.launchers",
     attribute="LAUNCHER",
-    modules={name: f"marless.fleet.launchers.{name}" for name in ("local", "docker", "external")},
+    modules={name: f"marless.fleet.launchers.{name}" for name in ("local", "docker", "external")}
+    | {"ray": "marless.fleet.launchers.ray.launcher"},
 )
 
 

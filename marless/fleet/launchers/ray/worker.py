@@ -1,0 +1,26 @@
+"""`python -m marless.fleet.launchers.ray.worker PARENT MODULE ARGUMENTS`: a worker that ends with its parent process.
+
+The kernel kills it when the actor that started it is gone, also while it hangs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Run the worker to its end."""
+    parent, module, *arguments = sys.argv[1:]
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() == int(parent):  # or it ended before the kernel was asked
+        importlib.import_module(module).main(arguments)
+
+
+if __name__ == "__main__":
+    main()
