@@ -63,10 +63,11 @@ def first_round_s(seed: int) -> float:
     return float(job.records[0]["ended_s"]) - job.started_s
 
 
-def worker_start_s(runs: int, launcher: str = "local") -> tuple[float, Spread]:
+def worker_start_s(runs: int, launcher: str = "local", rest_s: float = 0.0) -> tuple[float, Spread]:
     """Seconds from the request of a rollout until its first task runs on a worker that is started for it.
 
-    Returns those of the pool's first worker, which include the start of its template, and those of later workers.
+    Returns those of the pool's first worker, which include the start of its template, and those of later workers. Before
+    each of these, there is no worker for `rest_s`.
     """
     with tempfile.TemporaryDirectory(prefix="marless-") as folder:
         address = f"unix:{folder}/pool.sock" if launcher == "local" else _loopback()
@@ -76,7 +77,7 @@ def worker_start_s(runs: int, launcher: str = "local") -> tuple[float, Spread]:
         try:
             with grpc.insecure_channel(address) as channel:
                 stub = ActorPoolServiceStub(channel)
-                return _first_task_s(stub), spread([_first_task_s(stub) for _ in range(runs)])
+                return _first_task_s(stub), spread([_first_task_s(stub, rest_s) for _ in range(runs)])
         finally:
             pool.terminate()  # and not killed: then a launcher would leave its containers
             pool.wait()
@@ -89,8 +90,9 @@ def _loopback() -> str:
         return f"127.0.0.1:{free.getsockname()[1]}"
 
 
-def _first_task_s(pool: ActorPoolServiceStub) -> float:
+def _first_task_s(pool: ActorPoolServiceStub, rest_s: float = 0.0) -> float:
     pool.Scale(ScaleRequest(workers=0), timeout=60, wait_for_ready=True)
+    time.sleep(rest_s)
     settings = RolloutSettings(env="game/target", env_options_json="{}", envs=1, steps=1, seed=1, timeout_s=60)
     request = RolloutRequest(job="job", mode=ROLLOUT_MODE_RANDOM, actors=1, episodes=1, settings=settings)
     needed_s = time.time()

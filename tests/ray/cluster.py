@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
+import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +21,21 @@ STORE_BYTES = 80 * 2**20
 PATIENCE_S = 60.0
 ACTOR, WORKER = "ray::WorkerHost", "marless.fleet.launchers.ray.worker"
 """What the command lines of an actor's process, and of its worker's, contain."""
-_QUIET = {"RAY_USAGE_STATS_ENABLED": "0"}
-_SETTINGS = {"object_store_memory": STORE_BYTES}
+_OF_NODES = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
+"""By default, Ray runs actors at a low priority, and on a machine with other load they would hardly run."""
+_LIMITS = {"object_store_memory": STORE_BYTES}
 
 
 @contextmanager
 def ray_cluster(*cpus: int) -> Iterator[Any]:
     """Nodes with so many CPUs each; the first is the head. All processes end with the context."""
-    os.environ |= _QUIET
+    os.environ |= _OF_NODES
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(
-        initialize_head=True, head_node_args={"num_cpus": cpus[0], "include_dashboard": False, **_SETTINGS}
-    )
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": cpus[0], "include_dashboard": False, **_LIMITS})
     try:
         for each in cpus[1:]:
-            cluster.add_node(num_cpus=each, **_SETTINGS)
+            cluster.add_node(num_cpus=each, **_LIMITS)
         cluster.wait_for_nodes()
         yield cluster
     finally:
@@ -41,7 +45,6 @@ def ray_cluster(*cpus: int) -> Iterator[Any]:
 @contextmanager
 def further_node(address: str, python: str, **resources: float) -> Iterator[None]:
     """One more node, run by this interpreter, with one CPU and these custom resources."""
-    import json
 
     command = [python, "-m", "ray.scripts.scripts", "start", f"--address={address}", "--num-cpus=1", "--block"]
     command += [f"--object-store-memory={STORE_BYTES}", f"--resources={json.dumps(resources)}", "--disable-usage-stats"]
@@ -79,3 +82,45 @@ def marless(*words: str, **environment: str) -> subprocess.CompletedProcess[str]
     """Run a command of ours."""
     command = [sys.executable, "-m", "marless", *words]
     return subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | environment)
+
+
+@contextmanager
+def autoscaled(place: Path, *, cpus: int, most: int) -> Iterator[str]:
+    """A head without CPUs, and up to so many nodes that Ray's autoscaler starts and ends; yields the address.
+
+    They are started by Ray's fake provider of nodes, which makes real ones of this machine. `ray stop` is not used: it
+    would end all clusters of this machine.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    address = f"{socket.gethostbyname(socket.gethostname())}:{port}"
+    node = {"node_config": {}, "max_workers": most, "resources": {"CPU": cpus, **_LIMITS}}
+    head = {"node_config": {}, "max_workers": 0, "resources": {"CPU": 0}}
+    provider = {"type": "fake_multinode", "gcs_address": address, "disable_node_updaters": True}
+    provider |= {"use_node_id_as_ip": True, "disable_launch_config_check": True}
+    config = {
+        "cluster_name": "test",
+        "max_workers": most,
+        "provider": provider,
+        "available_node_types": {"ray.head.default": head, "node": node},
+        "head_node_type": "ray.head.default",
+        "idle_timeout_minutes": 0.1,
+        "upscaling_speed": 1.0,
+        "auth": {"ssh_user": "nobody"},
+    }
+    (place / "autoscaling.json").write_text(json.dumps(config))
+    temporary = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # paths of sockets are short
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", f"--port={port}", "--num-cpus=0"]
+    command += ["--include-dashboard=false", f"--object-store-memory={STORE_BYTES}", f"--temp-dir={temporary}"]
+    command += [f"--autoscaling-config={place}/autoscaling.json", "--disable-usage-stats"]
+    environment = os.environ | _OF_NODES | {"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"}
+    try:
+        subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
+        yield address
+    finally:
+        while left := processes(temporary):
+            for each in left:
+                with suppress(ProcessLookupError):
+                    os.kill(each, signal.SIGKILL)
+        shutil.rmtree(temporary)

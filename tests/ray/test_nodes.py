@@ -1,0 +1,112 @@
+"""Jobs whose actors run on several nodes of Ray: a node is killed, nodes come and go, workers leave."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+import pytest
+import pytest_asyncio
+
+from marless.errors import OverloadedError
+from marless.fleet.launchers.options import Choice
+from marless.fleet.launchers.ray import launcher as ray_launcher
+from marless.rpc.v1.actor_pool_pb2 import ListWorkersRequest, ScaleRequest
+from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
+from services.actor_pool import __main__ as actor_pool
+from services.actor_pool.config import Config as ActorConfig
+from tests.faults import scale_down
+from tests.faults.pools import running_pools, small_job
+from tests.integration.running import Cluster, created, go_on, outcome, ready, spec
+from tests.ray.cluster import PATIENCE_S, autoscaled, eventually, processes, ray_cluster
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600), pytest.mark.usefixtures("nothing_left")]
+ROUNDS = 6
+JOB = {"actors": {"count": 4, "envs": 8, "steps": 2000}, "stop": {"rounds": ROUNDS}}
+"""Rounds take about a second: a node is killed in the middle of one."""
+
+
+@pytest.fixture
+def nodes():
+    """A head without room for workers, and two nodes for two each."""
+    with ray_cluster(0, 2, 2) as cluster:
+        yield cluster
+
+
+@pytest_asyncio.fixture
+async def services(nodes, redis_url, tmp_path, templates, monkeypatch):
+    """The services of a job; its actors run on the nodes."""
+    running = Cluster(tmp_path, redis_url, templates)
+    known = running._services()
+    config = known["actor_pool"][0]
+    actors = ActorConfig(config.server, config.param_store, workers=4, warm=4, keep_alive_s=600)
+    options = {"address": nodes.address, "connect_s": "120"}
+    build = partial(actor_pool.build, make=lambda program, _: ray_launcher.make(program, options))
+    monkeypatch.setattr(running, "_services", lambda: known | {"actor_pool": (actors, build)})
+    await running.start()
+    yield running
+    await running.close()
+
+
+async def workers(running) -> list:
+    stub = ActorPoolServiceStub(running.peers["actor_pool"].channel)
+    return list((await running.peers["actor_pool"].call(stub.ListWorkers, ListWorkersRequest())).workers)
+
+
+async def test_a_node_that_is_killed_in_mid_round_changes_no_weight(nodes, services, redis_url, tmp_path, templates):
+    folder = created(tmp_path / "disturbed", spec(**JOB))
+    rounds = asyncio.Event()
+    run = ready(folder, services.pools, patience_s=PATIENCE_S, changed=lambda record: rounds.set())
+    async with asyncio.timeout(4 * PATIENCE_S):
+        while len(await workers(services)) < 4:  # noqa: ASYNC110  # a pool tells nobody
+            await asyncio.sleep(0.05)
+        ended = asyncio.create_task(run.run())
+        await rounds.wait()
+        while not all(each.busy for each in await workers(services)):  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        lost = next(iter(nodes.worker_nodes))
+        await asyncio.to_thread(nodes.remove_node, lost, allow_graceful=False)
+        await ended
+    assert (run.status.state, run.status.reason) == ("SUCCEEDED", f"{ROUNDS} rounds done")
+    repeated = [each for record in folder.records() for each in record.invocations if each.attempt > 1]
+    assert repeated, "the node had workers in mid-task"
+    plain = Cluster(tmp_path / "plain", redis_url, templates)
+    plain.folder.mkdir()
+    await plain.start()
+    undisturbed = created(tmp_path / "undisturbed", spec(**JOB))
+    await go_on(undisturbed, plain.pools)
+    await plain.close()
+    assert outcome(folder) == outcome(undisturbed)
+
+
+async def test_workers_that_leave_all_at_once_lose_nothing(nodes, tmp_path):
+    options = Choice("ray", {"address": nodes.address, "cpus": "0.4", "connect_s": "120"})
+    figures = await scale_down.at_once(tmp_path, options, workers=8, remaining=2, steps=4000)
+    assert (figures["left"], figures["lost"], figures["actors run again"]) == (6, 0, 0)
+
+
+async def test_the_autoscaler_adds_two_nodes_and_removes_them(tmp_path):
+    """Refused workers stay asked for, so that it sees what they need; one node is left when none is wanted."""
+    with autoscaled(tmp_path, cpus=1, most=2) as address:
+
+        def nodes() -> int:
+            return len(processes("/raylet/raylet ", address))
+
+        assert nodes() == 1
+        choice = Choice("ray", {"address": address, "place_s": "1", "connect_s": "120"})
+        async with running_pools(tmp_path, actor_workers=2, launcher=choice) as running:
+            stub = ActorPoolServiceStub(running.operator.channel)
+            with pytest.raises(
+                OverloadedError, match="no actor workers: Ray has no room for a worker of 1 CPU: no node"
+            ):
+                await running.operator.call(stub.Scale, ScaleRequest(workers=2), timeout_s=PATIENCE_S)
+            await scale_down._until(running, lambda found: len(found) == 2)
+            assert nodes() == 3
+            job = small_job()
+            epoch, versions = await running.open("job", job)
+            groups = job.sharing.decide(()).groups
+            rollout = await running.pools.train("job", job, 0, 2, groups, versions, epoch=epoch)
+            assert len(rollout.invocations) == 2
+            await running.pools.close_job("job")
+            await running.operator.call(stub.Scale, ScaleRequest(workers=0), timeout_s=PATIENCE_S)
+            await asyncio.to_thread(eventually, lambda: nodes() == 1, "nodes without workers are removed", 120.0)
