@@ -66,8 +66,8 @@ def first_round_s(seed: int) -> float:
 def worker_start_s(runs: int, launcher: str = "local", rest_s: float = 0.0) -> tuple[float, Spread]:
     """Seconds from the request of a rollout until its first task runs on a worker that is started for it.
 
-    Returns those of the pool's first worker, which include the start of its template, and those of later workers. Before
-    each of these, there is no worker for `rest_s`.
+    Returns those of the pool's first worker, which include the start of its template, and those of later workers.
+    Before each of these, there is no worker for `rest_s`.
     """
     with tempfile.TemporaryDirectory(prefix="marless-") as folder:
         address = f"unix:{folder}/pool.sock" if launcher == "local" else _loopback()

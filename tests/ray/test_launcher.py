@@ -11,10 +11,13 @@ import socket
 import subprocess
 import sys
 import venv
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import grpc
+import psutil
 import pytest
+import pytest_asyncio
 
 from marless.fleet import environment, orphans
 from marless.fleet.launchers.base import ACCEPTED, Order, Outcome, Program
@@ -36,9 +39,26 @@ def program(place, token="token of the role", **more):
     return Program(MODULE, given, environment.inherited(os.environ), lambda: token, environment.ACTOR | more)
 
 
-def made(cluster, place, **options):
-    root = {"PYTHONPATH": str(ROOT)}
-    return ray_launcher.make(program(place, **root), {"address": cluster.address, **options})
+@pytest_asyncio.fixture
+async def made(tmp_path):
+    """Makes launchers, which are closed after the test."""
+    async with AsyncExitStack() as stack:
+
+        def make(cluster, token=lambda: "token of the role", **options):
+            given = dataclasses.replace(program(tmp_path, PYTHONPATH=str(ROOT)), token=token)
+            launcher = ray_launcher.make(given, {"address": cluster.address, **options})
+            stack.push_async_callback(launcher.close)
+            return launcher
+
+        yield make
+
+
+async def placed(launcher, order):
+    """The answer to an order, as its pool repeats it while there is no room."""
+    async with asyncio.timeout(2 * PATIENCE_S):
+        while "has no room" in (answer := (await launcher.launch([order]))[0]).reason:
+            await launcher.drain(order.worker, 0.0)
+    return answer
 
 
 async def facts(place, worker):
@@ -51,11 +71,11 @@ async def test_it_passes_the_contract(one_node):
     await check_launcher(lambda each: ray_launcher.make(each, options), "services.actor_pool.worker")
 
 
-async def test_no_secret_is_shown_and_nothing_of_ray_reaches_the_worker(one_node, tmp_path, monkeypatch):
+async def test_no_secret_is_shown_and_nothing_of_ray_reaches_the_worker(one_node, made, tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_CANARY", "of the pool")
-    launcher = made(one_node, tmp_path)
+    launcher = made(one_node)
     secrets = ["ticket-d41d8cd98f00b204", "token of the role"]
-    assert await launcher.launch([Order("one", secrets[0], ("--more",))]) == [ACCEPTED]
+    assert await placed(launcher, Order("one", secrets[0], ("--more",))) == ACCEPTED
     found = await facts(tmp_path, "one")
     assert found["handover"] == dict(zip(("ticket", "token"), secrets, strict=True))
     [worker] = processes(WORKER, "--worker one")
@@ -84,27 +104,23 @@ def holds(path: Path, secrets: list[str]) -> bool:
     return any(secret.encode() in content for secret in secrets)
 
 
-async def test_what_ray_has_no_room_for_waits_and_is_started_once(one_node, tmp_path):
-    launcher = made(one_node, tmp_path, cpus="2", place_s="3")
-    first, second = await launcher.launch([Order("one", "ticket"), Order("two", "ticket")])
-    assert first == ACCEPTED
+async def test_what_ray_has_no_room_for_waits_and_is_started_once(one_node, made, tmp_path):
+    launcher = made(one_node, cpus="2", place_s="3")
+    assert await placed(launcher, Order("one", "ticket")) == ACCEPTED
+    [second] = await launcher.launch([Order("two", "ticket")])
     assert second.outcome is Outcome.REFUSED
     assert second.reason.startswith("Ray has no room for a worker of 2 CPUs: 1 node with 3 CPUs (1 free), ")
     assert second.reason.endswith("; add nodes, or end something else; an autoscaler adds nodes by itself")
     await launcher.drain("two", 0.0)
     await launcher.drain("one", 0.0)
-    async with asyncio.timeout(
-        PATIENCE_S
-    ):  # the place of the first is there at once, unless its actor had to be killed
-        while await launcher.launch([Order("two", "second ticket")]) != [ACCEPTED]:
-            await launcher.drain("two", 0.0)
+    assert await placed(launcher, Order("two", "second ticket")) == ACCEPTED
     assert (await facts(tmp_path, "two"))["handover"]["ticket"] == "second ticket"
     assert len(processes(WORKER)) == 1
     await launcher.close()
 
 
-async def test_a_demand_that_no_node_can_meet_is_told(one_node, tmp_path):
-    launcher = made(one_node, tmp_path, gpus="1", place_s="1")
+async def test_a_demand_that_no_node_can_meet_is_told(one_node, made):
+    launcher = made(one_node, gpus="1", place_s="1")
     [launch] = await launcher.launch([Order("one", "ticket")])
     assert launch.reason.startswith("Ray has no room for a worker of 1 CPU, 1 GPU: no node has 1 GPU (1 node with ")
     condition = await launcher.check()
@@ -114,24 +130,23 @@ async def test_a_demand_that_no_node_can_meet_is_told(one_node, tmp_path):
 
 
 @pytest.mark.parametrize(("worker", "how"), [("exits", "exit code 3"), ("dies", "killed by signal 15")])
-async def test_how_a_worker_ended_is_told_and_its_place_is_used_again(one_node, tmp_path, worker, how):
-    launcher = made(one_node, tmp_path)
-    assert await launcher.launch([Order(worker, "ticket")]) == [ACCEPTED]
+async def test_how_a_worker_ended_is_told_and_its_place_is_used_again(one_node, made, tmp_path, worker, how):
+    launcher = made(one_node)
+    assert await placed(launcher, Order(worker, "ticket")) == ACCEPTED
     async with asyncio.timeout(PATIENCE_S):
         assert await launcher.observe(worker) == how
     before = processes(ACTOR)
     await launcher.drain(worker, 0.0)
-    assert await launcher.launch([Order("next", "ticket")]) == [ACCEPTED]
+    assert await placed(launcher, Order("next", "ticket")) == ACCEPTED
     assert processes(ACTOR) == before
     await launcher.close()
 
 
-async def test_a_new_token_reaches_running_workers(one_node, tmp_path, monkeypatch):
+async def test_a_new_token_reaches_running_workers(one_node, made, tmp_path, monkeypatch):
     monkeypatch.setattr(ray_launcher, "CHECK_S", 0.01)
     tokens = ["first"]
-    given = dataclasses.replace(program(tmp_path, PYTHONPATH=str(ROOT)), token=lambda: tokens[-1])
-    launcher = ray_launcher.make(given, {"address": one_node.address})
-    await launcher.launch([Order("one", "ticket")])
+    launcher = made(one_node, token=lambda: tokens[-1])
+    assert await placed(launcher, Order("one", "ticket")) == ACCEPTED
     for token in ("first", "second"):
         assert (await facts(tmp_path, "one"))["handover"]["token"] == token
         (tmp_path / "one").unlink()
@@ -139,9 +154,9 @@ async def test_a_new_token_reaches_running_workers(one_node, tmp_path, monkeypat
     await launcher.close()
 
 
-async def test_a_hung_worker_is_ended(one_node, tmp_path):
-    launcher = made(one_node, tmp_path)
-    await launcher.launch([Order("one", "ticket")])
+async def test_a_hung_worker_is_ended(one_node, made, tmp_path):
+    launcher = made(one_node)
+    assert await placed(launcher, Order("one", "ticket")) == ACCEPTED
     await facts(tmp_path, "one")
     [worker] = processes(WORKER)
     os.kill(worker, signal.SIGSTOP)
@@ -150,15 +165,16 @@ async def test_a_hung_worker_is_ended(one_node, tmp_path):
     await launcher.close()
 
 
-async def test_a_lost_driver_is_lost_workers_and_is_replaced(one_node, tmp_path):
-    launcher = made(one_node, tmp_path)
-    await launcher.launch([Order("one", "ticket")])
-    [driver], [worker] = processes(DRIVER), processes(WORKER)
-    os.kill(driver, signal.SIGKILL)
+async def test_a_lost_driver_is_lost_workers_and_is_replaced(one_node, made):
+    launcher = made(one_node)
+    assert await placed(launcher, Order("one", "ticket")) == ACCEPTED
+    [worker] = processes(WORKER)
+    [driver] = [each for each in psutil.Process().children() if DRIVER in each.cmdline()]
+    driver.kill()
     async with asyncio.timeout(PATIENCE_S):
         assert await launcher.observe("one") == "the connection to Ray is lost (its driver ended: killed by signal 9)"
     await launcher.drain("one", 0.0)
-    assert await launcher.launch([Order("one", "ticket")]) == [ACCEPTED]
+    assert await placed(launcher, Order("one", "ticket")) == ACCEPTED
     await asyncio.to_thread(eventually, lambda: worker not in processes(WORKER), "the worker of the dead driver ends")
     await launcher.close()
 
@@ -185,19 +201,19 @@ def test_doctor_tells_nodes_and_resources(one_node):
     assert found["found"].endswith("; a worker takes 1 CPU")
 
 
-async def test_a_node_without_marless_or_with_another_version_is_told(one_node, tmp_path):
+async def test_a_node_without_marless_or_with_another_version_is_told(one_node, made, tmp_path):
     """Such nodes have Ray, as the interpreter that runs them sees this one's packages, but not its editable install."""
     python = other_python(tmp_path / "bare")
     with further_node(one_node.address, python, bare=1):
-        launcher = made(one_node, tmp_path, resources="bare:1")
-        [launch] = await launcher.launch([Order("one", "ticket")])
+        launcher = made(one_node, resources="bare:1")
+        launch = await placed(launcher, Order("one", "ticket"))
         await launcher.close()
     assert launch.outcome is Outcome.REFUSED
     assert launch.reason == "a node of Ray has no marless 0.1.0: install it there, for the Python that runs Ray"
     python = other_python(tmp_path / "other", version="9.9")
     with further_node(one_node.address, python, other=1):
-        launcher = made(one_node, tmp_path, resources="other:1")
-        [launch] = await launcher.launch([Order("one", "ticket")])
+        launcher = made(one_node, resources="other:1")
+        launch = await placed(launcher, Order("one", "ticket"))
         await launcher.close()
     assert launch.outcome is Outcome.REFUSED
     there = f"{socket.gethostname()} has marless 9.9, and this pool has 0.1.0: install 0.1.0 there, for {python}"
@@ -217,23 +233,25 @@ def other_python(place: Path, version: str = "") -> str:
     return str(place / "bin" / "python")
 
 
-def pool_of(cluster) -> tuple[subprocess.Popen, int]:
-    """A pool with two workers on the cluster; returns it and its driver."""
+@pytest.fixture
+def pool(one_node):
+    """A pool with two workers on the cluster, and its driver."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     command = [sys.executable, "-m", "services.actor_pool", "--listen", address, "--actor-workers", "2"]
-    command += ["--param-store", "127.0.0.1:9", "--launcher", f"ray,address={cluster.address}"]
-    pool = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
-    with grpc.insecure_channel(address) as channel:
-        ActorPoolServiceStub(channel).Scale(ScaleRequest(workers=2), timeout=PATIENCE_S, wait_for_ready=True)
-    assert len(processes(WORKER)) == 2
-    [driver] = processes(DRIVER)
-    return pool, driver
+    command += ["--param-store", "127.0.0.1:9", "--launcher", f"ray,address={one_node.address}"]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) as process:
+        with grpc.insecure_channel(address) as channel, suppress(grpc.RpcError):  # if there is no room at first
+            ActorPoolServiceStub(channel).Scale(ScaleRequest(workers=2), timeout=PATIENCE_S, wait_for_ready=True)
+        eventually(lambda: len(processes(WORKER)) == 2, "both workers start")
+        [driver] = [each.pid for each in psutil.Process(process.pid).children() if DRIVER in each.cmdline()]
+        yield process, driver
+        process.kill()
 
 
-def test_nothing_is_left_of_a_killed_pool_even_if_a_worker_hangs(one_node):
-    pool, driver = pool_of(one_node)
+def test_nothing_is_left_of_a_killed_pool_even_if_a_worker_hangs(pool):
+    pool, driver = pool
     os.kill(processes(WORKER)[0], signal.SIGSTOP)
     pool.kill()
     pool.wait()
@@ -242,8 +260,8 @@ def test_nothing_is_left_of_a_killed_pool_even_if_a_worker_hangs(one_node):
     eventually(lambda: driver not in processes(DRIVER), "the driver ends")
 
 
-def test_a_driver_that_hangs_after_its_pool_is_found_and_ended(one_node):
-    pool, driver = pool_of(one_node)
+def test_a_driver_that_hangs_after_its_pool_is_found_and_ended(pool):
+    pool, driver = pool
     os.kill(driver, signal.SIGSTOP)
     assert str(driver) not in [each.id for each in orphans.of_dead_pools()]
     pool.kill()

@@ -57,6 +57,7 @@ class Driven:
             stdin=PIPE,
             stdout=PIPE,
             env={**environment, **_QUIET, orphans.MARK: orphans.new_mark()},
+            cwd="/",  # which Ray adds to the paths from which actors import
             start_new_session=True,
         )
         driven = cls(process, on_end, on_loss)
