@@ -151,7 +151,7 @@ def loaded() -> dict[str, set[str]]:
 @pytest.mark.parametrize("module", PROCESSES)
 def test_starts_without_torch(loaded, module):
     assert "rich" not in loaded[module]  # see marless/log.py
-    assert not loaded[module] & {"torch", "matplotlib", "pettingzoo", "mpe2", "tensorboard", "wandb", "mlflow"}
+    assert not loaded[module] & {"torch", "matplotlib", "pettingzoo", "mpe2", "tensorboard", "wandb", "mlflow", "ray"}
 
 
 def test_actor_workers_start_light(loaded):

@@ -91,10 +91,12 @@ def autoscaled(place: Path, *, cpus: int, most: int) -> Iterator[str]:
     They are started by Ray's fake provider of nodes, which makes real ones of this machine. `ray stop` is not used: it
     would end all clusters of this machine.
     """
+    from ray.util import get_node_ip_address
+
     with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
+        free.bind(("", 0))
         port = free.getsockname()[1]
-    address = f"{socket.gethostbyname(socket.gethostname())}:{port}"
+    address = f"{get_node_ip_address()}:{port}"
     node = {"node_config": {}, "max_workers": most, "resources": {"CPU": cpus, **_LIMITS}}
     head = {"node_config": {}, "max_workers": 0, "resources": {"CPU": 0}}
     provider = {"type": "fake_multinode", "gcs_address": address, "disable_node_updaters": True}

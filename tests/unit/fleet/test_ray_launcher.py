@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import subprocess
 import sys
 
 import pytest
@@ -156,9 +155,6 @@ async def test_of_a_driver_that_ends_in_mid_launch_nothing_is_known(scripted):
     await made.close()
 
 
-def test_pools_and_workers_do_not_import_ray():
-    program = (
-        "import sys; sys.modules['ray'] = None; "
-        "import marless.fleet.launchers.ray.launcher, marless.fleet.launchers.ray.host, services.actor_pool.__main__"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True)
+def test_pools_and_actors_do_not_import_ray_by_themselves():
+    """What they import is imported above: only a driver imports Ray, once it connects."""
+    assert "ray" not in sys.modules

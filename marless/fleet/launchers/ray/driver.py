@@ -106,7 +106,8 @@ def main() -> None:
         except Exception as error:  # noqa: BLE001  # Ray raises many kinds; the pool shows a sentence
             say({"refused": not_connected(assignment.address, error)})
             return
-        say({"connected": ray.__version__})
+        address = ray.get_runtime_context().gcs_address if assignment.address == "auto" else assignment.address
+        say({"connected": f"Ray {ray.__version__} at {address}"})
         asyncio.run(_serve(ray, assignment, lines, say))
         ray.shutdown()
 

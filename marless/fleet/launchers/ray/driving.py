@@ -31,8 +31,8 @@ class Driven:
     """One driver process."""
 
     def __init__(self, process: Process, on_end: Callable[[Told], None], on_loss: Callable[[str], None]) -> None:
-        self.version = ""
-        """Ray's."""
+        self.cluster = ""
+        """Version and address."""
         self._process = process
         self._on_end = on_end
         self._on_loss = on_loss
@@ -76,7 +76,7 @@ class Driven:
         if "connected" not in said:
             await driven.close(START_S)
             raise UnavailableError(said.get("refused", f"Ray's driver ended ({how(process.returncode or 0)})"))
-        driven.version = said["connected"]
+        driven.cluster = said["connected"]
         driven._reading = asyncio.create_task(driven._follow())
         return driven
 

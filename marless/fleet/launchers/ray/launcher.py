@@ -79,7 +79,7 @@ class RayLauncher:
         except UnavailableError as error:
             found, _, advice = str(error).partition("; ")
             return Condition(found, advice or "see `ray status`")
-        where = f"Ray {driver.version} at {self._settings.address}: {said['cluster']}"
+        where = f"{driver.cluster}: {said['cluster']}"
         if said["lacks"]:
             demand = self._settings.demand
             return Condition(f"{where}; none has {demand}, which a worker needs", "add such nodes, or ask for less")

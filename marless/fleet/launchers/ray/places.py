@@ -55,7 +55,7 @@ class Places:
 
     async def start(self, worker: str, arguments: Sequence[str], handover: str, demand: Demand) -> Launch | None:
         """Start a worker in a place; None if Ray finds none in time. Then what it needs stays asked for."""
-        place = self._taken(demand)
+        place = await self._taken(demand)
         await asyncio.wait([place.looked], timeout=self._assignment.place_s)
         if not place.looked.done() and await self._has_room(demand):  # a node is starting a process for it
             await asyncio.wait([place.looked], timeout=self._assignment.ray_s)
@@ -96,14 +96,22 @@ class Places:
             self._kill(place)
         self._idle.clear()
 
-    def _taken(self, demand: Demand) -> Place:
-        """A place that is not used: rather one that Ray has found already."""
-        fitting = sorted(
-            (each for each in self._idle if each.demand == demand), key=lambda each: not each.looked.done()
-        )
-        if fitting:
-            self._idle.remove(fitting[0])
-            return fitting[0]
+    async def _taken(self, demand: Demand) -> Place:
+        """A place that is not used: rather one that Ray has found already, if its node still answers."""
+        while fitting := [each for each in self._idle if each.demand == demand]:
+            place = next((each for each in fitting if each.looked.done()), fitting[0])
+            self._idle.remove(place)
+            if not place.looked.done() or await self._answers(place):
+                return place
+            self._kill(place)
+        return self._asked_for(demand)
+
+    async def _answers(self, place: Place) -> bool:
+        place.looked = self._look(place.actor)
+        await asyncio.wait([place.looked], timeout=END_S)
+        return place.looked.done() and place.looked.exception() is None
+
+    def _asked_for(self, demand: Demand) -> Place:
         wanted = demand.of_ray()
         actor = self._kind.options(
             num_cpus=wanted.pop("CPU", 0),
@@ -113,10 +121,12 @@ class Places:
             max_restarts=0,  # a lost node is a lost worker, which its pool replaces
             max_task_retries=0,
         ).remote()
-        looked = _of_ray(actor.look.remote(json.dumps(self._assignment.arguments)))
-        place = Place(actor, demand, asyncio.ensure_future(looked))
-        place.looked.add_done_callback(lambda done: done.cancelled() or done.exception())  # also if nobody asks again
-        return place
+        return Place(actor, demand, self._look(actor))
+
+    def _look(self, actor: Any) -> asyncio.Future[str]:  # Any: Ray has no types
+        looked = asyncio.ensure_future(_of_ray(actor.look.remote(json.dumps(self._assignment.arguments))))
+        looked.add_done_callback(lambda done: done.cancelled() or done.exception())  # also if nobody asks again
+        return looked
 
     async def _started(self, place: Place, worker: str, arguments: Sequence[str], handover: str) -> Launch:
         order = {
