@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import signal
-import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -82,47 +78,3 @@ def marless(*words: str, **environment: str) -> subprocess.CompletedProcess[str]
     """Run a command of ours."""
     command = [sys.executable, "-m", "marless", *words]
     return subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | environment)
-
-
-@contextmanager
-def autoscaled(place: Path, *, cpus: int, most: int) -> Iterator[str]:
-    """A head without CPUs, and up to so many nodes that Ray's autoscaler starts and ends; yields the address.
-
-    They are started by Ray's fake provider of nodes, which makes real ones of this machine. `ray stop` is not used: it
-    would end all clusters of this machine.
-    """
-    from ray.util import get_node_ip_address
-
-    with socket.socket() as free:
-        free.bind(("", 0))
-        port = free.getsockname()[1]
-    address = f"{get_node_ip_address()}:{port}"
-    node = {"node_config": {}, "max_workers": most, "resources": {"CPU": cpus, **_LIMITS}}
-    head = {"node_config": {}, "max_workers": 0, "resources": {"CPU": 0}}
-    provider = {"type": "fake_multinode", "gcs_address": address, "disable_node_updaters": True}
-    provider |= {"use_node_id_as_ip": True, "disable_launch_config_check": True}
-    config = {
-        "cluster_name": "test",
-        "max_workers": most,
-        "provider": provider,
-        "available_node_types": {"ray.head.default": head, "node": node},
-        "head_node_type": "ray.head.default",
-        "idle_timeout_minutes": 0.1,
-        "upscaling_speed": 1.0,
-        "auth": {"ssh_user": "nobody"},
-    }
-    (place / "autoscaling.json").write_text(json.dumps(config))
-    temporary = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # paths of sockets are short
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", f"--port={port}", "--num-cpus=0"]
-    command += ["--include-dashboard=false", f"--object-store-memory={STORE_BYTES}", f"--temp-dir={temporary}"]
-    command += [f"--autoscaling-config={place}/autoscaling.json", "--disable-usage-stats"]
-    environment = os.environ | _OF_NODES | {"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"}
-    try:
-        subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
-        yield address
-    finally:
-        while left := processes(temporary):
-            for each in left:
-                with suppress(ProcessLookupError):
-                    os.kill(each, signal.SIGKILL)
-        shutil.rmtree(temporary)

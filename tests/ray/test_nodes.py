@@ -8,17 +8,15 @@ from functools import partial
 import pytest
 import pytest_asyncio
 
-from marless.errors import OverloadedError
 from marless.fleet.launchers.options import Choice
 from marless.fleet.launchers.ray import launcher as ray_launcher
-from marless.rpc.v1.actor_pool_pb2 import ListWorkersRequest, ScaleRequest
+from marless.rpc.v1.actor_pool_pb2 import ListWorkersRequest
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 from services.actor_pool import __main__ as actor_pool
 from services.actor_pool.config import Config as ActorConfig
 from tests.faults import scale_down
-from tests.faults.pools import running_pools, small_job
 from tests.integration.running import Cluster, created, go_on, outcome, ready, spec
-from tests.ray.cluster import PATIENCE_S, autoscaled, eventually, processes, ray_cluster
+from tests.ray.cluster import PATIENCE_S, ray_cluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600), pytest.mark.usefixtures("nothing_left")]
 ROUNDS = 6
@@ -83,30 +81,3 @@ async def test_workers_that_leave_all_at_once_lose_nothing(nodes, tmp_path):
     options = Choice("ray", {"address": nodes.address, "cpus": "0.4", "connect_s": "120"})
     figures = await scale_down.at_once(tmp_path, options, workers=8, remaining=2, steps=4000)
     assert (figures["left"], figures["lost"], figures["actors run again"]) == (6, 0, 0)
-
-
-async def test_the_autoscaler_adds_two_nodes_and_removes_them(tmp_path):
-    """Refused workers stay asked for, so that it sees what they need; one node is left when none is wanted."""
-    with autoscaled(tmp_path, cpus=1, most=2) as address:
-
-        def nodes() -> int:
-            return len(processes("/raylet/raylet ", address))
-
-        assert nodes() == 1
-        choice = Choice("ray", {"address": address, "place_s": "1", "connect_s": "120"})
-        async with running_pools(tmp_path, actor_workers=2, launcher=choice) as running:
-            stub = ActorPoolServiceStub(running.operator.channel)
-            with pytest.raises(
-                OverloadedError, match="no actor workers: Ray has no room for a worker of 1 CPU: no node"
-            ):
-                await running.operator.call(stub.Scale, ScaleRequest(workers=2), timeout_s=PATIENCE_S)
-            await scale_down._until(running, lambda found: len(found) == 2)
-            assert nodes() == 3
-            job = small_job()
-            epoch, versions = await running.open("job", job)
-            groups = job.sharing.decide(()).groups
-            rollout = await running.pools.train("job", job, 0, 2, groups, versions, epoch=epoch)
-            assert len(rollout.invocations) == 2
-            await running.pools.close_job("job")
-            await running.operator.call(stub.Scale, ScaleRequest(workers=0), timeout_s=PATIENCE_S)
-            await asyncio.to_thread(eventually, lambda: nodes() == 1, "nodes without workers are removed", 120.0)
