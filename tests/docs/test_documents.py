@@ -28,11 +28,7 @@ TEXTS = {("README.md", "marless"), ("docs/architecture.md", "Architecture"), ("d
     ("docs/operating.md", "The parameter store"),
     ("docs/deploying.md", "Images"),  # a Dockerfile
     ("docs/deploying.md", "Kubernetes"),  # for a cluster; `make test-kubernetes` checks what it applies
-    # For machines with an engine, Ray, Slurm or Kubernetes; `make test-containers` and others do the same.
-    ("docs/deploying.md", "Workers in containers that pools start"),
-    ("docs/deploying.md", "Ray"),
-    ("docs/deploying.md", "Slurm"),
-    ("docs/deploying.md", "Kubernetes"),
+    ("docs/deploying.md", "Ray"),  # for machines with Ray; `make test-ray` runs it
 }
 
 
