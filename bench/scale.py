@@ -183,7 +183,7 @@ def _row(
         "arrival s": round(arrival.seconds, 1),
         "arrival CPU ms/worker": round(arrival.cpu_ms, 2),
         **{f"{name} CPU ms/round": round(ms) for name, ms in cpu_ms.items()},
-        "lost": sum(each.attempt - 1 for record in records for each in record.invocations),
+        "lost": sum(max(each.attempt - 1, 0) for record in records for each in record.invocations),
         "record kB": round(line_bytes / 1000, 1),
     }
 

@@ -20,6 +20,8 @@ FEWEST = 32
 MOST = 10**6
 """Rows of a table, so that a damaged one takes no memory without end."""
 _MICRO = 1e6
+_LONGEST_S = 1e12
+"""Seconds: larger numbers, infinite ones and those that are none are written as they are."""
 
 Json = Any  # what JSON can hold
 Rows = list[dict[str, Json]]
@@ -52,7 +54,7 @@ def _column(values: list[Json]) -> Json:
     if all(isinstance(value, str) for value in values):
         prefix = os.path.commonprefix(values)  # noqa: RUF071  # of texts, which are no paths
         return {"prefix": prefix, "each": [value[len(prefix) :] for value in values]}
-    if all(isinstance(value, float) and math.isfinite(value) for value in values):
+    if all(isinstance(value, float) and abs(value) < _LONGEST_S for value in values):
         return _times(values)
     return {"all": first} if _same(values) else {"each": values}
 

@@ -220,7 +220,7 @@ class Pools:
         return Rollout(
             env_steps=sum(receipt.env_steps for receipt in reply.receipts),
             returns=returns_of(reply.receipts),
-            invocations=tuple(map(_to_the_microsecond, _invocations(reply.invocations))),
+            invocations=_invocations(reply.invocations),
             lanes=tuple(lanes),
             carries={lane: carry for lane, carry in lanes.items() if carry},
         )
@@ -261,6 +261,6 @@ def _to_the_microsecond(each: InvocationRecord) -> InvocationRecord:
 def _invocations(invocations: Iterable[common_pb2.Invocation]) -> tuple[InvocationRecord, ...]:
     names = [field.name for field in common_pb2.Invocation.DESCRIPTOR.fields if field.name != "after"]
     return tuple(
-        InvocationRecord(**{name: getattr(each, name) for name in names}, after=tuple(each.after))
+        _to_the_microsecond(InvocationRecord(**{name: getattr(each, name) for name in names}, after=tuple(each.after)))
         for each in invocations
     )

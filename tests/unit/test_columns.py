@@ -24,7 +24,7 @@ class Row:
 
 SECONDS = st.one_of(
     st.floats(allow_nan=False, allow_infinity=False),
-    st.sampled_from([0.0, -0.0, 1.0, 1795490101.123457]),
+    st.sampled_from([0.0, -0.0, 1.0, 1795490101.123457, 1.797693134862316e302]),
     st.integers(0, 2**53).map(lambda micros: micros / 1e6),
 )
 ROWS = st.builds(
