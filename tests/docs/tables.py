@@ -11,6 +11,8 @@ NOT_RUN = {
     "python -m bench.": "benchmarks take minutes to hours; tests/unit/bench runs their parts",
     "python -m tests.faults ": "it takes minutes; tests/faults runs its parts",
     "pytest tests/faults": "they are tests already",
+    "python -m services.actor_pool.worker ": "it dials a pool on another host; tests/slurm starts such workers",
+    "python -m services.learner_pool.worker ": "it dials a pool on another host; tests/hosts starts such workers",
     "pip install -e .": "it would change the environment that runs the tests",
 }
 """Beginnings of commands that are only checked: the make target is there, the program can read the options."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,7 @@ from services.learner_pool.config import Config as LearnerConfig
 from services.param_store import __main__ as param_store
 from services.param_store.config import Config as StoreConfig
 from services.param_store.redis_server import RedisOptions
-from tests.templates import SCRIPTED, Templates
+from tests.templates import SCRIPTED, Templates, shared_templates
 
 ENVS, STEPS, ACTORS = 2, 5, 2
 DOCUMENT: dict[str, Any] = {
@@ -141,6 +141,18 @@ async def running_scripted(folder: Path, redis_url: str, templates: Templates) -
         patched.setattr(sys, "path", [*sys.path, str(SCRIPTED)])
         async for each in running(folder, redis_url, templates):
             yield each
+
+
+@asynccontextmanager
+async def dying(cluster: Cluster, pool: str, failpoint: str) -> AsyncIterator[None]:
+    """While the context lasts, workers of this pool die at this failpoint."""
+    usual = cluster.templates
+    with shared_templates(PYTHONPATH=str(SCRIPTED), MARLESS_FAILPOINT=failpoint) as killing:
+        cluster.templates = killing
+        await restarted(cluster, pool)()
+        yield
+        cluster.templates = usual
+        await restarted(cluster, pool)()
 
 
 def restarted(cluster: Cluster, name: str) -> Callable[[], Awaitable[None]]:

@@ -1,8 +1,6 @@
 """Jobs whose episodes go on from round to round: no interruption changes what they come to."""
 
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import count
 
@@ -26,16 +24,15 @@ from services.actor_pool.actor import actor_seed
 from services.coordinator.run_folder import RunFolder
 from tests.integration.running import (
     ENVS,
-    Cluster,
     KilledError,
     created,
+    dying,
     go_on,
     outcome,
     restarted,
     succeeded,
 )
 from tests.integration.running import spec as spec_of
-from tests.templates import SCRIPTED, shared_templates
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 STEPS, ROUNDS = 3, 7
@@ -238,22 +235,10 @@ async def test_large_carries_that_actors_publish(cluster, tmp_path):
         patched.setattr("services.coordinator.rounds.JobRun._update", dies)
         with pytest.raises(KilledError):
             await go_on(folder, cluster.pools)
-    async with dying(cluster, "actor.carry.after:2"):
+    async with dying(cluster, "actor_pool", "actor.carry.after:2"):
         await succeeded(cluster, folder)
     assert outcome(folder) == outcome(whole)
     assert any(each.attempt > 1 for record in folder.records() for each in record.invocations)
-
-
-@asynccontextmanager
-async def dying(cluster: Cluster, failpoint: str) -> AsyncIterator[None]:
-    """Actor workers that die at this failpoint, while the context lasts."""
-    usual = cluster.templates
-    with shared_templates(PYTHONPATH=str(SCRIPTED), MARLESS_FAILPOINT=failpoint) as killing:
-        cluster.templates = killing
-        await restarted(cluster, "actor_pool")()
-        yield
-        cluster.templates = usual
-        await restarted(cluster, "actor_pool")()
 
 
 async def dies(*_) -> None:

@@ -36,6 +36,7 @@ from tests.integration.running import (
     Cluster,
     KilledError,
     created,
+    dying,
     go_on,
     outcome,
     ready,
@@ -305,25 +306,11 @@ async def test_the_restoring_of_a_checkpoint_may_be_interrupted(
 # Learner workers
 
 
-@pytest_asyncio.fixture(loop_scope="module")
-async def learners(cluster, monkeypatch):
-    """Restarts the learner pool with this environment, and again without it."""
-
-    async def restart(**environment: str) -> None:
-        for name, value in environment.items():
-            monkeypatch.setenv(name, value)
-        await restarted(cluster, "learner_pool")()
-
-    yield restart
-    monkeypatch.undo()
-    await restarted(cluster, "learner_pool")()
-
-
 @pytest.mark.slow
-async def test_a_worker_that_dies_between_publishing_and_answering(cluster, undisturbed, tmp_path, learners):
-    await learners(MARLESS_FAILPOINT="learner.publish.after:3")  # first versions, two rounds
+async def test_a_worker_that_dies_between_publishing_and_answering(cluster, undisturbed, tmp_path):
     folder = new(tmp_path)
-    assert (await go_on(folder, cluster.pools)).status.state == "SUCCEEDED"
+    async with dying(cluster, "learner_pool", "learner.publish.after:3"):  # first versions, two rounds
+        assert (await go_on(folder, cluster.pools)).status.state == "SUCCEEDED"
     assert outcome(folder) == undisturbed
     attempts = [max(each.attempt for each in record.invocations) for record in folder.records()]
     assert attempts == [1, 2, 1, 1, 2]  # each worker lives for three publishes
@@ -364,13 +351,14 @@ async def test_an_update_of_which_half_was_published(cluster, tmp_path, monkeypa
 @pytest.mark.slow
 async def test_a_worker_that_hangs_is_given_up(cluster, undisturbed, tmp_path, after):
     folder = new(tmp_path)
-    [worker] = [
-        process.pid
-        for process in psutil.Process().children(recursive=True)
-        if "services.learner_pool.worker" in process.cmdline() and str(cluster.folder) in " ".join(process.cmdline())
-    ]
 
     async def hang() -> None:
+        [worker] = [
+            process.pid
+            for process in psutil.Process().children(recursive=True)
+            if "services.learner_pool.worker" in process.cmdline()
+            and str(cluster.folder) in " ".join(process.cmdline())
+        ]
         os.kill(worker, signal.SIGSTOP)
 
     after("train", 2, hang)
