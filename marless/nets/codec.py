@@ -34,10 +34,12 @@ class Codec:
     """True if actors need the weights: they are then part of `acting`, otherwise of `learning`."""
     moments: bool = False
     target: bool = False
+    biased: bool = False
+    """See `ParameterLayout.initial`."""
 
     def fresh(self, rng: np.random.Generator) -> Row:
         """A row with initial weights and a fresh optimizer state, on the CPU."""
-        return self._row(self.layout.initial(rng, self.output_gain), {})
+        return self._row(self.layout.initial(rng, self.output_gain, biased=self.biased), {})
 
     def write(self, row: Row) -> tuple[dict[str, NDArray[np.generic]], dict[str, NDArray[np.generic]]]:
         """Convert a row to (acting, learning) arrays, as copies."""

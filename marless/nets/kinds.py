@@ -40,7 +40,7 @@ class NetKind(Protocol):
         """(outputs, inputs) of each layer, in the order in which `step` gets them; the last one is the output layer.
 
         `hidden` is the job's `model.hidden`. Initial weights are orthogonal, with gain √2 (the output layer has one of
-        its own), and biases are 0.
+        its own). Biases are 0; those of hidden layers are random in most off-policy algorithms.
         """
         ...
 

@@ -65,8 +65,11 @@ class ParameterLayout(Protocol):
         """D, the length of the flat vector."""
         ...
 
-    def initial(self, rng: np.random.Generator, output_gain: float) -> FloatArray:
-        """Initial parameters: orthogonal weights (Saxe et al. 2014), all else 0; float32 [D]."""
+    def initial(self, rng: np.random.Generator, output_gain: float, *, biased: bool = False) -> FloatArray:
+        """Initial parameters, float32 [D]: orthogonal weights (Saxe et al. 2014), all else 0.
+
+        With `biased`, biases below the output layer are uniform in ± 1/√inputs, as those of torch's `Linear`.
+        """
         ...
 
     def to_arrays(self, prefix: str, flat_D: FloatArray) -> dict[str, FloatArray]:
@@ -139,11 +142,14 @@ class _Matrices(ABC):
         """D, the length of the flat vector."""
         return int(self.spans[-1].stop) + self.free
 
-    def initial(self, rng: np.random.Generator, output_gain: float) -> FloatArray:
+    def initial(self, rng: np.random.Generator, output_gain: float, *, biased: bool = False) -> FloatArray:
         """See `ParameterLayout`."""
         flat_D = np.zeros(self.size, np.float32)
         for i, (span, shape) in enumerate(zip(self.spans, self.shapes, strict=True)):
-            flat_D[span].reshape(shape)[:, :-1] = self._weights(i, rng, output_gain)
+            matrix = flat_D[span].reshape(shape)
+            matrix[:, :-1] = self._weights(i, rng, output_gain)
+            if biased and i < len(self.shapes) - 1:
+                matrix[:, -1] = rng.uniform(-1.0, 1.0, shape[0]) / np.sqrt(shape[1] - 1)
         return flat_D
 
     def to_arrays(self, prefix: str, flat_D: FloatArray) -> dict[str, FloatArray]:

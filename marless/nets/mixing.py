@@ -56,9 +56,9 @@ class MixingLayout:
         """D, the length of the flat vector."""
         return sum(each.size for each in self.nets.values())
 
-    def initial(self, rng: np.random.Generator, output_gain: float) -> FloatArray:
+    def initial(self, rng: np.random.Generator, output_gain: float, *, biased: bool = False) -> FloatArray:
         """Initial parameters of all nets, float32 [D]."""
-        return np.concatenate([each.initial(rng, output_gain) for each in self.nets.values()])
+        return np.concatenate([each.initial(rng, output_gain, biased=biased) for each in self.nets.values()])
 
     def to_arrays(self, prefix: str, flat_D: FloatArray) -> dict[str, FloatArray]:
         """Named copies: `prefix.weight1.0.weight` …"""

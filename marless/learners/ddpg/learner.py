@@ -76,7 +76,9 @@ class DDPGLearner(OffPolicyLearner):
         self._inputs: CriticInputs = JointInputs(sizes) if critic == "joint" else OwnInputs(sizes[0])
         self._critic_layout = layout(self._inputs.size, config.critic_model(context.model), 1)
         self._critics = {
-            prefix: Part(Codec(prefix, self._critic_layout, output_gain=1.0, acts=False, target=True), Bank(_itself))
+            prefix: Part(
+                Codec(prefix, self._critic_layout, output_gain=1.0, acts=False, target=True, biased=True), Bank(_itself)
+            )
             for prefix in ((_CRITIC, _TWIN) if config.twin else (_CRITIC,))
         }
         agents = tuple(agent for each in classes for agent in each.agents)
@@ -200,7 +202,7 @@ class DDPGLearner(OffPolicyLearner):
 
 def _class(agents: AgentClass, inputs: Inputs, config: DDPGConfig, model: ModelSpec) -> _Class:
     shape = layout(inputs.size(agents), model, agents.action.n)
-    codec = Codec(_POLICY, shape, output_gain=0.01, acts=True, target=True)
+    codec = Codec(_POLICY, shape, output_gain=0.01, acts=True, target=True, biased=True)
     return _Class(agents, inputs, head(agents.action, config), Bank(_itself), shape, codec)
 
 

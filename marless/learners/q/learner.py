@@ -68,12 +68,13 @@ class QLearner(OffPolicyLearner):
         self._inputs = inputs
         self._model = model
         codec = DuelingCodec if config.dueling else Codec
+        biased = mixer != "monotone"  # docs/algorithms/q_learning.md#what-differs-from-the-papers
         self._nets: dict[int, Part] = {}
         for k in scope.classes:
             agents = spaces.classes[k]
             shape = layout(inputs[k].size(agents), model, agents.action.n + config.dueling)
             build = partial(QFunction, layout=shape, activation=model.activation, dueling=config.dueling)
-            made = codec(_POLICY, shape, output_gain=_OUTPUT_GAIN, acts=not config.dueling, target=True)
+            made = codec(_POLICY, shape, output_gain=_OUTPUT_GAIN, acts=not config.dueling, target=True, biased=biased)
             self._nets[k] = Part(made, Bank(build))
         if isinstance(config, QMIXConfig):
             team = sum(len(each.agents) for each in scope.agent_classes(spaces))

@@ -47,6 +47,18 @@ def test_initial_weights_are_orthogonal_with_their_gain() -> None:
     assert not flat_D[-2:].any()
 
 
+def test_random_biases_are_those_of_hidden_layers() -> None:
+    flat_D = LAYOUT.initial(generator(1, "a"), output_gain=0.01, biased=True)
+    *hidden, last = (flat_D[s].reshape(h) for s, h in zip(LAYOUT.spans, LAYOUT.shapes, strict=True))
+    for layer in hidden:
+        bound = 1 / np.sqrt(layer.shape[1] - 1)
+        assert 0 < np.abs(layer[:, -1]).max() <= bound
+        assert len(set(layer[:, -1].tolist())) == len(layer)
+    assert not last[:, -1].any()
+    first = hidden[0][:, :-1]
+    np.testing.assert_allclose(first.T @ first, 2 * np.eye(4), atol=1e-5)
+
+
 def test_randomness_depends_on_seed_and_name() -> None:
     draws = {(s, n): generator(s, n).random() for s in (1, 2) for n in ("a", "b")}
     assert len(set(draws.values())) == 4
