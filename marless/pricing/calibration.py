@@ -11,6 +11,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -115,7 +116,10 @@ def _scopes(job: Job) -> list[_Scope]:
 
     from marless.nets.acting import ActingPolicies
 
-    torch.set_num_interop_threads(1)  # run functions one after another, so that they do not slow one another down
+    # Functions run one after another, so that they do not slow one another down; where this process has computed in
+    # parallel before, torch refuses.
+    with suppress(RuntimeError):
+        torch.set_num_interop_threads(1)
     torch.set_num_threads(1)
     spec, all_groups = job.spec, initial_groups(job.spec.sharing.groups, job.spaces)
     algorithm, made = algorithms.algorithm(spec.algorithm.name), []

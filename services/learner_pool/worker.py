@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 async def run(options: WorkerOptions) -> None:
     """Connect to the pool, and run its tasks until it releases this worker."""
+    compute_side_by_side()
     pool = Peer(options.pool, options.security, "learner_pool")
     store = Peer(options.param_store, options.security, "param_store")
     borrowed = Borrowed(pool, "LearnerPoolService", options.worker, lambda: options.handover.ticket)
@@ -44,7 +45,6 @@ def compute_side_by_side() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a worker with these command-line arguments (by default, those of this process) to its end."""
-    compute_side_by_side()
     serve(run, Role.LEARNER, arguments)
 
 

@@ -55,7 +55,10 @@ async def cluster(redis_url, tmp_path, templates, monkeypatch):
     """Its actor pool starts containers through `engine.sock`, where there is no engine at first."""
     monkeypatch.setattr(fleet, "REFUSED_S", 0.05)
     options = {"image": "workers", "network": "host", "user": "1000", "engine": f"unix://{tmp_path}/engine.sock"}
-    cluster = Cluster(tmp_path, redis_url, templates)
+    sockets, spool = tmp_path / "sockets", tmp_path / "spool"
+    sockets.mkdir()
+    spool.mkdir()
+    cluster = Cluster(sockets, redis_url, templates, spool=spool)
     services = cluster._services()
     build = partial(actor_pool.build, make=lambda program, _: docker.make(program, options))
     monkeypatch.setattr(cluster, "_services", lambda: services | {"actor_pool": (services["actor_pool"][0], build)})
