@@ -7,6 +7,7 @@ selects some of them. `--settings` says with which settings, one after another:
 
 - own: marless with `bench.task.OWN`, peers with the settings of their runner and `bench.task.EQUAL`;
 - equal: all systems with the rate, clip and τ of `bench.task.EQUAL`, and equal batches, updates, γ, ε and nets;
+- alike: as equal, and marless without what only it has (`bench.task.ALIKE`), such as normalised rewards;
 - best: each system with those of `bench.task.GRID` that have the best return at a seed of its own, which is not one of
   the seeds of the table; all else as in equal.
 
@@ -37,6 +38,7 @@ from bench.run_file import Outcome, Request, RunFile
 from bench.systems import crossing, marless_job, points, rounds
 from bench.task import (
     ALGORITHMS,
+    ALIKE,
     CONTINUOUS,
     EQUAL,
     EXPLORED_ENV_STEPS,
@@ -57,7 +59,7 @@ TEAM_ONLY = ("vdn", "qmix")
 EVALUATION_ENV_STEPS = 8_000
 """Env steps between greedy evaluations with own settings, for every algorithm and system."""
 PEERS = ("benchmarl",)
-SETTINGS: Mapping[str, tuple[Rates | None, ...]] = {"own": (None,), "equal": (EQUAL,), "best": GRID}
+SETTINGS: Mapping[str, tuple[Rates | None, ...]] = {"own": (None,), "equal": (EQUAL,), "alike": (EQUAL,), "best": GRID}
 CHOOSING_SEED = 1000
 """At which the best settings are found: a maximum over the table's own runs would flatter whoever varies most."""
 
@@ -82,10 +84,11 @@ def settings(request: Request) -> dict[str, object]:
     copies = round_env_steps // TASK.episode_steps
     actors = 2 if request.algorithm in ON_POLICY else 1
     chosen = equal(request.algorithm, request.rates) if request.rates else OWN[request.algorithm]
+    alike = ALIKE[request.algorithm] if request.alike else {}
     return {
         "seed": request.seed,
         "env": {"name": game.ours, "options": game.options(continuous=request.algorithm in CONTINUOUS)},
-        "algorithm": {"name": request.algorithm, **chosen},
+        "algorithm": {"name": request.algorithm, **chosen, **alike},
         "actors": {"count": actors, "envs": copies // actors, "steps": TASK.episode_steps},
         "sharing": {"name": "fixed", "groups": "independent"},
         "evaluation": {"every": evaluation_env_steps(request) // round_env_steps, "episodes": TASK.evaluation_episodes},
@@ -280,7 +283,7 @@ def main() -> None:
     parser.add_argument(
         "--algorithms", type=names(ALGORITHMS), default=ALGORITHMS, help="comma-separated; default: all"
     )
-    parser.add_argument("--settings", type=names(tuple(SETTINGS)), default=("own",), help="own, equal, best")
+    parser.add_argument("--settings", type=names(tuple(SETTINGS)), default=("own",), help="own, equal, alike, best")
     parser.add_argument("--game", choices=GAMES, default="spread")
     parser.add_argument("--env-steps", type=int, help="of each run; default: by game")
     parser.add_argument(
@@ -305,7 +308,9 @@ def main() -> None:
 
     results = {
         (algorithm, name, which): System(name, run, file).measured(
-            Request(args.game, algorithm, 0, env_steps, args.limit_s), SETTINGS[which], args.runs
+            Request(args.game, algorithm, 0, env_steps, args.limit_s, alike=which == "alike"),
+            SETTINGS[which],
+            args.runs,
         )
         for which in args.settings
         for algorithm in chosen

@@ -28,6 +28,8 @@ class Request:
     timeout_s: float
     rates: Rates | None = None
     """None: the system's own settings, `bench.task.OWN` in marless."""
+    alike: bool = False
+    """Whether marless has `bench.task.ALIKE`, too."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ class RunFile:
 
 def _key(system: str, request: Request) -> Row:
     """What identifies a run: all that its result depends on, so not its time limit."""
-    return {
+    found: Row = {
         "system": system,
         "game": request.game,
         "algorithm": request.algorithm,
@@ -94,6 +96,7 @@ def _key(system: str, request: Request) -> Row:
         "env_steps": request.env_steps,
         "rates": vars(request.rates) if request.rates else None,
     }
+    return found | ({"alike": True} if request.alike and system == "marless" else {})
 
 
 def _outcome(row: Row) -> Outcome:

@@ -82,6 +82,23 @@ OWN: Mapping[str, Mapping[str, object]] = {
 """marless's own settings for particle games, where they differ from the defaults of its algorithms."""
 EQUAL = Rates(lr=TASK.learning_rate, clip=TASK.max_grad_norm, tau=0.005)
 """The task's rate and clip, and BenchMARL's default τ."""
+_PPO_ALIKE: Mapping[str, object] = {
+    "value_normalisation": False,
+    "advantage_normalisation": False,
+    "adam_eps": 1e-6,
+}
+_Q_ALIKE: Mapping[str, object] = {"double": False, "reward_normalisation": False, "optimizer_eps": 1e-6}
+_DDPG_ALIKE: Mapping[str, object] = {"reward_normalisation": False, "regularisation": 0.0, "optimizer_eps": 1e-6}
+ALIKE: Mapping[str, Mapping[str, object]] = {
+    "ippo": _PPO_ALIKE,
+    "mappo": _PPO_ALIKE,
+    "iql": _Q_ALIKE,
+    "vdn": _Q_ALIKE,
+    "qmix": _Q_ALIKE,
+    "maddpg": _DDPG_ALIKE,
+    "iddpg": _DDPG_ALIKE,
+}
+"""What only marless has, switched off, and the ε of Adam as in BenchMARL."""
 GRID = (EQUAL, Rates(5e-4, 10.0, 0.02), Rates(1e-3, 10.0, 0.02), Rates(2e-3, 0.5, 0.02))
 """The settings from which each system's best is chosen."""
 

@@ -9,7 +9,7 @@ from bench import algorithms
 from bench.algorithms import CHOOSING_SEED, SETTINGS, System, headline, names, plays, row, settings
 from bench.run_file import Outcome, Request, RunFile
 from bench.systems import Point
-from bench.task import ALGORITHMS, EQUAL, GRID
+from bench.task import ALGORITHMS, ALIKE, EQUAL, GRID
 from marless import spec
 
 
@@ -94,6 +94,20 @@ def test_equal_settings_are_valid_and_those_of_the_peer(algorithm):
         assert (per_round, config.updates, config.batch, config.target_tau) == (400, 16, 800, 0.005)
 
 
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_alike_settings_differ_from_equal_ones_in_what_is_named(algorithm):
+    equal, alike = (
+        spec.parse({"name": "bench", **settings(Request("spread", algorithm, 3, 1_000, 60.0, EQUAL, alike=alike))}, "")
+        for alike in (False, True)
+    )
+    changed = {
+        name
+        for name in type(equal.algorithm).model_fields
+        if getattr(equal.algorithm, name) != getattr(alike.algorithm, name)
+    }
+    assert changed == set(ALIKE[algorithm])
+
+
 def test_the_best_of_several_settings_are_chosen_by_a_seed_of_their_own():
     made = []
 
@@ -140,6 +154,12 @@ def test_runs_that_are_kept_are_not_made_again(tmp_path):
     assert made == [*once, once[-1]]
     System("benchmarl", run, RunFile(file, {})).measured(asked, (None,), 1)
     assert made[-1] == once[0]  # the other system's runs are its own
+    switched_off = replace(asked, alike=True)
+    assert System("marless", run, RunFile(file, {})).measured(switched_off, (EQUAL,), 1) == found[1][:1]
+    assert made[-1] == once[2]  # a run that the file has for other settings was made again
+    kept = len(made)
+    System("benchmarl", run, RunFile(file, {})).measured(switched_off, (None,), 1)
+    assert len(made) == kept  # what marless alone has does not matter to others
     assert RunFile(file, {}).get("marless", replace(asked, env_steps=48_000)) is None
 
 
