@@ -53,7 +53,7 @@ async def run(seed: int, place: Path, *, times: int) -> dict[str, int]:
 
 
 async def at_once(
-    place: Path, launcher: Choice, *, workers: int, remaining: int, steps: int = 50, ports: bool = False
+    place: Path, launcher: Choice, *, workers: int, remaining: int, steps: int = 200, ports: bool = False
 ) -> dict[str, int]:
     """All workers but a few leave while they sample. The launcher's own are released by their pool, which waits for
     their tasks; workers that something else has started are killed. Raises AssertionError if a trajectory is lost.
