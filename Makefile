@@ -5,7 +5,7 @@ PROTOS := $(wildcard protos/marless/rpc/v1/*.proto)
 JOB ?= examples/spread.yaml
 # Tests often wait: four processes are quickest on two cores.
 TEST_PROCESSES ?= 4
-QUICK := not slow and not gpu and not containers and not ray
+QUICK := not slow and not gpu and not containers and not ray and not cloud
 BENCH_PEERS := $(if $(PEERS),--peers $(PEERS))
 BENCH_DOCKER := $(if $(DOCKER),--docker $(DOCKER))
 PIP := -m pip install --quiet --disable-pip-version-check
@@ -16,7 +16,7 @@ TOOLS := .venv/security/bin
 # Tests start hundreds of Python processes, which start faster from bytecode.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: train test test-slow test-gpu test-hosts test-slurm test-containers test-ray test-kubernetes faults security fuzz check format protos lock audit sbom
+.PHONY: train test test-slow test-gpu test-hosts test-slurm test-containers test-ray test-cloud test-kubernetes faults security fuzz check format protos lock audit sbom
 .PHONY: bench bench-algorithms bench-environments bench-peers clean
 
 train: .venv/.train
@@ -50,6 +50,10 @@ test-containers: .venv/.dev
 # Starts clusters of Ray on this machine, of up to three nodes, and kills some.
 test-ray: .venv/.ray
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m ray tests/ray -rs
+
+# Against moto, a stand-in for AWS that it starts on this machine; nothing is ordered anywhere.
+test-cloud: .venv/.cloud
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m cloud tests/cloud -rs
 
 # The manifests of deploy/kubernetes/ against the schemas of Kubernetes; needs no cluster.
 test-kubernetes: .venv/.kubernetes
@@ -142,7 +146,11 @@ clean:
 	$(BIN)/python $(LOCKED) -r requirements/dev.txt
 	@touch $@
 
-.venv/.sinks: requirements/sinks.txt .venv/.dev
+.venv/.cloud: requirements/cloud.txt .venv/.dev
+	$(BIN)/python $(LOCKED) -r requirements/cloud.txt
+	@touch $@
+
+.venv/.sinks: requirements/sinks.txt .venv/.cloud
 	$(BIN)/python $(LOCKED) -r requirements/sinks.txt
 	@touch $@
 

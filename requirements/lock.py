@@ -1,8 +1,8 @@
 """Resolve pyproject.toml into the lock files of this directory: `make lock`; `make lock UPGRADE=1` for newer versions.
 
 One resolution serves all locks of the project's own environment, so that they never disagree about a version.
-- train.txt: what `make train` installs; dev.txt, sinks.txt, ray.txt and fuzz.txt: what `make test`, `make test-slow`,
-  `make test-ray` and `make fuzz` add.
+- train.txt: what `make train` installs; dev.txt, cloud.txt, sinks.txt, ray.txt and fuzz.txt: what `make test`,
+  `make test-cloud`, `make test-slow`, `make test-ray` and `make fuzz` add.
 - torch has two locks, of which one is installed: torch-cpu.txt names a build without CUDA packages that only some
   indexes have; torch.txt names PyPI's build, with the CUDA packages that it needs on Linux.
 - security.txt: the tools of `make lock`, `make audit` and `make sbom`; kubernetes.txt: that of `make test-kubernetes`;
@@ -31,6 +31,7 @@ OLDEST_PYTHON = "3.11"
 OWN = {
     "train": ("learner", "embedded", "plot"),
     "dev": ("mpe", "dev"),
+    "cloud": ("cloud-tests",),
     "sinks": ("sink-tests",),
     "ray": ("ray",),
 }
