@@ -89,7 +89,7 @@ def services(actors: int) -> Iterator[Services]:
         peers = [word for each in SERVICES for word in (f"--{each.replace('_', '-')}", _address(place, each))]
         options = {
             "param_store": ("services.param_store", "--data-dir", place / "data"),
-            "learner_pool": ("services.learner_pool", *peers[:2], "--warm-workers", "1", "--spool", place),
+            "learner_pool": ("services.learner_pool", *peers[:2], "--warm-workers", "1"),
             "actor_pool": ("bench.crowd", *peers[:2], "--actor-workers", str(actors)),
             "coordinator": ("services.coordinator", *peers[:6], "--runs", place / "runs"),
         }

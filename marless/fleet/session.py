@@ -27,6 +27,7 @@ from marless.log import structlog
 from marless.rpc.client import Peer
 from marless.rpc.errors import from_rpc
 from marless.rpc.process import (
+    add_caches,
     add_env_modules,
     add_peer,
     add_process_options,
@@ -69,6 +70,8 @@ class WorkerOptions:
     watchdog: Watchdog = field(default_factory=Watchdog)
     env_modules: tuple[str, ...] = ()
     """Modules whose environments an actor may create besides PettingZoo's own; see `marless.envs.allowed`."""
+    caches: tuple[str, ...] = ()
+    """Addresses of caches of the param_store, for an actor; see `marless.rpc.caches`."""
 
 
 Run = Callable[[WorkerOptions], Coroutine[None, None, None]]
@@ -110,6 +113,7 @@ def worker_options(program: str, role: Role, arguments: Sequence[str] | None = N
     add_peer(parser, "--pool", f"{role}_pool")
     add_peer(parser, "--param-store", "param_store")
     add_env_modules(parser)
+    add_caches(parser)
     add_process_options(parser)
     parser.add_argument("--launched", action="store_true", help="how pools start workers; not for people")
     parser.add_argument("--background", action="store_true", help="run at the lowest CPU priority")
@@ -123,6 +127,7 @@ def worker_options(program: str, role: Role, arguments: Sequence[str] | None = N
         background=args.background,
         watchdog=Watchdog(ends_process=True),
         env_modules=args.env_modules,
+        caches=args.param_store_caches,
     )
 
 

@@ -121,7 +121,7 @@ class Peer:
     ) -> tuple[Header, bytearray]:
         """Receive a bulk transfer from `method` ("Service/Method"): its header, and all its bytes in one buffer."""
         data = bytearray()
-        async with self._download(method, request, timeout_s) as frames:
+        async with self.download(method, request, timeout_s=timeout_s) as frames:
             head = await chunks.read_header(frames, header)
             async for frame in frames:
                 data += chunks.parse(frame)[1]
@@ -131,13 +131,16 @@ class Peer:
         self, method: str, request: Message, header: type[Header], into: memoryview, timeout_s: float
     ) -> Header:
         """As `fetch`, for a transfer that exactly fills `into`; raises CorruptError if it has fewer or more bytes."""
-        async with self._download(method, request, timeout_s) as frames:
+        async with self.download(method, request, timeout_s=timeout_s) as frames:
             head = await chunks.read_header(frames, header)
             await chunks.read_data(frames, into)
         return head
 
     @asynccontextmanager
-    async def _download(self, method: str, request: Message, timeout_s: float) -> AsyncIterator[AsyncIterator[bytes]]:
+    async def download(
+        self, method: str, request: Message, *, timeout_s: float = CALL_TIMEOUT_S
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """Receive a bulk transfer from `method` ("Service/Method") frame by frame: see `marless.rpc.chunks`."""
         frames_of: grpc.aio.UnaryStreamMultiCallable[Message, bytes] = self.channel.unary_stream(
             f"/{PACKAGE}.{method}",
             request_serializer=type(request).SerializeToString,

@@ -19,7 +19,8 @@ from marless.rpc.v1.param_store_pb2_grpc import ParamStoreServiceStub
 LATEST = 0
 """Version number that stands for the head, the newest version of a policy."""
 PATIENCE_S = 20.0
-_BULK_TIMEOUT_S = 120.0
+TRANSFER_S = 120.0
+"""Seconds that a publish, or a read of weights, may take."""
 
 
 @dataclass(frozen=True)
@@ -91,10 +92,11 @@ class ParamStore:
     seconds; then UnavailableError or OverloadedError is raised.
     """
 
-    def __init__(self, peer: Peer, *, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, peer: Peer, *, patience_s: float = PATIENCE_S, transfer_s: float = TRANSFER_S) -> None:
         self._peer = peer
         self._stub = ParamStoreServiceStub(peer.channel)
         self._patience_s = patience_s
+        self._transfer_s = transfer_s
 
     async def publish(self, job: str, epoch: int, round: int, writes: Sequence[PolicyWrite]) -> dict[str, int]:  # noqa: A002
         """Publish the next version of each policy; returns version by policy.
@@ -108,21 +110,24 @@ class ParamStore:
         blobs = [blob for write in writes for blob in write.blobs.values()]
         response = await retry(
             lambda: self._peer.send(
-                "ParamStoreService/Publish", header, blobs, param_store_pb2.PublishResponse, timeout_s=_BULK_TIMEOUT_S
+                "ParamStoreService/Publish", header, blobs, param_store_pb2.PublishResponse, timeout_s=self._transfer_s
             ),
             patience_s=self._patience_s,
         )
         return {each.policy: each.version for each in response.versions}
 
-    async def get(self, job: str, versions: Mapping[str, int], parts: Sequence[str]) -> dict[str, StoredVersion]:
+    async def get(
+        self, job: str, versions: Mapping[str, int], parts: Sequence[str], *, epoch: int = 0
+    ) -> dict[str, StoredVersion]:
         """Read these parts of policies by version (`LATEST`: the head), as one consistent snapshot.
 
+        `epoch` is that of the coordinator for which they are read, if any; a cache answers sooner if it knows it.
         Raises NotFoundError, naming what exists; CorruptError if bytes do not match their checksum.
         """
-        request = param_store_pb2.GetRequest(job=job, policies=_pairs(versions), parts=parts)
+        request = param_store_pb2.GetRequest(job=job, policies=_pairs(versions), parts=parts, epoch=epoch)
         header, data = await retry(
             lambda: self._peer.fetch(
-                "ParamStoreService/Get", request, param_store_pb2.GetHeader, timeout_s=_BULK_TIMEOUT_S
+                "ParamStoreService/Get", request, param_store_pb2.GetHeader, timeout_s=self._transfer_s
             ),
             patience_s=self._patience_s,
         )

@@ -41,6 +41,16 @@ def _dialled(text: str) -> str:
     return text
 
 
+def add_caches(parser: argparse.ArgumentParser) -> None:
+    """Add --param-store-caches, for actor workers and what starts them; see `marless.rpc.caches`."""
+    what = "comma list of caches of the param_store (--upstream), from one of which each actor worker reads weights"
+    add_option(parser, "--param-store-caches", "", what, _all_dialled)
+
+
+def _all_dialled(text: str) -> tuple[str, ...]:
+    return tuple(_dialled(address.strip()) for address in text.split(",")) if text else ()
+
+
 def at_least(least: int) -> Callable[[str], int]:
     """An argparse type: integers of at least `least`."""
 

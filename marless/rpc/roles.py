@@ -78,6 +78,8 @@ ALLOWED: dict[str, frozenset[Role]] = {
 """The roles that may call each method, by its full name."""
 OPEN = ("/grpc.health.v1.Health/",)
 """Prefixes of methods that may be called without a token."""
+READ_BY_ACTORS = frozenset({"acting", "carry"})
+"""The parts of versions that actors may read: what they act with, and the carries of lanes."""
 caller: ContextVar[Role | None] = ContextVar("caller", default=None)
 """Role of the caller whose request is being handled; None if tokens are not checked."""
 
@@ -98,7 +100,7 @@ def check(role: Role, method: str) -> None:
 
 def check_parts(parts: frozenset[str]) -> None:
     """Raise PermissionDeniedError if the caller is an actor and asks for more than what it acts with, and carries."""
-    if caller.get() is Role.ACTOR and not parts <= {"acting", "carry"}:
+    if caller.get() is Role.ACTOR and not parts <= READ_BY_ACTORS:
         raise PermissionDeniedError(
             f"a token of role {Role.ACTOR} reads the part 'acting' of a policy, 'carry' of a lane, and no other"
         )

@@ -37,6 +37,7 @@ async def build(config: Config, address: str, make: Make | None = None) -> Async
         [
             *("--pool", address, "--param-store", config.param_store),
             *("--env-modules", ",".join(config.env_modules)),
+            *(("--param-store-caches", ",".join(config.caches)) if config.caches else ()),
             *config.server.security.arguments(*config.worker_tls),
         ],
         environment.inherited(os.environ) | environment.ACTOR,

@@ -24,6 +24,7 @@ from marless.nets.acting import ActingPolicies, ActingState
 from marless.nets.serial import decode_acting
 from marless.record import LaneRecord, returns_of
 from marless.rpc import carries, chunks
+from marless.rpc.caches import Caches
 from marless.rpc.client import Peer
 from marless.rpc.concurrency import both, stoppable
 from marless.rpc.param_store import ParamStore
@@ -43,10 +44,14 @@ receipt is valid all the same."""
 
 
 class Actor:
-    """Runs rollout tasks; caches environments, policy versions and connections between them."""
+    """Runs rollout tasks; caches environments, policy versions and connections between them.
 
-    def __init__(self, store: ParamStore, security: Security) -> None:
+    It reads weights through `caches` of the store, if there are any, and everything else in the store itself.
+    """
+
+    def __init__(self, store: ParamStore, security: Security, caches: Caches | None = None) -> None:
         self._store = store
+        self._weights = caches or store
         self._security = security
         self._sinks: dict[str, Peer] = {}
         self._envs: OrderedDict[EnvKey, BatchedEnv] = OrderedDict()
@@ -78,7 +83,8 @@ class Actor:
         keys = {policy: (task.job, task.settings.epoch, policy, version) for policy, version in sources.items()}
         missing = {policy: sources[policy] for policy, key in keys.items() if key not in self._versions}
         if missing:
-            for policy, stored in (await self._store.get(task.job, missing, ("acting",))).items():
+            got = await self._weights.get(task.job, missing, ("acting",), epoch=task.settings.epoch)
+            for policy, stored in got.items():
                 self._versions[keys[policy]] = decode_acting(bytes(stored.blobs["acting"]))
         held = {policy: self._versions[key] for policy, key in keys.items()}
         for key in keys.values():

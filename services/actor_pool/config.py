@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from marless.fleet.launchers.options import LOCAL, Choice, add_launcher, limit_of
-from marless.rpc.process import add_env_modules, add_option, add_peer, add_worker_tls, at_least, seconds
+from marless.rpc.process import add_caches, add_env_modules, add_option, add_peer, add_worker_tls, at_least, seconds
 from marless.rpc.server import ServerOptions, option_parser, server_options
 
 
@@ -30,12 +30,15 @@ class Config:
     """Paths of the workers' certificate chain and its key; "": those of the pool."""
     launcher: Choice = LOCAL
     """What starts the workers."""
+    caches: tuple[str, ...] = ()
+    """Addresses of caches of the param_store, handed to workers."""
 
 
 def parse(argv: Sequence[str] | None = None) -> Config:
     """Read the options from flags and MARLESS_* environment variables."""
     parser = option_parser("actor_pool", "Runs actors: batches of environment copies under given policy versions.")
     add_peer(parser, "--param-store", "param_store")
+    add_caches(parser)
     add_option(
         parser,
         "--actor-workers",
@@ -61,4 +64,5 @@ def parse(argv: Sequence[str] | None = None) -> Config:
         env_modules=args.env_modules,
         worker_tls=(args.worker_tls_cert, args.worker_tls_key),
         launcher=args.launcher,
+        caches=args.param_store_caches,
     )

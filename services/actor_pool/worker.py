@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from marless.fleet.session import WorkerOptions, serve, work
+from marless.rpc.caches import Caches
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
 from marless.rpc.roles import Role
@@ -20,12 +21,14 @@ async def run(options: WorkerOptions) -> None:
     """Connect to the pool, and run its tasks until it releases this worker."""
     pool = Peer(options.pool, options.security, "actor_pool")
     store = Peer(options.param_store, options.security, "param_store")
-    actor = Actor(ParamStore(store), options.security)
+    caches = Caches(ParamStore(store), options.caches, options.security, options.worker)
+    actor = Actor(ParamStore(store), options.security, caches)
     stub: ActorPoolServiceAsyncStub = ActorPoolServiceStub(pool.channel)
     try:
         await work(options, pool, stub.Work, actor.run)
     finally:
         await actor.close()
+        await caches.close()
         await store.close()
         await pool.close()
 

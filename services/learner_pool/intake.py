@@ -38,6 +38,8 @@ from marless.rpc.v1 import learner_pool_pb2
 from services.learner_pool import spool
 from services.learner_pool.reservations import Reservations
 
+CHECK_INLINE_BYTES = 2**16
+"""Larger trajectories are checked on another thread; for smaller ones, changing threads takes longer than the check."""
 _MOST_SIDES = 4
 _DTYPES = {"float32": np.dtype("float32"), "int32": np.dtype("int32"), "bool": np.dtype("bool")}
 
@@ -209,7 +211,10 @@ class Intake:
         async with self.reservations.upload(header.job, header.round, header.index, size):
             with _mapped(self.spare(), size) as (path, buffer):
                 await chunks.read_data(stream, buffer)
-                await asyncio.to_thread(check_bytes, known.schema, header, buffer)
+                if size <= CHECK_INLINE_BYTES:
+                    check_bytes(known.schema, header, buffer)
+                else:
+                    await asyncio.to_thread(check_bytes, known.schema, header, buffer)
                 if self._admit(header) is not known:
                     raise StaleError(f"job {header.job} was opened anew while actor {header.index} uploaded")
                 if _is_there(known, header):  # an equal upload was faster

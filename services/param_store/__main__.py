@@ -10,6 +10,7 @@ from functools import partial
 from marless.rpc.admission import Streams, Transfers
 from marless.rpc.server import Service, run
 from services.param_store import redis_server
+from services.param_store.cache import cache
 from services.param_store.config import Config, parse
 from services.param_store.connection import connected
 from services.param_store.figures import figures
@@ -23,7 +24,14 @@ READS, PUBLISHES = 32, 64
 
 @asynccontextmanager
 async def build(config: Config, _address: str) -> AsyncIterator[Service]:
-    """Find or start Redis, connect to it, and build the service."""
+    """Build the service: a store with a Redis, or a cache of another store."""
+    async with _cache(config) if config.upstream else _store(config) as service:
+        yield service
+
+
+@asynccontextmanager
+async def _store(config: Config) -> AsyncIterator[Service]:
+    """Find or start Redis, and connect to it."""
     async with redis_server.provided(config.redis) as provided, connected(provided) as redis:
         store = VersionStore(redis, provided.trouble, keep=config.keep)
         uploads = Uploads(config.intake_bytes)
@@ -36,6 +44,17 @@ async def build(config: Config, _address: str) -> AsyncIterator[Service]:
                 "Watch": Streams(lambda: WATCHES),
             },
             figures=partial(figures, provided, uploads),
+        )
+
+
+@asynccontextmanager
+async def _cache(config: Config) -> AsyncIterator[Service]:
+    async with cache(config.upstream, config.server.security, config.cache_bytes) as servicer:
+        yield Service(
+            servicer.register,
+            name="ParamStoreService",
+            limits={"Get": Transfers(READS)},
+            figures=servicer.figures,
         )
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from marless.limits import MAX_PUBLISH_BYTES
+from marless.rpc.addresses import can_be_dialled
 from marless.rpc.process import add_option, at_least
 from marless.rpc.server import ServerOptions, option_parser, server_options
+from services.param_store.frames import SHARED_BYTES
 from services.param_store.redis_server import RedisOptions
 from services.param_store.redis_url import holds_password
+
+_OF_REDIS = ("redis_url", "redis_password_file", "data_dir")
 
 
 @dataclass(frozen=True)
@@ -23,6 +28,10 @@ class Config:
     """Number of number of newest versions of each policy that are kept, in addition to pinned ones."""
     intake_bytes: int
     """Total bytes that publishes in progress may hold in memory."""
+    upstream: str = ""
+    """Address of the param_store that this one is a cache of; "": it is a store, with a Redis."""
+    cache_bytes: int = SHARED_BYTES
+    """Total bytes of versions that a cache keeps."""
 
 
 def parse(argv: Sequence[str] | None = None) -> Config:
@@ -48,7 +57,12 @@ def parse(argv: Sequence[str] | None = None) -> Config:
     add_option(
         parser, "--intake-bytes", str(MAX_PUBLISH_BYTES), "largest total size of publishes in progress", at_least(1)
     )
+    what = "be a read-only cache of the param_store at this address, for actors near by; without a Redis"
+    add_option(parser, "--upstream", "", what)
+    add_option(parser, "--cache-bytes", str(SHARED_BYTES), "bytes of versions that a cache keeps", at_least(1))
     args = parser.parse_args(argv)
+    if args.upstream:
+        _check_upstream(parser, args)
     if args.redis_url != os.environ.get("MARLESS_REDIS_URL", "") and holds_password(args.redis_url):
         parser.error(
             "--redis-url: every user of this machine can read a command line; give a URL with a password by "
@@ -61,4 +75,17 @@ def parse(argv: Sequence[str] | None = None) -> Config:
         password_file=args.redis_password_file,
         insecure=args.redis_insecure,
     )
-    return Config(server_options(args), redis, args.keep, args.intake_bytes)
+    return Config(server_options(args), redis, args.keep, args.intake_bytes, args.upstream, args.cache_bytes)
+
+
+def _check_upstream(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Exit with a message for an upstream that cannot be dialled, or is this process, and for options of a Redis."""
+    if not can_be_dialled(args.upstream):
+        parser.error(f"--upstream {args.upstream}: give the address to dial, such as 10.0.0.1:7070 or unix:PATH")
+    if args.upstream in (args.listen, args.advertise):
+        parser.error(
+            f"--upstream {args.upstream}: this is the address of the cache itself; give that of its param_store"
+        )
+    given = [f"--{name.replace('_', '-')}" for name in _OF_REDIS if getattr(args, name)]
+    if given:
+        parser.error(f"--upstream: a cache has no Redis; leave out {', '.join(given)}")

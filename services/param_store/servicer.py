@@ -68,6 +68,8 @@ class ParamStoreServicer(ParamStoreServiceServicer):
         header = param_store_pb2.GetHeader(policies=[_stored(version, request.parts) for version in versions])
         for frame in chunks.frames(header, ()):
             await chunks.write(context, frame)
+        if request.header_only:
+            return
         parts = [version.part(name) for version in versions for name in request.parts]
         read = partial(self._store.pieces, request.job, versions, request.parts)
         what = (request.job, tuple((each.policy, each.version) for each in versions), tuple(request.parts))

@@ -66,6 +66,8 @@ class Cluster:
     spool_bytes: int = 2**26
     spool: Path | None = None
     """None: the folder."""
+    caches: tuple[str, ...] = ()
+    """Addresses of caches, from which actors read weights."""
     _running: dict[str, AsyncExitStack] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -121,7 +123,7 @@ class Cluster:
                 partial(learner_pool.build, make=self.templates.learner_launcher),
             ),
             "actor_pool": (
-                ActorConfig(options["actor_pool"], store, workers=2, warm=1, keep_alive_s=600),
+                ActorConfig(options["actor_pool"], store, workers=2, warm=1, keep_alive_s=600, caches=self.caches),
                 partial(actor_pool.build, make=self.templates.actor_launcher),
             ),
         }

@@ -136,7 +136,13 @@ class GetRequest(_message.Message):
     JOB_FIELD_NUMBER: _builtins.int
     POLICIES_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
+    HEADER_ONLY_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
     job: _builtins.str
+    header_only: _builtins.bool
+    """without the blobs' bytes: caches ask so whether theirs are still right"""
+    epoch: _builtins.int
+    """of the coordinator for which versions are read; 0: none. Within an epoch, a version does not change"""
     @_builtins.property
     def policies(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.PolicyVersion]:
         """version 0 = latest"""
@@ -149,10 +155,12 @@ class GetRequest(_message.Message):
         job: _builtins.str = ...,
         policies: _abc.Iterable[_common_pb2.PolicyVersion] | None = ...,
         parts: _abc.Iterable[_builtins.str] | None = ...,
+        header_only: _builtins.bool = ...,
+        epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "parts", b"parts", "policies", b"policies"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "header_only", b"header_only", "job", b"job", "parts", b"parts", "policies", b"policies"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -91,6 +91,7 @@ class ParamStoreServiceServicer:
     def Get(self, request, context):
         """Reads policies by version or, with version 0, at their head. Stream: header = GetHeader, then the blobs' bytes.
         Read-only. NOT_FOUND names the policy and version; DATA_LOSS if a stored checksum does not match.
+        A cache of a store (--upstream) serves this method, and no other.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -44,6 +44,7 @@ class ParamStoreServiceStub:
     Get: _grpc.UnaryStreamMultiCallable[_param_store_pb2.GetRequest, _common_pb2.Chunk]
     """Reads policies by version or, with version 0, at their head. Stream: header = GetHeader, then the blobs' bytes.
     Read-only. NOT_FOUND names the policy and version; DATA_LOSS if a stored checksum does not match.
+    A cache of a store (--upstream) serves this method, and no other.
     """
     Watch: _grpc.UnaryStreamMultiCallable[_param_store_pb2.WatchRequest, _param_store_pb2.WatchResponse]
     """Streams every new head of a job's policies, first the present heads, then changes in order. Read-only; a client
@@ -73,6 +74,7 @@ class ParamStoreServiceAsyncStub(ParamStoreServiceStub):
     Get: _aio.UnaryStreamMultiCallable[_param_store_pb2.GetRequest, _common_pb2.Chunk]  # type: ignore[assignment]
     """Reads policies by version or, with version 0, at their head. Stream: header = GetHeader, then the blobs' bytes.
     Read-only. NOT_FOUND names the policy and version; DATA_LOSS if a stored checksum does not match.
+    A cache of a store (--upstream) serves this method, and no other.
     """
     Watch: _aio.UnaryStreamMultiCallable[_param_store_pb2.WatchRequest, _param_store_pb2.WatchResponse]  # type: ignore[assignment]
     """Streams every new head of a job's policies, first the present heads, then changes in order. Read-only; a client
@@ -111,6 +113,7 @@ class ParamStoreServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_common_pb2.Chunk], _abc.AsyncIterator[_common_pb2.Chunk]]:
         """Reads policies by version or, with version 0, at their head. Stream: header = GetHeader, then the blobs' bytes.
         Read-only. NOT_FOUND names the policy and version; DATA_LOSS if a stored checksum does not match.
+        A cache of a store (--upstream) serves this method, and no other.
         """
 
     @_abc_1.abstractmethod
