@@ -4,7 +4,8 @@
      "start_s": {"micros": 1700000000000000, "each": [5, 0, 12]}}
 
 A column has one value for all rows ("all"), or one for each. Texts may share a prefix. Numbers may be whole
-microseconds after a common base; they are written so only if that gives back the same floating-point numbers.
+microseconds after a common base; they are written so only if that gives back the same floating-point numbers. Rows of
+several kinds, such as actors followed by learners, are a list of tables, each of one kind.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, groupby
 from typing import Any
 
 FEWEST = 32
 """Shorter lists are written as lists of objects, which people and other programs read more easily."""
 MOST = 10**6
-"""Rows of a table, so that a damaged one takes no memory without end."""
+"""Rows of all tables, so that a damaged one takes no memory without end."""
 _MICRO = 1e6
 _LONGEST_S = 1e12
 """Seconds: larger numbers, infinite ones and those that are none are written as they are."""
@@ -27,10 +29,22 @@ Json = Any  # what JSON can hold
 Rows = list[dict[str, Json]]
 
 
-def encoded(rows: Sequence[Any]) -> Json:  # Any: dataclasses of one kind
-    """Encode dataclasses whose fields JSON can hold, as a table, or if there are few as a list of objects."""
+def _one_kind(_row: Any) -> str:  # Any: a dataclass
+    return ""
+
+
+def encoded(rows: Sequence[Any], kind: Callable[[Any], object] = _one_kind) -> Json:  # Any: dataclasses of one class
+    """Encode dataclasses whose fields JSON can hold, as tables, or if there are few as a list of objects.
+
+    `kind` tells the kind of a row; by default, all are of one kind.
+    """
     if len(rows) < FEWEST:
         return [dataclasses.asdict(row) for row in rows]
+    tables = [_table(list(alike)) for _, alike in groupby(rows, kind)]
+    return {"tables": tables} if len(tables) > 1 else tables[0]
+
+
+def _table(rows: list[Any]) -> Json:  # Any: dataclasses of one class and kind
     names = [field.name for field in dataclasses.fields(rows[0])]
     return {"rows": len(rows), **{name: _column([getattr(row, name) for row in rows]) for name in names}}
 
@@ -39,10 +53,16 @@ def decoded(data: Json) -> Rows:
     """The rows of what `encoded` has written; raises TypeError, ValueError or KeyError for anything else."""
     if isinstance(data, list):
         return data
-    columns = dict(data)
+    tables = data.get("tables", [data])
+    counts = [table["rows"] for table in tables]
+    if not all(isinstance(count, int) and count >= 0 for count in counts) or sum(counts) > MOST:
+        raise ValueError(f"{counts!r:.80} rows")
+    return list(chain.from_iterable(map(_rows, tables)))
+
+
+def _rows(table: Json) -> Rows:
+    columns = dict(table)
     count = columns.pop("rows")
-    if not isinstance(count, int) or not 0 <= count <= MOST:
-        raise ValueError(f"{count!r:.80} rows")
     values = [_values(column, count) for column in columns.values()]
     return [dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)]
 

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from operator import attrgetter
 from typing import Any, Literal, Protocol, TypeVar
 
 from marless import columns
@@ -268,7 +269,8 @@ class RoundRecord:
         Many invocations or lanes are written as columns: see `marless.columns`.
         """
         data = dataclasses.asdict(dataclasses.replace(self, invocations=(), lanes=()))
-        data |= {"invocations": columns.encoded(self.invocations), "lanes": columns.encoded(self.lanes)}
+        invocations = columns.encoded(self.invocations, kind=attrgetter("function", "name"))
+        data |= {"invocations": invocations, "lanes": columns.encoded(self.lanes)}
         if self.evaluation:
             data["evaluation"] |= _headline(self.evaluation)
         if self.earlier_evaluation:

@@ -7,7 +7,7 @@ import pytest
 from marless.rpc.security import Security
 from marless.rpc.server import ServerOptions, Service, serving
 from services.param_store.cache import cache
-from tests.integration.running import Cluster, created, go_on, outcome, spec, succeeded
+from tests.integration.running import Cluster, created, outcome, spec, succeeded
 
 
 @pytest.fixture
@@ -36,10 +36,10 @@ async def test_a_job_comes_to_the_same_with_a_cache_and_after_its_death(cluster,
     rounds = spec().stop.rounds
     async with cached(cluster) as servicer:
         with_cache = created(tmp_path / "runs" / "with-cache", spec())
-        succeeded(await go_on(with_cache, cluster.pools), with_cache)
+        await succeeded(cluster, with_cache)
         reads = {each.name: each.samples[0].value for each in servicer.figures()}
         assert reads["marless_cache_reads"] >= rounds, "actors read every round's versions"
         assert reads["marless_cache_upstream_reads"] <= rounds + 1, "each version is read from the store once"
     without = created(tmp_path / "runs" / "without", spec())
-    succeeded(await go_on(without, cluster.pools), without)
+    await succeeded(cluster, without)
     assert outcome(without) == outcome(with_cache)
