@@ -53,7 +53,7 @@ def decoded(data: Json) -> Rows:
     """The rows of what `encoded` has written; raises TypeError, ValueError or KeyError for anything else."""
     if isinstance(data, list):
         return data
-    tables = data.get("tables", [data])
+    tables = dict(data).get("tables", [data])
     counts = [table["rows"] for table in tables]
     if not all(isinstance(count, int) and count >= 0 for count in counts) or sum(counts) > MOST:
         raise ValueError(f"{counts!r:.80} rows")
