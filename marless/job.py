@@ -48,6 +48,8 @@ class Job:
 
     spec: JobSpec
     spaces: EnvSpaces
+    can_be_saved: bool
+    """True if the environment has `save` and `load`."""
     with_state: bool
     """True if trajectories carry the global state."""
     scaling: ActorScaling
@@ -78,7 +80,7 @@ def advice(job: Job) -> str:
     spec, groups = job.spec, initial_groups(job.spec.sharing.groups, job.spaces)
     context = _context(spec, job.spaces, groups)
     algorithm = spec.algorithm.advice(_setting(spec, job.spaces, groups, spec.scaling.least(context)))
-    return ". ".join(filter(None, (_cut_episodes(job), algorithm, spec.scaling.advice(context))))
+    return ". ".join(filter(None, (_cut_episodes(job), _apart(job), algorithm, spec.scaling.advice(context))))
 
 
 def _cut_episodes(job: Job) -> str:
@@ -96,6 +98,16 @@ def _cut_episodes(job: Job) -> str:
     )
 
 
+def _apart(job: Job) -> str:
+    if job.can_be_saved or not job.carried:
+        return ""
+    return (
+        f"environment {job.spec.env.name} has no save() and load(): so that its episodes go on over rounds, its copies "
+        "are stepped one after another and continued by playing their actions again, which takes longer; add these "
+        "methods, or set actors.episodes: fresh if a round shows whole episodes"
+    )
+
+
 def prepare(spec: JobSpec) -> Job:
     """Build a job: create the environment once to read its spaces, and check the spec against them.
 
@@ -106,11 +118,6 @@ def prepare(spec: JobSpec) -> Job:
         check_spaces(spaces)
     except SpecError as error:
         raise SpecError(f"env: {error}") from error
-    if spec.actors.episodes == "carried" and not can_be_saved:
-        raise SpecError(
-            f"actors.episodes: environment {spec.env.name} has no save() and load(), so its episodes cannot go on in "
-            "another round; set actors.episodes: fresh"
-        )
     groups = initial_groups(spec.sharing.groups, spaces)
     algorithm = algorithms.algorithm(spec.algorithm.name)
     _check_publish(spec, spaces, groups)
@@ -126,6 +133,7 @@ def prepare(spec: JobSpec) -> Job:
     return Job(
         spec=spec,
         spaces=spaces,
+        can_be_saved=can_be_saved,
         with_state=algorithm.needs_state(spec.algorithm),
         scaling=policy,
         sharing=sharing_policies.sharing(spec.sharing.name).make(spec.sharing, groups, spaces),

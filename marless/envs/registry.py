@@ -44,6 +44,20 @@ def make(name: str, options: Options, batch: int, *, with_state: bool = True) ->
         return env
 
 
+def make_carried(name: str, options: Options, batch: int, *, with_state: bool = True) -> BatchedEnv:
+    """Make copies whose episodes go on over rounds, as `make` does; those that cannot be saved are kept apart.
+
+    They are then stepped one after another, and saved as their seeds and actions (`marless.envs.apart`).
+    """
+    env = make(name, options, batch, with_state=with_state)
+    if isinstance(env, Saved):
+        return env
+    env.close()
+    from marless.envs.apart import Apart  # imported here: few environments need it
+
+    return Apart(partial(make, name, options, 1, with_state=with_state), batch)
+
+
 def spaces(name: str, options: Options) -> EnvSpaces:
     """Make an environment once to read its spaces; raises SpecError as `make` does."""
     return examined(name, options)[0]

@@ -146,7 +146,8 @@ def _roll_out(
     from marless.data.rollout import play, rollout
     from marless.envs import registry as environments
 
-    env = environments.make(job.spec.env.name, job.spec.env.options, envs)
+    made = environments.make_carried if job.carried else environments.make
+    env = made(job.spec.env.name, job.spec.env.options, envs)
     sampled, seconds = [], []
     for index in range(max(count, ROLLOUTS + 1) if parts else ROLLOUTS + 1):
         started_s = time.perf_counter()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 
@@ -55,7 +55,7 @@ class Actor:
         self._security = security
         self._sinks: dict[str, Peer] = {}
         self._envs: OrderedDict[EnvKey, BatchedEnv] = OrderedDict()
-        self._lanes = Lanes(_made)
+        self._lanes = Lanes(partial(_made, registry.make_carried))
         self._versions: OrderedDict[tuple[str, int, str, int], ActingState] = OrderedDict()
 
     async def run(self, payload: bytes) -> bytes:
@@ -158,7 +158,7 @@ class Actor:
     def _env(self, settings: actor_pool_pb2.RolloutSettings, batch: int) -> BatchedEnv:
         key = (settings.env, settings.env_options_json, settings.with_state, batch)
         if key not in self._envs:
-            self._envs[key] = _made(key)
+            self._envs[key] = _made(registry.make, key)
             while len(self._envs) > _CACHED_ENVS:
                 self._envs.popitem(last=False)[1].close()
         self._envs.move_to_end(key)
@@ -213,12 +213,12 @@ def _env_key(settings: actor_pool_pb2.RolloutSettings) -> EnvKey:
     return settings.env, settings.env_options_json, settings.with_state, settings.envs
 
 
-def _made(key: EnvKey) -> BatchedEnv:
+def _made(make: Callable[..., BatchedEnv], key: EnvKey) -> BatchedEnv:
     name, options_json, with_state, batch = key
     options = documents.from_json(options_json, "env_options_json")
     if not isinstance(options, dict):
         raise SpecError("env_options_json: options are a JSON object")
-    return registry.make(name, options, batch, with_state=with_state)
+    return make(name, options, batch, with_state=with_state)
 
 
 def _run_on(
