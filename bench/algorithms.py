@@ -8,8 +8,8 @@ selects some of them. `--settings` says with which settings, one after another:
 - own: marless with `bench.task.OWN`, peers with the settings of their runner and `bench.task.EQUAL`;
 - equal: all systems with the rate, clip and τ of `bench.task.EQUAL`, and equal batches, updates, γ, ε and nets;
 - alike: as equal, and marless without what only it has (`bench.task.ALIKE`), such as normalised rewards;
-- best: each system with those of `bench.task.GRID` that have the best return at a seed of its own, which is not one of
-  the seeds of the table; all else as in equal.
+- best: each system with those of `bench.task.GRID` that have the best return after `CHOOSING_ENV_STEPS` at a seed of
+  their own, which is not one of the seeds of the table; all else as in equal.
 
 A round of marless has 4,000 env steps. MADDPG and IDDPG get continuous actions, the others discrete ones. Algorithms
 that add up all agents' rewards are left out if rewards compete.
@@ -62,6 +62,8 @@ PEERS = ("benchmarl",)
 SETTINGS: Mapping[str, tuple[Rates | None, ...]] = {"own": (None,), "equal": (EQUAL,), "alike": (EQUAL,), "best": GRID}
 CHOOSING_SEED = 1000
 """At which the best settings are found: a maximum over the table's own runs would flatter whoever varies most."""
+CHOOSING_ENV_STEPS = 56_000
+"""Env steps of a run that chooses settings."""
 
 
 def target(algorithm: str) -> float:
@@ -155,7 +157,7 @@ def peer(name: str) -> Run:
             "--game": request.game,
         }
         flags = [str(part) for option in options.items() for part in option]
-        flags += [*(request.rates or EQUAL).flags, *(["--batched"] if request.rates else [])]
+        flags += [*(request.rates or EQUAL).flags, *(["--simulator", "marless"] if request.rates else [])]
         command: list[str | Path] = [install.interpreter(name), "-m", f"bench.peers.run_{name}", *flags]
         lines = harness.run(command, timeout_s=request.timeout_s).lines
         sides: Mapping[str, float] = next((line["above_chance"] for line in lines if line.get("event") == "sides"), {})
@@ -174,9 +176,8 @@ class System:
         """The runs of an algorithm with these rates or, if there are several, with the best of them."""
         chosen = rates[0]
         if len(rates) > 1:
-            chosen = max(
-                rates, key=lambda each: score([self._outcome(replace(request, rates=each, seed=CHOOSING_SEED))])
-            )
+            tried = replace(request, seed=CHOOSING_SEED, env_steps=CHOOSING_ENV_STEPS)
+            chosen = max(rates, key=lambda each: score([self._outcome(replace(tried, rates=each))]))
         return [self._outcome(replace(request, rates=chosen, seed=seed)) for seed in range(seeds)]
 
     def _outcome(self, request: Request) -> Outcome:

@@ -22,7 +22,6 @@ import numpy as np
 from bench import harness
 from bench.harness import BenchError, Row
 from bench.systems import marless_job
-from bench.task import VALUES
 from marless import load_policy
 from marless.data.rollout import ActingPolicy, play
 from marless.envs import registry
@@ -50,7 +49,7 @@ def settings(name: str, seconds: float, *, repeatable: bool) -> dict[str, object
     """The job of an environment, whose episodes go on over rounds only if they are repeatable."""
     return {
         "env": {"name": f"pettingzoo/{name}", "options": {}},
-        "algorithm": {"name": "ippo", "lr": 2e-3, "gamma": 0.99, **VALUES},
+        "algorithm": {"name": "ippo", "lr": 2e-3, "gamma": 0.99},
         "actors": {"count": 2, "envs": 4, "steps": 64, "episodes": "carried" if repeatable else "fresh"},
         "sharing": {"name": "fixed", "groups": "shared"},
         "evaluation": {"every": 10**6, "episodes": EPISODES, "random_episodes": EPISODES, "limit_s": GREEDY_LIMIT_S},

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from bench.task import ALGORITHMS, EQUAL, GAMES, TASK, Rates
+from bench.task import ALGORITHMS, EQUAL, GAMES, SIMULATORS, TASK, Rates
 
 Evaluate = Callable[[int], float]
 """Seed of the episodes → undiscounted greedy return per agent."""
@@ -41,8 +41,8 @@ class Options:
     """One of `bench.task.GAMES`."""
     rates: Rates = EQUAL
     """For programs that offer several algorithms."""
-    batched: bool = False
-    """Step all copies at once, where the program can."""
+    simulator: str = SIMULATORS[0]
+    """One of `SIMULATORS`, for programs that offer several."""
 
 
 def options(description: str) -> Options:
@@ -56,7 +56,7 @@ def options(description: str) -> Options:
     parser.add_argument("--threads", type=int, default=1, help="threads of the numerical library, per process")
     parser.add_argument("--algorithm", default="ippo", choices=ALGORITHMS, help="where the program offers several")
     parser.add_argument("--game", default="spread", choices=sorted(GAMES), help="likewise")
-    parser.add_argument("--batched", action="store_true", help="step all environment copies at once, likewise")
+    parser.add_argument("--simulator", default=SIMULATORS[0], choices=SIMULATORS, help="likewise")
     for name, value in vars(EQUAL).items():
         parser.add_argument(f"--{name}", type=float, default=value, help="likewise; see bench.task.Rates")
     given = parser.parse_args()
@@ -70,7 +70,7 @@ def options(description: str) -> Options:
         algorithm=given.algorithm,
         game=given.game,
         rates=Rates(lr=given.lr, clip=given.clip, tau=given.tau),
-        batched=given.batched,
+        simulator=given.simulator,
     )
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from bench import harness
 from bench.harness import ROOT, Row, Watch
 from bench.peers import install
-from bench.task import TASK, VALUES
+from bench.task import SIMULATORS, TASK
 
 MARLESS = Path(sys.executable).with_name("marless")
 WARM_UP = 5
@@ -142,7 +142,6 @@ def settings(request: Request) -> dict[str, object]:
             "minibatches": TASK.minibatches,
             "entropy": TASK.entropy_weight,
             "max_grad_norm": TASK.max_grad_norm,
-            **VALUES,
         },
         "model": {"hidden": TASK.hidden, "activation": "tanh"},
         "actors": {"count": 2, "envs": TASK.iteration_env_steps // TASK.episode_steps // 2, "steps": 25},
@@ -159,7 +158,7 @@ def marless(request: Request) -> Curve:
     return rounds(job.records, job.started_s)
 
 
-def program(python: Path, module: str, threads: int = 1) -> Measure:
+def program(python: Path, module: str, threads: int = 1, simulator: str = SIMULATORS[0]) -> Measure:
     """A function that measures a program which reports with `bench.events`."""
 
     def measure(request: Request) -> Curve:
@@ -169,6 +168,7 @@ def program(python: Path, module: str, threads: int = 1) -> Measure:
             "--eval": request.eval_every,
             "--threads": threads,
             "--started": time.time(),
+            "--simulator": simulator,
         }
         if request.stop_return is not None:
             options["--stop-return"] = request.stop_return
@@ -180,10 +180,14 @@ def program(python: Path, module: str, threads: int = 1) -> Measure:
 
 
 def named(text: str) -> tuple[str, ...]:
-    """Parse the value of --peers; raises ValueError for an unknown peer."""
+    """Parse the value of --peers; raises ValueError for an unknown peer.
+
+    A peer may be followed by one of `SIMULATORS`, as in "benchmarl/vmas".
+    """
     peers = tuple(peer for peer in text.split(",") if peer)
-    if unknown := [peer for peer in peers if peer not in install.REQUIREMENTS]:
-        raise ValueError(f"unknown peers {unknown}; known: {sorted(install.REQUIREMENTS)}")
+    known = {*install.REQUIREMENTS, *(f"benchmarl/{each}" for each in SIMULATORS)}
+    if unknown := [peer for peer in peers if peer not in known]:
+        raise ValueError(f"unknown peers {unknown}; known: {sorted(known)}")
     return peers
 
 
@@ -193,9 +197,11 @@ def systems(peers: Sequence[str], without_marless: bool = False) -> dict[str, Me
     for threads in dict.fromkeys((1, os.cpu_count() or 1)):
         name = f"plain script, {threads} thread{'s' * (threads > 1)}"
         found[name] = program(Path(sys.executable), "bench.plain_ppo", threads)
-    for peer in peers:
+    for each in peers:
+        peer, _, simulator = each.partition("/")
         if install.installed(peer):
-            found[peer] = program(install.interpreter(peer), f"bench.peers.run_{peer}")
+            module = f"bench.peers.run_{peer}"
+            found[each] = program(install.interpreter(peer), module, simulator=simulator or SIMULATORS[0])
         else:
             harness.say(f"{peer}: not installed, left out (python -m bench.peers.install {peer})")
     return found

@@ -65,9 +65,7 @@ class Rates:
         return f"lr {self.lr:g}, clip {self.clip:g}, τ {self.tau:g}"
 
 
-VALUES: Mapping[str, object] = {"popart": True, "value_decay": 0.9}
-"""How critics of IPPO and MAPPO were scaled in the tables of docs/benchmarks.md; `bench.values` compares it."""
-_PPO: Mapping[str, object] = {"lr": 2e-3, "gamma": 0.95, **VALUES}
+_PPO: Mapping[str, object] = {"lr": 2e-3, "gamma": 0.95}
 _Q: Mapping[str, object] = {"lr": 1e-3, "gamma": 0.95, "target_tau": 0.02}
 _DDPG: Mapping[str, object] = {**_Q, "critic_lr": 4e-3}
 OWN: Mapping[str, Mapping[str, object]] = {
@@ -138,7 +136,7 @@ GAMES: Mapping[str, Game] = {
     "adversary": Game(
         "simple_adversary_v3", {"N": 2}, "mpe/simple_adversary", {"agents": 2}, 32_000, {"adversary": 1, "agent": 2}
     ),
-    "cartpoles": Game("", {}, "game/cartpole", {"agents": 3}, 104_000, {"agent": 3}),
+    "cartpoles": Game("", {}, "game/cartpole", {"agents": 3}, 56_000, {"agent": 3}),
 }
 
 CONTINUOUS = ("maddpg", "iddpg")
@@ -149,6 +147,9 @@ OFF_POLICY_BATCH = 800
 """Env steps per gradient step of peers, of which there is one per `TASK.episode_steps` env steps: the best found."""
 EXPLORED_ENV_STEPS = 50_000
 """Env steps over which ε, or the deviation of noise, falls from 1 to 0.05 in peers."""
+SIMULATORS = ("mpe2", "marless", "vmas")
+"""Of peers that offer several: copies of mpe2 stepped one by one, marless's batched copies of the same game, or VMAS's
+batched copies of spread, whose rules differ (docs/benchmarks.md, "Throughput")."""
 PEER_COPIES = 16
 """Environment copies for peers' off-policy algorithms; an iteration is one episode of each. It is the best setting
 found for them; marless's rounds have `TASK.iteration_env_steps` for all algorithms."""

@@ -1,7 +1,8 @@
 """Measures env steps per second of the whole training loop in its steady state: marless, the plain script and peers.
 
-`python -m bench.throughput --peers rllib,benchmarl,jaxmarl --runs 3 --json throughput.json`. An env step: all agents
-act once in one environment copy. Runs of the systems alternate, so that other load on the machine affects all of them.
+`python -m bench.throughput --peers rllib,benchmarl,benchmarl/vmas,jaxmarl --runs 3 --json throughput.json`. An env
+step: all agents act once in one environment copy. Runs of the systems alternate, so that other load on the machine
+affects all of them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from bench.harness import Row, spread
 from bench.systems import Curve, Measure, Request, named, steady_rate, systems
 from bench.task import TASK
 
-ENV_STEPS = {"rllib": 100_000, "benchmarl": 48_000}
+ENV_STEPS = {"rllib": 60_000, "benchmarl": 40_000, "benchmarl/vmas": 60_000, "benchmarl/marless": 160_000}
 """Env steps per run for systems that would take minutes for `FAST_ENV_STEPS`."""
 FAST_ENV_STEPS = 800_000
 
@@ -56,7 +57,9 @@ def headline(curves: Mapping[str, Sequence[Curve]]) -> Row:
 def main() -> None:
     """Run the benchmark, print the table, and write it to the file of --json if given."""
     parser = harness.parser(__doc__, runs=3)
-    parser.add_argument("--peers", type=named, default=(), help="comma-separated: rllib,benchmarl,jaxmarl")
+    parser.add_argument(
+        "--peers", type=named, default=(), help="comma-separated: rllib,benchmarl,benchmarl/vmas,jaxmarl"
+    )
     parser.add_argument("--without-marless", action="store_true", help="measure only the others")
     args = parser.parse_args()
     about = harness.machine()

@@ -54,7 +54,9 @@ def headline(curves: Mapping[str, Sequence[Curve]], target: float) -> Row:
 def main() -> None:
     """Run the benchmark, print the table, and write it to the file of --json if given."""
     parser = harness.parser(__doc__, runs=3)
-    parser.add_argument("--peers", type=named, default=(), help="comma-separated: rllib,benchmarl,jaxmarl")
+    parser.add_argument(
+        "--peers", type=named, default=(), help="comma-separated: rllib,benchmarl,benchmarl/marless,jaxmarl"
+    )
     parser.add_argument("--without-marless", action="store_true", help="measure only the others")
     parser.add_argument("--targets", default=str(TASK.target_return), help="returns per agent, comma-separated")
     parser.add_argument("--env-steps", type=int, default=1_000_000, help="give up after this many env steps")

@@ -1,7 +1,8 @@
 """BenchMARL's algorithms: nets per agent, 16 environment copies.
 
-Copies of mpe2 are stepped serially (in parallel is slower). With `--batched`, they are marless's copies of the same
-game, which are stepped at once: equal samples in less time.
+Copies of mpe2 are stepped serially (in parallel is slower). With `--simulator marless`, they are marless's copies of
+the same game, which are stepped at once: equal samples in less time. With `--simulator vmas`, they are those of VMAS,
+BenchMARL's own vectorised simulator. Its spread has other rules, so there is no evaluation.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import numpy as np
 import torch
 from benchmarl.algorithms import algorithm_config_registry
 from benchmarl.algorithms.common import AlgorithmConfig
+from benchmarl.environments import VmasTask
+from benchmarl.environments.common import TaskClass
 from benchmarl.environments.pettingzoo.common import PettingZooClass
 from benchmarl.experiment import Callback, Experiment, ExperimentConfig
 from benchmarl.models.mlp import MlpConfig
@@ -40,6 +43,9 @@ from bench.task import (
 )
 
 COPIES = 16
+"""Of mpe2, for on-policy algorithms."""
+BATCHED_COPIES = TASK.iteration_env_steps // TASK.episode_steps
+"""In a simulator that steps all at once: as many as marless has."""
 
 
 class Mpe2(PettingZooClass):
@@ -104,6 +110,16 @@ class Batched(Mpe2):
         """Nothing else is told."""
 
 
+def task(run: Options) -> TaskClass:
+    """The game in the chosen simulator; exits if VMAS does not have the run."""
+    if run.simulator != "vmas":
+        return (Batched if run.simulator == "marless" else Mpe2)(GAMES[run.game])
+    if run.game != "spread" or run.eval_every:
+        raise SystemExit("--simulator vmas: only spread, and without --eval")
+    config = {"max_steps": TASK.episode_steps, "n_agents": TASK.agents, "obs_agents": True}
+    return VmasTask.SIMPLE_SPREAD.get_task(config)
+
+
 class FinishedError(Exception):
     """The run has reached its env steps, or its target return."""
 
@@ -156,7 +172,7 @@ def experiment_config(run: Options, folder: str) -> ExperimentConfig:
     config.polyak_tau = run.rates.tau
     config.max_n_frames = run.env_steps
     config.on_policy_collected_frames_per_batch = TASK.iteration_env_steps
-    config.on_policy_n_envs_per_worker = COPIES
+    config.on_policy_n_envs_per_worker = COPIES if run.simulator == "mpe2" else BATCHED_COPIES
     config.on_policy_n_minibatch_iters = TASK.epochs
     config.on_policy_minibatch_size = TASK.minibatch_env_steps
     config.off_policy_collected_frames_per_batch = peer_env_steps(run.algorithm)
@@ -198,10 +214,10 @@ def main() -> None:
     torch.set_num_threads(run.threads)
     os.environ["OMP_NUM_THREADS"] = str(run.threads)
     events = Events(run)
-    task = (Batched if run.batched else Mpe2)(GAMES[run.game])
+    simulated = task(run)
     with tempfile.TemporaryDirectory() as folder:
         experiment = Experiment(
-            task=task,
+            task=simulated,
             algorithm_config=algorithm_config(run.algorithm),
             model_config=model_config(),
             critic_model_config=model_config(),

@@ -6,10 +6,21 @@ from dataclasses import replace
 import pytest
 
 from bench import algorithms
-from bench.algorithms import CHOOSING_SEED, SETTINGS, System, headline, names, plays, row, settings
+from bench.algorithms import (
+    CHOOSING_ENV_STEPS,
+    CHOOSING_SEED,
+    SETTINGS,
+    System,
+    evaluation_env_steps,
+    headline,
+    names,
+    plays,
+    row,
+    settings,
+)
 from bench.run_file import Outcome, Request, RunFile
 from bench.systems import Point
-from bench.task import ALGORITHMS, ALIKE, EQUAL, GRID
+from bench.task import ALGORITHMS, ALIKE, EQUAL, GAMES, GRID, peer_env_steps
 from marless import spec
 
 
@@ -112,16 +123,26 @@ def test_the_best_of_several_settings_are_chosen_by_a_seed_of_their_own():
     made = []
 
     def run(request: Request) -> Outcome:
-        made.append((request.rates, request.seed))
+        made.append((request.rates, request.seed, request.env_steps))
         lucky = request.rates == GRID[1] and request.seed != CHOOSING_SEED
         final = -20.0 if request.rates == GRID[2] else -10.0 if lucky else -21.0
         return Outcome((Point(24_000, 9.0, final),), -26.0, request.rates)
 
     file = RunFile(None, {})
     found = System("marless", run, file).measured(Request("spread", "vdn", 0, 1, 1.0), SETTINGS["best"], 3)
-    assert made == [(rates, CHOOSING_SEED) for rates in GRID] + [(GRID[2], seed) for seed in range(3)]
+    chosen = [(rates, CHOOSING_SEED, CHOOSING_ENV_STEPS) for rates in GRID]
+    assert made == chosen + [(GRID[2], seed, 1) for seed in range(3)]
     assert [each.rates for each in found] == [GRID[2]] * 3
     assert row("spread", "vdn", "marless", "best", found)["settings"] == "best: lr 0.001, clip 10, τ 0.02"
+
+
+def test_runs_that_are_compared_are_evaluated_at_their_end():
+    for env_steps in (*(game.env_steps for game in GAMES.values()), CHOOSING_ENV_STEPS):
+        for algorithm in ALGORITHMS:
+            request = Request("spread", algorithm, 0, env_steps, 1.0, EQUAL)
+            every = evaluation_env_steps(request)
+            assert every % peer_env_steps(algorithm) == 0
+            assert env_steps % every == 0
 
 
 def test_unknown_names_are_refused():

@@ -9,8 +9,9 @@ import pytest
 from bench import harness, report, round_overhead, throughput, time_to_return
 from bench.cold_start import Footprint
 from bench.harness import ROOT, percentile, spread
+from bench.peers import install
 from bench.processes import role
-from bench.systems import Point, Request, crossing, named, points, rounds, settings, steady_rate
+from bench.systems import Point, Request, crossing, named, points, rounds, settings, steady_rate, systems
 from marless import spec
 from marless.algos.ppo import PPOConfig
 from marless.fleet.launchers.template import command
@@ -116,9 +117,27 @@ def test_marless_is_given_the_task():
 
 
 def test_unknown_peers_are_named():
-    assert named("rllib,jaxmarl") == ("rllib", "jaxmarl")
-    with pytest.raises(ValueError, match="rlib"):
-        named("rlib")
+    assert named("rllib,benchmarl/vmas,jaxmarl") == ("rllib", "benchmarl/vmas", "jaxmarl")
+    for wrong in ("rlib", "benchmarl/vma", "rllib/vmas"):
+        with pytest.raises(ValueError, match=wrong):
+            named(wrong)
+
+
+def test_a_peer_is_run_with_its_simulator(monkeypatch):
+    ran = []
+
+    def run(command, *, timeout_s):
+        ran.append(command[command.index("-m") + 1 :])
+        return harness.Output(0.0, ())
+
+    monkeypatch.setattr(harness, "run", run)
+    monkeypatch.setattr(install, "installed", lambda peer: peer == "benchmarl")
+    measured = systems(("benchmarl", "benchmarl/vmas", "jaxmarl"), without_marless=True)
+    assert [*measured][-2:] == ["benchmarl", "benchmarl/vmas"]
+    for name in ("benchmarl", "benchmarl/vmas"):
+        measured[name](Request(0, 10))
+    assert [each[0] for each in ran] == ["bench.peers.run_benchmarl"] * 2
+    assert [each[each.index("--simulator") + 1] for each in ran] == ["mpe2", "vmas"]
 
 
 def test_a_failing_program_says_why():
