@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 from marless.envs.base import ActionArray, Arrays, BatchedEnv, BoolArray, Frame, Transition
 from marless.envs.replayed import EpisodeLog, replaying
 from marless.errors import SpecError
-
-Kind = TypeVar("Kind", bound=np.generic)
 
 
 class Apart:
@@ -116,12 +114,12 @@ def _frame(frames: Sequence[Frame]) -> Frame:
     )
 
 
-def _classes(copies: Sequence[tuple[NDArray[Kind], ...]]) -> tuple[NDArray[Kind], ...]:
+def _classes(copies: Sequence[tuple[NDArray[Any], ...]]) -> tuple[NDArray[Any], ...]:  # Any: of each dtype
     """Per agent class, the arrays [N, 1, …] of all copies as [N, B, …]."""
     return tuple(np.concatenate(each, axis=1) for each in zip(*copies, strict=True))
 
 
-def _joined(copies: Sequence[NDArray[Kind] | None]) -> NDArray[Kind] | None:
+def _joined(copies: Sequence[NDArray[Any] | None]) -> NDArray[Any] | None:  # Any: of each dtype
     """The arrays [1, …] of all copies as [B, …]; None if there are none."""
     found = [each for each in copies if each is not None]
     return np.concatenate(found) if found else None
