@@ -1,9 +1,9 @@
 """Makes environments by name.
 
-`mpe/<game>` and `game/<game>` are part of marless; `pettingzoo/<module>` adapts environments of PettingZoo and of
-packages that the operator allows (`marless.envs.allowed`). Other packages register environments in the entry-point
-group `marless.envs`: the entry's name is the environment's name, its object a callable `(options, batch) -> BatchedEnv`
-that raises SpecError for invalid options.
+`mpe/<game>`, `smac/<map>` and `game/<game>` are part of marless; `pettingzoo/<module>` adapts environments of
+PettingZoo and of packages that the operator allows (`marless.envs.allowed`). Other packages register environments in
+the entry-point group `marless.envs`: the entry's name is the environment's name, its object a callable
+`(options, batch) -> BatchedEnv` that raises SpecError for invalid options.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from marless.envs import allowed, cartpole, games, mpe
+from marless.envs import allowed, cartpole, games, mpe, smac
 from marless.envs.base import BatchedEnv, EnvSpaces, Saved, StateOnDemand
 from marless.errors import MarlessError, SpecError, told, unknown_name
 
@@ -127,6 +127,10 @@ _OURS: Mapping[str, Factory] = MappingProxyType(
         "game/matrix": _ours(games.Matrix, games.MatrixOptions),
         "game/two_step": _ours(games.TwoStep, games.NoOptions),
         "game/target": _ours(games.Target, games.TargetOptions),
+        **{
+            f"smac/{name}": _ours(partial(smac.EmbeddedSmac, each), smac.SmacOptions)
+            for name, each in smac.MAPS.items()
+        },
     }
 )
 

@@ -1,0 +1,144 @@
+"""Win rates of SMAC's scripted policy on the embedded engine, beside those published for the real game.
+
+    python -m bench.smac_calibration                  # table of all calibration maps
+    python -m bench.smac_calibration --sensitivity    # how much each inferred rule matters
+
+The policy is `heuristic_ai` of SMAC's class: every ally attacks the nearest living enemy, at any distance, until it is
+dead (marauders leave medivacs out); a medivac heals the nearest hurt ally until it is whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from marless.envs.base import BoolArray
+from marless.envs.smac.engine import EmbeddedBattles
+from marless.envs.smac.kinds import Kind
+from marless.envs.smac.maps import FIXED_ACTIONS, find
+from marless.envs.smac.options import SmacOptions
+from marless.envs.smac.rewards import Scorer
+from marless.envs.smac.rules import Rules
+from marless.envs.smac.units import IntArray, Team
+
+PUBLISHED: Mapping[str, float | None] = {
+    "2s3z": 0.90,
+    "3s5z": 0.42,
+    "1c3s5z": 0.81,
+    "10m_vs_11m": 0.12,
+    "5m_vs_6m": 0.0,
+    "3s_vs_5z": 0.0,
+    "8m": None,
+    "3m": None,
+}
+"""Win rates of the policy in the real game, as quoted in a public table; None: none is quoted."""
+NOBODY = -1
+
+
+class Heuristic:
+    """The scripted policy for all battles of an engine; keeps each ally's target."""
+
+    def __init__(self, battles: EmbeddedBattles) -> None:
+        self._battles = battles
+        self._target_NB = np.full(battles.units.allies.x.shape, NOBODY, np.int32)
+
+    def acts(self) -> IntArray:
+        """The next actions; they need not be in the masks."""
+        allies, enemies = self._battles.units.allies, self._battles.units.enemies
+        heals_NB = allies.kind == Kind.MEDIVAC
+        fit_NEB = np.broadcast_to(enemies.alive, (*allies.x.shape[:1], *enemies.x.shape))
+        fit_NEB = fit_NEB & ~((allies.kind == Kind.MARAUDER)[:, None] & (enemies.kind == Kind.MEDIVAC))
+        hurt_NB = allies.alive & (allies.health < allies.health_max) & ~heals_NB
+        attacked = self._kept(enemies, fit_NEB)
+        healed = self._kept(allies, np.broadcast_to(hurt_NB, (len(hurt_NB), *hurt_NB.shape)))
+        self._target_NB = np.where(heals_NB, healed, attacked)
+        acts = np.where(self._target_NB >= 0, self._target_NB + FIXED_ACTIONS, 1)
+        return np.where(allies.alive, acts, 0).astype(np.int32)
+
+    def forget(self, fresh_B: BoolArray) -> None:
+        """New battles have begun in these copies."""
+        self._target_NB[:, fresh_B] = NOBODY
+
+    def _kept(self, team: Team, fit_NTB: BoolArray) -> IntArray:
+        """The old targets where they are still fit, otherwise the nearest ones."""
+        allies, old = self._battles.units.allies, np.clip(self._target_NB, 0, len(team.x) - 1)
+        keeps = (self._target_NB >= 0) & np.take_along_axis(fit_NTB, old[:, None], axis=1)[:, 0]
+        dist = np.hypot(team.x - allies.x[:, None], team.y - allies.y[:, None])
+        nearest = np.where(fit_NTB, dist, np.inf).argmin(axis=1)
+        kept: IntArray = np.where(keeps, old, np.where(fit_NTB.any(axis=1), nearest, NOBODY)).astype(np.int32)
+        return kept
+
+
+def win_rate(name: str, battles: int, rules: Rules, seed: int = 0) -> tuple[float, float, float]:
+    """The fractions of battles that were won and cut by the time limit, and the mean length of battles."""
+    smac_map = find(name)
+    engine = EmbeddedBattles(smac_map, battles, rules)
+    scorer, policy = Scorer(smac_map, SmacOptions(), battles), Heuristic(engine)
+    engine.reset(seed)
+    won, over, steps = np.zeros(battles, bool), np.zeros(battles, bool), np.zeros(battles)
+    for _ in range(smac_map.limit):
+        scorer.remember(engine.units)
+        engine.advance(policy.acts())
+        outcome = scorer.score(engine.units)
+        won |= outcome.won & ~over
+        steps += ~over
+        over |= outcome.over
+        if over.all():
+            break
+    return float(won.mean()), float((~over).mean()), float(steps.mean())
+
+
+def interval(share: float, count: int) -> tuple[float, float]:
+    """The 95 % interval of a probability by Wilson (1927)."""
+    z = 1.96
+    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
+    half = z / (1 + z * z / count) * np.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    return max(middle - half, 0.0), min(middle + half, 1.0)
+
+
+def changes() -> dict[str, Rules]:
+    """Each inferred rule, changed alone."""
+    rules = Rules()
+    return {
+        "as used": rules,
+        "scan 3": replace(rules, scan=3.0),
+        "scan 8": replace(rules, scan=8.0),
+        "no chase": replace(rules, chase=0.0),
+        "never switches": replace(rules, switch=not rules.switch),
+        "scatter 0.1": replace(rules, scatter=0.1),
+        "scatter 2": replace(rules, scatter=2.0),
+        "crowding 0.8": replace(rules, crowding=0.8),
+        "crowding 1.25": replace(rules, crowding=1.25),
+        "attackers are pushed": replace(rules, planted=not rules.planted),
+        "no jitter": replace(rules, jitter=(0.0, 0.0)),
+        "jitter −4 … 4": replace(rules, jitter=(-4.0, 4.0)),
+    }
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--battles", type=int, default=400, help="battles per cell")
+    parser.add_argument("--maps", nargs="+", default=list(PUBLISHED))
+    parser.add_argument("--sensitivity", action="store_true", help="change each inferred rule alone")
+    args = parser.parse_args()
+    if args.sensitivity:
+        print("| won, % | " + " | ".join(args.maps) + " |\n|---|" + "---|" * len(args.maps))
+        for what, rules in changes().items():
+            cells = [f"{100 * win_rate(name, args.battles, rules)[0]:.0f}" for name in args.maps]
+            print(f"| {what} | " + " | ".join(cells) + " |", flush=True)
+        return
+    print("| map | won, % | 95 % interval | at the limit, % | steps | published, % |\n|---|---|---|---|---|---|")
+    for name in args.maps:
+        share, late, steps = win_rate(name, args.battles, Rules())
+        low, high = interval(share, args.battles)
+        known = PUBLISHED.get(name)
+        row = (f"{100 * share:.0f}", f"{100 * low:.0f}–{100 * high:.0f}", f"{100 * late:.0f}", f"{steps:.0f}")
+        print(f"| {name} | " + " | ".join(row) + f" | {'' if known is None else f'{100 * known:.0f}'} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

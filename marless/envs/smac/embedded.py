@@ -1,0 +1,44 @@
+"""The environments `smac/<map>`: SMAC's battles over the embedded engine, which can be saved."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from marless.envs.base import Arrays, Frame, saved
+from marless.envs.smac.engine import EmbeddedBattles
+from marless.envs.smac.env import SmacEnv
+from marless.envs.smac.maps import SmacMap
+from marless.envs.smac.observing import NO_ACTION
+from marless.envs.smac.options import SmacOptions
+from marless.envs.smac.rules import Rules
+from marless.errors import CorruptError
+
+
+class EmbeddedSmac(SmacEnv):
+    """B battles that the embedded engine fights."""
+
+    def __init__(self, smac_map: SmacMap, options: SmacOptions, batch: int, rules: Rules | None = None) -> None:
+        self._engine = EmbeddedBattles(smac_map, batch, rules)
+        super().__init__(smac_map, options, self._engine)
+
+    def save(self) -> Arrays:
+        """See `marless.envs.base.Saved`."""
+        return {
+            **self._engine.save(),
+            "steps": self._steps_B.copy(),
+            "last_action": self._last_action_NB.copy(),
+        }
+
+    def load(self, arrays: Arrays) -> Frame:
+        """See `marless.envs.base.Saved`."""
+        steps_B = saved(arrays, "steps", "int64", self._steps_B.shape)
+        last_NB = saved(arrays, "last_action", "int32", self._last_action_NB.shape)
+        if not ((steps_B >= 0) & (steps_B < self.map.limit)).all():
+            raise CorruptError(f"saved environment: steps holds numbers outside 0 to {self.map.limit - 1}")
+        if not ((last_NB >= NO_ACTION) & (last_NB < self.map.n_actions)).all():
+            raise CorruptError("saved environment: last_action holds actions that this map does not have")
+        self._engine.load(arrays)
+        self._steps_B[...], self._last_action_NB[...] = steps_B, last_NB
+        self._cut_B[:] = np.False_
+        self._write()
+        return self._frame

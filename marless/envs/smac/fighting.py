@@ -1,0 +1,127 @@
+"""How the units of one team attack those of the other, in one game loop.
+
+Arrays are [A, T, B]: attackers, targets, battles. All hits of a loop land at the same time; two units may kill each
+other. Damage to one target is counted attacker by attacker, by id: shields absorb it first, and what is left of the
+hit that breaks them, and each later one, is lessened by armour.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marless.envs.base import BoolArray, FloatArray
+from marless.envs.smac.rules import Rules
+from marless.envs.smac.tables import BEYOND, Weapons
+
+TargetArray = NDArray[np.int16]
+
+
+@dataclass(frozen=True)
+class View:
+    """Where targets are, seen from attackers."""
+
+    dx: FloatArray
+    dy: FloatArray
+    dist: FloatArray
+
+    def turned(self) -> View:
+        """The same for the other team."""
+        return View(-self.dx.swapaxes(0, 1), -self.dy.swapaxes(0, 1), self.dist.swapaxes(0, 1))
+
+
+@dataclass(frozen=True)
+class Aim:
+    """Each attacker's relation to its own target, all [A, B]."""
+
+    aims: BoolArray
+    """Has a target."""
+    dx: FloatArray
+    dy: FloatArray
+    dist: FloatArray
+    gap: FloatArray
+    """From edge to edge."""
+
+    def joined(self, other: Aim) -> Aim:
+        """The aims of both teams, [U, B]."""
+        return Aim(*(np.concatenate([getattr(self, field.name), getattr(other, field.name)]) for field in fields(self)))
+
+
+def aim(view: View, weapons: Weapons, target: TargetArray) -> Aim:
+    """The view of the chosen targets."""
+    at = np.clip(target, 0, view.dist.shape[1] - 1)[:, None].astype(np.intp)
+    dx, dy, dist = (np.take_along_axis(each, at, axis=1)[:, 0] for each in (view.dx, view.dy, view.dist))
+    contact = np.take_along_axis(weapons.contact, at, axis=1)[:, 0]
+    return Aim(target >= 0, dx, dy, dist, dist - contact)
+
+
+def choose(view: View, weapons: Weapons, target: TargetArray, reach_A1: FloatArray, rules: Rules, far: bool) -> None:
+    """Let the units that fight on their own choose targets, in place. `far`: they see the whole map.
+
+    A target is kept while it can be reached, or is near enough to be chased. Otherwise the best one in sight is taken:
+    armed before unarmed ones, then the nearest, then the first by id.
+    """
+    kept = aim(view, weapons, target)
+    reached = kept.aims & (kept.gap <= reach_A1)
+    chased = kept.aims & (kept.dist <= (BEYOND if far else rules.chase))
+    rank = view.dist + weapons.unfit
+    best = rank.argmin(axis=1)
+    dist = np.take_along_axis(view.dist, best[:, None], axis=1)[:, 0]
+    contact = np.take_along_axis(weapons.contact, best[:, None], axis=1)[:, 0]
+    fit = np.take_along_axis(rank, best[:, None], axis=1)[:, 0] < BEYOND / 2
+    seen = fit & ((dist <= np.maximum(np.float32(rules.scan), reach_A1) + weapons.radius) | far)
+    takes = ~reached & ~chased & seen
+    if rules.switch:
+        takes |= ~reached & chased & fit & (dist - contact <= reach_A1)
+    target[...] = np.where(takes, best, np.where(reached | chased, target, -1))
+
+
+def strikes(
+    view: View, weapons: Weapons, target: TargetArray, fires: BoolArray, aimed: Aim, rules: Rules
+) -> FloatArray:
+    """Damage of one hit of each attacker on each target, [A, T, B], of those that fire."""
+    chosen = target[:, None] == np.arange(view.dist.shape[1], dtype=np.int16)[:, None]
+    chosen &= fires[:, None]
+    if weapons.colossi.size:
+        chosen[weapons.colossi] = _burnt(view, weapons, fires, aimed, rules)
+    if weapons.banelings.size:
+        chosen[weapons.banelings] = bursts(view, fires[weapons.banelings], weapons, rules)
+    raw: FloatArray = chosen * weapons.damage
+    return raw
+
+
+def bursts(view: View, goes_off: BoolArray, weapons: Weapons, rules: Rules) -> BoolArray:
+    """bool [banelings, T, B]: who is near banelings that go off, bool [banelings, B]."""
+    return (view.dist[weapons.banelings] <= np.float32(rules.burst)) & goes_off[:, None]
+
+
+def harm(raw: FloatArray, weapons: Weapons, shield: FloatArray, least: float) -> tuple[FloatArray, FloatArray]:
+    """Loss of shield and of health [T, B] from hits `raw` [A, T, B]."""
+    if not weapons.shields:
+        each = np.maximum(raw - weapons.armour, np.float32(least)) * weapons.hits
+        health: FloatArray = np.add.reduce(each * (raw > 0), axis=0)
+        return np.zeros_like(health), health
+    total = raw * weapons.hits
+    after = np.add.accumulate(total, axis=0)
+    left = after - total - shield  # what earlier hits of this loop have left of the shield, negated
+    health = np.zeros_like(shield)
+    for hit in range(1, weapons.most_hits + 1):
+        through = np.minimum(left + hit * raw, raw)
+        counts = (through > 0) & (hit <= weapons.hits)
+        health += np.add.reduce(np.maximum(through - weapons.armour, np.float32(least)) * counts, axis=0)
+    return np.minimum(after[-1], shield), health
+
+
+def _burnt(view: View, weapons: Weapons, fires: BoolArray, aimed: Aim, rules: Rules) -> BoolArray:
+    """bool [colossi, T, B]: who stands in the line of fire, across the direction of the target."""
+    who = weapons.colossi
+    dist = np.maximum(aimed.dist[who], np.float32(1e-6))
+    ux, uy = (aimed.dx[who] / dist)[:, None], (aimed.dy[who] / dist)[:, None]
+    dx, dy = view.dx[who] - aimed.dx[who][:, None], view.dy[who] - aimed.dy[who][:, None]
+    along, across = np.abs(dx * ux + dy * uy), np.abs(dx * uy - dy * ux)
+    hit = (across <= np.float32(rules.splash_across)) & (
+        along <= np.float32(rules.splash_along) + weapons.target_radius
+    )
+    return hit & fires[who][:, None] & (weapons.damage[who] > 0)

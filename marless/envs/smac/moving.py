@@ -1,0 +1,81 @@
+"""How units move in one game loop: towards targets and goals, apart from each other, and not through walls."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from marless.envs.base import BoolArray, FloatArray
+from marless.envs.smac.fighting import Aim
+from marless.envs.smac.ground import Ground
+from marless.envs.smac.rules import Rules
+from marless.envs.smac.state import State
+from marless.envs.smac.tables import Tables
+
+_TINY = np.float32(1e-6)
+
+
+class Mover:
+    """Moves all units of a map, in place."""
+
+    def __init__(self, tables: Tables, ground: Ground, rules: Rules) -> None:
+        self._tables, self._ground, self._rules = tables, ground, rules
+        self._square_UU1 = tables.apart**2
+
+    def move(self, state: State, aimed: Aim, reached_UB: BoolArray) -> None:
+        """One loop of movement; units with a target in reach stand."""
+        old_x, old_y = state.x.copy(), state.y.copy()
+        to_goal = ~aimed.aims
+        dx = np.where(to_goal, state.goal_x - state.x, aimed.dx)
+        dy = np.where(to_goal, state.goal_y - state.y, aimed.dy)
+        dist = np.sqrt(dx * dx + dy * dy)
+        travel = np.where(to_goal, dist, aimed.gap - self._tables.reach)
+        goes = (aimed.aims | state.marching) & (travel > 0) & (state.health > 0)
+        ways = self._ground.directed(state.x, state.y, dx, dy)
+        if ways is not None:
+            dx, dy = ways
+            dist = np.sqrt(dx * dx + dy * dy)
+        part = np.minimum(self._tables.step, travel) / np.maximum(dist, _TINY) * goes
+        moves = dx * part, dy * part
+        np.add(state.x, moves[0], out=state.x)
+        np.add(state.y, moves[1], out=state.y)
+        self._push(state.x, state.y, reached_UB if self._rules.planted else None, moves if self._rules.steer else None)
+        self._ground.settle(state.x, state.y, old_x, old_y, state.health > 0)
+
+    def _push(
+        self,
+        x: FloatArray,
+        y: FloatArray,
+        planted_UB: BoolArray | None = None,
+        moves: tuple[FloatArray, FloatArray] | None = None,
+    ) -> None:
+        """Move overlapping units apart, each by half of the overlap; of a planted and another one, only the other.
+
+        What a blocker takes of the moves of a unit is added sideways, so that it goes round.
+        """
+        dx, dy = x[:, None] - x, y[:, None] - y
+        square = dx * dx + dy * dy
+        one, other, copy = np.nonzero(square < self._square_UU1)
+        if not one.size:
+            return
+        dist = np.maximum(np.sqrt(square[one, other, copy]), _TINY)
+        off_x, off_y = dx[one, other, copy] / dist, dy[one, other, copy] / dist
+        share = np.full(dist.shape, 0.5, np.float32)
+        if planted_UB is not None:
+            stays = planted_UB.astype(np.float32)
+            share += np.float32(0.5) * (stays[other, copy] - stays[one, copy])
+        share *= self._tables.apart[one, other, 0] - dist
+        push_x, push_y = share * off_x, share * off_y
+        if moves is not None:
+            move_x, move_y = moves[0][one, copy], moves[1][one, copy]
+            blocked = np.maximum(-(move_x * off_x + move_y * off_y), 0)
+            blocked *= np.where(move_y * off_x >= move_x * off_y, np.float32(1), np.float32(-1))
+            push_x, push_y = push_x - blocked * off_y, push_y + blocked * off_x
+        # np.add.at adds pair by pair, in the same order in every battle, whatever the batch.
+        np.add.at(x, (one, copy), push_x)
+        np.add.at(y, (one, copy), push_y)
+
+    def spread(self, state: State) -> None:
+        """Push new units apart once."""
+        old_x, old_y = state.x.copy(), state.y.copy()
+        self._push(state.x, state.y)
+        self._ground.settle(state.x, state.y, old_x, old_y, state.health > 0)
