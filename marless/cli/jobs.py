@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar
 import typer
 
 from marless import documents
+from marless.bucket.address import is_address
 from marless.cli import exits
 from marless.cli.completion import states
 from marless.cli.options import Connection, JobArgument, JobsArgument, Output, OutputOption, positive, whole
 from marless.cli.output import console, data, log_line, say, show_job, show_jobs
 from marless.cli.working import Working
-from marless.errors import JobStateError, MarlessError, NotFoundError, SpecError
+from marless.errors import JobStateError, MarlessError, NotFoundError, SpecError, UnavailableError, denied
 
 if TYPE_CHECKING:
     from marless.cli.progress import TrainingProgress
@@ -191,11 +192,31 @@ def download(
         typer.Option("--to", metavar="DIR", help="Target directory; default: one with the name of the job."),
     ] = None,
 ) -> None:
-    """Download a job's run folder; files that are up to date are not downloaded again."""
+    """Download a job's run folder; files that are up to date are not downloaded again.
+
+    JOB may be s3://bucket/prefix/job: then the folder is copied from the bucket, without a coordinator.
+    """
+    if is_address(job):
+        _download_from_bucket(job, target)
+        return
     folder = target or Path(job)
     with to.client() as client, Working(f"downloading {job}", "bytes") as working:
         brought = client.download(job, folder, told=working.told)
     say(f"{len(brought)} files, {sum(file.bytes for file in brought) / 1e6:.1f} MB")
+    data(str(folder))
+
+
+def _download_from_bucket(source: str, target: Path | None) -> None:
+    from marless.bucket import address, reading
+    from marless.bucket.s3 import S3Objects
+
+    place = address.parse(source)
+    folder = target or Path(place.name or place.bucket)
+    try:
+        with Working(f"downloading {source}"):
+            reading.copy(S3Objects(place.bucket), place, folder, reading.everything)
+    except OSError as error:
+        raise UnavailableError(denied(error)) from None
     data(str(folder))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from marless import documents
+from marless.bucket.address import is_address
 from marless.cli.completion import job_ids
 from marless.cli.options import RUNS, Output, OutputOption, RunsOption, positive, whole
 from marless.cli.output import console, data, say, show_object
@@ -25,7 +27,9 @@ if TYPE_CHECKING:
 SourceArgument = Annotated[
     str,
     typer.Argument(
-        metavar="JOB_OR_PATH", help="Job id, run folder, checkpoint, or exported policy.", autocompletion=job_ids
+        metavar="JOB_OR_PATH",
+        help="Job id, run folder, checkpoint, or exported policy; or one of these in a bucket, s3://bucket/prefix.",
+        autocompletion=job_ids,
     ),
 ]
 RoundOption = Annotated[
@@ -54,8 +58,8 @@ def evaluate(  # noqa: PLR0913, PLR0917  # a command has as many parameters as o
     options = _options(env_option)
     if render:
         film.check(render)
-    with _disk():
-        team = _loaded(source, round_, runs)
+    with _disk(), _here(source, round_, reported=True) as place:
+        team = _loaded(place, round_, runs)
         with Working("playing", "episodes") as working:
             played = evaluation.evaluate(
                 team, env or None, options, episodes=episodes, seed=seed, explore=explore, told=working.told
@@ -75,7 +79,7 @@ def evaluate(  # noqa: PLR0913, PLR0917  # a command has as many parameters as o
 
 def export(
     source: SourceArgument,
-    to: Annotated[Path, typer.Option("--to", metavar="FILE", help="The file to write.")],
+    to: Annotated[str, typer.Option("--to", metavar="FILE", help="The file to write, or s3://bucket/key.")],
     policy: Annotated[str, typer.Option(help="The policy to export; needed if there are several.")] = "",
     round_: RoundOption = None,
     runs: RunsOption = RUNS,
@@ -84,10 +88,39 @@ def export(
 
     `marless evaluate` can play the file if all agents of the environment share this policy.
     """
-    with _disk(), Working(f"exporting {source}"):
-        team = _loaded(source, round_, runs)
-        team.export(policy or _only(team, source), to)
-    data(str(to))
+    with _disk(), Working(f"exporting {source}"), _here(source, round_) as place:
+        team = _loaded(place, round_, runs)
+        name = policy or _only(team, source)
+        if is_address(to):
+            _export_to_bucket(team, name, to)
+        else:
+            team.export(name, Path(to))
+    data(to)
+
+
+@contextmanager
+def _here(source: str, round_: int | None, *, reported: bool = False) -> Iterator[str]:
+    """Yields `source`, or the path of a copy of what it names in a bucket: with `reported`, including the records."""
+    if not is_address(source):
+        yield source
+        return
+    from marless.bucket import reading
+
+    with reading.local_copy(source, reading.checkpoint(round_, acting_only=True, with_records=reported)) as copy:
+        yield str(copy)
+
+
+def _export_to_bucket(team: Team, name: str, to: str) -> None:
+    from marless.bucket import address
+    from marless.bucket.s3 import S3Objects
+
+    place = address.parse(to)
+    if not place.prefix:
+        raise SpecError(f"--to {to}: name the object, s3://{place.bucket}/team.safetensors")
+    with tempfile.TemporaryDirectory(prefix="marless-") as directory:
+        file = Path(directory) / "policy.safetensors"
+        team.export(name, file)
+        S3Objects(place.bucket).send(place.prefix, file)
 
 
 def _loaded(source: str, round_: int | None, runs: Path) -> Team:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from marless import shadow
+from marless.bucket.address import is_address
 from marless.cli.completion import job_ids
 from marless.cli.options import Connection
 from marless.cli.output import say
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
     from marless.spec import JobSpec
 
 RecordedArgument = Annotated[
-    str, typer.Argument(metavar="JOB_OR_FOLDER", help="Job id or run folder.", autocompletion=job_ids)
+    str,
+    typer.Argument(
+        metavar="JOB_OR_FOLDER", help="Job id, run folder, or s3://bucket/prefix/job.", autocompletion=job_ids
+    ),
 ]
 
 
@@ -42,9 +46,15 @@ class Recorded:
 def find(source: str, at: Connection) -> Recorded:
     """Find a job: in the run folder `source`, in a folder of this name in `at.runs`, else at the coordinator.
 
-    If a coordinator was given (`--coordinator`), it is asked instead of `at.runs`. Raises NotFoundError for an unknown
-    job, CorruptError for invalid files, UnavailableError if the coordinator does not answer.
+    If a coordinator was given (`--coordinator`), it is asked instead of `at.runs`. A source s3://... is read from its
+    bucket. Raises NotFoundError for an unknown job, CorruptError for invalid files, UnavailableError if the coordinator
+    does not answer, and what `marless.bucket.objects` lists.
     """
+    if is_address(source):
+        from marless.bucket import reading
+
+        with reading.local_copy(source, reading.records) as copy:
+            return from_folder(copy)
     if at.coordinator and not (Path(source) / "rounds.jsonl").exists():
         return _asked(source, at)
     _say_which(source, at)

@@ -18,6 +18,7 @@ from marless.client import address, download, streams
 from marless.client.jobs import Event, File, Info, Job, JobState, LogLine, info_of, job_of
 from marless.client.line import Line
 from marless.errors import AlreadyExistsError, NotFoundError, SpecError, unknown_name
+from marless.rpc.concurrency import in_thread
 from marless.rpc.security import Security
 from marless.rpc.v1 import coordinator_pb2 as pb
 
@@ -127,15 +128,15 @@ class AsyncClient:
         """Upload the checkpoint that the job starts from, if it is on this machine, and submit the job."""
         from marless.client import checkpoints  # here, because it imports specs, which take time to load
 
-        directory = await asyncio.to_thread(checkpoints.local, spec)
-        for attempt in reversed(range(UPLOADS if directory else 1)):
-            sent = await checkpoints.sent(self._line, directory, spec) if directory else spec
-            request.spec_json = sent.to_json()
-            try:
-                return await self._submit(request, renamed=renamed)
-            except NotFoundError:  # another job with the same start has consumed the upload
-                if not attempt:
-                    raise
+        async with in_thread(checkpoints.local(spec)) as directory:
+            for attempt in reversed(range(UPLOADS if directory else 1)):
+                sent = await checkpoints.sent(self._line, directory, spec) if directory else spec
+                request.spec_json = sent.to_json()
+                try:
+                    return await self._submit(request, renamed=renamed)
+                except NotFoundError:  # another job with the same start has consumed the upload
+                    if not attempt:
+                        raise
         raise AssertionError("the last attempt returns or raises")
 
     async def _submit(self, request: pb.SubmitJobRequest, *, renamed: bool) -> Job:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from marless import checkpoint
+from marless.bucket.address import is_address
 from marless.checkpoint import MANIFEST, Manifest
 from marless.client.line import Line
 from marless.errors import CorruptError, NotFoundError, SpecError
@@ -16,17 +19,28 @@ TIMEOUT_S = 600.0
 _UPLOADED = "upload:"
 
 
-def local(spec: JobSpec) -> Path | None:
+@contextmanager
+def local(spec: JobSpec) -> Iterator[Path | None]:
     """The local checkpoint directory that a job starts from; None if it starts from a job, an upload, or new weights.
 
-    Raises SpecError if the directory does not exist or the checkpoint is damaged.
+    A checkpoint in a bucket (s3://...) is copied to this machine, with the user's credentials. Raises SpecError if
+    there is no such directory or the checkpoint is damaged, and what `marless.bucket.objects` lists.
     """
-    reference = spec.start.checkpoint
-    if not reference or reference.startswith(_UPLOADED) or is_id(reference):
-        return None
-    folder = Path(reference)
-    if not folder.is_dir():
+    reference = spec.start.checkpoint or ""
+    if is_address(reference):
+        from marless.bucket import reading
+
+        with reading.local_copy(reference, reading.checkpoint()) as copy:
+            yield _checked(copy)
+    elif not reference or reference.startswith(_UPLOADED) or is_id(reference):
+        yield None
+    elif (folder := Path(reference)).is_dir():
+        yield _checked(folder)
+    else:
         raise SpecError(f"start.checkpoint: {reference!r} is neither the id of a job nor a directory here")
+
+
+def _checked(folder: Path) -> Path:
     try:
         found = checkpoint.newest(folder)
         checkpoint.read(found)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 from marless import checkpoint, documents, shadow
+from marless.bucket import address
 from marless.checkpoint import Checkpoint, DiskCheckpoints
 from marless.errors import CorruptError, NotFoundError, SpecError
 from marless.nets.serial import decode_acting
@@ -26,11 +28,15 @@ def load_policy(
 
     Takes the path of a run folder, a checkpoint or an exported policy, or a job id, which is looked up in `runs`
     (default: $MARLESS_RUNS, else ./runs). A path takes precedence; if a job in `runs` has the same name, a warning is
-    issued. Does not need torch.
+    issued. `s3://bucket/prefix` names a run folder, checkpoint or policy in a bucket, which is read with the
+    credentials that programs of AWS find (extra `aws`). Does not need torch.
 
     Raises NotFoundError if nothing is found or there is no such checkpoint, CorruptError if a file is damaged, and
-    SpecError for a `round` of anything but a job, or a file of another kind.
+    SpecError for a `round` of anything but a job, or a file of another kind. For a bucket, also UnreachableError,
+    UnauthenticatedError and PermissionDeniedError.
     """
+    if address.is_address(path_or_job):
+        return _from_bucket(str(path_or_job), round)
     home = Path(runs or os.environ.get("MARLESS_RUNS") or "runs")
     path = _find(str(path_or_job), home)
     if path == Path(path_or_job) and (note := shadow.taken(str(path_or_job), home)):
@@ -46,6 +52,15 @@ def load_policy(
         return Team.of([policy], origin)
     run_dir = path.resolve().parent.parent
     return _team(checkpoint.read(path, _ACTING), run_dir if _is_run(run_dir) else None)
+
+
+def _from_bucket(where: str, round_: int | None) -> Team:
+    from marless.bucket import reading
+
+    with reading.local_copy(where, reading.checkpoint(round_, acting_only=True)) as path:
+        team = load_policy(path, round=round_)
+    team.origin = replace(team.origin, run_dir=None)  # the copy is gone
+    return team
 
 
 def _find(wanted: str, runs: Path) -> Path:

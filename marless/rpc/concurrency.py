@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from contextlib import AbstractContextManager, asynccontextmanager
 from typing import Any, TypeVar
 
 from marless.errors import InternalError, told
@@ -34,6 +35,16 @@ async def both(first: Coroutine[Any, Any, T], second: Coroutine[Any, Any, U]) ->
     """Run two coroutines concurrently and return both results; errors as in `gather`."""
     results: list[Any] = await gather((first, second))  # Any: two types
     return results[0], results[1]
+
+
+@asynccontextmanager
+async def in_thread(manager: AbstractContextManager[T]) -> AsyncIterator[T]:
+    """Enter and leave a context manager that blocks in threads."""
+    value = await asyncio.to_thread(manager.__enter__)
+    try:
+        yield value
+    finally:
+        await asyncio.to_thread(manager.__exit__, None, None, None)
 
 
 async def stoppable(function: Callable[[threading.Event], T]) -> T:

@@ -13,6 +13,8 @@ NOT_RUN = {
     "pytest tests/faults": "they are tests already",
     "python -m services.actor_pool.worker ": "it dials a pool on another host; tests/slurm starts such workers",
     "python -m services.learner_pool.worker ": "it dials a pool on another host; tests/hosts starts such workers",
+    "marless evaluate s3://": "it reads a bucket; tests/cloud runs such commands",
+    "marless download s3://": "it reads a bucket; tests/cloud runs such commands",
     "pip install -e .": "it would change the environment that runs the tests",
 }
 """Beginnings of commands that are only checked: the make target is there, the program can read the options."""

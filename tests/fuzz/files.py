@@ -12,6 +12,7 @@ from typing import Any
 from safetensors import numpy as safetensors
 
 from marless import checkpoint, round_file
+from marless.bucket.head import Head
 from marless.rpc import tokens
 from marless.rpc.roles import Role
 from marless.scaling.minions import scheduler as schedulers
@@ -53,6 +54,12 @@ STATUS: dict[str, Any] = {
     **{"job": "tiny", "state": "RUNNING", "reason": "", "accepted_s": 1.0, "random": RETURNS, "resumes": 0},
     "summary_json": '{"rounds": 3, "env_steps": 9, "return": -1.0, "random_return": null}',
 }
+PART: dict[str, Any] = {"change": "0123456789abcdef-1", "bytes": 3, "sha256": "a" * 64}
+HEAD: dict[str, Any] = {
+    **{"format": 1, "owner": "0123456789abcdef", "holder": "host 1", "serial": 4, "deleted": False, "status": "{}"},
+    **{"pending": "", "files": {"spec.yaml": PART, "checkpoints/round-000050/manifest.json": PART}},
+    **{"segments": [{"part": PART, "rounds": 2}], "tail": ['{"round": 2}']},
+}
 SCHEDULER: dict[str, Any] = {
     "format": schedulers.FORMAT,
     "task": {"rounds": 10, "max_actors": 4, "target": -5.0, "budget_usd": 1.0, "usd_per_gb_s": 0.1, "beta": 0.1},
@@ -89,6 +96,14 @@ def rounds(choices: Choices) -> None:
     round_file.RoundReader(path).batch(first)
     list(round_file.read_backwards(path))
     list(round_file.read(path, first))
+
+
+def head(choices: Choices) -> None:
+    """head.json of a run folder in a bucket."""
+    data = json.dumps(document(HEAD, choices)).encode("utf-8", "surrogatepass")
+    found = Head.parse(raw(data, choices) if choices.sometimes(3) else data, "head.json")
+    assert Head.parse(found.encoded(), "head.json") == found
+    assert found.rounds >= 0 and len(found.checkpoints) <= len(found.files)
 
 
 def manifest(choices: Choices) -> None:

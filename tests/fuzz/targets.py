@@ -38,6 +38,7 @@ TARGETS = {
     "record": Target(files.record, 30, "lines of rounds.jsonl"),
     "rounds": Target(files.rounds, 10, "rounds.jsonl, from any round on, and backwards"),
     "checkpoint": Target(files.manifest, 50, "manifests of checkpoints"),
+    "head": Target(files.head, 30, "head.json of a run folder in a bucket"),
     "job_file": Target(files.job_file, 30, "job.json of a run folder"),
     "tokens": Target(files.token_files, 8, "files of tokens, and what callers show"),
     "scheduler": Target(files.scheduler, 10, "files of a trained scheduler"),
