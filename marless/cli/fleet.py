@@ -1,4 +1,4 @@
-"""The commands `fleet list` and `fleet reap`: workers that outlived their pool."""
+"""The commands `fleet list` and `fleet reap`: workers, containers and machines that outlived their pool."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from marless.cli.output import console, duration, harmless, say, show_objects
 from marless.errors import SpecError, UnavailableError
 
 if TYPE_CHECKING:
+    from marless.fleet.launchers.ec2.left import Machines
     from marless.fleet.launchers.engine import Engine
     from marless.fleet.orphans import Orphan
 
@@ -23,7 +24,8 @@ ENGINE_S = 15.0
 """Seconds that a container engine may take to answer a call."""
 app = typer.Typer(
     no_args_is_help=True,
-    help="Workers whose pool has ended, their containers, and what they have started. Their next pool ends them, too.",
+    help="Workers whose pool has ended, their containers and machines, and what they have started. Their next pool "
+    "ends them, too.",
 )
 
 
@@ -32,7 +34,7 @@ def list_(output: OutputOption = Output.table) -> None:
     """List what pools that have ended left running; it is this user's, and belongs to no pool that runs."""
     from marless.fleet import orphans
 
-    _show([*orphans.of_dead_pools(), *_containers(_engine())], output)
+    _show([*orphans.of_dead_pools(), *_containers(_engine()), *_of_cloud(_cloud())], output)
 
 
 @app.command()
@@ -40,13 +42,16 @@ def reap(output: OutputOption = Output.table) -> None:
     """End what `fleet list` lists, and print it; exit code 1 if something cannot be ended."""
     from marless.fleet import orphans
 
-    engine = _engine()
-    found = [*orphans.of_dead_pools(), *(containers := _containers(engine))]
+    engine, cloud = _engine(), _cloud()
+    found = [*orphans.of_dead_pools(), *(containers := _containers(engine)), *(machines := _of_cloud(cloud))]
     orphans.end_of_dead_pools()
     for each in containers:
         if engine:
             engine.remove(each.id)
-    left = {each.id for each in (*orphans.of_dead_pools(), *_containers(engine))} & {each.id for each in found}
+    if cloud and machines:
+        _end(cloud, machines)
+    still = (*orphans.of_dead_pools(), *_containers(engine), *_of_cloud(cloud))
+    left = {each.id for each in still} & {each.id for each in found}
     _show([each for each in found if each.id not in left], output)
     if left:
         say(f"{', '.join(sorted(left))}: could not be ended: a device or a network disk keeps it; try again later")
@@ -73,6 +78,34 @@ def _containers(engine: Engine | None) -> list[Orphan]:
     except UnavailableError as error:
         say(f"containers are left out: {error}")
         return []
+
+
+def _cloud() -> Machines | None:
+    """The machines of the group that $MARLESS_LAUNCHER names; None if it names another launcher. Raises SpecError."""
+    from marless.fleet.launchers import options
+
+    choice = options.parse(os.environ.get("MARLESS_LAUNCHER", ""))
+    if choice.name != "ec2":
+        return None
+    from marless.fleet.launchers.ec2 import left, settings
+
+    settings.check_installed()
+    return left.Machines(settings.read("services.actor_pool.worker", choice.options))
+
+
+def _of_cloud(cloud: Machines | None) -> list[Orphan]:
+    try:
+        return cloud.of_dead_pools() if cloud else []
+    except UnavailableError as error:
+        say(f"machines are left out: {error}")
+        return []
+
+
+def _end(cloud: Machines, machines: Sequence[Orphan]) -> None:
+    try:
+        cloud.end(machines)
+    except UnavailableError as error:
+        say(f"machines are left: {error}")
 
 
 def _show(found: Sequence[Orphan], output: Output) -> None:

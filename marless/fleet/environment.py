@@ -10,8 +10,11 @@ from pathlib import Path
 _KEPT = ("MARLESS_FAILPOINT",)
 _LOWEST = 19
 """The lowest priority as a nice value of Linux."""
-_CREDENTIALS = ("WANDB_API_KEY", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
-"""Credentials of metrics sinks, which only coordinators write to."""
+_CREDENTIALS = (
+    *("WANDB_API_KEY", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"),
+    *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
+)
+"""Credentials of metrics sinks, which only coordinators write to, and of AWS, which workers do not call."""
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 """NumPy and torch read these when they are imported."""
 # One thread, because parallelism comes from the number of workers, and results must not depend on the number of cores.

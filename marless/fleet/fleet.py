@@ -10,7 +10,7 @@ from types import TracebackType
 
 from marless.errors import OverloadedError, SpecError, UnavailableError, UnreachableError
 from marless.fleet.dispatch import Dispatcher
-from marless.fleet.launchers.base import Launch, Launcher, Order, Outcome
+from marless.fleet.launchers.base import Launch, Launcher, Leaving, Order, Outcome
 from marless.fleet.launchers.batches import Batches
 from marless.limits import MAX_ACTORS
 from marless.log import structlog
@@ -239,6 +239,7 @@ class Fleet:
         """Wait until the process or its stream ends (the stream of a hung worker is closed); returns how it ended."""
         ended = asyncio.create_task(self._launcher.observe(name))
         stream = asyncio.create_task(self._dispatcher.connected([name]))
+        leaving: asyncio.Task[None] | None = None
         connect_s = self._launcher.connect_s
         try:
             await asyncio.wait([ended, stream], timeout=connect_s, return_when=asyncio.FIRST_COMPLETED)
@@ -247,12 +248,20 @@ class Fleet:
                 return ended.result() if ended.done() else f"not connected within {connect_s:g} s"
             self._stillborn, self._given_up = 0, False
             stream = asyncio.create_task(self._dispatcher.disconnected(name))
+            leaving = asyncio.create_task(self._leave(name))
             await asyncio.wait([ended, stream], return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait([ended], timeout=TOLD_S)  # of a worker that died, the stream often ends first
             return ended.result() if ended.done() else "stream ended"
         finally:
-            ended.cancel()
-            stream.cancel()
+            for task in (ended, stream, *([leaving] if leaving else [])):
+                task.cancel()
+
+    async def _leave(self, name: str) -> None:
+        """Have a worker finish its task and exit once its machine is about to end; another one takes its place."""
+        if isinstance(self._launcher, Leaving):
+            why = await self._launcher.leaving(name)
+            _log.info("worker.leaves", worker=name, why=why)
+            await self._dispatcher.drain(name)
 
     async def _retire(self, name: str) -> None:
         """Release a worker after its task; it exits by itself, and is killed if that takes too long."""

@@ -50,6 +50,7 @@ _BY_SERVICE: Mapping[str, Mapping[str, frozenset[Role]]] = {
         "Scale": _OPERATOR,
         "ListWorkers": _OPERATOR,
         "Work": _ACTOR,
+        "Host": _ACTOR,
     },
     f"{_PACKAGE}.LearnerPoolService": {
         "OpenJob": _SERVICE,
@@ -58,6 +59,7 @@ _BY_SERVICE: Mapping[str, Mapping[str, frozenset[Role]]] = {
         "Reserve": _SERVICE,
         "Upload": _ACTOR,
         "Work": _LEARNER,
+        "Host": _LEARNER,
         "ReadRef": _LEARNER,  # and only the worker that runs the task that a file is lent for
         "WriteRef": _LEARNER,
     },

@@ -14,6 +14,7 @@ from marless.fleet.dispatch import Dispatcher
 from marless.fleet.figures import figures
 from marless.fleet.fleet import Fleet
 from marless.fleet.handover import Tickets
+from marless.fleet.hosts.pool import HOSTS
 from marless.fleet.launchers.base import Program
 from marless.fleet.launchers.registry import Make, launching
 from marless.rpc.admission import Streams
@@ -59,7 +60,7 @@ async def build(config: Config, address: str, make: Make | None = None) -> Async
         behind = None
         if config.workers:
             behind = await stack.enter_async_context(background(launcher, config.keep_alive_s))
-        servicer = ActorPoolServicer(Rollouts(dispatcher, fleet), dispatcher, fleet, behind)
+        servicer = ActorPoolServicer(Rollouts(dispatcher, fleet), dispatcher, fleet, behind, launcher)
         register = partial(add_ActorPoolServiceServicer_to_server, servicer)
 
         async def stop() -> None:
@@ -67,7 +68,7 @@ async def build(config: Config, address: str, make: Make | None = None) -> Async
 
         yield Service(
             *(register, fleet.ready, stop, "ActorPoolService"),
-            limits={"Work": Streams(fleet.most_streams)},
+            limits={"Work": Streams(fleet.most_streams), "Host": HOSTS},
             figures=partial(figures, dispatcher),
         )
 

@@ -10,7 +10,9 @@ import grpc
 from marless.fleet.attached import hello_of
 from marless.fleet.dispatch import Dispatcher
 from marless.fleet.fleet import Fleet
-from marless.rpc.v1 import actor_pool_pb2, common_pb2
+from marless.fleet.hosts.pool import attach
+from marless.fleet.launchers.base import Launcher
+from marless.rpc.v1 import actor_pool_pb2, common_pb2, hosts_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceServicer
 from services.actor_pool.background import Background
 from services.actor_pool.rollouts import Rollouts
@@ -22,11 +24,17 @@ class ActorPoolServicer(ActorPoolServiceServicer):
     """The RPCs of actor_pool.proto."""
 
     def __init__(
-        self, rollouts: Rollouts, dispatcher: Dispatcher, fleet: Fleet, background: Background | None = None
+        self,
+        rollouts: Rollouts,
+        dispatcher: Dispatcher,
+        fleet: Fleet,
+        background: Background | None = None,
+        launcher: Launcher | None = None,
     ) -> None:
         self._rollouts = rollouts
         self._dispatcher = dispatcher
         self._fleet = fleet
+        self._launcher = launcher
         self._background = background
 
     async def Rollout(  # noqa: N802  # gRPC names
@@ -66,3 +74,9 @@ class ActorPoolServicer(ActorPoolServiceServicer):
             await self._background.dispatcher.admit(hello, request_iterator, context.write)
         else:
             await self._dispatcher.admit(hello, request_iterator, context.write)
+
+    async def Host(  # type: ignore[override]  # noqa: N802  # writes to the context instead of yielding
+        self, request_iterator: AsyncIterator[hosts_pb2.HostMessage], context: Context
+    ) -> None:
+        """Serve the stream of a host of workers."""
+        await attach(self._launcher, request_iterator, context.write)

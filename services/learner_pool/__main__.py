@@ -12,6 +12,7 @@ from marless.fleet import environment, orphans
 from marless.fleet.dispatch import Dispatcher
 from marless.fleet.fleet import Fleet
 from marless.fleet.handover import Tickets
+from marless.fleet.hosts.pool import HOSTS
 from marless.fleet.launchers.base import Program
 from marless.fleet.launchers.registry import Make, launching
 from marless.rpc.admission import Streams, Transfers
@@ -60,13 +61,13 @@ async def build(config: Config, address: str, make: Make | None = None) -> Async
                 warm=config.warm,
             )
             updates = Updates(intake, replays, loans, dispatcher, fleet, ParamStore(store))
-            servicer = LearnerPoolServicer(intake, updates, loans, dispatcher, address)
+            servicer = LearnerPoolServicer(intake, updates, loans, dispatcher, address, launcher)
             shown = partial(figures, dispatcher, intake, replays)
             try:
                 async with fleet:
                     yield Service(
                         *(servicer.register, fleet.ready, fleet.stop, "LearnerPoolService"),
-                        limits={"Work": Streams(fleet.most_streams), "Upload": Transfers(UPLOADS)},
+                        limits={"Work": Streams(fleet.most_streams), "Host": HOSTS, "Upload": Transfers(UPLOADS)},
                         figures=shown,
                     )
             finally:

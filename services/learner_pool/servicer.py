@@ -8,9 +8,11 @@ from typing import Any
 import grpc
 
 from marless.fleet.dispatch import Dispatcher
+from marless.fleet.hosts.pool import attach
+from marless.fleet.launchers.base import Launcher
 from marless.rpc.refs import Loans
 from marless.rpc.server import bulk_download, bulk_upload, register_bulk
-from marless.rpc.v1 import common_pb2, learner_pool_pb2
+from marless.rpc.v1 import common_pb2, hosts_pb2, learner_pool_pb2
 from marless.rpc.v1.learner_pool_pb2_grpc import LearnerPoolServiceServicer, add_LearnerPoolServiceServicer_to_server
 from services.learner_pool.intake import Intake
 from services.learner_pool.updates import Updates
@@ -21,11 +23,20 @@ Context = grpc.aio.ServicerContext[Any, Any]  # Any: one context type serves all
 class LearnerPoolServicer(LearnerPoolServiceServicer):
     """The RPCs of learner_pool.proto. `address` is the one that actors dial to upload their trajectories."""
 
-    def __init__(self, intake: Intake, updates: Updates, loans: Loans, dispatcher: Dispatcher, address: str) -> None:
+    def __init__(
+        self,
+        intake: Intake,
+        updates: Updates,
+        loans: Loans,
+        dispatcher: Dispatcher,
+        address: str,
+        launcher: Launcher | None = None,
+    ) -> None:
         self._intake = intake
         self._updates = updates
         self._loans = loans
         self._dispatcher = dispatcher
+        self._launcher = launcher
         self._address = address
 
     def register(self, server: grpc.aio.Server) -> None:
@@ -77,6 +88,12 @@ class LearnerPoolServicer(LearnerPoolServiceServicer):
     ) -> None:
         """Serve one worker's stream."""
         await self._dispatcher.attach(request_iterator, context.write)
+
+    async def Host(  # type: ignore[override]  # noqa: N802  # writes to the context instead of yielding
+        self, request_iterator: AsyncIterator[hosts_pb2.HostMessage], context: Context
+    ) -> None:
+        """Serve the stream of a host of workers."""
+        await attach(self._launcher, request_iterator, context.write)
 
     async def ReadRef(  # type: ignore[override]  # noqa: N802  # raw frames, see `register`
         self, request: common_pb2.Piece, context: Context

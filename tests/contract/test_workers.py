@@ -664,6 +664,8 @@ class InProcessLauncher:
         self.batches: list[list[str]] = []
         self.drained: list[str] = []
         self.handles: dict[str, Handle] = {}
+        self.leave = asyncio.Event()
+        """Set when the machine of the worker that is launched first is about to end."""
 
     @property
     def launched(self) -> list[str]:
@@ -692,6 +694,10 @@ class InProcessLauncher:
         else:
             await asyncio.Event().wait()  # it may still start
         return "exit code 1"
+
+    async def leaving(self, worker: str) -> str:
+        await (self.leave.wait() if self.launched == [worker] else asyncio.Event().wait())
+        return "its machine ends"
 
     async def drain(self, worker: str, grace_s: float) -> None:
         if handle := self.handles.get(worker):
@@ -994,6 +1000,21 @@ async def test_scaling_down_lets_a_running_task_finish(pool, make):
     assert (await running).invocation.attempt == 1
     await scaling
     assert names(pool) == []
+
+
+async def test_a_worker_whose_machine_ends_finishes_its_task_and_is_launched_anew_elsewhere(pool, make, launcher):
+    fleet = await make(limit=1)
+    await fleet.scale(1)
+    running = pool.submit("slow")
+    await pool.bench.until_started(1)
+    waiting = pool.submit("slow-next")
+    launcher.leave.set()
+    await settle()
+    assert (names(pool), launcher.launched) == (["actor-0"], ["actor-0"])
+    pool.bench.go.set()
+    assert {(await task).invocation.attempt for task in (running, waiting)} == {1}
+    assert launcher.launched == ["actor-0"] * 2
+    assert pool.dispatcher.attempts["lost"] == 0
 
 
 @pytest.mark.parametrize("workers", [-1, 4])

@@ -55,11 +55,11 @@ def test_users_workers_and_services_share_no_rpc_that_changes_anything():
         "ServerReflection/ServerReflectionInfo",
     }
     assert may[Role.ACTOR] == {
-        *("ActorPoolService/Work", "LearnerPoolService/Upload"),
+        *("ActorPoolService/Work", "ActorPoolService/Host", "LearnerPoolService/Upload"),
         *("ParamStoreService/Get", "ParamStoreService/Publish"),
     }
     assert may[Role.LEARNER] == {
-        *(f"LearnerPoolService/{name}" for name in ("Work", "ReadRef", "WriteRef")),
+        *(f"LearnerPoolService/{name}" for name in ("Work", "Host", "ReadRef", "WriteRef")),
         *(f"ParamStoreService/{name}" for name in ("Get", "List", "Publish")),
     }
     assert not may[Role.SERVICE] & (users | {"ActorPoolService/Work", "LearnerPoolService/Work"})

@@ -102,6 +102,15 @@ class Launcher(Protocol):
 
 
 @runtime_checkable
+class Leaving(Protocol):
+    """What a launcher may have in addition: it knows in advance when machines end."""
+
+    async def leaving(self, worker: str) -> str:
+        """Wait until a worker's machine is about to end; returns why. The pool has it finish its task, and exit."""
+        ...
+
+
+@runtime_checkable
 class Checked(Protocol):
     """What a launcher may have in addition."""
 

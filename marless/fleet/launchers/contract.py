@@ -17,10 +17,11 @@ from typing import Any
 
 from marless.fleet import environment
 from marless.fleet.dispatch import Dispatcher
+from marless.fleet.hosts.pool import attach
 from marless.fleet.launchers.base import Launch, Launcher, Order, Outcome, Program
 from marless.rpc.security import Security
 from marless.rpc.server import ServerOptions, Service, serving
-from marless.rpc.v1 import common_pb2
+from marless.rpc.v1 import common_pb2, hosts_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceServicer, add_ActorPoolServiceServicer_to_server
 
 Make = Callable[[Program], Launcher]
@@ -39,12 +40,15 @@ async def check_launcher(make: Make, module: str, *, listen: str = "") -> None:
     async with AsyncExitStack() as stack:
         place = stack.enter_context(tempfile.TemporaryDirectory(prefix="marless-"))
         dispatcher = Dispatcher()
-        address = await stack.enter_async_context(_pool(dispatcher, listen or f"unix:{place}/pool.sock"))
+        made: list[Launcher] = []
+        pool = _pool(dispatcher, made, listen or f"unix:{place}/pool.sock")
+        address = await stack.enter_async_context(pool)
         token = f"token-{secrets.token_hex(16)}"
         arguments = ["--pool", address, "--param-store", address]
         settings = environment.ACTOR
         program = Program(module, arguments, environment.inherited(os.environ) | settings, lambda: token, settings)
         launcher = make(program)
+        made.append(launcher)
         stack.push_async_callback(launcher.close)
         await _check(launcher, dispatcher, token)
 
@@ -91,8 +95,8 @@ async def _killed(launcher: Launcher, dispatcher: Dispatcher, name: str) -> None
 
 
 @asynccontextmanager
-async def _pool(dispatcher: Dispatcher, listen: str) -> AsyncIterator[str]:
-    """A pool that only admits workers; yields the address to dial."""
+async def _pool(dispatcher: Dispatcher, made: Sequence[Launcher], listen: str) -> AsyncIterator[str]:
+    """A pool that only admits workers, and hosts for its launcher once that is made; yields the address to dial."""
 
     class Servicer(ActorPoolServiceServicer):
         async def Work(  # type: ignore[override]  # noqa: N802  # writes to the context instead of yielding
@@ -101,6 +105,13 @@ async def _pool(dispatcher: Dispatcher, listen: str) -> AsyncIterator[str]:
             context: Any,  # Any: of every method
         ) -> None:
             await dispatcher.attach(request_iterator, context.write)
+
+        async def Host(  # type: ignore[override]  # noqa: N802
+            self,
+            request_iterator: AsyncIterator[hosts_pb2.HostMessage],
+            context: Any,  # Any: of every method
+        ) -> None:
+            await attach(made[-1] if made else None, request_iterator, context.write)
 
     @asynccontextmanager
     async def build(_address: str) -> AsyncIterator[Service]:

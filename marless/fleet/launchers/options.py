@@ -29,7 +29,9 @@ LOCAL = Choice()
 
 def add_launcher(parser: argparse.ArgumentParser) -> None:
     """Add --launcher to the options of a pool."""
-    what = "what starts workers: local, docker, ray, external, or another package's; with options: name,key=value,…"
+    what = (
+        "what starts workers: local, docker, ray, ec2, external, or another package's; with options: name,key=value,…"
+    )
     add_option(parser, "--launcher", "local", what, _choice)
 
 

@@ -1,4 +1,4 @@
-"""Launchers by name: `local`, `docker`, `ray`, `external`, and other packages', by entry points (marless.launchers).
+"""Launchers by name: `local`, `docker`, `ray`, `ec2`, `external`; other packages' by entry points (marless.launchers).
 
 The object of an entry point is a callable `(program, options) -> Launcher` that raises SpecError for invalid options.
 """
@@ -20,7 +20,7 @@ LAUNCHERS: Registry[Make] = Registry(
     group="marless.launchers",
     attribute="LAUNCHER",
     modules={name: f"marless.fleet.launchers.{name}" for name in ("local", "docker", "external")}
-    | {"ray": "marless.fleet.launchers.ray.launcher"},
+    | {name: f"marless.fleet.launchers.{name}.launcher" for name in ("ec2", "ray")},
 )
 
 

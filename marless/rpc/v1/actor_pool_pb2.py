@@ -23,9 +23,10 @@ _sym_db = _symbol_database.Default()
 
 
 from marless.rpc.v1 import common_pb2 as marless_dot_rpc_dot_v1_dot_common__pb2
+from marless.rpc.v1 import hosts_pb2 as marless_dot_rpc_dot_v1_dot_hosts__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fmarless/rpc/v1/actor_pool.proto\x12\x0emarless.rpc.v1\x1a\x1bmarless/rpc/v1/common.proto\"\x8c\x02\n\x0eRolloutRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\x03\x12)\n\x04mode\x18\x03 \x01(\x0e\x32\x1b.marless.rpc.v1.RolloutMode\x12\x0e\n\x06\x61\x63tors\x18\x04 \x01(\x05\x12\x31\n\x08settings\x18\x05 \x01(\x0b\x32\x1f.marless.rpc.v1.RolloutSettings\x12%\n\x06groups\x18\x06 \x03(\x0b\x32\x15.marless.rpc.v1.Group\x12\x10\n\x08\x65pisodes\x18\x07 \x01(\x05\x12\x12\n\nbackground\x18\x08 \x01(\x08\x12#\n\x05lanes\x18\t \x03(\x0b\x32\x14.marless.rpc.v1.Lane\"\xe1\x01\n\x0fRolloutSettings\x12\x0b\n\x03\x65nv\x18\x01 \x01(\t\x12\x18\n\x10\x65nv_options_json\x18\x02 \x01(\t\x12\x0c\n\x04\x65nvs\x18\x03 \x01(\x05\x12\r\n\x05steps\x18\x04 \x01(\x05\x12\x0c\n\x04seed\x18\x05 \x01(\x03\x12\x12\n\nwith_state\x18\x06 \x01(\x08\x12\x0c\n\x04sink\x18\x07 \x01(\t\x12\x11\n\ttimeout_s\x18\x08 \x01(\x01\x12\r\n\x05\x65poch\x18\t \x01(\x03\x12\x0f\n\x07limit_s\x18\n \x01(\x01\x12\x0f\n\x07\x63\x61rried\x18\x0c \x01(\x08\x12\x16\n\x0erelative_error\x18\x0b \x01(\x01\"5\n\x04Lane\x12\x0c\n\x04lane\x18\x01 \x01(\x05\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\"\x83\x02\n\x0bRolloutTask\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\x03\x12)\n\x04mode\x18\x03 \x01(\x0e\x32\x1b.marless.rpc.v1.RolloutMode\x12\r\n\x05index\x18\x04 \x01(\x05\x12\x31\n\x08settings\x18\x05 \x01(\x0b\x32\x1f.marless.rpc.v1.RolloutSettings\x12%\n\x06groups\x18\x06 \x03(\x0b\x32\x15.marless.rpc.v1.Group\x12\x10\n\x08\x65pisodes\x18\x07 \x01(\x05\x12\x0e\n\x06\x61\x63tors\x18\x08 \x01(\x05\x12\"\n\x04lane\x18\t \x01(\x0b\x32\x14.marless.rpc.v1.Lane\"\xd5\x03\n\x0eRolloutReceipt\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x11\n\tenv_steps\x18\x02 \x01(\x03\x12\x10\n\x08\x65pisodes\x18\x03 \x01(\x03\x12\x15\n\repisode_steps\x18\x04 \x01(\x03\x12\x41\n\nreturn_sum\x18\x05 \x03(\x0b\x32-.marless.rpc.v1.RolloutReceipt.ReturnSumEntry\x12N\n\x11return_square_sum\x18\x06 \x03(\x0b\x32\x33.marless.rpc.v1.RolloutReceipt.ReturnSquareSumEntry\x12\x18\n\x10trajectory_bytes\x18\x07 \x01(\x03\x12\x0e\n\x06judged\x18\x08 \x01(\x03\x12\x0c\n\x04wins\x18\t \x01(\x03\x12\x10\n\x08played_s\x18\n \x01(\x01\x12\"\n\x04lane\x18\x0b \x01(\x0b\x32\x14.marless.rpc.v1.Lane\x12\r\n\x05\x63\x61rry\x18\x0c \x01(\x0c\x1a\x30\n\x0eReturnSumEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a\x36\n\x14ReturnSquareSumEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"t\n\x0fRolloutResponse\x12\x30\n\x08receipts\x18\x01 \x03(\x0b\x32\x1e.marless.rpc.v1.RolloutReceipt\x12/\n\x0binvocations\x18\x02 \x03(\x0b\x32\x1a.marless.rpc.v1.Invocation\"\x1f\n\x0cScaleRequest\x12\x0f\n\x07workers\x18\x01 \x01(\x05\"<\n\rScaleResponse\x12+\n\x07workers\x18\x01 \x03(\x0b\x32\x1a.marless.rpc.v1.WorkerInfo\" \n\x0ePrewarmRequest\x12\x0e\n\x06\x61\x63tors\x18\x01 \x01(\x05\"\x11\n\x0fPrewarmResponse\"\x14\n\x12ListWorkersRequest\"R\n\x13ListWorkersResponse\x12+\n\x07workers\x18\x01 \x03(\x0b\x32\x1a.marless.rpc.v1.WorkerInfo\x12\x0e\n\x06queued\x18\x02 \x01(\x05*u\n\x0bRolloutMode\x12\x1c\n\x18ROLLOUT_MODE_UNSPECIFIED\x10\x00\x12\x16\n\x12ROLLOUT_MODE_TRAIN\x10\x01\x12\x17\n\x13ROLLOUT_MODE_GREEDY\x10\x02\x12\x17\n\x13ROLLOUT_MODE_RANDOM\x10\x03\x32\x90\x03\n\x10\x41\x63torPoolService\x12J\n\x07Rollout\x12\x1e.marless.rpc.v1.RolloutRequest\x1a\x1f.marless.rpc.v1.RolloutResponse\x12\x44\n\x05Scale\x12\x1c.marless.rpc.v1.ScaleRequest\x1a\x1d.marless.rpc.v1.ScaleResponse\x12J\n\x07Prewarm\x12\x1e.marless.rpc.v1.PrewarmRequest\x1a\x1f.marless.rpc.v1.PrewarmResponse\x12V\n\x0bListWorkers\x12\".marless.rpc.v1.ListWorkersRequest\x1a#.marless.rpc.v1.ListWorkersResponse\x12\x46\n\x04Work\x12\x1d.marless.rpc.v1.WorkerMessage\x1a\x1b.marless.rpc.v1.PoolMessage(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fmarless/rpc/v1/actor_pool.proto\x12\x0emarless.rpc.v1\x1a\x1bmarless/rpc/v1/common.proto\x1a\x1amarless/rpc/v1/hosts.proto\"\x8c\x02\n\x0eRolloutRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\x03\x12)\n\x04mode\x18\x03 \x01(\x0e\x32\x1b.marless.rpc.v1.RolloutMode\x12\x0e\n\x06\x61\x63tors\x18\x04 \x01(\x05\x12\x31\n\x08settings\x18\x05 \x01(\x0b\x32\x1f.marless.rpc.v1.RolloutSettings\x12%\n\x06groups\x18\x06 \x03(\x0b\x32\x15.marless.rpc.v1.Group\x12\x10\n\x08\x65pisodes\x18\x07 \x01(\x05\x12\x12\n\nbackground\x18\x08 \x01(\x08\x12#\n\x05lanes\x18\t \x03(\x0b\x32\x14.marless.rpc.v1.Lane\"\xe1\x01\n\x0fRolloutSettings\x12\x0b\n\x03\x65nv\x18\x01 \x01(\t\x12\x18\n\x10\x65nv_options_json\x18\x02 \x01(\t\x12\x0c\n\x04\x65nvs\x18\x03 \x01(\x05\x12\r\n\x05steps\x18\x04 \x01(\x05\x12\x0c\n\x04seed\x18\x05 \x01(\x03\x12\x12\n\nwith_state\x18\x06 \x01(\x08\x12\x0c\n\x04sink\x18\x07 \x01(\t\x12\x11\n\ttimeout_s\x18\x08 \x01(\x01\x12\r\n\x05\x65poch\x18\t \x01(\x03\x12\x0f\n\x07limit_s\x18\n \x01(\x01\x12\x0f\n\x07\x63\x61rried\x18\x0c \x01(\x08\x12\x16\n\x0erelative_error\x18\x0b \x01(\x01\"5\n\x04Lane\x12\x0c\n\x04lane\x18\x01 \x01(\x05\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\"\x83\x02\n\x0bRolloutTask\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\x03\x12)\n\x04mode\x18\x03 \x01(\x0e\x32\x1b.marless.rpc.v1.RolloutMode\x12\r\n\x05index\x18\x04 \x01(\x05\x12\x31\n\x08settings\x18\x05 \x01(\x0b\x32\x1f.marless.rpc.v1.RolloutSettings\x12%\n\x06groups\x18\x06 \x03(\x0b\x32\x15.marless.rpc.v1.Group\x12\x10\n\x08\x65pisodes\x18\x07 \x01(\x05\x12\x0e\n\x06\x61\x63tors\x18\x08 \x01(\x05\x12\"\n\x04lane\x18\t \x01(\x0b\x32\x14.marless.rpc.v1.Lane\"\xd5\x03\n\x0eRolloutReceipt\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x11\n\tenv_steps\x18\x02 \x01(\x03\x12\x10\n\x08\x65pisodes\x18\x03 \x01(\x03\x12\x15\n\repisode_steps\x18\x04 \x01(\x03\x12\x41\n\nreturn_sum\x18\x05 \x03(\x0b\x32-.marless.rpc.v1.RolloutReceipt.ReturnSumEntry\x12N\n\x11return_square_sum\x18\x06 \x03(\x0b\x32\x33.marless.rpc.v1.RolloutReceipt.ReturnSquareSumEntry\x12\x18\n\x10trajectory_bytes\x18\x07 \x01(\x03\x12\x0e\n\x06judged\x18\x08 \x01(\x03\x12\x0c\n\x04wins\x18\t \x01(\x03\x12\x10\n\x08played_s\x18\n \x01(\x01\x12\"\n\x04lane\x18\x0b \x01(\x0b\x32\x14.marless.rpc.v1.Lane\x12\r\n\x05\x63\x61rry\x18\x0c \x01(\x0c\x1a\x30\n\x0eReturnSumEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a\x36\n\x14ReturnSquareSumEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"t\n\x0fRolloutResponse\x12\x30\n\x08receipts\x18\x01 \x03(\x0b\x32\x1e.marless.rpc.v1.RolloutReceipt\x12/\n\x0binvocations\x18\x02 \x03(\x0b\x32\x1a.marless.rpc.v1.Invocation\"\x1f\n\x0cScaleRequest\x12\x0f\n\x07workers\x18\x01 \x01(\x05\"<\n\rScaleResponse\x12+\n\x07workers\x18\x01 \x03(\x0b\x32\x1a.marless.rpc.v1.WorkerInfo\" \n\x0ePrewarmRequest\x12\x0e\n\x06\x61\x63tors\x18\x01 \x01(\x05\"\x11\n\x0fPrewarmResponse\"\x14\n\x12ListWorkersRequest\"R\n\x13ListWorkersResponse\x12+\n\x07workers\x18\x01 \x03(\x0b\x32\x1a.marless.rpc.v1.WorkerInfo\x12\x0e\n\x06queued\x18\x02 \x01(\x05*u\n\x0bRolloutMode\x12\x1c\n\x18ROLLOUT_MODE_UNSPECIFIED\x10\x00\x12\x16\n\x12ROLLOUT_MODE_TRAIN\x10\x01\x12\x17\n\x13ROLLOUT_MODE_GREEDY\x10\x02\x12\x17\n\x13ROLLOUT_MODE_RANDOM\x10\x03\x32\xd4\x03\n\x10\x41\x63torPoolService\x12J\n\x07Rollout\x12\x1e.marless.rpc.v1.RolloutRequest\x1a\x1f.marless.rpc.v1.RolloutResponse\x12\x44\n\x05Scale\x12\x1c.marless.rpc.v1.ScaleRequest\x1a\x1d.marless.rpc.v1.ScaleResponse\x12J\n\x07Prewarm\x12\x1e.marless.rpc.v1.PrewarmRequest\x1a\x1f.marless.rpc.v1.PrewarmResponse\x12V\n\x0bListWorkers\x12\".marless.rpc.v1.ListWorkersRequest\x1a#.marless.rpc.v1.ListWorkersResponse\x12\x46\n\x04Work\x12\x1d.marless.rpc.v1.WorkerMessage\x1a\x1b.marless.rpc.v1.PoolMessage(\x01\x30\x01\x12\x42\n\x04Host\x12\x1b.marless.rpc.v1.HostMessage\x1a\x19.marless.rpc.v1.HostOrder(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,36 +37,36 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ROLLOUTRECEIPT_RETURNSUMENTRY']._serialized_options = b'8\001'
   _globals['_ROLLOUTRECEIPT_RETURNSQUARESUMENTRY']._loaded_options = None
   _globals['_ROLLOUTRECEIPT_RETURNSQUARESUMENTRY']._serialized_options = b'8\001'
-  _globals['_ROLLOUTMODE']._serialized_start=1740
-  _globals['_ROLLOUTMODE']._serialized_end=1857
-  _globals['_ROLLOUTREQUEST']._serialized_start=81
-  _globals['_ROLLOUTREQUEST']._serialized_end=349
-  _globals['_ROLLOUTSETTINGS']._serialized_start=352
-  _globals['_ROLLOUTSETTINGS']._serialized_end=577
-  _globals['_LANE']._serialized_start=579
-  _globals['_LANE']._serialized_end=632
-  _globals['_ROLLOUTTASK']._serialized_start=635
-  _globals['_ROLLOUTTASK']._serialized_end=894
-  _globals['_ROLLOUTRECEIPT']._serialized_start=897
-  _globals['_ROLLOUTRECEIPT']._serialized_end=1366
-  _globals['_ROLLOUTRECEIPT_RETURNSUMENTRY']._serialized_start=1262
-  _globals['_ROLLOUTRECEIPT_RETURNSUMENTRY']._serialized_end=1310
-  _globals['_ROLLOUTRECEIPT_RETURNSQUARESUMENTRY']._serialized_start=1312
-  _globals['_ROLLOUTRECEIPT_RETURNSQUARESUMENTRY']._serialized_end=1366
-  _globals['_ROLLOUTRESPONSE']._serialized_start=1368
-  _globals['_ROLLOUTRESPONSE']._serialized_end=1484
-  _globals['_SCALEREQUEST']._serialized_start=1486
-  _globals['_SCALEREQUEST']._serialized_end=1517
-  _globals['_SCALERESPONSE']._serialized_start=1519
-  _globals['_SCALERESPONSE']._serialized_end=1579
-  _globals['_PREWARMREQUEST']._serialized_start=1581
-  _globals['_PREWARMREQUEST']._serialized_end=1613
-  _globals['_PREWARMRESPONSE']._serialized_start=1615
-  _globals['_PREWARMRESPONSE']._serialized_end=1632
-  _globals['_LISTWORKERSREQUEST']._serialized_start=1634
-  _globals['_LISTWORKERSREQUEST']._serialized_end=1654
-  _globals['_LISTWORKERSRESPONSE']._serialized_start=1656
-  _globals['_LISTWORKERSRESPONSE']._serialized_end=1738
-  _globals['_ACTORPOOLSERVICE']._serialized_start=1860
-  _globals['_ACTORPOOLSERVICE']._serialized_end=2260
+  _globals['_ROLLOUTMODE']._serialized_start=1768
+  _globals['_ROLLOUTMODE']._serialized_end=1885
+  _globals['_ROLLOUTREQUEST']._serialized_start=109
+  _globals['_ROLLOUTREQUEST']._serialized_end=377
+  _globals['_ROLLOUTSETTINGS']._serialized_start=380
+  _globals['_ROLLOUTSETTINGS']._serialized_end=605
+  _globals['_LANE']._serialized_start=607
+  _globals['_LANE']._serialized_end=660
+  _globals['_ROLLOUTTASK']._serialized_start=663
+  _globals['_ROLLOUTTASK']._serialized_end=922
+  _globals['_ROLLOUTRECEIPT']._serialized_start=925
+  _globals['_ROLLOUTRECEIPT']._serialized_end=1394
+  _globals['_ROLLOUTRECEIPT_RETURNSUMENTRY']._serialized_start=1290
+  _globals['_ROLLOUTRECEIPT_RETURNSUMENTRY']._serialized_end=1338
+  _globals['_ROLLOUTRECEIPT_RETURNSQUARESUMENTRY']._serialized_start=1340
+  _globals['_ROLLOUTRECEIPT_RETURNSQUARESUMENTRY']._serialized_end=1394
+  _globals['_ROLLOUTRESPONSE']._serialized_start=1396
+  _globals['_ROLLOUTRESPONSE']._serialized_end=1512
+  _globals['_SCALEREQUEST']._serialized_start=1514
+  _globals['_SCALEREQUEST']._serialized_end=1545
+  _globals['_SCALERESPONSE']._serialized_start=1547
+  _globals['_SCALERESPONSE']._serialized_end=1607
+  _globals['_PREWARMREQUEST']._serialized_start=1609
+  _globals['_PREWARMREQUEST']._serialized_end=1641
+  _globals['_PREWARMRESPONSE']._serialized_start=1643
+  _globals['_PREWARMRESPONSE']._serialized_end=1660
+  _globals['_LISTWORKERSREQUEST']._serialized_start=1662
+  _globals['_LISTWORKERSREQUEST']._serialized_end=1682
+  _globals['_LISTWORKERSRESPONSE']._serialized_start=1684
+  _globals['_LISTWORKERSRESPONSE']._serialized_end=1766
+  _globals['_ACTORPOOLSERVICE']._serialized_start=1888
+  _globals['_ACTORPOOLSERVICE']._serialized_end=2356
 # @@protoc_insertion_point(module_scope)

@@ -5,6 +5,7 @@ import warnings
 
 from marless.rpc.v1 import actor_pool_pb2 as marless_dot_rpc_dot_v1_dot_actor__pool__pb2
 from marless.rpc.v1 import common_pb2 as marless_dot_rpc_dot_v1_dot_common__pb2
+from marless.rpc.v1 import hosts_pb2 as marless_dot_rpc_dot_v1_dot_hosts__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -60,6 +61,11 @@ class ActorPoolServiceStub:
                 request_serializer=marless_dot_rpc_dot_v1_dot_common__pb2.WorkerMessage.SerializeToString,
                 response_deserializer=marless_dot_rpc_dot_v1_dot_common__pb2.PoolMessage.FromString,
                 _registered_method=True)
+        self.Host = channel.stream_stream(
+                '/marless.rpc.v1.ActorPoolService/Host',
+                request_serializer=marless_dot_rpc_dot_v1_dot_hosts__pb2.HostMessage.SerializeToString,
+                response_deserializer=marless_dot_rpc_dot_v1_dot_hosts__pb2.HostOrder.FromString,
+                _registered_method=True)
 
 
 class ActorPoolServiceServicer:
@@ -105,6 +111,14 @@ class ActorPoolServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Host(self, request_iterator, context):
+        """The stream of each machine on which the pool's launcher starts workers through a host program.
+        INVALID_ARGUMENT if the launcher starts none that way, or for another version of marless.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ActorPoolServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -132,6 +146,11 @@ def add_ActorPoolServiceServicer_to_server(servicer, server):
                     servicer.Work,
                     request_deserializer=marless_dot_rpc_dot_v1_dot_common__pb2.WorkerMessage.FromString,
                     response_serializer=marless_dot_rpc_dot_v1_dot_common__pb2.PoolMessage.SerializeToString,
+            ),
+            'Host': grpc.stream_stream_rpc_method_handler(
+                    servicer.Host,
+                    request_deserializer=marless_dot_rpc_dot_v1_dot_hosts__pb2.HostMessage.FromString,
+                    response_serializer=marless_dot_rpc_dot_v1_dot_hosts__pb2.HostOrder.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -269,6 +288,33 @@ class ActorPoolService:
             '/marless.rpc.v1.ActorPoolService/Work',
             marless_dot_rpc_dot_v1_dot_common__pb2.WorkerMessage.SerializeToString,
             marless_dot_rpc_dot_v1_dot_common__pb2.PoolMessage.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Host(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/marless.rpc.v1.ActorPoolService/Host',
+            marless_dot_rpc_dot_v1_dot_hosts__pb2.HostMessage.SerializeToString,
+            marless_dot_rpc_dot_v1_dot_hosts__pb2.HostOrder.FromString,
             options,
             channel_credentials,
             insecure,

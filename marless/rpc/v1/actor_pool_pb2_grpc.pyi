@@ -7,6 +7,7 @@ from collections import abc as _abc
 from grpc import aio as _aio
 from marless.rpc.v1 import actor_pool_pb2 as _actor_pool_pb2
 from marless.rpc.v1 import common_pb2 as _common_pb2
+from marless.rpc.v1 import hosts_pb2 as _hosts_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys
@@ -50,6 +51,10 @@ class ActorPoolServiceStub:
     """Lists workers. Read-only."""
     Work: _grpc.StreamStreamMultiCallable[_common_pb2.WorkerMessage, _common_pb2.PoolMessage]
     """The stream that each worker opens to the pool and holds; the pool sends tasks on it, in order, one at a time."""
+    Host: _grpc.StreamStreamMultiCallable[_hosts_pb2.HostMessage, _hosts_pb2.HostOrder]
+    """The stream of each machine on which the pool's launcher starts workers through a host program.
+    INVALID_ARGUMENT if the launcher starts none that way, or for another version of marless.
+    """
 
 @_typing.type_check_only
 class ActorPoolServiceAsyncStub(ActorPoolServiceStub):
@@ -72,6 +77,10 @@ class ActorPoolServiceAsyncStub(ActorPoolServiceStub):
     """Lists workers. Read-only."""
     Work: _aio.StreamStreamMultiCallable[_common_pb2.WorkerMessage, _common_pb2.PoolMessage]  # type: ignore[assignment]
     """The stream that each worker opens to the pool and holds; the pool sends tasks on it, in order, one at a time."""
+    Host: _aio.StreamStreamMultiCallable[_hosts_pb2.HostMessage, _hosts_pb2.HostOrder]  # type: ignore[assignment]
+    """The stream of each machine on which the pool's launcher starts workers through a host program.
+    INVALID_ARGUMENT if the launcher starts none that way, or for another version of marless.
+    """
 
 class ActorPoolServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -121,5 +130,15 @@ class ActorPoolServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_common_pb2.PoolMessage], _abc.AsyncIterator[_common_pb2.PoolMessage]]:
         """The stream that each worker opens to the pool and holds; the pool sends tasks on it, in order, one at a time."""
+
+    @_abc_1.abstractmethod
+    def Host(
+        self,
+        request_iterator: _MaybeAsyncIterator[_hosts_pb2.HostMessage],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_hosts_pb2.HostOrder], _abc.AsyncIterator[_hosts_pb2.HostOrder]]:
+        """The stream of each machine on which the pool's launcher starts workers through a host program.
+        INVALID_ARGUMENT if the launcher starts none that way, or for another version of marless.
+        """
 
 def add_ActorPoolServiceServicer_to_server(servicer: ActorPoolServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -23,10 +23,11 @@ _sym_db = _symbol_database.Default()
 
 
 from marless.rpc.v1 import common_pb2 as marless_dot_rpc_dot_v1_dot_common__pb2
+from marless.rpc.v1 import hosts_pb2 as marless_dot_rpc_dot_v1_dot_hosts__pb2
 from marless.rpc.v1 import param_store_pb2 as marless_dot_rpc_dot_v1_dot_param__store__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!marless/rpc/v1/learner_pool.proto\x12\x0emarless.rpc.v1\x1a\x1bmarless/rpc/v1/common.proto\x1a marless/rpc/v1/param_store.proto\"\x8a\x01\n\x0eOpenJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x11\n\tspec_json\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\x12%\n\x06groups\x18\x04 \x03(\x0b\x32\x15.marless.rpc.v1.Group\x12\x13\n\x0bspaces_json\x18\x05 \x01(\t\x12\r\n\x05round\x18\x06 \x01(\x03\"c\n\x0fOpenJobResponse\x12/\n\x08versions\x18\x01 \x03(\x0b\x32\x1d.marless.rpc.v1.PolicyVersion\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"[\n\x0eReserveRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\x03\x12\x0e\n\x06\x61\x63tors\x18\x03 \x01(\x05\x12\r\n\x05\x65poch\x18\x05 \x01(\x03\x12\x0e\n\x06idle_s\x18\x04 \x01(\x01\"\x11\n\x0fReserveResponse\"7\n\tArrayInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x03\"\x82\x01\n\x0cUploadHeader\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\x03\x12\r\n\x05index\x18\x03 \x01(\x05\x12)\n\x06\x61rrays\x18\x04 \x03(\x0b\x32\x19.marless.rpc.v1.ArrayInfo\x12\r\n\x05\x63rc32\x18\x05 \x01(\r\x12\r\n\x05\x65poch\x18\x06 \x01(\x03\"#\n\x0eUploadResponse\x12\x11\n\tduplicate\x18\x01 \x01(\x08\"\xdf\x01\n\rUpdateRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\x03\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\x12\x11\n\tenv_steps\x18\x04 \x01(\x03\x12\x0e\n\x06\x61\x63tors\x18\x05 \x01(\x05\x12%\n\x06groups\x18\x06 \x03(\x0b\x32\x15.marless.rpc.v1.Group\x12/\n\x08versions\x18\x07 \x03(\x0b\x32\x1d.marless.rpc.v1.PolicyVersion\x12(\n\x07measure\x18\x08 \x01(\x0b\x32\x17.marless.rpc.v1.Measure\"?\n\x07Measure\x12\x11\n\tcurvature\x18\x01 \x01(\x08\x12\r\n\x05noise\x18\x02 \x01(\x08\x12\x12\n\nsimilarity\x18\x03 \x01(\x08\"\xb5\x02\n\x0eUpdateResponse\x12/\n\x08versions\x18\x01 \x03(\x0b\x32\x1d.marless.rpc.v1.PolicyVersion\x12<\n\x07metrics\x18\x02 \x03(\x0b\x32+.marless.rpc.v1.UpdateResponse.MetricsEntry\x12/\n\x0binvocations\x18\x03 \x03(\x0b\x32\x1a.marless.rpc.v1.Invocation\x12,\n\tdistances\x18\x04 \x03(\x0b\x32\x19.marless.rpc.v1.Distances\x12\x0c\n\x04room\x18\x05 \x01(\x05\x1aG\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.marless.rpc.v1.Metrics:\x02\x38\x01\"B\n\x0f\x43loseJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x13\n\x0bkeep_replay\x18\x02 \x01(\x08\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\"\x12\n\x10\x43loseJobResponse\"\x8f\x03\n\tLearnTask\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x11\n\tspec_json\x18\x02 \x01(\t\x12\r\n\x05round\x18\x03 \x01(\x03\x12\r\n\x05\x65poch\x18\x04 \x01(\x03\x12\x11\n\tenv_steps\x18\x05 \x01(\x03\x12\r\n\x05scope\x18\x06 \x01(\x05\x12%\n\x06groups\x18\x07 \x03(\x0b\x32\x15.marless.rpc.v1.Group\x12/\n\x08versions\x18\x08 \x03(\x0b\x32\x1d.marless.rpc.v1.PolicyVersion\x12\x36\n\x0ctrajectories\x18\t \x03(\x0b\x32 .marless.rpc.v1.StoredTrajectory\x12\x13\n\x0bspaces_json\x18\n \x01(\t\x12(\n\x07measure\x18\x0b \x01(\x0b\x32\x17.marless.rpc.v1.Measure\x12#\n\x06replay\x18\x0e \x01(\x0b\x32\x13.marless.rpc.v1.Ref\x12\"\n\x05spare\x18\x0f \x01(\x0b\x32\x13.marless.rpc.v1.RefJ\x04\x08\x0c\x10\rJ\x04\x08\r\x10\x0e\"i\n\x10StoredTrajectory\x12,\n\x06header\x18\x02 \x01(\x0b\x32\x1c.marless.rpc.v1.UploadHeader\x12!\n\x04\x66ile\x18\x03 \x01(\x0b\x32\x13.marless.rpc.v1.RefJ\x04\x08\x01\x10\x02\"\xe1\x02\n\x0bLearnResult\x12/\n\x08versions\x18\x01 \x03(\x0b\x32\x1d.marless.rpc.v1.PolicyVersion\x12\x39\n\x07metrics\x18\x02 \x03(\x0b\x32(.marless.rpc.v1.LearnResult.MetricsEntry\x12-\n\tfunctions\x18\x03 \x03(\x0b\x32\x1a.marless.rpc.v1.Invocation\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12,\n\tdistances\x18\x05 \x03(\x0b\x32\x19.marless.rpc.v1.Distances\x12\x30\n\x0bunpublished\x18\x06 \x01(\x0b\x32\x1b.marless.rpc.v1.Unpublished\x1aG\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.marless.rpc.v1.Metrics:\x02\x38\x01\"g\n\x0bUnpublished\x12/\n\x08policies\x18\x02 \x03(\x0b\x32\x1d.marless.rpc.v1.PolicyPublish\x12\x12\n\nerror_code\x18\x03 \x01(\t\x12\r\n\x05\x65rror\x18\x04 \x01(\tJ\x04\x08\x01\x10\x02\x32\xd1\x04\n\x12LearnerPoolService\x12J\n\x07OpenJob\x12\x1e.marless.rpc.v1.OpenJobRequest\x1a\x1f.marless.rpc.v1.OpenJobResponse\x12J\n\x07Reserve\x12\x1e.marless.rpc.v1.ReserveRequest\x1a\x1f.marless.rpc.v1.ReserveResponse\x12\x41\n\x06Upload\x12\x15.marless.rpc.v1.Chunk\x1a\x1e.marless.rpc.v1.UploadResponse(\x01\x12G\n\x06Update\x12\x1d.marless.rpc.v1.UpdateRequest\x1a\x1e.marless.rpc.v1.UpdateResponse\x12M\n\x08\x43loseJob\x12\x1f.marless.rpc.v1.CloseJobRequest\x1a .marless.rpc.v1.CloseJobResponse\x12\x46\n\x04Work\x12\x1d.marless.rpc.v1.WorkerMessage\x1a\x1b.marless.rpc.v1.PoolMessage(\x01\x30\x01\x12\x39\n\x07ReadRef\x12\x15.marless.rpc.v1.Piece\x1a\x15.marless.rpc.v1.Chunk0\x01\x12\x45\n\x08WriteRef\x12\x15.marless.rpc.v1.Chunk\x1a .marless.rpc.v1.WriteRefResponse(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!marless/rpc/v1/learner_pool.proto\x12\x0emarless.rpc.v1\x1a\x1bmarless/rpc/v1/common.proto\x1a\x1amarless/rpc/v1/hosts.proto\x1a marless/rpc/v1/param_store.proto\"\x8a\x01\n\x0eOpenJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x11\n\tspec_json\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\x12%\n\x06groups\x18\x04 \x03(\x0b\x32\x15.marless.rpc.v1.Group\x12\x13\n\x0bspaces_json\x18\x05 \x01(\t\x12\r\n\x05round\x18\x06 \x01(\x03\"c\n\x0fOpenJobResponse\x12/\n\x08versions\x18\x01 \x03(\x0b\x32\x1d.marless.rpc.v1.PolicyVersion\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"[\n\x0eReserveRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\x03\x12\x0e\n\x06\x61\x63tors\x18\x03 \x01(\x05\x12\r\n\x05\x65poch\x18\x05 \x01(\x03\x12\x0e\n\x06idle_s\x18\x04 \x01(\x01\"\x11\n\x0fReserveResponse\"7\n\tArrayInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x03\"\x82\x01\n\x0cUploadHeader\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\x03\x12\r\n\x05index\x18\x03 \x01(\x05\x12)\n\x06\x61rrays\x18\x04 \x03(\x0b\x32\x19.marless.rpc.v1.ArrayInfo\x12\r\n\x05\x63rc32\x18\x05 \x01(\r\x12\r\n\x05\x65poch\x18\x06 \x01(\x03\"#\n\x0eUploadResponse\x12\x11\n\tduplicate\x18\x01 \x01(\x08\"\xdf\x01\n\rUpdateRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\x03\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\x12\x11\n\tenv_steps\x18\x04 \x01(\x03\x12\x0e\n\x06\x61\x63tors\x18\x05 \x01(\x05\x12%\n\x06groups\x18\x06 \x03(\x0b\x32\x15.marless.rpc.v1.Group\x12/\n\x08versions\x18\x07 \x03(\x0b\x32\x1d.marless.rpc.v1.PolicyVersion\x12(\n\x07measure\x18\x08 \x01(\x0b\x32\x17.marless.rpc.v1.Measure\"?\n\x07Measure\x12\x11\n\tcurvature\x18\x01 \x01(\x08\x12\r\n\x05noise\x18\x02 \x01(\x08\x12\x12\n\nsimilarity\x18\x03 \x01(\x08\"\xb5\x02\n\x0eUpdateResponse\x12/\n\x08versions\x18\x01 \x03(\x0b\x32\x1d.marless.rpc.v1.PolicyVersion\x12<\n\x07metrics\x18\x02 \x03(\x0b\x32+.marless.rpc.v1.UpdateResponse.MetricsEntry\x12/\n\x0binvocations\x18\x03 \x03(\x0b\x32\x1a.marless.rpc.v1.Invocation\x12,\n\tdistances\x18\x04 \x03(\x0b\x32\x19.marless.rpc.v1.Distances\x12\x0c\n\x04room\x18\x05 \x01(\x05\x1aG\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.marless.rpc.v1.Metrics:\x02\x38\x01\"B\n\x0f\x43loseJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x13\n\x0bkeep_replay\x18\x02 \x01(\x08\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\"\x12\n\x10\x43loseJobResponse\"\x8f\x03\n\tLearnTask\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x11\n\tspec_json\x18\x02 \x01(\t\x12\r\n\x05round\x18\x03 \x01(\x03\x12\r\n\x05\x65poch\x18\x04 \x01(\x03\x12\x11\n\tenv_steps\x18\x05 \x01(\x03\x12\r\n\x05scope\x18\x06 \x01(\x05\x12%\n\x06groups\x18\x07 \x03(\x0b\x32\x15.marless.rpc.v1.Group\x12/\n\x08versions\x18\x08 \x03(\x0b\x32\x1d.marless.rpc.v1.PolicyVersion\x12\x36\n\x0ctrajectories\x18\t \x03(\x0b\x32 .marless.rpc.v1.StoredTrajectory\x12\x13\n\x0bspaces_json\x18\n \x01(\t\x12(\n\x07measure\x18\x0b \x01(\x0b\x32\x17.marless.rpc.v1.Measure\x12#\n\x06replay\x18\x0e \x01(\x0b\x32\x13.marless.rpc.v1.Ref\x12\"\n\x05spare\x18\x0f \x01(\x0b\x32\x13.marless.rpc.v1.RefJ\x04\x08\x0c\x10\rJ\x04\x08\r\x10\x0e\"i\n\x10StoredTrajectory\x12,\n\x06header\x18\x02 \x01(\x0b\x32\x1c.marless.rpc.v1.UploadHeader\x12!\n\x04\x66ile\x18\x03 \x01(\x0b\x32\x13.marless.rpc.v1.RefJ\x04\x08\x01\x10\x02\"\xe1\x02\n\x0bLearnResult\x12/\n\x08versions\x18\x01 \x03(\x0b\x32\x1d.marless.rpc.v1.PolicyVersion\x12\x39\n\x07metrics\x18\x02 \x03(\x0b\x32(.marless.rpc.v1.LearnResult.MetricsEntry\x12-\n\tfunctions\x18\x03 \x03(\x0b\x32\x1a.marless.rpc.v1.Invocation\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12,\n\tdistances\x18\x05 \x03(\x0b\x32\x19.marless.rpc.v1.Distances\x12\x30\n\x0bunpublished\x18\x06 \x01(\x0b\x32\x1b.marless.rpc.v1.Unpublished\x1aG\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.marless.rpc.v1.Metrics:\x02\x38\x01\"g\n\x0bUnpublished\x12/\n\x08policies\x18\x02 \x03(\x0b\x32\x1d.marless.rpc.v1.PolicyPublish\x12\x12\n\nerror_code\x18\x03 \x01(\t\x12\r\n\x05\x65rror\x18\x04 \x01(\tJ\x04\x08\x01\x10\x02\x32\x95\x05\n\x12LearnerPoolService\x12J\n\x07OpenJob\x12\x1e.marless.rpc.v1.OpenJobRequest\x1a\x1f.marless.rpc.v1.OpenJobResponse\x12J\n\x07Reserve\x12\x1e.marless.rpc.v1.ReserveRequest\x1a\x1f.marless.rpc.v1.ReserveResponse\x12\x41\n\x06Upload\x12\x15.marless.rpc.v1.Chunk\x1a\x1e.marless.rpc.v1.UploadResponse(\x01\x12G\n\x06Update\x12\x1d.marless.rpc.v1.UpdateRequest\x1a\x1e.marless.rpc.v1.UpdateResponse\x12M\n\x08\x43loseJob\x12\x1f.marless.rpc.v1.CloseJobRequest\x1a .marless.rpc.v1.CloseJobResponse\x12\x46\n\x04Work\x12\x1d.marless.rpc.v1.WorkerMessage\x1a\x1b.marless.rpc.v1.PoolMessage(\x01\x30\x01\x12\x42\n\x04Host\x12\x1b.marless.rpc.v1.HostMessage\x1a\x19.marless.rpc.v1.HostOrder(\x01\x30\x01\x12\x39\n\x07ReadRef\x12\x15.marless.rpc.v1.Piece\x1a\x15.marless.rpc.v1.Chunk0\x01\x12\x45\n\x08WriteRef\x12\x15.marless.rpc.v1.Chunk\x1a .marless.rpc.v1.WriteRefResponse(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,42 +38,42 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_UPDATERESPONSE_METRICSENTRY']._serialized_options = b'8\001'
   _globals['_LEARNRESULT_METRICSENTRY']._loaded_options = None
   _globals['_LEARNRESULT_METRICSENTRY']._serialized_options = b'8\001'
-  _globals['_OPENJOBREQUEST']._serialized_start=117
-  _globals['_OPENJOBREQUEST']._serialized_end=255
-  _globals['_OPENJOBRESPONSE']._serialized_start=257
-  _globals['_OPENJOBRESPONSE']._serialized_end=356
-  _globals['_RESERVEREQUEST']._serialized_start=358
-  _globals['_RESERVEREQUEST']._serialized_end=449
-  _globals['_RESERVERESPONSE']._serialized_start=451
-  _globals['_RESERVERESPONSE']._serialized_end=468
-  _globals['_ARRAYINFO']._serialized_start=470
-  _globals['_ARRAYINFO']._serialized_end=525
-  _globals['_UPLOADHEADER']._serialized_start=528
-  _globals['_UPLOADHEADER']._serialized_end=658
-  _globals['_UPLOADRESPONSE']._serialized_start=660
-  _globals['_UPLOADRESPONSE']._serialized_end=695
-  _globals['_UPDATEREQUEST']._serialized_start=698
-  _globals['_UPDATEREQUEST']._serialized_end=921
-  _globals['_MEASURE']._serialized_start=923
-  _globals['_MEASURE']._serialized_end=986
-  _globals['_UPDATERESPONSE']._serialized_start=989
-  _globals['_UPDATERESPONSE']._serialized_end=1298
-  _globals['_UPDATERESPONSE_METRICSENTRY']._serialized_start=1227
-  _globals['_UPDATERESPONSE_METRICSENTRY']._serialized_end=1298
-  _globals['_CLOSEJOBREQUEST']._serialized_start=1300
-  _globals['_CLOSEJOBREQUEST']._serialized_end=1366
-  _globals['_CLOSEJOBRESPONSE']._serialized_start=1368
-  _globals['_CLOSEJOBRESPONSE']._serialized_end=1386
-  _globals['_LEARNTASK']._serialized_start=1389
-  _globals['_LEARNTASK']._serialized_end=1788
-  _globals['_STOREDTRAJECTORY']._serialized_start=1790
-  _globals['_STOREDTRAJECTORY']._serialized_end=1895
-  _globals['_LEARNRESULT']._serialized_start=1898
-  _globals['_LEARNRESULT']._serialized_end=2251
-  _globals['_LEARNRESULT_METRICSENTRY']._serialized_start=1227
-  _globals['_LEARNRESULT_METRICSENTRY']._serialized_end=1298
-  _globals['_UNPUBLISHED']._serialized_start=2253
-  _globals['_UNPUBLISHED']._serialized_end=2356
-  _globals['_LEARNERPOOLSERVICE']._serialized_start=2359
-  _globals['_LEARNERPOOLSERVICE']._serialized_end=2952
+  _globals['_OPENJOBREQUEST']._serialized_start=145
+  _globals['_OPENJOBREQUEST']._serialized_end=283
+  _globals['_OPENJOBRESPONSE']._serialized_start=285
+  _globals['_OPENJOBRESPONSE']._serialized_end=384
+  _globals['_RESERVEREQUEST']._serialized_start=386
+  _globals['_RESERVEREQUEST']._serialized_end=477
+  _globals['_RESERVERESPONSE']._serialized_start=479
+  _globals['_RESERVERESPONSE']._serialized_end=496
+  _globals['_ARRAYINFO']._serialized_start=498
+  _globals['_ARRAYINFO']._serialized_end=553
+  _globals['_UPLOADHEADER']._serialized_start=556
+  _globals['_UPLOADHEADER']._serialized_end=686
+  _globals['_UPLOADRESPONSE']._serialized_start=688
+  _globals['_UPLOADRESPONSE']._serialized_end=723
+  _globals['_UPDATEREQUEST']._serialized_start=726
+  _globals['_UPDATEREQUEST']._serialized_end=949
+  _globals['_MEASURE']._serialized_start=951
+  _globals['_MEASURE']._serialized_end=1014
+  _globals['_UPDATERESPONSE']._serialized_start=1017
+  _globals['_UPDATERESPONSE']._serialized_end=1326
+  _globals['_UPDATERESPONSE_METRICSENTRY']._serialized_start=1255
+  _globals['_UPDATERESPONSE_METRICSENTRY']._serialized_end=1326
+  _globals['_CLOSEJOBREQUEST']._serialized_start=1328
+  _globals['_CLOSEJOBREQUEST']._serialized_end=1394
+  _globals['_CLOSEJOBRESPONSE']._serialized_start=1396
+  _globals['_CLOSEJOBRESPONSE']._serialized_end=1414
+  _globals['_LEARNTASK']._serialized_start=1417
+  _globals['_LEARNTASK']._serialized_end=1816
+  _globals['_STOREDTRAJECTORY']._serialized_start=1818
+  _globals['_STOREDTRAJECTORY']._serialized_end=1923
+  _globals['_LEARNRESULT']._serialized_start=1926
+  _globals['_LEARNRESULT']._serialized_end=2279
+  _globals['_LEARNRESULT_METRICSENTRY']._serialized_start=1255
+  _globals['_LEARNRESULT_METRICSENTRY']._serialized_end=1326
+  _globals['_UNPUBLISHED']._serialized_start=2281
+  _globals['_UNPUBLISHED']._serialized_end=2384
+  _globals['_LEARNERPOOLSERVICE']._serialized_start=2387
+  _globals['_LEARNERPOOLSERVICE']._serialized_end=3048
 # @@protoc_insertion_point(module_scope)

@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from marless.rpc.v1 import common_pb2 as marless_dot_rpc_dot_v1_dot_common__pb2
+from marless.rpc.v1 import hosts_pb2 as marless_dot_rpc_dot_v1_dot_hosts__pb2
 from marless.rpc.v1 import learner_pool_pb2 as marless_dot_rpc_dot_v1_dot_learner__pool__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
@@ -64,6 +65,11 @@ class LearnerPoolServiceStub:
                 '/marless.rpc.v1.LearnerPoolService/Work',
                 request_serializer=marless_dot_rpc_dot_v1_dot_common__pb2.WorkerMessage.SerializeToString,
                 response_deserializer=marless_dot_rpc_dot_v1_dot_common__pb2.PoolMessage.FromString,
+                _registered_method=True)
+        self.Host = channel.stream_stream(
+                '/marless.rpc.v1.LearnerPoolService/Host',
+                request_serializer=marless_dot_rpc_dot_v1_dot_hosts__pb2.HostMessage.SerializeToString,
+                response_deserializer=marless_dot_rpc_dot_v1_dot_hosts__pb2.HostOrder.FromString,
                 _registered_method=True)
         self.ReadRef = channel.unary_stream(
                 '/marless.rpc.v1.LearnerPoolService/ReadRef',
@@ -139,6 +145,14 @@ class LearnerPoolServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Host(self, request_iterator, context):
+        """The stream of each machine on which the pool's launcher starts workers through a host program.
+        INVALID_ARGUMENT if the launcher starts none that way, or for another version of marless.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ReadRef(self, request, context):
         """Reads a piece of a file that the pool has lent to this worker, for workers that do not see the file. Stream: header =
         ReadRefHeader, then the bytes of the ranges in their order. Idempotent. PERMISSION_DENIED unless the worker runs the
@@ -189,6 +203,11 @@ def add_LearnerPoolServiceServicer_to_server(servicer, server):
                     servicer.Work,
                     request_deserializer=marless_dot_rpc_dot_v1_dot_common__pb2.WorkerMessage.FromString,
                     response_serializer=marless_dot_rpc_dot_v1_dot_common__pb2.PoolMessage.SerializeToString,
+            ),
+            'Host': grpc.stream_stream_rpc_method_handler(
+                    servicer.Host,
+                    request_deserializer=marless_dot_rpc_dot_v1_dot_hosts__pb2.HostMessage.FromString,
+                    response_serializer=marless_dot_rpc_dot_v1_dot_hosts__pb2.HostOrder.SerializeToString,
             ),
             'ReadRef': grpc.unary_stream_rpc_method_handler(
                     servicer.ReadRef,
@@ -363,6 +382,33 @@ class LearnerPoolService:
             '/marless.rpc.v1.LearnerPoolService/Work',
             marless_dot_rpc_dot_v1_dot_common__pb2.WorkerMessage.SerializeToString,
             marless_dot_rpc_dot_v1_dot_common__pb2.PoolMessage.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Host(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/marless.rpc.v1.LearnerPoolService/Host',
+            marless_dot_rpc_dot_v1_dot_hosts__pb2.HostMessage.SerializeToString,
+            marless_dot_rpc_dot_v1_dot_hosts__pb2.HostOrder.FromString,
             options,
             channel_credentials,
             insecure,

@@ -6,6 +6,7 @@ The trajectory buffer and learner workers: functions that turn trajectories into
 from collections import abc as _abc
 from grpc import aio as _aio
 from marless.rpc.v1 import common_pb2 as _common_pb2
+from marless.rpc.v1 import hosts_pb2 as _hosts_pb2
 from marless.rpc.v1 import learner_pool_pb2 as _learner_pool_pb2
 import abc as _abc_1
 import grpc as _grpc
@@ -66,6 +67,10 @@ class LearnerPoolServiceStub:
     """
     Work: _grpc.StreamStreamMultiCallable[_common_pb2.WorkerMessage, _common_pb2.PoolMessage]
     """The stream that each learner worker opens to the pool and holds."""
+    Host: _grpc.StreamStreamMultiCallable[_hosts_pb2.HostMessage, _hosts_pb2.HostOrder]
+    """The stream of each machine on which the pool's launcher starts workers through a host program.
+    INVALID_ARGUMENT if the launcher starts none that way, or for another version of marless.
+    """
     ReadRef: _grpc.UnaryStreamMultiCallable[_common_pb2.Piece, _common_pb2.Chunk]
     """Reads a piece of a file that the pool has lent to this worker, for workers that do not see the file. Stream: header =
     ReadRefHeader, then the bytes of the ranges in their order. Idempotent. PERMISSION_DENIED unless the worker runs the
@@ -114,6 +119,10 @@ class LearnerPoolServiceAsyncStub(LearnerPoolServiceStub):
     """
     Work: _aio.StreamStreamMultiCallable[_common_pb2.WorkerMessage, _common_pb2.PoolMessage]  # type: ignore[assignment]
     """The stream that each learner worker opens to the pool and holds."""
+    Host: _aio.StreamStreamMultiCallable[_hosts_pb2.HostMessage, _hosts_pb2.HostOrder]  # type: ignore[assignment]
+    """The stream of each machine on which the pool's launcher starts workers through a host program.
+    INVALID_ARGUMENT if the launcher starts none that way, or for another version of marless.
+    """
     ReadRef: _aio.UnaryStreamMultiCallable[_common_pb2.Piece, _common_pb2.Chunk]  # type: ignore[assignment]
     """Reads a piece of a file that the pool has lent to this worker, for workers that do not see the file. Stream: header =
     ReadRefHeader, then the bytes of the ranges in their order. Idempotent. PERMISSION_DENIED unless the worker runs the
@@ -195,6 +204,16 @@ class LearnerPoolServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_common_pb2.PoolMessage], _abc.AsyncIterator[_common_pb2.PoolMessage]]:
         """The stream that each learner worker opens to the pool and holds."""
+
+    @_abc_1.abstractmethod
+    def Host(
+        self,
+        request_iterator: _MaybeAsyncIterator[_hosts_pb2.HostMessage],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_hosts_pb2.HostOrder], _abc.AsyncIterator[_hosts_pb2.HostOrder]]:
+        """The stream of each machine on which the pool's launcher starts workers through a host program.
+        INVALID_ARGUMENT if the launcher starts none that way, or for another version of marless.
+        """
 
     @_abc_1.abstractmethod
     def ReadRef(

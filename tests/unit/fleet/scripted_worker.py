@@ -16,6 +16,7 @@ def main(arguments):
         "arguments": arguments,
         "session": os.getsid(0),
         "descriptors": [str(each.readlink()) for each in descriptors[:-1]],  # the last one listed them
+        "variables": dict(os.environ),
         "mark": os.environ["MARLESS_WORKER"],
         "drawn": numpy.random.random(),
         "handover": json.loads(sys.stdin.readline()),
