@@ -106,9 +106,9 @@ class EmbeddedBattles:
         aimed = aims[0].joined(aims[1])
         reached_UB = aimed.aims & (aimed.gap <= self._tables.reach)
         fires_UB = reached_UB & (state.cooldown <= 0) & self._tables.armed & (state.health > 0)
-        np.copyto(state.cooldown, period_UB, where=fires_UB)
+        spent_UB = self._fight((view, back), aims, fires_UB)
+        np.copyto(state.cooldown, period_UB, where=spent_UB & (state.health > 0))
         np.maximum(state.cooldown - 1, 0, out=state.cooldown)
-        self._fight((view, back), aims, fires_UB)
         self._mover.move(state, aimed, reached_UB)
         self._recover()
 
@@ -117,25 +117,29 @@ class EmbeddedBattles:
         dx, dy = state.x[n:] - state.x[:n, None], state.y[n:] - state.y[:n, None]
         return View(dx, dy, np.sqrt(dx * dx + dy * dy))
 
-    def _fight(self, views: tuple[View, View], aims: tuple[Aim, Aim], fires_UB: BoolArray) -> None:
-        """All hits land at the same time; then the dead are removed."""
-        state, raws = self._state, []
+    def _fight(self, views: tuple[View, View], aims: tuple[Aim, Aim], fires_UB: BoolArray) -> BoolArray:
+        """All hits land at the same time; then the dead are removed. Returns bool [U, B]: has used its weapon."""
+        state, raws, late = self._state, [], []
         for view, side, team, aimed in zip(views, self._sides, self._teams, aims, strict=True):
             raws.append(strikes(view, side, state.target[team], fires_UB[team], aimed, self.rules))
-        spent = [team.start + side.banelings for team, side in zip(self._teams, self._sides, strict=True)]
         for raw, side, team in zip(raws, self._sides, reversed(self._teams), strict=True):
-            self._hurt(raw, side, team)
-        for which in spent:
+            late.append(self._hurt(raw, side, team))
+        spent_UB = fires_UB & ~(np.concatenate(late) & self._tables.holds_fire)
+        blown = [team.start + side.banelings for team, side in zip(self._teams, self._sides, strict=True)]
+        for which in blown:
             state.health[which] *= ~fires_UB[which]
-        self._burst(views, [fires_UB[which] for which in spent])
+        self._burst(views, [fires_UB[which] for which in blown])
         self._bury()
+        return spent_UB
 
-    def _hurt(self, raw: FloatArray, side: Weapons, team: slice) -> None:
+    def _hurt(self, raw: FloatArray, side: Weapons, team: slice) -> BoolArray:
+        """Apply hits on a team; returns bool [attackers, B]: came too late."""
         state = self._state
-        shield, health = harm(raw, side, state.shield[team], self.rules.least_harm)
-        state.shield[team] -= shield
-        state.health[team] = np.maximum(state.health[team] - health, 0)
-        state.quiet[team] *= (shield + health) <= 0
+        harmed = harm(raw, side, state.shield[team], state.health[team], self.rules.least_harm)
+        state.shield[team] -= harmed.shield
+        state.health[team] = np.maximum(state.health[team] - harmed.health, 0)
+        state.quiet[team] *= (harmed.shield + harmed.health) <= 0
+        return harmed.late
 
     def _burst(self, views: tuple[View, View], gone: list[BoolArray]) -> None:
         """Let banelings that died go off, and those whom they kill."""

@@ -45,7 +45,10 @@ class BattleCounts:
 
 
 class SmacEnv:
-    """B battles on one map; see `marless.envs.base.BatchedEnv`."""
+    """B battles on one map; see `marless.envs.base.BatchedEnv`.
+
+    `dead_allies` and `dead_enemies`, int64 [B], count the dead after the last step, before ended battles began anew.
+    """
 
     def __init__(self, smac_map: SmacMap, options: SmacOptions, battles: Battles) -> None:
         self.map, self.batch, self.counts = smac_map, battles.batch, BattleCounts()
@@ -66,7 +69,7 @@ class SmacEnv:
         self._steps_B = np.zeros(self.batch, np.int64)
         self._last_action_NB = np.full((len(names), self.batch), NO_ACTION, np.int32)
         self._cut_B = np.zeros(self.batch, np.bool_)
-        self._no_win_B = np.zeros(self.batch, np.bool_)
+        self.dead_allies, self.dead_enemies = np.zeros((2, self.batch), np.int64)
 
     def reset(self, seed: int) -> Frame:
         """See `BatchedEnv`."""
@@ -82,7 +85,10 @@ class SmacEnv:
         broken_B = self._battles.advance(action_NB)
         self._steps_B += 1
         self._last_action_NB[...] = action_NB
-        outcome = self._scorer.score(self._battles.units)
+        units = self._battles.units
+        outcome = self._scorer.score(units)
+        self.dead_allies[...] = np.count_nonzero(~units.allies.alive, axis=0)
+        self.dead_enemies[...] = np.count_nonzero(~units.enemies.alive, axis=0)
         truncated_B = ((self._steps_B == self.map.limit) | self._cut_B) & ~outcome.over | broken_B
         return self._transition(outcome, truncated_B, broken_B)
 

@@ -97,21 +97,36 @@ def bursts(view: View, goes_off: BoolArray, weapons: Weapons, rules: Rules) -> B
     return (view.dist[weapons.banelings] <= np.float32(rules.burst)) & goes_off[:, None]
 
 
-def harm(raw: FloatArray, weapons: Weapons, shield: FloatArray, least: float) -> tuple[FloatArray, FloatArray]:
-    """Loss of shield and of health [T, B] from hits `raw` [A, T, B]."""
+@dataclass(frozen=True)
+class Harm:
+    """What hits do to their targets."""
+
+    shield: FloatArray
+    """[T, B], lost."""
+    health: FloatArray
+    """[T, B], lost; may be more than there is."""
+    late: BoolArray
+    """[A, B]: hits a target that earlier attackers of this loop have killed."""
+
+
+def harm(raw: FloatArray, weapons: Weapons, shield: FloatArray, health: FloatArray, least: float) -> Harm:
+    """The effect of hits `raw` [A, T, B]: first those of the first attacker, then those of the second."""
     if not weapons.shields:
-        each = np.maximum(raw - weapons.armour, np.float32(least)) * weapons.hits
-        health: FloatArray = np.add.reduce(each * (raw > 0), axis=0)
-        return np.zeros_like(health), health
-    total = raw * weapons.hits
-    after = np.add.accumulate(total, axis=0)
-    left = after - total - shield  # what earlier hits of this loop have left of the shield, negated
-    health = np.zeros_like(shield)
-    for hit in range(1, weapons.most_hits + 1):
-        through = np.minimum(left + hit * raw, raw)
-        counts = (through > 0) & (hit <= weapons.hits)
-        health += np.add.reduce(np.maximum(through - weapons.armour, np.float32(least)) * counts, axis=0)
-    return np.minimum(after[-1], shield), health
+        each = np.maximum(raw - weapons.armour, np.float32(least)) * weapons.hits * (raw > 0)
+        lost = np.zeros_like(health)
+    else:
+        total = raw * weapons.hits
+        after = np.add.accumulate(total, axis=0)
+        left = after - total - shield  # what earlier attackers have left of the shield, negated
+        each = np.zeros_like(raw)
+        for hit in range(1, weapons.most_hits + 1):
+            through = np.minimum(left + hit * raw, raw)
+            counts = (through > 0) & (hit <= weapons.hits)
+            each += np.maximum(through - weapons.armour, np.float32(least)) * counts
+        lost = np.minimum(after[-1], shield)
+    done = np.add.accumulate(each, axis=0)
+    late: BoolArray = np.any((done - each >= health) & (raw > 0), axis=1)
+    return Harm(lost, done[-1], late)
 
 
 def _burnt(view: View, weapons: Weapons, fires: BoolArray, aimed: Aim, rules: Rules) -> BoolArray:

@@ -17,20 +17,22 @@ class Rules:
     if that is longer."""
     chase: float = 8.0
     """An enemy keeps a target that it cannot reach up to this centre distance."""
-    switch: bool = True
-    """An enemy that cannot reach its target takes one that it can reach."""
+    switch: bool = False
+    """An enemy that chases a target takes another one that it can reach."""
     arrive: float = 1.0
     """Enemies stand when they are this close to where they were sent."""
     scatter: float = 0.5
     """Units are created up to this far from their team's point in x and y, then pushed apart."""
     crowding: float = 1.0
     """Factor of the inner radii, by which units collide."""
-    planted: bool = True
+    planted: bool = False
     """A unit that stands and attacks is not pushed by others."""
     steer: bool = True
     """A unit that is blocked by another goes round it."""
     jitter: tuple[float, float] = (-1.0, 2.0)
     """Loops that are added to each cooldown: whole numbers between these, all equally likely."""
+    holds_fire: bool = True
+    """A unit keeps its shot if its target is killed by others in the same loop, unless its weapon sends missiles."""
     least_harm: float = 0.5
     """Damage to health of each hit, whatever the armour."""
     splash_across: float = 1.4

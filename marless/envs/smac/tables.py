@@ -20,6 +20,7 @@ BEYOND = np.float32(1e6)
 ALLIED_MEDIVAC_SPEED = 2.75
 ZERG_LIFE = 0.2734
 """Health per second that Zerg units regain."""
+_MISSILES = (Kind.STALKER, Kind.MARAUDER, Kind.HYDRALISK)
 _ZERG = (Kind.BANELING, Kind.ZERGLING, Kind.HYDRALISK, Kind.SPINE_CRAWLER)
 
 
@@ -74,6 +75,8 @@ class Tables:
     """[U]: walks over cliffs."""
     armed: BoolArray
     """Has a weapon."""
+    holds_fire: BoolArray
+    """Does not attack a target that others have killed in this loop; those whose missiles fly do."""
     biological: BoolArray
     """[U]."""
     grave: FloatArray
@@ -100,6 +103,7 @@ def tables(smac_map: SmacMap, rules: Rules) -> Tables:
         flies=np.array([each.flies for each in facts]),
         climbs=np.array([kind == Kind.COLOSSUS for kind in kinds]),
         armed=np.array([[each.damage > 0] for each in facts]),
+        holds_fire=np.array([[kind not in _MISSILES and rules.holds_fire] for kind in kinds]),
         biological=np.array([each.biological for each in facts]),
         grave=_column([1000.0 + 50.0 * i for i in range(len(kinds))]),
     )
