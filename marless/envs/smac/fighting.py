@@ -51,10 +51,9 @@ class Aim:
 
 def aim(view: View, weapons: Weapons, target: TargetArray) -> Aim:
     """The view of the chosen targets."""
-    at = np.clip(target, 0, view.dist.shape[1] - 1)[:, None].astype(np.intp)
-    dx, dy, dist = (np.take_along_axis(each, at, axis=1)[:, 0] for each in (view.dx, view.dy, view.dist))
-    contact = np.take_along_axis(weapons.contact, at, axis=1)[:, 0]
-    return Aim(target >= 0, dx, dy, dist, dist - contact)
+    at = np.clip(target, 0, view.dist.shape[1] - 1).astype(np.intp)
+    dist = _picked(view.dist, at)
+    return Aim(target >= 0, _picked(view.dx, at), _picked(view.dy, at), dist, dist - _contact(weapons, at))
 
 
 def choose(view: View, weapons: Weapons, target: TargetArray, reach_A1: FloatArray, rules: Rules, far: bool) -> None:
@@ -63,18 +62,18 @@ def choose(view: View, weapons: Weapons, target: TargetArray, reach_A1: FloatArr
     A target is kept while it can be reached, or is near enough to be chased. Otherwise the best one in sight is taken:
     armed before unarmed ones, then the nearest, then the first by id.
     """
-    kept = aim(view, weapons, target)
-    reached = kept.aims & (kept.gap <= reach_A1)
-    chased = kept.aims & (kept.dist <= (BEYOND if far else rules.chase))
+    at, aims = np.clip(target, 0, view.dist.shape[1] - 1).astype(np.intp), target >= 0
+    dist = _picked(view.dist, at)
+    reached = aims & (dist - _contact(weapons, at) <= reach_A1)
+    chased = aims & (dist <= (BEYOND if far else rules.chase))
     rank = view.dist + weapons.unfit
     best = rank.argmin(axis=1)
-    dist = np.take_along_axis(view.dist, best[:, None], axis=1)[:, 0]
-    contact = np.take_along_axis(weapons.contact, best[:, None], axis=1)[:, 0]
-    fit = np.take_along_axis(rank, best[:, None], axis=1)[:, 0] < BEYOND / 2
+    dist = _picked(view.dist, best)
+    fit = _picked(rank, best) < BEYOND / 2
     seen = fit & ((dist <= np.maximum(np.float32(rules.scan), reach_A1) + weapons.radius) | far)
     takes = ~reached & ~chased & seen
     if rules.switch:
-        takes |= ~reached & chased & fit & (dist - contact <= reach_A1)
+        takes |= ~reached & chased & fit & (dist - _contact(weapons, best) <= reach_A1)
     target[...] = np.where(takes, best, np.where(reached | chased, target, -1))
 
 
@@ -140,3 +139,15 @@ def _burnt(view: View, weapons: Weapons, fires: BoolArray, aimed: Aim, rules: Ru
         along <= np.float32(rules.splash_along) + weapons.target_radius
     )
     return hit & fires[who][:, None] & (weapons.damage[who] > 0)
+
+
+def _picked(array: FloatArray, at: NDArray[np.intp]) -> FloatArray:
+    """[A, B]: of numbers [A, T, B] those about the targets `at` [A, B]."""
+    attackers, battles = at.shape
+    picked: FloatArray = array[np.arange(attackers)[:, None], at, np.arange(battles)]
+    return picked
+
+
+def _contact(weapons: Weapons, at: NDArray[np.intp]) -> FloatArray:
+    contact: FloatArray = weapons.contact[np.arange(len(at))[:, None], at, 0]
+    return contact

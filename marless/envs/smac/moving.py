@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from marless.envs.base import BoolArray, FloatArray
 from marless.envs.smac.fighting import Aim
@@ -20,6 +21,7 @@ class Mover:
     def __init__(self, tables: Tables, ground: Ground, rules: Rules) -> None:
         self._tables, self._ground, self._rules = tables, ground, rules
         self._square_UU1 = tables.apart**2
+        self._room = np.empty((2, *tables.apart.shape[:2], 0), np.float32)
 
     def move(self, state: State, aimed: Aim, reached_UB: BoolArray) -> None:
         """One loop of movement; units with a target in reach stand."""
@@ -52,13 +54,12 @@ class Mover:
 
         What a blocker takes of the moves of a unit is added sideways, so that it goes round.
         """
-        dx, dy = x[:, None] - x, y[:, None] - y
-        square = dx * dx + dy * dy
-        one, other, copy = np.nonzero(square < self._square_UU1)
+        one, other, copy = self._overlapping(x, y)
         if not one.size:
             return
-        dist = np.maximum(np.sqrt(square[one, other, copy]), _TINY)
-        off_x, off_y = dx[one, other, copy] / dist, dy[one, other, copy] / dist
+        off_x, off_y = x[one, copy] - x[other, copy], y[one, copy] - y[other, copy]
+        dist = np.maximum(np.sqrt(off_x * off_x + off_y * off_y), _TINY)
+        off_x, off_y = off_x / dist, off_y / dist
         share = np.full(dist.shape, 0.5, np.float32)
         if planted_UB is not None:
             stays = planted_UB.astype(np.float32)
@@ -73,6 +74,21 @@ class Mover:
         # np.add.at adds pair by pair, in the same order in every battle, whatever the batch.
         np.add.at(x, (one, copy), push_x)
         np.add.at(y, (one, copy), push_y)
+
+    def _overlapping(self, x: FloatArray, y: FloatArray) -> tuple[NDArray[np.intp], ...]:
+        """All pairs (one, other, battle) of units that overlap, in both orders."""
+        units, batch = x.shape
+        if self._room.shape[-1] != batch:
+            self._room = np.empty((2, units, units, batch), np.float32)  # kept, because new memory costs time
+        square, more = self._room
+        np.subtract(x[:, None], x, out=square)
+        np.subtract(y[:, None], y, out=more)
+        square *= square
+        more *= more
+        square += more
+        pair, copy = np.divmod(np.flatnonzero(square < self._square_UU1), batch)
+        one, other = np.divmod(pair, units)
+        return one, other, copy
 
     def spread(self, state: State) -> None:
         """Push new units apart once."""

@@ -32,7 +32,7 @@ Flags = dict[str, bool]
 Infos = dict[str, dict[str, Any]]  # Any: a flag or a count
 
 
-class parallel_env(ParallelEnv):  # type: ignore[misc]  # noqa: N801  # PettingZoo has no types; its name for makers
+class parallel_env(ParallelEnv):  # type: ignore[misc]  # noqa: N801  # PettingZoo has no types; the name is its own
     """One battle at a time on the embedded engine."""
 
     metadata = {"name": "marless_smac", "render_modes": [], "is_parallelizable": True}  # noqa: RUF012  # PettingZoo's
@@ -40,11 +40,12 @@ class parallel_env(ParallelEnv):  # type: ignore[misc]  # noqa: N801  # PettingZ
     def __init__(self, map_name: str = "8m", **options: Any) -> None:  # Any: checked by SmacOptions
         self._env = EmbeddedSmac(find(map_name), read_options(SmacOptions, options), 1)
         agents = self._env.spaces.classes[0]
-        self.possible_agents, self.agents = list(agents.agents), []
+        self.possible_agents = list(agents.agents)
+        self.agents: list[str] = []
         self.render_mode = None
         state = self._env.spaces.state_size
         self.state_space = spaces.Box(-np.inf, np.inf, (state,), np.float32)
-        seen = {
+        seen: dict[str, spaces.Space[Any]] = {
             "observation": spaces.Box(-np.inf, np.inf, (agents.obs_size,), np.float32),
             "action_mask": spaces.Box(0, 1, (agents.action.n,), np.int8),
         }
