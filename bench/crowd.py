@@ -15,8 +15,10 @@ import threading
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
+from bench.stack import PLACES
 from marless.data.episodes import EpisodeStats
 from marless.data.trajectory import Trajectory
 from marless.errors import MarlessError
@@ -25,6 +27,7 @@ from marless.fleet.launchers.base import ACCEPTED, Launch, Options, Order, Progr
 from marless.fleet.session import WorkerOptions, work, worker_options
 from marless.fleet.watchdog import Watchdog
 from marless.nets.acting import ActingState
+from marless.rpc.caches import Caches
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
 from marless.rpc.process import configure_logging
@@ -64,7 +67,7 @@ class Crowd:
                 await self._start_host()
             home = min(self._hosts, key=lambda host: sum(each is host for each in self._homes.values()))
             self._homes[order.worker], self._ended[order.worker] = home, asyncio.Event()
-            self._tell(home, start=order.worker, ticket=order.ticket)
+            self._tell(home, start=order.worker, ticket=order.ticket, token=self._program.token())
         return [ACCEPTED] * len(orders)
 
     async def observe(self, worker: str) -> str:
@@ -92,6 +95,9 @@ class Crowd:
 
     async def _start_host(self) -> None:
         command = (sys.executable, "-m", "bench.crowd", "--hosting", *self._program.arguments)
+        if places := list(filter(None, os.environ.get(PLACES, "").split(","))):
+            namespace, _, cache = places[len(self._hosts) % len(places)].partition("=")
+            command = ("ip", "netns", "exec", namespace, *command, "--param-store-caches", cache)
         host = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, env=self._program.environment)
         self._hosts.append(host)
         self._readers.append(asyncio.create_task(self._listen(host)))
@@ -128,18 +134,20 @@ async def _worker(options: WorkerOptions, played: Rollouts) -> None:
     """As `services.actor_pool.worker.run`."""
     pool = Peer(options.pool, options.security, "actor_pool")
     store = Peer(options.param_store, options.security, "param_store")
-    actor = _SameRollout(ParamStore(store), options.security)
+    caches = Caches(ParamStore(store), options.caches, options.security, options.worker)
+    actor = _SameRollout(ParamStore(store), options.security, caches)
     actor.played = played
     stub = ActorPoolServiceStub(pool.channel)
     try:
         await work(options, pool, stub.Work, actor.run)
     finally:
         await actor.close()
+        await caches.close()
         await store.close()
         await pool.close()
 
 
-async def host(make: Callable[[str, str], WorkerOptions]) -> None:
+async def host(make: Callable[[str, Handover], WorkerOptions]) -> None:
     """Run the workers that standard input names, until it closes; prints the name of each that has ended."""
     lines, played, running = asyncio.StreamReader(), Rollouts(), dict[str, asyncio.Task[None]]()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
@@ -147,7 +155,9 @@ async def host(make: Callable[[str, str], WorkerOptions]) -> None:
         told = json.loads(line)
         if "start" in told:
             name = told["start"]
-            running[name] = asyncio.create_task(_ended(name, _worker(make(name, told["ticket"]), played)))
+            running[name] = asyncio.create_task(
+                _ended(name, _worker(make(name, Handover(told["ticket"], told["token"])), played))
+            )
         elif task := running.pop(told["stop"], None):
             task.cancel()
 
@@ -164,10 +174,13 @@ async def _ended(name: str, worker: Awaitable[None]) -> None:
 def _hosting(arguments: Sequence[str]) -> None:
     configure_logging()
 
-    def options(name: str, ticket: str) -> WorkerOptions:
+    def options(name: str, handover: Handover) -> WorkerOptions:
         plain = worker_options("crowd", Role.ACTOR, [*arguments, "--worker", name])
+        security = replace(plain.security, token=handover.token)
         return WorkerOptions(
-            *(name, plain.pool, plain.param_store, plain.security, False, Handover(ticket)), watchdog=Watchdog()
+            *(name, plain.pool, plain.param_store, security, False, handover),
+            watchdog=Watchdog(),
+            caches=plain.caches,
         )
 
     asyncio.run(host(options))
