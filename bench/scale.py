@@ -32,7 +32,7 @@ ACTORS = (10, 100, 500, 1000, 2000)
 SETTLED = 2
 """First rounds that are not measured: learners start, and workers connect to the learner pool."""
 STEPS = 5
-START_S, ARRIVE_S, JOB_S = 60.0, 600.0, 1200.0
+START_S, ARRIVE_S, IDLE_S = 60.0, 600.0, 5.0
 
 
 def document(actors: int, rounds: int) -> Row:
@@ -84,9 +84,18 @@ async def measure(stack: Stack, actors: int, jobs: int, rounds: int) -> Row:
     harness.say(f"{actors} workers arrived in {arrival.seconds:.1f} s")
     async with stack.client() as client:
         trained = await gather(_train(stack, client, actors // jobs, SETTLED + rounds + 1) for _ in range(jobs))
+    idle = await _idle(stack)
     records = [record for each in trained for record in each.records[SETTLED:-1]]
     row = _row(actors, arrival, records, _cpu_ms(trained), max(each.line_bytes for each in trained))
-    return {"actors": actors, "jobs": jobs} | row | _memory(stack.peak_mb())
+    return {"actors": actors, "jobs": jobs} | row | idle | _memory(stack.peak_mb())
+
+
+async def _idle(stack: Stack) -> Row:
+    """Each service's CPU milliseconds a second while its workers are connected and idle: for keepalive, mostly."""
+    before = stack.cpu_s()
+    await asyncio.sleep(IDLE_S)
+    after = stack.cpu_s()
+    return {f"{name} idle, CPU ms/s": round(1000 * (after[name] - before[name]) / IDLE_S) for name in before}
 
 
 @dataclass(frozen=True)
