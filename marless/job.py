@@ -118,6 +118,8 @@ def prepare(spec: JobSpec) -> Job:
         check_spaces(spaces)
     except SpecError as error:
         raise SpecError(f"env: {error}") from error
+    if spec.actors.episodes == "carried" and spaces.fresh_only:
+        raise SpecError(f"actors.episodes: {spaces.fresh_only}; set actors.episodes: fresh")
     groups = initial_groups(spec.sharing.groups, spaces)
     algorithm = algorithms.algorithm(spec.algorithm.name)
     _check_publish(spec, spaces, groups)

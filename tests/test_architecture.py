@@ -54,6 +54,8 @@ def forbidden(module: str) -> tuple[str, ...]:
         return ("services", "marless.cli", "torch")
     if within(module, ("marless.rpc",)):
         return ("services", "marless.fleet", "marless.cli", "torch")
+    if within(module, ("marless.envs.starcraft",)):  # the game's protocol is made of protobuf messages
+        return ("services", *OUTER_ROOMS, *(each for each in TRANSPORT if each != "google.protobuf"))
     return ("services", *OUTER_ROOMS, *TRANSPORT)
 
 

@@ -83,12 +83,14 @@ class EpisodeMeter:
         return self._episodes
 
     def add(self, transition: Transition, cut_B: BoolArray | None = None) -> None:
-        """Add one step of all copies; episodes that were truncated because they were to be cut do not count."""
+        """Add one step of all copies; episodes do not count that were truncated to be cut, or ended by a fault."""
         self._return_NB += np.concatenate(transition.rewards)
         self._steps_B += 1
         self._env_steps += len(self._steps_B)
         if transition.ended.any():
             whole_B = transition.ended if cut_B is None else transition.ended & ~(cut_B & transition.truncated)
+            if transition.broken is not None:
+                whole_B = whole_B & ~transition.broken
             self._close(transition.ended, whole_B, transition.won)
 
     def _close(self, ended_B: BoolArray, whole_B: BoolArray, won_B: BoolArray | None) -> None:

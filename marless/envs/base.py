@@ -82,6 +82,8 @@ class EnvSpaces:
     """"competitive" if one agent's gain may be another's loss; then the sum of rewards is not a common objective."""
     no_state: str = field(default="", compare=False)
     """Why there is no global state where one was expected, for error messages."""
+    fresh_only: str = field(default="", compare=False)
+    """Why episodes cannot go on in another round; "" if they can."""
     wins: bool = False
     """True if episodes are won or lost; transitions then have `won`."""
     team_reward: bool = False
@@ -166,6 +168,8 @@ class Transition:
     """bool [B]: the episode that ended in this step was won; None if the environment has no wins."""
     team_reward: RewardArray | None = None
     """[B], the reward of all agents together, beside their own; None if the environment has none."""
+    broken: BoolArray | None = None
+    """bool [B]: a fault of the environment ended the episode, which is truncated and does not count; None: none can."""
 
 
 class BatchedEnv(Protocol):

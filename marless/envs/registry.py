@@ -127,10 +127,7 @@ _OURS: Mapping[str, Factory] = MappingProxyType(
         "game/matrix": _ours(games.Matrix, games.MatrixOptions),
         "game/two_step": _ours(games.TwoStep, games.NoOptions),
         "game/target": _ours(games.Target, games.TargetOptions),
-        **{
-            f"smac/{name}": _ours(partial(smac.EmbeddedSmac, each), smac.SmacOptions)
-            for name, each in smac.MAPS.items()
-        },
+        **{f"smac/{name}": _ours(partial(smac.make, each), smac.BattleOptions) for name, each in smac.MAPS.items()},
     }
 )
 

@@ -17,6 +17,8 @@ from marless.errors import CorruptError
 class EmbeddedSmac(SmacEnv):
     """B battles that the embedded engine fights."""
 
+    fresh_only = ""
+
     def __init__(self, smac_map: SmacMap, options: SmacOptions, batch: int, rules: Rules | None = None) -> None:
         self._engine = EmbeddedBattles(smac_map, batch, rules)
         super().__init__(smac_map, options, self._engine)

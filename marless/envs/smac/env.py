@@ -50,6 +50,9 @@ class SmacEnv:
     `dead_allies` and `dead_enemies`, int64 [B], count the dead after the last step, before ended battles began anew.
     """
 
+    fresh_only: str = "battles of StarCraft II cannot be saved"
+    """Why battles cannot go on in another round, unless the backend can save them."""
+
     def __init__(self, smac_map: SmacMap, options: SmacOptions, battles: Battles) -> None:
         self.map, self.batch, self.counts = smac_map, battles.batch, BattleCounts()
         self._battles, self._observer = battles, Observer(smac_map, options)
@@ -63,6 +66,7 @@ class SmacEnv:
             rewards="cooperative",
             wins=True,
             team_reward=True,
+            fresh_only=self.fresh_only,
         )
         self._rows, self._last_rows = self._observer.rows(self.batch), self._observer.rows(self.batch)
         self._frame, self._last_frame = self._rows.frame(), self._last_rows.frame()
@@ -127,6 +131,7 @@ class SmacEnv:
             ended=ended_B,
             won=outcome.won & ended_B & ~broken_B,
             team_reward=reward_B,
+            broken=broken_B,
         )
 
     def _ending(self) -> None:

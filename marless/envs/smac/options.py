@@ -45,7 +45,7 @@ class SmacOptions:
     reward_scale_rate: float = 20.0
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
+        for field in dataclasses.fields(SmacOptions):
             value = getattr(self, field.name)
             if isinstance(field.default, bool):
                 if not isinstance(value, bool):

@@ -170,6 +170,21 @@ def test_wins_are_counted_of_the_episodes_that_count():
     assert (two.judged, two.wins) == (2, 1)  # copy 0 plays one, and does not win it
 
 
+class Faulty(Scripted):
+    """A fault ends the first episode of copy 1."""
+
+    def step(self, actions):
+        step = super().step(actions)
+        broken_B = step.ended & (self.ended_B == 1) & [False, True]
+        return replace(step, truncated=step.truncated | broken_B, broken=broken_B)
+
+
+def test_episodes_that_a_fault_has_ended_do_not_count_and_are_made_up_for():
+    stats = play(Faulty(), None, episodes=2, seed=0)
+    assert (stats.episodes, stats.judged, stats.episode_steps) == (2, 2, 3 + 2)
+    assert stats.env_steps == 2 * 4, "copy 1 plays two episodes of 2 steps, of which one counts"
+
+
 def test_episodes_of_an_environment_without_wins_are_not_judged(rolled):
     *_, stats = rolled
     assert (stats.judged, stats.wins) == (0, 0)
