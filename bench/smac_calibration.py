@@ -1,16 +1,17 @@
-"""Win rates of SMAC's scripted policy on the embedded engine, beside those published for the real game.
+"""Win rates of scripted policies on the embedded StarCraft engine, beside those published for the real game.
 
-    python -m bench.smac_calibration                  # table of all calibration maps
+    python -m bench.smac_calibration                  # all calibration maps
     python -m bench.smac_calibration --sensitivity    # how much each inferred rule matters
 
-The policy is `heuristic_ai` of SMAC's class: every ally attacks the nearest living enemy, at any distance, until it is
-dead (marauders leave medivacs out); a medivac heals the nearest hurt ally until it is whole.
+`heuristic` is `heuristic_ai` of SMAC's class: every ally attacks the nearest living enemy, at any distance, until it is
+dead (marauders leave medivacs out); a medivac heals the nearest hurt ally until it is whole. `waiting` keeps to legal
+actions: every ally stands, and attacks the nearest enemy that it may attack.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -19,6 +20,7 @@ from marless.envs.base import BoolArray
 from marless.envs.smac.engine import EmbeddedBattles
 from marless.envs.smac.kinds import Kind
 from marless.envs.smac.maps import FIXED_ACTIONS, find
+from marless.envs.smac.observing import NO_OP, SHOOT, STOP
 from marless.envs.smac.options import SmacOptions
 from marless.envs.smac.rewards import Scorer
 from marless.envs.smac.rules import Rules
@@ -36,6 +38,8 @@ PUBLISHED: Mapping[str, float | None] = {
 }
 """Win rates of the policy in the real game, as quoted in a public table; None: none is quoted."""
 NOBODY = -1
+Acts = Callable[[], IntArray]
+"""The next actions of all allies in all battles."""
 
 
 class Heuristic:
@@ -55,12 +59,8 @@ class Heuristic:
         attacked = self._kept(enemies, fit_NEB)
         healed = self._kept(allies, np.broadcast_to(hurt_NB, (len(hurt_NB), *hurt_NB.shape)))
         self._target_NB = np.where(heals_NB, healed, attacked)
-        acts = np.where(self._target_NB >= 0, self._target_NB + FIXED_ACTIONS, 1)
-        return np.where(allies.alive, acts, 0).astype(np.int32)
-
-    def forget(self, fresh_B: BoolArray) -> None:
-        """New battles have begun in these copies."""
-        self._target_NB[:, fresh_B] = NOBODY
+        acts = np.where(self._target_NB >= 0, self._target_NB + FIXED_ACTIONS, STOP)
+        return np.where(allies.alive, acts, NO_OP).astype(np.int32)
 
     def _kept(self, team: Team, fit_NTB: BoolArray) -> IntArray:
         """The old targets where they are still fit, otherwise the nearest ones."""
@@ -72,16 +72,38 @@ class Heuristic:
         return kept
 
 
-def win_rate(name: str, battles: int, rules: Rules, seed: int = 0) -> tuple[float, float, float]:
+def waiting(battles: EmbeddedBattles) -> Acts:
+    """The policy that stands and attacks."""
+
+    def acts() -> IntArray:
+        allies, enemies = battles.units.allies, battles.units.enemies
+        dist = np.hypot(enemies.x - allies.x[:, None], enemies.y - allies.y[:, None])
+        legal = (dist <= SHOOT) & enemies.alive & (allies.kind != Kind.MEDIVAC)[:, None]
+        nearest = np.where(legal, dist, np.inf).argmin(axis=1)
+        chosen = np.where(legal.any(axis=1), nearest + FIXED_ACTIONS, STOP)
+        return np.where(allies.alive, chosen, NO_OP).astype(np.int32)
+
+    return acts
+
+
+POLICIES: Mapping[str, Callable[[EmbeddedBattles], Acts]] = {
+    "heuristic": lambda battles: Heuristic(battles).acts,
+    "waiting": waiting,
+}
+
+
+def win_rate(
+    name: str, battles: int, rules: Rules, policy: str = "heuristic", seed: int = 0
+) -> tuple[float, float, float]:
     """The fractions of battles that were won and cut by the time limit, and the mean length of battles."""
     smac_map = find(name)
     engine = EmbeddedBattles(smac_map, battles, rules)
-    scorer, policy = Scorer(smac_map, SmacOptions(), battles), Heuristic(engine)
+    scorer, acts = Scorer(smac_map, SmacOptions(), battles), POLICIES[policy](engine)
     engine.reset(seed)
     won, over, steps = np.zeros(battles, bool), np.zeros(battles, bool), np.zeros(battles)
     for _ in range(smac_map.limit):
         scorer.remember(engine.units)
-        engine.advance(policy.acts())
+        engine.advance(acts())
         outcome = scorer.score(engine.units)
         won |= outcome.won & ~over
         steps += ~over
@@ -133,13 +155,15 @@ def main() -> None:
             cells = [f"{100 * win_rate(name, args.battles, rules)[0]:.0f}" for name in args.maps]
             print(f"| {what} | " + " | ".join(cells) + " |", flush=True)
         return
-    print("| map | won, % | 95 % interval | at the limit, % | steps | published, % |\n|---|---|---|---|---|---|")
+    print("| map | policy | won, % | 95 % interval | at the limit, % | steps | published, % |\n|" + 7 * "---|")
     for name in args.maps:
-        share, late, steps = win_rate(name, args.battles, Rules())
-        low, high = interval(share, args.battles)
-        known = PUBLISHED.get(name)
-        row = (f"{100 * share:.0f}", f"{100 * low:.0f}–{100 * high:.0f}", f"{100 * late:.0f}", f"{steps:.0f}")
-        print(f"| {name} | " + " | ".join(row) + f" | {'' if known is None else f'{100 * known:.0f}'} |", flush=True)
+        for policy in POLICIES:
+            share, late, steps = win_rate(name, args.battles, Rules(), policy)
+            low, high = interval(share, args.battles)
+            known = PUBLISHED.get(name) if policy == "heuristic" else None
+            row = (f"{100 * share:.0f}", f"{100 * low:.0f}–{100 * high:.0f}", f"{100 * late:.0f}", f"{steps:.0f}")
+            told = "" if known is None else f"{100 * known:.0f}"
+            print(f"| {name} | {policy} | " + " | ".join(row) + f" | {told} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -48,7 +48,9 @@ def evaluate(  # noqa: PLR0913, PLR0917  # a command has as many parameters as o
     explore: Annotated[bool, typer.Option("--explore", help="Sample actions as in training; default: greedy.")] = False,
     env: Annotated[str, typer.Option(help="Environment to play in; default: that of training.")] = "",
     env_option: Annotated[list[str], typer.Option(metavar="NAME=VALUE", help="Set an option of the environment.")] = [],  # noqa: B006  # typer's way
-    render: Annotated[Path | None, typer.Option(metavar="FILE.gif", help="Film one episode, with this seed.")] = None,
+    render: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Film one episode, with this seed, as .gif or .png.")
+    ] = None,
     runs: RunsOption = RUNS,
     output: OutputOption = Output.table,
 ) -> None:

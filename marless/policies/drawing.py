@@ -1,4 +1,4 @@
-"""Draws scenes of an environment as captioned images, and saves them as an animated GIF. Needs Pillow (`render`)."""
+"""Draws scenes of an environment as captioned images, and saves them as GIF or PNG. Needs Pillow (`render`)."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ STEP_MS, LAST_MS = 100, 1500
 AGENT_RADIUS, LANDMARK_RADIUS = 0.15, 0.05
 """Radii of scenes that have none, in units of the plane: the discs of two agents touch when the agents collide."""
 MARGIN = 0.2
+SHEET, SHEET_COLUMNS = 9, 3
+"""Images of a PNG, evenly spread over the episode, and how many of them are in a row."""
 INK, PAPER, GOAL = "#333333", "#ffffff", "#2f9e57"
 COLOURS = ("#4a76b8", "#c8504b", "#d99a2b", "#7d5ba6")
 """Colours of agent classes, from the last class to the first, so that adversaries, which come first, differ."""
@@ -35,6 +37,17 @@ def save(images: Sequence[Image.Image], path: Path) -> None:
     """Write a looping GIF, which shows its last image longer; raises OSError."""
     durations = [STEP_MS] * (len(images) - 1) + [LAST_MS]
     images[0].save(path, format="GIF", save_all=True, append_images=images[1:], duration=durations, loop=0)
+
+
+def save_sheet(images: Sequence[Image.Image], path: Path) -> None:
+    """Write a PNG of the first image, the last one and some between; raises OSError."""
+    chosen = [images[i] for i in np.unique(np.linspace(0, len(images) - 1, SHEET).round().astype(int))]
+    width, height = chosen[0].size
+    columns = min(len(chosen), SHEET_COLUMNS)
+    sheet = Image.new("RGB", (columns * width, -(-len(chosen) // columns) * height), PAPER)
+    for i, image in enumerate(chosen):
+        sheet.paste(image, (i % columns * width, i // columns * height))
+    sheet.save(path, format="PNG")
 
 
 def pixel(place: NDArray[np.float64], reach: float) -> tuple[float, float]:

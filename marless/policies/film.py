@@ -1,4 +1,4 @@
-"""Renders one episode of a team as an animated GIF. Needs Pillow (extra `render`)."""
+"""Renders one episode of a team as an animated GIF, or as a PNG of some moments. Needs Pillow (extra `render`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from marless.errors import SpecError, UnavailableError
 from marless.policies.evaluation import environment
 from marless.policies.team import Team
 
-SUFFIX = ".gif"
+SUFFIXES = (".gif", ".png")
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,13 @@ class Shot:
 
 
 def check(path: Path) -> None:
-    """Check, before the episode runs, that the GIF can be written.
+    """Check, before the episode runs, that the file can be written.
 
-    Raises SpecError for a name that does not end with .gif or if Pillow is missing, UnavailableError if the directory
-    does not exist.
+    Raises SpecError for a name that does not end with .gif or .png or if Pillow is missing, UnavailableError if the
+    directory does not exist.
     """
-    if path.suffix.lower() != SUFFIX:
-        raise SpecError(f"{path}: a film is an animated GIF; give it a name that ends with {SUFFIX}")
+    if path.suffix.lower() not in SUFFIXES:
+        raise SpecError(f"{path}: a film is an animated GIF or a PNG; give it a name that ends with .gif or .png")
     if not path.parent.is_dir():
         raise UnavailableError(f"{path}: there is no directory {path.parent}; make it, or choose another")
     if importlib.util.find_spec("PIL") is None:
@@ -52,6 +52,8 @@ def film(
 ) -> int:
     """Run one episode and write it to `path`; returns the number of frames: one per state, the last included.
 
+    A PNG shows up to `drawing.SHEET` of them beside each other.
+
     Raises the errors of `check`, SpecError if the environment cannot be rendered, and OSError.
     """
     check(path)
@@ -65,7 +67,8 @@ def film(
     finally:
         stage.close()
     images = drawing.draw([shot.picture for shot in shots], [shot.caption for shot in shots], stage.spaces)
-    drawing.save(images, path)
+    save = drawing.save if path.suffix.lower() == ".gif" else drawing.save_sheet
+    save(images, path)
     return len(images)
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
-from marless.envs.base import Arrays, Frame, saved
-from marless.envs.smac.engine import EmbeddedBattles
+from marless.envs.base import Arrays, BoolArray, Frame, saved
+from marless.envs.smac.engine import EmbeddedBattles, Scene
 from marless.envs.smac.env import SmacEnv
 from marless.envs.smac.maps import SmacMap
 from marless.envs.smac.observing import NO_ACTION
 from marless.envs.smac.options import SmacOptions
+from marless.envs.smac.picturing import drawn
 from marless.envs.smac.rules import Rules
 from marless.errors import CorruptError
 
@@ -21,6 +23,7 @@ class EmbeddedSmac(SmacEnv):
 
     def __init__(self, smac_map: SmacMap, options: SmacOptions, batch: int, rules: Rules | None = None) -> None:
         self._engine = EmbeddedBattles(smac_map, batch, rules)
+        self._last_scene: Scene | None = None
         super().__init__(smac_map, options, self._engine)
 
     def save(self) -> Arrays:
@@ -44,3 +47,12 @@ class EmbeddedSmac(SmacEnv):
         self._cut_B[:] = np.False_
         self._write()
         return self._frame
+
+    def picture(self, *, ended: bool = False) -> NDArray[np.uint8]:
+        """See `marless.envs.base.Pictured`."""
+        units, attacks = self._last_scene if ended and self._last_scene else self._engine.scene()
+        return drawn(units, self._engine.walkable, attacks)
+
+    def _ending(self, ended_B: BoolArray) -> None:
+        if ended_B[0]:
+            self._last_scene = self._engine.scene()

@@ -19,6 +19,7 @@ from marless.envs.smac.ground import Ground
 from marless.envs.smac.kinds import LOOPS, LOOPS_PER_SECOND
 from marless.envs.smac.maps import FIXED_ACTIONS, SmacMap
 from marless.envs.smac.moving import Mover
+from marless.envs.smac.picturing import Line
 from marless.envs.smac.rules import Rules
 from marless.envs.smac.spawning import Spawner
 from marless.envs.smac.state import State
@@ -31,6 +32,10 @@ _SHIELD_DELAY = np.float32(10 * LOOPS_PER_SECOND)
 _SHIELD_GAIN = np.float32(2 / LOOPS_PER_SECOND)
 _ENERGY_GAIN = np.float32(0.5625 / LOOPS_PER_SECOND)
 _ENERGY_MAX = np.float32(200)
+
+
+Scene = tuple[Units, list[Line]]
+"""The units of one battle, and lines from attackers to targets."""
 
 
 class EmbeddedBattles:
@@ -84,6 +89,17 @@ class EmbeddedBattles:
             if side.healer is not None:
                 most[start + side.healer] = units - most[start + side.healer]
         self._state.load(arrays, self._tables, most[:, None].astype(np.int16))
+
+    def scene(self) -> Scene:
+        """Copies of the units of the first battle, and from where to where they attacked in this step."""
+        state, n = self._state, self._allies
+        attacks: list[Line] = []
+        fired = (state.cooldown[:, 0] > self._tables.period[:, 0] - LOOPS) & (state.cooldown[:, 0] > 0)
+        for unit in np.flatnonzero(fired & (state.target[:, 0] >= 0) & (state.health[:, 0] > 0)).tolist():
+            other = int(state.target[unit, 0]) + (n if unit < n else 0)
+            x, y = state.x[:, 0].tolist(), state.y[:, 0].tolist()
+            attacks.append((x[unit], y[unit], x[other], y[other]))
+        return Units(self.units.allies.first(), self.units.enemies.first()), attacks
 
     def close(self) -> None:
         """Do nothing: there are no resources to release."""

@@ -118,7 +118,7 @@ class SmacEnv:
         if ended_B.any():
             self._rows.copy_to(self._last_rows)
             final = self._last_frame
-            self._ending()
+            self._ending(ended_B)
             self.restart(ended_B)
         reward_B = np.where(broken_B, np.float32(0), outcome.reward)
         shape = self._last_action_NB.shape
@@ -134,7 +134,7 @@ class SmacEnv:
             broken=broken_B,
         )
 
-    def _ending(self) -> None:
+    def _ending(self, ended_B: BoolArray) -> None:
         """Called when battles have ended, while their units are still as they were."""
 
     def _count(self, outcome: Outcome, truncated_B: BoolArray, broken_B: BoolArray) -> None:

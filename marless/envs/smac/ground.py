@@ -112,7 +112,7 @@ def routes(name: str) -> Routes:
 
 
 def _neighbours(place_CC: NDArray[np.intp], free: NDArray[np.intp]) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
-    """Costs of steps between adjacent blocks, no corner cut, infinite where there is none; and where steps lead."""
+    """Costs of steps between adjacent blocks, infinite where there is none; and where steps lead."""
     blocked = len(free)
     cost_KK = np.full((blocked + 1, blocked + 1), np.inf)
     next_KK = np.broadcast_to(np.arange(blocked + 1), cost_KK.shape).copy()
@@ -120,9 +120,10 @@ def _neighbours(place_CC: NDArray[np.intp], free: NDArray[np.intp]) -> tuple[NDA
     padded = np.pad(place_CC, 1, constant_values=blocked)
     for k, (i, j) in enumerate(free + 1):
         for di, dj in ((-1, -1), (-1, 0), (-1, 1), (0, -1), (0, 1), (1, -1), (1, 0), (1, 1)):
-            steps = padded[i + di, j + dj], padded[i + di, j], padded[i, j + dj]
-            if max(steps) < blocked:
-                cost_KK[k, steps[0]] = np.hypot(di, dj)
+            there, sides = padded[i + di, j + dj], (padded[i + di, j], padded[i, j + dj])
+            # Between two walls a step across the corner is possible, because diagonal walls are finer than blocks.
+            if there < blocked and (max(sides) < blocked or min(sides) == blocked):
+                cost_KK[k, there] = np.hypot(di, dj)
     return cost_KK, next_KK
 
 

@@ -7,7 +7,7 @@ operations run over contiguous numbers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Protocol
 
 import numpy as np
@@ -44,6 +44,10 @@ class Team:
     def alive(self) -> BoolArray:
         """bool [U, B]."""
         return self.health > 0
+
+    def first(self) -> Team:
+        """Copies of the arrays of the first battle, [U, 1]."""
+        return Team(*(getattr(self, field.name)[:, :1].copy() for field in fields(self)))
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ MISTAKES = {
     ("evaluate", "job-1", "--render", "none/film.gif"): (1, "none/film.gif: there is no directory none; make"),
     ("evaluate", "nowhere", "--render", "film.mp4"): (
         2,
-        "film.mp4: a film is an animated GIF; give it a name that ends",
+        "film.mp4: a film is an animated GIF or a PNG; give it a name that ends",
     ),
     ("export", "job-1", "--to", "one"): (2, "job-1 holds 2 policies; choose one with --policy: agent_0, agent_1"),
     ("export", "job-1", "--to", "one", "--policy", "agent_2"): (2, "unknown policy 'agent_2'; did you mean"),

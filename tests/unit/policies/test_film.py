@@ -14,7 +14,7 @@ from PIL import Image, ImageColor
 import marless
 from marless.envs import registry
 from marless.envs.allowed import VARIABLE
-from marless.envs.base import Discrete, Scene
+from marless.envs.base import Scene
 from marless.envs.replayed import EpisodeLog
 from marless.errors import SpecError
 from marless.policies import drawing
@@ -27,7 +27,8 @@ def trained(place, env: str, **options) -> marless.Team:
     """A team of random policies, one an agent, for an environment."""
     spaces = registry.spaces(env, options)
     sizes = {agent: agents.obs_size for agents in spaces.classes for agent in agents.agents}
-    states = {agent: state(size, Discrete(5), seed=i) for i, (agent, size) in enumerate(sizes.items())}
+    action = {agent: agents.action for agents in spaces.classes for agent in agents.agents}
+    states = {agent: state(size, action[agent], seed=i) for i, (agent, size) in enumerate(sizes.items())}
     save(place / "job", states, {agent: (agent,) for agent in states})
     return marless.load_policy(place / "job")
 
@@ -107,6 +108,19 @@ def test_a_film_shows_every_state_of_an_episode(tmp_path, env, options, colours)
     assert captions[-1].startswith("step 7 ")
     assert captions[-1].endswith(f"agent {total:.2f}")
     assert all((a[drawing.SIDE_PIXELS :] != b[drawing.SIDE_PIXELS :]).any() for a, b in pairwise(found))
+
+
+def test_a_png_shows_moments_of_the_episode_beside_each_other(tmp_path):
+    team, env = trained(tmp_path, "smac/3m"), registry.make("smac/3m", {}, 1)
+    count = film(team, tmp_path / "film.png", "smac/3m", seed=3)
+    shots = shoot(team, env, seed=3, explore=False)
+    height, width, _ = shots[0].picture.shape
+    with Image.open(tmp_path / "film.png") as sheet:
+        found = np.asarray(sheet)
+    assert count == len(shots) > drawing.SHEET
+    assert found.shape == (3 * (height + drawing.CAPTION_PIXELS), 3 * width, 3)
+    assert (found[:height, :width] == shots[0].picture).all()
+    assert (found[-height - drawing.CAPTION_PIXELS :][:height, -width:] == shots[-1].picture).all()
 
 
 def test_the_plane_is_shown_upright_around_its_origin():

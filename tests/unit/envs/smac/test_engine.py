@@ -1,5 +1,7 @@
 """The embedded engine: duels against loop counts worked out by hand, walls, and what holds in every battle."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -280,6 +282,28 @@ def test_new_units_stand_apart_and_are_sorted():
     assert dist.min() > 0.6
     assert (np.diff(allies.x[:2], axis=0) >= 0).all() and (np.diff(allies.x[2:], axis=0) >= 0).all()
     assert np.abs(allies.x - 9).max() < 2 and np.abs(battles.units.enemies.x - 23).max() < 2
+
+
+@settings(max_examples=6, deadline=None)
+@given(name=st.sampled_from(["3m", "3s5z"]), seed=st.integers(0, 2**32), gap=st.floats(2, 9))
+def test_a_mirrored_battle_with_mirrored_orders_is_fair(name, seed, gap):
+    battles, rng = EmbeddedBattles(find(name), 1, replace(CALM, chase=99.0)), np.random.default_rng(seed)
+    battles.reset(0)
+    state, n = battles._state, len(find(name).ally_kinds)
+    part = rng.uniform(0.2, 1.0, n)
+    for team, side in ((slice(0, n), -1), (slice(n, None), 1)):
+        state.x[team, 0], state.y[team, 0] = 16 + side * gap / 2, 10 + 1.5 * np.arange(n)
+        state.health[team, 0] = np.floor(battles._tables.health[team, 0] * part)
+    battles._order(np.arange(6, 6 + n, dtype=np.int32)[:, None])
+    for _ in range(80):
+        alive = state.health[:n, 0] > 0
+        state.target[n:, 0] = np.where(alive, np.arange(n), -1)
+        battles._loop(battles._tables.period)
+        for ours, theirs in ((state.health[:n], state.health[n:]), (state.shield[:n], state.shield[n:])):
+            assert ours == pytest.approx(theirs)
+        both = state.health[:n] > 0
+        assert (state.x[:n] - 16)[both] == pytest.approx(-(state.x[n:] - 16)[both], abs=1e-3)
+    assert (state.health[:n] < battles._tables.health[:n]).all()
 
 
 def test_dead_units_are_inert():

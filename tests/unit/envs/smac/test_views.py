@@ -7,6 +7,7 @@ from marless.envs.base import random_actions
 from marless.envs.smac import EmbeddedSmac, SmacOptions
 from marless.envs.smac.classic import StarCraft2Env
 from marless.envs.smac.maps import find
+from marless.envs.smac.picturing import CELL
 from marless.errors import SpecError
 
 
@@ -94,7 +95,7 @@ def test_pettingzoo_accepts_the_parallel_view():
     from marless.envs.smac.parallel import parallel_env
 
     env = parallel_env(map_name="3m")
-    parallel_api_test(env, num_cycles=100)
+    parallel_api_test(env, num_cycles=30)
     observed, _ = env.reset(seed=3)
     first, steps, _ = whole_battle()
     assert np.array_equal([each["observation"] for each in observed.values()], first[0])
@@ -105,3 +106,37 @@ def test_pettingzoo_accepts_the_parallel_view():
         assert list(rewards.values()) == [pytest.approx(reward)] * 3
         assert np.array_equal(env.state(), state)
         assert (all(terminated.values()) or all(truncated.values())) == ended == (not env.agents)
+
+
+def test_a_picture_shows_units_where_they_are():
+    env = EmbeddedSmac(find("3m"), SmacOptions(), 2)
+    env.reset(0)
+    state = env._engine._state
+    state.x[:, 0], state.y[:, 0] = [4, 8, 12, 20, 24, 28], [10, 12, 14, 16, 18, 20]
+    state.health[0, 0] = 0
+    picture = env.picture()
+    assert picture.shape == (18 * CELL, 32 * CELL, 3) and picture.dtype == np.uint8
+
+    def colour(x, y):
+        return tuple(picture[round((25 - y) * CELL), round(x * CELL)].tolist())
+
+    ally, enemy, floor = colour(8, 12), colour(24, 18), colour(16, 11)
+    assert ally[2] > 150 > ally[0] and enemy[0] > 150 > enemy[2]
+    assert colour(12, 14) == ally and colour(20, 16) == enemy == colour(28, 20)
+    assert colour(4, 10) == floor != colour(16, 24.5)  # a dead unit is not drawn; a wall is
+
+
+def test_the_last_picture_of_a_battle_shows_its_end():
+    env = EmbeddedSmac(find("3m"), SmacOptions(), 1)
+    env.reset(0)
+    env._engine._state.health[3:] = 0.5
+    env._engine._state.x[3:, 0], env._engine._state.y[3:, 0] = 12, [15, 16, 17]
+    action = np.array([[6], [7], [8]], np.int32)
+    env._write()
+    before = env.picture()
+    while not (moved := env.step((np.where(env._frame.masks[0][:, :, 6:].any(-1), action, 1),))).ended[0]:
+        before = env.picture()
+    assert moved.won[0]
+    ended, begun = env.picture(ended=True), env.picture()
+    assert not np.array_equal(ended, begun) and not np.array_equal(ended, before)
+    assert (ended[..., 0] > 190).sum() > 0 and not ((ended[..., 0] == 200) & (ended[..., 2] == 75)).any()
