@@ -2,7 +2,9 @@
 
 import asyncio
 import hashlib
+import signal
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -11,7 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from marless.errors import CorruptError, MarlessError, NotFoundError, PermissionDeniedError, SpecError, UnreachableError
-from marless.rpc.caches import Caches
+from marless.rpc.caches import CACHE_S, Caches
 from marless.rpc.client import Peer
 from marless.rpc.param_store import LATEST, ParamStore, PolicyWrite
 from marless.rpc.roles import Role
@@ -286,16 +288,45 @@ def test_bad_options_are_named(capsys, given, problem):
     assert problem in capsys.readouterr().err
 
 
-async def test_a_cache_is_a_process_like_any_other_service(store, store_address, job, tmp_path):
-    await store.publish(job, 1, 0, [write("a", 0, b"weights")])
-    listen = f"unix:{tmp_path}/process.sock"
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "services.param_store", "--listen", listen, "--upstream", store_address),
+@asynccontextmanager
+async def process(upstream: str, listen: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A cache that is a process of its own."""
+    started = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "services.param_store", "--listen", listen, "--upstream", upstream),
         "--exit-with-stdin",
         stdin=asyncio.subprocess.PIPE,
     )
-    peer = Peer(listen, Security())
-    assert await acting(ParamStore(peer), job, 1) == b"weights"
-    await peer.close()
-    process.stdin.close()
-    assert await process.wait() == 0
+    yield started
+    started.stdin.close()
+    assert await started.wait() == 0
+
+
+async def test_a_cache_is_a_process_like_any_other_service(store, store_address, job, tmp_path):
+    await store.publish(job, 1, 0, [write("a", 0, b"weights")])
+    listen = f"unix:{tmp_path}/process.sock"
+    async with process(store_address, listen):
+        peer = Peer(listen, Security())
+        assert await acting(ParamStore(peer), job, 1) == b"weights"
+        await peer.close()
+
+
+@pytest.mark.slow
+async def test_a_cache_that_hangs_is_given_up(store, store_address, job, tmp_path):
+    """Red without keepalive: the read would take as long as it may, `CACHE_S`."""
+    listen = f"unix:{tmp_path}/process.sock"
+    await store.publish(job, 1, 0, [write("a", 0, b"first")])
+    async with process(store_address, listen) as hanging:
+        peer = Peer(listen, Security())
+        assert await acting(ParamStore(peer), job, 1) == b"first", "it serves"
+        await peer.close()
+        caches = Caches(store, [listen], Security(), "worker")
+        assert await acting(caches, job, 1) == b"first"
+        assert next(caches._usable(), None)
+        await store.publish(job, 1, 1, [write("a", 1, b"second")])
+        hanging.send_signal(signal.SIGSTOP)
+        began_s = time.monotonic()
+        assert await acting(caches, job, 2) == b"second"
+        assert time.monotonic() - began_s < CACHE_S / 2
+        assert not next(caches._usable(), None), "it rests"
+        hanging.send_signal(signal.SIGCONT)
+        await caches.close()
