@@ -3,9 +3,10 @@
     {"rows": 3, "worker": {"prefix": "actor-", "each": ["0", "1", "2"]}, "cold": {"all": false},
      "start_s": {"micros": 1700000000000000, "each": [5, 0, 12]}}
 
-A column has one value for all rows ("all"), or one for each. Texts may share a prefix. Numbers may be whole
-microseconds after a common base; they are written so only if that gives back the same floating-point numbers. Rows of
-several kinds, such as actors followed by learners, are a list of tables, each of one kind.
+A column has one value for all rows ("all"), or one for each. Texts may share a prefix, or, if few of them differ, be
+digits for a list ("kinds"). Numbers may be whole microseconds after a common base; they are written so only if that
+gives back the same floating-point numbers. Rows of several kinds, such as actors followed by learners, are a list of
+tables, each of one kind.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+import string
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain, groupby
 from typing import Any
 
@@ -21,6 +23,9 @@ FEWEST = 32
 """Shorter lists are written as lists of objects, which people and other programs read more easily."""
 MOST = 10**6
 """Rows of all tables, so that a damaged one takes no memory without end."""
+_RARE = 8
+"""Texts of which each occurs so often, on average, are written as numbers."""
+_DIGITS = string.digits + string.ascii_letters + "-_"
 _MICRO = 1e6
 _LONGEST_S = 1e12
 """Seconds: larger numbers, infinite ones and those that are none are written as they are."""
@@ -33,19 +38,37 @@ def _one_kind(_row: Any) -> str:  # Any: a dataclass
     return ""
 
 
-def encoded(rows: Sequence[Any], kind: Callable[[Any], object] = _one_kind) -> Json:  # Any: dataclasses of one class
+def encoded(
+    rows: Sequence[Any],  # Any: dataclasses of one class
+    kind: Callable[[Any], object] = _one_kind,
+    *,
+    fewest: int = FEWEST,
+    optional: Collection[str] = (),
+) -> Json:
     """Encode dataclasses whose fields JSON can hold, as tables, or if there are few as a list of objects.
 
-    `kind` tells the kind of a row; by default, all are of one kind.
+    `kind` tells the kind of a row; by default, all are of one kind. Of `optional` fields, values that are the default
+    are left out, in a table if all its rows have it.
     """
-    if len(rows) < FEWEST:
-        return [dataclasses.asdict(row) for row in rows]
-    tables = [_table(list(alike)) for _, alike in groupby(rows, kind)]
+    default = {field.name: field.default for field in _fields(rows) if field.name in optional}
+    if len(rows) < fewest:
+        return [
+            {k: v for k, v in dataclasses.asdict(row).items() if k not in default or v != default[k]} for row in rows
+        ]
+    tables = [_table(list(alike), default) for _, alike in groupby(rows, kind)]
     return {"tables": tables} if len(tables) > 1 else tables[0]
 
 
-def _table(rows: list[Any]) -> Json:  # Any: dataclasses of one class and kind
-    names = [field.name for field in dataclasses.fields(rows[0])]
+def _fields(rows: Sequence[Any]) -> tuple[dataclasses.Field[Any], ...]:  # Any: dataclasses of one class
+    return dataclasses.fields(rows[0]) if rows else ()
+
+
+def _table(rows: list[Any], default: Mapping[str, Json]) -> Json:  # Any: dataclasses of one class and kind
+    names = [
+        field.name
+        for field in _fields(rows)
+        if field.name not in default or any(getattr(row, field.name) != default[field.name] for row in rows)
+    ]
     return {"rows": len(rows), **{name: _column([getattr(row, name) for row in rows]) for name in names}}
 
 
@@ -72,6 +95,8 @@ def _column(values: list[Json]) -> Json:
     if all(value == first and type(value) is type(first) for value in values) and first != 0.0:
         return {"all": first}
     if all(isinstance(value, str) for value in values):
+        if len(kinds := sorted(set(values))) <= len(values) // _RARE:
+            return {"kinds": kinds, "each": _numbered(kinds, values)}
         prefix = os.path.commonprefix(values)  # noqa: RUF071  # of texts, which are no paths
         return {"prefix": prefix, "each": [value[len(prefix) :] for value in values]}
     if all(isinstance(value, float) and abs(value) < _LONGEST_S for value in values):
@@ -100,9 +125,11 @@ def _times(values: list[float]) -> Json:
 def _values(column: dict[str, Json], count: int) -> Sequence[Json]:
     if "all" in column:
         return [column["all"]] * count
-    each: list[Json] = column["each"]
-    if not isinstance(each, list) or len(each) != count:
+    each: list[Json] | str = column["each"]
+    if not isinstance(each, (str, list) if "kinds" in column else list) or len(each) != count:
         raise ValueError(f"a column has not the {count} rows of its table")
+    if "kinds" in column:
+        return [_kind(column["kinds"], number) for number in each]
     if "prefix" in column:
         return [column["prefix"] + rest for rest in each]
     if "micros" in column:
@@ -110,7 +137,23 @@ def _values(column: dict[str, Json], count: int) -> Sequence[Json]:
     return each
 
 
-def _seconds(base: Json, each: list[Json]) -> Iterator[float]:
+def _numbered(kinds: list[str], values: list[str]) -> str | list[int]:
+    """The number of each value's kind: one digit each if there are digits enough."""
+    numbers = {kind: number for number, kind in enumerate(kinds)}
+    if len(kinds) <= len(_DIGITS):
+        return "".join(_DIGITS[numbers[value]] for value in values)
+    return [numbers[value] for value in values]
+
+
+def _kind(kinds: Json, number: Json) -> Json:
+    if isinstance(number, str):
+        number = _DIGITS.index(number)
+    if not isinstance(kinds, list) or type(number) is not int or not 0 <= number < len(kinds):
+        raise ValueError(f"{number!r:.80} is no number of one of its kinds")
+    return kinds[number]
+
+
+def _seconds(base: Json, each: Sequence[Json]) -> Iterator[float]:
     for offset in each:
         if not isinstance(offset, int) or not isinstance(base, int):
             raise TypeError(f"{offset!r:.80} is no number of microseconds")

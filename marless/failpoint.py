@@ -22,6 +22,7 @@ _PLACES = (
     "coordinator.record",
     "coordinator.checkpoint",
     "coordinator.cut",
+    "coordinator.machines",
     "coordinator.restore",
     "coordinator.drop",
     "actor.carry",

@@ -12,8 +12,12 @@ from operator import attrgetter
 from typing import Any, Literal, Protocol, TypeVar
 
 from marless import columns
+from marless.machine import MachineRecord, record_of
 
 Part = TypeVar("Part")
+_OF_MACHINES = tuple(field.name for field in dataclasses.fields(MachineRecord))
+FEWEST_MACHINES = 3
+"""Fewer machines are written as a list of objects."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +136,10 @@ class InvocationRecord:
     """True for the first invocation of its worker."""
     init_s: float = 0.0
     """Seconds from the worker's launch until it was ready, if cold."""
+    ready_s: float = 0.0
+    """Seconds that the worker was connected before this invocation, if cold."""
+    machine: str = ""
+    """Id of the machine on which it ran; "" in older records."""
     after: tuple[str, ...] = ()
     """For a function inside a learner: the functions of that learner that it depends on, as "<function>/<name>"."""
     during_update: bool = False
@@ -231,6 +239,8 @@ class RoundRecord:
     lanes: tuple[LaneRecord, ...] = ()
     """All lanes that have begun, as this round left them, if episodes are carried; also those that rest because the
     round had fewer actors."""
+    machines: tuple[MachineRecord, ...] = ()
+    """The machines of this job's workers, of which something changed since the record before; none in older records."""
     earlier_evaluation: Evaluation | None = None
     """Returns of the greedy policies that an earlier round published, if they were evaluated during the update of this
     round."""
@@ -268,9 +278,13 @@ class RoundRecord:
 
         Many invocations or lanes are written as columns: see `marless.columns`.
         """
-        data = dataclasses.asdict(dataclasses.replace(self, invocations=(), lanes=()))
-        invocations = columns.encoded(self.invocations, kind=attrgetter("function", "name"))
-        data |= {"invocations": invocations, "lanes": columns.encoded(self.lanes)}
+        data = dataclasses.asdict(dataclasses.replace(self, invocations=(), lanes=(), machines=()))
+        kind = attrgetter("function", "name")
+        data |= {
+            "invocations": columns.encoded(self.invocations, kind, optional=("ready_s", "machine")),
+            "lanes": columns.encoded(self.lanes),
+            "machines": columns.encoded(self.machines, fewest=FEWEST_MACHINES, optional=_OF_MACHINES),
+        }
         if self.evaluation:
             data["evaluation"] |= _headline(self.evaluation)
         if self.earlier_evaluation:
@@ -311,6 +325,7 @@ def _record(data: dict[str, Any]) -> RoundRecord:  # Any: JSON
         "lanes": tuple(
             _made(LaneRecord, each) for each in columns.decoded(data.get("lanes", []))
         ),  # missing in older records
+        "machines": tuple(map(record_of, columns.decoded(data.get("machines", [])))),  # missing in older records
     }
     return _made(RoundRecord, data | parts)
 

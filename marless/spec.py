@@ -92,12 +92,12 @@ class FunctionsSpec(Strict):
 
 
 class BillSpec(Strict):
-    """Which of the three accountings gives the job's cost, and at what prices."""
+    """Which accounting gives the job's cost, and at what prices."""
 
-    accounting: Literal["billed", "paper", "serverful"] = Field(
+    accounting: Literal["billed", "paper", "serverful", "machines"] = Field(
         "billed",
         description="billed: all that a provider charges; paper: work alone, by the millisecond; serverful: a machine "
-        "for the whole run",
+        "for the whole run; machines: those that its workers ran on",
     )
     prices: dict[str, JsonValue] | None = Field(
         None, description="prices in place of marless's; in a job file also the path of a file that holds them"

@@ -1,13 +1,15 @@
-"""The command `cost`: the cost of a job so far, by three accountings."""
+"""The command `cost`: the cost of a job so far, by all accountings, and what its machines did."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from marless.cli.machines import machine_lines
 from marless.cli.options import Connection, Output, OutputOption
 from marless.cli.output import console, data, say, show_object
 from marless.cli.recorded import Recorded, RecordedArgument, find
@@ -30,14 +32,15 @@ def cost(
     job: RecordedArgument,
     by: Annotated[Literal["kind", "round", "group"], typer.Option(help="What each line of the table shows.")] = "kind",
     accounting: Annotated[
-        list[str], typer.Option(metavar="NAME", help="paper, billed or serverful; default: all three.")
+        list[str], typer.Option(metavar="NAME", help="paper, billed, serverful or machines; default: all.")
     ] = [],  # noqa: B006  # typer's way
     prices: PricesOption = None,
     output: OutputOption = Output.table,
 ) -> None:
     """Show what a job has cost, while it runs or afterwards: by function, by round, or by group of agents.
 
-    paper: execution and starts only; billed: all that a provider charges; serverful: a machine for the whole run.
+    paper: execution and starts only; billed: all that a provider charges; serverful: a machine for the whole run;
+    machines: those that its workers ran on.
     """
     from marless.pricing import prices as tables
     from marless.pricing.bill import bill
@@ -47,10 +50,13 @@ def cost(
         found = find(job, at)
     table = tables.load(str(prices)) if prices else tables.merged(found.spec.bill.prices)
     with Working(f"billing {len(found.records):,} rounds"):
-        made = bill(found.records, found.spec, table)
+        made = bill(found.records, found.spec, table, found.kept)
+    wanted = tuple(each for each in wanted if each in made.accountings)
     if output is Output.table:
         _about(found, made, table)
         _show(made, by, wanted)
+        for line in machine_lines(found, made, table):
+            say(line)
     elif output is Output.jsonl:
         for row in _rows(made, by, wanted):
             data(json.dumps(row))
@@ -64,23 +70,26 @@ def dollars(usd: float) -> str:
 
 
 def _accountings(given: list[str]) -> tuple[Accounting, ...]:
-    from marless.pricing.charges import ACCOUNTINGS
+    from marless.pricing.charges import ALL
 
     for each in given:
-        if each not in ACCOUNTINGS:
-            raise SpecError(f"--accounting: {unknown_name('accounting', each, ACCOUNTINGS)}")
-    return tuple(each for each in ACCOUNTINGS if not given or each in given)
+        if each not in ALL:
+            raise SpecError(f"--accounting: {unknown_name('accounting', each, ALL)}")
+    return tuple(each for each in ALL if not given or each in given)
 
 
 def _document(
     found: Recorded, made: Bill, table: Prices, wanted: tuple[Accounting, ...]
 ) -> dict[str, Any]:  # Any: JSON
     from marless.pricing.bill import to_dict
+    from marless.pricing.starts import starts
 
     about = {"job": found.job, "state": found.state, "counts_as_cost": found.spec.bill.accounting}
-    figures = to_dict(made, table)
+    figures = to_dict(made, table) | {"starts": [asdict(each) for each in starts(found.records)]}
     for name in ("usd", "by_kind", "by_round", "by_group"):
         figures[name] = {accounting: figures[name][accounting] for accounting in wanted}
+    if found.kept:
+        figures["machines_held"], figures["machines_seen_s"] = found.kept.held, found.kept.seen_s
     return about | figures
 
 
@@ -91,7 +100,11 @@ def _rows(made: Bill, by: By, wanted: tuple[Accounting, ...]) -> list[dict[str, 
     parts = {accounting: made.by(by, accounting) for accounting in wanted}
     names = dict.fromkeys(name for each in parts.values() for name in each)
     return [
-        {by: int(name) if by == "round" else name, **{a: usd(parts[a].get(name, 0)) for a in wanted}} for name in names
+        {
+            by: int(name) if name.isdecimal() and by == "round" else name,
+            **{a: usd(parts[a].get(name, 0)) for a in wanted},
+        }
+        for name in names
     ]
 
 
@@ -117,6 +130,6 @@ def _show(made: Bill, by: By, wanted: tuple[Accounting, ...]) -> None:
         note = " (modelled)" if accounting == "serverful" else ""
         shown.add_column(f"{accounting} USD{note}", footer=dollars(made.total_usd(accounting)), justify="right")
     for row in _rows(made, by, wanted):
-        name = str(row[by] + 1 if by == "round" else row[by])  # people count from 1, as `watch` does
+        name = str(row[by] + 1 if isinstance(row[by], int) else row[by])  # people count from 1, as `watch` does
         shown.add_row(name, *(dollars(row[accounting]) if row[accounting] else "" for accounting in wanted))
     console().print(shown)

@@ -15,12 +15,14 @@ from marless.cli.completion import job_ids
 from marless.cli.options import Connection
 from marless.cli.output import say
 from marless.errors import CorruptError, NotFoundError, UnavailableError, denied
+from marless.machine import MACHINES, Kept, kept_from_json
 from marless.record import Returns, RoundRecord, from_json
 from marless.round_file import read
 
 if TYPE_CHECKING:
     from marless.spec import JobSpec
 
+ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 RecordedArgument = Annotated[
     str,
     typer.Argument(
@@ -41,6 +43,8 @@ class Recorded:
     """Returns of the random baseline; None if it has not been evaluated yet."""
     state: str
     """PENDING, RUNNING, SUCCEEDED, FAILED or CANCELLED."""
+    kept: Kept | None = None
+    """Its machines at its end and after it; None while it runs, and for jobs of older versions."""
 
 
 def find(source: str, at: Connection) -> Recorded:
@@ -93,12 +97,20 @@ def from_folder(folder: Path, *, records: bool = True) -> Recorded:
         spec, status = ((folder / name).read_text(encoding="utf-8") for name in ("spec.yaml", "job.json"))
     except OSError as error:
         raise UnavailableError(f"{denied(error)}; the run folder is incomplete") from None
-    return _recorded(str(folder), spec, status, known)
+    try:
+        kept = (folder / MACHINES).read_text(encoding="utf-8")
+    except OSError:
+        kept = ""
+    return _recorded(str(folder), spec, status, known, kept)
 
 
 def _asked(job: str, at: Connection) -> Recorded:
     with at.client() as client:
         texts = [client.read(job, name).decode() for name in ("spec.yaml", "job.json")]
+        try:
+            kept = client.read(job, MACHINES).decode()
+        except NotFoundError:
+            kept = ""
         try:
             lines = client.read(job, "rounds.jsonl").decode().splitlines(keepends=True)
         except NotFoundError:
@@ -108,10 +120,10 @@ def _asked(job: str, at: Connection) -> Recorded:
         records = tuple(from_json(line) for line in whole)
     except (ValueError, KeyError, TypeError):
         raise CorruptError(f"rounds.jsonl of job {job}: a line is not a round record") from None
-    return _recorded(f"job {job}", texts[0], texts[1], records)
+    return _recorded(f"job {job}", texts[0], texts[1], records, kept)
 
 
-def _recorded(source: str, spec: str, status: str, records: tuple[RoundRecord, ...]) -> Recorded:
+def _recorded(source: str, spec: str, status: str, records: tuple[RoundRecord, ...], kept: str) -> Recorded:
     from marless import documents
     from marless import spec as specs
 
@@ -126,6 +138,7 @@ def _recorded(source: str, spec: str, status: str, records: tuple[RoundRecord, .
             records=records,
             random=random,
             state=known["state"],
+            kept=kept_from_json(kept) if kept and known["state"] in ENDED else None,
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise CorruptError(f"{source}: job.json or spec.yaml is damaged") from None

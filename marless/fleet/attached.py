@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 from marless.errors import SpecError, UnreachableError
+from marless.fleet.machines import Presence
 from marless.limits import MAX_NAME
 from marless.log import structlog
+from marless.machine import Machine
 from marless.rpc.requests import check_number, check_text
 from marless.rpc.v1 import common_pb2
+from marless.stopwatch import Stopwatch
 
 HELLO_S = 10.0
 """Seconds within which a worker's first message must arrive."""
@@ -31,10 +36,17 @@ class WorkerHungError(WorkerLostError):
 class Worker:
     """One connected worker."""
 
-    def __init__(self, hello: common_pb2.WorkerHello, send: Send, init_s: float) -> None:
+    def __init__(self, hello: common_pb2.WorkerHello, send: Send, init_s: float, presence: Presence) -> None:
         self.hello = hello
         self.send = send
         self.init_s = init_s
+        self.presence = presence
+        """Its machine."""
+        self.job = ""
+        """The job of its task; "" without one."""
+        self.connected = Stopwatch.start()
+        self.ready_s = 0.0
+        """Seconds from its connection until its first task; 0 before."""
         self.invocations = 0
         self.draining = False
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -76,6 +88,15 @@ async def hello_of(messages: AsyncIterator[common_pb2.WorkerMessage]) -> common_
     return first.hello
 
 
+def machine_of(hello: common_pb2.WorkerHello) -> Machine:
+    """The machine of a worker, which is its host's name if it says nothing; raises SpecError if it cannot be one."""
+    told = hello.machine
+    values = {field.name: getattr(told, field.name) for field in told.DESCRIPTOR.fields}
+    values["usd_h"] = told.usd_h if told.HasField("usd_h") else None
+    machine = Machine(**values)
+    return machine if machine.id else replace(machine, id=hashlib.sha256(hello.host.encode()).hexdigest()[:12])
+
+
 async def either(*futures: asyncio.Future[Any]) -> None:  # Any: results of several kinds
     """Wait until any of these futures is done."""
     await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
@@ -113,6 +134,7 @@ def _check(result: common_pb2.TaskResult, worker: Worker) -> None:
     """Raise SpecError for impossible measurements, which would be billed; overwrite the fields that the pool knows."""
     run = result.invocation
     run.id, run.attempt, run.worker = result.id, result.attempt, worker.hello.worker
+    run.machine = worker.presence.machine.id
     numbers = {"start": run.start_s, "end": run.end_s, "vcpu_s": run.vcpu_s, "memory_bytes": run.memory_bytes}
     for what, number in numbers.items():
         check_number(f"the {what} of an invocation", number)

@@ -14,9 +14,19 @@ from collections.abc import AsyncIterator, Callable, Iterable
 import grpc
 
 from marless.errors import MarlessError, OverloadedError, UnavailableError, UnreachableError
-from marless.fleet.attached import Send, Worker, WorkerHungError, WorkerLostError, either, hello_of, listen
+from marless.fleet.attached import (
+    Send,
+    Worker,
+    WorkerHungError,
+    WorkerLostError,
+    either,
+    hello_of,
+    listen,
+    machine_of,
+)
 from marless.fleet.attendance import Attendance, Homes
 from marless.fleet.handover import Tickets
+from marless.fleet.machines import Machines
 from marless.limits import MAX_ACTORS
 from marless.log import structlog
 from marless.rpc.errors import by_name
@@ -46,8 +56,15 @@ class Dispatcher:
     """
 
     def __init__(
-        self, *, queue_limit: int = QUEUE_LIMIT, max_attempts: int = MAX_ATTEMPTS, tickets: Tickets | None = None
+        self,
+        *,
+        queue_limit: int = QUEUE_LIMIT,
+        max_attempts: int = MAX_ATTEMPTS,
+        tickets: Tickets | None = None,
+        machines: Machines | None = None,
     ) -> None:
+        self.machines = machines or Machines()
+        """The accounts of its workers' machines."""
         self._tickets = tickets or Tickets()
         self._queue_limit = queue_limit
         self._max_attempts = max_attempts
@@ -157,7 +174,10 @@ class Dispatcher:
             if result.error_code:
                 raise by_name(result.error_code, result.error, result.detail)
             result.invocation.queued_s = result.invocation.start_s - waited_s  # by the clock of the worker
-            result.invocation.init_s = worker.init_s if result.invocation.cold else 0.0
+            if result.invocation.cold:
+                result.invocation.init_s, result.invocation.ready_s = worker.init_s, worker.ready_s
+            else:
+                result.invocation.init_s = result.invocation.ready_s = 0.0
             result.lost.extend(lost)
             return result
         raise _given_up(task, len(lost) - hung, hung)
@@ -180,7 +200,8 @@ class Dispatcher:
         name = hello.worker
         before = self._workers.get(name)
         self._tickets.check(name, hello.ticket, before.hello.ticket if before else None)
-        worker = Worker(hello, send, self._since_launch(name))
+        machine, init_s = machine_of(hello), self._since_launch(name)
+        worker = Worker(hello, send, init_s, self.machines.arrive(machine, init_s))
         if before:
             before.lose()
         self._workers.arrive(name, worker)
@@ -194,6 +215,8 @@ class Dispatcher:
             self._workers.leave(name, worker)
             self._idle.pop(worker, None)
             self._homes.leave(worker)
+            self._task_ends(worker)
+            self.machines.leave(worker.presence)
             _log.info("worker.disconnected", worker=name, invocations=worker.invocations)
 
     def _since_launch(self, worker: str) -> float:
@@ -262,6 +285,7 @@ class Dispatcher:
         running = worker.running
         assert running is not None  # set by _acquire
         worker.expected, worker.invocations = (task.id, task.attempt), worker.invocations + 1
+        self._task_begins(worker, task.id.partition("/")[0])
         worker.sending = asyncio.ensure_future(worker.send(common_pb2.PoolMessage(task=task)))
         try:
             async with asyncio.timeout(task.timeout_s):
@@ -283,6 +307,19 @@ class Dispatcher:
         if running.cancelled():
             raise WorkerLostError
         return running.result()
+
+    def _task_begins(self, worker: Worker, job: str) -> None:
+        worker.job = job
+        self.machines.begin(worker.presence, job)
+        if worker.invocations == 1:
+            worker.ready_s = worker.connected.seconds
+            if worker.init_s:
+                self.machines.started(worker.init_s, worker.ready_s)
+
+    def _task_ends(self, worker: Worker) -> None:
+        if worker.job:
+            self.machines.end(worker.presence, worker.job)
+            worker.job = ""
 
     def _let_go(self, worker: Worker, running: asyncio.Future[common_pb2.TaskResult]) -> None:
         """Release a worker after its task. If it has not answered, it is disconnected: its late result is ignored."""
@@ -343,6 +380,7 @@ class Dispatcher:
         if worker.running is not None:
             worker.running.cancel()  # no effect if there is a result; otherwise it wakes those waiting for one
             worker.running = None
+            self._task_ends(worker)
         if worker.lost.done() or worker.draining:
             return
         while self._waiting:
@@ -375,9 +413,11 @@ def _lost(task: str, attempt: int, worker: Worker, started: Stopwatch, waited_s:
         id=task,
         attempt=attempt,
         worker=worker.hello.worker,
+        machine=worker.presence.machine.id,
         queued_s=started.started_s - waited_s,
         start_s=started.started_s,
         end_s=started.now_s,
         cold=cold,
         init_s=worker.init_s if cold else 0.0,
+        ready_s=worker.ready_s if cold else 0.0,
     )

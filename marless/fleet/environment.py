@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-_KEPT = ("MARLESS_FAILPOINT",)
+from marless.machine import VARIABLE
+
+_KEPT = ("MARLESS_FAILPOINT", VARIABLE)
 _LOWEST = 19
 """The lowest priority as a nice value of Linux."""
 _CREDENTIALS = (

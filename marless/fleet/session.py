@@ -12,7 +12,7 @@ import time
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import NoReturn
 
 import grpc
@@ -24,11 +24,13 @@ from marless.fleet import environment, orphans
 from marless.fleet.handover import Handed, Handover, listen
 from marless.fleet.watchdog import Watchdog
 from marless.log import structlog
+from marless.machine import Machine
 from marless.rpc.client import Peer
 from marless.rpc.errors import from_rpc
 from marless.rpc.process import (
     add_caches,
     add_env_modules,
+    add_option,
     add_peer,
     add_process_options,
     configure_logging,
@@ -68,6 +70,8 @@ class WorkerOptions:
     background: bool = False
     """Run at the lowest CPU priority."""
     watchdog: Watchdog = field(default_factory=Watchdog)
+    machine: Machine = field(default_factory=Machine.here)
+    """What is known of the machine that it runs on."""
     env_modules: tuple[str, ...] = ()
     """Modules whose environments an actor may create besides PettingZoo's own; see `marless.envs.allowed`."""
     caches: tuple[str, ...] = ()
@@ -115,6 +119,7 @@ def worker_options(program: str, role: Role, arguments: Sequence[str] | None = N
     add_env_modules(parser)
     add_caches(parser)
     add_process_options(parser)
+    add_option(parser, "--machine", "", "what is known of this machine: key=value,…; see docs/cost.md", _machine)
     parser.add_argument("--launched", action="store_true", help="how pools start workers; not for people")
     parser.add_argument("--background", action="store_true", help="run at the lowest CPU priority")
     args = parser.parse_args(arguments)
@@ -126,9 +131,17 @@ def worker_options(program: str, role: Role, arguments: Sequence[str] | None = N
         *(args.worker, args.pool, args.param_store, security, args.launched, handover),
         background=args.background,
         watchdog=Watchdog(ends_process=True),
+        machine=args.machine,
         env_modules=args.env_modules,
         caches=args.param_store_caches,
     )
+
+
+def _machine(text: str) -> Machine:
+    try:
+        return Machine.here(text)
+    except SpecError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 async def work(options: WorkerOptions, peer: Peer, method: Work, handle: Handle, device: str = "cpu") -> None:
@@ -141,6 +154,7 @@ async def work(options: WorkerOptions, peer: Peer, method: Work, handle: Handle,
         vcpus=len(os.sched_getaffinity(0)),
         device=device,
         ticket=options.handover.ticket,
+        machine=common_pb2.Machine(**asdict(options.machine)),
     )
     try:
         await _session(peer, method, hello, handle, options.watchdog)

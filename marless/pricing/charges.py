@@ -11,8 +11,10 @@ from marless.pricing.money import milliseconds, per_gb_s
 from marless.pricing.prices import Prices
 from marless.pricing.usage import Use
 
-Accounting: TypeAlias = Literal["billed", "paper", "serverful"]
+Accounting: TypeAlias = Literal["billed", "paper", "serverful", "machines"]
 ACCOUNTINGS: tuple[Accounting, ...] = ("paper", "billed", "serverful")
+"""Those that follow from the functions alone, so that they can be estimated, replayed and compared."""
+ALL: tuple[Accounting, ...] = (*ACCOUNTINGS, "machines")
 
 
 @dataclass(frozen=True)
@@ -20,11 +22,13 @@ class Charge:
     """One line of a bill, or the sum of several lines with the same function, group and item."""
 
     function: str
-    """As in `Use`; "redis" for the Redis node, "machine" for a machine shared by all functions."""
+    """As in `Use`; "redis" for the Redis node, "machine" for a machine shared by all functions; in accounting
+    `machines`, the pool that had the machine."""
     group: str
     """The policy served; "" if it served all."""
     item: str
-    """"work" (starts included), "request", "ready" (kept warm), "node" or "machine"."""
+    """"work" (starts included), "request", "ready" (kept warm), "node" or "machine"; in accounting `machines`, one of
+    `marless.pricing.machines.ITEMS`."""
     picos: int
     """Amount in picodollars."""
 

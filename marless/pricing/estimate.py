@@ -151,7 +151,10 @@ def courses_of_run(records: Sequence[RoundRecord], spec: JobSpec, prices: Prices
 
 
 def _rounds(spec: JobSpec, course: Course) -> tuple[int, str]:
-    """Number of rounds until a stop rule ends the job, and that rule; `stop.return` cannot be foreseen."""
+    """Number of rounds until a stop rule ends the job, and that rule.
+
+    `stop.return` cannot be foreseen, and neither can the cost of machines.
+    """
     stop, accounting = spec.stop, spec.bill.accounting
     limits: dict[str, float] = {}
     if stop.rounds is not None:
@@ -160,7 +163,7 @@ def _rounds(spec: JobSpec, course: Course) -> tuple[int, str]:
         limits["stop.env_steps"] = stop.env_steps / course.env_steps if course.env_steps else math.inf
     if stop.wall_s is not None:
         limits["stop.wall_s"] = _until(stop.wall_s, course.head_s, course.round_s, course.head)
-    if stop.cost_usd is not None:
+    if stop.cost_usd is not None and accounting != "machines":
         head, each = course.head_usd[accounting], course.round_usd[accounting]
         limits["stop.cost_usd"] = _until(stop.cost_usd, head, each, course.head)
     rule = min(limits, key=lambda each: limits[each], default="")

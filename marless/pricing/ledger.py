@@ -1,8 +1,9 @@
-"""The ledger of one job: the cost of every round by three accountings, computed only from its records, in picodollars.
+"""The ledger of one job: the cost of every round by all accountings, computed only from its records, in picodollars.
 
 - *paper*: work alone, by the millisecond (see `marless.pricing.charges.paper`);
 - *billed*: everything that a provider charges (see `marless.pricing.billed`);
-- *serverful*: a machine for the whole run, modelled (see `marless.pricing.serverful`).
+- *serverful*: a machine for the whole run, modelled (see `marless.pricing.serverful`);
+- *machines*: the machines that the workers ran on (see `marless.pricing.machines`).
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from marless.pricing import charges, serverful
+from marless.pricing import charges, machines, serverful
 from marless.pricing.billed import Clock, Need, RedisMeter, meter, need_of
 from marless.pricing.charges import Accounting, Charge
+from marless.pricing.machines import MachineMeter
 from marless.pricing.money import usd
 from marless.pricing.prices import Prices
 from marless.pricing.serverful import Machine, ModelledRounds
@@ -48,6 +50,8 @@ class Ledger:
         """Raises SpecError for functions that the backend cannot run, and for a missing price."""
         self._functions, self._prices = spec.functions, prices
         self._meter, self._redis = meter(spec.functions, prices), RedisMeter(prices)
+        self.machines = MachineMeter(prices)
+        """Of the machines that the workers ran on."""
         self._clock = Clock(prices.keep_alive_s)
         self._rounds = ModelledRounds(spec.functions)
         self._need = Need(0.0, 0)
@@ -80,14 +84,17 @@ class Ledger:
                 "paper": charges.paper(uses, self._prices),
                 "billed": charges.merged(billed),
                 "serverful": serverful.charges(modelled[self.machine.vcpus], self.machine),
+                "machines": charges.merged(self.machines.charges(record.machines)),
             },
         )
-        for accounting in ("paper", "billed"):
+        for accounting in ("paper", "billed", "machines"):
             self._totals[accounting] += cost.picos(accounting)
         return cost
 
     def picos(self, accounting: Accounting) -> int:
-        """Cost of all rounds so far in picodollars."""
+        """Cost of all rounds so far in picodollars; raises SpecError for machines without a known price."""
+        if accounting == "machines":
+            machines.check_known(self.machines, self._prices)
         if accounting == "serverful":
             return serverful.picos(self._serverful_ms[self.machine.vcpus], self.machine)
         return self._totals[accounting]

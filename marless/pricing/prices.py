@@ -18,6 +18,7 @@ from pydantic import Field, PrivateAttr, ValidationError
 from marless import documents
 from marless.algos.base import Strict
 from marless.errors import SpecError
+from marless.machine import MachineRecord
 from marless.mistakes import sentences
 
 if TYPE_CHECKING:  # a spec holds prices, not the other way round
@@ -88,6 +89,15 @@ class Ec2Prices(_Section):
     instances: dict[str, InstancePrice]
 
 
+class MachinePrices(_Section):
+    """Machines that workers ran on, for accounting `machines`."""
+
+    minimum_s: int = Field(ge=0, description="of each machine that a provider charges")
+    usd_h: dict[str, Usd] = Field(
+        description="USD per hour of TYPE/MARKET/ZONE, TYPE/MARKET or TYPE; wins over what hosts say, and ec2.instances"
+    )
+
+
 class RedisPrices(_Section):
     """The Redis node that stores the policy versions."""
 
@@ -107,6 +117,7 @@ class Prices(Strict):
     fargate: FargatePrices
     ec2: Ec2Prices
     redis: RedisPrices
+    machines: MachinePrices
     _file: str = PrivateAttr("")
 
     @property
@@ -122,6 +133,21 @@ class Prices(Strict):
                 f"memory_gb: …}}}}}}` to {self.file}"
             )
         return self.ec2.instances[name]
+
+    def machine_h(self, machine: MachineRecord) -> Decimal | None:
+        """US dollars per hour of a machine that ran; None if nobody knows them.
+
+        The table's price wins over that of the host, which counts up to the list price of a known type.
+        """
+        for end in (f"/{machine.market}/{machine.zone}", f"/{machine.market}", ""):
+            if machine.type and (given := self.machines.usd_h.get(f"{machine.type}{end}")) is not None:
+                return given
+        rented = machine.provider in ("", "aws") and machine.market != "own"
+        listed = self.ec2.instances.get(machine.type) if rented else None
+        if listed and machine.market in ("", "on-demand"):
+            return listed.usd_h
+        said = None if machine.usd_h is None else Decimal(str(machine.usd_h))
+        return min(said, listed.usd_h) if said is not None and listed else said
 
     def redis_h(self) -> Decimal:
         """US dollars per hour of the Redis node; raises SpecError, saying where to add it, if it is missing."""

@@ -15,13 +15,12 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import get_args
 
 from marless.deciding import Budget, decide
 from marless.errors import SpecError
 from marless.job import Job, prepare
 from marless.pricing import prices as price_tables
-from marless.pricing.charges import Accounting
+from marless.pricing.charges import ACCOUNTINGS, Accounting
 from marless.pricing.ledger import Ledger, RoundCost
 from marless.pricing.money import usd
 from marless.record import Distances, PhaseSeconds, RoundRecord
@@ -126,6 +125,11 @@ def simulate(
         raise SpecError("there is nothing to replay: no round has been recorded yet")
     if [record.round for record in records] != list(range(len(records))):
         raise SpecError(f"the records of {records[0].job} have a gap or do not begin with round 1")
+    if spec.stop.cost_usd is not None and spec.bill.accounting == "machines":
+        raise SpecError(
+            "a replay has no machines, whose cost its budget would count: add --set bill.accounting=billed, or "
+            "--set stop.cost_usd=null"
+        )
     job = prepare(spec)
     _check_signals(records, job)
     walk = _Walk(records, recorded, job, slots, spec.seed if seed is None else seed)
@@ -194,8 +198,9 @@ class _Walk:
         stop, accounting = self._job.spec.stop, self._job.spec.bill.accounting
         if stop.rounds is not None and number >= stop.rounds:
             return f"{number} rounds done"
-        spent_usd = self.ledger.total_usd(accounting)
-        if stop.cost_usd is not None and number and spent_usd >= stop.cost_usd:
+        if stop.cost_usd is None or not number:
+            return ""
+        if (spent_usd := self.ledger.total_usd(accounting)) >= stop.cost_usd:
             return f"{spent_usd:.6f} USD spent by {accounting} accounting, of a budget of {stop.cost_usd:g} USD"
         return ""
 
@@ -204,7 +209,7 @@ class _Walk:
         recorded = self._records[number]
         plan = self._plan(recorded)
         found = rebuild(self._source(number, plan), plan, self.machine, before=self._before, delay_s=self._delay_s)
-        replayed, self._before = found.record, found.record
+        replayed = self._before = replace(found.record, machines=())
         self._delay_s += found.longer_s
         recorded_s, replayed_s = (
             cluster.modelled(record, self.machine.functions, self.machine.slots) for record in (recorded, replayed)
@@ -216,8 +221,8 @@ class _Walk:
             replayed=replayed,
             recorded_s=recorded_s,
             replayed_s=replayed_s,
-            recorded_usd={each: before_cost.usd(each) for each in get_args(Accounting)},
-            replayed_usd={each: self._cost.usd(each) for each in get_args(Accounting)},
+            recorded_usd={each: before_cost.usd(each) for each in ACCOUNTINGS},
+            replayed_usd={each: self._cost.usd(each) for each in ACCOUNTINGS},
             assumed=found.assumed,
         )
 
@@ -302,4 +307,4 @@ def _elsewhere(record: RoundRecord, phases: PhaseSeconds) -> RoundRecord:
 
 
 def _totals(ledger: Ledger) -> Mapping[Accounting, float]:
-    return {each: ledger.total_usd(each) for each in get_args(Accounting)}
+    return {each: ledger.total_usd(each) for each in ACCOUNTINGS}

@@ -15,8 +15,9 @@ from marless.fleet.figures import figures
 from marless.fleet.fleet import Fleet
 from marless.fleet.handover import Tickets
 from marless.fleet.hosts.pool import HOSTS
-from marless.fleet.launchers.base import Program
+from marless.fleet.launchers.base import Program, kept_by
 from marless.fleet.launchers.registry import Make, launching
+from marless.fleet.machines import Machines
 from marless.rpc.admission import Streams
 from marless.rpc.roles import Role
 from marless.rpc.server import Service, run
@@ -45,9 +46,11 @@ async def build(config: Config, address: str, make: Make | None = None) -> Async
         config.server.security.showing(Role.ACTOR),
         environment.ACTOR,
     )
-    dispatcher = Dispatcher(tickets=Tickets(others=config.server.security.tokens is not None))
+    tickets = Tickets(others=config.server.security.tokens is not None)
     async with AsyncExitStack() as stack:
         launcher = await stack.enter_async_context(launching(config.launcher, program, make))
+        machines = Machines(config.launcher.name, kept_by(launcher))
+        dispatcher = Dispatcher(tickets=tickets, machines=machines)
         fleet = await stack.enter_async_context(
             Fleet(
                 *(dispatcher, launcher),
@@ -59,7 +62,7 @@ async def build(config: Config, address: str, make: Make | None = None) -> Async
         )
         behind = None
         if config.workers:
-            behind = await stack.enter_async_context(background(launcher, config.keep_alive_s))
+            behind = await stack.enter_async_context(background(launcher, machines, config.keep_alive_s))
         servicer = ActorPoolServicer(Rollouts(dispatcher, fleet), dispatcher, fleet, behind, launcher)
         register = partial(add_ActorPoolServiceServicer_to_server, servicer)
 

@@ -46,6 +46,7 @@ class Rollouts:
         """
         actors = _actors(request)
         async with self._places:
+            self._dispatcher.machines.want(request.job)
             await self._fleet.ensure(actors)
             queued, indices = Stopwatch.start(), iter(range(actors))
             lanes = {lane.lane: lane for lane in request.lanes}

@@ -12,6 +12,7 @@ from marless.fleet.dispatch import Dispatcher
 from marless.fleet.fleet import Fleet
 from marless.fleet.hosts.pool import attach
 from marless.fleet.launchers.base import Launcher
+from marless.fleet.told import used_by
 from marless.rpc.v1 import actor_pool_pb2, common_pb2, hosts_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceServicer
 from services.actor_pool.background import Background
@@ -56,6 +57,8 @@ class ActorPoolServicer(ActorPoolServiceServicer):
         self, request: actor_pool_pb2.PrewarmRequest, context: Context
     ) -> actor_pool_pb2.PrewarmResponse:
         """Start workers ahead of a rollout."""
+        if request.job:
+            self._dispatcher.machines.want(request.job)
         self._fleet.expect(request.actors)
         return actor_pool_pb2.PrewarmResponse()
 
@@ -64,6 +67,12 @@ class ActorPoolServicer(ActorPoolServiceServicer):
     ) -> actor_pool_pb2.ListWorkersResponse:
         """List workers and the length of the queue."""
         return actor_pool_pb2.ListWorkersResponse(workers=self._dispatcher.workers(), queued=self._dispatcher.queued)
+
+    async def ListMachines(  # noqa: N802
+        self, request: common_pb2.ListMachinesRequest, context: Context
+    ) -> common_pb2.ListMachinesResponse:
+        """What the machines of this pool did for a job."""
+        return used_by(request.job, self._dispatcher.machines)
 
     async def Work(  # type: ignore[override]  # noqa: N802  # writes to the context instead of yielding
         self, request_iterator: AsyncIterator[common_pb2.WorkerMessage], context: Context

@@ -23,9 +23,11 @@ from marless.errors import (
 )
 from marless.job import Job
 from marless.job_id import check_id, is_id
+from marless.machine import MachineRecord
 from marless.spec import JobSpec, from_json
 from services.coordinator import start, stopping, view
 from services.coordinator.adoption import Adoption
+from services.coordinator.aftermath import Aftermath
 from services.coordinator.costs import Costs
 from services.coordinator.figures import Tally
 from services.coordinator.index import Index
@@ -73,7 +75,8 @@ class Jobs:
         self._options = options or JobsOptions()
         self.uploads = Uploads(self.runs, self._options.uploads_bytes)
         self._index = Index(self.runs)
-        self._roster = Roster(self._options.running)
+        self._aftermath = Aftermath(pools, self._keep)
+        self._roster = Roster(self._options.running, self._aftermath.follow)
         self._preparing = Preparing()
         self._adoption = Adoption(
             self._index,
@@ -104,6 +107,7 @@ class Jobs:
         self.stopped = True
         self._preparing.stop()
         await self._adoption.stop()
+        await self._aftermath.stop()
         await asyncio.gather(*self._verbs, return_exceptions=True)
         await self._roster.stop()
 
@@ -335,6 +339,23 @@ class Jobs:
         finally:
             folder.release()
         self._index.forget(job)
+
+    async def _keep(self, job: str, machines: tuple[MachineRecord, ...]) -> bool:
+        """Note in a job's machines.json what they do after its end; False if that is over, as when it was resumed."""
+        return await self._whole(job, self._kept(job, machines))
+
+    async def _kept(self, job: str, machines: tuple[MachineRecord, ...]) -> bool:
+        folder = self.folder(job)
+        kept = await asyncio.to_thread(folder.read_kept)
+        if self._roster.get(job) or kept is None or not folder.own():
+            return False
+        try:
+            if not (await asyncio.to_thread(folder.read_status)).ended:
+                return False
+            await asyncio.to_thread(folder.write_kept, replace(kept, now=machines, seen_s=time.time()))
+        finally:
+            folder.release()
+        return True
 
     def _is_ours(self, job: str) -> bool:
         return self._roster.get(job) is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,9 +10,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from marless.algos.base import Group
-from marless.errors import CorruptError
+from marless.errors import CorruptError, MarlessError
 from marless.job import Job
 from marless.limits import MAX_TIMEOUT_S
+from marless.machine import MachineRecord
 from marless.record import Distances, EpisodeSums, InvocationRecord, LaneRecord, Returns, returns_of
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from marless.rpc.v1.learner_pool_pb2_grpc import LearnerPoolServiceAsyncStub
 
 PREWARM_TIMEOUT_S = 5.0
+MACHINES_TIMEOUT_S = 5.0
 RESERVED_S = 60.0  # how long reserved room is kept after the last upload, beyond the timeout of an actor
 CALL_TIMEOUT_S = 24 * 3600.0  # a round has no time limit of its own; actors and learners have their own deadlines
 BACKGROUND_FACTOR = 10
@@ -111,10 +114,24 @@ class Pools:
         request = learner_pool_pb2.ReserveRequest(job=job_id, round=round_, actors=actors, idle_s=idle_s, epoch=epoch)
         await self._learner_pool.call(self._learners.Reserve, request, timeout_s=CALL_TIMEOUT_S)
 
-    async def prewarm(self, actors: int) -> None:
-        """Ask the actor pool to start workers for `actors` actors; returns before they are ready."""
-        request = actor_pool_pb2.PrewarmRequest(actors=actors)
+    async def prewarm(self, job_id: str, actors: int) -> None:
+        """Ask the actor pool to start workers for `actors` actors of a job; returns before they are ready."""
+        request = actor_pool_pb2.PrewarmRequest(actors=actors, job=job_id)
         await self._actor_pool.call(self._actors.Prewarm, request, timeout_s=PREWARM_TIMEOUT_S)
+
+    async def machines(self, job_id: str) -> tuple[MachineRecord, ...]:
+        """What the machines of both pools did for a job so far; those of a pool that does not answer are missing."""
+        request = common_pb2.ListMachinesRequest(job=job_id)
+        pools = (("actor", self._actor_pool, self._actors), ("learner", self._learner_pool, self._learners))
+        calls = (peer.call(stub.ListMachines, request, timeout_s=MACHINES_TIMEOUT_S) for _, peer, stub in pools)
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        found: list[MachineRecord] = []
+        for (pool, _, _), answer in zip(pools, answers, strict=True):
+            if isinstance(answer, common_pb2.ListMachinesResponse):
+                found += (_machine(each, pool, answer.launcher) for each in answer.machines)
+            elif not isinstance(answer, MarlessError):
+                raise answer
+        return tuple(found)
 
     async def train(
         self,
@@ -251,11 +268,24 @@ def _distances(measured: common_pb2.Distances) -> Distances:
     return Distances(agents=agents, values=tuple(rows))
 
 
+def _machine(use: common_pb2.MachineUse, pool: str, launcher: str) -> MachineRecord:
+    told = {name: getattr(use.machine, name) for name in ("id", "provider", "type", "market", "zone", "vcpus")}
+    times = ("began_s", "connected_after_s", "first_task_after_s", "present_s", "starting_s", "work_s", "waiting_s")
+    return MachineRecord(
+        pool=pool,
+        launcher=launcher,
+        usd_h=use.machine.usd_h if use.machine.HasField("usd_h") else None,
+        released=use.is_released,
+        held=use.is_held,
+        **told,
+        **{name: round(getattr(use, name), 3) for name in times},
+    )
+
+
 def _to_the_microsecond(each: InvocationRecord) -> InvocationRecord:
     """With times in whole microseconds, which is what clocks tell, so that records of many actors are short."""
-    times = (each.queued_s, each.start_s, each.end_s, each.vcpu_s, each.init_s)
-    queued_s, start_s, end_s, vcpu_s, init_s = (round(seconds, 6) for seconds in times)
-    return replace(each, queued_s=queued_s, start_s=start_s, end_s=end_s, vcpu_s=vcpu_s, init_s=init_s)
+    times = ("queued_s", "start_s", "end_s", "vcpu_s", "init_s", "ready_s")
+    return replace(each, **{name: round(getattr(each, name), 6) for name in times})
 
 
 def _invocations(invocations: Iterable[common_pb2.Invocation]) -> tuple[InvocationRecord, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from marless.machine import MachineRecord
 from marless.record import Decision, Evaluation, GroupRecord, LaneRecord, PhaseSeconds, RoundRecord, Summary
 from services.coordinator.journal import Journal
 from services.coordinator.planning import Plan
@@ -59,11 +60,19 @@ def with_earlier(record: RoundRecord, before: RoundRecord | None, evaluation: Ro
     )
 
 
-def finished(record: RoundRecord, evaluation: Rollout | None, *, times: RoundTimes, evaluation_s: float) -> RoundRecord:
+def finished(
+    record: RoundRecord,
+    evaluation: Rollout | None,
+    machines: tuple[MachineRecord, ...] = (),
+    *,
+    times: RoundTimes,
+    evaluation_s: float,
+) -> RoundRecord:
     """The final record of a round.
 
     Args:
         evaluation: Of the round's own policies, if it evaluated them.
+        machines: Those of which something has changed since the round before.
         evaluation_s: Seconds after its update that it waited for evaluations.
     """
     return replace(
@@ -72,6 +81,7 @@ def finished(record: RoundRecord, evaluation: Rollout | None, *, times: RoundTim
         phases=replace(record.phases, evaluation=evaluation_s),
         evaluation=evaluation.returns if evaluation else None,
         invocations=record.invocations + (evaluation.invocations if evaluation else ()),
+        machines=machines,
     )
 
 

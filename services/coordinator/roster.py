@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from services.coordinator.live import LiveJob
 
@@ -10,8 +11,10 @@ from services.coordinator.live import LiveJob
 class Roster:
     """Runs up to `running` jobs at once. A job leaves when it has ended or another coordinator has taken it over."""
 
-    def __init__(self, running: int) -> None:
+    def __init__(self, running: int, ended: Callable[[str], None] = lambda _: None) -> None:
+        """`ended` is called with each job that has ended here."""
         self._limit = running
+        self._ended = ended
         self._live: dict[str, LiveJob] = {}
         self._queue: dict[str, LiveJob] = {}
         self._stopping = False
@@ -92,5 +95,7 @@ class Roster:
             live.folder.release()
             if self._live.get(job) is live and not self._stopping:
                 del self._live[job]
+                if live.status.ended:
+                    self._ended(job)
             live.news.tell()
             self._fill()

@@ -31,6 +31,7 @@ from services.coordinator.evaluations import Evaluations
 from services.coordinator.journal import Journal
 from services.coordinator.lanes import Lanes
 from services.coordinator.logs import JobLog
+from services.coordinator.machines import Machines
 from services.coordinator.patience import PASSING, Patience, doing
 from services.coordinator.planning import Plan, Planner
 from services.coordinator.pools import Pools, Rollout, Update
@@ -76,7 +77,7 @@ class JobRun:
         self._costs = Costs(job.spec, folder)
         self._journal = Journal(folder, self._costs)
         self._planner = Planner(job, self._journal)
-        self._warming = Warming(pools, wanted=job.spec.functions.prewarm)
+        self._warming = Warming(pools, job_id, wanted=job.spec.functions.prewarm)
         self._recovery = Recovery(job_id=job_id, job=job, folder=folder, pools=pools, journal=self._journal, log=log)
         self._cancellation = Cancellation()
         self._cancelled = self._cancellation.asked
@@ -84,6 +85,7 @@ class JobRun:
         self._room = Reserving(job_id=job_id, job=job, pools=pools, cancelled=self._cancelled, show=self._show)
         self._evaluations = Evaluations(job_id=job_id, job=job, pools=pools)
         self._baseline = Baseline(job_id=job_id, job=job, pools=pools, log=log, progressed=self._show_baseline)
+        self._machines = Machines(job_id, pools)
         self._fenced = 0
         self._timing = Timing()
         self._pending: Pending | None = None
@@ -223,7 +225,8 @@ class JobRun:
         record = recording.with_earlier(record, before, earlier)
         own_policies = self._evaluations.of(record, self._recovery.epoch) if self._is_last(record) else None
         own, own_s = await self._evaluated(plan, own_policies)
-        record = recording.finished(record, own, times=times, evaluation_s=earlier_s + own_s)
+        machines = await self._machines.changes()
+        record = recording.finished(record, own, machines, times=times, evaluation_s=earlier_s + own_s)
         await to_the_end(self._journal.append, record)
         self._pending = None
         self._timing.recorded(record)
@@ -342,6 +345,7 @@ class JobRun:
             state, reason = ("FAILED", problem) if state == "SUCCEEDED" else (state, reason)
         if unfinished := await self._baseline.stop():
             self.status = replace(self.status, random=unfinished, random_cut=True)
+        await self._machines.at_the_end(self._folder)
         cost_usd = await asyncio.to_thread(self._costs.total_usd)
         if self._costs.problem:
             self._log.warning("job.cost_unknown", problem=self._costs.problem)

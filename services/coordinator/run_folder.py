@@ -3,6 +3,7 @@
 spec.yaml            the resolved spec, every default written out
 job.json             state, reason, random baseline
 rounds.jsonl         one RoundRecord per line, appended before the next round starts
+machines.json        what machines cost at the job's end and after it, see `marless.machine.Kept`
 pending.json         the result of the present round's rollout, written before its update
 start/               the checkpoint that the job starts from, if there is one
 checkpoints/round-N/ the versions of all policies after N rounds, see `marless.checkpoint`
@@ -35,6 +36,7 @@ from marless import spec as specs
 from marless.checkpoint import Checkpoint, DiskCheckpoints, fsync, make_directory
 from marless.errors import AlreadyExistsError, CorruptError, FencedError, NotFoundError, SpecError, UnavailableError
 from marless.failpoint import reach
+from marless.machine import MACHINES, Kept, kept_from_json
 from marless.private_files import UntrustedPathError
 from marless.record import RoundRecord
 from marless.round_file import read
@@ -173,6 +175,17 @@ class RunFolder:
     def write_status(self, status: JobStatus) -> None:
         """Replace job.json."""
         self._replace("job.json", json.dumps(asdict(status), indent=1), failpoint="status")
+
+    def read_kept(self) -> Kept | None:
+        """The content of machines.json; None if there is none, or it is damaged."""
+        try:
+            return kept_from_json((self.path / MACHINES).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, CorruptError):
+            return None
+
+    def write_kept(self, kept: Kept) -> None:
+        """Replace machines.json."""
+        self._replace(MACHINES, kept.to_json(), failpoint="machines")
 
     def delete(self) -> None:
         """Remove the folder; it is renamed first, so that an interrupted deletion leaves no half of a job."""

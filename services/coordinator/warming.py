@@ -14,8 +14,9 @@ from services.coordinator.pools import Pools
 class Warming:
     """Sends the pre-warming requests of one job, in the background."""
 
-    def __init__(self, pools: Pools, *, wanted: bool) -> None:
+    def __init__(self, pools: Pools, job_id: str, *, wanted: bool) -> None:
         self._pools = pools
+        self._id = job_id
         self._wanted = wanted
         self._hint: asyncio.Task[None] | None = None
         self._told = 0
@@ -33,7 +34,7 @@ class Warming:
 
     async def _send(self, actors: int) -> None:
         try:
-            await self._pools.prewarm(actors)
+            await self._pools.prewarm(self._id, actors)
             self._told = max(self._told, actors)
         except MarlessError:
             return  # the next rollout starts the workers that it needs, or raises the error

@@ -13,8 +13,9 @@ from marless.fleet.dispatch import Dispatcher
 from marless.fleet.fleet import Fleet
 from marless.fleet.handover import Tickets
 from marless.fleet.hosts.pool import HOSTS
-from marless.fleet.launchers.base import Program
+from marless.fleet.launchers.base import Program, kept_by
 from marless.fleet.launchers.registry import Make, launching
+from marless.fleet.machines import Machines
 from marless.rpc.admission import Streams, Transfers
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
@@ -46,13 +47,15 @@ async def build(config: Config, address: str, make: Make | None = None) -> Async
         config.server.security.showing(Role.LEARNER),
         settings,
     )
-    dispatcher = Dispatcher(tickets=Tickets(others=config.server.security.tokens is not None))
+    tickets = Tickets(others=config.server.security.tokens is not None)
     intake = Intake(config.spool, config.spool_bytes)
     replays = Replays(config.spool, config.param_store, intake, config.replay_keep_s)
     store = Peer(config.param_store, config.server.security, "param_store")
-    loans = Loans(dispatcher.is_running)
     try:
         async with launching(config.launcher, program, make) as launcher:
+            machines = Machines(config.launcher.name, kept_by(launcher))
+            dispatcher = Dispatcher(tickets=tickets, machines=machines)
+            loans = Loans(dispatcher.is_running)
             fleet = Fleet(
                 *(dispatcher, launcher),
                 prefix="learner",

@@ -10,6 +10,7 @@ import grpc
 from marless.fleet.dispatch import Dispatcher
 from marless.fleet.hosts.pool import attach
 from marless.fleet.launchers.base import Launcher
+from marless.fleet.told import used_by
 from marless.rpc.refs import Loans
 from marless.rpc.server import bulk_download, bulk_upload, register_bulk
 from marless.rpc.v1 import common_pb2, hosts_pb2, learner_pool_pb2
@@ -82,6 +83,12 @@ class LearnerPoolServicer(LearnerPoolServiceServicer):
         """Close a job."""
         await self._updates.close(request)
         return learner_pool_pb2.CloseJobResponse()
+
+    async def ListMachines(  # noqa: N802
+        self, request: common_pb2.ListMachinesRequest, context: Context
+    ) -> common_pb2.ListMachinesResponse:
+        """What the machines of this pool did for a job."""
+        return used_by(request.job, self._dispatcher.machines)
 
     async def Work(  # type: ignore[override]  # noqa: N802  # writes to the context instead of yielding
         self, request_iterator: AsyncIterator[common_pb2.WorkerMessage], context: Context

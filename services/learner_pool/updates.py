@@ -286,6 +286,7 @@ class Updates:
     async def _run(
         self, tasks: list[learner_pool_pb2.LearnTask], verb: str, files: Sequence[TrajectoryFile] = ()
     ) -> list[learner_pool_pb2.LearnResult]:
+        self._dispatcher.machines.want(tasks[0].job)
         await self._fleet.ensure(len(tasks))
         return await gather(self._run_one(task, verb, files) for task in tasks)
 
@@ -306,6 +307,8 @@ class Updates:
         result = message(learner_pool_pb2.LearnResult, outcome.payload, "a learner's result")
         for each in (outcome.invocation, *outcome.lost):
             each.function, each.index = "learner", task.scope
+        for each in result.functions:
+            each.machine = outcome.invocation.machine
         result.functions.insert(0, outcome.invocation)
         result.functions.extend(outcome.lost)
         if verb == "update":

@@ -5,7 +5,7 @@ Launchers are chosen by name (`marless/fleet/launchers/registry.py`); docs/exten
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol, runtime_checkable
@@ -108,6 +108,20 @@ class Leaving(Protocol):
     async def leaving(self, worker: str) -> str:
         """Wait until a worker's machine is about to end; returns why. The pool has it finish its task, and exit."""
         ...
+
+
+@runtime_checkable
+class KeepsMachines(Protocol):
+    """What a launcher may have in addition, if it starts and ends machines."""
+
+    def machines(self) -> Collection[str]:
+        """Ids of the machines that cost now, also of those without workers, as last known; returns at once."""
+        ...
+
+
+def kept_by(launcher: Launcher) -> Callable[[], Collection[str]]:
+    """Tells which machines a launcher keeps without workers: none, unless it `KeepsMachines`."""
+    return launcher.machines if isinstance(launcher, KeepsMachines) else tuple
 
 
 @runtime_checkable

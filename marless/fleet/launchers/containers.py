@@ -17,6 +17,7 @@ from marless.fleet.launchers.base import Options, Program
 from marless.fleet.launchers.engine import Engine, Json
 from marless.fleet.launchers.options import CONNECT_S, above_0, check_names, size_bytes
 from marless.fleet.orphans import Orphan
+from marless.machine import VARIABLE
 from marless.rpc.addresses import is_local
 
 NAME = "docker"
@@ -139,11 +140,14 @@ def _check_reach(arguments: Sequence[str], network: str) -> None:
 
 def configs(program: Program, settings: Settings, arguments: Sequence[str]) -> tuple[Json, Json]:
     """What a worker's container runs, and what it may do, as the SDK takes both; no secret is in either."""
+    engine = settings.engine or os.environ.get("DOCKER_HOST", "unix:")
+    machine = {VARIABLE: program.environment[VARIABLE]} if VARIABLE in program.environment else {}
     config = {
         "image": settings.image,
         "entrypoint": ["python", "-P", "-m"],
         "command": [program.module, *program.arguments, *arguments],
-        "environment": {"HOME": "/tmp", "PYTHONUNBUFFERED": "1", **program.settings},
+        "environment": {"HOME": "/tmp", "PYTHONUNBUFFERED": "1", **program.settings}
+        | (machine if engine.startswith("unix:") else {}),  # else the pool's machine is not the containers'
         "user": settings.user or None,
         "stdin_open": True,  # and closed after one client, so that a worker ends with its pool
     }

@@ -56,6 +56,11 @@ class ActorPoolServiceStub:
                 request_serializer=marless_dot_rpc_dot_v1_dot_actor__pool__pb2.ListWorkersRequest.SerializeToString,
                 response_deserializer=marless_dot_rpc_dot_v1_dot_actor__pool__pb2.ListWorkersResponse.FromString,
                 _registered_method=True)
+        self.ListMachines = channel.unary_unary(
+                '/marless.rpc.v1.ActorPoolService/ListMachines',
+                request_serializer=marless_dot_rpc_dot_v1_dot_common__pb2.ListMachinesRequest.SerializeToString,
+                response_deserializer=marless_dot_rpc_dot_v1_dot_common__pb2.ListMachinesResponse.FromString,
+                _registered_method=True)
         self.Work = channel.stream_stream(
                 '/marless.rpc.v1.ActorPoolService/Work',
                 request_serializer=marless_dot_rpc_dot_v1_dot_common__pb2.WorkerMessage.SerializeToString,
@@ -104,6 +109,13 @@ class ActorPoolServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListMachines(self, request, context):
+        """What the machines of this pool's workers did for a job. Read-only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Work(self, request_iterator, context):
         """The stream that each worker opens to the pool and holds; the pool sends tasks on it, in order, one at a time.
         """
@@ -141,6 +153,11 @@ def add_ActorPoolServiceServicer_to_server(servicer, server):
                     servicer.ListWorkers,
                     request_deserializer=marless_dot_rpc_dot_v1_dot_actor__pool__pb2.ListWorkersRequest.FromString,
                     response_serializer=marless_dot_rpc_dot_v1_dot_actor__pool__pb2.ListWorkersResponse.SerializeToString,
+            ),
+            'ListMachines': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListMachines,
+                    request_deserializer=marless_dot_rpc_dot_v1_dot_common__pb2.ListMachinesRequest.FromString,
+                    response_serializer=marless_dot_rpc_dot_v1_dot_common__pb2.ListMachinesResponse.SerializeToString,
             ),
             'Work': grpc.stream_stream_rpc_method_handler(
                     servicer.Work,
@@ -261,6 +278,33 @@ class ActorPoolService:
             '/marless.rpc.v1.ActorPoolService/ListWorkers',
             marless_dot_rpc_dot_v1_dot_actor__pool__pb2.ListWorkersRequest.SerializeToString,
             marless_dot_rpc_dot_v1_dot_actor__pool__pb2.ListWorkersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListMachines(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/marless.rpc.v1.ActorPoolService/ListMachines',
+            marless_dot_rpc_dot_v1_dot_common__pb2.ListMachinesRequest.SerializeToString,
+            marless_dot_rpc_dot_v1_dot_common__pb2.ListMachinesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -49,6 +49,8 @@ class ActorPoolServiceStub:
     """
     ListWorkers: _grpc.UnaryUnaryMultiCallable[_actor_pool_pb2.ListWorkersRequest, _actor_pool_pb2.ListWorkersResponse]
     """Lists workers. Read-only."""
+    ListMachines: _grpc.UnaryUnaryMultiCallable[_common_pb2.ListMachinesRequest, _common_pb2.ListMachinesResponse]
+    """What the machines of this pool's workers did for a job. Read-only."""
     Work: _grpc.StreamStreamMultiCallable[_common_pb2.WorkerMessage, _common_pb2.PoolMessage]
     """The stream that each worker opens to the pool and holds; the pool sends tasks on it, in order, one at a time."""
     Host: _grpc.StreamStreamMultiCallable[_hosts_pb2.HostMessage, _hosts_pb2.HostOrder]
@@ -75,6 +77,8 @@ class ActorPoolServiceAsyncStub(ActorPoolServiceStub):
     """
     ListWorkers: _aio.UnaryUnaryMultiCallable[_actor_pool_pb2.ListWorkersRequest, _actor_pool_pb2.ListWorkersResponse]  # type: ignore[assignment]
     """Lists workers. Read-only."""
+    ListMachines: _aio.UnaryUnaryMultiCallable[_common_pb2.ListMachinesRequest, _common_pb2.ListMachinesResponse]  # type: ignore[assignment]
+    """What the machines of this pool's workers did for a job. Read-only."""
     Work: _aio.StreamStreamMultiCallable[_common_pb2.WorkerMessage, _common_pb2.PoolMessage]  # type: ignore[assignment]
     """The stream that each worker opens to the pool and holds; the pool sends tasks on it, in order, one at a time."""
     Host: _aio.StreamStreamMultiCallable[_hosts_pb2.HostMessage, _hosts_pb2.HostOrder]  # type: ignore[assignment]
@@ -122,6 +126,14 @@ class ActorPoolServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_actor_pool_pb2.ListWorkersResponse, _abc.Awaitable[_actor_pool_pb2.ListWorkersResponse]]:
         """Lists workers. Read-only."""
+
+    @_abc_1.abstractmethod
+    def ListMachines(
+        self,
+        request: _common_pb2.ListMachinesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_common_pb2.ListMachinesResponse, _abc.Awaitable[_common_pb2.ListMachinesResponse]]:
+        """What the machines of this pool's workers did for a job. Read-only."""
 
     @_abc_1.abstractmethod
     def Work(

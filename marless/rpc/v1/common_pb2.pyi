@@ -62,6 +62,8 @@ class Invocation(_message.Message):
     COLD_FIELD_NUMBER: _builtins.int
     INIT_S_FIELD_NUMBER: _builtins.int
     AFTER_FIELD_NUMBER: _builtins.int
+    MACHINE_FIELD_NUMBER: _builtins.int
+    READY_S_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """"<job>/<round>/<function>/<index>", equal for every attempt"""
     function: _builtins.str
@@ -84,6 +86,10 @@ class Invocation(_message.Message):
     """the first invocation of its worker"""
     init_s: _builtins.float
     """seconds that the worker took from launch to ready, if cold"""
+    machine: _builtins.str
+    """id of the machine that it ran on; set by the pool"""
+    ready_s: _builtins.float
+    """seconds that the worker was connected before it began, if cold"""
     @_builtins.property
     def after(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """For a function inside a learner: "<function>/<name>" of its predecessors in the algorithm's function graph."""
@@ -105,10 +111,12 @@ class Invocation(_message.Message):
         cold: _builtins.bool = ...,
         init_s: _builtins.float = ...,
         after: _abc.Iterable[_builtins.str] | None = ...,
+        machine: _builtins.str = ...,
+        ready_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "attempt", b"attempt", "cold", b"cold", "end_s", b"end_s", "function", b"function", "id", b"id", "index", b"index", "init_s", b"init_s", "memory_bytes", b"memory_bytes", "name", b"name", "queued_s", b"queued_s", "start_s", b"start_s", "vcpu_s", b"vcpu_s", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "attempt", b"attempt", "cold", b"cold", "end_s", b"end_s", "function", b"function", "id", b"id", "index", b"index", "init_s", b"init_s", "machine", b"machine", "memory_bytes", b"memory_bytes", "name", b"name", "queued_s", b"queued_s", "ready_s", b"ready_s", "start_s", b"start_s", "vcpu_s", b"vcpu_s", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -437,6 +445,7 @@ class WorkerHello(_message.Message):
     VCPUS_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
     TICKET_FIELD_NUMBER: _builtins.int
+    MACHINE_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     pid: _builtins.int
     host: _builtins.str
@@ -445,6 +454,8 @@ class WorkerHello(_message.Message):
     """"cpu" or "cuda:0" """
     ticket: _builtins.str
     """the token that the pool gave to a worker that it launched; other workers choose a random one"""
+    @_builtins.property
+    def machine(self) -> Global___Machine: ...
     def __init__(
         self,
         *,
@@ -454,14 +465,160 @@ class WorkerHello(_message.Message):
         vcpus: _builtins.float = ...,
         device: _builtins.str = ...,
         ticket: _builtins.str = ...,
+        machine: Global___Machine | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["machine", b"machine"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "host", b"host", "pid", b"pid", "ticket", b"ticket", "vcpus", b"vcpus", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "host", b"host", "machine", b"machine", "pid", b"pid", "ticket", b"ticket", "vcpus", b"vcpus", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerHello: _TypeAlias = WorkerHello  # noqa: Y015
+
+@_typing.final
+class Machine(_message.Message):
+    """The machine that a worker runs on, as those say who started the worker; see marless/machine.py."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    PROVIDER_FIELD_NUMBER: _builtins.int
+    TYPE_FIELD_NUMBER: _builtins.int
+    MARKET_FIELD_NUMBER: _builtins.int
+    ZONE_FIELD_NUMBER: _builtins.int
+    VCPUS_FIELD_NUMBER: _builtins.int
+    USD_H_FIELD_NUMBER: _builtins.int
+    LAUNCHED_S_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    provider: _builtins.str
+    type: _builtins.str
+    market: _builtins.str
+    zone: _builtins.str
+    vcpus: _builtins.float
+    usd_h: _builtins.float
+    launched_s: _builtins.float
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        provider: _builtins.str = ...,
+        type: _builtins.str = ...,
+        market: _builtins.str = ...,
+        zone: _builtins.str = ...,
+        vcpus: _builtins.float = ...,
+        usd_h: _builtins.float | None = ...,
+        launched_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_usd_h", b"_usd_h", "usd_h", b"usd_h"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_usd_h", b"_usd_h", "id", b"id", "launched_s", b"launched_s", "market", b"market", "provider", b"provider", "type", b"type", "usd_h", b"usd_h", "vcpus", b"vcpus", "zone", b"zone"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__usd_h: _TypeAlias = _typing.Literal["usd_h"]  # noqa: Y015
+    _WhichOneofArgType__usd_h: _TypeAlias = _typing.Literal["_usd_h", b"_usd_h"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__usd_h) -> _WhichOneofReturnType__usd_h | None: ...
+
+Global___Machine: _TypeAlias = Machine  # noqa: Y015
+
+@_typing.final
+class ListMachinesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListMachinesRequest: _TypeAlias = ListMachinesRequest  # noqa: Y015
+
+@_typing.final
+class ListMachinesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAUNCHER_FIELD_NUMBER: _builtins.int
+    MACHINES_FIELD_NUMBER: _builtins.int
+    launcher: _builtins.str
+    """name of what starts the pool's workers"""
+    @_builtins.property
+    def machines(self) -> _containers.RepeatedCompositeFieldContainer[Global___MachineUse]: ...
+    def __init__(
+        self,
+        *,
+        launcher: _builtins.str = ...,
+        machines: _abc.Iterable[Global___MachineUse] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["launcher", b"launcher", "machines", b"machines"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListMachinesResponse: _TypeAlias = ListMachinesResponse  # noqa: Y015
+
+@_typing.final
+class MachineUse(_message.Message):
+    """What a machine did for a job, from when the pool first had a worker there. Seconds only grow."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MACHINE_FIELD_NUMBER: _builtins.int
+    BEGAN_S_FIELD_NUMBER: _builtins.int
+    CONNECTED_AFTER_S_FIELD_NUMBER: _builtins.int
+    FIRST_TASK_AFTER_S_FIELD_NUMBER: _builtins.int
+    PRESENT_S_FIELD_NUMBER: _builtins.int
+    STARTING_S_FIELD_NUMBER: _builtins.int
+    WORK_S_FIELD_NUMBER: _builtins.int
+    WAITING_S_FIELD_NUMBER: _builtins.int
+    IS_RELEASED_FIELD_NUMBER: _builtins.int
+    IS_HELD_FIELD_NUMBER: _builtins.int
+    began_s: _builtins.float
+    """Unix time"""
+    connected_after_s: _builtins.float
+    """seconds from then until its first worker was connected; 0: none yet"""
+    first_task_after_s: _builtins.float
+    """until the first task began"""
+    present_s: _builtins.float
+    """of all jobs together"""
+    starting_s: _builtins.float
+    """until the job's first task"""
+    work_s: _builtins.float
+    """with tasks; shared with other jobs by the number of tasks"""
+    waiting_s: _builtins.float
+    """without any, after a task of this job"""
+    is_released: _builtins.bool
+    """and this job was the last on it"""
+    is_held: _builtins.bool
+    """it waits, and this job was the last on it"""
+    @_builtins.property
+    def machine(self) -> Global___Machine: ...
+    def __init__(
+        self,
+        *,
+        machine: Global___Machine | None = ...,
+        began_s: _builtins.float = ...,
+        connected_after_s: _builtins.float = ...,
+        first_task_after_s: _builtins.float = ...,
+        present_s: _builtins.float = ...,
+        starting_s: _builtins.float = ...,
+        work_s: _builtins.float = ...,
+        waiting_s: _builtins.float = ...,
+        is_released: _builtins.bool = ...,
+        is_held: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["machine", b"machine"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["began_s", b"began_s", "connected_after_s", b"connected_after_s", "first_task_after_s", b"first_task_after_s", "is_held", b"is_held", "is_released", b"is_released", "machine", b"machine", "present_s", b"present_s", "starting_s", b"starting_s", "waiting_s", b"waiting_s", "work_s", b"work_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MachineUse: _TypeAlias = MachineUse  # noqa: Y015
 
 @_typing.final
 class PoolMessage(_message.Message):

@@ -61,6 +61,11 @@ class LearnerPoolServiceStub:
                 request_serializer=marless_dot_rpc_dot_v1_dot_learner__pool__pb2.CloseJobRequest.SerializeToString,
                 response_deserializer=marless_dot_rpc_dot_v1_dot_learner__pool__pb2.CloseJobResponse.FromString,
                 _registered_method=True)
+        self.ListMachines = channel.unary_unary(
+                '/marless.rpc.v1.LearnerPoolService/ListMachines',
+                request_serializer=marless_dot_rpc_dot_v1_dot_common__pb2.ListMachinesRequest.SerializeToString,
+                response_deserializer=marless_dot_rpc_dot_v1_dot_common__pb2.ListMachinesResponse.FromString,
+                _registered_method=True)
         self.Work = channel.stream_stream(
                 '/marless.rpc.v1.LearnerPoolService/Work',
                 request_serializer=marless_dot_rpc_dot_v1_dot_common__pb2.WorkerMessage.SerializeToString,
@@ -138,6 +143,13 @@ class LearnerPoolServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListMachines(self, request, context):
+        """What the machines of this pool's workers did for a job. Read-only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Work(self, request_iterator, context):
         """The stream that each learner worker opens to the pool and holds.
         """
@@ -198,6 +210,11 @@ def add_LearnerPoolServiceServicer_to_server(servicer, server):
                     servicer.CloseJob,
                     request_deserializer=marless_dot_rpc_dot_v1_dot_learner__pool__pb2.CloseJobRequest.FromString,
                     response_serializer=marless_dot_rpc_dot_v1_dot_learner__pool__pb2.CloseJobResponse.SerializeToString,
+            ),
+            'ListMachines': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListMachines,
+                    request_deserializer=marless_dot_rpc_dot_v1_dot_common__pb2.ListMachinesRequest.FromString,
+                    response_serializer=marless_dot_rpc_dot_v1_dot_common__pb2.ListMachinesResponse.SerializeToString,
             ),
             'Work': grpc.stream_stream_rpc_method_handler(
                     servicer.Work,
@@ -355,6 +372,33 @@ class LearnerPoolService:
             '/marless.rpc.v1.LearnerPoolService/CloseJob',
             marless_dot_rpc_dot_v1_dot_learner__pool__pb2.CloseJobRequest.SerializeToString,
             marless_dot_rpc_dot_v1_dot_learner__pool__pb2.CloseJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListMachines(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/marless.rpc.v1.LearnerPoolService/ListMachines',
+            marless_dot_rpc_dot_v1_dot_common__pb2.ListMachinesRequest.SerializeToString,
+            marless_dot_rpc_dot_v1_dot_common__pb2.ListMachinesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -65,6 +65,8 @@ class LearnerPoolServiceStub:
     """Closes a job and drops its trajectories and, unless `keep_replay`, its replay files. Idempotent.
     FAILED_PRECONDITION if the epoch is over.
     """
+    ListMachines: _grpc.UnaryUnaryMultiCallable[_common_pb2.ListMachinesRequest, _common_pb2.ListMachinesResponse]
+    """What the machines of this pool's workers did for a job. Read-only."""
     Work: _grpc.StreamStreamMultiCallable[_common_pb2.WorkerMessage, _common_pb2.PoolMessage]
     """The stream that each learner worker opens to the pool and holds."""
     Host: _grpc.StreamStreamMultiCallable[_hosts_pb2.HostMessage, _hosts_pb2.HostOrder]
@@ -117,6 +119,8 @@ class LearnerPoolServiceAsyncStub(LearnerPoolServiceStub):
     """Closes a job and drops its trajectories and, unless `keep_replay`, its replay files. Idempotent.
     FAILED_PRECONDITION if the epoch is over.
     """
+    ListMachines: _aio.UnaryUnaryMultiCallable[_common_pb2.ListMachinesRequest, _common_pb2.ListMachinesResponse]  # type: ignore[assignment]
+    """What the machines of this pool's workers did for a job. Read-only."""
     Work: _aio.StreamStreamMultiCallable[_common_pb2.WorkerMessage, _common_pb2.PoolMessage]  # type: ignore[assignment]
     """The stream that each learner worker opens to the pool and holds."""
     Host: _aio.StreamStreamMultiCallable[_hosts_pb2.HostMessage, _hosts_pb2.HostOrder]  # type: ignore[assignment]
@@ -196,6 +200,14 @@ class LearnerPoolServiceServicer(metaclass=_abc_1.ABCMeta):
         """Closes a job and drops its trajectories and, unless `keep_replay`, its replay files. Idempotent.
         FAILED_PRECONDITION if the epoch is over.
         """
+
+    @_abc_1.abstractmethod
+    def ListMachines(
+        self,
+        request: _common_pb2.ListMachinesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_common_pb2.ListMachinesResponse, _abc.Awaitable[_common_pb2.ListMachinesResponse]]:
+        """What the machines of this pool's workers did for a job. Read-only."""
 
     @_abc_1.abstractmethod
     def Work(

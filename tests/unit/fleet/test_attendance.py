@@ -12,6 +12,8 @@ from marless.errors import UnavailableError
 from marless.fleet.attached import Worker
 from marless.fleet.attendance import Attendance, Homes
 from marless.fleet.dispatch import MAX_ATTEMPTS, Dispatcher
+from marless.fleet.machines import Machines
+from marless.machine import Machine
 from marless.rpc.v1.common_pb2 import PoolMessage, TaskResult, WorkerHello, WorkerMessage
 
 
@@ -66,7 +68,7 @@ async def test_an_arrival_costs_the_same_however_many_workers_are_waited_for():
 def worker(name: str) -> Worker:
     async def send(_message: PoolMessage) -> None: ...
 
-    return Worker(WorkerHello(worker=name), send, 0.0)
+    return Worker(WorkerHello(worker=name), send, 0.0, Machines().arrive(Machine(id="m"), 0.0))
 
 
 async def test_waiting_for_several_workers_ends_once_all_are_there_at_the_same_time():
