@@ -520,6 +520,37 @@ async def test_a_pool_says_itself_who_ran_what_and_what_was_lost():
     assert (run.id, run.attempt, run.worker, list(result.lost)) == ("job/a", 1, "w", [])
 
 
+@pytest.mark.parametrize(
+    "forged",
+    [{"usd_h": 1e9}, {"usd_h": float("nan")}, {"vcpus": -1.0}, {"launched_s": float("inf")}, {"market": "free"},
+     {"type": "x" * 500}, {"id": "a\nb"}],
+)  # fmt: skip
+async def test_a_worker_on_a_machine_that_cannot_be_is_refused(forged):
+    """Or what it says would be billed."""
+
+    async def messages() -> AsyncIterator[common_pb2.WorkerMessage]:
+        machine = common_pb2.Machine(**{"id": "m"} | forged)
+        yield common_pb2.WorkerMessage(hello=common_pb2.WorkerHello(worker="w", ticket="own", machine=machine))
+        await asyncio.sleep(PATIENCE_S)
+
+    dispatcher = Dispatcher(tickets=Tickets(others=True))
+    with pytest.raises(SpecError, match="of a machine is"):
+        async with asyncio.timeout(PATIENCE_S):
+            await dispatcher.attach(messages(), lambda _: settle())
+    assert dispatcher.machines.present == 0
+
+
+async def test_the_machine_of_a_worker_works_for_the_job_of_its_task(pool):
+    await pool.connect("w")
+    run = (await pool.run("fast")).invocation
+    [use] = pool.dispatcher.machines.of(run.id.partition("/")[0])
+    assert run.machine == use.presence.machine.id != ""
+    assert run.ready_s > 0
+    assert use.account.work_s > 0
+    assert use.is_last
+    assert (await pool.run("fast")).invocation.ready_s == 0
+
+
 async def forging(invocation: common_pb2.Invocation, *, ends: bool) -> common_pb2.TaskResult | None:
     """A worker that answers its first task with this; `ends` says that it is let go for that."""
     asked: asyncio.Queue[common_pb2.PoolMessage] = asyncio.Queue()
