@@ -149,7 +149,9 @@ class Machines:
         self.starts.update({"workers": 1, "connect_s": init_s, "first_task_s": init_s + ready_s})
 
     def begin(self, presence: Presence, job: str) -> None:
-        """A task of this job begins on the machine."""
+        """A task of this job begins on the machine; without effect if that was released meanwhile."""
+        if presence.is_released:
+            return
         now = self._clock()
         if not presence.running and (job, presence) not in self._accounts:
             want = self._wants.get(job)
@@ -165,6 +167,8 @@ class Machines:
 
     def end(self, presence: Presence, job: str) -> None:
         """A task of this job has ended there."""
+        if presence.is_released:
+            return
         self._settle(presence, self._clock())
         presence.running[job] -= 1
         if not presence.running[job]:

@@ -26,6 +26,7 @@ ONCE_A_LIFE = ("coordinator.take_over", "coordinator.epoch", "coordinator.status
 ON_LOSS = ("coordinator.drop", "coordinator.restore", "coordinator.cut")
 """Places that it passes when the store has lost the job."""
 ON_SUBMIT = ("coordinator.spec", "coordinator.status")
+AT_THE_END = ("coordinator.machines",)
 IN_ROUNDS = ("coordinator.pending", "coordinator.carry", "coordinator.record", "coordinator.checkpoint")
 ELSEWHERE = ("actor.carry", "learner.publish", "param_store.publish")
 
@@ -77,9 +78,11 @@ async def on_loss(rig: Rig, seed: int, *, kills: int, rounds: int, reference: Re
 
 
 async def on_submit(rig: Rig, seed: int, *, kills: int) -> dict[str, float]:
-    """Kill the coordinator while it takes a job in; the client repeats its request. The job runs once."""
+    """Kill the coordinator while it takes a job in, and while it ends one; the client repeats its request. The job runs
+    once.
+    """
     reference = await undisturbed(rig, CHECKPOINT_EVERY)
-    for number, name in enumerate(_plan(random.Random(seed), ON_SUBMIT, kills)):
+    for number, name in enumerate(_plan(random.Random(seed), ON_SUBMIT + AT_THE_END, kills)):
         await rig.restart("coordinator", MARLESS_FAILPOINT=name)
         before = rig.stack.restarts["coordinator"]
         job = await rig.submit(f"submitted-{seed}-{number}", CHECKPOINT_EVERY)

@@ -110,5 +110,6 @@ async def test_clocks_that_jump(reference, tmp_path):
 
 
 def test_every_failpoint_is_tried():
-    places = failpoints.IN_ROUNDS + failpoints.ONCE_A_LIFE + failpoints.ON_LOSS + failpoints.ON_SUBMIT
+    places = failpoints.IN_ROUNDS + failpoints.ONCE_A_LIFE + failpoints.ON_LOSS
+    places += failpoints.ON_SUBMIT + failpoints.AT_THE_END
     assert set(failpoints.of(places + failpoints.ELSEWHERE)) == set(failpoint.NAMES)

@@ -169,6 +169,20 @@ def test_a_machine_that_comes_back_does_not_count_its_first_life_again(machines,
     assert again.connected_after_s == pytest.approx(30.0)
 
 
+def test_a_task_that_comes_to_a_released_machine_takes_no_time_of_it(machines, clock):
+    """A worker may be gone when its turn comes."""
+    presence = machines.arrive(Machine(id="m"), took_s=0.0)
+    machines.begin(presence, "j")
+    clock.now += 2.0
+    machines.end(presence, "j")
+    machines.leave(presence)
+    clock.now += 100.0
+    machines.begin(presence, "j")
+    clock.now += 1.0
+    machines.end(presence, "j")
+    assert told(machines, "j") == [("m", 0.0, 2.0, 0.0)]
+
+
 EVENTS = st.lists(
     st.tuples(
         st.sampled_from(["arrive", "leave", "begin", "end", "want", "look"]),
