@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import mmap
 import os
 from collections.abc import AsyncIterator, Iterator
@@ -50,6 +51,7 @@ class TrajectoryFile:
 
     path: Path
     header: learner_pool_pb2.UploadHeader
+    size_bytes: int
 
 
 @dataclass
@@ -220,15 +222,15 @@ class Intake:
                 if _is_there(known, header):  # an equal upload was faster
                     path.unlink()
                     return False
-                self._store(known, TrajectoryFile(path, header), size)
+                self._store(known, TrajectoryFile(path, header, size))
         return True
 
-    def _store(self, known: _OpenJob, file: TrajectoryFile, size: int) -> None:
+    def _store(self, known: _OpenJob, file: TrajectoryFile) -> None:
         key = (file.header.round, file.header.index)
         if displaced := known.waiting.pop(key, None):
             self._drop(displaced)
         known.waiting[key] = file
-        self.reservations.stored(file.header.job, size)
+        self.reservations.stored(file.header.job, file.size_bytes)
 
     def _admit(self, header: learner_pool_pb2.UploadHeader) -> _OpenJob:
         """The job of an upload; raises if the upload belongs to another round or epoch."""
@@ -267,7 +269,7 @@ class Intake:
 
     def _drop(self, file: TrajectoryFile) -> None:
         file.path.unlink(missing_ok=True)
-        self.reservations.dropped(file.header.job, declared_bytes(file.header))
+        self.reservations.dropped(file.header.job, file.size_bytes)
 
     def _count(self, outcome: str) -> None:
         self.counts = replace(self.counts, **{outcome: getattr(self.counts, outcome) + 1})
@@ -309,12 +311,14 @@ def check_header(schema: TrajectorySchema, header: learner_pool_pb2.UploadHeader
 
 def declared_bytes(header: learner_pool_pb2.UploadHeader) -> int:
     """Total bytes of the arrays in a header; raises CorruptError for an unknown dtype or an invalid size."""
-    total = 0
+    total, names = 0, set[str]()
     for info in header.arrays:
-        if info.dtype not in _DTYPES or any(side < 0 for side in info.shape):
-            raise CorruptError(f"array {info.name!r}: {info.dtype}{list(info.shape)} is no array of a trajectory")
-        total += _DTYPES[info.dtype].itemsize * _elements(info)
-    if len({info.name for info in header.arrays}) != len(header.arrays):
+        name, dtype, shape = info.name, _DTYPES.get(info.dtype), tuple(info.shape)
+        if dtype is None or any(side < 0 for side in shape):
+            raise CorruptError(f"array {name!r}: {info.dtype}{list(shape)} is no array of a trajectory")
+        total += dtype.itemsize * math.prod(shape)
+        names.add(name)
+    if len(names) != len(header.arrays):
         raise CorruptError("a trajectory names an array twice")
     if not 0 < total <= MAX_TRAJECTORY_BYTES:
         raise CorruptError(f"a trajectory of {total} bytes is refused; at most {MAX_TRAJECTORY_BYTES} are taken")
@@ -326,23 +330,20 @@ def views(header: learner_pool_pb2.UploadHeader, buffer: memoryview) -> Trajecto
     arrays: dict[str, np.ndarray] = {}
     offset = 0
     for info in header.arrays:
-        dtype, count = _DTYPES[info.dtype], _elements(info)
-        arrays[info.name] = np.frombuffer(buffer, dtype, count, offset).reshape(tuple(info.shape))
+        dtype, shape = _DTYPES[info.dtype], tuple(info.shape)
+        count = math.prod(shape)
+        arrays[info.name] = np.frombuffer(buffer, dtype, count, offset).reshape(shape)
         offset += dtype.itemsize * count
     return Trajectory(arrays)
 
 
-def _elements(info: learner_pool_pb2.ArrayInfo) -> int:
-    count = 1
-    for side in info.shape:
-        count *= side
-    return count
-
-
 def check_bytes(schema: TrajectorySchema, header: learner_pool_pb2.UploadHeader, buffer: memoryview) -> None:
-    """Raise CorruptError if the checksum does not match, or the arrays' values are not those of a valid trajectory."""
+    """Raise CorruptError if the checksum does not match, or the arrays' values are not those of a valid trajectory.
+
+    The header has passed `check_header`.
+    """
     check_checksum(header, buffer)
-    schema.check(views(header, buffer))
+    schema.check_values(views(header, buffer))
 
 
 def check_checksum(header: learner_pool_pb2.UploadHeader, buffer: memoryview) -> None:

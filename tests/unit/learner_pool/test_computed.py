@@ -74,7 +74,7 @@ def request(epoch: int = 1, *, agents: str = "ab", versions: str = "xy") -> Upda
 
 
 def sampled(crc32: int = 7, epoch: int = 1) -> list[TrajectoryFile]:
-    return [TrajectoryFile(Path("p"), UploadHeader(crc32=crc32, epoch=epoch))]
+    return [TrajectoryFile(Path("p"), UploadHeader(crc32=crc32, epoch=epoch), 1)]
 
 
 class Borrowed:

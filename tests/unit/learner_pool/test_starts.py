@@ -39,7 +39,7 @@ def test_the_start_of_a_learner_is_on_the_first_update(tmp_path):
         epoch=lambda _: 0,
         check_epoch=lambda *_: None,
         reservations=SimpleNamespace(check=lambda *_: None, update=lambda *_, **__: None),
-        trajectories=lambda *_: [TrajectoryFile(tmp_path / "trajectories", learner_pool_pb2.UploadHeader())],
+        trajectories=lambda *_: [TrajectoryFile(tmp_path / "trajectories", learner_pool_pb2.UploadHeader(), 1)],
         spare=lambda: tmp_path / "spare",
         advance=lambda *_: 0,
         close=lambda *_: None,
