@@ -18,11 +18,12 @@ DOCUMENT = ROOT / "docs" / "benchmarks.md"
 
 
 def render(result: Mapping[str, Any]) -> str:  # Any: JSON
-    """A result's table, and a line on the machine and date of the measurement."""
+    """A result's table and picture, if it has one, and a line on the machine and date of the measurement."""
     m = result["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in m["versions"].items())
+    drawn = "".join(f"![{shows}]({file})\n\n*{shows}.*\n\n" for file, shows in result.get("pictures", {}).items())
     return (
-        f"{table(result['rows'])}\n\n"
+        f"{table(result['rows'])}\n\n{drawn}"
         f"{m['measured']}, {m['cores']} cores of {m['cpu']}, {m['memory_gib']} GiB; Python {m['python']}, {versions}; "
         f"load average before: {m['load_before']}."
     )

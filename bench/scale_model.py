@@ -10,6 +10,7 @@ its messages.
 from __future__ import annotations
 
 import json
+import os
 import resource
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from typing import Any
 
 from bench import harness
 from bench.harness import Row
+from bench.report import DOCUMENT
 from marless.limits import MAX_ACTORS
 from marless.rpc.client import MAX_MESSAGE_BYTES
 from marless.rpc.server import MAX_OPEN_RPCS, MAX_REQUEST_BYTES
@@ -26,6 +28,10 @@ from services.actor_pool.actor import UPLOAD_TIMEOUT_S
 
 Json = Any  # what JSON can hold
 CPU, MEMORY, RECORD = " CPU ms/round", " MB", "record kB"
+SHOWS = (
+    "CPU time and memory of each service against the number of actors: points are measured, lines are the model, "
+    "dashed lines the aims"
+)
 ROUND_S, SERVICE_MB = 0.5, 1000.0
 """What a service may take of a round, and of memory: the project's aims."""
 
@@ -183,12 +189,15 @@ def main() -> None:
     args = parser.parse_args()
     result = json.loads(args.measured.read_text(encoding="utf-8"))
     model = lines(result)
+    pictures = {}
     if args.picture:
         picture(result, model, args.actors, args.picture)
+        pictures = {os.path.relpath(args.picture.resolve(), DOCUMENT.parent): SHOWS}
     reached = limits(model)
     first = next(each for each in reached if each["kind"] == "limit")
     headline = {"first_limit": first["what"], "at_actors": first["reached at actors"]}
-    harness.report("scale_model", result["machine"], table(model, args.actors), headline, args.json)
+    rows = table(model, args.actors)
+    harness.report("scale_model", result["machine"], rows, headline | {"pictures": pictures}, args.json)
     file = args.json.with_name("scale_limits.json") if args.json else None
     harness.report("scale_limits", result["machine"], reached, headline, file)
 

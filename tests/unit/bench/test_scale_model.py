@@ -1,8 +1,11 @@
 """The model of the control plane: lines that fit, and limits that are those of the code."""
 
+import json
+import sys
+
 import pytest
 
-from bench import scale, scale_model
+from bench import report, scale, scale_model
 from bench.scale_model import fit, limits, lines
 from marless.limits import MAX_ACTORS
 
@@ -58,8 +61,15 @@ def test_limits_are_in_order_and_those_of_the_code():
     assert MAX_ACTORS in at.values()
 
 
-def test_a_picture_is_drawn(tmp_path):
+def test_a_picture_is_drawn_and_named_in_the_page(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
-    measured = result(**QUANTITIES)
-    scale_model.picture(measured, lines(measured), 20_000, tmp_path / "scale.png")
+    about = {"measured": "today", "cores": 2, "cpu": "a CPU", "memory_gib": 1, "python": "3", "versions": {}}
+    measured = result(**QUANTITIES) | {"machine": about | {"load_before": 0}}
+    (tmp_path / "scale.json").write_text(json.dumps(measured))
+    arguments = ["--picture", f"{tmp_path}/scale.png", "--json", f"{tmp_path}/scale_model.json"]
+    monkeypatch.setattr(sys, "argv", ["scale_model", f"{tmp_path}/scale.json", *arguments])
+    scale_model.main()
     assert (tmp_path / "scale.png").read_bytes().startswith(b"\x89PNG")
+    page = report.render(json.loads((tmp_path / "scale_model.json").read_text()))
+    assert f"![{scale_model.SHOWS}](" in page and "scale.png)" in page
+    assert json.loads((tmp_path / "scale_limits.json").read_text())["rows"]
