@@ -113,10 +113,13 @@ bench: .venv/.dev
 	$(BIN)/python -m bench.throughput $(BENCH_PEERS) --json bench/results/throughput.json
 	$(BIN)/python -m bench.time_to_return $(BENCH_PEERS) --json bench/results/time_to_return.json
 
-# Every algorithm in two games over three seeds, and what an off-policy round costs beside torch: about an hour.
+# Every algorithm in three games: with own, equal and the best settings, and what an off-policy round costs beside torch. Hours with PEERS.
 bench-algorithms: RUNS_KEPT := --run-file bench/results/algorithm_runs.jsonl
 bench-algorithms: .venv/.dev
 	$(BIN)/python -m bench.algorithms $(BENCH_PEERS) $(RUNS_KEPT) --json bench/results/algorithms_spread.json
+	$(BIN)/python -m bench.algorithms --settings equal $(BENCH_PEERS) $(RUNS_KEPT) --json bench/results/algorithms_equal.json
+	$(BIN)/python -m bench.algorithms --settings best $(BENCH_PEERS) $(RUNS_KEPT) --json bench/results/algorithms_best.json
+	$(BIN)/python -m bench.algorithms --game cartpoles --settings equal $(BENCH_PEERS) $(RUNS_KEPT) --json bench/results/algorithms_carts.json
 	$(BIN)/python -m bench.algorithms --game adversary $(BENCH_PEERS) $(RUNS_KEPT) --json bench/results/algorithms_adversary.json
 	$(BIN)/python -m bench.off_policy_step --json bench/results/off_policy_step.json
 

@@ -18,17 +18,18 @@ In competitive games the mean return over all agents is meaningless. The result 
 random opponents, minus that of a random policy in its place. Evaluation time counts for marless, but not for BenchMARL.
 Runs are made one at a time; BenchMARL's use one thread. With own settings it steps copies of mpe2, as its users do; in
 the comparisons of returns, marless's batched copies of the same games, which takes less time.
-With `--run-file`, an interrupted comparison goes on.
+With `--run-file`, an interrupted comparison goes on, and so does one that ended because of `--stop-after-s`.
 """
 
 from __future__ import annotations
 
+import argparse
 import math
 import sys
 import time
-from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 from bench import harness
@@ -166,11 +167,15 @@ def peer(name: str) -> Run:
     return run
 
 
-class System:
-    """A system with its finished runs."""
+class UnfinishedError(Exception):
+    """No time is left for a run that is missing."""
 
-    def __init__(self, name: str, run: Run, file: RunFile) -> None:
-        self._name, self._run, self._file = name, run, file
+
+class System:
+    """A system with its finished runs; none is begun after `deadline_s` of the monotonic clock."""
+
+    def __init__(self, name: str, run: Run, file: RunFile, deadline_s: float = math.inf) -> None:
+        self.name, self._run, self._file, self._deadline_s = name, run, file, deadline_s
 
     def measured(self, request: Request, rates: Sequence[Rates | None], seeds: int) -> list[Outcome]:
         """The runs of an algorithm with these rates or, if there are several, with the best of them."""
@@ -181,13 +186,15 @@ class System:
         return [self._outcome(replace(request, rates=chosen, seed=seed)) for seed in range(seeds)]
 
     def _outcome(self, request: Request) -> Outcome:
-        outcome = self._file.get(self._name, request)
+        outcome = self._file.get(self.name, request)
         if outcome is None:
+            if time.monotonic() >= self._deadline_s:
+                raise UnfinishedError
             outcome = self._run(request)
-            self._file.put(self._name, request, outcome)
+            self._file.put(self.name, request, outcome)
         told = f"with {request.rates}" if request.rates else crossing(outcome.curve, target(request.algorithm))
         harness.say(
-            f"{request.algorithm} seed {request.seed}: {self._name}: {outcome.final:.2f} {outcome.sides or told}"
+            f"{request.algorithm} seed {request.seed}: {self.name}: {outcome.final:.2f} {outcome.sides or told}"
         )
         return outcome
 
@@ -260,12 +267,12 @@ def _seconds(outcomes: Sequence[Outcome], target: float) -> float:
 
 
 def names(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
-    """An argparse type: comma-separated names; raises ArgumentTypeError for unknown ones."""
+    """An argparse type: comma-separated names; raises argparse.ArgumentTypeError for unknown ones."""
 
     def read(text: str) -> tuple[str, ...]:
         chosen = tuple(part for part in text.split(",") if part)
         if unknown := [part for part in chosen if part not in known]:
-            raise ArgumentTypeError(f"unknown: {', '.join(unknown)}; known: {', '.join(known)}")
+            raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}; known: {', '.join(known)}")
         return chosen
 
     return read
@@ -277,8 +284,8 @@ def plays(game: str, algorithm: str) -> bool:
     return acts and (algorithm not in TEAM_ONLY or len(GAMES[game].groups) == 1)
 
 
-def main() -> None:
-    """Run the benchmark, print the table, and write it to the file of --json if given."""
+def arguments() -> argparse.Namespace:
+    """The command line; exits if it asks for what cannot be."""
     parser = harness.parser(__doc__, runs=5)
     parser.add_argument("--peers", type=names(PEERS), default=(), help="comma-separated: benchmarl")
     parser.add_argument(
@@ -290,34 +297,45 @@ def main() -> None:
     parser.add_argument(
         "--run-file", type=Path, help="keep each finished run in this file, and do not repeat those in it"
     )
+    parser.add_argument(
+        "--stop-after-s", type=float, default=math.inf, help="with --run-file: begin no further run after it"
+    )
     parser.add_argument("--limit-s", type=float, default=1200.0, help="give up a run after this many seconds")
     args = parser.parse_args()
     if "own" in args.settings and not GAMES[args.game].peer:
         parser.error(f"marless has no settings of its own for {args.game}: --settings equal or best")
+    return args
+
+
+def compared(args: argparse.Namespace, systems: Sequence[System]) -> dict[tuple[str, str, str], list[Outcome]]:
+    """By algorithm, system and settings, the runs that are asked for; without those for which no time was left."""
+    chosen = [each for each in args.algorithms if plays(args.game, each)]
+    env_steps = args.env_steps or GAMES[args.game].env_steps
+    results = {}
+    try:
+        for which, algorithm, system in product(args.settings, chosen, systems):
+            request = Request(args.game, algorithm, 0, env_steps, args.limit_s, alike=which == "alike")
+            results[algorithm, system.name, which] = system.measured(request, SETTINGS[which], args.runs)
+    except UnfinishedError:
+        harness.say("not all runs are made yet: the same command goes on with those that are missing")
+    return {key: results[key] for key in sorted(results, key=lambda key: chosen.index(key[0]))}
+
+
+def main() -> None:
+    """Run the benchmark, print the table, and write it to the file of --json if given."""
+    args, begun_s = arguments(), time.monotonic()
     about = harness.machine()
+    runs: dict[str, Run] = {"marless": marless}
     try:
         file = RunFile(args.run_file, about)
     except ValueError as error:
         sys.exit(str(error))
-    systems: dict[str, Run] = {"marless": marless}
     for name in args.peers:
         if not install.installed(name):
             sys.exit(f"{name} is not installed: python -m bench.peers.install {name}")
-        systems[name] = peer(name)
-    chosen = [each for each in args.algorithms if plays(args.game, each)]
-    env_steps = args.env_steps or GAMES[args.game].env_steps
-
-    results = {
-        (algorithm, name, which): System(name, run, file).measured(
-            Request(args.game, algorithm, 0, env_steps, args.limit_s, alike=which == "alike"),
-            SETTINGS[which],
-            args.runs,
-        )
-        for which in args.settings
-        for algorithm in chosen
-        for name, run in systems.items()
-    }
-    results = {key: results[key] for key in sorted(results, key=lambda key: chosen.index(key[0]))}
+        runs[name] = peer(name)
+    systems = [System(name, run, file, begun_s + args.stop_after_s) for name, run in runs.items()]
+    results = compared(args, systems)
     rows = [row(args.game, *key, outcomes) for key, outcomes in results.items()]
     own = {(algorithm, name): outcomes for (algorithm, name, which), outcomes in results.items() if which == "own"}
     competing = len(GAMES[args.game].groups) > 1

@@ -1,8 +1,9 @@
 """Trains IPPO for a short time in every environment of PettingZoo's butterfly, classic and sisl, and of mpe2.
 
 `python -m bench.environments --seconds 60 --json bench/results/environments.json` prints the table of
-docs/environments.md. Environments that the file has already are not run again, so an interrupted run goes on; `--only
-multiwalker_v9 --again` repeats one. `--limit-s` ends what takes longer than that altogether.
+docs/environments.md, and `python -m bench.report bench/results/environments.json` puts it there. Environments that the
+file has already are not run again, so an interrupted run goes on, and so does one that ended because of
+`--stop-after-s`; `--only multiwalker_v9 --again` repeats one. `--limit-s` ends what takes longer than that altogether.
 
 All agents of a class share a policy; everything not set here has its default. Where agents compete, their mean return
 says nothing: there, each class (or, in games of one class, each agent) acts greedily against random opponents, and the
@@ -12,9 +13,11 @@ figure is what it earns above a random policy in its place. It is the mean over 
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -39,20 +42,28 @@ LEFT_OUT = "pettingzoo.atari"
 """Its ROMs are no package."""
 COMPETING = re.compile(r"pettingzoo\.classic\.(?!hanabi)|mpe2\.simple_(adversary|crypto|push|tag|world_comm)")
 EPISODES = 20
-GREEDY_LIMIT_S = 15
-"""Seconds after which evaluations take no further episodes."""
+GREEDY_LIMIT_S = 15.0
+"""Seconds after which evaluations take no further episodes, except for those below."""
+LONG_EPISODES: Mapping[str, float] = {"pettingzoo.sisl.pursuit_v5": 120.0}
+"""Such seconds for environments of which no episode ends in `GREEDY_LIMIT_S`."""
+WHY_NOT: Mapping[str, str] = {
+    "pettingzoo.classic.rps_v2": "nothing can be won from random opponents",
+    "pettingzoo.classic.hanabi_v5": "a team that has lost its lives scores 0, as nearly all beginners do",
+}
+"""Why a greedy policy is not above random, beside too few env steps."""
 START_S = 240.0
 """Seconds for starting, evaluating and ending a job, beside training."""
 
 
 def settings(name: str, seconds: float, *, repeatable: bool) -> dict[str, object]:
     """The job of an environment, whose episodes go on over rounds only if they are repeatable."""
+    limit_s = LONG_EPISODES.get(name, GREEDY_LIMIT_S)
     return {
         "env": {"name": f"pettingzoo/{name}", "options": {}},
         "algorithm": {"name": "ippo", "lr": 2e-3, "gamma": 0.99},
         "actors": {"count": 2, "envs": 4, "steps": 64, "episodes": "carried" if repeatable else "fresh"},
         "sharing": {"name": "fixed", "groups": "shared"},
-        "evaluation": {"every": 10**6, "episodes": EPISODES, "random_episodes": EPISODES, "limit_s": GREEDY_LIMIT_S},
+        "evaluation": {"every": 10**6, "episodes": EPISODES, "random_episodes": EPISODES, "limit_s": limit_s},
         "stop": {"wall_s": seconds},
     }
 
@@ -80,7 +91,15 @@ def measured(name: str, seconds: float, limit_s: float) -> Row:
         "env steps/s": round(job.summary["env_steps_per_s"]),
         "random": "no episode ended" if random is None else round(random, 2),
         "above random": "" if above is None else round(above, 2),
+        "why not": why_not(name, above),
     }
+
+
+def why_not(name: str, above: float | None) -> str:
+    """Why the greedy policy is not above random; "" if it is."""
+    if above is None:
+        return f"no episode ended within {LONG_EPISODES.get(name, GREEDY_LIMIT_S):g} s"
+    return "" if above > 0 else WHY_NOT.get(name, "too few env steps")
 
 
 def _repeatable(name: str) -> bool:
@@ -168,14 +187,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_argument("--seconds", type=float, default=60.0, help="training time per environment")
     options.add_argument("--limit-s", type=float, default=None, help="limit per environment; default: --seconds + 240")
     options.add_argument("--only", nargs="+", default=None, metavar="NAME", help="environments, without their package")
+    options.add_argument("--stop-after-s", type=float, default=math.inf, help="begin no further environment after it")
     options.add_argument("--again", action="store_true", help="run what the file has already")
     given = options.parse_args(argv)
     rows = {row["environment"]: row for row in _earlier(given.json)}
-    about = harness.machine()
+    about, deadline_s = harness.machine(), time.monotonic() + given.stop_after_s
     for name in names.installed():
         short = name.removeprefix("pettingzoo.")
         chosen = given.only is None or name.rpartition(".")[2] in given.only
-        if not name.startswith(LEFT_OUT) and chosen and (given.again or short not in rows):
+        due = chosen and (given.again or short not in rows) and time.monotonic() < deadline_s
+        if not name.startswith(LEFT_OUT) and due:
             harness.say(name)
             limit_s = given.limit_s or given.seconds + START_S
             rows[short] = measured(name, given.seconds, limit_s) | {"seconds": given.seconds}

@@ -1,4 +1,4 @@
-"""Writes benchmark results into docs/benchmarks.md: `python -m bench.report FILE…`.
+"""Writes benchmark results into docs/benchmarks.md and docs/environments.md: `python -m bench.report FILE…`.
 
 NAME.json, written by a benchmark's `--json`, replaces the text between `<!-- NAME -->` and `<!-- /NAME -->`.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 from bench.harness import ROOT, table
 
-DOCUMENT = ROOT / "docs" / "benchmarks.md"
+DOCUMENTS = tuple(ROOT / "docs" / name for name in ("benchmarks.md", "environments.md"))
 
 
 def render(result: Mapping[str, Any]) -> str:  # Any: JSON
@@ -42,11 +42,15 @@ def main() -> None:
     """Render every file named on the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("files", nargs="+", type=Path)
-    document = DOCUMENT.read_text(encoding="utf-8")
     for file in parser.parse_args().files:
         result = json.loads(file.read_text(encoding="utf-8"))
-        document = insert(document, file.stem, render(result))
-    DOCUMENT.write_text(document, encoding="utf-8")
+        page = _page_of(file.stem)
+        page.write_text(insert(page.read_text(encoding="utf-8"), file.stem, render(result)), encoding="utf-8")
+
+
+def _page_of(name: str) -> Path:
+    """The document that has this section, or the first if none has, which `insert` then says."""
+    return next((page for page in DOCUMENTS if f"<!-- {name} -->" in page.read_text(encoding="utf-8")), DOCUMENTS[0])
 
 
 if __name__ == "__main__":

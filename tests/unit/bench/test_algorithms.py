@@ -1,6 +1,8 @@
 """What the comparison of algorithms computes from runs, and the jobs that it asks for."""
 
-from argparse import ArgumentTypeError
+import argparse
+import math
+import time
 from dataclasses import replace
 
 import pytest
@@ -147,8 +149,32 @@ def test_runs_that_are_compared_are_evaluated_at_their_end():
 
 def test_unknown_names_are_refused():
     assert names(("a", "b"))("b,a") == ("b", "a")
-    with pytest.raises(ArgumentTypeError, match="unknown: c; known: a, b"):
+    with pytest.raises(argparse.ArgumentTypeError, match="unknown: c; known: a, b"):
         names(("a", "b"))("a,c")
+
+
+def test_what_no_time_is_left_for_is_left_out(tmp_path, capsys):
+    file, made = RunFile(tmp_path / "runs.jsonl", {}), []
+
+    def run(request: Request) -> Outcome:
+        made.append(request.seed)
+        return outcome(-20.0)
+
+    def compared(deadline_s):
+        args = argparse.Namespace(
+            game="spread", algorithms=["vdn", "iql"], settings=["equal"], runs=2, env_steps=None, limit_s=9.0
+        )
+        systems = [System("marless", run, file, deadline_s), System("benchmarl", run, file, deadline_s)]
+        return [*algorithms.compared(args, systems)]
+
+    assert compared(math.inf) == [(a, s, "equal") for a in ("vdn", "iql") for s in ("marless", "benchmarl")]
+    assert made == [0, 1] * 4
+    kept = (tmp_path / "runs.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "runs.jsonl").write_text("".join(kept[:3]))
+    file = RunFile(tmp_path / "runs.jsonl", {})
+    assert compared(time.monotonic()) == [("vdn", "marless", "equal")]  # one run of BenchMARL's is kept, one is missing
+    assert made == [0, 1] * 4
+    assert "the same command goes on" in capsys.readouterr().err
 
 
 def test_runs_that_are_kept_are_not_made_again(tmp_path):
