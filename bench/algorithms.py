@@ -308,16 +308,18 @@ def arguments() -> argparse.Namespace:
 
 
 def compared(args: argparse.Namespace, systems: Sequence[System]) -> dict[tuple[str, str, str], list[Outcome]]:
-    """By algorithm, system and settings, the runs that are asked for; without those for which no time was left."""
+    """By algorithm, system and settings, the runs that are asked for, if those of all systems are made."""
     chosen = [each for each in args.algorithms if plays(args.game, each)]
     env_steps = args.env_steps or GAMES[args.game].env_steps
     results = {}
-    try:
-        for which, algorithm, system in product(args.settings, chosen, systems):
-            request = Request(args.game, algorithm, 0, env_steps, args.limit_s, alike=which == "alike")
-            results[algorithm, system.name, which] = system.measured(request, SETTINGS[which], args.runs)
-    except UnfinishedError:
-        harness.say("not all runs are made yet: the same command goes on with those that are missing")
+    for which, algorithm in product(args.settings, chosen):
+        request = Request(args.game, algorithm, 0, env_steps, args.limit_s, alike=which == "alike")
+        try:
+            found = {each.name: each.measured(request, SETTINGS[which], args.runs) for each in systems}
+        except UnfinishedError:
+            harness.say(f"{algorithm}: not all runs are made yet: the same command goes on with those that are missing")
+        else:
+            results |= {(algorithm, name, which): outcomes for name, outcomes in found.items()}
     return {key: results[key] for key in sorted(results, key=lambda key: chosen.index(key[0]))}
 
 

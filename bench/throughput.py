@@ -16,7 +16,7 @@ from bench.task import TASK
 
 ENV_STEPS = {"rllib": 60_000, "benchmarl": 32_000, "benchmarl/vmas": 40_000, "benchmarl/marless": 100_000}
 """Env steps per run for systems that would take minutes for `FAST_ENV_STEPS`."""
-FAST_ENV_STEPS = 400_000
+FAST_ENV_STEPS = 240_000
 
 
 def measure(found: Mapping[str, Measure], runs: int) -> dict[str, list[Curve]]:

@@ -89,7 +89,6 @@ class Apart:
 
 def _transition(taken: Sequence[Transition]) -> Transition:
     """The transitions of single copies as one of all of them; it holds no array of theirs."""
-    won, team = [each.won for each in taken], [each.team_reward for each in taken]
     return Transition(
         frame=_frame([each.frame for each in taken]),
         final=_frame([each.final for each in taken]),
@@ -97,8 +96,9 @@ def _transition(taken: Sequence[Transition]) -> Transition:
         terminated=_classes([each.terminated for each in taken]),
         truncated=np.concatenate([each.truncated for each in taken]),
         ended=np.concatenate([each.ended for each in taken]),
-        won=_joined(won),
-        team_reward=_joined(team),
+        won=_joined([each.won for each in taken]),
+        team_reward=_joined([each.team_reward for each in taken]),
+        broken=_joined([each.broken for each in taken]),
     )
 
 

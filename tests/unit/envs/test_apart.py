@@ -1,5 +1,7 @@
 """Environments that cannot save themselves, kept apart copy by copy: equal to single copies, and saved by actions."""
 
+from dataclasses import fields, replace
+
 import numpy as np
 import pytest
 
@@ -71,6 +73,22 @@ def test_each_copy_is_an_environment_of_one_copy_with_its_own_seeds():
             assert np.array_equal(step.frame.state[[b]], single[b].state)
         frame = step.frame
     assert min(episodes) > 2
+
+
+class Full(Unsaved):
+    """Fills in each field of a transition that is optional: copy 0 of it has won, its environment broke."""
+
+    def step(self, actions):
+        yes = np.ones(self.batch, np.bool_)
+        return replace(super().step(actions), won=yes, broken=yes)
+
+
+def test_every_field_of_a_transition_is_that_of_all_copies():
+    together = apart(3, kind=Full)
+    step = together.step(random_actions(RICH, together.reset(1), np.random.default_rng(1)))
+    found = {field.name: getattr(step, field.name) for field in fields(Transition)}
+    assert all(value is not None for value in found.values())
+    assert all(value.shape == (3,) for name, value in found.items() if isinstance(value, np.ndarray)), found
 
 
 class Line:
