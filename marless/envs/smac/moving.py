@@ -67,10 +67,8 @@ class Mover:
         share *= self._tables.apart[one, other, 0] - dist
         push_x, push_y = share * off_x, share * off_y
         if moves is not None:
-            move_x, move_y = moves[0][one, copy], moves[1][one, copy]
-            blocked = np.maximum(-(move_x * off_x + move_y * off_y), 0)
-            blocked *= np.where(move_y * off_x >= move_x * off_y, np.float32(1), np.float32(-1))
-            push_x, push_y = push_x - blocked * off_y, push_y + blocked * off_x
+            aside = _aside(moves[0][one, copy], moves[1][one, copy], off_x, off_y)
+            push_x, push_y = push_x - aside * off_y, push_y + aside * off_x
         # np.add.at adds pair by pair, in the same order in every battle, whatever the batch.
         np.add.at(x, (one, copy), push_x)
         np.add.at(y, (one, copy), push_y)
@@ -95,3 +93,13 @@ class Mover:
         old_x, old_y = state.x.copy(), state.y.copy()
         self._push(state.x, state.y)
         self._ground.settle(state.x, state.y, old_x, old_y, state.health > 0)
+
+
+def _aside(move_x: FloatArray, move_y: FloatArray, off_x: FloatArray, off_y: FloatArray) -> FloatArray:
+    """How far to go round blockers: what they take of the moves, to the left (above 0) or right of the way from them.
+
+    `off` are unit vectors from the blockers to the units that move.
+    """
+    blocked = np.maximum(-(move_x * off_x + move_y * off_y), 0)
+    left: FloatArray = np.where(move_y * off_x >= move_x * off_y, blocked, -blocked)
+    return left
