@@ -130,7 +130,7 @@ async def ended(pool, worker: str) -> str:
         return await pool.hosts.observe(worker)
 
 
-def workers() -> list[str]:
+def workers(place: Path) -> list[str]:
     """Command lines of the workers of this test that run."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
@@ -138,7 +138,7 @@ def workers() -> list[str]:
             line = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
         except OSError:
             continue
-        if "scripted_worker" in line and "--launched" in line:
+        if "--launched" in line and f"{place} " in line:
             found.append(line)
     return found
 
@@ -210,7 +210,7 @@ async def test_a_lost_host_is_lost_workers(pool, one, two):
     await pool.hosts.drain("a", 0.0)
     assert list(pool.hosts.connected) == ["i-2"]
     async with asyncio.timeout(PATIENCE_S):
-        while len(workers()) > 1:  # noqa: ASYNC110  # processes tell nobody
+        while len(workers(pool.place)) > 1:  # noqa: ASYNC110  # processes tell nobody
             await asyncio.sleep(0.01)
 
 
@@ -223,12 +223,12 @@ async def test_a_host_ends_its_workers_with_its_pool_and_dials_in_to_the_next(tm
     pool.new_hosts()
     async with pool.served():
         await pool.host("i-1")
-        assert workers() == []
+        assert workers(pool.place) == []
         await pool.started("a")
-        assert len(workers()) == 1
+        assert len(workers(pool.place)) == 1
     host.terminate()
     assert host.wait(PATIENCE_S) == 0
-    assert workers() == []
+    assert workers(pool.place) == []
 
 
 async def test_a_hung_worker_is_killed(pool, one):
@@ -238,7 +238,7 @@ async def test_a_hung_worker_is_killed(pool, one):
     os.kill(found["session"], signal.SIGSTOP)
     async with asyncio.timeout(PATIENCE_S):
         await pool.hosts.drain("a", 0.05)
-    assert workers() == []
+    assert workers(pool.place) == []
 
 
 async def test_a_hung_host_is_disconnected_with_its_workers(pool, one, monkeypatch):
@@ -251,7 +251,7 @@ async def test_a_hung_host_is_disconnected_with_its_workers(pool, one, monkeypat
     await pool.until(lambda: not pool.hosts.connected)
     process.send_signal(signal.SIGCONT)
     await pool.host("i-1")
-    assert workers() == []
+    assert workers(pool.place) == []
 
 
 async def test_a_host_that_gets_a_notice_gets_no_more_work(pool, one, monkeypatch):
@@ -394,4 +394,4 @@ async def test_a_host_that_does_not_answer_an_order_is_no_room(pool, one, monkey
     process.send_signal(signal.SIGCONT)
     await pool.until(lambda: not pool.hosts.connected)
     await pool.host("i-1")
-    assert workers() == []
+    assert workers(pool.place) == []
