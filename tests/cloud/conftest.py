@@ -42,6 +42,7 @@ def aws(_aws: Aws, monkeypatch: pytest.MonkeyPatch) -> Iterator[Aws]:
     """An empty account. Every AWS SDK in this process and below it finds it, with keys that are valid nowhere else."""
     for name, value in {
         "AWS_ENDPOINT_URL": _aws.endpoint,
+        "MOTO_ENDPOINT": _aws.endpoint,
         "AWS_DEFAULT_REGION": _aws.region,
         "AWS_REGION": _aws.region,
         "AWS_ACCESS_KEY_ID": "testing",

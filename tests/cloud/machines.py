@@ -9,20 +9,33 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tests.cloud.conftest import REGION
 from tests.fake_metadata import FakeMetadata, metadata
 
 ROOT = Path(__file__).parents[2]
 LOOK_S = 0.1
 
 
-def group(name: str = "actors", *, most: int = 3, least: int = 0, role: str = "actor", hook: bool = True) -> str:
-    """Create a group as deploying.md describes it; returns its name."""
+@cache
+def _client(service: str, endpoint: str) -> Any:
     import boto3
 
-    ec2, scaling = boto3.client("ec2"), boto3.client("autoscaling")
+    keys = {"aws_access_key_id": "testing", "aws_secret_access_key": "testing"}
+    return boto3.client(service, endpoint_url=endpoint, region_name=REGION, **keys)
+
+
+def client(service: str) -> Any:
+    """Speaks to moto, whatever is between it and the code under test."""
+    return _client(service, os.environ["MOTO_ENDPOINT"])
+
+
+def group(name: str = "actors", *, most: int = 3, least: int = 0, role: str = "actor", hook: bool = True) -> str:
+    """Create a group as deploying.md describes it; returns its name."""
+    ec2, scaling = client("ec2"), client("autoscaling")
     image = ec2.describe_images(Owners=["amazon"])["Images"][0]["ImageId"]
     template = ec2.create_launch_template(
         LaunchTemplateName=name, LaunchTemplateData={"ImageId": image, "InstanceType": "c6a.4xlarge"}
@@ -45,16 +58,14 @@ def group(name: str = "actors", *, most: int = 3, least: int = 0, role: str = "a
 
 def seen(name: str = "actors") -> dict[str, Any]:
     """The group as AWS has it."""
-    import boto3
-
-    return boto3.client("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=[name])["AutoScalingGroups"][
-        0
-    ]
+    found = client("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=[name])["AutoScalingGroups"]
+    return dict(found[0])
 
 
 def instances(name: str = "actors") -> list[str]:
-    """The ids of its instances."""
-    return [each["InstanceId"] for each in seen(name)["Instances"]]
+    """The ids of its instances; none if there is no such group."""
+    found = client("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=[name])["AutoScalingGroups"]
+    return [each["InstanceId"] for one in found for each in one["Instances"]]
 
 
 @dataclass

@@ -33,6 +33,7 @@ from tests.fake_metadata import metadata
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 30.0
+NO_ROOM = Launch(Outcome.REFUSED, "no host has room")
 
 
 class Pool:
@@ -154,7 +155,7 @@ async def test_workers_start_on_the_fullest_host_as_many_as_there_are_slots(pool
     await pool.started("b")
     await pool.started("c")
     assert (len(small.launches), len(large.launches), pool.hosts.free) == (1, 2, 0)
-    assert await pool.hosts.start(Order("d", "ticket")) is None
+    assert await pool.hosts.start(Order("d", "ticket")) == NO_ROOM
     await pool.hosts.drain("b", 0.0)
     assert pool.hosts.free == 1
     assert large.idle_s == 0
@@ -263,7 +264,7 @@ async def test_a_host_that_gets_a_notice_gets_no_more_work(pool, one, monkeypatc
     async with asyncio.timeout(PATIENCE_S):
         assert await leaving == "AWS ends this spot instance"
     assert (pool.hosts.free, len(host.launches)) == (0, 1)
-    assert await pool.hosts.start(Order("b", "ticket")) is None
+    assert await pool.hosts.start(Order("b", "ticket")) == NO_ROOM
 
 
 async def test_a_host_that_is_stopped_says_so_and_waits_for_its_workers(pool, one):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import zlib
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +16,12 @@ from google.protobuf.message import DecodeError
 from marless.data.trajectory import Trajectory, TrajectorySchema
 from marless.envs.base import AgentClass, Box, Discrete, EnvSpaces
 from marless.fleet.handover import Handover
+from marless.fleet.hosts.pool import Hosts
+from marless.fleet.launchers.base import Program
 from marless.rpc import chunks
 from marless.rpc.refs import Loans, Ranges
-from marless.rpc.v1 import common_pb2, learner_pool_pb2, param_store_pb2
+from marless.rpc.requests import message
+from marless.rpc.v1 import common_pb2, hosts_pb2, learner_pool_pb2, param_store_pb2
 from services.learner_pool.intake import Intake, check_header, declared_bytes
 from services.param_store.servicer import _parts, _writes
 from services.param_store.uploads import Uploads
@@ -36,6 +41,14 @@ SCHEMA = TrajectorySchema(
     with_state=True,
 )
 ROOM_BYTES = 2**16
+_HOST_SAYS = (
+    hosts_pb2.HostMessage(
+        hello=hosts_pb2.HostHello(host="i-1", ticket="t", slots=2, vcpus=4.0, version=version("marless"))
+    ),
+    hosts_pb2.HostMessage(started=hosts_pb2.WorkerStarted(launch=1, outcome="accepted")),
+    hosts_pb2.HostMessage(ended=hosts_pb2.WorkerEnded(launch=1, how="exit code 0")),
+    hosts_pb2.HostMessage(notice=hosts_pb2.HostNotice(why="spot", seconds=120.0)),
+)
 _DTYPES = ("float32", "int32", "bool", "float64", "object", "V8", "", "float32\x00", "O", "int8")
 
 
@@ -245,3 +258,16 @@ def handover(choices: Choices) -> None:
     line = document({"ticket": "t", "token": ""}, choices)
     scratch_line = text(scratch.json_text(line), choices)
     Handover().take(scratch_line.encode("utf-8", "surrogatepass"))
+
+
+def host(choices: Choices) -> None:
+    """What a host says to its pool."""
+
+    async def said() -> AsyncIterator[hosts_pb2.HostMessage]:
+        for each in _HOST_SAYS:
+            yield message(hosts_pb2.HostMessage, raw(each.SerializeToString(), choices), "what a host says")
+
+    async def hear(_order: hosts_pb2.HostOrder) -> None:
+        pass
+
+    asyncio.run(Hosts(Program("module", (), {}, str), lambda: None).attach(said(), hear))

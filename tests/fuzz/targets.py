@@ -28,6 +28,7 @@ TARGETS = {
     "lent": Target(messages.lent, 20, "pieces of lent files"),
     "publish": Target(messages.publish, 8, "whole publishes, as far as the store"),
     "handover": Target(messages.handover, 60, "what a pool hands to a worker"),
+    "host": Target(messages.host, 8, "what hosts say to their pool"),
     "spec": Target(requests.spec, 4, "job specs from the wire"),
     "override": Target(requests.override, 2, "--set and what comes of it"),
     "prices": Target(requests.prices, 4, "price tables of a job"),

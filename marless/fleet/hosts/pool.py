@@ -86,11 +86,11 @@ class Hosts:
             following.cancel()
             self._lost(host)
 
-    async def start(self, order: Order) -> Launch | None:
-        """Start a worker on the fullest host that has room, so that others become idle; None if none has."""
+    async def start(self, order: Order) -> Launch:
+        """Start a worker on the fullest host that has room, so that others become idle."""
         with_room = [host for host in self._hosts.values() if host.free]
         if not with_room:
-            return None
+            return Launch(Outcome.REFUSED, "no host has room")
         host = min(with_room, key=lambda each: (each.free, each.name))
         launched = Launched(next(self._serials), order.worker, host)
         host.launches[launched.launch] = self._workers[order.worker] = launched

@@ -94,7 +94,13 @@ class AutoScaling:
 
     def _call(self, method: str, gone: str = "", **given: Any) -> Json:  # Any: JSON
         """Call a method of the SDK; an error that says `gone` is none."""
-        said: Json = made(lambda: getattr(self._aws, method)(**given), f"autoscaling:{method}", self._settings, gone)
+        try:
+            said: Json = made(
+                lambda: getattr(self._aws, method)(**given), f"autoscaling:{method}", self._settings, gone
+            )
+        except UnavailableError:
+            self.__dict__.pop("_aws", None)  # a client keeps the credentials, or lack of them, that it was made with
+            raise
         return said
 
 

@@ -74,11 +74,10 @@ class Ec2Launcher:
         return Condition(f"{self._settings.where}: {most}; {ends}")
 
     async def _launch(self, order: Order) -> Launch:
-        launch = await self._hosts.start(order)
-        if launch is None:
+        if not self._hosts.free:
             return Launch(Outcome.REFUSED, self._scaling.ask(order.worker))
-        self._scaling.forget(order.worker)
-        return launch
+        self._scaling.found_room(order.worker)  # before it starts, which may take seconds
+        return await self._hosts.start(order)
 
     def _changed(self) -> None:
         self._scaling.changed()

@@ -84,7 +84,7 @@ class Scaling:
             self._wake.set()
         return self._why()
 
-    def forget(self, worker: str) -> None:
+    def found_room(self, worker: str) -> None:
         """Note that a worker waits no longer."""
         self._waiting.pop(worker, None)
 
@@ -171,11 +171,12 @@ class Scaling:
         for each in group.instances:
             if each.state == WAITS_TO_END:
                 self._hosts.leave(each.id, "its group ends it", HOOK_S)
+        without_room = max(0, len(self._waiting) - self._hosts.free)  # the others find room when they ask again
         return plan(
             group,
             {name: load_of(host) for name, host in hosts.items()},
             {name: now_s - since_s for name, since_s in self._silent_since_s.items()},
-            Demand(len(self._waiting), self._slots),
+            Demand(without_room, self._slots),
             self._settings,
         )
 
