@@ -93,8 +93,12 @@ class MachineMeter:
         for rows in together.values():
             present = [self._grown(row, "present_s") for row in rows]
             share = (max(present), sum(present)) if sum(present) else (1, 1)
+            gone = [row for row in rows if row.released and not self._was_released(row)]
             for row in rows:
                 yield from self._of(row.after(self._known.get(row.key)), share, after)
+            if gone and not self._is_elsewhere(gone[-1]):
+                last = self._known[gone[-1].key]
+                yield from self._charge(last, MINIMUM, self._rounded_up(last))
 
     def _of(self, row: MachineRecord, share: tuple[int, int], after: bool) -> Iterator[Charge]:
         part, whole = share
@@ -102,10 +106,7 @@ class MachineMeter:
             grown = self._grown(row, f"{item}_s")
             us = (2 * grown * part + whole) // (2 * whole)
             yield from self._charge(row, KEPT if after and item == WAITING else item, us)
-        before = self._known.get(row.key)
         self._known[row.key] = row
-        if row.released and not (before and before.released) and not self._is_elsewhere(row):
-            yield from self._charge(row, MINIMUM, self._rounded_up(row))
 
     def _charge(self, row: MachineRecord, item: str, us: int) -> Iterator[Charge]:
         if not us:
@@ -123,16 +124,29 @@ class MachineMeter:
         before = self._known.get(row.key)
         return max(_us(getattr(row, name)) - (_us(getattr(before, name)) if before else 0), 0)
 
+    def _was_released(self, row: MachineRecord) -> bool:
+        return row.key in self._known and self._known[row.key].released
+
     def _is_elsewhere(self, row: MachineRecord) -> bool:
         """True if another pool still has workers on the machine."""
         return any(each.id == row.id and each.pool != row.pool and not each.released for each in self._known.values())
+
+    def _life(self, row: MachineRecord) -> int:
+        """Microseconds from when either pool had the machine until none has it any more."""
+        rows = [each for each in self._known.values() if each.id == row.id and each.pool != row.pool]
+        rows = [row, *(each for each in rows if _end_s(each) >= row.began_s)]
+        return _us(max(map(_end_s, rows)) - min(each.began_s for each in rows))
 
     def _rounded_up(self, row: MachineRecord) -> int:
         """Microseconds that a released machine is charged beyond its life."""
         if row.market == OWN or not (row.type or row.provider or row.market):
             return 0
-        life = _us(row.present_s)
+        life = self._life(row)
         return max(-(-life // _MICRO) * _MICRO, self._prices.machines.minimum_s * _MICRO) - life
+
+
+def _end_s(row: MachineRecord) -> float:
+    return row.began_s + row.present_s
 
 
 def problem(time: MachineTime, prices: Prices) -> str:

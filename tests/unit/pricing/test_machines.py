@@ -103,6 +103,13 @@ def test_a_machine_with_workers_of_two_pools_is_paid_once():
     assert (meter.time.us["work"], meter.time.us["waiting"]) == (8_000_000, 2_000_000)
 
 
+def test_a_machine_of_two_pools_is_rounded_up_once_by_its_whole_life():
+    """From 0 to 18.5 s, of which one pool had it until 17.5 s, and the other from 0.5 s: 41.5 s are missing."""
+    facts = SPOT | {"usd_h": 0.036, "released": True}
+    rows = [row(present_s=17.5, **facts), row(pool="learner", began_s=1e9 + 0.5, present_s=18.0, **facts)]
+    assert [(each.function, each.picos) for each in MachineMeter(PLAIN).charges(rows)] == [("learner", 415 * 10**6)]
+
+
 def test_records_hold_what_was_done_so_far_and_facts_only_once():
     first = row(type="box", usd_h=3.6, present_s=10.0, work_s=4.0)
     second = row(present_s=20.0, work_s=9.0)  # no facts
