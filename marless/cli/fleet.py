@@ -59,13 +59,15 @@ def reap(output: OutputOption = Output.table) -> None:
 
 
 def _engine() -> Engine | None:
-    """The container engine of this machine; None if there is none, or nothing here has ever used one."""
+    """The container engine that pools use here; None if there is none, or nothing here has ever used one."""
     from marless.fleet.launchers.engine import DEFAULT, Engine
+    from marless.fleet.launchers.options import parse
 
-    if not os.environ.get("DOCKER_HOST") and not Path(DEFAULT.removeprefix("unix://")).exists():
-        return None
     try:
-        return Engine("", ENGINE_S)
+        url = parse(os.environ.get("MARLESS_LAUNCHER", "local")).options.get("engine", "")
+        if not url and not os.environ.get("DOCKER_HOST") and not Path(DEFAULT.removeprefix("unix://")).exists():
+            return None
+        return Engine(url, ENGINE_S)
     except SpecError:
         return None  # without the SDK, or with TLS, no pool of this machine has started a container
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from marless.errors import MarlessError, OverloadedError, UnauthenticatedError, UnavailableError, UnreachableError
 from marless.rpc.client import Peer
+from marless.rpc.errors import is_untrusted
 from marless.rpc.retry import delays, pause_s
 from marless.rpc.security import Security
 from marless.rpc.v1.coordinator_pb2_grpc import CoordinatorServiceStub
@@ -100,6 +101,8 @@ class Line:
         if not isinstance(error, UnreachableError):
             self._met = True
             return error
+        if is_untrusted(error):
+            return UnreachableError(f"coordinator at {address}: {str(error).partition(': ')[2]}")
         told = UnreachableError(
             f"the coordinator at {address} has not answered for {self._patience_s:g} s; its jobs go on once "
             "`marless up` has started it again"

@@ -15,6 +15,11 @@ _EXPIRED, _NOT_YET_VALID = 10, 9  # X509_V_ERR_CERT_HAS_EXPIRED and X509_V_ERR_C
 _RENEW = "make a new one, and start this process again"
 
 
+def check_pair(cert: str, key: str) -> None:
+    """Raise SpecError unless this is a certificate and its key."""
+    _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), cert, key)
+
+
 def check_served(cert: str, key: str, host: str) -> float:
     """Check the certificate of a server that others dial at `host` ("": at no host, but at a unix socket).
 

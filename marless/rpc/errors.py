@@ -86,11 +86,21 @@ def from_rpc(error: grpc.aio.AioRpcError, peer: str) -> errors.MarlessError:
         if _TOO_LONG in message:
             return errors.TooLargeError(f"{peer}: {message}")
         return kind(f"no room in the {peer}: {message}")
+    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+        return kind(
+            f"{peer}: what answers has no such method: it is another service, or of another version of marless; "
+            "check the address"
+        )
     if kind is errors.UnreachableError:
         message = next((sentence for part, sentence in _TLS.items() if part in message), message)
     if message == _WRITE_FAILED:
         kind, message = errors.UnreachableError, "the connection ended under a transfer"
     return kind(f"{peer}: {message}" if kind is errors.UnreachableError else message)
+
+
+def is_untrusted(error: errors.MarlessError) -> bool:
+    """True if a call failed because of the server's TLS certificate, as the error's sentence says."""
+    return any(sentence in str(error) for sentence in _TLS.values())
 
 
 def _hinted(error: errors.MarlessError, after_ms: str) -> errors.MarlessError:

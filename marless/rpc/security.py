@@ -17,7 +17,7 @@ import grpc
 from marless.errors import MarlessError, OverloadedError, PermissionDeniedError, SpecError, UnauthenticatedError
 from marless.rpc import roles
 from marless.rpc.addresses import is_local
-from marless.rpc.certificates import check_shown, read
+from marless.rpc.certificates import check_pair, check_shown, read
 from marless.rpc.errors import abort
 from marless.rpc.handlers import Handler, Method, wrapped
 from marless.rpc.roles import Role
@@ -137,6 +137,7 @@ class Security:
             self.tokens.check()
         if not secured:
             return None
+        check_pair(self.tls_cert, self.tls_key)
         pair = (read(self.tls_key), read(self.tls_cert))
         if not self.mutual:
             return grpc.ssl_server_credentials([pair])

@@ -462,9 +462,12 @@ def test_over_tls_the_authority_is_checked(tmp_path, tls):
     with ScriptedCoordinator(tmp_path, security) as coordinator:
         with Client(coordinator.address, token=secret, tls_ca=tls["ca.pem"]) as client:
             assert client.list() == ()
-        for authority in (tls["stranger.pem"], ""):
+        for authority, said in (
+            (tls["stranger.pem"], f"coordinator at {coordinator.address}: its TLS certificate is not of the authority"),
+            ("", f"no coordinator at {coordinator.address}"),
+        ):
             stranger = Client(coordinator.address, token=secret, tls_ca=authority, contact_s=0.1)
-            with stranger, pytest.raises(UnreachableError, match="no coordinator at"):
+            with stranger, pytest.raises(UnreachableError, match=said):
                 stranger.list()
         assert len(coordinator.servicer.asked) == 1
     with ScriptedCoordinator(tmp_path, replace(security, tls_client_ca=tls["ca.pem"], mutual=True)) as coordinator:

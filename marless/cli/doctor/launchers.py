@@ -50,6 +50,8 @@ async def _condition(choice: Choice) -> Condition:
     except TimeoutError:
         return Condition(f"its check took more than {CHECK_S:g} s", "see what it connects to")
     except MarlessError as error:
-        return Condition(str(error).removeprefix(f"launcher {choice.name}: "), "correct $MARLESS_LAUNCHER")
+        found = str(error).removeprefix(f"launcher {choice.name}: ")
+        what, _, install = found.rpartition(": ")
+        return Condition(what, install) if install.startswith("pip ") else Condition(found, "correct $MARLESS_LAUNCHER")
     except Exception as error:  # noqa: BLE001  # a bug of third parties must not hide the other findings
         return Condition(f"its check failed: {told(error)}", "tell its author")

@@ -194,6 +194,14 @@ class Engine:
                 "rootless engine",
                 absent=True,
             )
+        answers = [each for each in _causes(error) if isinstance(each, self._docker.errors.APIError)]
+        if answers:
+            status = answers[0].response.status_code
+            return EngineError(
+                f"{begin}: what answers at {self.url} does not serve Docker's API (status {status}); set DOCKER_HOST "
+                "to the address of a container engine",
+                absent=True,
+            )
         if number == errno.EAGAIN:
             return EngineError(f"{begin}: the container engine at {self.url} is busy; it is asked again")
         if number in (errno.ENOENT, errno.ECONNREFUSED):

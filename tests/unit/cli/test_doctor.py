@@ -329,6 +329,7 @@ def test_this_machine_can_run_the_tests_and_nothing_is_left(alone):
         ("local", "ok", "workers can be forked from a template", ""),
         ("locl", "fail", "unknown launcher 'locl'; did you mean 'local'", "correct $MARLESS_LAUNCHER"),
         ("their", "ok", "it has no check of its own", ""),
+        ("bare", "fail", "the package `bare` is missing", "pip install 'marless[bare]'"),
         ("sick", "fail", "its check failed: ZeroDivisionError", "tell its author"),
     ],
 )
@@ -338,7 +339,7 @@ def test_the_chosen_launcher_is_checked(alone, monkeypatch, chosen, level, found
         monkeypatch.setenv("DOCKER_HOST", server.address)
         monkeypatch.setenv("MARLESS_LAUNCHER", chosen)
         monkeypatch.delenv("MARLESS_TOKENS", raising=False)
-        theirs = {"their": lambda *_: Silent(), "sick": lambda *_: Sick()}
+        theirs = {"their": lambda *_: Silent(), "sick": lambda *_: Sick(), "bare": bare}
         monkeypatch.setattr("marless.registry.entry_points", lambda group: Entries(theirs))
         findings = {each.check: each for each in launchers.launchers()}
     assert {"launcher-docker", "launcher-external", "launcher-local"} <= findings.keys()
@@ -354,6 +355,11 @@ class Silent(ExternalLauncher):
     """A launcher of another package, without a check."""
 
     check = None
+
+
+def bare(*_):
+    """One that needs another package."""
+    raise SpecError("launcher bare: the package `bare` is missing: pip install 'marless[bare]'")
 
 
 class Sick(ExternalLauncher):

@@ -20,7 +20,8 @@ WORKER = "import subprocess, sys; print(subprocess.Popen(['sleep', '600'], env={
 @pytest.fixture(autouse=True)
 def elsewhere(monkeypatch):
     monkeypatch.setattr(orphans, "namespace", lambda: NAMESPACE)
-    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    for name in ("DOCKER_HOST", "MARLESS_LAUNCHER"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("marless.fleet.launchers.engine.DEFAULT", "unix:///nowhere/engine.sock")
 
 
@@ -86,10 +87,11 @@ def test_what_cannot_be_ended_is_said(marless, worker, dead, monkeypatch):
     assert f"{left.pid}" in said and f"{below}" in said and "could not be ended" in said
 
 
-def test_containers_of_dead_pools_are_listed_and_removed(marless, dead, tmp_path, monkeypatch):
+@pytest.mark.parametrize("variable", ["DOCKER_HOST={}", "MARLESS_LAUNCHER=docker,network=host,engine={}"])
+def test_containers_of_dead_pools_are_listed_and_removed(marless, dead, tmp_path, monkeypatch, variable):
     here = dataclasses.replace(containers.Pool.here(), container="")
     with engine(tmp_path) as server:
-        monkeypatch.setenv("DOCKER_HOST", server.address)
+        monkeypatch.setenv(*variable.format(server.address).split("=", 1))
         server.add("left", **{containers.POOL: str(dataclasses.replace(here, pid=dead))})
         server.add("running", **{containers.POOL: str(here)})
         [found] = json.loads(marless("fleet", "list", "-o", "json")[1])

@@ -165,6 +165,7 @@ ERRORS = [
     ("start", Fault(400, "invalid mount config: bind source path does not exist"), "; correct volumes="),
     ("attach", Fault(500, "no space left on device"), "cannot attach to container .*; make room on the disk"),
     ("create", Fault(500, "something else."), "something else; see the engine's log"),
+    ("version", Fault(404, "Not Found"), r"what answers at unix:\S+ does not serve Docker's API \(status 404\); set"),
     ("version", DROPPED, "cannot inspect image workers: the connection ended .* from the container engine at unix:"),
 ]
 

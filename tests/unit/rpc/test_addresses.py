@@ -9,13 +9,15 @@ from dataclasses import replace
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from marless.errors import SpecError, UnreachableError
+from marless.errors import InternalError, SpecError, UnreachableError
 from marless.rpc import server as servers
 from marless.rpc.addresses import advertised, is_everywhere
 from marless.rpc.certificates import check_served, check_shown
 from marless.rpc.client import Peer
 from marless.rpc.security import Security
 from marless.rpc.server import ServerOptions, Service, serving
+from marless.rpc.v1.actor_pool_pb2 import ListWorkersRequest
+from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 from tests import tokens
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -126,6 +128,21 @@ def test_a_key_of_another_certificate_is_one_sentence(tls):
     for check in (check_shown, lambda cert, key: check_served(cert, key, "")):
         with pytest.raises(SpecError, match=r"server.pem and the key .*worker.key cannot be used: key values mismatch"):
             check(tls["server.pem"], tls["worker.key"])
+
+
+async def test_a_service_with_a_key_of_another_certificate_says_so(tls, tmp_path):
+    mixed = replace(security(tls), tls_key=tls["worker.key"], tokens=tokens.made(tmp_path / "tokens"))
+    with pytest.raises(SpecError, match=r"server.pem and the key .*worker.key cannot be used: key values mismatch"):
+        async with serving(ServerOptions("127.0.0.1:0", mixed), built):
+            pass
+
+
+async def test_a_call_to_another_service_says_so():
+    async with serving(ServerOptions("127.0.0.1:0", Security()), built) as address:
+        peer = Peer(address, Security(), "actor_pool")
+        with pytest.raises(InternalError, match="actor_pool: what answers has no such method: it is another service"):
+            await peer.call(ActorPoolServiceStub(peer.channel).ListWorkers, ListWorkersRequest())
+        await peer.close()
 
 
 def test_a_client_with_an_expired_certificate_says_so_itself(tls):
