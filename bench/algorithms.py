@@ -311,7 +311,7 @@ def compared(args: argparse.Namespace, systems: Sequence[System]) -> dict[tuple[
     """By algorithm, system and settings, the runs that are asked for, if those of all systems are made."""
     chosen = [each for each in args.algorithms if plays(args.game, each)]
     env_steps = args.env_steps or GAMES[args.game].env_steps
-    results = {}
+    results: dict[tuple[str, str, str], list[Outcome]] = {}
     for which, algorithm in product(args.settings, chosen):
         request = Request(args.game, algorithm, 0, env_steps, args.limit_s, alike=which == "alike")
         try:

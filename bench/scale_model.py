@@ -19,7 +19,7 @@ from typing import Any
 
 from bench import harness
 from bench.harness import Row
-from bench.report import DOCUMENT
+from bench.report import DOCUMENTS
 from marless.limits import MAX_ACTORS
 from marless.rpc.client import MAX_MESSAGE_BYTES
 from marless.rpc.server import MAX_OPEN_RPCS, MAX_REQUEST_BYTES
@@ -192,7 +192,7 @@ def main() -> None:
     pictures = {}
     if args.picture:
         picture(result, model, args.actors, args.picture)
-        pictures = {os.path.relpath(args.picture.resolve(), DOCUMENT.parent): SHOWS}
+        pictures = {os.path.relpath(args.picture.resolve(), DOCUMENTS[0].parent): SHOWS}
     reached = limits(model)
     first = next(each for each in reached if each["kind"] == "limit")
     headline = {"first_limit": first["what"], "at_actors": first["reached at actors"]}
