@@ -67,6 +67,9 @@ class Objects(Protocol):
     def delete(self, keys: Iterable[str]) -> None:
         """Delete these objects, as far as they exist."""
 
+    def remove(self, key: str, etag: str) -> None:
+        """Delete an object whose tag is `etag`; raises ConflictError if it has another tag, or does not exist."""
+
 
 def check_conditions(objects: Objects, place: Address) -> None:
     """Raise SpecError if the bucket does not honour conditions, without which two coordinators could run one job.

@@ -36,6 +36,7 @@ _PERMISSIONS = {
     "GetObject": "s3:GetObject and s3:ListBucket (without the latter, S3 also answers so for missing objects)",
     "ListObjectsV2": "s3:ListBucket",
     "DeleteObjects": "s3:DeleteObject",
+    "DeleteObject": "s3:DeleteObject",
 }
 _CONFLICT = (ConflictError, "another program has written the object")
 _MISSING = (NotFoundError, "there is no such object")
@@ -135,6 +136,11 @@ class S3Objects:
                 answer = self._client.delete_objects(Bucket=self._bucket, Delete={"Objects": objects, "Quiet": True})
             for error in answer.get("Errors", ()):
                 raise _refused("DeleteObjects", self._address(error["Key"]), error["Code"])
+
+    def remove(self, key: str, etag: str) -> None:
+        """Delete an object whose tag is `etag`."""
+        with self._call("DeleteObject", key):
+            self._client.delete_object(Bucket=self._bucket, Key=key, IfMatch=etag)
 
     def _put(self, key: str, body: Any, **condition: str) -> str:  # Any: bytes or a file
         with self._call("PutObject", key):

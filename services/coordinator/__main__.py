@@ -18,6 +18,7 @@ from services.coordinator.figures import figures
 from services.coordinator.jobs import Jobs
 from services.coordinator.pools import Pools
 from services.coordinator.readiness import Readiness
+from services.coordinator.runs import BucketRuns, Runs
 from services.coordinator.servicer import CoordinatorServicer
 
 WATCHERS = 512
@@ -32,7 +33,7 @@ async def build(config: Config, _address: str) -> AsyncIterator[Service]:
         for peer in peers.values():
             stack.push_async_callback(peer.close)
         pools = Pools(peers["actor_pool"], peers["learner_pool"], ParamStore(peers["param_store"]))
-        jobs = await stack.enter_async_context(Jobs(config.runs, pools, config.jobs))
+        jobs = await stack.enter_async_context(Jobs(_runs(config), pools, config.jobs))
         readiness = await stack.enter_async_context(Readiness(peers, jobs.runs))
         servicer = CoordinatorServicer(jobs, readiness)
         yield Service(
@@ -40,6 +41,14 @@ async def build(config: Config, _address: str) -> AsyncIterator[Service]:
             limits={"WatchJob": Streams(lambda: WATCHERS), "StreamLogs": Streams(lambda: WATCHERS)},
             figures=partial(figures, jobs),
         )
+
+
+def _runs(config: Config) -> Runs:
+    if config.bucket is None:
+        return Runs(config.runs)
+    from marless.bucket.s3 import S3Objects
+
+    return BucketRuns(config.runs, S3Objects(config.bucket.bucket), config.bucket, config.jobs.lease_s)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 from marless.errors import MarlessError, NotFoundError
 from marless.log import structlog
 from services.coordinator.index import Index
 from services.coordinator.ownership import beat_of
 from services.coordinator.run_folder import RunFolder
+from services.coordinator.runs import Runs
 from services.coordinator.status import JobStatus
 
 ATTACHED_LEASES = 3
@@ -31,7 +31,7 @@ class Adoption:
     def __init__(
         self,
         index: Index,
-        runs: Path,
+        runs: Runs,
         *,
         lease_s: float,
         only: str,
@@ -77,7 +77,7 @@ class Adoption:
             job = status.job
             if job in self._following or self._only not in ("", job):
                 continue
-            folder = RunFolder(self._runs / job)
+            folder = self._runs.folder(job)
             if self._leaves_alone(status) or not await self._take(folder):
                 self._following[job] = asyncio.create_task(self._follow(status, folder))
 

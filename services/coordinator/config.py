@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from marless.bucket import address
+from marless.bucket.address import Address, is_address
+from marless.errors import SpecError
 from marless.rpc.process import add_env_modules, add_option, add_peer, at_least, seconds
 from marless.rpc.server import ServerOptions, option_parser, server_options
 from services.coordinator.jobs import JobsOptions
@@ -24,7 +28,9 @@ class Config:
     peers: Mapping[str, str]
     """Address of each other service, by name."""
     runs: Path
-    """The directory that holds one run folder per job."""
+    """The directory that holds one run folder per job, or their working copies."""
+    bucket: Address | None
+    """Where the run folders are kept, if that is in a bucket."""
     jobs: JobsOptions
     env_modules: tuple[str, ...] = ()
     """Modules whose environments jobs may use in addition to PettingZoo's own; see `marless.envs.allowed`."""
@@ -38,7 +44,13 @@ def parse(argv: Sequence[str] | None = None) -> Config:
     )
     for service in PEERS:
         add_peer(parser, f"--{service.replace('_', '-')}", service)
-    add_option(parser, "--runs", "runs", "directory of the run folders")
+    add_option(parser, "--runs", "runs", "directory of the run folders, or s3://bucket/prefix")
+    add_option(
+        parser,
+        "--working-copies",
+        "",
+        "directory of the working copies, with --runs s3://...; default: in ~/.cache/marless",
+    )
     add_option(
         parser,
         "--running-jobs",
@@ -66,10 +78,15 @@ def parse(argv: Sequence[str] | None = None) -> Config:
     add_option(parser, "--only", "", "continue this job only, also if it is attached; default: all jobs of --runs")
     add_env_modules(parser)
     args = parser.parse_args(argv)
+    try:
+        bucket = address.parse(args.runs) if is_address(args.runs) else None
+    except SpecError as error:
+        parser.error(f"argument --runs: {error}")
     return Config(
         server=server_options(args),
         peers={service: getattr(args, service) for service in PEERS},
-        runs=Path(args.runs),
+        runs=_working_copies(bucket, args.working_copies) if bucket else Path(args.runs),
+        bucket=bucket,
         env_modules=args.env_modules,
         jobs=JobsOptions(
             running=args.running_jobs,
@@ -79,6 +96,11 @@ def parse(argv: Sequence[str] | None = None) -> Config:
             only=args.only,
         ),
     )
+
+
+def _working_copies(bucket: Address, directory: str) -> Path:
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "marless"
+    return Path(directory or home) / bucket.bucket / bucket.prefix
 
 
 def _lease_s(text: str) -> float:

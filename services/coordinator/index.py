@@ -9,15 +9,13 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import NamedTuple
 
-from marless import private_files
-from marless.checkpoint import make_directory
 from marless.errors import CorruptError, NotFoundError, SpecError, UnavailableError, shown
 from marless.job_id import check_id
 from marless.log import structlog
-from services.coordinator.run_folder import DELETED, RunFolder
+from services.coordinator.run_folder import DELETED
+from services.coordinator.runs import Runs
 from services.coordinator.status import ENDED, JobStatus
 
 PAGE = 100
@@ -37,7 +35,7 @@ class Known(NamedTuple):
 class Index:
     """Ids, acceptance times and states of the jobs of one runs directory; all else is read from their folders."""
 
-    def __init__(self, runs: Path) -> None:
+    def __init__(self, runs: Runs) -> None:
         self._runs = runs
         self._known: dict[str, Known] = {}
         self._unreadable: set[str] = set()
@@ -51,10 +49,10 @@ class Index:
         self._known.pop(job, None)
 
     def prepare(self) -> None:
-        """Create the runs directory; raises UnavailableError if that fails or another user could replace it."""
+        """Create the runs directory; raises UnavailableError if that fails or another user could replace it, and what
+        `Runs.prepare` raises."""
         with self._disk("made"):
-            private_files.check_way(self._runs)
-            make_directory(self._runs)
+            self._runs.prepare()
 
     async def look(self, is_ours: Callable[[str], bool]) -> list[JobStatus]:
         """Scan the directory; returns the unfinished jobs that this coordinator does not run, oldest first.
@@ -73,7 +71,7 @@ class Index:
     def _read(self) -> tuple[set[str], list[JobStatus]]:
         """All names in the directory, and the statuses of the jobs that are not known to have ended."""
         with self._disk("read"):
-            names = {path.name for path in self._runs.iterdir()}
+            names = self._runs.names()
         known = (self._known.get(name) for name in names)
         unsure = [name for name, before in zip(names, known, strict=True) if not before or before.state not in ENDED]
         return names, [status for name in unsure if (status := self._status(name))]
@@ -84,7 +82,7 @@ class Index:
 
     def clear_away(self) -> None:
         """Remove the folders of jobs whose deletion was interrupted."""
-        for path in self._runs.glob(f"{DELETED}*"):
+        for path in self._runs.path.glob(f"{DELETED}*"):
             shutil.rmtree(path, ignore_errors=True)
 
     def page(self, size: int, token: str, states: Collection[str]) -> tuple[list[str], str]:
@@ -106,13 +104,14 @@ class Index:
         try:
             yield
         except OSError as error:
-            raise UnavailableError(f"the runs directory {self._runs} cannot be {verb}: {error.strerror}") from None
+            raise UnavailableError(f"the runs directory {self._runs.path} cannot be {verb}: {error.strerror}") from None
 
     def _status(self, name: str) -> JobStatus | None:
         try:
             check_id(name)
-            folder = RunFolder(self._runs / name)
+            folder = self._runs.folder(name)
             folder.check_ours()
+            folder.refresh()
             return folder.read_status()
         except (SpecError, NotFoundError):
             return None

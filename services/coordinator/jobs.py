@@ -6,12 +6,14 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Collection, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
+from marless.bucket import reading
 from marless.errors import (
     AlreadyExistsError,
     CorruptError,
@@ -24,6 +26,7 @@ from marless.errors import (
 from marless.job import Job
 from marless.job_id import check_id, is_id
 from marless.machine import MachineRecord
+from marless.rpc.concurrency import to_the_end
 from marless.spec import JobSpec, from_json
 from services.coordinator import start, stopping, view
 from services.coordinator.adoption import Adoption
@@ -37,6 +40,7 @@ from services.coordinator.pools import Pools
 from services.coordinator.preparing import Preparing, changed
 from services.coordinator.roster import Roster
 from services.coordinator.run_folder import RunFolder
+from services.coordinator.runs import Runs
 from services.coordinator.status import JobStatus
 from services.coordinator.submission import IfExists, Submission, check_request_id
 from services.coordinator.uploads import Uploads
@@ -69,18 +73,19 @@ class Jobs:
     Jobs that run when it exits stay RUNNING on disk, and the next coordinator continues them.
     """
 
-    def __init__(self, runs: Path, pools: Pools, options: JobsOptions | None = None) -> None:
-        self.runs = runs.resolve()
+    def __init__(self, runs: Path | Runs, pools: Pools, options: JobsOptions | None = None) -> None:
+        self._runs = runs if isinstance(runs, Runs) else Runs(runs)
+        self.runs = self._runs.path
         self._pools = pools
         self._options = options or JobsOptions()
         self.uploads = Uploads(self.runs, self._options.uploads_bytes)
-        self._index = Index(self.runs)
+        self._index = Index(self._runs)
         self._aftermath = Aftermath(pools, self._keep)
         self._roster = Roster(self._options.running, self._aftermath.follow)
         self._preparing = Preparing()
         self._adoption = Adoption(
             self._index,
-            self.runs,
+            self._runs,
             lease_s=self._options.lease_s,
             only=self._options.only,
             is_ours=self._is_ours,
@@ -120,6 +125,11 @@ class Jobs:
         """Number of jobs of the runs directory by state."""
         return self._index.states()
 
+    @property
+    def place(self) -> str:
+        """Where the run folders are, for people: a directory, or s3://bucket/prefix."""
+        return self._runs.place
+
     def live(self, job: str) -> LiveJob | None:
         """The job if this coordinator runs it or has it queued, else None."""
         return self._roster.get(job)
@@ -128,16 +138,21 @@ class Jobs:
         """The run folder of a job; raises NotFoundError for an invalid id."""
         if not is_id(job):
             raise NotFoundError(f"there is no job {shown(job)}")
-        return RunFolder(self.runs / job)
+        return self._runs.folder(job)
 
     async def get(self, job: str) -> View:
         """The present view of a job; raises NotFoundError."""
         if live := self._roster.get(job):
             return live.view
         try:
-            return await asyncio.to_thread(view.read, self.folder(job))
+            return await asyncio.to_thread(view.fresh, self.folder(job))
         except NotFoundError:
             raise NotFoundError(f"there is no job {job!r}") from None
+
+    async def bring(self, job: str) -> None:
+        """Have all files of a job here, if it is kept in a bucket and runs elsewhere; raises NotFoundError."""
+        if not self._roster.get(job):
+            await asyncio.to_thread(self.folder(job).refresh, reading.everything)
 
     async def page(self, size: int, token: str, states: Collection[str]) -> tuple[list[View], str]:
         """Jobs, newest first, and the token of the next page; see `Index.page`."""
@@ -200,6 +215,9 @@ class Jobs:
             return known
         self._check_room()
         job = await self._preparing.prepared(spec, new=True)
+        if (other := spec.start.checkpoint) and is_id(other):
+            with suppress(NotFoundError):
+                await self.bring(other)
         source = await asyncio.to_thread(self._start, spec, job, request.job)
         if known:
             await self._remove(request.job)
@@ -266,6 +284,7 @@ class Jobs:
             live.folder.release()
         elif live:
             live.cancel()
+            await asyncio.to_thread(live.folder.settle)
         elif not seen.status.ended:
             raise JobStateError(f"job {job!r} is run by another coordinator; cancel it there")
         return await self.get(job)
@@ -278,7 +297,7 @@ class Jobs:
             raise JobStateError(f"job {job!r} has not ended; there is nothing to resume")
         self._check_room()
         folder = self.folder(job)
-        self._own(folder)
+        await self._own(folder)
         try:
             return await self._restart(folder, request_id, stop_json)
         except BaseException:
@@ -307,6 +326,7 @@ class Jobs:
             summary_json="",
         )
         await asyncio.to_thread(folder.write_status, status)
+        await asyncio.to_thread(folder.settle)
         progress = await asyncio.to_thread(view.progress_of, folder)
         return self._take(job, folder, status, progress, "job.resumed")
 
@@ -331,7 +351,7 @@ class Jobs:
         if live := self._roster.get(job):
             await self._roster.remove(live)
         folder = self.folder(job)
-        self._own(folder)
+        await self._own(folder)
         try:
             await self._pools.close_job(job)
             await self._pools.store.delete_job(job)
@@ -360,8 +380,8 @@ class Jobs:
     def _is_ours(self, job: str) -> bool:
         return self._roster.get(job) is not None
 
-    def _own(self, folder: RunFolder) -> None:
-        if not folder.own():
+    async def _own(self, folder: RunFolder) -> None:
+        if not await to_the_end(folder.own):
             raise JobStateError(f"job {folder.path.name!r} is run by another coordinator; send the request to that one")
 
     def _check_room(self) -> None:
@@ -384,8 +404,7 @@ class Jobs:
             tally=self.tally,
             changed=self._index.note,
         )
-        if folder.ownership:
-            folder.ownership.keep_beating()
+        folder.keep_beating()
         self._index.note(status)
         live.log.info(event, env=status.env, algorithm=status.algorithm, seed=job.spec.seed, reason=status.reason)
         self._roster.add(live)
@@ -399,7 +418,7 @@ class Jobs:
         if self._is_ours(folder.path.name):
             folder.release()
             return True
-        if folder.ownership is None and not folder.own():
+        if folder.ownership is None and not await to_the_end(folder.own):
             return False
         try:
             await self._go_on(folder)
@@ -427,6 +446,7 @@ class Jobs:
         if reason:
             last = await asyncio.to_thread(view.ended, status, folder, "FAILED", reason)
             await asyncio.to_thread(folder.write_status, last)
+            await asyncio.to_thread(folder.settle)
             self._index.note(last)
             folder.release()
             return

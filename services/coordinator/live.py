@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from marless.errors import CorruptError, NotFoundError, UnavailableError
+from marless.errors import MarlessError
 from marless.job import Job
 from marless.record import RoundRecord
 from services.coordinator.figures import Tally
@@ -93,13 +93,16 @@ class LiveJob:
         """End a queued job with the given state; raises UnavailableError if the disk cannot be written."""
         status = await asyncio.to_thread(ended, self._status, self.folder, state, reason)
         await asyncio.to_thread(self.folder.write_status, status)
+        await asyncio.to_thread(self.folder.settle)
         self._take(status)
 
     def _save(self) -> bool:
         try:
-            if self.folder.read_status() != self._status and self.folder.own():  # else another coordinator owns it
+            saved = self.folder.settled and self.folder.read_status() == self._status
+            if not saved and self.folder.own():  # else another coordinator owns it
                 self.folder.write_status(self._status)
-        except (UnavailableError, NotFoundError, CorruptError):
+                self.folder.settle()
+        except MarlessError:
             return False
         finally:
             self.folder.release()

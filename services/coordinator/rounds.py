@@ -8,6 +8,7 @@ import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from marless.checkpoint import Progress
@@ -38,6 +39,7 @@ from services.coordinator.pools import Pools, Rollout, Update
 from services.coordinator.recovery import Recovery
 from services.coordinator.reserving import SHOWN_AFTER_S, Reserving
 from services.coordinator.run_folder import RunFolder
+from services.coordinator.settling import Settling
 from services.coordinator.status import JobStatus, Pending
 from services.coordinator.timing import Timing
 from services.coordinator.warming import Warming
@@ -86,6 +88,7 @@ class JobRun:
         self._evaluations = Evaluations(job_id=job_id, job=job, pools=pools)
         self._baseline = Baseline(job_id=job_id, job=job, pools=pools, log=log, progressed=self._show_baseline)
         self._machines = Machines(job_id, pools)
+        self._settling = Settling(folder)
         self._fenced = 0
         self._timing = Timing()
         self._pending: Pending | None = None
@@ -115,14 +118,14 @@ class JobRun:
         status, so that the next owner continues the job.
         """
         try:
-            if self._folder.ownership:
-                self._folder.ownership.keep_beating()
+            self._folder.keep_beating()
             await self._end(*await self._live())
         except FencedError as error:
             _log.warning("job.taken_over", job=self._id, error=str(error))
         finally:
             self._warming.stop()
             await self._baseline.stop()
+            await self._settling.stop()
             self._folder.release()
 
     async def _live(self) -> tuple[str, str]:
@@ -197,6 +200,7 @@ class JobRun:
 
     async def _stand(self) -> Plan:
         """Recover the job, and plan its next round."""
+        await self._settling.done()
         last = self._journal.last
         self._warming.expect(last.actors if last else self._job.spec.actors.count)
         if not self._patience.waiting:
@@ -214,6 +218,7 @@ class JobRun:
     async def _round(self, plan: Plan) -> Plan:
         if self._pending is None or self._pending.round != plan.round:
             self._pending = await self._roll_out(plan)
+        await self._settling.done()
         pending, times = self._pending, self._timing.present(self._pending.rollout_s)
         updating, before = Stopwatch.start(), self._journal.last
         async with self._evaluations.beside(before, self._recovery.epoch) as evaluating:
@@ -232,7 +237,7 @@ class JobRun:
         self._timing.recorded(record)
         for event, facts in recording.changes(before, record):
             self._log.info(event, **facts)
-        self._changed(record)
+        self._settling.begin(partial(self._changed, record))
         return self._planner.plan(record.versions, stopping.ending(self._job.spec.stop, self._journal))
 
     def _take_baseline(self) -> None:
@@ -335,6 +340,7 @@ class JobRun:
             groups={group.policy: group.agents for group in last.groups},
         )
         await self._recovery.snapshots.save(progress, last.versions, last.lanes, spec.keep)
+        self._settling.begin()
 
     async def _end(self, state: str, reason: str) -> None:
         if self._fenced > MAX_FENCED:
@@ -351,8 +357,19 @@ class JobRun:
             self._log.warning("job.cost_unknown", problem=self._costs.problem)
         ended = replace(self.status, state=state, reason=reason, cancelling=False, ended_s=time.time())
         summary = recording.summary(ended, self._journal, self._timing, self._folder.path, cost_usd)
-        self.status = ended
-        self._set(summary_json=summary.to_json())
+        await self._finish(replace(ended, summary_json=summary.to_json()))
+
+    async def _finish(self, status: JobStatus) -> None:
+        """Write the final status, and notify watchers once it is durable, or cannot be written (`LiveJob.saved`)."""
+        self.status = status
+        try:
+            self._folder.write_status(status)
+            await self._settling.all()
+        except FencedError:
+            raise
+        except MarlessError as error:
+            self._log.error("job.status_not_saved", error=str(error))
+        self._changed(None)
 
     async def _put_away(self) -> str:
         """Save the last versions and drop the job from the other services; returns why saving failed, "" if it did not.
@@ -363,6 +380,7 @@ class JobRun:
         try:
             await self._checkpoint("", final=True)
             await to_the_end(self._folder.drop_pending)
+            await self._settling.all()
         except FencedError:
             raise
         except MarlessError as error:

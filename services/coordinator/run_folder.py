@@ -14,6 +14,9 @@ Only the owner writes. An owner that has lost the job may notice it late, betwee
 have no effect: files are replaced by renaming a partial file, and the new owner first removes all partial files and
 replaces the two files that are kept open, rounds.jsonl and pending.json. So a late rename finds no file, and a late
 line goes to a file that has been unlinked.
+
+`services.coordinator.bucket_folder` has the run folders that are kept in a bucket. What is written to them is durable
+only after `settle`, which does nothing here.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from marless import private_files
 from marless import spec as specs
+from marless.bucket.reading import Choice
 from marless.checkpoint import Checkpoint, DiskCheckpoints, fsync, make_directory
 from marless.errors import AlreadyExistsError, CorruptError, FencedError, NotFoundError, SpecError, UnavailableError
 from marless.failpoint import reach
@@ -97,6 +101,11 @@ class RunFolder:
                 raise NotFoundError(f"there is no run folder {self.path}") from None
         return self.ownership is not None
 
+    def keep_beating(self) -> None:
+        """Show until `release` that the owner is alive; calling it twice is safe."""
+        if self.ownership:
+            self.ownership.keep_beating()
+
     async def inherit(self, lease_s: float) -> None:
         """Wait until the owner has exited, or has not touched its lock for `lease_s` seconds; then become the owner."""
         self.check_ours()
@@ -114,6 +123,17 @@ class RunFolder:
         self._rounds = self._pending = None
         if self.ownership:
             self.ownership.release()
+
+    def settle(self) -> None:
+        """Wait until all that was written is durable."""
+
+    @property
+    def settled(self) -> bool:
+        """True if `settle` has nothing to wait for."""
+        return True
+
+    def refresh(self, choice: Choice | None = None) -> None:
+        """Update what is known of a job that another coordinator runs: its records, or what is chosen."""
 
     def take_over(self) -> None:
         """Fence off an earlier owner and drop the torn line that it may have left; always the owner's first step."""
@@ -136,7 +156,7 @@ class RunFolder:
         self.check_ours()
         with self._disk():
             make_directory(self.path)
-        if not self.own() or (self.path / "job.json").exists():
+        if not self._own_new():
             self.release()
             raise AlreadyExistsError(f"{self.path} contains a job already; choose another job id")
         try:
@@ -145,9 +165,14 @@ class RunFolder:
                     _copy_directory(start, self.start_path)
             self.write_spec(spec)
             self.write_status(status)
+            self.settle()
         except BaseException:
             self.release()
             raise
+
+    def _own_new(self) -> bool:
+        """Become the owner of a folder that holds no job yet; returns whether that is so."""
+        return self.own() and not (self.path / "job.json").exists()
 
     def load(self) -> tuple[JobSpec, JobStatus]:
         """Read spec.yaml and job.json; raises NotFoundError, or CorruptError for files that marless did not write."""
@@ -322,6 +347,7 @@ class RunFolder:
             raise FencedError(f"another coordinator has taken {self.path} over")
 
     def _disk(self) -> _DiskErrors:
+        """Turns an OSError of the block into an UnavailableError that names the folder."""
         return _DiskErrors(self.path)
 
 

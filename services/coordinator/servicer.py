@@ -106,6 +106,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
     async def ListFiles(self, request: pb.ListFilesRequest, context: Context) -> pb.ListFilesResponse:  # noqa: N802
         """List the files of a run folder."""
         view = await self._jobs.get(request.job)
+        await self._jobs.bring(request.job)
         found = await asyncio.to_thread(files.listing, view.run_dir)
         return pb.ListFilesResponse(files=[pb.FileInfo(path=file.path, bytes=file.bytes) for file in found])
 
@@ -130,7 +131,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
             for name, address in self._readiness.addresses.items()
         )
         return pb.GetInfoResponse(
-            version=version("marless"), now_s=time.time(), runs=str(self._jobs.runs), services=services
+            version=version("marless"), now_s=time.time(), runs=self._jobs.place, services=services
         )
 
 

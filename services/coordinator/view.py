@@ -104,6 +104,12 @@ def read(folder: RunFolder) -> View:
         raise CorruptError(f"{folder.path}: the summary in job.json is damaged") from None
 
 
+def fresh(folder: RunFolder) -> View:
+    """As `read`, of a job that may run elsewhere; raises also what `RunFolder.refresh` raises."""
+    folder.refresh()
+    return read(folder)
+
+
 def ended(status: JobStatus, folder: RunFolder, state: str, reason: str) -> JobStatus:
     """The final status of a job that ends while it is not running; raises CorruptError for unreadable records."""
     progress, now_s = progress_of(folder), time.time()

@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,15 +15,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
+from marless.bucket.address import Address
 from marless.errors import AlreadyExistsError, JobStateError, MarlessError, NotFoundError
 from marless.record import PhaseSeconds, RoundRecord
-from services.coordinator import live, run_folder
+from services.coordinator import home, live, run_folder
 from services.coordinator.jobs import Jobs, JobsOptions
 from services.coordinator.run_folder import RunFolder
+from services.coordinator.runs import BucketRuns
 from services.coordinator.status import JobStatus
 from services.coordinator.submission import IfExists, Submission
 from services.coordinator.view import ended
 from tests.integration.running import spec
+from tests.unit.bucket.memory import MemoryObjects
 
 RUNNING = 1
 PATIENCE_S = 2.0
@@ -57,6 +61,7 @@ class ScriptedRun:
                     phases=PhaseSeconds(rollout=0.0, update=0.0, evaluation=0.0),
                 )
                 self.folder.append(done)
+                self.folder.settle()
                 self.changed(done)
             self._set(ended(self.status, self.folder, told, "as told"))
         finally:
@@ -65,6 +70,7 @@ class ScriptedRun:
     def _set(self, status: JobStatus) -> None:
         self.status = status
         self.folder.write_status(status)
+        self.folder.settle()
         self.changed(None)
 
 
@@ -172,6 +178,8 @@ class JobsMachine(RuleBasedStateMachine):
         self.runner = asyncio.Runner()
         self.runs = Path(tempfile.mkdtemp(prefix="marless-model-"))
         self.model = Model()
+        self.hosts = 0
+        self.objects = MemoryObjects()
         self.jobs = self.start()
         self.repeat: Callable[[], None] = self.restart
 
@@ -232,10 +240,13 @@ class JobsMachine(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         self.runner.run(self.jobs.stop())
-        on_disk = {name: RunFolder(self.runs / name).read_status().state for name in self.model.jobs}
+        on_disk = {name: self.state(name) for name in self.model.jobs}
         assert on_disk == {name: job.state for name, job in self.model.jobs.items()}
         self.jobs = self.start()
         self.model.restart()
+
+    def state(self, name: str) -> str:
+        return RunFolder(self.runs / name).read_status().state
 
     @invariant()
     def agrees(self) -> None:
@@ -259,14 +270,31 @@ class JobsMachine(RuleBasedStateMachine):
         return [(view.status.job, view.status.state, view.rounds, view.status.resumes) for view in found]
 
 
+class BucketMachine(JobsMachine):
+    """The same with run folders in a bucket; each coordinator is on a host of its own, with an empty disk."""
+
+    def start(self) -> Jobs:
+        for thread in threading.enumerate():
+            if thread.name == home.RELEASE:
+                thread.join()
+        self.hosts += 1
+        runs = BucketRuns(self.runs / f"host-{self.hosts}", self.objects, Address("bucket", "runs"), lease_s=30.0)
+        jobs = Jobs(runs, NoPools(), JobsOptions(running=RUNNING, lease_s=0.2))
+        return self.runner.run(jobs.__aenter__())
+
+    def state(self, name: str) -> str:
+        return RunFolder(self.runs / f"host-{self.hosts}" / name).read_status().state
+
+
 @pytest.fixture(autouse=True)
 def scripted(monkeypatch):
     monkeypatch.setattr(live, "JobRun", ScriptedRun)
     monkeypatch.setattr(run_folder, "fsync", lambda _path: None)  # what survives a power cut is not in question here
 
 
-def test_after_a_restart_what_ran_goes_on_before_older_jobs_that_waited():
-    machine = JobsMachine()
+@pytest.mark.parametrize("kept", [JobsMachine, BucketMachine])
+def test_after_a_restart_what_ran_goes_on_before_older_jobs_that_waited(kept):
+    machine = kept()
     machine.submit("a", 1, "", IfExists.FAIL)
     machine.go_on("a", "SUCCEEDED")
     machine.agrees()
@@ -278,6 +306,7 @@ def test_after_a_restart_what_ran_goes_on_before_older_jobs_that_waited():
     assert [machine.model.jobs[name].state for name in "ab"] == ["PENDING", "RUNNING"]
 
 
+@pytest.mark.parametrize("kept", [JobsMachine, BucketMachine])
 @pytest.mark.parametrize("examples", [10, pytest.param(50, marks=pytest.mark.slow)])
-def test_the_job_api_is_its_model(examples):
-    run_state_machine_as_test(JobsMachine, settings=settings(max_examples=examples, stateful_step_count=40))
+def test_the_job_api_is_its_model(examples, kept):
+    run_state_machine_as_test(kept, settings=settings(max_examples=examples, stateful_step_count=40))

@@ -20,6 +20,7 @@ from marless.data.frames import ReplaySchema
 from marless.errors import SpecError, UnavailableError
 from services.coordinator.index import Index
 from services.coordinator.run_folder import RunFolder
+from services.coordinator.runs import Runs
 from services.coordinator.status import JobStatus
 from services.learner_pool.intake import Intake
 from services.learner_pool.replays import Replays
@@ -281,7 +282,7 @@ async def test_no_socket_of_redis_in_a_directory_that_another_made_in_advance(sh
 def test_no_runs_in_a_directory_that_another_made_in_advance(shared):
     strangers(shared / "runs")
     with pytest.raises(UnavailableError, match=r"runs directory .*: it belongs to another user"):
-        Index(shared / "runs").prepare()
+        Index(Runs(shared / "runs")).prepare()
 
 
 @as_root
@@ -290,7 +291,7 @@ async def test_a_run_folder_of_another_is_neither_listed_nor_run(shared, preciou
     (evil / "job.json").write_text(json.dumps(asdict(STATUS)))
     (shared / "link").symlink_to(precious)
     os.chown(shared / "link", STRANGER, STRANGER, follow_symlinks=False)
-    assert await Index(shared).look(lambda job: False) == []
+    assert await Index(Runs(shared)).look(lambda job: False) == []
     for name in ("evil", "link"):
         with pytest.raises(UnavailableError, match="it belongs to another user"):
             RunFolder(shared / name).own()

@@ -60,6 +60,16 @@ def an_object_is_replaced_only_by_who_has_seen_it(objects: Objects, tmp_path: Pa
         objects.get("seen", MOST)
 
 
+def an_object_is_removed_only_by_who_has_seen_it(objects: Objects, tmp_path: Path) -> None:
+    first = objects.create("removed", b"1")
+    second = objects.replace("removed", b"2", first)
+    with pytest.raises(ConflictError):
+        objects.remove("removed", first)
+    objects.remove("removed", second)
+    with pytest.raises(NotFoundError):
+        objects.get("removed", MOST)
+
+
 def of_many_writers_one_wins(objects: Objects, tmp_path: Path) -> None:
     etag = objects.create("contested", b"0")
 
@@ -103,6 +113,7 @@ CHECKS: tuple[Callable[[Objects, Path], None], ...] = (
     what_is_missing_or_too_large_is_refused,
     an_object_is_created_once,
     an_object_is_replaced_only_by_who_has_seen_it,
+    an_object_is_removed_only_by_who_has_seen_it,
     of_many_writers_one_wins,
     what_is_there_is_listed,
     names_may_be_odd,

@@ -75,6 +75,13 @@ class MemoryObjects:
             self._begin("delete", key)
             self.held.pop(key, None)
 
+    def remove(self, key: str, etag: str) -> None:
+        self._begin("remove", key)
+        with self._alone:
+            if key not in self.held or (self._honours and _tag(self.held[key]) != etag):
+                raise ConflictError(f"{key}: another program has written the object")
+            del self.held[key]
+
     def _write(self, method: str, key: str, data: bytes, allowed: Callable[[], bool]) -> str:
         self._begin(method, key)
         with self._alone:

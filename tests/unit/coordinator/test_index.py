@@ -8,6 +8,7 @@ import pytest
 from marless.errors import UnavailableError
 from services.coordinator.index import Index
 from services.coordinator.run_folder import DELETED, RunFolder
+from services.coordinator.runs import Runs
 from services.coordinator.status import JobStatus
 
 
@@ -19,7 +20,7 @@ def write(runs, job: str, state: str, accepted_s: float) -> None:
 
 @pytest.fixture
 def index(tmp_path):
-    return Index(tmp_path)
+    return Index(Runs(tmp_path))
 
 
 async def look(index: Index, *ours: str) -> list[str]:
@@ -72,7 +73,7 @@ async def test_rubbish_is_passed_over(index, tmp_path):
 
 async def test_a_directory_that_cannot_be_had_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    index = Index(tmp_path / "file")
+    index = Index(Runs(tmp_path / "file"))
     with pytest.raises(UnavailableError, match=r"the runs directory .*/file cannot be made: File exists"):
         index.prepare()
     with pytest.raises(UnavailableError, match=r"the runs directory .*/file cannot be read: Not a directory"):
