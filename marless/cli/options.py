@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from marless import documents
+from marless.bucket.address import is_address
 from marless.cli.completion import job_ids
 
 if TYPE_CHECKING:
@@ -39,6 +40,16 @@ def positive(given: str | int) -> int:
     return whole(given, least=1)
 
 
+def directory(given: str | Path) -> Path:
+    """Parse a directory of run folders; raises BadParameter for a bucket."""
+    if is_address(str(given)):
+        raise typer.BadParameter(
+            f"{given} is a place in a bucket, where only coordinators keep run folders; give a directory, or name a "
+            "run folder there: s3://bucket/prefix/JOB"
+        )
+    return Path(given)
+
+
 class Output(StrEnum):
     """Output formats."""
 
@@ -54,7 +65,12 @@ JobsArgument = Annotated[list[str], typer.Argument(metavar="JOB...", help="Job i
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.", autocompletion=job_ids)]
 OverrideOption = Annotated[list[str], typer.Option("--set", metavar="A.B=C", help="Override a field of the job.")]
 OutputOption = Annotated[Output, typer.Option("--output", "-o", help="Output format.")]
-RunsOption = Annotated[Path, typer.Option("--runs", envvar="MARLESS_RUNS", help="Directory of the run folders.")]
+RunsOption = Annotated[
+    Path,
+    typer.Option(
+        "--runs", parser=directory, metavar="DIR", envvar="MARLESS_RUNS", help="Directory of the run folders."
+    ),
+]
 CoordinatorOption = Annotated[
     str,
     typer.Option(
