@@ -188,6 +188,24 @@ def test_of_two_that_wait_for_a_silent_owner_one_follows(hosts):
     assert len(won) == 1
 
 
+def test_of_two_that_take_a_job_at_the_same_time_one_does(hosts):
+    hosts.new()
+    first, second = hosts.folder("b"), hosts.folder("c")
+    tag = first.home.look()[1]
+
+    def meanwhile(method: str, key: str) -> None:
+        if method == "replace":
+            hosts.objects.plug_in()
+            assert second._own_copy() and second._own_home(lambda: second.home.seize(tag))
+
+    hosts.objects.before = meanwhile
+    assert first._own_copy()
+    assert not first._own_home(lambda: first.home.seize(tag))
+    second.take_over()
+    second.append(record(0))
+    second.settle()
+
+
 def test_of_two_that_create_a_job_one_does(hosts):
     first, second = hosts.folder("a"), hosts.folder("b")
 
