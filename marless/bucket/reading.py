@@ -20,6 +20,7 @@ from marless.bucket.head import HEAD, MOST_FILES, MOST_HEAD_BYTES, MOST_PART_BYT
 from marless.bucket.objects import Objects
 from marless.bucket.s3 import S3Objects
 from marless.errors import CorruptError, NotFoundError, SpecError
+from marless.machine import MACHINES
 
 ROUNDS, STATUS, SPEC, PENDING = "rounds.jsonl", "job.json", "spec.yaml", "pending.json"
 AT_ONCE = 8
@@ -37,7 +38,7 @@ def everything(paths: Collection[str]) -> Iterable[str]:
 
 def records(paths: Collection[str]) -> Iterable[str]:
     """What commands read that look at rounds."""
-    return [path for path in paths if path in (ROUNDS, STATUS, SPEC)]
+    return [path for path in paths if path in (ROUNDS, STATUS, SPEC, MACHINES)]
 
 
 def checkpoint(round_: int | None = None, *, acting_only: bool = False, with_records: bool = False) -> Choice:

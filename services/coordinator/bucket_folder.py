@@ -17,6 +17,7 @@ from marless.bucket.reading import Choice
 from marless.checkpoint import Checkpoint, make_directory
 from marless.errors import AlreadyExistsError, FencedError, MarlessError, NotFoundError
 from marless.log import structlog
+from marless.machine import MACHINES, Kept
 from marless.record import RoundRecord
 from marless.rpc.concurrency import to_the_end
 from marless.spec import JobSpec
@@ -156,6 +157,11 @@ class BucketFolder(RunFolder):
         """Replace job.json."""
         super().write_status(status)
         self.home.note_status((self.path / "job.json").read_text(encoding="utf-8"))
+
+    def write_kept(self, kept: Kept) -> None:
+        """Replace machines.json."""
+        super().write_kept(kept)
+        self.home.note_files([MACHINES])
 
     def append(self, record: RoundRecord) -> None:
         """Append a round."""

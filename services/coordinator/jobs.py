@@ -367,12 +367,13 @@ class Jobs:
     async def _kept(self, job: str, machines: tuple[MachineRecord, ...]) -> bool:
         folder = self.folder(job)
         kept = await asyncio.to_thread(folder.read_kept)
-        if self._roster.get(job) or kept is None or not folder.own():
+        if self._roster.get(job) or kept is None or not await to_the_end(folder.own):
             return False
         try:
             if not (await asyncio.to_thread(folder.read_status)).ended:
                 return False
             await asyncio.to_thread(folder.write_kept, replace(kept, now=machines, seen_s=time.time()))
+            await asyncio.to_thread(folder.settle)
         finally:
             folder.release()
         return True
