@@ -49,7 +49,8 @@ async def _store(config: Config) -> AsyncIterator[Service]:
 
 @asynccontextmanager
 async def _cache(config: Config) -> AsyncIterator[Service]:
-    async with cache(config.upstream, config.server.security, config.cache_bytes) as servicer:
+    security = config.upstream_security or config.server.security
+    async with cache(config.upstream, security, config.cache_bytes) as servicer:
         yield Service(
             servicer.register,
             name="ParamStoreService",

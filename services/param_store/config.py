@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from marless.limits import MAX_PUBLISH_BYTES
-from marless.rpc.addresses import can_be_dialled
+from marless.rpc.addresses import UNIX, can_be_dialled
 from marless.rpc.process import add_option, at_least
+from marless.rpc.security import Security
 from marless.rpc.server import ServerOptions, option_parser, server_options
 from services.param_store.frames import SHARED_BYTES
 from services.param_store.redis_server import RedisOptions
@@ -30,6 +31,8 @@ class Config:
     """Total bytes that publishes in progress may hold in memory."""
     upstream: str = ""
     """Address of the param_store that this one is a cache of; "": it is a store, with a Redis."""
+    upstream_security: Security | None = None
+    """What a cache shows its upstream, if it is not what it serves with."""
     cache_bytes: int = SHARED_BYTES
     """Total bytes of versions that a cache keeps."""
 
@@ -75,7 +78,11 @@ def parse(argv: Sequence[str] | None = None) -> Config:
         password_file=args.redis_password_file,
         insecure=args.redis_insecure,
     )
-    return Config(server_options(args), redis, args.keep, args.intake_bytes, args.upstream, args.cache_bytes)
+    server = shown = server_options(args)
+    if args.upstream and server.listen.startswith(UNIX):  # its socket leaves no host; to its upstream it needs TLS
+        server = replace(shown, security=replace(shown.security, tls_cert="", tls_key="", tls_ca=""))
+    of_cache = (args.upstream, shown.security, args.cache_bytes)
+    return Config(server, redis, args.keep, args.intake_bytes, *of_cache)
 
 
 def _check_upstream(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:

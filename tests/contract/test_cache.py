@@ -197,6 +197,26 @@ async def test_actors_read_through_a_cache_and_no_role_reads_more_than_they(cach
         await peer.close()
 
 
+async def test_over_tls_a_cache_at_a_socket_needs_no_certificate_for_it(store_config, job, tmp_path, tls):
+    """Red before: workers dialled it with TLS, in which a socket has the name localhost, and never used it."""
+    tokens.made(tmp_path / "tokens")
+    files = ["--tls-cert", tls["server.pem"], "--tls-key", tls["server.key"], "--tls-ca", tls["ca.pem"]]
+    given = ["--tokens", f"{tmp_path}/tokens", *files]
+    upstream = replace(store_config, server=parse(["--listen", "127.0.0.1:0", *given]).server)
+    async with serving(upstream.server, lambda at: build(upstream, at)) as address:
+        shown = {"tls_cert": tls["worker.pem"], "tls_key": tls["worker.key"], "tls_ca": tls["ca.pem"]}
+        peer = Peer(address, Security(tokens.token_of(Role.SERVICE), **shown))
+        store = ParamStore(peer)
+        await store.publish(job, 1, 0, [write("a", 0, b"weights")])
+        config = parse(["--listen", f"unix:{tmp_path}/near.sock", "--upstream", address, *given])
+        async with serving(config.server, lambda at: build(config, at)) as near:
+            caches = Caches(store, [near], Security(tokens.token_of(Role.ACTOR), **shown), "worker")
+            assert await acting(caches, job, 1) == b"weights"
+            assert next(caches._usable(), None), "it was the cache that answered"
+            await caches.close()
+        await peer.close()
+
+
 async def test_a_cache_refuses_everything_else_and_names_its_upstream(cached, store_address, job):
     async with cached() as near:
         for call in (
