@@ -7,7 +7,7 @@ One resolution serves all locks of the project's own environment, so that they n
   indexes have; torch.txt names PyPI's build, with the CUDA packages that it needs on Linux.
 - security.txt: the tools of `make lock`, `make audit` and `make sbom`; kubernetes.txt: that of `make test-kubernetes`;
   peer-*.txt: the peers of bench/. These are installed in environments of their own.
-- image-*.txt: what the images of deploy/ install, at the versions of the locks above.
+- image-*.txt: what the images and machines of deploy/ install, at the versions of the locks above.
 """
 
 from __future__ import annotations
@@ -36,8 +36,16 @@ OWN = {
     "ray": ("ray",),
 }
 """Locks of the project's own environment in the order in which they are installed, and the extras that each serves."""
-IMAGES = {"actors": ("docker",), "services": ("sharing",), "learners": ("learner", "docker")}
-"""Images of deploy/Dockerfile, and the extras that each serves. "build" is what builds marless's own wheel."""
+IMAGES = {
+    "actors": ("docker",),
+    "services": ("sharing",),
+    "learners": ("learner", "docker"),
+    "control": ("sharing", "aws"),
+}
+"""Images of deploy/Dockerfile, and the extras that each serves; "control" is the control plane of deploy/terraform.
+
+"build" is what builds marless's own wheel.
+"""
 
 CUDA = ("cuda-", "nvidia-", "triton")
 """How the names begin of what only PyPI's build of torch for Linux needs."""

@@ -26,7 +26,7 @@ def made(directory: Path, *addresses: str) -> dict[str, str]:
     now, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)
 
     def certificate(name: str, issuer: str) -> x509.Certificate:
-        served = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(each)) for each in addresses])
+        served = x509.SubjectAlternativeName([_name(each) for each in addresses])
         return (
             x509.CertificateBuilder(names[issuer], names[name], keys[name].public_key())
             .serial_number(x509.random_serial_number())
@@ -43,3 +43,10 @@ def made(directory: Path, *addresses: str) -> dict[str, str]:
         key = keys[name].private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
         (directory / f"{name}.key").write_bytes(key)
     return {path.name: str(path) for path in directory.iterdir()}
+
+
+def _name(address: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(address))
+    except ValueError:
+        return x509.DNSName(address)

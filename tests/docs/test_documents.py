@@ -29,6 +29,7 @@ TEXTS = {("README.md", "marless"), ("docs/architecture.md", "Architecture"), ("d
     ("docs/deploying.md", "Images"),  # a Dockerfile
     ("docs/deploying.md", "Kubernetes"),  # for a cluster; `make test-kubernetes` checks what it applies
     ("docs/deploying.md", "EC2"),  # for instances of AWS; `make test-cloud` runs it
+    ("docs/deploying.md", "AWS with Terraform"),  # for AWS; `make test-cloud` runs it
     ("docs/deploying.md", "Ray"),  # for machines with Ray; `make test-ray` runs it
 }
 

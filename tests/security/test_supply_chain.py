@@ -110,10 +110,13 @@ def test_no_package_is_in_two_locks_of_one_environment():
 
 ENGINE = ("docker", "certifi", "charset-normalizer", "idna", "pywin32", "requests", "urllib3")
 """The extra `docker`, which development has too."""
+AWS = ("boto3", "botocore", "jmespath", "s3transfer")
+"""The extra `aws`, which `make test-cloud` has too."""
 
 
 def test_images_have_the_versions_that_are_tested_and_no_package_of_development():
     tested = {*own_pins("train"), *(pin for pin in own_pins("dev") if pin.name in ENGINE)}
+    tested |= {pin for pin in own_pins("cloud") if pin.name in AWS}
     for name in (*IMAGES, "build"):
         assert set(read(LOCKS / f"image-{name}.txt")) <= tested, name
     assert not {pin.name for pin in read(LOCKS / "image-actors.txt")} & {"scipy", "scikit-learn", "matplotlib", "torch"}

@@ -1,0 +1,79 @@
+"""Moves what a machine installs, and secrets, between it and AWS with its role: runs at boot, with Debian's boto3.
+
+exchange.py install BUCKET FOLDER KEY…   downloads objects of a bucket
+exchange.py put SECRET FOLDER            writes the files of a folder into a secret
+exchange.py get SECRET FOLDER            waits until a secret has been written, and writes its files, open to root only
+exchange.py keep FOLDER BUCKET LEDGER    uploads what has changed in run folders, below runs/; deletes nothing there
+"""
+
+import json
+import logging
+import sys
+import time
+from pathlib import Path
+
+import boto3
+from botocore.exceptions import ClientError
+
+WAIT_S, PAUSE_S = 1200, 5
+"""How long the control plane may take to boot and make the secrets, and the pause between two looks."""
+log = logging.getLogger("marless.boot")
+
+
+def install(bucket: str, folder: str, *keys: str) -> None:
+    """Download objects into a folder, by the last part of their names."""
+    for key in keys:
+        boto3.client("s3").download_file(bucket, key, str(Path(folder, Path(key).name)))
+
+
+def put(secret: str, folder: str) -> None:
+    """Write all files of a folder, which are text, as one JSON object."""
+    files = {path.name: path.read_text() for path in sorted(Path(folder).iterdir())}
+    boto3.client("secretsmanager").put_secret_value(SecretId=secret, SecretString=json.dumps(files))
+
+
+def get(secret: str, folder: str) -> None:
+    """Write the files of a secret into a new folder. Raises TimeoutError if it has none after WAIT_S."""
+    home, until = Path(folder), time.monotonic() + WAIT_S
+    while (files := written(secret)) is None:
+        if time.monotonic() > until:
+            raise TimeoutError(f"the control plane has not written {secret} within {WAIT_S} s: is it up?")
+        log.info("waiting for the control plane to write %s", secret)
+        time.sleep(PAUSE_S)
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for name, text in json.loads(files).items():
+        path = home / Path(name).name
+        path.touch(mode=0o600)
+        path.write_text(text)
+
+
+def keep(folder: str, bucket: str, ledger: str) -> None:
+    """Upload the files of run folders whose size or time is not that of their last upload, which the ledger has."""
+    home, known = Path(folder), Path(ledger)
+    uploaded = json.loads(known.read_text()) if known.exists() else {}
+    client = boto3.client("s3")
+    for path in sorted(home.rglob("*")):
+        inside = path.relative_to(home)
+        if path.is_symlink() or not path.is_file() or any(part.startswith(".") for part in inside.parts):
+            continue
+        state = [path.stat().st_size, path.stat().st_mtime_ns]  # of before the upload: a later change is seen next time
+        if uploaded.get(str(inside)) != state:
+            client.upload_file(str(path), bucket, f"runs/{inside}")
+            uploaded[str(inside)] = state
+    known.with_suffix(".new").write_text(json.dumps(uploaded))
+    known.with_suffix(".new").replace(known)
+
+
+def written(secret: str) -> str | None:
+    """What a secret holds; None while it holds nothing."""
+    try:
+        return boto3.client("secretsmanager").get_secret_value(SecretId=secret)["SecretString"]
+    except ClientError as error:
+        if error.response["Error"]["Code"] == "ResourceNotFoundException":
+            return None
+        raise
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+    {"install": install, "put": put, "get": get, "keep": keep}[sys.argv[1]](*sys.argv[2:])

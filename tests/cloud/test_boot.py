@@ -1,0 +1,249 @@
+"""User data of deploy/terraform, run in containers that stand for machines: one apply, one submit, a job that ends.
+
+moto stands for AWS, and the test for the part of EC2 that boots what an Auto Scaling group starts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cloud import boots, terraform
+from tests.cloud.boots import Machine, Network
+from tests.cloud.conftest import REGION
+from tests.cloud.terraform import ROOT, Terraform, user_data
+from tests.docs import transcripts
+from tests.docs.blocks import Block, blocks
+from tests.docs.workplace import Workplace
+
+pytestmark = [pytest.mark.cloud, pytest.mark.timeout(1800)]
+
+SERVICES = ("param-store", "actor-pool", "learner-pool", "coordinator")
+PARTS = {
+    "actor-worker": {"actor", "authority.pem", "certificate.pem", "key.pem"},
+    "learner-worker": {"learner", "authority.pem", "certificate.pem", "key.pem"},
+    "client": {"client", "authority.pem"},
+}
+"""What each secret holds: no more than its reader needs."""
+
+
+@dataclass
+class Cloud:
+    """A deployment, whose machines are containers."""
+
+    terraform: Terraform
+    inside: Network
+    scripts: dict[str, str]
+    stack: ExitStack
+    machines: dict[str, Machine] = field(default_factory=dict)
+    """By the ids of their instances, and "control"."""
+
+    @property
+    def control(self) -> Machine:
+        return self.machines["control"]
+
+    def client(self, service: str) -> Any:  # Any: clients are made as the program runs
+        import boto3
+
+        session = boto3.Session("testing", "testing", region_name=REGION)
+        return session.client(service, endpoint_url=self.terraform.endpoint)
+
+    def start(self, instance: str, kind: str, address: str = "") -> subprocess.CompletedProcess[str]:
+        """Do what EC2 does with a new instance."""
+        bucket = self.terraform.output("bucket")
+        started = boots.machine(self.inside, instance, kind, address=address, buckets=(bucket,))
+        self.machines["control" if kind == "control" else instance] = self.stack.enter_context(started)
+        return self.machines["control" if kind == "control" else instance].boot(self.scripts[kind])
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What the user's programs need here that they do not need on AWS."""
+        keys = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_DEFAULT_REGION": REGION}
+        return {"AWS_ENDPOINT_URL": self.terraform.endpoint, "TF_CLI_CONFIG_FILE": "/dev/null", **keys}
+
+    @contextmanager
+    def starting_what_groups_have(self) -> Iterator[None]:
+        """Boot the machines that pools ask for meanwhile. Raises what one could not be booted by."""
+        ended = threading.Event()
+
+        def boot() -> None:
+            while not ended.wait(1):
+                self._start_what_groups_have()
+
+        with ThreadPoolExecutor(1) as thread:
+            booting = thread.submit(boot)
+            try:
+                yield
+            finally:
+                ended.set()
+                booting.result()
+
+    def _start_what_groups_have(self) -> None:
+        groups = self.client("autoscaling").describe_auto_scaling_groups()["AutoScalingGroups"]
+        for group in groups:
+            kind = next(tag["Value"] for tag in group["Tags"] if tag["Key"] == "marless:role")
+            for each in group["Instances"]:
+                if each["InstanceId"] not in self.machines:
+                    done = self.start(each["InstanceId"], kind)
+                    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+
+
+def wheel(place: Path) -> Path:
+    command = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation")
+    subprocess.run((*command, "--wheel-dir", str(place), str(ROOT)), check=True, capture_output=True)
+    [found] = place.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
+    if why := terraform.absent() or boots.refused():
+        pytest.skip(why)
+    pytest.importorskip("moto", reason="moto is not installed; `make test-cloud` installs it")
+    from moto.server import ThreadedMotoServer
+
+    place = tmp_path_factory.mktemp("boot")
+    with ExitStack() as stack:
+        server = ThreadedMotoServer(ip_address="0.0.0.0", port=0, verbose=False)
+        server.start()
+        stack.callback(server.stop)
+        _, port = server.get_host_and_port()
+        inside = stack.enter_context(boots.network(tmp_path_factory.mktemp("machines"), port, REGION))
+        # The public address that moto gives leads nowhere: here it is the private one.
+        stack.enter_context(terraform.account(REGION, public_ip=inside.control))
+        given = terraform.variables(wheel(place), REGION) | {"vpc_cidr": inside.vpc_cidr, "force_destroy": True}
+        made = Terraform(place / "terraform", f"http://127.0.0.1:{port}", given)
+        made.furnish()
+        made.run("apply", "-auto-approve", "-parallelism=30")
+        running = Cloud(made, inside, {}, stack)
+        running.scripts = user_data(running.client("ec2"))
+        # The build of torch without CUDA, where the lock of learners has that of PyPI: machines here have no GPU.
+        cpu = (ROOT / "requirements" / "torch-cpu.txt").read_bytes()
+        running.client("s3").put_object(Bucket=made.output("bucket"), Key="install/torch.txt", Body=cpu)
+        yield running
+
+
+def test_a_machine_that_cannot_start_ends_itself(cloud):
+    """Here, since its package is not in the bucket."""
+    with boots.machine(cloud.inside, "i-broken", "actor", buckets=(cloud.terraform.output("bucket"),)) as broken:
+        done = broken.boot(cloud.scripts["actor"].replace("install/image-actors.txt", "install/missing.txt"))
+        assert done.returncode != 0
+        scheduled = broken.run("cat", "/run/systemd/shutdown/scheduled").stdout
+        at_s = int(re.search(r"USEC=(\d+)", scheduled)[1]) / 1e6
+        assert "MODE=poweroff" in scheduled and 0 < at_s - time.time() <= 20 * 60
+        assert broken.active("marless-deadline.timer") and not broken.active("marless-host")
+
+
+def test_the_control_plane_boots(cloud):
+    done = cloud.start("i-control", "control", cloud.inside.control)
+    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    deadline = time.monotonic() + 60
+    for service in SERVICES:
+        while "serving" not in cloud.control.journal(f"marless@{service}"):
+            assert time.monotonic() < deadline, cloud.control.journal(f"marless@{service}")[-3000:]
+            time.sleep(0.5)
+        assert cloud.control.active(f"marless@{service}")
+
+
+def test_only_services_listen_and_redis_on_no_port(cloud):
+    lines = cloud.control.run("ss", "-Hltn").stdout.splitlines()
+    listening = {re.sub(r"\[::ffff:(.*)\]", r"\1", line.split()[3]) for line in lines}
+    ours = {f"{cloud.inside.control}:{port}" for port in range(7070, 7074)}
+    assert listening == ours | {"169.254.169.254:80", "127.0.0.2:443"}
+    redis = cloud.control.run("pgrep", "--list-full", "redis-server").stdout
+    assert len(redis.splitlines()) == 1, redis
+    assert cloud.control.run("test", "-d", "/var/lib/marless/param-store/redis/appendonlydir").returncode == 0
+
+
+def test_a_service_sees_its_own_key_and_is_no_root(cloud):
+    for service in SERVICES:
+        shown = cloud.control.run("systemctl", "show", "--property=MainPID", "--value", f"marless@{service}")
+        pid = shown.stdout.strip()
+        status = cloud.control.run("cat", f"/proc/{pid}/status").stdout
+        assert re.search(r"^CapEff:\s+0+$", status, re.MULTILINE) and not re.search(r"^Uid:\s+0", status, re.MULTILINE)
+        # As the service's own user, in what the service sees.
+        entered = (
+            "nsenter",
+            "--target",
+            pid,
+            "--mount",
+            "setpriv",
+            "--reuid=marless",
+            "--regid=marless",
+            "--clear-groups",
+        )
+        assert cloud.control.run(*entered, "cat", "/run/marless/own/key.pem").returncode == 0
+        assert cloud.control.run(*entered, "ls", "/etc/marless/credentials").returncode != 0
+        assert cloud.control.run(*entered, "touch", "/opt/marless/x").returncode != 0
+
+
+def test_each_secret_has_one_readers_part(cloud):
+    secrets = cloud.client("secretsmanager")
+    for part, files in PARTS.items():
+        [found] = [each for each in secrets.list_secrets()["SecretList"] if each["Name"].startswith(f"marless-{part}-")]
+        assert set(json.loads(secrets.get_secret_value(SecretId=found["ARN"])["SecretString"])) == files
+
+
+def shown() -> Block:
+    """What docs/deploying.md shows of a deployment that is up."""
+    below = [each for each in blocks("docs/deploying.md", "text") if each.heading == "AWS with Terraform"]
+    [block] = [each for each in below if "client.sh" in each.text]
+    return block
+
+
+def test_one_submit_trains_as_the_document_shows(cloud, tmp_path):
+    """The pools order machines, which boot, dial in and train, while the user types what the document has."""
+    workplace = Workplace(tmp_path, small=False, variables=cloud.environment)
+    workplace.furnish()
+    (tmp_path / "deploy").mkdir()
+    (tmp_path / "deploy" / "terraform").symlink_to(cloud.terraform.folder)
+    with cloud.starting_what_groups_have():
+        seen = workplace.transcript(shown())
+    for command, lines in zip(transcripts.parse(shown().text), seen, strict=True):
+        assert transcripts.same(command.output, lines), "\n".join([command.command, *lines])
+    assert (tmp_path / "mine").stat().st_mode & 0o077 == 0
+
+    workers = [name for name in cloud.machines if name != "control"]
+    assert len(workers) >= 2
+    for name in workers:
+        assert cloud.machines[name].active("marless-host")
+        assert cloud.machines[name].run("test", "-e", "/run/systemd/shutdown/scheduled").returncode != 0
+
+
+def test_run_folders_are_in_the_bucket(cloud):
+    """As the timer copies them; nothing is copied twice, and policies are read from there."""
+    bucket = cloud.terraform.output("bucket")
+    for _ in range(2):
+        assert cloud.control.run("systemctl", "start", "marless-runs").returncode == 0
+    versions = cloud.client("s3").list_object_versions(Bucket=bucket, Prefix="runs/spread/policies")["Versions"]
+    assert versions and all(each["IsLatest"] for each in versions)
+    command = (sys.executable, "-m", "marless", "evaluate", f"s3://{bucket}/runs/spread", "--episodes", "4")
+    done = subprocess.run(command, env=os.environ | cloud.environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "mean" in done.stdout, done.stderr
+
+
+def test_no_secret_is_in_a_log_or_a_command_line(cloud):
+    secrets = cloud.client("secretsmanager")
+    values = [
+        json.loads(secrets.get_secret_value(SecretId=each["ARN"])["SecretString"])
+        for each in secrets.list_secrets()["SecretList"]
+    ]
+    tokens = {files[role].strip() for files in values for role in ("actor", "learner", "client") if role in files}
+    assert len(tokens) == 3
+    for machine in cloud.machines.values():
+        said = machine.run("journalctl", "--no-pager").stdout
+        said += machine.run("ps", "-eo", "args").stdout
+        assert not [token for token in tokens if token in said] and "PRIVATE KEY" not in said
