@@ -14,6 +14,7 @@ from marless.envs.smac.engine import EmbeddedBattles
 from marless.envs.smac.kinds import FACTS, Kind
 from marless.envs.smac.maps import MAPS, SmacMap, find
 from marless.envs.smac.rules import Rules
+from marless.envs.smac.units import in_order
 from marless.errors import CorruptError, SpecError
 
 CALM = Rules(jitter=(0.0, 0.0), scatter=0.0)
@@ -115,6 +116,14 @@ def test_the_order_to_attack_walks_in_and_stops_in_reach():
     allies, enemies = battles.units.allies, battles.units.enemies
     assert enemies.x[0, 0] - allies.x[0, 0] == pytest.approx(5.75, abs=1e-4)
     assert enemies.health[0, 0] < 45
+
+
+def test_a_unit_stands_when_its_target_is_dead():
+    battles = duel(Kind.MARINE, Kind.MARINE, gap=4.0)
+    battles._state.health[1] = 6
+    seen = loop_by_loop(battles, 6, 8)
+    assert seen[0, 2] == 0 and battles.units.allies.x[0, 0] == pytest.approx(10)
+    assert battles._state.target[0, 0] == -1
 
 
 def test_walls_stop_units():
@@ -264,6 +273,13 @@ def test_a_battle_is_the_same_in_every_place_of_a_batch(name, seed):
         moved, single = whole.step((action,)), alone.step((action[:, place : place + 1],))
         assert moved.team_reward[place] == single.team_reward[0]
         frame, begun = moved.frame, single.frame
+
+
+def test_sums_do_not_depend_on_the_batch():
+    parts = np.random.default_rng(0).random((24, 50), np.float32)
+    whole = in_order(parts, axis=0)
+    assert all(in_order(parts[:, i : i + 1].copy(), axis=0)[0] == whole[i] for i in range(50))
+    assert whole == pytest.approx(parts.sum(axis=0), rel=1e-5)
 
 
 def test_a_battle_does_not_depend_on_the_size_of_the_batch():

@@ -138,3 +138,5 @@ def test_an_action_that_is_not_available():
         env.step((np.array([[9], [0], [1]], np.int32),))
     with pytest.raises(SpecError, match=r"6 \(target 0\)"):
         env.step((np.array([[0], [0], [1]], np.int32),))
+    with pytest.raises(SpecError, match="map 3m: action 9 is not available to agent_1 in copy 0"):
+        env.step((np.array([[1], [9], [1]], np.int32),))
