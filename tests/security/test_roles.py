@@ -51,6 +51,7 @@ def test_users_workers_and_services_share_no_rpc_that_changes_anything():
     assert may[Role.CLIENT] == users == {name.rpartition(".")[2] for name in METHODS if "Coordinator" in name}
     assert may[Role.OPERATOR] - users == {
         *("ActorPoolService/Scale", "ActorPoolService/ListWorkers"),
+        *("ActorPoolService/ListMachines", "LearnerPoolService/ListMachines"),
         *("ParamStoreService/List", "ParamStoreService/Watch", "ParamStoreService/Pin"),
         "ServerReflection/ServerReflectionInfo",
     }
