@@ -196,7 +196,7 @@ async def test_workers_that_are_lost_with_their_lanes(cluster, undisturbed, tmp_
 async def test_workers_that_die_where_they_leave_a_lane(cluster, undisturbed, tmp_path, family, place):
     """Each worker at its third."""
     folder = new(tmp_path, family)
-    async with dying(cluster, f"{place}:3"):
+    async with dying(cluster, "actor_pool", f"{place}:3"):
         await succeeded(cluster, folder)
     assert outcome(folder) == outcome(await undisturbed(family))
     assert any(each.attempt > 1 for record in folder.records() for each in record.invocations)
