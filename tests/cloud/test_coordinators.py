@@ -102,6 +102,12 @@ def in_bucket():
         return outcome(RunFolder(copy))
 
 
+def written() -> dict[str, int]:
+    """All objects, but for what the second coordinator still notes of machines after the job's end."""
+    found = reading.S3Objects(BUCKET).listing("")
+    return {each.key: each.bytes for each in found if not each.key.endswith(("machines.json", "head.json"))}
+
+
 @pytest.mark.parametrize("place", ["pending.after:3", "record.after:3", "checkpoint.after"])
 async def test_a_killed_coordinator_is_followed_on_another_host(coordinators, undisturbed, place):
     first, address = await coordinators.start(MARLESS_FAILPOINT=f"coordinator.{place}")
@@ -128,12 +134,12 @@ async def test_a_paused_coordinator_is_replaced_and_writes_nothing_more(coordina
     first.send_signal(signal.SIGSTOP)
     _, second = await coordinators.start()
     assert await ended(second) == "SUCCEEDED"
-    held = {each.key: each.bytes for each in reading.S3Objects(BUCKET).listing("")}
+    held = written()
     first.send_signal(signal.SIGCONT)
     assert await ended(address) == "SUCCEEDED"  # it notices, and reads what the other one has written
     first.terminate()
     await first.wait()
-    assert {each.key: each.bytes for each in reading.S3Objects(BUCKET).listing("")} == held
+    assert written() == held
     assert in_bucket() == undisturbed
     assert "job.taken_over" in coordinators.log(1)
 
