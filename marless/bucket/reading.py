@@ -118,7 +118,9 @@ def restore(objects: Objects, place: Address, head: Head, folder: Path, choice: 
         _bring_rounds(objects, place, head, folder / ROUNDS)
     if head.pending:
         (folder / PENDING).write_text(head.pending, encoding="utf-8")
-    (folder / STATUS).write_text(head.status, encoding="utf-8")
+    partial = folder / f"{STATUS}.partial"  # others may be reading it
+    partial.write_text(head.status, encoding="utf-8")
+    partial.replace(folder / STATUS)
 
 
 def digest(path: Path) -> str:

@@ -30,7 +30,7 @@ from marless.bucket.address import Address
 from marless.bucket.head import HEAD, MOST_HEAD_BYTES, Head, Part, Segment, key_of, without
 from marless.bucket.objects import Objects
 from marless.bucket.reading import ROUNDS, Choice, digest
-from marless.errors import ConflictError, FencedError, MarlessError, NotFoundError, UnreachableError
+from marless.errors import ConflictError, CorruptError, FencedError, MarlessError, NotFoundError, UnreachableError
 from services.coordinator.ownership import LOCK
 
 TAIL_BYTES = 2**17
@@ -204,10 +204,19 @@ class Home:
         """Make the working copy of a job that runs elsewhere equal to the bucket: its records, if they have changed, or
         what `choice` chooses; raises NotFoundError if there is no such job."""
         names, known = self._read_names()
-        found = self.look(unless="" if choice else known)
-        if found:
-            reading.restore(self._objects, self.place, found[0], self._folder, choice or reading.records)
-            self._write_names(names, found[1])
+        tag = "" if choice else known
+        for attempt in range(reading.ATTEMPTS):
+            found = self.look(unless=tag)
+            if found is None:
+                return
+            try:
+                reading.restore(self._objects, self.place, found[0], self._folder, choice or reading.records)
+            except NotFoundError as error:  # its owner has replaced the object meanwhile, and the head before
+                if attempt == reading.ATTEMPTS - 1:
+                    raise CorruptError(f"{error}, and {HEAD} names it") from None
+            else:
+                self._write_names(names, found[1])
+                return
 
     # Inside
 

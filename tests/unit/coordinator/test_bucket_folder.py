@@ -17,7 +17,15 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_s
 
 from marless.bucket.address import Address
 from marless.bucket.reading import everything, read_head
-from marless.errors import AlreadyExistsError, ConflictError, FencedError, MarlessError, NotFoundError, UnreachableError
+from marless.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    CorruptError,
+    FencedError,
+    MarlessError,
+    NotFoundError,
+    UnreachableError,
+)
 from services.coordinator import home
 from services.coordinator.bucket_folder import BucketFolder
 from services.coordinator.home import Home
@@ -372,6 +380,28 @@ def test_what_another_host_runs_is_seen(hosts):
     assert not other.checkpoints.rounds()
     other.refresh(everything)
     assert other.checkpoints.rounds() == (2,)
+
+
+def test_a_job_that_is_seen_while_its_owner_replaces_an_object_is_not_taken_for_deleted(hosts):
+    first = hosts.new()
+    full(first)
+    other = hosts.folder("b")
+    key = next(key for key in hosts.objects.held if key.endswith("spec.yaml"))
+
+    def meanwhile(method: str, asked: str) -> None:
+        if asked == key:
+            hosts.objects.plug_in()
+            first.write_spec(SPEC)
+            first.settle()
+
+    hosts.objects.before = meanwhile
+    other.refresh()
+    assert other.load() == (SPEC, STATUS)
+    del hosts.objects.held[next(key for key in hosts.objects.held if key.endswith("spec.yaml"))]
+    (other.path / "spec.yaml").unlink()
+    with pytest.raises(CorruptError, match=r"there is no such object, and head.json names it"):
+        other.refresh(everything)
+    assert other.read_status() == STATUS
 
 
 def test_all_jobs_of_a_place_are_found(hosts):
