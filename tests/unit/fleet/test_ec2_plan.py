@@ -58,6 +58,11 @@ def test_no_machine_ends_for_being_idle_while_workers_wait():
     assert decided(group("InService"), {"i-0": IDLE}, waiting=1).end == {}
 
 
+def test_a_machine_that_is_being_ended_is_not_ended_again():
+    found = group("Terminating:Wait", "Terminating:Proceed", "Terminated", desired=0)
+    assert decided(found, {"i-0": IDLE, "i-1": Load(0, 900.0, leaving="spot"), "i-2": IDLE}).end == {}
+
+
 def test_a_machine_that_leaves_ends_once_it_has_no_worker_or_its_time_is_over():
     found = group("InService", "InService", "InService")
     loads = {
