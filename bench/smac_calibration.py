@@ -2,6 +2,7 @@
 
     python -m bench.smac_calibration                  # all calibration maps
     python -m bench.smac_calibration --sensitivity    # how much each inferred rule matters
+    python -m bench.smac_calibration --starts --maps 2s3z    # wins by the kind of the first target
 
 `heuristic` is `heuristic_ai` of SMAC's class: every ally attacks the nearest living enemy, at any distance, until it is
 dead (marauders leave medivacs out); a medivac heals the nearest hurt ally until it is whole. `waiting` keeps to legal
@@ -19,7 +20,7 @@ import numpy as np
 from marless.envs.base import BoolArray
 from marless.envs.smac.engine import EmbeddedBattles
 from marless.envs.smac.kinds import Kind
-from marless.envs.smac.maps import FIXED_ACTIONS, find
+from marless.envs.smac.maps import FIXED_ACTIONS, SmacMap, find
 from marless.envs.smac.observing import NO_OP, SHOOT, STOP
 from marless.envs.smac.options import SmacOptions
 from marless.envs.smac.rewards import Scorer
@@ -93,10 +94,9 @@ POLICIES: Mapping[str, Callable[[EmbeddedBattles], Acts]] = {
 
 
 def win_rate(
-    name: str, battles: int, rules: Rules, policy: str = "heuristic", seed: int = 0
+    smac_map: SmacMap, battles: int, rules: Rules, policy: str = "heuristic", seed: int = 0
 ) -> tuple[float, float, float]:
     """The fractions of battles that were won and cut by the time limit, and the mean length of battles."""
-    smac_map = find(name)
     engine = EmbeddedBattles(smac_map, battles, rules)
     scorer, acts = Scorer(smac_map, SmacOptions(), battles), POLICIES[policy](engine)
     engine.reset(seed)
@@ -111,6 +111,31 @@ def win_rate(
         if over.all():
             break
     return float(won.mean()), float((~over).mean()), float(steps.mean())
+
+
+def by_first_target(name: str, battles: int, seed: int = 0) -> None:
+    """Print what `heuristic` wins, by the kind that most allies attack first, and how far units go north and south."""
+    smac_map = find(name)
+    engine = EmbeddedBattles(smac_map, battles, Rules())
+    scorer, policy = Scorer(smac_map, SmacOptions(), battles), Heuristic(engine)
+    engine.reset(seed)
+    actions, won, over = policy.acts(), np.zeros(battles, bool), np.zeros(battles, bool)
+    kinds_EB = np.array(smac_map.enemy_kinds)[actions - FIXED_ACTIONS]
+    first = [Kind(int(np.bincount(kinds_E).argmax())) for kinds_E in kinds_EB.T]
+    low, high = np.inf, -np.inf
+    for _ in range(smac_map.limit):
+        scorer.remember(engine.units)
+        engine.advance(actions)
+        outcome, actions = scorer.score(engine.units), policy.acts()
+        won |= outcome.won & ~over
+        over |= outcome.over
+        for team in (engine.units.allies, engine.units.enemies):
+            y = team.y[team.alive & ~over]
+            low, high = min(low, y.min(initial=np.inf)), max(high, y.max(initial=-np.inf))
+    for kind in sorted(set(first)):
+        which = np.array([each == kind for each in first])
+        print(f"| {name} | {kind.name.lower()} | {which.sum()} | {100 * won[which].mean():.0f} |", flush=True)
+    print(f"{name}: units stay between y {low:.1f} and {high:.1f}", flush=True)
 
 
 def interval(share: float, count: int) -> tuple[float, float]:
@@ -148,17 +173,27 @@ def main() -> None:
     parser.add_argument("--battles", type=int, default=400, help="battles per cell")
     parser.add_argument("--maps", nargs="+", default=list(PUBLISHED))
     parser.add_argument("--sensitivity", action="store_true", help="change each inferred rule alone")
+    parser.add_argument("--starts", action="store_true", help="show wins by the kind of the first target")
     args = parser.parse_args()
+    if args.starts:
+        print("| map | most allies attack first a | battles | won, % |\n|---|---|---|---|")
+        for name in args.maps:
+            by_first_target(name, args.battles)
+        return
     if args.sensitivity:
         print("| won, % | " + " | ".join(args.maps) + " |\n|---|" + "---|" * len(args.maps))
         for what, rules in changes().items():
-            cells = [f"{100 * win_rate(name, args.battles, rules)[0]:.0f}" for name in args.maps]
+            cells = [f"{100 * win_rate(find(name), args.battles, rules)[0]:.0f}" for name in args.maps]
             print(f"| {what} | " + " | ".join(cells) + " |", flush=True)
+        # Walls are looked up by name, and this map has none.
+        bare = [replace(find(name), name="3s_vs_3z") for name in args.maps]
+        cells = [f"{100 * win_rate(each, args.battles, Rules())[0]:.0f}" for each in bare]
+        print("| no walls | " + " | ".join(cells) + " |", flush=True)
         return
     print("| map | policy | won, % | 95 % interval | at the limit, % | steps | published, % |\n|" + 7 * "---|")
     for name in args.maps:
         for policy in POLICIES:
-            share, late, steps = win_rate(name, args.battles, Rules(), policy)
+            share, late, steps = win_rate(find(name), args.battles, Rules(), policy)
             low, high = interval(share, args.battles)
             known = PUBLISHED.get(name) if policy == "heuristic" else None
             row = (f"{100 * share:.0f}", f"{100 * low:.0f}–{100 * high:.0f}", f"{100 * late:.0f}", f"{steps:.0f}")
