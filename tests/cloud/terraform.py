@@ -30,7 +30,12 @@ provider "aws" {
 """
 """What a server on localhost needs, and fewer retries than the 25 that let a test with an error hang."""
 IMAGES = (
-    {"ami_id": "ami-00000001", "name": "debian-12-amd64-20260801-2000", "owner_id": "136693071363"},
+    {
+        "ami_id": "ami-00000001",
+        "name": "debian-12-amd64-20260801-2000",
+        "owner_id": "136693071363",
+        "root_device_name": "/dev/xvda",  # moto never deletes its own /dev/sda1 of a machine if another is named so
+    },
     {
         "ami_id": "ami-00000002",
         "name": "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) 20260801",
