@@ -286,7 +286,8 @@ class Updates:
     async def _run(
         self, tasks: list[learner_pool_pb2.LearnTask], verb: str, files: Sequence[TrajectoryFile] = ()
     ) -> list[learner_pool_pb2.LearnResult]:
-        self._dispatcher.machines.want(tasks[0].job)
+        for job in {task.job for task in tasks}:
+            self._dispatcher.machines.want(job)
         await self._fleet.ensure(len(tasks))
         return await gather(self._run_one(task, verb, files) for task in tasks)
 

@@ -176,7 +176,16 @@ def test_the_last_line_is_one_object_that_says_how_it_went(undisturbed):
 def test_the_run_folder_is_complete_and_agrees_with_the_summary(undisturbed):
     run, summary = undisturbed
     entries = {path.name for path in run.run_dir.iterdir()}
-    assert entries == {"spec.yaml", "job.json", "rounds.jsonl", "log.jsonl", "checkpoints", "logs", "curve.png"}
+    assert entries == {
+        "spec.yaml",
+        "job.json",
+        "rounds.jsonl",
+        "log.jsonl",
+        "machines.json",
+        "checkpoints",
+        "logs",
+        "curve.png",
+    }
     assert specs.load(run.run_dir / "spec.yaml") == specs.parse(JOB, "job.yaml")
     assert (run.run_dir / "curve.png").read_bytes().startswith(b"\x89PNG")
     records = list(read(run.run_dir / "rounds.jsonl"))

@@ -1,6 +1,7 @@
 """Jobs that learn from a replay, through real services: teams of one learner, changing groups, kills, bills."""
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from itertools import count, pairwise
 
 import pytest
@@ -152,7 +153,7 @@ async def test_a_replay_under_its_own_policies_is_the_run_and_a_graph_is_what_sl
     folder = await runs(name)
     records, spec = list(folder.records()), folder.load()[0]
     again = simulate(records, spec, replayed_spec(spec, scaling="", sharing="", overrides=()))
-    assert [step.replayed for step in again.steps] == records
+    assert [step.replayed for step in again.steps] == [replace(each, machines=()) for each in records]
     apart = simulate(records, spec, replayed_spec(spec, scaling="fixed", sharing="fixed", overrides=()))
     job = prepare(spec)
     for step in apart.steps[1:]:

@@ -79,7 +79,7 @@ async def test_an_undisturbed_run_repeats_nothing(cluster, undisturbed, tmp_path
     assert outcome(folder) == undisturbed
     assert run.status.resumes == 0
     assert {path.name for path in folder.path.iterdir()} == {
-        *("spec.yaml", "job.json", "rounds.jsonl", "checkpoints", "log.jsonl"),
+        *("spec.yaml", "job.json", "rounds.jsonl", "checkpoints", "log.jsonl", "machines.json"),
     }
     assert (await cluster.store.list(folder.path.name)).policies == {}  # the checkpoint holds what it held
 

@@ -1,10 +1,13 @@
 """Every count of `marless.limits` in a job and in a request: the most is taken, one more is refused by name."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from marless.envs.base import AgentClass, Box, Discrete, EnvSpaces, check_spaces
 from marless.envs.games import TargetOptions
 from marless.errors import NotFoundError, SpecError
+from marless.fleet.machines import Machines
 from marless.limits import (
     MAX_ACTIONS,
     MAX_ACTORS,
@@ -122,7 +125,7 @@ def rollout(**changes: object) -> actor_pool_pb2.RolloutRequest:
     ],
 )
 async def test_a_rollout_counts_no_further(field, most):
-    rollouts = Rollouts(None, Fleet())
+    rollouts = Rollouts(SimpleNamespace(machines=Machines()), Fleet())
     with pytest.raises(StartedError):
         await rollouts.run(rollout(**{field: most}))
     for wrong in (most + 1, -1):
@@ -145,7 +148,7 @@ def groups(policies: int, agents: int = 1) -> list[common_pb2.Group]:
 )
 async def test_a_rollout_holds_no_more(fields, why):
     with pytest.raises(SpecError, match=why):
-        await Rollouts(None, Fleet()).run(rollout(**fields))
+        await Rollouts(SimpleNamespace(machines=Machines()), Fleet()).run(rollout(**fields))
 
 
 @pytest.mark.parametrize(

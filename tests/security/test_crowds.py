@@ -105,7 +105,10 @@ async def test_a_message_that_is_too_large_is_refused_by_every_rpc(tmp_path, red
             )
             sent = iter([huge]) if method.client_streaming else huge
             call = getattr(channels[method.containing_service.name], kind)(name)(sent, timeout=10.0)
-            assert await code_of(call) == grpc.StatusCode.RESOURCE_EXHAUSTED, name
+            refused = {grpc.StatusCode.RESOURCE_EXHAUSTED}
+            if name.endswith("/Host"):  # refused without being read: the launcher of these pools has no hosts
+                refused.add(grpc.StatusCode.INVALID_ARGUMENT)
+            assert await code_of(call) in refused, name
         for channel in channels.values():
             await channel.close()
 

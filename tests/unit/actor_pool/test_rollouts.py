@@ -8,6 +8,7 @@ import pytest
 
 from marless.errors import SpecError
 from marless.fleet.dispatch import QUEUE_LIMIT, Dispatcher
+from marless.fleet.machines import Machines
 from marless.limits import MAX_ACTORS
 from marless.rpc.v1.actor_pool_pb2 import (
     ROLLOUT_MODE_GREEDY,
@@ -43,6 +44,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.wanted = 0
+        self.machines = Machines()
         self.affinities: list[str] = []
         self.tasks: list[tuple[str, RolloutTask, float]] = []
 

@@ -62,6 +62,7 @@ def test_a_running_job_by_kind_for_people(marless, folder):
     assert err.splitlines() == [
         "marless: job six, running, 4 rounds so far; its cost counts as billed",
         "marless: billed by lambda, list prices of us-east-1 as of 2026-06-30; serverful: modelled, on c6a.16xlarge",
+        "marless: machines: not recorded",
     ]
 
 
