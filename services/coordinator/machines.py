@@ -25,11 +25,14 @@ class Machines:
         self._told: dict[tuple[str, str, float], MachineRecord] = {}
         """What was recorded last."""
 
-    async def changes(self) -> tuple[MachineRecord, ...]:
-        """The machines that did something for the job since the last call, in all pools that have them; facts that
-        the last call returned are left out.
+    async def look(self) -> tuple[MachineRecord, ...]:
+        """What the pools' machines did for the job so far."""
+        return await self._pools.machines(self._id)
+
+    def changes(self, found: tuple[MachineRecord, ...]) -> tuple[MachineRecord, ...]:
+        """The machines among those of a look that did something for the job since the last call, in all pools that
+        have them; facts that the last call returned are left out.
         """
-        found = await self._pools.machines(self._id)
         changed = {each.id for each in found if self._has_changed(each)}
         rows = [each for each in found if each.id in changed]
         short = tuple(_without_facts(each, self._told.get(each.key)) for each in rows)

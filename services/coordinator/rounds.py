@@ -223,15 +223,15 @@ class JobRun:
         updating, before = Stopwatch.start(), self._journal.last
         async with self._evaluations.beside(before, self._recovery.epoch) as evaluating:
             async with self._step(plan, "learners update"):
-                update = await self._update(plan, pending)
+                update, machines = await both(self._update(plan, pending), self._machines.look())
             self._room.kept, update_s = update.room, updating.seconds
             earlier, earlier_s = await self._evaluated(plan, evaluating)
         record = recording.trained(self._id, plan, pending, update, times=times, update_s=update_s)
         record = recording.with_earlier(record, before, earlier)
         own_policies = self._evaluations.of(record, self._recovery.epoch) if self._is_last(record) else None
         own, own_s = await self._evaluated(plan, own_policies)
-        machines = await self._machines.changes()
-        record = recording.finished(record, own, machines, times=times, evaluation_s=earlier_s + own_s)
+        changes = self._machines.changes(machines)
+        record = recording.finished(record, own, changes, times=times, evaluation_s=earlier_s + own_s)
         await to_the_end(self._journal.append, record)
         self._pending = None
         self._timing.recorded(record)

@@ -50,9 +50,9 @@ class Folder:
 async def test_only_machines_that_did_something_are_recorded_and_their_facts_once():
     later = replace(ROW, present_s=9.0, work_s=8.0)
     machines = Machines("j", Pools((ROW,), (replace(ROW, present_s=6.0),), (later,)))
-    assert await machines.changes() == (ROW,)
-    assert await machines.changes() == ()  # it was only there
-    [short] = await machines.changes()
+    assert machines.changes(await machines.look()) == (ROW,)
+    assert machines.changes(await machines.look()) == ()  # it was only there
+    [short] = machines.changes(await machines.look())
     assert short.after(ROW) == later
     assert {getattr(short, name) for name in FACTS} == {"", 0.0, None}
 
@@ -61,8 +61,8 @@ async def test_both_pools_of_a_machine_are_recorded_if_one_has_changed():
     """Or its time would be counted twice: the bill compares what each pool saw of it."""
     learner = replace(ROW, pool="learner")
     machines = Machines("j", Pools((ROW, learner), (replace(ROW, work_s=5.0), replace(learner, present_s=6.0))))
-    await machines.changes()
-    assert [each.pool for each in await machines.changes()] == ["actor", "learner"]
+    machines.changes(await machines.look())
+    assert [each.pool for each in machines.changes(await machines.look())] == ["actor", "learner"]
 
 
 async def test_the_end_is_written_and_a_full_disk_does_not_fail_the_job():
