@@ -29,11 +29,11 @@ class Config:
     """Address of each other service, by name."""
     runs: Path
     """The directory that holds one run folder per job, or their working copies."""
-    bucket: Address | None
-    """Where the run folders are kept, if that is in a bucket."""
     jobs: JobsOptions
     env_modules: tuple[str, ...] = ()
     """Modules whose environments jobs may use in addition to PettingZoo's own; see `marless.envs.allowed`."""
+    bucket: Address | None = None
+    """Where the run folders are kept, if that is in a bucket."""
 
 
 def parse(argv: Sequence[str] | None = None) -> Config:
