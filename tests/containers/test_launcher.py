@@ -102,11 +102,13 @@ async def test_what_the_engine_refuses_is_told(options, said, tmp_path):
     assert said in launch.reason
 
 
-async def test_workers_that_leave_all_at_once_lose_nothing(tmp_path, record_property):
-    options = Choice("docker", OPTIONS | {"connect_s": "120"})
-    figures = await scale_down.at_once(tmp_path, options, workers=12, remaining=3, steps=4000, ports=True)
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(("workers", "steps"), [(12, 4000), (100, 1200)])
+async def test_workers_that_leave_all_at_once_lose_nothing(tmp_path, record_property, workers, steps):
+    options = Choice("docker", OPTIONS | {"connect_s": "240"})
+    figures = await scale_down.at_once(tmp_path, options, workers=workers, remaining=3, steps=steps, ports=True)
     record_property("figures", figures)
-    assert (figures["left"], figures["lost"], figures["actors run again"]) == (9, 0, 0)
+    assert (figures["left"], figures["lost"], figures["actors run again"]) == (workers - 3, 0, 0)
 
 
 async def test_a_worker_that_is_out_of_memory_costs_one_attempt_and_is_replaced(tmp_path):
