@@ -102,15 +102,6 @@ async def test_what_the_engine_refuses_is_told(options, said, tmp_path):
     assert said in launch.reason
 
 
-@pytest.mark.timeout(400)
-@pytest.mark.parametrize(("workers", "steps"), [(12, 4000), (100, 1200)])
-async def test_workers_that_leave_all_at_once_lose_nothing(tmp_path, record_property, workers, steps):
-    options = Choice("docker", OPTIONS | {"connect_s": "240"})
-    figures = await scale_down.at_once(tmp_path, options, workers=workers, remaining=3, steps=steps, ports=True)
-    record_property("figures", figures)
-    assert (figures["left"], figures["lost"], figures["actors run again"]) == (workers - 3, 0, 0)
-
-
 async def test_a_worker_that_is_out_of_memory_costs_one_attempt_and_is_replaced(tmp_path):
     """The kernel is told which process to end; then another one in the same container takes all of its memory."""
     choice = Choice("docker", OPTIONS | {"memory": "300m"})
@@ -228,3 +219,12 @@ def workers(deployment: Deployment) -> list:
     name = f"{deployment.project}-inside"
     found = engine().labelled(containers.WORKER)
     return [each for each in found if name in ((each["NetworkSettings"] or {}).get("Networks") or {})]
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(("workers", "steps"), [(12, 4000), (100, 1200)])
+async def test_workers_that_leave_all_at_once_lose_nothing(tmp_path, record_property, workers, steps):
+    options = Choice("docker", OPTIONS | {"connect_s": "240"})
+    figures = await scale_down.at_once(tmp_path, options, workers=workers, remaining=3, steps=steps, ports=True)
+    record_property("figures", figures)
+    assert (figures["left"], figures["lost"], figures["actors run again"]) == (workers - 3, 0, 0)
