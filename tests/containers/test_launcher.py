@@ -132,9 +132,10 @@ async def busy(running: RunningPools) -> list[str]:
 
 
 def exhaust(worker: str) -> None:
-    """Use all memory that the container of a worker may use."""
+    """Use all memory that the container of a worker may use, which stops meanwhile, so that its task lasts."""
     [found] = engine().labelled(f"{containers.WORKER}={worker}")
     pid = engine()._client().inspect_container(found["Id"])["State"]["Pid"]
+    os.kill(pid, signal.SIGSTOP)
     Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
     hog = ["docker", "exec", found["Id"], "python", "-c", f"b'1' * {2**29}"]
     assert subprocess.run(hog, capture_output=True, check=False).returncode == KILLED
