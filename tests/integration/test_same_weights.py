@@ -1,0 +1,70 @@
+"""All algorithms come to the weights that plain function calls in one process come to, bit for bit."""
+
+from itertools import count
+
+import pytest
+
+from marless.spec import StopSpec
+from services.coordinator.run_folder import RunFolder
+from tests.integration.one_process import check_same_weights
+from tests.integration.running import ENVS, KilledError, created, go_on, succeeded
+from tests.integration.running import spec as spec_of
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+LEARNS = {"updates": 2, "batch": 8, "warmup": 16, "replay": {"capacity": 500}}
+PPO = {"epochs": 2, "minibatches": 2}
+ALGORITHMS = {
+    "ippo": PPO,
+    "mappo": PPO,
+    "iql": LEARNS,
+    "vdn": LEARNS,
+    "qmix": LEARNS,
+    "iddpg": LEARNS,
+    "maddpg": LEARNS,
+}
+TEAM = {"name": "mpe/simple_spread", "options": {"agents": 3, "max_cycles": 7}}
+RIVALS = {"name": "mpe/simple_adversary", "options": {"max_cycles": 7}}
+ROUNDS = 6
+EVERYTHING = {
+    "actors": {"count": 3, "envs": ENVS, "steps": 3, "episodes": "carried"},
+    "scaling": "scripted",
+    "sharing": {"name": "scripted", "period": 2},
+    "evaluation": {"every": 2, "episodes": 2, "random_episodes": 2},
+    "stop": {"rounds": ROUNDS},
+}
+"""Lanes that rest and come back, policies that are shared and split, evaluations beside updates."""
+_serials = count()
+
+
+def new(tmp_path, name: str, **changes) -> RunFolder:
+    env = TEAM if name in ("vdn", "qmix") else RIVALS
+    given = {"env": env, "algorithm": {"name": name, **ALGORITHMS[name]}, **EVERYTHING, **changes}
+    return created(tmp_path / f"same-{next(_serials)}", spec_of(**given))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+async def test_a_job_that_is_killed(cluster, tmp_path, kill_at, name):
+    folder = new(tmp_path, name, seed=4)
+    kill_at("coordinator.record.before", 2)
+    with pytest.raises(KilledError):
+        await go_on(folder, cluster.pools)
+    await succeeded(cluster, folder)
+    check_same_weights(folder)
+
+
+@pytest.mark.parametrize("name", ["ippo", "mappo"])
+async def test_a_job_that_is_resumed_after_its_end(cluster, tmp_path, name):
+    """Not those that have a replay: it ends with the job."""
+    folder = new(tmp_path, name, stop={"rounds": 3})
+    await succeeded(cluster, folder)
+    assert folder.own()
+    folder.write_spec(folder.load()[0].model_copy(update={"stop": StopSpec.model_validate({"rounds": ROUNDS})}))
+    await succeeded(cluster, folder)
+    check_same_weights(folder)
+
+
+@pytest.mark.parametrize("name", ["ippo", "qmix"])
+async def test_a_job_of_fresh_episodes(cluster, tmp_path, name):
+    folder = new(tmp_path, name, actors={"count": 3, "envs": ENVS, "steps": 7, "episodes": "fresh"})
+    await succeeded(cluster, folder)
+    check_same_weights(folder)
