@@ -31,6 +31,7 @@ from marless.rpc.caches import Caches
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
 from marless.rpc.process import configure_logging
+from marless.rpc.relay import Relay
 from marless.rpc.roles import Role
 from marless.rpc.server import run
 from marless.rpc.v1 import actor_pool_pb2
@@ -96,8 +97,9 @@ class Crowd:
     async def _start_host(self) -> None:
         command = (sys.executable, "-m", "bench.crowd", "--hosting", *self._program.arguments)
         if places := list(filter(None, os.environ.get(PLACES, "").split(","))):
-            namespace, _, cache = places[len(self._hosts) % len(places)].partition("=")
-            command = ("ip", "netns", "exec", namespace, *command, "--param-store-caches", cache)
+            namespace, _, near = places[len(self._hosts) % len(places)].partition("=")
+            command = ("ip", "netns", "exec", namespace, *command)
+            command = (*command, "--param-store-caches", f"{near}.cache", "--relay", f"{near}.relay")
         host = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, env=self._program.environment)
         self._hosts.append(host)
         self._readers.append(asyncio.create_task(self._listen(host)))
@@ -135,13 +137,17 @@ async def _worker(options: WorkerOptions, played: Rollouts) -> None:
     pool = Peer(options.pool, options.security, "actor_pool")
     store = Peer(options.param_store, options.security, "param_store")
     caches = Caches(ParamStore(store), options.caches, options.security, options.worker)
-    actor = _SameRollout(ParamStore(store), options.security, caches)
+    relay = Relay(options.relay, options.security) if options.relay else None
+    actor = _SameRollout(ParamStore(store), options.security, caches, relay)
     actor.played = played
-    stub = ActorPoolServiceStub(pool.channel)
+    through = relay.peer if relay and await relay.serves() else pool
+    stub = ActorPoolServiceStub(through.channel)
     try:
-        await work(options, pool, stub.Work, actor.run)
+        await work(options, through, stub.Work, actor.run)
     finally:
         await actor.close()
+        if relay:
+            await relay.close()
         await caches.close()
         await store.close()
         await pool.close()
@@ -181,6 +187,7 @@ def _hosting(arguments: Sequence[str]) -> None:
             *(name, plain.pool, plain.param_store, security, False, handover),
             watchdog=Watchdog(),
             caches=plain.caches,
+            relay=plain.relay,
         )
 
     asyncio.run(host(options))

@@ -23,10 +23,11 @@ from tests.hosts.network import network
 
 SERVICES = ("param_store", "learner_pool", "actor_pool", "coordinator")
 PLACES = "MARLESS_BENCH_PLACES"
-"""Variable for `bench.crowd`: the namespaces of its hosts, each with the address of its cache, as NAME=ADDRESS,…"""
+"""Variable for `bench.crowd`: the namespaces of its hosts, as NAME=ADDRESS,…; ADDRESS.cache is its cache, ADDRESS.relay
+its relay."""
 _INSIDE = "MARLESS_BENCH_NAMESPACES"
 """Variable of a program that runs in the namespace of the services: its address, and the names of all others."""
-_CACHE = "cache"
+_CACHE, _RELAY = "cache", "relay"
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,10 @@ def _address(place: Path, host: str, service: str) -> str:
     return f"{host}:{7070 + SERVICES.index(service)}" if host else f"unix:{place}/{service}.sock"
 
 
+def _peers(place: Path, host: str, *services: str) -> list[str]:
+    return [word for each in services for word in (f"--{each.replace('_', '-')}", _address(place, host, each))]
+
+
 def on_hosts(count: int) -> bool:
     """Run this program again in a network namespace, beside this many for actor workers; False if it runs there.
 
@@ -103,24 +108,27 @@ def services(actors: int) -> Iterator[Stack]:
     with tempfile.TemporaryDirectory(prefix="marless-") as name, ExitStack() as stack:
         place = Path(name)
         tls = _secured(place, host) if host else {}
-        peers = [word for each in SERVICES for word in (f"--{each.replace('_', '-')}", _address(place, host, each))]
+        peers = _peers(place, host, *SERVICES)
         options = {
             "param_store": ("services.param_store", "--data-dir", place / "data"),
             "learner_pool": ("services.learner_pool", *peers[:2], "--warm-workers", "1"),
             "actor_pool": ("bench.crowd", *peers[:2], "--actor-workers", str(actors)),
             "coordinator": ("services.coordinator", *peers[:6], "--runs", place / "runs"),
         }
-        os.environ[PLACES] = ",".join(f"{each}=unix:{place}/{each}.sock" for each in names)
+        os.environ[PLACES] = ",".join(f"{each}=unix:{place}/{each}" for each in names)
         running = {}
         secrets = ("--tokens", place / "tokens", *_files(tls)) if host else ()
         for service, (module, *arguments) in options.items():
             command = (module, "--listen", _address(place, host, service), *secrets, *arguments)
             running[service] = stack.enter_context(_process(place / f"{service}.log", *map(str, command)))
         for each in names:
-            upstream = ("--upstream", _address(place, host, "param_store"), "--tokens", str(place / "of-actors"))
-            cache = ("services.param_store", "--listen", f"unix:{place}/{each}.sock", *upstream, *_files(tls))
-            within = ("ip", "netns", "exec", each)
-            running[f"{_CACHE}-{each}"] = stack.enter_context(_process(place / f"{each}.log", *cache, within=within))
+            within, shown = ("ip", "netns", "exec", each), ("--tokens", str(place / "of-actors"), *_files(tls))
+            cache = ("services.param_store", "--upstream", _address(place, host, "param_store"))
+            relay = ("services.relay", *_peers(place, host, "actor_pool", "learner_pool"))
+            for kind, command in ((_CACHE, cache), (_RELAY, relay)):
+                started = (*command, "--listen", f"unix:{place}/{each}.{kind}", *shown)
+                log = place / f"{each}.{kind}.log"
+                running[f"{kind}-{each}"] = stack.enter_context(_process(log, *started, within=within))
         yield Stack(place, host, running, tls)
 
 

@@ -152,6 +152,27 @@ class TrajectorySchema:
                 raise CorruptError(f"trajectory: {name} holds bytes that are neither 0 nor 1")
         self._check_indices(arrays)
 
+    def are_valid(self, stacked: Arrays) -> bool:
+        """True if all of several trajectories pass `check_values`; their arrays are stacked along a new first axis."""
+        for array in stacked.values():
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                return False
+            if array.dtype.kind == "b" and array.view(np.uint8).max(initial=0) > 1:
+                return False
+        index, cut = stacked["boot_index"].astype(np.int64), stacked["cut"]
+        if index.size and (index[:, 0].min() < 0 or index[:, -1].max() >= self.steps * self.batch):
+            return False
+        if (np.diff(index, axis=1) <= 0).any():
+            return False
+        if not np.take_along_axis(cut.reshape(len(cut), -1), index, axis=1).all():
+            return False
+        actions = ((stacked[f"action/{i}"], agents.action) for i, agents in enumerate(self.spaces.classes))
+        return all(
+            not array.size or (array.min() >= 0 and array.max() < action.n)
+            for array, action in actions
+            if isinstance(action, Discrete)
+        )
+
     def not_finite(self, arrays: Arrays) -> str:
         """A description of the first NaN or infinite value: its array, agent, copy and step; "" if there is none.
 

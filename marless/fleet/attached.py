@@ -49,6 +49,8 @@ class Worker:
         """Seconds from its connection until its first task; 0 before."""
         self.invocations = 0
         self.draining = False
+        self._unexpected = 0
+        """Results that nobody has asked for."""
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.running: asyncio.Future[common_pb2.TaskResult] | None = None
         """The result of its task; set from the moment a task is assigned until its result has been processed."""
@@ -70,6 +72,25 @@ class Worker:
         """Disconnect it: its stream ends, and later messages are ignored."""
         if not self.lost.done():
             self.lost.set_result(None)
+
+    def hear(self, message: common_pb2.WorkerMessage) -> None:
+        """Take a message after its hello: the result of its task.
+
+        Raises SpecError for other messages, for more than `MAX_UNEXPECTED` unexpected results, and for impossible
+        measurements.
+        """
+        if not message.HasField("result"):
+            raise SpecError("after its hello, a worker sends results and nothing else")
+        result = message.result
+        if self.running is None or self.running.done() or (result.id, result.attempt) != self.expected:
+            self._unexpected += 1
+            if self._unexpected > MAX_UNEXPECTED:
+                raise SpecError(f"more than {MAX_UNEXPECTED} results that nobody has asked for")
+            facts = {"task": result.id[:MAX_NAME], "attempt": result.attempt}
+            _log.warning("result.not_expected", **facts, worker=self.hello.worker)
+            return
+        _check(result, self)
+        self.running.set_result(result)
 
 
 async def hello_of(messages: AsyncIterator[common_pb2.WorkerMessage]) -> common_pb2.WorkerHello:
@@ -103,31 +124,21 @@ async def either(*futures: asyncio.Future[Any]) -> None:  # Any: results of seve
 
 
 async def listen(worker: Worker, messages: AsyncIterator[common_pb2.WorkerMessage]) -> None:
-    """Receive results until the stream ends or the worker is disconnected.
+    """Receive results until the stream ends or the worker is disconnected; raises the errors of `Worker.hear`."""
+    hearing = asyncio.create_task(_hear_all(worker, messages))
+    try:
+        await either(hearing, worker.lost)
+    finally:
+        hearing.cancel()
+    if hearing.done():
+        hearing.result()
 
-    Raises SpecError for other messages, and for more than `MAX_UNEXPECTED` unexpected results.
-    """
-    unexpected = 0
-    while True:
-        message = asyncio.ensure_future(anext(messages, None))
-        try:
-            await either(message, worker.lost)
-        finally:
-            if not message.done():
-                message.cancel()
-        if worker.lost.done() or (received := message.result()) is None:
+
+async def _hear_all(worker: Worker, messages: AsyncIterator[common_pb2.WorkerMessage]) -> None:
+    async for message in messages:
+        if worker.lost.done():
             return
-        if not received.HasField("result"):
-            raise SpecError("after its hello, a worker sends results and nothing else")
-        result = received.result
-        if worker.running is None or worker.running.done() or (result.id, result.attempt) != worker.expected:
-            if (unexpected := unexpected + 1) > MAX_UNEXPECTED:
-                raise SpecError(f"more than {MAX_UNEXPECTED} results that nobody has asked for")
-            facts = {"task": result.id[:MAX_NAME], "attempt": result.attempt}
-            _log.warning("result.not_expected", **facts, worker=worker.hello.worker)
-            continue
-        _check(result, worker)
-        worker.running.set_result(result)
+        worker.hear(message)
 
 
 def _check(result: common_pb2.TaskResult, worker: Worker) -> None:

@@ -24,6 +24,7 @@ from marless.fleet.attached import (
     listen,
     machine_of,
 )
+from marless.fleet.attempts import given_up, lost, too_slow
 from marless.fleet.attendance import Attendance, Homes
 from marless.fleet.handover import Tickets
 from marless.fleet.machines import Machines
@@ -155,7 +156,7 @@ class Dispatcher:
         task itself.
         """
         queued, hung = queued or Stopwatch.start(), 0
-        lost: list[common_pb2.Invocation] = []
+        gone: list[common_pb2.Invocation] = []
         for attempt in range(1, self._max_attempts + 1):
             worker = await self._acquire(task.partition("/")[0], affinity, again=attempt > 1)
             waited_s, started = queued.seconds, Stopwatch.start()
@@ -166,9 +167,9 @@ class Dispatcher:
                 self.attempts["lost"] += 1
                 hung += isinstance(error, WorkerHungError)
                 if hung == MAX_TIMEOUTS:
-                    raise _too_slow(task, timeout_s, setting) from None
+                    raise too_slow(task, timeout_s, setting, hung) from None
                 _log.warning("task.worker_lost", task=task, worker=worker.hello.worker, attempt=attempt)
-                lost.append(_lost(task, attempt, worker, started, waited_s))
+                gone.append(lost(task, attempt, worker, started, waited_s))
                 continue
             self.attempts["failed" if result.error_code else "done"] += 1
             if result.error_code:
@@ -178,9 +179,9 @@ class Dispatcher:
                 result.invocation.init_s, result.invocation.ready_s = worker.init_s, worker.ready_s
             else:
                 result.invocation.init_s = result.invocation.ready_s = 0.0
-            result.lost.extend(lost)
+            result.lost.extend(gone)
             return result
-        raise _given_up(task, len(lost) - hung, hung)
+        raise given_up(task, len(gone) - hung, hung)
 
     async def attach(self, messages: AsyncIterator[common_pb2.WorkerMessage], send: Send) -> None:
         """Serve one worker's stream until it ends; the body of a pool's Work RPC.
@@ -194,8 +195,19 @@ class Dispatcher:
     ) -> None:
         """Serve a worker's stream after its hello has been read, until it ends.
 
+        Raises the errors of `arrive` and of `Worker.hear`.
+        """
+        worker = self.arrive(hello, send)
+        try:
+            await listen(worker, messages)
+        finally:
+            self.depart(worker)
+
+    def arrive(self, hello: common_pb2.WorkerHello, send: Send) -> Worker:
+        """Add a worker after its hello; `depart` is called when its stream has ended.
+
         A second stream with the same name and ticket replaces the first. Raises UnauthenticatedError for a worker that
-        may not use its name.
+        may not use its name, SpecError for an impossible machine.
         """
         name = hello.worker
         before = self._workers.get(name)
@@ -207,17 +219,18 @@ class Dispatcher:
         self._workers.arrive(name, worker)
         facts = {"pid": hello.pid, "host": hello.host, "device": hello.device, "init_s": round(worker.init_s, 3)}
         _log.info("worker.connected", worker=name, **facts)
-        try:
-            self._release(worker)
-            await listen(worker, messages)
-        finally:
-            worker.lose()
-            self._workers.leave(name, worker)
-            self._idle.pop(worker, None)
-            self._homes.leave(worker)
-            self._task_ends(worker)
-            self.machines.leave(worker.presence)
-            _log.info("worker.disconnected", worker=name, invocations=worker.invocations)
+        self._release(worker)
+        return worker
+
+    def depart(self, worker: Worker) -> None:
+        """Remove a worker whose stream has ended."""
+        worker.lose()
+        self._workers.leave(worker.hello.worker, worker)
+        self._idle.pop(worker, None)
+        self._homes.leave(worker)
+        self._task_ends(worker)
+        self.machines.leave(worker.presence)
+        _log.info("worker.disconnected", worker=worker.hello.worker, invocations=worker.invocations)
 
     def _since_launch(self, worker: str) -> float:
         """Seconds since a worker was launched; 0 for one that this pool did not launch."""
@@ -390,34 +403,3 @@ class Dispatcher:
                 waiter.set_result(worker)
                 return
         self._idle[worker] = None
-
-
-def _too_slow(task: str, timeout_s: float, setting: str) -> UnavailableError:
-    return UnavailableError(
-        f"task {task} took longer than {setting} = {timeout_s:g} s on each of {MAX_TIMEOUTS} workers, and would again; "
-        f"raise {setting}, or have it do less"
-    )
-
-
-def _given_up(task: str, died: int, hung: int) -> UnavailableError:
-    ways = " and ".join(f"{count} {how}" for count, how in ((died, "died"), (hung, "hung")) if count)
-    return UnavailableError(
-        f"task {task}: of {died + hung} workers that ran it, {ways}; the pool's log says how each ended"
-    )
-
-
-def _lost(task: str, attempt: int, worker: Worker, started: Stopwatch, waited_s: float) -> common_pb2.Invocation:
-    """The invocation of an attempt whose worker was lost: billed until now, with unknown CPU time."""
-    cold = worker.invocations <= 1
-    return common_pb2.Invocation(
-        id=task,
-        attempt=attempt,
-        worker=worker.hello.worker,
-        machine=worker.presence.machine.id,
-        queued_s=started.started_s - waited_s,
-        start_s=started.started_s,
-        end_s=started.now_s,
-        cold=cold,
-        init_s=worker.init_s if cold else 0.0,
-        ready_s=worker.ready_s if cold else 0.0,
-    )

@@ -33,6 +33,7 @@ from marless.rpc.process import (
     add_option,
     add_peer,
     add_process_options,
+    add_relay,
     configure_logging,
     forget_secrets,
     security_of,
@@ -76,6 +77,8 @@ class WorkerOptions:
     """Modules whose environments an actor may create besides PettingZoo's own; see `marless.envs.allowed`."""
     caches: tuple[str, ...] = ()
     """Addresses of caches of the param_store, for an actor; see `marless.rpc.caches`."""
+    relay: str = ""
+    """Address of its host's relay, for an actor; see `marless.rpc.relay`."""
 
 
 Run = Callable[[WorkerOptions], Coroutine[None, None, None]]
@@ -118,6 +121,7 @@ def worker_options(program: str, role: Role, arguments: Sequence[str] | None = N
     add_peer(parser, "--param-store", "param_store")
     add_env_modules(parser)
     add_caches(parser)
+    add_relay(parser)
     add_process_options(parser)
     add_option(parser, "--machine", "", "what is known of this machine: key=value,…; see docs/cost.md", _machine)
     parser.add_argument("--launched", action="store_true", help="how pools start workers; not for people")
@@ -134,6 +138,7 @@ def worker_options(program: str, role: Role, arguments: Sequence[str] | None = N
         machine=args.machine,
         env_modules=args.env_modules,
         caches=args.param_store_caches,
+        relay=args.relay,
     )
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from marless.errors import MarlessError, NotFoundError, OverloadedError
 from marless.log import structlog
-from marless.rpc.addresses import UNIX
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore, StoredVersion
 from marless.rpc.security import Security
@@ -53,9 +51,7 @@ class Caches:
 
 class _Cache:
     def __init__(self, address: str, security: Security) -> None:
-        if address.startswith(UNIX):  # it leaves no host, and a certificate would have no host's name to be for
-            security = replace(security, tls_cert="", tls_key="", tls_ca="")
-        self.peer = Peer(address, security, f"cache at {address}")
+        self.peer = Peer(address, security.towards(address), f"cache at {address}")
         self.store = ParamStore(self.peer, patience_s=0.0, transfer_s=CACHE_S)
         self.rests_until_s = 0.0
 

@@ -47,6 +47,16 @@ def add_caches(parser: argparse.ArgumentParser) -> None:
     add_option(parser, "--param-store-caches", "", what, _all_dialled)
 
 
+def add_relay(parser: argparse.ArgumentParser) -> None:
+    """Add --relay, for actor workers and what starts them; see `marless.rpc.relay`."""
+    what = "address of a relay on each worker's host, through which it gets tasks and sends small trajectories"
+    add_option(parser, "--relay", "", what, _dialled_or_none)
+
+
+def _dialled_or_none(text: str) -> str:
+    return _dialled(text) if text else ""
+
+
 def _all_dialled(text: str) -> tuple[str, ...]:
     return tuple(_dialled(address.strip()) for address in text.split(",")) if text else ()
 

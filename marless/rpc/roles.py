@@ -51,6 +51,7 @@ _BY_SERVICE: Mapping[str, Mapping[str, frozenset[Role]]] = {
         "ListWorkers": _OPERATOR,
         "ListMachines": _SERVICE | _OPERATOR,
         "Work": _ACTOR,
+        "Relay": _ACTOR,
         "Host": _ACTOR,
     },
     f"{_PACKAGE}.LearnerPoolService": {
@@ -60,6 +61,7 @@ _BY_SERVICE: Mapping[str, Mapping[str, frozenset[Role]]] = {
         "Reserve": _SERVICE,
         "ListMachines": _SERVICE | _OPERATOR,
         "Upload": _ACTOR,
+        "UploadMany": _ACTOR,
         "Work": _LEARNER,
         "Host": _LEARNER,
         "ReadRef": _LEARNER,  # and only the worker that runs the task that a file is lent for

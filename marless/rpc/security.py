@@ -7,7 +7,7 @@ import os
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -16,7 +16,7 @@ import grpc
 
 from marless.errors import MarlessError, OverloadedError, PermissionDeniedError, SpecError, UnauthenticatedError
 from marless.rpc import roles
-from marless.rpc.addresses import is_local
+from marless.rpc.addresses import UNIX, is_local
 from marless.rpc.certificates import check_pair, check_shown, read
 from marless.rpc.errors import abort
 from marless.rpc.handlers import Handler, Method, wrapped
@@ -104,6 +104,10 @@ class Security:
     def showing(self, role: Role) -> Callable[[], str]:
         """A function that returns the token of another role; "" without a token directory."""
         return partial(self.tokens.of, role) if self.tokens else str
+
+    def towards(self, address: str) -> Security:
+        """The same; without TLS for a unix socket, which leaves no host, and whose name no certificate has."""
+        return replace(self, tls_cert="", tls_key="", tls_ca="") if address.startswith(UNIX) else self
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """gRPC metadata of the next call: the bearer token, if there is one."""

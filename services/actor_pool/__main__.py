@@ -18,6 +18,7 @@ from marless.fleet.hosts.pool import HOSTS
 from marless.fleet.launchers.base import Program, kept_by
 from marless.fleet.launchers.registry import Make, launching
 from marless.fleet.machines import Machines
+from marless.fleet.relayed import RELAYS
 from marless.rpc.admission import Streams
 from marless.rpc.roles import Role
 from marless.rpc.server import Service, run
@@ -40,6 +41,7 @@ async def build(config: Config, address: str, make: Make | None = None) -> Async
             *("--pool", address, "--param-store", config.param_store),
             *("--env-modules", ",".join(config.env_modules)),
             *(("--param-store-caches", ",".join(config.caches)) if config.caches else ()),
+            *(("--relay", config.relay) if config.relay else ()),
             *config.server.security.arguments(*config.worker_tls),
         ],
         environment.inherited(os.environ) | environment.ACTOR,
@@ -68,10 +70,11 @@ async def build(config: Config, address: str, make: Make | None = None) -> Async
 
         async def stop() -> None:
             await asyncio.gather(fleet.stop(), *([behind.fleet.stop()] if behind else []))
+            await servicer.end_relays()
 
         yield Service(
             *(register, fleet.ready, stop, "ActorPoolService"),
-            limits={"Work": Streams(fleet.most_streams), "Host": HOSTS},
+            limits={"Work": Streams(fleet.most_streams), "Relay": RELAYS, "Host": HOSTS},
             figures=partial(figures, dispatcher),
         )
 

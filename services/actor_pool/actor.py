@@ -28,6 +28,7 @@ from marless.rpc.caches import Caches
 from marless.rpc.client import Peer
 from marless.rpc.concurrency import both, stoppable
 from marless.rpc.param_store import ParamStore
+from marless.rpc.relay import SMALL_BYTES, Relay
 from marless.rpc.retry import retry
 from marless.rpc.security import Security
 from marless.rpc.v1 import actor_pool_pb2, learner_pool_pb2
@@ -46,11 +47,15 @@ receipt is valid all the same."""
 class Actor:
     """Runs rollout tasks; caches environments, policy versions and connections between them.
 
-    It reads weights through `caches` of the store, if there are any, and everything else in the store itself.
+    It reads weights through `caches` of the store, if there are any, and everything else in the store itself. Small
+    trajectories go through the `relay` of its host, if there is one.
     """
 
-    def __init__(self, store: ParamStore, security: Security, caches: Caches | None = None) -> None:
+    def __init__(
+        self, store: ParamStore, security: Security, caches: Caches | None = None, relay: Relay | None = None
+    ) -> None:
         self._store = store
+        self._relay = relay
         self._weights = caches or store
         self._security = security
         self._sinks: dict[str, Peer] = {}
@@ -171,7 +176,7 @@ class Actor:
         return 0
 
     async def _upload(self, task: actor_pool_pb2.RolloutTask, trajectory: Trajectory) -> int:
-        """Send the trajectory straight to the learner pool; returns its size in bytes."""
+        """Send the trajectory to the learner pool; returns its size in bytes."""
         arrays = {name: np.ascontiguousarray(array) for name, array in trajectory.arrays.items()}
         views = [array.reshape(-1).view(np.uint8).data for array in arrays.values()]
         header = learner_pool_pb2.UploadHeader(
@@ -185,12 +190,15 @@ class Actor:
             ],
         )
         header.crc32 = chunks.checksum(header, views)
+        size = sum(view.nbytes for view in views)
+        if self._relay and size <= SMALL_BYTES and await self._relay.upload(header, views):
+            return size
         sink = self._sink(task.settings.sink)
         name, response = "LearnerPoolService/Upload", learner_pool_pb2.UploadResponse
         await retry(
             lambda: sink.send(name, header, views, response, timeout_s=UPLOAD_TIMEOUT_S), patience_s=UPLOAD_PATIENCE_S
         )
-        return sum(view.nbytes for view in views)
+        return size
 
     def _sink(self, address: str) -> Peer:
         if address not in self._sinks:

@@ -7,7 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from marless.fleet.launchers.options import LOCAL, Choice, add_launcher, limit_of
-from marless.rpc.process import add_caches, add_env_modules, add_option, add_peer, add_worker_tls, at_least, seconds
+from marless.rpc.process import (
+    add_caches,
+    add_env_modules,
+    add_option,
+    add_peer,
+    add_relay,
+    add_worker_tls,
+    at_least,
+    seconds,
+)
 from marless.rpc.server import ServerOptions, option_parser, server_options
 
 
@@ -32,6 +41,8 @@ class Config:
     """What starts the workers."""
     caches: tuple[str, ...] = ()
     """Addresses of caches of the param_store, handed to workers."""
+    relay: str = ""
+    """Address of a relay on each host, handed to workers; "": none."""
 
 
 def parse(argv: Sequence[str] | None = None) -> Config:
@@ -39,6 +50,7 @@ def parse(argv: Sequence[str] | None = None) -> Config:
     parser = option_parser("actor_pool", "Runs actors: batches of environment copies under given policy versions.")
     add_peer(parser, "--param-store", "param_store")
     add_caches(parser)
+    add_relay(parser)
     add_option(
         parser,
         "--actor-workers",
@@ -65,4 +77,5 @@ def parse(argv: Sequence[str] | None = None) -> Config:
         worker_tls=(args.worker_tls_cert, args.worker_tls_key),
         launcher=args.launcher,
         caches=args.param_store_caches,
+        relay=args.relay,
     )

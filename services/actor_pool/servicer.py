@@ -12,6 +12,7 @@ from marless.fleet.dispatch import Dispatcher
 from marless.fleet.fleet import Fleet
 from marless.fleet.hosts.pool import attach
 from marless.fleet.launchers.base import Launcher
+from marless.fleet.relayed import Relayed
 from marless.fleet.told import used_by
 from marless.rpc.v1 import actor_pool_pb2, common_pb2, hosts_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceServicer
@@ -37,6 +38,7 @@ class ActorPoolServicer(ActorPoolServiceServicer):
         self._fleet = fleet
         self._launcher = launcher
         self._background = background
+        self._relays: set[Relayed] = set()
 
     async def Rollout(  # noqa: N802  # gRPC names
         self, request: actor_pool_pb2.RolloutRequest, context: Context
@@ -79,10 +81,27 @@ class ActorPoolServicer(ActorPoolServiceServicer):
     ) -> None:
         """Serve one worker's stream."""
         hello = await hello_of(request_iterator)
-        if self._background and self._background.launched(hello.worker):
-            await self._background.dispatcher.admit(hello, request_iterator, context.write)
-        else:
-            await self._dispatcher.admit(hello, request_iterator, context.write)
+        await self._attends(hello.worker).admit(hello, request_iterator, context.write)
+
+    async def Relay(  # type: ignore[override]  # noqa: N802  # writes to the context instead of yielding
+        self, request_iterator: AsyncIterator[actor_pool_pb2.RelayMessage], context: Context
+    ) -> None:
+        """Serve the streams of a relay's workers."""
+        relayed = Relayed(self._attends, self._fleet.most_streams, context.write)
+        self._relays.add(relayed)
+        try:
+            await relayed.serve(request_iterator)
+        finally:
+            self._relays.discard(relayed)
+
+    async def end_relays(self) -> None:
+        """End the streams of all relays, which would otherwise last as long as their hosts."""
+        for relayed in self._relays:
+            relayed.close()
+
+    def _attends(self, worker: str) -> Dispatcher:
+        background = self._background
+        return background.dispatcher if background and background.launched(worker) else self._dispatcher
 
     async def Host(  # type: ignore[override]  # noqa: N802  # writes to the context instead of yielding
         self, request_iterator: AsyncIterator[hosts_pb2.HostMessage], context: Context

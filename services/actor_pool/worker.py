@@ -9,6 +9,7 @@ from marless.fleet.session import WorkerOptions, serve, work
 from marless.rpc.caches import Caches
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
+from marless.rpc.relay import Relay
 from marless.rpc.roles import Role
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 from services.actor_pool.actor import Actor
@@ -22,12 +23,16 @@ async def run(options: WorkerOptions) -> None:
     pool = Peer(options.pool, options.security, "actor_pool")
     store = Peer(options.param_store, options.security, "param_store")
     caches = Caches(ParamStore(store), options.caches, options.security, options.worker)
-    actor = Actor(ParamStore(store), options.security, caches)
-    stub: ActorPoolServiceAsyncStub = ActorPoolServiceStub(pool.channel)
+    relay = Relay(options.relay, options.security) if options.relay else None
+    actor = Actor(ParamStore(store), options.security, caches, relay)
+    through = relay.peer if relay and await relay.serves() else pool
+    stub: ActorPoolServiceAsyncStub = ActorPoolServiceStub(through.channel)
     try:
-        await work(options, pool, stub.Work, actor.run)
+        await work(options, through, stub.Work, actor.run)
     finally:
         await actor.close()
+        if relay:
+            await relay.close()
         await caches.close()
         await store.close()
         await pool.close()

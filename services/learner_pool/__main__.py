@@ -29,8 +29,8 @@ from services.learner_pool.replays import Replays
 from services.learner_pool.servicer import LearnerPoolServicer
 from services.learner_pool.updates import Updates
 
-UPLOADS = 256
-"""Trajectories that are received at a time; others wait for their turn."""
+UPLOADS, MANY = 256, 16
+"""Trajectories that are received at a time, and calls with several small ones; others wait for their turn."""
 
 
 @asynccontextmanager
@@ -70,7 +70,12 @@ async def build(config: Config, address: str, make: Make | None = None) -> Async
                 async with fleet:
                     yield Service(
                         *(servicer.register, fleet.ready, fleet.stop, "LearnerPoolService"),
-                        limits={"Work": Streams(fleet.most_streams), "Host": HOSTS, "Upload": Transfers(UPLOADS)},
+                        limits={
+                            "Work": Streams(fleet.most_streams),
+                            "Host": HOSTS,
+                            "Upload": Transfers(UPLOADS),
+                            "UploadMany": Transfers(MANY),
+                        },
                         figures=shown,
                     )
             finally:

@@ -7,8 +7,8 @@ and learner workers on this host map the files, so that there is no further copy
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
-import math
 import mmap
 import os
 from collections.abc import AsyncIterator, Iterator
@@ -16,10 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import numpy as np
-
 from marless import private_files
-from marless.data.trajectory import Trajectory, TrajectorySchema
+from marless.data.trajectory import TrajectorySchema
 from marless.errors import (
     AlreadyExistsError,
     CorruptError,
@@ -27,22 +25,30 @@ from marless.errors import (
     JobStateError,
     MarlessError,
     NotFoundError,
+    OverloadedError,
     StaleError,
     UnavailableError,
     shown,
 )
-from marless.limits import MAX_ACTORS, MAX_TRAJECTORY_BYTES
 from marless.rpc import chunks
 from marless.rpc.requests import check_number
 from marless.rpc.room import Room
 from marless.rpc.v1 import learner_pool_pb2
 from services.learner_pool import spool
+from services.learner_pool.content import (
+    check_bytes,
+    check_checksum,
+    check_header,
+    declared_bytes,
+    headers_of,
+    valid_ones,
+)
 from services.learner_pool.reservations import Reservations
 
 CHECK_INLINE_BYTES = 2**16
 """Larger trajectories are checked on another thread; for smaller ones, changing threads takes longer than the check."""
-_MOST_SIDES = 4
-_DTYPES = {"float32": np.dtype("float32"), "int32": np.dtype("int32"), "bool": np.dtype("bool")}
+MOST_UPLOADS = 256
+"""Small uploads of one call."""
 
 
 @dataclass(frozen=True)
@@ -190,19 +196,54 @@ class Intake:
         (disk full) or UnreachableError (the stream stalled).
         """
         header = await chunks.read_header(stream, learner_pool_pb2.UploadHeader, within_s=chunks.STALL_S)
-        try:
+        with self._counting():
             applied = await self._receive(header, stream)
-        except StaleError:
-            self._count("stale")
-            raise
-        except FencedError:
-            self._count("fenced")
-            raise
-        except MarlessError:
-            self._count("refused")
-            raise
         self._count("applied" if applied else "duplicate")
         return applied
+
+    def receive_many(self, request: learner_pool_pb2.UploadManyRequest) -> learner_pool_pb2.UploadManyResponse:
+        """Take each of several small uploads, or refuse it, by itself; raises SpecError for too many of them."""
+        check_number("the number of uploads", len(request.uploads), 0, MOST_UPLOADS)
+        headers, contents = headers_of(request.uploads), [each.data for each in request.uploads]
+        schemas = {job: known.schema for job, known in self._jobs.items()}
+        valid = valid_ones(schemas, headers, contents)
+        outcomes = (
+            self._outcome(header, content, is_valid=position in valid)
+            for position, (header, content) in enumerate(zip(headers, contents, strict=True))
+        )
+        return learner_pool_pb2.UploadManyResponse(outcomes=outcomes)
+
+    def _outcome(
+        self, header: learner_pool_pb2.UploadHeader | None, content: bytes, *, is_valid: bool
+    ) -> learner_pool_pb2.UploadOutcome:
+        try:
+            with self._counting():
+                applied = self._take(header, content, is_valid=is_valid)
+        except MarlessError as error:
+            return learner_pool_pb2.UploadOutcome(error_code=type(error).__name__, error=str(error))
+        self._count("applied" if applied else "duplicate")
+        return learner_pool_pb2.UploadOutcome(duplicate=not applied)
+
+    def _take(self, header: learner_pool_pb2.UploadHeader | None, content: bytes, *, is_valid: bool) -> bool:
+        """As `_receive`, for an upload whose bytes are all here; it waits for nothing."""
+        if header is None:
+            raise CorruptError("an upload does not start with an UploadHeader")
+        known = self._admit(header)
+        if _is_there(known, header):
+            return False
+        if is_valid:
+            check_checksum(header, memoryview(content))
+        else:
+            check_header(known.schema, header)
+            if declared_bytes(header) != len(content):
+                raise CorruptError(f"an upload has {len(content)} bytes, its header declares others")
+            check_bytes(known.schema, header, memoryview(content))
+        if not self.reservations.covers(header.job, header.round, header.index, len(content)):
+            raise OverloadedError(f"round {header.round + 1} of job {header.job} has not reserved room for this upload")
+        path = self.spare()
+        _write(path, content)
+        self._store(known, TrajectoryFile(path, header, len(content)))
+        return True
 
     async def _receive(self, header: learner_pool_pb2.UploadHeader, stream: AsyncIterator[bytes]) -> bool:
         known = self._admit(header)
@@ -271,6 +312,16 @@ class Intake:
         file.path.unlink(missing_ok=True)
         self.reservations.dropped(file.header.job, file.size_bytes)
 
+    @contextmanager
+    def _counting(self) -> Iterator[None]:
+        """Count an upload that the block refuses."""
+        try:
+            yield
+        except MarlessError as error:
+            known = {StaleError: "stale", FencedError: "fenced"}
+            self._count(known.get(type(error), "refused"))
+            raise
+
     def _count(self, outcome: str) -> None:
         self.counts = replace(self.counts, **{outcome: getattr(self.counts, outcome) + 1})
 
@@ -294,62 +345,21 @@ def _is_there(known: _OpenJob, header: learner_pool_pb2.UploadHeader) -> bool:
     )
 
 
-def check_header(schema: TrajectorySchema, header: learner_pool_pb2.UploadHeader) -> None:
-    """Raise CorruptError or SpecError unless the header declares the arrays of the job; bounded in time."""
-    check_number("round", header.round)
-    check_number("actor", header.index, 0, MAX_ACTORS - 1)
-    most = len(schema.shapes(0))
-    if len(header.arrays) > 2 * most:
-        raise CorruptError(f"trajectory: the header has {len(header.arrays):,} arrays, the job declares {most}")
-    for info in header.arrays:
-        if len(info.shape) > _MOST_SIDES:
-            raise CorruptError(
-                f"trajectory: {shown(info.name)} has {len(info.shape):,} sides; {_MOST_SIDES} are possible"
-            )
-    schema.check_shapes({info.name: (info.dtype, tuple(info.shape)) for info in header.arrays})
+def _write(path: Path, content: bytes) -> None:
+    """Write a file; it is not there if that raises UnavailableError."""
+    try:
+        with os.fdopen(private_files.open_own(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb", 0) as file:
+            if file.write(content) == len(content):
+                return
+        trouble = os.strerror(errno.ENOSPC)
+    except OSError as error:
+        trouble = str(error.strerror)
+    path.unlink(missing_ok=True)
+    raise _unusable(path, trouble)
 
 
-def declared_bytes(header: learner_pool_pb2.UploadHeader) -> int:
-    """Total bytes of the arrays in a header; raises CorruptError for an unknown dtype or an invalid size."""
-    total, names = 0, set[str]()
-    for info in header.arrays:
-        name, dtype, shape = info.name, _DTYPES.get(info.dtype), tuple(info.shape)
-        if dtype is None or any(side < 0 for side in shape):
-            raise CorruptError(f"array {name!r}: {info.dtype}{list(shape)} is no array of a trajectory")
-        total += dtype.itemsize * math.prod(shape)
-        names.add(name)
-    if len(names) != len(header.arrays):
-        raise CorruptError("a trajectory names an array twice")
-    if not 0 < total <= MAX_TRAJECTORY_BYTES:
-        raise CorruptError(f"a trajectory of {total} bytes is refused; at most {MAX_TRAJECTORY_BYTES} are taken")
-    return total
-
-
-def views(header: learner_pool_pb2.UploadHeader, buffer: memoryview) -> Trajectory:
-    """The arrays of an upload as views of its bytes, without a copy."""
-    arrays: dict[str, np.ndarray] = {}
-    offset = 0
-    for info in header.arrays:
-        dtype, shape = _DTYPES[info.dtype], tuple(info.shape)
-        count = math.prod(shape)
-        arrays[info.name] = np.frombuffer(buffer, dtype, count, offset).reshape(shape)
-        offset += dtype.itemsize * count
-    return Trajectory(arrays)
-
-
-def check_bytes(schema: TrajectorySchema, header: learner_pool_pb2.UploadHeader, buffer: memoryview) -> None:
-    """Raise CorruptError if the checksum does not match, or the arrays' values are not those of a valid trajectory.
-
-    The header has passed `check_header`.
-    """
-    check_checksum(header, buffer)
-    schema.check_values(views(header, buffer))
-
-
-def check_checksum(header: learner_pool_pb2.UploadHeader, buffer: memoryview) -> None:
-    """Raise CorruptError unless these are the bytes that the header was written for."""
-    if chunks.checksum(header, [buffer]) != header.crc32:
-        raise CorruptError(f"job {header.job}, round {header.round + 1}, actor {header.index}: checksum does not match")
+def _unusable(path: Path, trouble: str) -> UnavailableError:
+    return UnavailableError(f"spool {path.parent}: {trouble}; give it room or choose another --spool")
 
 
 @contextmanager
@@ -364,9 +374,7 @@ def _mapped(path: Path, size: int) -> Iterator[tuple[Path, memoryview]]:
             os.close(descriptor)
     except OSError as error:
         path.unlink(missing_ok=True)
-        raise UnavailableError(
-            f"spool {path.parent}: {error.strerror}; give it room or choose another --spool"
-        ) from None
+        raise _unusable(path, str(error.strerror)) from None
     buffer = memoryview(mapping)
     try:
         yield path, buffer

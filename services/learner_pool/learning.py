@@ -43,7 +43,7 @@ from marless.sharing import registry as sharing_policies
 from marless.sharing.similarity import make_similarity
 from marless.spec import JobSpec, from_json, spaces_from_json
 from services.learner_pool import outcomes, spool, unpublished
-from services.learner_pool.intake import check_checksum, views
+from services.learner_pool.content import check_checksum, views
 from services.learner_pool.mirror import Mirror
 
 _HELD_LEARNERS = 16

@@ -147,6 +147,14 @@ class Reservations:
             else:
                 self._change(job, holding, used=-size, promised=max(0, holding.promised_bytes - size))
 
+    def covers(self, job: str, round_: int, index: int, size: int) -> bool:
+        """True if the room that a round has reserved covers this upload, which is then stored at once."""
+        holding = self._jobs[job]
+        if not holding.covers(round_, index) or holding.used_bytes + size > holding.held_bytes:
+            return False
+        holding.usual_bytes, holding.touched_s = max(holding.usual_bytes, size), time.monotonic()
+        return True
+
     def stored(self, job: str, size: int) -> None:
         """Account for a file that an upload has written; called before the upload's context ends."""
         self._change(job, self._jobs[job], used=size)

@@ -71,6 +71,12 @@ class LearnerPoolServicer(LearnerPoolServiceServicer):
         """Receive one trajectory."""
         return learner_pool_pb2.UploadResponse(duplicate=not await self._intake.receive(frames))
 
+    async def UploadMany(  # noqa: N802
+        self, request: learner_pool_pb2.UploadManyRequest, context: Context
+    ) -> learner_pool_pb2.UploadManyResponse:
+        """Receive several small trajectories."""
+        return self._intake.receive_many(request)
+
     async def Update(  # noqa: N802
         self, request: learner_pool_pb2.UpdateRequest, context: Context
     ) -> learner_pool_pb2.UpdateResponse:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from marless.limits import MAX_PUBLISH_BYTES
-from marless.rpc.addresses import UNIX, can_be_dialled
+from marless.rpc.addresses import can_be_dialled
 from marless.rpc.process import add_option, at_least
 from marless.rpc.security import Security
 from marless.rpc.server import ServerOptions, option_parser, server_options
@@ -79,8 +79,8 @@ def parse(argv: Sequence[str] | None = None) -> Config:
         insecure=args.redis_insecure,
     )
     server = shown = server_options(args)
-    if args.upstream and server.listen.startswith(UNIX):  # its socket leaves no host; to its upstream it needs TLS
-        server = replace(shown, security=replace(shown.security, tls_cert="", tls_key="", tls_ca=""))
+    if args.upstream:  # to its upstream it needs TLS
+        server = replace(shown, security=shown.security.towards(shown.listen))
     of_cache = (args.upstream, shown.security, args.cache_bytes)
     return Config(server, redis, args.keep, args.intake_bytes, *of_cache)
 

@@ -24,13 +24,15 @@ from marless.errors import (
     JobStateError,
     NotFoundError,
     OverloadedError,
+    SpecError,
     StaleError,
     UnavailableError,
 )
 from marless.rpc import chunks
 from marless.rpc.v1 import learner_pool_pb2
 from services.learner_pool import reservations
-from services.learner_pool.intake import Intake, IntakeCounts, TrajectoryFile, check_checksum, declared_bytes, views
+from services.learner_pool.content import check_checksum, declared_bytes, views
+from services.learner_pool.intake import Intake, IntakeCounts, TrajectoryFile
 from tests.memoryless import Memoryless
 from tests.scripted_env import ScriptedEnv
 
@@ -248,6 +250,91 @@ async def test_continuous_actions_may_leave_the_box_but_not_be_nan(tmp_path):
     with pytest.raises(CorruptError, match="action/0 holds NaN"):
         await upload(intake, blank(CONTINUOUS, **{"action/0": wide * np.nan}), index=1)
     intake.shutdown()
+
+
+def small(arrays: dict[str, np.ndarray], flip: bool = False, **where) -> learner_pool_pb2.SmallUpload:
+    """An upload of a call with several."""
+    data = bytearray(b"".join(array.tobytes() for array in arrays.values()))
+    data[0] ^= flip
+    return learner_pool_pb2.SmallUpload(header=header_of(arrays, **where).SerializeToString(), data=bytes(data))
+
+
+def many(intake: Intake, *uploads: learner_pool_pb2.SmallUpload) -> list[str]:
+    """The outcomes of these uploads in one call."""
+    outcomes = intake.receive_many(learner_pool_pb2.UploadManyRequest(uploads=uploads)).outcomes
+    return [each.error_code or ("duplicate" if each.duplicate else "applied") for each in outcomes]
+
+
+async def test_of_many_uploads_in_one_call_each_is_taken_or_refused_by_itself(intake, tmp_path):
+    await intake.reservations.reserve("job", 0, 4, 60.0)
+    nan = np.full((2, 1, 1), np.nan, np.float32)
+    outcomes = many(
+        intake,
+        small(blank(TINY), index=0),
+        small(blank(TINY), index=0),
+        small(blank(TINY, **{"reward/0": nan}), index=1),
+        small(blank(TINY), flip=True, index=1),
+        small(blank(TINY), index=1, round_=1),
+        small(blank(TINY), index=1, epoch=EPOCH - 1),
+        small(blank(TINY), index=1, job="other"),
+        learner_pool_pb2.SmallUpload(header=b"\xff"),
+        small(blank(TINY, cut=np.zeros((1, 1), bool)), index=1),
+        small(blank(TINY, **{"reward/0": np.full((2, 1, 1), 7, np.float32)}), index=3),
+        small(blank(TINY), index=4),
+    )
+    assert outcomes == [
+        *("applied", "duplicate", "CorruptError", "CorruptError", "JobStateError", "FencedError", "NotFoundError"),
+        *("CorruptError", "CorruptError", "applied", "OverloadedError"),
+    ]
+    assert intake.counts == IntakeCounts(applied=2, duplicate=1, fenced=1, refused=7)
+    assert await upload(intake, blank(TINY), index=1)
+    assert many(intake, small(blank(TINY), index=1), small(blank(TINY), index=2)) == ["duplicate", "applied"]
+    taken = [load(each) for each in intake.trajectories("job", 0, 4)]
+    assert [each["reward/0"].max() for each in taken] == [0, 0, 0, 7]
+    assert len(files(tmp_path)) == 4
+    with pytest.raises(SpecError, match="the number of uploads is 257"):
+        many(intake, *[small(blank(TINY))] * 257)
+    intake.close("job")
+    assert (intake.held_bytes, files(tmp_path)) == (0, [])
+
+
+@pytest.mark.parametrize("schema", ["discrete", "continuous"])
+def test_trajectories_that_are_looked_at_together_are_valid_if_each_is(schema):
+    schema, rng = {"discrete": PLAYED, "continuous": CONTINUOUS}[schema], np.random.default_rng(5)
+    verdicts = Counter()
+    for _ in range(400):
+        some = [_scrambled(schema, rng) for _ in range(rng.integers(1, 4))]
+        stacked = {name: np.stack([each[name] for each in some]) for name in some[0]}
+        each_is = all(_passes(schema, each) for each in some)
+        assert schema.are_valid(stacked) == each_is
+        verdicts[each_is] += 1
+    assert min(verdicts[True], verdicts[False]) > 40
+
+
+def _scrambled(schema: TrajectorySchema, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """A trajectory with two bootstrap rows, of which some number may be wrong."""
+    arrays = {name: np.zeros(shape, dtype) for name, (dtype, shape) in schema.shapes(boot_rows=2).items()}
+    arrays["cut"][...] = rng.random(arrays["cut"].shape) < 0.95
+    index = rng.choice(arrays["cut"].size, 2, replace=False)
+    arrays["boot_index"][...] = np.sort(index) if rng.random() < 0.95 else index + rng.integers(-1, 2)
+    name = rng.choice(sorted(arrays))
+    if rng.random() < 0.3 and arrays[name].size:
+        kind = arrays[name].dtype.kind
+        flat = arrays[name].reshape(-1)
+        at = rng.integers(flat.size)
+        if kind == "b":
+            flat.view(np.uint8)[at] = rng.integers(3)
+        else:
+            flat[at] = rng.choice([np.nan, np.inf, 1.0]) if kind == "f" else rng.integers(-1, 9)
+    return arrays
+
+
+def _passes(schema: TrajectorySchema, arrays: dict[str, np.ndarray]) -> bool:
+    try:
+        schema.check_values(Trajectory(arrays))
+    except CorruptError:
+        return False
+    return True
 
 
 @pytest.mark.parametrize("at", range(0, 54, 7))

@@ -10,7 +10,8 @@ from marless.errors import NotFoundError, OverloadedError, TooLargeError, Unreac
 from marless.rpc import chunks
 from marless.rpc.v1 import learner_pool_pb2
 from services.learner_pool import reservations
-from services.learner_pool.intake import Intake, declared_bytes
+from services.learner_pool.content import declared_bytes
+from services.learner_pool.intake import Intake
 from tests.contract.test_intake import EPOCH, TINY, blank, files, header_of, stream_of, upload
 
 ACTORS = 4

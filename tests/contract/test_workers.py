@@ -5,8 +5,9 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from functools import partial
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -34,6 +35,8 @@ from marless.rpc.server import ServerOptions, Service, serving
 from marless.rpc.v1 import actor_pool_pb2, common_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub, add_ActorPoolServiceServicer_to_server
 from services.actor_pool.servicer import ActorPoolServicer
+from services.relay.__main__ import build as build_relay
+from services.relay.config import parse as parse_relay
 
 PATIENCE_S = 30.0
 LONG_S = 600.0
@@ -167,11 +170,11 @@ class Pool:
 
 
 @asynccontextmanager
-async def pool_at(address: str, dispatcher: Dispatcher) -> AsyncIterator[Pool]:
+async def pool_at(address: str, dispatcher: Dispatcher, most: int = 100) -> AsyncIterator[Pool]:
     @asynccontextmanager
     async def build(_address: str) -> AsyncIterator[Service]:
-        servicer = ActorPoolServicer(None, dispatcher, None)
-        yield Service(partial(add_ActorPoolServiceServicer_to_server, servicer))
+        servicer = ActorPoolServicer(None, dispatcher, SimpleNamespace(most_streams=lambda: most))
+        yield Service(partial(add_ActorPoolServiceServicer_to_server, servicer), drain=servicer.end_relays)
 
     async with serving(ServerOptions(address, Security()), build) as bound:
         pool = Pool(bound, dispatcher)
@@ -179,9 +182,22 @@ async def pool_at(address: str, dispatcher: Dispatcher) -> AsyncIterator[Pool]:
         await pool.close()
 
 
-@pytest.fixture
-async def pool(tmp_path) -> AsyncIterator[Pool]:
-    async with pool_at(f"unix:{tmp_path}/pool.sock", Dispatcher(queue_limit=2, tickets=Tickets(others=True))) as pool:
+@asynccontextmanager
+async def relayed(pool: Pool, address: str) -> AsyncIterator[None]:
+    """While the context lasts, the pool's workers dial a relay of it."""
+    options = parse_relay(["--listen", address, "--actor-pool", pool.address, "--learner-pool", pool.address])
+    async with serving(options.server, partial(build_relay, options)) as bound:
+        pool.address, direct = bound, pool.address
+        yield
+        pool.address = direct
+
+
+@pytest.fixture(params=["dialled", "relayed"])
+async def pool(request, tmp_path) -> AsyncIterator[Pool]:
+    async with (
+        pool_at(f"unix:{tmp_path}/pool.sock", Dispatcher(queue_limit=2, tickets=Tickets(others=True))) as pool,
+        relayed(pool, f"unix:{tmp_path}/relay.sock") if request.param == "relayed" else nullcontext(),
+    ):
         yield pool
 
 

@@ -68,6 +68,8 @@ class Cluster:
     """None: the folder."""
     caches: tuple[str, ...] = ()
     """Addresses of caches, from which actors read weights."""
+    relay: str = ""
+    """Address of a relay, through which actors get tasks and upload."""
     _running: dict[str, AsyncExitStack] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -123,7 +125,14 @@ class Cluster:
                 partial(learner_pool.build, make=self.templates.learner_launcher),
             ),
             "actor_pool": (
-                ActorConfig(options["actor_pool"], store, workers=2, warm=1, keep_alive_s=600, caches=self.caches),
+                ActorConfig(
+                    *(options["actor_pool"], store),
+                    workers=2,
+                    warm=1,
+                    keep_alive_s=600,
+                    caches=self.caches,
+                    relay=self.relay,
+                ),
                 partial(actor_pool.build, make=self.templates.actor_launcher),
             ),
         }

@@ -56,7 +56,8 @@ def test_users_workers_and_services_share_no_rpc_that_changes_anything():
         "ServerReflection/ServerReflectionInfo",
     }
     assert may[Role.ACTOR] == {
-        *("ActorPoolService/Work", "ActorPoolService/Host", "LearnerPoolService/Upload"),
+        *(f"ActorPoolService/{name}" for name in ("Work", "Relay", "Host")),
+        *("LearnerPoolService/Upload", "LearnerPoolService/UploadMany"),
         *("ParamStoreService/Get", "ParamStoreService/Publish"),
     }
     assert may[Role.LEARNER] == {

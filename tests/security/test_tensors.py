@@ -24,7 +24,8 @@ from marless.errors import CorruptError, MarlessError, NotFoundError, SpecError
 from marless.nets import serial
 from marless.rpc import chunks
 from marless.rpc.v1.learner_pool_pb2 import ArrayInfo, UploadHeader
-from services.learner_pool.intake import Intake, check_bytes, check_header, declared_bytes
+from services.learner_pool.content import check_bytes, check_header, declared_bytes
+from services.learner_pool.intake import Intake
 from services.param_store.keys import Part
 from services.param_store.uploads import Uploads
 from tests.contract.test_intake import PLAYED, Uniform, played

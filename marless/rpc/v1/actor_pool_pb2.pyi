@@ -374,6 +374,104 @@ class RolloutResponse(_message.Message):
 Global___RolloutResponse: _TypeAlias = RolloutResponse  # noqa: Y015
 
 @_typing.final
+class RelayMessage(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FROM_FIELD_NUMBER: _builtins.int
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from", b"from"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RelayMessage: _TypeAlias = RelayMessage  # noqa: Y015
+
+@_typing.final
+class FromWorker(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STREAM_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
+    stream: _builtins.int
+    """number of the worker's stream; never used again for another one"""
+    ended: _builtins.bool
+    """the worker has ended its stream"""
+    @_builtins.property
+    def message(self) -> _common_pb2.WorkerMessage: ...
+    def __init__(
+        self,
+        *,
+        stream: _builtins.int = ...,
+        message: _common_pb2.WorkerMessage | None = ...,
+        ended: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "message", b"message", "stream", b"stream"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FromWorker: _TypeAlias = FromWorker  # noqa: Y015
+
+@_typing.final
+class RelayOrder(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TO_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def to(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToWorker]: ...
+    def __init__(
+        self,
+        *,
+        to: _abc.Iterable[Global___ToWorker] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["to", b"to"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RelayOrder: _TypeAlias = RelayOrder  # noqa: Y015
+
+@_typing.final
+class ToWorker(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STREAM_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
+    ERROR_CODE_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    stream: _builtins.int
+    ended: _builtins.bool
+    """the pool has ended the worker's stream"""
+    error_code: _builtins.str
+    """name of the domain error that ended it; "" if none did"""
+    error: _builtins.str
+    @_builtins.property
+    def message(self) -> _common_pb2.PoolMessage: ...
+    def __init__(
+        self,
+        *,
+        stream: _builtins.int = ...,
+        message: _common_pb2.PoolMessage | None = ...,
+        ended: _builtins.bool = ...,
+        error_code: _builtins.str = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "error", b"error", "error_code", b"error_code", "message", b"message", "stream", b"stream"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToWorker: _TypeAlias = ToWorker  # noqa: Y015
+
+@_typing.final
 class ScaleRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

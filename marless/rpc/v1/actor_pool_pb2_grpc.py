@@ -66,6 +66,11 @@ class ActorPoolServiceStub:
                 request_serializer=marless_dot_rpc_dot_v1_dot_common__pb2.WorkerMessage.SerializeToString,
                 response_deserializer=marless_dot_rpc_dot_v1_dot_common__pb2.PoolMessage.FromString,
                 _registered_method=True)
+        self.Relay = channel.stream_stream(
+                '/marless.rpc.v1.ActorPoolService/Relay',
+                request_serializer=marless_dot_rpc_dot_v1_dot_actor__pool__pb2.RelayMessage.SerializeToString,
+                response_deserializer=marless_dot_rpc_dot_v1_dot_actor__pool__pb2.RelayOrder.FromString,
+                _registered_method=True)
         self.Host = channel.stream_stream(
                 '/marless.rpc.v1.ActorPoolService/Host',
                 request_serializer=marless_dot_rpc_dot_v1_dot_hosts__pb2.HostMessage.SerializeToString,
@@ -123,6 +128,14 @@ class ActorPoolServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Relay(self, request_iterator, context):
+        """The stream of a relay: the Work streams of many workers, by number, in messages of many. When it ends, all of them
+        have ended.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Host(self, request_iterator, context):
         """The stream of each machine on which the pool's launcher starts workers through a host program.
         INVALID_ARGUMENT if the launcher starts none that way, or for another version of marless.
@@ -163,6 +176,11 @@ def add_ActorPoolServiceServicer_to_server(servicer, server):
                     servicer.Work,
                     request_deserializer=marless_dot_rpc_dot_v1_dot_common__pb2.WorkerMessage.FromString,
                     response_serializer=marless_dot_rpc_dot_v1_dot_common__pb2.PoolMessage.SerializeToString,
+            ),
+            'Relay': grpc.stream_stream_rpc_method_handler(
+                    servicer.Relay,
+                    request_deserializer=marless_dot_rpc_dot_v1_dot_actor__pool__pb2.RelayMessage.FromString,
+                    response_serializer=marless_dot_rpc_dot_v1_dot_actor__pool__pb2.RelayOrder.SerializeToString,
             ),
             'Host': grpc.stream_stream_rpc_method_handler(
                     servicer.Host,
@@ -332,6 +350,33 @@ class ActorPoolService:
             '/marless.rpc.v1.ActorPoolService/Work',
             marless_dot_rpc_dot_v1_dot_common__pb2.WorkerMessage.SerializeToString,
             marless_dot_rpc_dot_v1_dot_common__pb2.PoolMessage.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Relay(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/marless.rpc.v1.ActorPoolService/Relay',
+            marless_dot_rpc_dot_v1_dot_actor__pool__pb2.RelayMessage.SerializeToString,
+            marless_dot_rpc_dot_v1_dot_actor__pool__pb2.RelayOrder.FromString,
             options,
             channel_credentials,
             insecure,

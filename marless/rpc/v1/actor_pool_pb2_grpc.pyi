@@ -53,6 +53,10 @@ class ActorPoolServiceStub:
     """What the machines of this pool's workers did for a job. Read-only."""
     Work: _grpc.StreamStreamMultiCallable[_common_pb2.WorkerMessage, _common_pb2.PoolMessage]
     """The stream that each worker opens to the pool and holds; the pool sends tasks on it, in order, one at a time."""
+    Relay: _grpc.StreamStreamMultiCallable[_actor_pool_pb2.RelayMessage, _actor_pool_pb2.RelayOrder]
+    """The stream of a relay: the Work streams of many workers, by number, in messages of many. When it ends, all of them
+    have ended.
+    """
     Host: _grpc.StreamStreamMultiCallable[_hosts_pb2.HostMessage, _hosts_pb2.HostOrder]
     """The stream of each machine on which the pool's launcher starts workers through a host program.
     INVALID_ARGUMENT if the launcher starts none that way, or for another version of marless.
@@ -81,6 +85,10 @@ class ActorPoolServiceAsyncStub(ActorPoolServiceStub):
     """What the machines of this pool's workers did for a job. Read-only."""
     Work: _aio.StreamStreamMultiCallable[_common_pb2.WorkerMessage, _common_pb2.PoolMessage]  # type: ignore[assignment]
     """The stream that each worker opens to the pool and holds; the pool sends tasks on it, in order, one at a time."""
+    Relay: _aio.StreamStreamMultiCallable[_actor_pool_pb2.RelayMessage, _actor_pool_pb2.RelayOrder]  # type: ignore[assignment]
+    """The stream of a relay: the Work streams of many workers, by number, in messages of many. When it ends, all of them
+    have ended.
+    """
     Host: _aio.StreamStreamMultiCallable[_hosts_pb2.HostMessage, _hosts_pb2.HostOrder]  # type: ignore[assignment]
     """The stream of each machine on which the pool's launcher starts workers through a host program.
     INVALID_ARGUMENT if the launcher starts none that way, or for another version of marless.
@@ -142,6 +150,16 @@ class ActorPoolServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_common_pb2.PoolMessage], _abc.AsyncIterator[_common_pb2.PoolMessage]]:
         """The stream that each worker opens to the pool and holds; the pool sends tasks on it, in order, one at a time."""
+
+    @_abc_1.abstractmethod
+    def Relay(
+        self,
+        request_iterator: _MaybeAsyncIterator[_actor_pool_pb2.RelayMessage],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_actor_pool_pb2.RelayOrder], _abc.AsyncIterator[_actor_pool_pb2.RelayOrder]]:
+        """The stream of a relay: the Work streams of many workers, by number, in messages of many. When it ends, all of them
+        have ended.
+        """
 
     @_abc_1.abstractmethod
     def Host(

@@ -51,6 +51,11 @@ class LearnerPoolServiceStub:
                 request_serializer=marless_dot_rpc_dot_v1_dot_common__pb2.Chunk.SerializeToString,
                 response_deserializer=marless_dot_rpc_dot_v1_dot_learner__pool__pb2.UploadResponse.FromString,
                 _registered_method=True)
+        self.UploadMany = channel.unary_unary(
+                '/marless.rpc.v1.LearnerPoolService/UploadMany',
+                request_serializer=marless_dot_rpc_dot_v1_dot_learner__pool__pb2.UploadManyRequest.SerializeToString,
+                response_deserializer=marless_dot_rpc_dot_v1_dot_learner__pool__pb2.UploadManyResponse.FromString,
+                _registered_method=True)
         self.Update = channel.unary_unary(
                 '/marless.rpc.v1.LearnerPoolService/Update',
                 request_serializer=marless_dot_rpc_dot_v1_dot_learner__pool__pb2.UpdateRequest.SerializeToString,
@@ -118,6 +123,15 @@ class LearnerPoolServiceServicer:
         not open under this epoch; ALREADY_EXISTS if this actor has uploaded another trajectory; INVALID_ARGUMENT or
         DATA_LOSS if it does not fit the declared spaces or its checksum; RESOURCE_EXHAUSTED if its round has not reserved
         room and there is none in time; UNAVAILABLE if it sends less than 1 MiB in ten seconds. Retry on the last two.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UploadMany(self, request, context):
+        """Receives several small trajectories in one call, for hosts with many actors. Each is taken or refused by itself, as by
+        Upload, except that one whose round has no reserved room is refused at once with RESOURCE_EXHAUSTED: it is then sent
+        by Upload. Outcomes are in the order of the uploads. Idempotent. INVALID_ARGUMENT for more than 256 uploads.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -200,6 +214,11 @@ def add_LearnerPoolServiceServicer_to_server(servicer, server):
                     servicer.Upload,
                     request_deserializer=marless_dot_rpc_dot_v1_dot_common__pb2.Chunk.FromString,
                     response_serializer=marless_dot_rpc_dot_v1_dot_learner__pool__pb2.UploadResponse.SerializeToString,
+            ),
+            'UploadMany': grpc.unary_unary_rpc_method_handler(
+                    servicer.UploadMany,
+                    request_deserializer=marless_dot_rpc_dot_v1_dot_learner__pool__pb2.UploadManyRequest.FromString,
+                    response_serializer=marless_dot_rpc_dot_v1_dot_learner__pool__pb2.UploadManyResponse.SerializeToString,
             ),
             'Update': grpc.unary_unary_rpc_method_handler(
                     servicer.Update,
@@ -318,6 +337,33 @@ class LearnerPoolService:
             '/marless.rpc.v1.LearnerPoolService/Upload',
             marless_dot_rpc_dot_v1_dot_common__pb2.Chunk.SerializeToString,
             marless_dot_rpc_dot_v1_dot_learner__pool__pb2.UploadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UploadMany(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/marless.rpc.v1.LearnerPoolService/UploadMany',
+            marless_dot_rpc_dot_v1_dot_learner__pool__pb2.UploadManyRequest.SerializeToString,
+            marless_dot_rpc_dot_v1_dot_learner__pool__pb2.UploadManyResponse.FromString,
             options,
             channel_credentials,
             insecure,

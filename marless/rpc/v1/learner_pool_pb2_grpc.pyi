@@ -53,6 +53,11 @@ class LearnerPoolServiceStub:
     DATA_LOSS if it does not fit the declared spaces or its checksum; RESOURCE_EXHAUSTED if its round has not reserved
     room and there is none in time; UNAVAILABLE if it sends less than 1 MiB in ten seconds. Retry on the last two.
     """
+    UploadMany: _grpc.UnaryUnaryMultiCallable[_learner_pool_pb2.UploadManyRequest, _learner_pool_pb2.UploadManyResponse]
+    """Receives several small trajectories in one call, for hosts with many actors. Each is taken or refused by itself, as by
+    Upload, except that one whose round has no reserved room is refused at once with RESOURCE_EXHAUSTED: it is then sent
+    by Upload. Outcomes are in the order of the uploads. Idempotent. INVALID_ARGUMENT for more than 256 uploads.
+    """
     Update: _grpc.UnaryUnaryMultiCallable[_learner_pool_pb2.UpdateRequest, _learner_pool_pb2.UpdateResponse]
     """Updates every policy of a job once, from the trajectories of one round, and publishes the new versions.
     Idempotent: for a round that was published, a repeated call returns the same reply, from memory or from the store;
@@ -106,6 +111,11 @@ class LearnerPoolServiceAsyncStub(LearnerPoolServiceStub):
     not open under this epoch; ALREADY_EXISTS if this actor has uploaded another trajectory; INVALID_ARGUMENT or
     DATA_LOSS if it does not fit the declared spaces or its checksum; RESOURCE_EXHAUSTED if its round has not reserved
     room and there is none in time; UNAVAILABLE if it sends less than 1 MiB in ten seconds. Retry on the last two.
+    """
+    UploadMany: _aio.UnaryUnaryMultiCallable[_learner_pool_pb2.UploadManyRequest, _learner_pool_pb2.UploadManyResponse]  # type: ignore[assignment]
+    """Receives several small trajectories in one call, for hosts with many actors. Each is taken or refused by itself, as by
+    Upload, except that one whose round has no reserved room is refused at once with RESOURCE_EXHAUSTED: it is then sent
+    by Upload. Outcomes are in the order of the uploads. Idempotent. INVALID_ARGUMENT for more than 256 uploads.
     """
     Update: _aio.UnaryUnaryMultiCallable[_learner_pool_pb2.UpdateRequest, _learner_pool_pb2.UpdateResponse]  # type: ignore[assignment]
     """Updates every policy of a job once, from the trajectories of one round, and publishes the new versions.
@@ -175,6 +185,17 @@ class LearnerPoolServiceServicer(metaclass=_abc_1.ABCMeta):
         not open under this epoch; ALREADY_EXISTS if this actor has uploaded another trajectory; INVALID_ARGUMENT or
         DATA_LOSS if it does not fit the declared spaces or its checksum; RESOURCE_EXHAUSTED if its round has not reserved
         room and there is none in time; UNAVAILABLE if it sends less than 1 MiB in ten seconds. Retry on the last two.
+        """
+
+    @_abc_1.abstractmethod
+    def UploadMany(
+        self,
+        request: _learner_pool_pb2.UploadManyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_learner_pool_pb2.UploadManyResponse, _abc.Awaitable[_learner_pool_pb2.UploadManyResponse]]:
+        """Receives several small trajectories in one call, for hosts with many actors. Each is taken or refused by itself, as by
+        Upload, except that one whose round has no reserved room is refused at once with RESOURCE_EXHAUSTED: it is then sent
+        by Upload. Outcomes are in the order of the uploads. Idempotent. INVALID_ARGUMENT for more than 256 uploads.
         """
 
     @_abc_1.abstractmethod

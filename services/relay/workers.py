@@ -1,0 +1,161 @@
+"""The streams of a host's actor workers, as one stream to their pool."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+import grpc
+
+from marless.errors import MarlessError, UnreachableError
+from marless.log import structlog
+from marless.rpc.client import Peer
+from marless.rpc.errors import by_name, from_rpc
+from marless.rpc.gathering import Gathering
+from marless.rpc.v1 import actor_pool_pb2, common_pb2
+from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
+
+MOST_WORKERS = 2048
+"""Workers of one relay."""
+MOST_WAITING = 4096
+"""Messages that wait to be sent to the pool; meanwhile no worker's next one is read."""
+REST_S = 5.0
+"""Seconds for which a relay that does not reach its pool says that it does not serve."""
+_ENDED = "the relay's stream to the actor_pool has ended"
+_log = structlog.get_logger("relay")
+Send = Callable[[common_pb2.PoolMessage], Awaitable[None]]
+Messages = AsyncIterator[common_pb2.WorkerMessage]
+
+
+@dataclass(eq=False)
+class _Line:
+    """One worker's stream. Its pool sends one task at a time, so that few orders wait."""
+
+    number: int = 0
+    """Set with its first message, so that the pool sees numbers in order."""
+    orders: asyncio.Queue[actor_pool_pb2.ToWorker] = field(default_factory=asyncio.Queue)
+
+
+class Workers:
+    """Passes on what workers and their pool tell one another; opens the stream to the pool with its first worker."""
+
+    def __init__(self, pool: Peer) -> None:
+        self._pool = pool
+        self._trunk: _Trunk | None = None
+        self._failed_s = float("-inf")
+
+    async def ready(self) -> bool:
+        """False for a while after the pool could not be reached."""
+        return asyncio.get_running_loop().time() - self._failed_s > REST_S
+
+    @property
+    def connected(self) -> int:
+        """Number of workers."""
+        return len(self._trunk.lines) if self._trunk else 0
+
+    async def attach(self, messages: Messages, send: Send) -> None:
+        """Serve one worker's stream until it or the pool ends it.
+
+        Raises the error for which the pool has ended it, and UnreachableError if the pool is gone.
+        """
+        trunk = self._trunk
+        if trunk is None or trunk.ended:
+            trunk = self._trunk = _Trunk(self._pool, self._lost)
+        await trunk.serve(messages, send)
+
+    def _lost(self) -> None:
+        self._failed_s = asyncio.get_running_loop().time()
+
+    async def stop(self) -> None:
+        """End the stream to the pool, and so those of all workers."""
+        if self._trunk:
+            await self._trunk.stop()
+
+
+class _Trunk:
+    """A stream to the pool, with the lines of workers in it. It ends once; the next worker then opens another one."""
+
+    def __init__(self, pool: Peer, lost: Callable[[], None]) -> None:
+        self._pool = pool
+        self._lost = lost
+        self._stream = ActorPoolServiceStub(pool.channel).Relay(metadata=pool.metadata)
+        self._serials = itertools.count(1)
+        self.lines: dict[int, _Line] = {}
+        self._out: Gathering[actor_pool_pb2.FromWorker] = Gathering(self._send, size=actor_pool_pb2.FromWorker.ByteSize)
+        self._room = asyncio.Event()
+        self._room.set()
+        self._running = [asyncio.create_task(self._read()), asyncio.create_task(self._out.run())]
+
+    @property
+    def ended(self) -> bool:
+        """True once the pool takes nothing from it."""
+        return self._running[0].done()
+
+    async def serve(self, messages: Messages, send: Send) -> None:
+        """Serve one worker's stream."""
+        line = _Line()
+        forwarding = asyncio.create_task(self._forward(line, messages))
+        try:
+            while not (order := await line.orders.get()).ended:
+                await send(order.message)
+            if order.error_code:
+                raise by_name(order.error_code, order.error)
+        finally:
+            forwarding.cancel()
+            if self.lines.pop(line.number, None):
+                self._out.add(actor_pool_pb2.FromWorker(stream=line.number, ended=True))
+
+    async def _forward(self, line: _Line, messages: Messages) -> None:
+        """Pass on a worker's messages; its line ends with its stream."""
+        end = actor_pool_pb2.ToWorker(ended=True)
+        try:
+            async for message in messages:
+                await self._room.wait()
+                if self.ended:
+                    raise UnreachableError(_ENDED)
+                if not line.number:
+                    line.number = next(self._serials)
+                    self.lines[line.number] = line
+                self._out.add(actor_pool_pb2.FromWorker(stream=line.number, message=message))
+                if len(self._out) >= MOST_WAITING:
+                    self._room.clear()
+        except MarlessError as error:
+            end.error_code, end.error = type(error).__name__, str(error)
+        line.orders.put_nowait(end)
+
+    async def _send(self, some: Sequence[actor_pool_pb2.FromWorker]) -> None:
+        await self._stream.write(actor_pool_pb2.RelayMessage(**{"from": some}))
+        if len(self._out) < MOST_WAITING:
+            self._room.set()
+
+    async def _read(self) -> None:
+        trouble: MarlessError = UnreachableError(_ENDED)
+        try:
+            async for order in self._stream:
+                for each in order.to:
+                    self._pass_on(each)
+        except grpc.aio.AioRpcError as error:
+            trouble = from_rpc(error, "actor_pool")
+            _log.warning("relay.pool_lost", reason=str(trouble), workers=len(self.lines))
+        finally:
+            self._lost()
+            end = actor_pool_pb2.ToWorker(ended=True, error_code="UnreachableError", error=str(trouble))
+            for line in self.lines.values():
+                line.orders.put_nowait(end)
+            self.lines.clear()
+            self._running[1].cancel()
+
+    def _pass_on(self, order: actor_pool_pb2.ToWorker) -> None:
+        if line := self.lines.get(order.stream):
+            line.orders.put_nowait(order)
+            if order.ended:
+                del self.lines[order.stream]
+
+    async def stop(self) -> None:
+        """End it."""
+        self._stream.cancel()
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
