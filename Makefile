@@ -52,7 +52,7 @@ test-ray: .venv/.ray
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m ray tests/ray -rs
 
 # Against moto, a stand-in for AWS that it starts on this machine; nothing is ordered anywhere.
-test-cloud: .venv/.cloud
+test-cloud: .venv/.cloud .venv/.localstack
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m cloud tests/cloud -rs
 
 # The manifests of deploy/kubernetes/ against the schemas of Kubernetes; needs no cluster.
@@ -151,6 +151,11 @@ clean:
 
 .venv/.cloud: requirements/cloud.txt .venv/.dev
 	$(BIN)/python $(LOCKED) -r requirements/cloud.txt
+	@touch $@
+
+.venv/.localstack: requirements/localstack.txt | .venv/bin/python
+	$(BIN)/python -m venv .venv/localstack
+	.venv/localstack/bin/python $(LOCKED) -r requirements/localstack.txt
 	@touch $@
 
 .venv/.sinks: requirements/sinks.txt .venv/.cloud

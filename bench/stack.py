@@ -120,7 +120,7 @@ def services(actors: int) -> Iterator[Stack]:
         secrets = ("--tokens", place / "tokens", *_files(tls)) if host else ()
         for service, (module, *arguments) in options.items():
             command = (module, "--listen", _address(place, host, service), *secrets, *arguments)
-            running[service] = stack.enter_context(_process(place / f"{service}.log", *map(str, command)))
+            running[service] = stack.enter_context(serving(place / f"{service}.log", *map(str, command)))
         for each in names:
             within, shown = ("ip", "netns", "exec", each), ("--tokens", str(place / "of-actors"), *_files(tls))
             cache = ("services.param_store", "--upstream", _address(place, host, "param_store"))
@@ -128,7 +128,7 @@ def services(actors: int) -> Iterator[Stack]:
             for kind, command in ((_CACHE, cache), (_RELAY, relay)):
                 started = (*command, "--listen", f"unix:{place}/{each}.{kind}", *shown)
                 log = place / f"{each}.{kind}.log"
-                running[f"{kind}-{each}"] = stack.enter_context(_process(log, *started, within=within))
+                running[f"{kind}-{each}"] = stack.enter_context(serving(log, *started, within=within))
         yield Stack(place, host, running, tls)
 
 
@@ -146,7 +146,8 @@ def _files(tls: Mapping[str, str]) -> Sequence[str]:
 
 
 @contextmanager
-def _process(log: Path, module: str, *arguments: str, within: Sequence[str] = ()) -> Iterator[psutil.Process]:
+def serving(log: Path, module: str, *arguments: str, within: Sequence[str] = ()) -> Iterator[psutil.Process]:
+    """Run a module until the end of the block; its log is printed if the block raises BenchError."""
     command = [*within, sys.executable, "-m", module, *arguments, "--exit-with-stdin"]
     with log.open("w") as file:
         process = psutil.Popen(command, stdin=subprocess.PIPE, stdout=file, stderr=file, cwd=harness.ROOT)

@@ -6,7 +6,8 @@ One resolution serves all locks of the project's own environment, so that they n
 - torch has two locks, of which one is installed: torch-cpu.txt names a build without CUDA packages that only some
   indexes have; torch.txt names PyPI's build, with the CUDA packages that it needs on Linux.
 - security.txt: the tools of `make lock`, `make audit` and `make sbom`; kubernetes.txt: that of `make test-kubernetes`;
-  peer-*.txt: the peers of bench/. These are installed in environments of their own.
+  localstack.txt: a server of S3 for `make test-cloud`; peer-*.txt: the peers of bench/. These are installed in
+  environments of their own.
 - image-*.txt: what the images and machines of deploy/ install, at the versions of the locks above.
 """
 
@@ -47,6 +48,8 @@ IMAGES = {
 "build" is what builds marless's own wheel.
 """
 
+NEEDLESS = frozenset({"tailer"})
+"""Without a wheel, and never imported by what requires it (LocalStack): left out."""
 CUDA = ("cuda-", "nvidia-", "triton")
 """How the names begin of what only PyPI's build of torch for Linux needs."""
 TORCH_CPU = Pin(
@@ -129,12 +132,12 @@ def _image_locks(
 def locks_apart(options: tuple[str, ...]) -> dict[str, tuple[Pin, ...]]:
     """The locks of environments that marless itself is not in: tools of make targets, and each peer of bench/."""
     groups = tomllib.loads(PYPROJECT.read_text())["dependency-groups"]
-    wanted = {name: tuple(groups[name]) for name in ("security", "kubernetes")}
+    wanted = {name: tuple(groups[name]) for name in ("security", "kubernetes", "localstack")}
     wanted |= {f"peer-{peer}": requirements for peer, requirements in PEERS.items()}
     locks = {}
     for name, requirements in wanted.items():
         pins = resolve(requirements=requirements, known=_known(name, "torch"), options=options)
-        locks[name] = tuple(pin for pin in pins if not _of_torch(pin))
+        locks[name] = tuple(pin for pin in pins if not _of_torch(pin) and pin.name not in NEEDLESS)
     return locks
 
 

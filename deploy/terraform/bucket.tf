@@ -11,6 +11,10 @@ resource "aws_s3_bucket" "this" {
     noncurrent_version_expiration {
       days = 30
     }
+
+    expiration {
+      expired_object_delete_marker = true
+    }
   }
 }
 

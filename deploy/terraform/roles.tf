@@ -32,8 +32,15 @@ data "aws_iam_policy_document" "control" {
 
   statement {
     sid       = "Runs"
-    actions   = ["s3:PutObject", "s3:AbortMultipartUpload"]
+    actions   = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject"]
     resources = ["${aws_s3_bucket.this.arn}/runs/*"]
+  }
+
+  # Of the whole bucket: with a condition on the prefix, S3 would answer reads of missing objects as if they were forbidden.
+  statement {
+    sid       = "ListRuns"
+    actions   = ["s3:ListBucket"]
+    resources = [aws_s3_bucket.this.arn]
   }
 
   statement {
@@ -54,8 +61,12 @@ data "aws_iam_policy_document" "control" {
   # AWS knows no resources for these.
   statement {
     sid       = "Look"
-    actions   = ["autoscaling:DescribeAutoScalingGroups", "autoscaling:DescribeScalingActivities", "autoscaling:DescribeLifecycleHooks"]
     resources = ["*"]
+
+    actions = [
+      "autoscaling:DescribeAutoScalingGroups", "autoscaling:DescribeScalingActivities", "autoscaling:DescribeLifecycleHooks",
+      "ec2:DescribeSpotPriceHistory",
+    ]
   }
 }
 

@@ -68,7 +68,10 @@ class Objects(Protocol):
         """Delete these objects, as far as they exist."""
 
     def remove(self, key: str, etag: str) -> None:
-        """Delete an object whose tag is `etag`; raises ConflictError if it has another tag, or does not exist."""
+        """Delete an object whose tag is `etag`.
+
+        Raises ConflictError if it has another tag, or does not exist, SpecError if the server has no such deletions.
+        """
 
 
 def check_conditions(objects: Objects, place: Address) -> None:

@@ -60,6 +60,7 @@ _ANSWERS: dict[str, tuple[type[MarlessError], str]] = {
     "InvalidToken": _STRANGER,
     "RequestTimeTooSkewed": (UnauthenticatedError, "set the clock of this machine"),
     "PermanentRedirect": _ELSEWHERE,
+    "NotImplemented": (SpecError, "the server does not have such requests"),
     "AuthorizationHeaderMalformed": _ELSEWHERE,
 }
 """Our error, and what to do, by the code of an answer. All other codes are taken for passing troubles."""

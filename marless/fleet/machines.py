@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from marless.machine import Machine
 
@@ -84,13 +84,16 @@ class Machines:
         self,
         launcher: str = "",
         kept: Callable[[], Collection[str]] = tuple,
+        usd_h: Callable[[Machine], float | None] = lambda _: None,
         *,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`kept` tells which machines the launcher keeps without workers. `clock` and `wall` are for tests."""
+        """`kept` tells which machines the launcher keeps without workers, and `usd_h` what it knows a machine to cost
+        that does not say it. `clock` and `wall` are for tests."""
         self.launcher = launcher
         self._kept = kept
+        self._usd_h = usd_h
         self._clock = clock
         self._wall = wall
         self._began_m = clock()
@@ -210,6 +213,8 @@ class Machines:
 
     def _settle(self, presence: Presence, now: float) -> None:
         """Divide the time of a machine until `now` between jobs."""
+        if presence.machine.usd_h is None and (usd_h := self._usd_h(presence.machine)) is not None:
+            presence.machine = replace(presence.machine, usd_h=usd_h)
         took_s, total = now - presence.settled_m, presence.running.total()
         for job, running in presence.running.items():
             self._credit(presence, job, "work", took_s * running / total)

@@ -15,7 +15,7 @@ from marless.fleet.figures import figures
 from marless.fleet.fleet import Fleet
 from marless.fleet.handover import Tickets
 from marless.fleet.hosts.pool import HOSTS
-from marless.fleet.launchers.base import Program, kept_by
+from marless.fleet.launchers.base import Program, kept_by, priced_by
 from marless.fleet.launchers.registry import Make, launching
 from marless.fleet.machines import Machines
 from marless.fleet.relayed import RELAYS
@@ -51,7 +51,7 @@ async def build(config: Config, address: str, make: Make | None = None) -> Async
     tickets = Tickets(others=config.server.security.tokens is not None)
     async with AsyncExitStack() as stack:
         launcher = await stack.enter_async_context(launching(config.launcher, program, make))
-        machines = Machines(config.launcher.name, kept_by(launcher))
+        machines = Machines(config.launcher.name, kept_by(launcher), priced_by(launcher))
         dispatcher = Dispatcher(tickets=tickets, machines=machines)
         fleet = await stack.enter_async_context(
             Fleet(

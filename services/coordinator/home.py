@@ -30,7 +30,15 @@ from marless.bucket.address import Address
 from marless.bucket.head import HEAD, MOST_HEAD_BYTES, Head, Part, Segment, key_of, without
 from marless.bucket.objects import Objects
 from marless.bucket.reading import ROUNDS, Choice, digest
-from marless.errors import ConflictError, CorruptError, FencedError, MarlessError, NotFoundError, UnreachableError
+from marless.errors import (
+    ConflictError,
+    CorruptError,
+    FencedError,
+    MarlessError,
+    NotFoundError,
+    SpecError,
+    UnreachableError,
+)
 from services.coordinator.ownership import LOCK
 
 TAIL_BYTES = 2**17
@@ -196,7 +204,7 @@ class Home:
         self._objects.delete(
             each.key for each in self._objects.listing(self.place.key("") + "/") if each.key != self._key
         )
-        with suppress(ConflictError):  # a new job of this id
+        with suppress(ConflictError, SpecError):  # a new job of this id; or a server that cannot, where the head stays
             self._objects.remove(self._key, self._etag)
         self._owner = ""
 

@@ -13,7 +13,7 @@ from marless.fleet.dispatch import Dispatcher
 from marless.fleet.fleet import Fleet
 from marless.fleet.handover import Tickets
 from marless.fleet.hosts.pool import HOSTS
-from marless.fleet.launchers.base import Program, kept_by
+from marless.fleet.launchers.base import Program, kept_by, priced_by
 from marless.fleet.launchers.registry import Make, launching
 from marless.fleet.machines import Machines
 from marless.rpc.admission import Streams, Transfers
@@ -53,7 +53,7 @@ async def build(config: Config, address: str, make: Make | None = None) -> Async
     store = Peer(config.param_store, config.server.security, "param_store")
     try:
         async with launching(config.launcher, program, make) as launcher:
-            machines = Machines(config.launcher.name, kept_by(launcher))
+            machines = Machines(config.launcher.name, kept_by(launcher), priced_by(launcher))
             dispatcher = Dispatcher(tickets=tickets, machines=machines)
             loans = Loans(dispatcher.is_running)
             fleet = Fleet(

@@ -7,6 +7,7 @@ import os
 import secrets
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -99,6 +100,16 @@ class Machine:
     def active(self, unit: str) -> bool:
         """Whether systemd has a unit active."""
         return self.run("systemctl", "is-active", "--quiet", unit).returncode == 0
+
+    @property
+    def is_on(self) -> bool:
+        """Whether it has not been switched off."""
+        return _podman("inspect", "--format={{.State.Running}}", self.name).stdout.strip() == "true"
+
+    def seconds_until(self, timer: str) -> float:
+        """Until a timer of systemd elapses."""
+        [found] = json.loads(self.run("systemctl", "list-timers", "--output=json", timer).stdout)
+        return float(found["next"]) / 1e6 - time.time()
 
     def journal(self, unit: str) -> str:
         """What a unit has logged."""

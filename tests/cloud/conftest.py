@@ -1,4 +1,4 @@
-"""Starts moto once, a stand-in for AWS on this machine; skips everything here where it is not installed."""
+"""Starts stand-ins for AWS on this machine, each once; skips what needs one that is not installed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
+
+from tests.cloud import localstack
+from tests.cloud.between import Between, between
 
 REGION = "eu-central-1"
 
@@ -54,3 +57,38 @@ def aws(_aws: Aws, monkeypatch: pytest.MonkeyPatch) -> Iterator[Aws]:
         monkeypatch.setenv(name, value)
     yield _aws
     _aws.reset()
+
+
+@pytest.fixture(scope="session")
+def _localstack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    if why := localstack.absent():
+        pytest.skip(why)
+    with localstack.localstack(tmp_path_factory.mktemp("localstack")) as address:
+        yield address
+
+
+@pytest.fixture(params=["moto", "localstack"])
+def s3(request: pytest.FixtureRequest, aws: Aws, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The name of a server of S3, without buckets: every S3 client in this process and below it finds it."""
+    if request.param == "localstack":
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", request.getfixturevalue("_localstack"))
+    yield request.param
+    if request.param == "localstack":
+        _empty()
+
+
+def _empty() -> None:
+    """Delete all buckets."""
+    import boto3
+
+    for bucket in boto3.resource("s3").buckets.all():
+        bucket.objects.all().delete()
+        bucket.delete()
+
+
+@pytest.fixture
+def aws_between(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> Iterator[Between]:
+    """The same, with a server between that fails and changes what tests say."""
+    with between(aws.endpoint) as found:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", found.endpoint)
+        yield found

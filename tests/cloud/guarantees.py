@@ -14,6 +14,7 @@ UNNAMED = {
     "autoscaling:DescribeAutoScalingGroups",
     "autoscaling:DescribeLifecycleHooks",
     "autoscaling:DescribeScalingActivities",
+    "ec2:DescribeSpotPriceHistory",
 }
 """Actions for which AWS knows no resources."""
 USER_DATA_BYTES = 16_384

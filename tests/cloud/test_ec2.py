@@ -28,7 +28,7 @@ from marless.rpc.v1.actor_pool_pb2 import ListWorkersRequest, ScaleRequest
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 from services.actor_pool import __main__ as actor_pool
 from services.actor_pool.config import Config
-from tests.cloud.between import Between, answering, between, changing, failing
+from tests.cloud.between import answering, changing, failing
 from tests.cloud.machines import Machines, client, group, instances, machines, seen
 from tests.ray.cluster import marless
 
@@ -91,13 +91,6 @@ async def running(place: Path, workers: int = 8, slots: int = 2, **options: str)
             peer = Peer(address, Security(), "actor_pool")
             yield Pool(peer, following)
             await peer.close()
-
-
-@pytest.fixture
-def aws_between(aws, monkeypatch) -> Between:
-    with between(aws.endpoint) as found:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", found.endpoint)
-        yield found
 
 
 @pytest.fixture(autouse=True)

@@ -57,34 +57,3 @@ def test_no_name_in_a_secret_leads_out_of_the_folder(exchange, secret, tmp_path)
     assert [path.relative_to(tmp_path) for path in tmp_path.rglob("above")] == [
         (tmp_path / "own/above").relative_to(tmp_path)
     ]
-
-
-def test_what_has_changed_is_kept_and_nothing_else(exchange, tmp_path):
-    import boto3
-
-    s3 = boto3.client("s3")
-    s3.create_bucket(Bucket="runs", CreateBucketConfiguration={"LocationConstraint": "eu-central-1"})
-    s3.put_bucket_versioning(Bucket="runs", VersioningConfiguration={"Status": "Enabled"})
-    job, secret = tmp_path / "runs" / "spread", tmp_path / "other users'"
-    (job / "policies").mkdir(parents=True)
-    (job / "status.json").write_text("{}")
-    (job / "policies" / "a.safetensors").write_bytes(b"1234")
-    (tmp_path / "runs" / ".uploads").mkdir()
-    (tmp_path / "runs" / ".uploads" / "x").write_text("not ours")
-    secret.write_text("elsewhere")
-    (job / "link").symlink_to(secret)
-
-    def versions() -> dict[str, int]:
-        found = s3.list_object_versions(Bucket="runs").get("Versions", [])
-        return {each["Key"]: sum(other["Key"] == each["Key"] for other in found) for each in found}
-
-    for _ in range(2):
-        exchange.keep(tmp_path / "runs", "runs", tmp_path / "uploaded.json")
-    assert versions() == {"runs/spread/status.json": 1, "runs/spread/policies/a.safetensors": 1}
-    (job / "status.json").write_text('{"state": "x"}')
-    (job / "policies" / "a.safetensors").write_bytes(b"4321")
-    exchange.keep(tmp_path / "runs", "runs", tmp_path / "uploaded.json")
-    assert versions() == {"runs/spread/status.json": 2, "runs/spread/policies/a.safetensors": 2}
-    (job / "status.json").unlink()
-    exchange.keep(tmp_path / "runs", "runs", tmp_path / "uploaded.json")
-    assert "runs/spread/status.json" in versions()

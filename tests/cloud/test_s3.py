@@ -24,6 +24,7 @@ from marless.errors import (
     UnauthenticatedError,
     UnreachableError,
 )
+from tests.cloud.conftest import REGION
 from tests.unit.bucket.contract import every_check
 from tests.unit.policies.saved import save, state
 
@@ -32,10 +33,10 @@ BUCKET = "marless-runs"
 
 
 @pytest.fixture
-def objects(aws) -> Objects:
+def objects(s3) -> Objects:
     import boto3
 
-    boto3.client("s3").create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": aws.region})
+    boto3.client("s3").create_bucket(Bucket=BUCKET, CreateBucketConfiguration={"LocationConstraint": REGION})
     return S3Objects(BUCKET)
 
 
@@ -139,7 +140,7 @@ def test_a_job_starts_from_a_checkpoint_in_a_bucket(run):
 # What a user is told
 
 
-def test_a_missing_bucket(aws):
+def test_a_missing_bucket(s3):
     with pytest.raises(NotFoundError, match=r"s3://no-such-bucket/runs/j.*there is no bucket no-such-bucket"):
         marless.load_policy("s3://no-such-bucket/runs/j")
 

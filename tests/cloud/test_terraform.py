@@ -152,16 +152,20 @@ def test_a_broken_promise_is_seen(deployed, kind, path, value, sentence):
 
 
 RIGHTS = [
-    ("control", "s3:PutObject", "{bucket}/runs/spread/status.json", True),
+    ("control", "s3:GetObject", "{bucket}/runs/spread/head.json", True),
+    ("control", "s3:PutObject", "{bucket}/runs/spread/head.json", True),
+    ("control", "s3:DeleteObject", "{bucket}/runs/spread/head.json", True),
+    ("control", "s3:ListBucket", "{bucket}", True),
     ("control", "s3:GetObject", "{bucket}/install/image-control.txt", True),
     ("control", "s3:PutObject", "{bucket}/install/image-control.txt", False),
-    ("control", "s3:DeleteObject", "{bucket}/runs/spread/status.json", False),
+    ("control", "s3:DeleteObject", "{bucket}/install/image-control.txt", False),
     ("control", "secretsmanager:PutSecretValue", "{actor-worker}", True),
     ("control", "secretsmanager:GetSecretValue", "{client}", False),
     ("control", "autoscaling:SetDesiredCapacity", "{actor}", True),
     ("control", "autoscaling:SetDesiredCapacity", "{learner}", True),
     ("control", "autoscaling:SetDesiredCapacity", "arn:aws:autoscaling:eu-central-1:1:autoScalingGroup:x:y/z", False),
     ("control", "autoscaling:UpdateAutoScalingGroup", "{actor}", False),
+    ("control", "ec2:DescribeSpotPriceHistory", "*", True),
     ("control", "ec2:RunInstances", "*", False),
     ("control", "iam:PassRole", "*", False),
     *(
@@ -173,7 +177,7 @@ RIGHTS = [
             ("secretsmanager:GetSecretValue", "{client}", False),
             ("secretsmanager:PutSecretValue", f"{{{kind}-worker}}", False),
             ("s3:GetObject", "{bucket}/install/image-actors.txt", True),
-            ("s3:GetObject", "{bucket}/runs/spread/status.json", False),
+            ("s3:GetObject", "{bucket}/runs/spread/head.json", False),
             ("s3:PutObject", "{bucket}/install/image-actors.txt", False),
             ("autoscaling:SetDesiredCapacity", f"{{{kind}}}", False),
             ("autoscaling:DescribeAutoScalingGroups", "*", False),
@@ -220,7 +224,7 @@ def test_terraform_leaves_alone_what_machines_and_pools_do_and_reads_no_secret(d
         AutoScalingGroupName=name, ScheduledActionName="marless-lease", DesiredCapacity=0, StartTime="2099-01-01"
     )
     bucket = deployed.terraform.output("bucket")
-    client(deployed, "s3").put_object(Bucket=bucket, Key="runs/spread/status.json", Body=b"{}")
+    client(deployed, "s3").put_object(Bucket=bucket, Key="runs/spread/head.json", Body=b"{}")
 
     # moto does not keep all that it is told: whole plans, compared, would show its gaps.
     deployed.terraform.run("apply", "-refresh-only", "-auto-approve")

@@ -3,7 +3,6 @@
 exchange.py install BUCKET FOLDER KEY…   downloads objects of a bucket
 exchange.py put SECRET FOLDER            writes the files of a folder into a secret
 exchange.py get SECRET FOLDER            waits until a secret has been written, and writes its files, open to root only
-exchange.py keep FOLDER BUCKET LEDGER    uploads what has changed in run folders, below runs/; deletes nothing there
 """
 
 import json
@@ -47,23 +46,6 @@ def get(secret: str, folder: str) -> None:
         path.write_text(text)
 
 
-def keep(folder: str, bucket: str, ledger: str) -> None:
-    """Upload the files of run folders whose size or time is not that of their last upload, which the ledger has."""
-    home, known = Path(folder), Path(ledger)
-    uploaded = json.loads(known.read_text()) if known.exists() else {}
-    client = boto3.client("s3")
-    for path in sorted(home.rglob("*")):
-        inside = path.relative_to(home)
-        if path.is_symlink() or not path.is_file() or any(part.startswith(".") for part in inside.parts):
-            continue
-        state = [path.stat().st_size, path.stat().st_mtime_ns]  # of before the upload: a later change is seen next time
-        if uploaded.get(str(inside)) != state:
-            client.upload_file(str(path), bucket, f"runs/{inside}")
-            uploaded[str(inside)] = state
-    known.with_suffix(".new").write_text(json.dumps(uploaded))
-    known.with_suffix(".new").replace(known)
-
-
 def written(secret: str) -> str | None:
     """What a secret holds; None while it holds nothing."""
     try:
@@ -76,4 +58,4 @@ def written(secret: str) -> str | None:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
-    {"install": install, "put": put, "get": get, "keep": keep}[sys.argv[1]](*sys.argv[2:])
+    {"install": install, "put": put, "get": get}[sys.argv[1]](*sys.argv[2:])

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol, runtime_checkable
 
+from marless.machine import Machine
+
 Options = Mapping[str, str]
 """What an operator gives after the launcher's name: `--launcher name,key=value,…`."""
 
@@ -122,6 +124,20 @@ class KeepsMachines(Protocol):
 def kept_by(launcher: Launcher) -> Callable[[], Collection[str]]:
     """Tells which machines a launcher keeps without workers: none, unless it `KeepsMachines`."""
     return launcher.machines if isinstance(launcher, KeepsMachines) else tuple
+
+
+@runtime_checkable
+class PricesMachines(Protocol):
+    """What a launcher may have in addition, if it knows what machines cost that do not know it themselves."""
+
+    def usd_h(self, machine: Machine) -> float | None:
+        """US dollars per hour of a machine, as last known; None if it is not known. Returns at once."""
+        ...
+
+
+def priced_by(launcher: Launcher) -> Callable[[Machine], float | None]:
+    """Tells what a machine costs per hour that does not say it: not known, unless a launcher `PricesMachines`."""
+    return launcher.usd_h if isinstance(launcher, PricesMachines) else lambda _: None
 
 
 @runtime_checkable

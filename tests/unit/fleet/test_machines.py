@@ -234,3 +234,20 @@ def test_all_time_of_all_machines_is_divided_and_nothing_shrinks(events):
     assert all(min(each.starting_s, each.work_s, each.waiting_s) >= 0 for each in accounts)
     assert given_s + machines.seconds["unused"] == pytest.approx(sum(each.present_s for each in ever), abs=1e-6)
     assert sum(machines.seconds.values()) == pytest.approx(given_s + machines.seconds["unused"], abs=1e-6)
+
+
+def test_a_price_is_the_launchers_where_the_machine_does_not_say_it(clock):
+    known: dict[str, float] = {}
+    machines = Machines("ec2", usd_h=lambda machine: known.get(machine.type), clock=clock, wall=clock.wall)
+    silent = machines.arrive(Machine(id="i-1", type="c6a.4xlarge", market="spot"), 0.0)
+    says = machines.arrive(Machine(id="i-2", type="c6a.4xlarge", usd_h=0.3), 0.0)
+    for presence in (silent, says):
+        machines.begin(presence, "j")
+    clock.now += 1
+    assert [use.presence.machine.usd_h for use in machines.of("j")] == [None, 0.3]
+    known["c6a.4xlarge"] = 0.2448
+    clock.now += 1
+    assert [use.presence.machine.usd_h for use in machines.of("j")] == [0.2448, 0.3]
+    known["c6a.4xlarge"] = 0.5
+    clock.now += 1
+    assert [use.presence.machine.usd_h for use in machines.of("j")] == [0.2448, 0.3], "it is that of the beginning"

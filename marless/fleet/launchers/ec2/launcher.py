@@ -13,6 +13,8 @@ from marless.fleet.launchers.ec2 import sentences
 from marless.fleet.launchers.ec2.group import AutoScaling
 from marless.fleet.launchers.ec2.scaling import Scaling
 from marless.fleet.launchers.ec2.settings import Settings, check_installed, read
+from marless.fleet.launchers.ec2.spot import SpotPrices
+from marless.machine import Machine
 
 
 class Ec2Launcher:
@@ -22,6 +24,7 @@ class Ec2Launcher:
         self.connect_s = settings.connect_s
         self._settings = settings
         self._aws = AutoScaling(settings)
+        self._prices = SpotPrices(settings)
         self._hosts = Hosts(program, self._changed, settings.slots)
         self._scaling = Scaling(self._aws, self._hosts, settings)
 
@@ -47,6 +50,7 @@ class Ec2Launcher:
 
     async def close(self) -> None:
         """End all workers, and all machines."""
+        await self._prices.close()
         await self._hosts.close()
         await self._scaling.close()
 
@@ -57,6 +61,10 @@ class Ec2Launcher:
     def machines(self) -> Collection[str]:
         """The machines of the group, as it was seen last: with workers, without, starting, or ending."""
         return self._scaling.machines
+
+    def usd_h(self, machine: Machine) -> float | None:
+        """The spot price of its type in its zone; None for machines of other markets."""
+        return self._prices.usd_h(machine)
 
     async def check(self) -> Condition:
         """Look at the group; changes nothing."""
@@ -81,6 +89,7 @@ class Ec2Launcher:
 
     def _changed(self) -> None:
         self._scaling.changed()
+        self._prices.learn(host.machine for host in self._hosts.connected.values())
 
 
 def make(program: Program, options: Options) -> Launcher:
