@@ -1,4 +1,4 @@
-"""A job ready to run: its spec checked against its environment, with its scaling and sharing policies built."""
+"""A job ready to run: its spec checked against its environment, with its schedule and its policies."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from marless.errors import SpecError
 from marless.limits import MAX_PUBLISH_BYTES, MAX_TRAJECTORY_BYTES
 from marless.scaling import registry as scaling_policies
 from marless.scaling.base import ActorScaling, ScalingContext
+from marless.schedules import registry as schedules
+from marless.schedules.base import Schedule
 from marless.sharing import registry as sharing_policies
 from marless.sharing.base import Sharing
 from marless.sharing.groups import initial_groups
@@ -54,6 +56,7 @@ class Job:
     """True if trajectories carry the global state."""
     scaling: ActorScaling
     sharing: Sharing
+    schedule: Schedule
     curvature: bool
     """True if learners measure the curvature of each policy's objective in every round."""
     noise: bool
@@ -122,6 +125,7 @@ def prepare(spec: JobSpec) -> Job:
         raise SpecError(f"actors.episodes: {spaces.fresh_only}; set actors.episodes: fresh")
     groups = initial_groups(spec.sharing.groups, spaces)
     algorithm = algorithms.algorithm(spec.algorithm.name)
+    schedules.schedule(spec.schedule.name).check(spec.schedule, spec.algorithm)
     _check_publish(spec, spaces, groups)
     _check_nets(spec, spaces, groups)
     _check_trajectory(spec, schema_of(spec, spaces))
@@ -139,6 +143,7 @@ def prepare(spec: JobSpec) -> Job:
         with_state=algorithm.needs_state(spec.algorithm),
         scaling=policy,
         sharing=sharing_policies.sharing(spec.sharing.name).make(spec.sharing, groups, spaces),
+        schedule=schedules.made(spec.schedule),
         curvature=curvature,
         noise="noise" in signals,
     )

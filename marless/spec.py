@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -35,6 +35,8 @@ from marless.named import name_of, named
 from marless.pricing import prices as price_tables
 from marless.scaling import registry as scaling_policies
 from marless.scaling.base import ScalingConfig
+from marless.schedules import registry as schedules
+from marless.schedules.base import ScheduleConfig
 from marless.sharing import registry as sharing_policies
 from marless.sharing.base import SharingConfig
 from marless.sharing.similarity import similarity_type
@@ -200,6 +202,10 @@ def _scaling_type(name: str) -> type[ScalingConfig]:
     return scaling_policies.scaling(name).config_type
 
 
+def _schedule_type(name: str) -> type[ScheduleConfig]:
+    return schedules.schedule(name).config_type
+
+
 def _sharing_type(name: str) -> type[SharingConfig]:
     return sharing_policies.sharing(name).config_type
 
@@ -214,6 +220,10 @@ def _algorithm(value: object) -> AlgorithmConfig:
 
 def _scaling(value: object) -> ScalingConfig:
     return named(value, ScalingConfig, _scaling_type, "scaling: {name: fixed}", default="fixed")
+
+
+def _schedule(value: object) -> ScheduleConfig:
+    return named(value, ScheduleConfig, _schedule_type, "schedule: {name: synchronous}", default="synchronous")
 
 
 def _sharing(value: object) -> SharingConfig:
@@ -240,6 +250,9 @@ class JobSpec(Strict):
     algorithm: Annotated[SerializeAsAny[AlgorithmConfig], BeforeValidator(_algorithm)]
     model: ModelSpec = ModelSpec()  # type: ignore[call-arg]  # pydantic's plugin-free view of Field defaults
     actors: ActorsSpec = ActorsSpec()  # type: ignore[call-arg]
+    schedule: Annotated[SerializeAsAny[ScheduleConfig], BeforeValidator(_schedule)] = Field(
+        "synchronous", validate_default=True, description="when rounds are rolled out and trained"
+    )
     scaling: Annotated[SerializeAsAny[ScalingConfig], BeforeValidator(_scaling)] = Field(
         "fixed", validate_default=True, description="how many actors the next round gets"
     )
@@ -372,14 +385,22 @@ def _scaled_as_then(algorithm: Mapping[str, Any]) -> dict[str, object]:  # Any: 
     return {name: value for name, value in then.items() if name in fields}
 
 
+_NAMED: tuple[tuple[str, Callable[[str], type[Strict]], str], ...] = (
+    ("schedule", _schedule_type, "synchronous"),
+    ("scaling", _scaling_type, "fixed"),
+    ("sharing", _sharing_type, "fixed"),
+)
+"""Sections whose type depends on their name, with the name that they have if none is given."""
+
+
 def _inner_types(document: Mapping[str, Any]) -> dict[tuple[str, ...], type[Strict]]:  # Any: YAML
     """The config types of the sections whose type depends on their name, by the section's path in the job."""
     types: dict[tuple[str, ...], type[Strict]] = {}
     with suppress(SpecError):
         types["algorithm",] = _algorithm_type(str(name_of(document.get("algorithm"))))
-    for section, type_of in (("scaling", _scaling_type), ("sharing", _sharing_type)):
+    for section, type_of, default in _NAMED:
         with suppress(SpecError):
-            types[section,] = type_of(str(name_of(document.get(section)) or "fixed"))
+            types[section,] = type_of(str(name_of(document.get(section)) or default))
     if isinstance(sharing := document.get("sharing"), Mapping) and "similarity" in sharing:
         with suppress(SpecError):
             types["sharing", "similarity"] = similarity_type(str(name_of(sharing["similarity"]) or "kde"))
@@ -458,7 +479,7 @@ def override_field(document: dict[str, Any], override: str) -> None:  # Any: YAM
     *sections, field = key.split(".")
     for section in sections:
         inner = document.setdefault(section, {})
-        if isinstance(inner, str) and section in ("algorithm", "scaling", "sharing", "similarity"):
+        if isinstance(inner, str) and section in ("algorithm", "schedule", "scaling", "sharing", "similarity"):
             inner = document[section] = {"name": inner}
         if not isinstance(inner, dict):
             raise SpecError(f"--set {override!r}: {section} is {inner!r}, not a section with fields")

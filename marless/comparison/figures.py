@@ -14,6 +14,7 @@ from marless.pricing.ledger import Ledger
 from marless.pricing.usage import HOST, STARTED, WHOLE
 from marless.record import Returns, RoundRecord
 from marless.replay.cluster import modelled_run
+from marless.schedules.registry import made
 
 if TYPE_CHECKING:
     from marless.policies.sides import Side
@@ -125,7 +126,7 @@ def figures(
         random_wins=random.win_rate,
         sides={name: side.greedy - side.chance for name, side in (sides or {}).items()},
         cost_usd={accounting: costs[-1] for accounting, costs in line.cost_usd.items()},
-        modelled_s=modelled_run(records, spec.functions, slots),
+        modelled_s=modelled_run(records, spec.functions, slots, made(spec.schedule)),
         measured_s=sum(record.took_s for record in records),
         learners=fmean(line.learners),
         actors=fmean(line.actors),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ from marless.pricing.money import usd
 from marless.pricing.prices import Prices
 from marless.pricing.serverful import Machine, ModelledRounds
 from marless.record import RoundRecord
+from marless.schedules.registry import made
 from marless.spec import JobSpec
 
 By = Literal["kind", "round", "group"]
@@ -76,7 +77,7 @@ def bill(records: Iterable[RoundRecord], spec: JobSpec, prices: Prices, kept: Ke
     rounds = tuple(ledger.add(record) for record in known)
     machine = ledger.machine if known else None
     if machine:
-        rounds = tuple(_reserved(cost, record, machine, spec) for cost, record in zip(rounds, known, strict=True))
+        rounds = tuple(_reserved(rounds, known, machine, spec))
     after = _after(ledger, kept) if kept else ()
     return Bill(
         rounds=rounds,
@@ -126,7 +127,11 @@ _KEYS: Mapping[str, Callable[[Charge], str]] = {
 }
 
 
-def _reserved(cost: RoundCost, record: RoundRecord, machine: Machine, spec: JobSpec) -> RoundCost:
-    """The round's cost, with the serverful cost on the machine that the whole run needs."""
-    phases = ModelledRounds(spec.functions).phases(record, (machine.vcpus,))[machine.vcpus]
-    return replace(cost, charges={**cost.charges, "serverful": serverful.charges(phases, machine)})
+def _reserved(
+    rounds: Iterable[RoundCost], records: Iterable[RoundRecord], machine: Machine, spec: JobSpec
+) -> Iterator[RoundCost]:
+    """The costs of rounds, with the serverful cost on the machine that the whole run needs."""
+    modelled = ModelledRounds(spec.functions, made(spec.schedule))
+    for cost, record in zip(rounds, records, strict=True):
+        phases = modelled.phases(record, (machine.vcpus,))[machine.vcpus]
+        yield replace(cost, charges={**cost.charges, "serverful": serverful.charges(phases, machine)})

@@ -23,7 +23,7 @@ from marless.spec import JobSpec
 
 PER_ROUNDS = 100
 """Number of rounds that an estimate is for if the number of rounds cannot be foreseen from the spec."""
-SHAPE = ("env", "algorithm", "model", "actors", "scaling", "sharing", "curvature", "evaluation", "learner")
+SHAPE = ("env", "algorithm", "model", "schedule", "actors", "scaling", "sharing", "curvature", "evaluation", "learner")
 """Sections that must be equal for a recorded run to predict another job."""
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
+from typing import TypedDict
 
 from marless.algos.base import Group
 from marless.job import Job
@@ -14,8 +15,11 @@ from marless.pricing.usage import HOST
 from marless.record import GroupRecord, InvocationRecord, PhaseSeconds, RoundRecord
 from marless.replay.cluster import MEASUREMENTS, Placement, Task, lanes, lanes_beside, makespan, schedule, waits
 from marless.replay.durations import OF_SCOPE
+from marless.schedules.evaluating import is_due
+from marless.schedules.registry import made
+from marless.schedules.virtual import VirtualRun
 from marless.sharing.groups import initial_groups
-from marless.spec import FunctionSize, FunctionsSpec, JobSpec
+from marless.spec import FunctionsSpec, JobSpec
 
 ACTOR_START_S, LEARNER_START_S = 0.2, 2.0
 """Start-up seconds of workers, on the machine of docs/benchmarks.md."""
@@ -71,12 +75,8 @@ def rounds(
     grows = spec.algorithm.drawn(spec.actors.steps) is None
     share = pace.factor * (pace.actors / spec.actors.count if grows else 1.0)
     functions = [replace(each, seconds=each.seconds * share) for each in (_shared(work, job) if pace.shared else work)]
-    records: list[RoundRecord] = []
-    at = 0.0
-    for number in range(count):
-        records.append(_round(spec, functions, actor_s * pace.factor, pace, number, at, episode_steps))
-        at = records[-1].ended_s
-    return records
+    run = _Run(spec, functions, actor_s * pace.factor, pace, episode_steps)
+    return [run.next() for _ in range(count)]
 
 
 def _groups(job: Job) -> tuple[Group, ...]:
@@ -118,60 +118,95 @@ def _renamed(after: Iterable[str], shared: Mapping[str, str]) -> Iterator[str]:
         yield each if function in OF_SCOPE else f"{function}/{shared.get(name, name)}"
 
 
-def _round(
-    spec: JobSpec,
-    functions: Sequence[FunctionSeconds],
-    actor_s: float,
-    pace: Pace,
-    number: int,
-    at: float,
-    episode_steps: int,
-) -> RoundRecord:
-    """The record of one round: one phase after another, each with its functions scheduled on the slots.
+class _Run:
+    """Makes the rounds of a scenario one after another, as the job's schedule runs them on a virtual clock."""
 
-    Every so many rounds, the policies of the round before are evaluated during the update.
-    """
-    names = dict.fromkeys(each.name for each in functions if each.function == "policy")
-    every, cold = spec.evaluation.every, number == 0
-    acting = _side_by_side("actor", [actor_s] * pace.actors, at, spec.functions.actor, pace.slots)
-    acting = [
-        replace(each, cold=True, init_s=ACTOR_START_S) if cold and each.index < pace.slots else each for each in acting
-    ]
-    rolled_s = _end(acting, at)
-    learning, free = _learning(spec.functions, functions, rolled_s, pace.slots, cold)
-    updated_s = _end(learning, rolled_s)
-    evaluating: list[InvocationRecord] = []
-    if every and number and number % every == 0:
-        tasks = [Task(each) for each in _evaluation_s(spec, actor_s * episode_steps / spec.actors.steps)]
-        at_once = lanes(pace.slots, spec.functions.actor, "evaluation")
-        placed = schedule(tasks, at_once, taken=at_once - free, until_s=updated_s - rolled_s)
-        found = _placed("evaluation", placed, rolled_s)
-        evaluating = [replace(each, during_update=True, queued_s=rolled_s) for each in found]
-    ended_s = max(_end(evaluating, updated_s), updated_s)
-    return RoundRecord(
-        job=spec.name,
-        round=number,
-        env_steps=(number + 1) * pace.actors * spec.actors.envs * spec.actors.steps,
-        actors=pace.actors,
-        groups=tuple(GroupRecord(policy=name, agents=(name,), version=number + 2) for name in names),
-        versions={},
-        started_s=at,
-        ended_s=ended_s,
-        phases=PhaseSeconds(rollout=rolled_s - at, update=updated_s - rolled_s, evaluation=ended_s - updated_s),
-        returns=None,
-        evaluation=None,
-        metrics={},
-        invocations=(*acting, *learning, *evaluating),
-        decisions=(),
-        idle_s=0.0 if number else None,
-    )
+    def __init__(
+        self,
+        spec: JobSpec,
+        functions: Sequence[FunctionSeconds],
+        actor_s: float,
+        pace: Pace,
+        episode_steps: int,
+    ) -> None:
+        self._spec, self._functions, self._actor_s, self._pace = spec, functions, actor_s, pace
+        self._episode_steps = episode_steps
+        self._names = dict.fromkeys(each.name for each in functions if each.function == "policy")
+        self._clock = VirtualRun(made(spec.schedule))
+        self._at = 0.0
+        """End of the newest round."""
+        self._beside: tuple[float, int] | None = None
+        """When the newest update ended, and the actors that ran at once beside it."""
+        self._made: dict[str, list[InvocationRecord]] = {}
+        """The functions of the present round."""
+        self._updated_s = 0.0
+
+    def next(self) -> RoundRecord:
+        """The record of the next round."""
+        number, at, pace, actors = self._clock.recorded, self._at, self._pace, self._spec.actors
+        times, self._clock = self._clock.round(self._roll_out, self._train)
+        self._at = at + times.ended_s
+        rolled_s, updated_s = at + times.waited_s, self._updated_s
+        return RoundRecord(
+            job=self._spec.name,
+            round=number,
+            env_steps=(number + 1) * pace.actors * actors.envs * actors.steps,
+            actors=pace.actors,
+            groups=tuple(GroupRecord(policy=name, agents=(name,), version=number + 2) for name in self._names),
+            versions={},
+            started_s=at,
+            ended_s=self._at,
+            phases=PhaseSeconds(rollout=times.waited_s, update=updated_s - rolled_s, evaluation=self._at - updated_s),
+            returns=None,
+            evaluation=None,
+            metrics={},
+            invocations=(*self._made["rollout"], *self._made["update"], *self._made["evaluation"]),
+            decisions=(),
+            idle_s=0.0 if number else None,
+        )
+
+    def _roll_out(self, began_s: float) -> float:
+        """Make the actors of the next round, which begin then; returns how long they take."""
+        pace, at = self._pace, self._at + began_s
+        tasks = [Task(self._actor_s)] * pace.actors
+        placed = schedule(tasks, **self._slots(at, "actor"))
+        acting = _placed("actor", placed, at)
+        if not self._clock.recorded:
+            started = [replace(each, cold=True, init_s=ACTOR_START_S) for each in acting[: pace.slots]]
+            acting = started + acting[pace.slots :]
+        self._made["rollout"] = acting
+        return _end(acting, at) - at
+
+    def _train(self, began_s: float) -> float:
+        """Make the functions of the next update, and the evaluations beside it; returns how long they take."""
+        spec, number, at = self._spec, self._clock.recorded, self._at + began_s
+        learning, free = _learning(spec.functions, self._functions, at, self._pace.slots, number == 0)
+        self._updated_s = _end(learning, at)
+        self._beside = (self._updated_s, free)
+        evaluating: list[InvocationRecord] = []
+        if is_due(spec.evaluation.every, number):
+            episode_s = self._actor_s * self._episode_steps / spec.actors.steps
+            tasks = [Task(each) for each in _evaluation_s(spec, episode_s)]
+            found = _placed("evaluation", schedule(tasks, **self._slots(at, "evaluation")), at)
+            evaluating = [replace(each, during_update=True, queued_s=at) for each in found]
+        self._made |= {"update": learning, "evaluation": evaluating}
+        return max(_end(evaluating, self._updated_s), self._updated_s) - at
+
+    def _slots(self, at: float, what: str) -> _Slots:
+        """The slots for actors that begin then: those that an update leaves, until it has ended."""
+        at_once = lanes(self._pace.slots, self._spec.functions.actor, what)
+        until_s, free = self._beside or (at, at_once)
+        if until_s <= at:
+            return {"at_once": at_once, "taken": 0, "until_s": 0.0}
+        return {"at_once": at_once, "taken": at_once - free, "until_s": until_s - at}
 
 
-def _side_by_side(
-    function: str, seconds: Sequence[float], at: float, size: FunctionSize, slots: int
-) -> list[InvocationRecord]:
-    """Invocations of functions that are all ready at time `at`, scheduled on the slots."""
-    return _placed(function, schedule([Task(each) for each in seconds], lanes(slots, size, function)), at)
+class _Slots(TypedDict):
+    """Arguments of `schedule`."""
+
+    at_once: int
+    taken: int
+    until_s: float
 
 
 def _placed(function: str, placed: Iterable[Placement], at: float) -> list[InvocationRecord]:

@@ -21,6 +21,7 @@ from marless.pricing.prices import Prices
 from marless.pricing.serverful import Machine, ModelledRounds
 from marless.pricing.usage import usage
 from marless.record import RoundRecord
+from marless.schedules.registry import made
 from marless.spec import JobSpec
 
 
@@ -53,7 +54,7 @@ class Ledger:
         self.machines = MachineMeter(prices)
         """Of the machines that the workers ran on."""
         self._clock = Clock(prices.keep_alive_s)
-        self._rounds = ModelledRounds(spec.functions)
+        self._rounds = ModelledRounds(spec.functions, made(spec.schedule))
         self._need = Need(0.0, 0)
         self._totals: Counter[Accounting] = Counter()
         self._serverful_ms: Counter[int] = Counter()

@@ -17,7 +17,9 @@ from marless.pricing.charges import Charge, merged
 from marless.pricing.money import milliseconds, per_h
 from marless.pricing.prices import InstancePrice, Prices
 from marless.record import PhaseSeconds, RoundRecord
-from marless.replay.cluster import modelled
+from marless.replay.cluster import ModelledRun
+from marless.schedules.base import Schedule
+from marless.schedules.virtual import VirtualRun
 from marless.spec import FunctionsSpec
 
 MOST_MACHINES = 64
@@ -67,21 +69,29 @@ def choices(prices: Prices) -> tuple[int, ...]:
 
 
 class ModelledRounds:
-    """Models the duration of rounds on machines of any size; equivalent sizes are modelled once per round."""
+    """Models the duration of a job's rounds on machines of any size; equivalent sizes are modelled once per round."""
 
-    def __init__(self, functions: FunctionsSpec) -> None:
+    def __init__(self, functions: FunctionsSpec, schedule: Schedule) -> None:
         self._functions = functions
+        self._first = ModelledRun(VirtualRun(schedule))
+        self._runs: dict[int, ModelledRun] = {}
 
     def phases(self, record: RoundRecord, slots: tuple[int, ...]) -> Mapping[int, PhaseSeconds]:
-        """Modelled phases by number of vCPUs; raises SpecError for a number too small for a function."""
+        """Modelled phases of the next round by number of vCPUs; raises SpecError for one too small for a function.
+
+        A number that was left out of an earlier round cannot be asked for again.
+        """
         largest = max(self._functions.actor.vcpus, self._functions.learner.vcpus)
         enough = math.ceil(max(len(record.invocations), 1) * largest)
-        found: dict[int, PhaseSeconds] = {}
+        found: dict[tuple[ModelledRun, int], tuple[PhaseSeconds, ModelledRun]] = {}
+        phases: dict[int, PhaseSeconds] = {}
         for count in slots:
-            lanes = min(count, enough)
-            found[lanes] = found[lanes] if lanes in found else modelled(record, self._functions, lanes)
-            found[count] = found[lanes]
-        return found
+            run, lanes = self._runs.get(count, self._first), min(count, enough)
+            same = (run, lanes)
+            if same not in found:
+                found[same] = run.after(record, self._functions, lanes)
+            phases[count], self._runs[count] = found[same]
+        return phases
 
 
 def phase_ms(phases: PhaseSeconds) -> dict[str, int]:

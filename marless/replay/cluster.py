@@ -4,9 +4,10 @@ A recording has the duration of each function. The model schedules the same func
 scheduling: whenever a slot is free, the longest ready function starts (Graham 1969; for independent functions this is
 LPT, whose makespan is at most 4/3 of the shortest).
 
-A round is modelled phase by phase, as it runs:
+When rollouts and updates begin is said by the job's schedule, on a virtual clock (`marless.schedules.virtual`):
 
-- rollout: all actors are ready at once;
+- rollout: all actors are ready at once. Until an update that runs meanwhile has ended, they occupy only slots that no
+  learner function needs, and then all. The phase is the time that the job waits for them;
 - update: every function inside a learner occupies a slot of its own, as it is billed (`marless.pricing.usage`,
   including its share of reading and publishing), and starts when its predecessors in the algorithm's function graph, as
   recorded, have ended. Functions that depend on each other in every gradient step are modelled as if all steps of one
@@ -14,9 +15,9 @@ A round is modelled phase by phase, as it runs:
   PPO: post-processing first, then critics and policies in parallel. A policy's curvature follows its training, and the
   similarity of agents follows post-processing;
 - evaluation, of the round's own policies: all evaluations are ready at once;
-- an evaluation beside the update (`InvocationRecord.during_update`) is ready when the update begins. Until the update
-  ends it occupies only slots that no learner function needs, and then all; its time after the update counts as
-  evaluation;
+- an evaluation beside the update (`InvocationRecord.during_update`) is ready when the update begins, and has slots as
+  actors beside it have; its time after the update counts as evaluation. Actors and evaluations beside the same update
+  are modelled as if each had those slots alone;
 - each phase also has the recorded time before its first function was queued and after its last one ended; a function
   with a cold start also has the time that it waited for its worker.
 
@@ -34,6 +35,9 @@ from dataclasses import dataclass
 from marless.errors import SpecError
 from marless.pricing.usage import HOST, WHOLE, usage
 from marless.record import InvocationRecord, PhaseSeconds, RoundRecord
+from marless.schedules.base import Schedule
+from marless.schedules.synchronous import SCHEDULE as SYNCHRONOUS
+from marless.schedules.virtual import VirtualRun
 from marless.spec import FunctionSize, FunctionsSpec
 
 MEASUREMENTS = ("curvature", "similarity")
@@ -72,28 +76,54 @@ class Placement:
     end_s: float
 
 
+@dataclass(frozen=True)
+class ModelledRun:
+    """A run on a cluster, between two rounds. Immutable, so that runs on many clusters can share their past."""
+
+    run: VirtualRun
+    free: int = 0
+    """Actors that ran at once beside the newest update."""
+    until_s: float = 0.0
+    """When that update ended, as the clock reads for the next round: 0 or earlier."""
+
+    def after(self, record: RoundRecord, functions: FunctionsSpec, slots: int) -> tuple[PhaseSeconds, ModelledRun]:
+        """Modelled seconds of each phase of the next round on `slots` vCPUs, and the run after it.
+
+        Raises SpecError if a function is larger than the cluster.
+        """
+        tasks, around = _tasks(record, functions), overheads(record)
+        at_once = lanes(slots, functions.actor, "actor")
+        update = schedule(tasks.updates, lanes(slots, functions.learner, "learner"))
+        update_s = makespan(update) + around.update
+        free = lanes_beside(update, functions, slots)
+        beside = schedule(tasks.beside, at_once, taken=at_once - free, until_s=update_s)
+        after_s = makespan(schedule(tasks.evaluations, at_once)) + around.evaluation
+        evaluation_s = max(makespan(beside) - update_s, 0.0) + after_s
+
+        def rolled_out(began_s: float) -> float:
+            learning_s = max(self.until_s - began_s, 0.0)
+            taken = at_once - self.free if learning_s else 0
+            return makespan(schedule(tasks.actors, at_once, taken=taken, until_s=learning_s)) + around.rollout
+
+        times, run = self.run.round(rolled_out, lambda _: update_s + evaluation_s)
+        phases = PhaseSeconds(rollout=times.waited_s, update=update_s, evaluation=evaluation_s)
+        return phases, ModelledRun(run, free, -evaluation_s) if run.ahead else ModelledRun(run)
+
+
 def modelled(record: RoundRecord, functions: FunctionsSpec, slots: int) -> PhaseSeconds:
-    """Modelled seconds of each phase of a round on `slots` vCPUs; at least those of its longest function.
-
-    Raises SpecError if a function is larger than the cluster.
-    """
-    tasks, around = _tasks(record, functions), overheads(record)
-    at_once = lanes(slots, functions.actor, "actor")
-    update = schedule(tasks.updates, lanes(slots, functions.learner, "learner"))
-    update_s = makespan(update) + around.update
-    free = lanes_beside(update, functions, slots)
-    beside = schedule(tasks.beside, at_once, taken=at_once - free, until_s=update_s)
-    after = schedule(tasks.evaluations, at_once)
-    return PhaseSeconds(
-        rollout=makespan(schedule(tasks.actors, at_once)) + around.rollout,
-        update=update_s,
-        evaluation=max(makespan(beside) - update_s, 0.0) + makespan(after) + around.evaluation,
-    )
+    """Modelled seconds of each phase of a round that overlaps no other; see `ModelledRun.after`."""
+    return ModelledRun(VirtualRun(SYNCHRONOUS)).after(record, functions, slots)[0]
 
 
-def modelled_run(records: Iterable[RoundRecord], functions: FunctionsSpec, slots: int) -> float:
+def modelled_run(
+    records: Iterable[RoundRecord], functions: FunctionsSpec, slots: int, schedule_: Schedule = SYNCHRONOUS
+) -> float:
     """Modelled seconds of all phases of these rounds together, without the time between rounds."""
-    return sum(total(modelled(record, functions, slots)) for record in records)
+    run, seconds = ModelledRun(VirtualRun(schedule_)), 0.0
+    for record in records:
+        phases, run = run.after(record, functions, slots)
+        seconds += total(phases)
+    return seconds
 
 
 def total(phases: PhaseSeconds) -> float:

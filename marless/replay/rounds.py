@@ -18,6 +18,7 @@ from marless.pricing.usage import HOST, WHOLE, outside_of_passes
 from marless.record import Decision, Distances, GroupRecord, InvocationRecord, PhaseSeconds, RoundRecord
 from marless.replay import cluster
 from marless.replay.durations import OF_SCOPE, Durations, Pooling
+from marless.replay.timelines import Timelines
 from marless.spec import FunctionsSpec
 
 if TYPE_CHECKING:
@@ -71,16 +72,19 @@ class Rebuilt:
     record: RoundRecord
     assumed: tuple[str, ...]
     """Recorded values that replace values which were not measured, one sentence each."""
-    longer_s: float
-    """Modelled duration minus the recorded one, in seconds; 0 if nothing changed."""
+    timelines: Timelines
+    """Both runs after this round."""
 
 
-def rebuild(source: Source, plan: Plan, machine: Machine, *, before: RoundRecord | None, delay_s: float) -> Rebuilt:
-    """Rebuild a round under another plan, `delay_s` later than recorded; `before` is the replayed round before it."""
+def rebuild(
+    source: Source, plan: Plan, machine: Machine, *, before: RoundRecord | None, timelines: Timelines
+) -> Rebuilt:
+    """Rebuild a round under another plan; `before` is the replayed round before, `timelines` both runs until then."""
     recorded, around = source.record, cluster.overheads(source.record)
     env_steps = _env_steps(source, plan)
     actors = [each for each in recorded.invocations if each.function == "actor"]
-    rollout_s, update_s = recorded.phases.rollout, recorded.phases.update
+    rollout_s = recorded_rollout_s = _rollout_s(recorded)
+    update_s = recorded.phases.update
     if plan.actors != recorded.actors:
         actors, busy_s = _actors(source, plan, machine)
         rollout_s = busy_s + around.rollout
@@ -88,9 +92,12 @@ def rebuild(source: Source, plan: Plan, machine: Machine, *, before: RoundRecord
     if not _same_update(source, plan):
         learners = _learners(source, plan, env_steps)
         update_s = _span(learners) + around.update
-    rolled_s = rollout_s - recorded.phases.rollout
     evaluations, evaluation_s = _evaluations(recorded, update_s)
-    longer_s = rolled_s + (update_s - recorded.phases.update) + (evaluation_s - recorded.phases.evaluation)
+    later, timelines = timelines.after(
+        replace(recorded.phases, rollout=recorded_rollout_s),
+        PhaseSeconds(rollout=rollout_s, update=update_s, evaluation=evaluation_s),
+        recorded.idle_s,
+    )
     groups, versions = _published(recorded, plan, before)
     record = replace(
         recorded,
@@ -98,20 +105,29 @@ def rebuild(source: Source, plan: Plan, machine: Machine, *, before: RoundRecord
         actors=plan.actors,
         groups=groups,
         versions=versions,
-        started_s=recorded.started_s + delay_s,
-        ended_s=recorded.ended_s + (delay_s + longer_s),
-        phases=PhaseSeconds(rollout=rollout_s, update=update_s, evaluation=evaluation_s),
+        started_s=recorded.started_s + later.round_s,
+        ended_s=recorded.ended_s + later.end_s,
+        phases=PhaseSeconds(
+            rollout=max(recorded.phases.rollout + later.waited_s, 0.0), update=update_s, evaluation=evaluation_s
+        ),
         metrics=_metrics(recorded, plan.groups),
         invocations=(
-            *_shifted(actors, delay_s),
-            *_shifted(learners, delay_s + rolled_s),
-            *_shifted((each for each in evaluations if each.during_update), delay_s + rolled_s),
-            *_shifted((each for each in evaluations if not each.during_update), delay_s + longer_s),
+            *_shifted(actors, later.rollout_s),
+            *_shifted(learners, later.update_s),
+            *_shifted((each for each in evaluations if each.during_update), later.update_s),
+            *_shifted((each for each in evaluations if not each.during_update), later.end_s),
         ),
         decisions=plan.decisions,
         distances=source.distances if plan.similarity else (),
     )
-    return Rebuilt(record=record, assumed=tuple(_assumed(source, plan)), longer_s=longer_s)
+    return Rebuilt(record=record, assumed=tuple(_assumed(source, plan)), timelines=timelines)
+
+
+def _rollout_s(recorded: RoundRecord) -> float:
+    """Seconds that a round's actors took: longer than the job waited for them, if they ran beside another round."""
+    acting = [each for each in recorded.invocations if each.function == "actor"]
+    beside = any(each.start_s < recorded.started_s for each in acting)
+    return cluster.span(acting) if beside else recorded.phases.rollout
 
 
 def _evaluations(recorded: RoundRecord, update_s: float) -> tuple[list[InvocationRecord], float]:

@@ -25,8 +25,11 @@ from marless.pricing.ledger import Ledger, RoundCost
 from marless.pricing.money import usd
 from marless.record import Distances, PhaseSeconds, RoundRecord
 from marless.replay import cluster
+from marless.replay.cluster import ModelledRun
 from marless.replay.durations import Durations, Line, sampled
 from marless.replay.rounds import Machine, Plan, Source, rebuild
+from marless.replay.timelines import Timelines
+from marless.schedules.virtual import VirtualRun
 from marless.sharing import registry as sharing_policies
 from marless.spec import FunctionsSpec, JobSpec
 
@@ -191,7 +194,8 @@ class _Walk:
         self._history: deque[RoundRecord] = deque(maxlen=HISTORY_ROUNDS)
         self._before: RoundRecord | None = None
         self._cost: RoundCost | None = None
-        self._delay_s = 0.0
+        self._timelines = Timelines.of(job.schedule)
+        self._recorded_run = self._replayed_run = ModelledRun(VirtualRun(job.schedule))
 
     def ending(self, number: int) -> str:
         """Why no further round starts; "" if one does."""
@@ -208,12 +212,12 @@ class _Walk:
         """Decide on a round; rebuild, model and bill it."""
         recorded = self._records[number]
         plan = self._plan(recorded)
-        found = rebuild(self._source(number, plan), plan, self.machine, before=self._before, delay_s=self._delay_s)
+        found = rebuild(self._source(number, plan), plan, self.machine, before=self._before, timelines=self._timelines)
         replayed = self._before = replace(found.record, machines=())
-        self._delay_s += found.longer_s
-        recorded_s, replayed_s = (
-            cluster.modelled(record, self.machine.functions, self.machine.slots) for record in (recorded, replayed)
-        )
+        self._timelines = found.timelines
+        functions, slots = self.machine.functions, self.machine.slots
+        recorded_s, self._recorded_run = self._recorded_run.after(recorded, functions, slots)
+        replayed_s, self._replayed_run = self._replayed_run.after(replayed, functions, slots)
         self._cost, before_cost = self.ledger.add(replayed), self.recorded_ledger.add(recorded)
         self._history.append(_elsewhere(replayed, replayed_s) if self._elsewhere else replayed)
         return Step(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from marless.spec import JobSpec
 from services.coordinator.home import Home
 from services.coordinator.ownership import LOCK
 from services.coordinator.run_folder import RunFolder
-from services.coordinator.status import PENDING, JobStatus, Pending
+from services.coordinator.status import JobStatus, Pending, pending_lines
 
 LOOKS = 3
 """How often in a lease an owner renews it, and others look at it."""
@@ -175,10 +175,10 @@ class BucketFolder(RunFolder):
             self.home.note_cut(rounds)
             self.home.note_checkpoints(self.checkpoints.rounds())
 
-    def write_pending(self, pending: Pending) -> None:
+    def write_pending(self, pending: Sequence[Pending]) -> None:
         """Replace pending.json."""
         super().write_pending(pending)
-        self.home.note_pending(PENDING.dump_json(pending).decode() + "\n")
+        self.home.note_pending(pending_lines(pending).decode())
 
     def sync_pending(self) -> None:
         """Make pending.json durable; runs concurrently with the update."""
@@ -186,7 +186,7 @@ class BucketFolder(RunFolder):
         self.settle()
 
     def drop_pending(self) -> None:
-        """Remove pending.json, whose round is recorded."""
+        """Remove pending.json."""
         super().drop_pending()
         self.home.note_pending("")
 

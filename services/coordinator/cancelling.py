@@ -20,7 +20,7 @@ class Cancellation:
         self.asked = asyncio.Event()
         self._end_s: float | None = None
         """End of the grace period, by the event loop's clock."""
-        self._present: asyncio.Timeout | None = None
+        self._present: set[asyncio.Timeout] = set()
 
     def ask(self) -> None:
         """Cancel the job; calling it twice is safe."""
@@ -28,21 +28,23 @@ class Cancellation:
             return
         self.asked.set()
         self._end_s = asyncio.get_running_loop().time() + GRACE_S
-        if self._present:
-            self._present.reschedule(self._end_s)
+        for each in self._present:
+            each.reschedule(self._end_s)
 
     @asynccontextmanager
     async def abandoning(self) -> AsyncIterator[None]:
         """Bound a block that waits for other services: raises CancelledJobError when the grace period is over.
 
-        Only one block at a time; its body must tolerate being cancelled at any `await`.
+        Its body must tolerate being cancelled at any `await`.
         """
+        limit = asyncio.timeout_at(self._end_s)
         try:
-            async with asyncio.timeout_at(self._end_s) as self._present:
+            async with limit:
+                self._present.add(limit)
                 yield
         except TimeoutError:
-            if self._present and self._present.expired():
+            if limit.expired():
                 raise CancelledJobError(CANCELLED) from None
             raise
         finally:
-            self._present = None
+            self._present.discard(limit)

@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from marless.algos.base import Group
 from marless.job import Job
 from marless.record import RoundRecord
+from marless.schedules.evaluating import is_due
 from services.coordinator.pools import Pools, Rollout
 
 
@@ -27,7 +28,7 @@ def outstanding(every: int, last: RoundRecord | None) -> bool:
         every: The job's `evaluation.every`.
         last: The newest recorded round; None if there is none.
     """
-    return last is not None and every > 0 and (last.round + 1) % every == 0 and last.evaluation is None
+    return last is not None and is_due(every, last.round + 1) and last.evaluation is None
 
 
 class Evaluations:

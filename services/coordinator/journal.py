@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 
 from marless.record import Returns, RoundRecord
 from marless.round_file import lines_backwards, may_be_evaluated, parse, spent_s
@@ -57,6 +58,11 @@ class Journal:
     def rounds(self) -> int:
         """Number of recorded rounds."""
         return self.last.round + 1 if self.last else 0
+
+    @property
+    def versions(self) -> Mapping[str, int]:
+        """Newest version of every policy and joint critic; {} if no round is recorded."""
+        return self.last.versions if self.last else {}
 
     @property
     def env_steps(self) -> int:

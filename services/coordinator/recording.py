@@ -27,7 +27,7 @@ def trained(
         job=job,
         round=plan.round,
         env_steps=plan.env_steps + pending.env_steps,
-        actors=plan.actors,
+        actors=pending.actors or plan.actors,
         groups=tuple(groups),
         versions=versions,
         started_s=times.watch.started_s,

@@ -1,29 +1,22 @@
-"""The round loop of one job: rollout, update (and evaluation), record, decisions, until a stop rule is met."""
+"""The life of one job: it executes what its schedule says is due, round after round, until a stop rule is met."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from marless.checkpoint import Progress
-from marless.errors import (
-    CancelledJobError,
-    FencedError,
-    MarlessError,
-    StaleError,
-    UnavailableError,
-)
+from marless.errors import CancelledJobError, FencedError, MarlessError, UnavailableError
 from marless.job import Job
 from marless.log import structlog
 from marless.record import Returns, RoundRecord
-from marless.rpc.concurrency import both, to_the_end
-from marless.stopwatch import Stopwatch
+from marless.rpc.concurrency import to_the_end
+from marless.schedules.base import Command, RollOut, State, Train
 from services.coordinator import recording, stopping
 from services.coordinator.baseline import Baseline
 from services.coordinator.cancelling import CANCELLED, Cancellation
@@ -35,13 +28,18 @@ from services.coordinator.logs import JobLog
 from services.coordinator.machines import Machines
 from services.coordinator.patience import PASSING, Patience, doing
 from services.coordinator.planning import Plan, Planner
-from services.coordinator.pools import Pools, Rollout, Update
+from services.coordinator.pools import Pools
 from services.coordinator.recovery import Recovery
-from services.coordinator.reserving import SHOWN_AFTER_S, Reserving
+from services.coordinator.reserving import Reserving
+from services.coordinator.rolled_out import RolledOut
+from services.coordinator.rolling_out import RollingOut
 from services.coordinator.run_folder import RunFolder
 from services.coordinator.settling import Settling
-from services.coordinator.status import JobStatus, Pending
+from services.coordinator.status import JobStatus
+from services.coordinator.steps import Steps
 from services.coordinator.timing import Timing
+from services.coordinator.training import Training
+from services.coordinator.under_way import UnderWay
 from services.coordinator.warming import Warming
 
 PATIENCE_S = 120.0
@@ -85,17 +83,53 @@ class JobRun:
         self._cancelled = self._cancellation.asked
         self._patience = Patience(patience_s, self._cancelled)
         self._room = Reserving(job_id=job_id, job=job, pools=pools, cancelled=self._cancelled, show=self._show)
-        self._evaluations = Evaluations(job_id=job_id, job=job, pools=pools)
         self._baseline = Baseline(job_id=job_id, job=job, pools=pools, log=log, progressed=self._show_baseline)
         self._machines = Machines(job_id, pools)
         self._settling = Settling(folder)
         self._fenced = 0
         self._timing = Timing()
-        self._pending: Pending | None = None
         self._lanes = Lanes(job_id, pools.store)
+        self._rolled_out = RolledOut(folder, self._journal)
+        self._rolling_out, self._training = self._executors()
         self.status = status
         self.detail = ""
         """The end of a traceback, if the job failed by an internal error."""
+
+    def _executors(self) -> tuple[RollingOut, Training]:
+        """What executes the two commands of schedules."""
+        steps = Steps(self._cancellation, self._show)
+        rolling_out = RollingOut(
+            job_id=self._id,
+            job=self._job,
+            pools=self._pools,
+            recovery=self._recovery,
+            journal=self._journal,
+            room=self._room,
+            lanes=self._lanes,
+            rolled_out=self._rolled_out,
+            timing=self._timing,
+            steps=steps,
+        )
+        training = Training(
+            job_id=self._id,
+            job=self._job,
+            folder=self._folder,
+            pools=self._pools,
+            journal=self._journal,
+            costs=self._costs,
+            planner=self._planner,
+            recovery=self._recovery,
+            room=self._room,
+            lanes=self._lanes,
+            rolled_out=self._rolled_out,
+            evaluations=Evaluations(job_id=self._id, job=self._job, pools=self._pools),
+            machines=self._machines,
+            warming=self._warming,
+            timing=self._timing,
+            steps=steps,
+            is_last=self._is_last,
+        )
+        return rolling_out, training
 
     @property
     def in_trouble(self) -> bool:
@@ -155,31 +189,65 @@ class JobRun:
         """Read the folder, and start the baseline if it is not measured yet."""
         await to_the_end(self._folder.take_over)
         await asyncio.to_thread(self._journal.read)
-        self._pending = await asyncio.to_thread(self._folder.read_pending, self._journal.rounds)
+        await self._rolled_out.read()
         if self.status.random is None or self.status.random_cut:
             self._baseline.start()
         if self.status.cancelling:
             self._cancellation.ask()
         if self.status.state == "RUNNING":
             self._set(resumes=self.status.resumes + 1, reason=f"goes on after {self._journal.rounds} rounds")
-            self._log.info("job.continued", rounds=self._journal.rounds, rolled_out=self._pending is not None)
+            self._log.info("job.continued", rounds=self._journal.rounds, rolled_out=bool(self._rolled_out.found))
 
     async def _train(self) -> str:
         """Run rounds until a stop rule is met; returns it as a sentence, "" if the job was cancelled."""
-        plan: Plan | None = None
         while True:
             try:
-                plan = plan or await self._stand()
+                return await self._go_on(await self._stand())
+            except PASSING as trouble:
+                self._timing.interrupted()
+                await self._bear(trouble)
+
+    async def _go_on(self, plan: Plan) -> str:
+        """Do what the schedule says is due, from this plan on; returns as `_train`."""
+        async with UnderWay() as under_way:
+            while True:
                 self._take_baseline()
                 await self._checkpoint(plan.ending)
                 if plan.ending or self._cancelled.is_set():
                     return plan.ending
-                plan = await self._round(plan)
+                while self._journal.rounds == plan.round:
+                    under_way.start(self._job.schedule.due(self._state()), partial(self._do, plan))
+                    await under_way.until_one_ends()
                 self._settle()
-            except PASSING as trouble:
-                plan = None
-                self._timing.interrupted()
-                await self._bear(trouble)
+                plan = self._planner.plan(self._journal.versions, stopping.ending(self._job.spec.stop, self._journal))
+
+    def _state(self) -> State:
+        """What is durable, as schedules see it."""
+        rolled_out, stop = self._rolled_out.rounds, self._job.spec.stop
+        last = None if stop.rounds is None else stop.rounds - 1
+        if stop.env_steps is not None and rolled_out and self._rolled_out.env_steps >= stop.env_steps:
+            last = max(rolled_out)
+        return State(recorded=self._journal.rounds, rolled_out=rolled_out, last=last)
+
+    async def _do(self, plan: Plan, command: Command) -> None:
+        """Execute a command of the schedule; `plan` is that of the round that is trained next."""
+        match command:
+            case RollOut(round_, decided):
+                assert decided == plan.round
+                await self._rolling_out.run(round_, plan)
+            case Train():
+                before = self._journal.last
+                await self._settling.done()
+                await self._training.run(plan)
+                self._tell(before)
+
+    def _tell(self, before: RoundRecord | None) -> None:
+        """Log what a recorded round has changed, and notify watchers once it is durable."""
+        record = self._journal.last
+        assert record is not None  # just recorded
+        for event, facts in recording.changes(before, record):
+            self._log.info(event, **facts)
+        self._settling.begin(partial(self._changed, record))
 
     async def _bear(self, trouble: MarlessError) -> None:
         """Wait before a retry; raises `trouble` if it has lasted too long."""
@@ -206,39 +274,13 @@ class JobRun:
         if not self._patience.waiting:
             self._show("starting learners")
         async with self._cancellation.abandoning():
-            versions = await self._recovery.stand(rolled_out=self._pending is not None)
-            if self._pending and not await self._lanes.exist(self._pending.lanes):
-                self._pending = None
+            versions = await self._recovery.stand(rolled_out=bool(self._rolled_out.found))
+            await self._rolled_out.keep_those_with(self._lanes)
         if self.status.state != "RUNNING":
             self._set(state="RUNNING", reason="training")
         elif not self._patience.waiting:
             self._show("training")
         return self._planner.plan(versions, stopping.ending(self._job.spec.stop, self._journal))
-
-    async def _round(self, plan: Plan) -> Plan:
-        if self._pending is None or self._pending.round != plan.round:
-            self._pending = await self._roll_out(plan)
-        await self._settling.done()
-        pending, times = self._pending, self._timing.present(self._pending.rollout_s)
-        updating, before = Stopwatch.start(), self._journal.last
-        async with self._evaluations.beside(before, self._recovery.epoch) as evaluating:
-            async with self._step(plan, "learners update"):
-                update, machines = await both(self._update(plan, pending), self._machines.look())
-            self._room.kept, update_s = update.room, updating.seconds
-            earlier, earlier_s = await self._evaluated(plan, evaluating)
-        record = recording.trained(self._id, plan, pending, update, times=times, update_s=update_s)
-        record = recording.with_earlier(record, before, earlier)
-        own_policies = self._evaluations.of(record, self._recovery.epoch) if self._is_last(record) else None
-        own, own_s = await self._evaluated(plan, own_policies)
-        changes = self._machines.changes(machines)
-        record = recording.finished(record, own, changes, times=times, evaluation_s=earlier_s + own_s)
-        await to_the_end(self._journal.append, record)
-        self._pending = None
-        self._timing.recorded(record)
-        for event, facts in recording.changes(before, record):
-            self._log.info(event, **facts)
-        self._settling.begin(partial(self._changed, record))
-        return self._planner.plan(record.versions, stopping.ending(self._job.spec.stop, self._journal))
 
     def _take_baseline(self) -> None:
         """Write the random baseline into the status once it is measured."""
@@ -252,78 +294,9 @@ class JobRun:
             error = f" ± {played.standard_error:.2f}" if played.episodes > 1 else ""
             self._show(f"{present}{_BASELINE}{played.mean:.2f}{error}, {played.episodes} episodes")
 
-    def _beside_the_update(self) -> None:
-        self._folder.sync_pending()
-        self._costs.catch_up()
-
     def _is_last(self, record: RoundRecord) -> bool:
         """True if this round, which is not recorded yet, may be the job's last: then it evaluates its own policies."""
         return self._cancelled.is_set() or stopping.may_end(self._job.spec.stop, self._journal, record)
-
-    async def _roll_out(self, plan: Plan) -> Pending:
-        """Run the round's actors, and write the outcome to pending.json before the update."""
-        if await self._room.make_sure(plan.round, plan.actors, self._recovery.epoch):
-            self._timing.interrupted()
-        times = self._timing.begin(plan.round)
-        async with self._step(plan, "actors sample"):
-            rollout = await self._pools.train(
-                *(self._id, self._job, plan.round, plan.actors, plan.groups, plan.versions, plan.lanes),
-                epoch=self._recovery.epoch,
-            )
-        self._lanes.returned = rollout.carries
-        pending = Pending(
-            round=plan.round,
-            rollout_s=times.watch.seconds,
-            env_steps=rollout.env_steps,
-            returns=rollout.returns,
-            invocations=rollout.invocations,
-            lanes=recording.left(plan.lanes, rollout.lanes),
-        )
-        self._folder.write_pending(pending)
-        return pending
-
-    @asynccontextmanager
-    async def _step(self, plan: Plan, doing: str) -> AsyncIterator[None]:
-        """Wrap a step of a round: show it if it takes longer than SHOWN_AFTER_S, abandon it if the job is cancelled."""
-        late = asyncio.get_running_loop().call_later(SHOWN_AFTER_S, self._show, f"round {plan.round + 1}: {doing}")
-        try:
-            async with self._cancellation.abandoning():
-                yield
-        finally:
-            late.cancel()
-
-    async def _update(self, plan: Plan, pending: Pending) -> Update:
-        """Update the policies; meanwhile publish carries, sync pending.json to disk and pre-warm the next actors."""
-        self._warming.expect(plan.actors)
-        syncing = asyncio.create_task(to_the_end(self._beside_the_update))
-        try:
-            epoch = self._recovery.epoch
-            update = self._pools.update(
-                self._id,
-                round_=plan.round,
-                epoch=epoch,
-                env_steps=plan.env_steps,
-                actors=plan.actors,
-                groups=plan.groups,
-                versions=plan.versions,
-                measure=self._planner.measure(pending.returns),
-            )
-            return (await both(update, self._lanes.publish(epoch, plan.round)))[0]
-        except StaleError:
-            self._pending = None  # the learner pool has lost the trajectories, as after a restart
-            raise
-        finally:
-            await syncing
-
-    async def _evaluated(self, plan: Plan, evaluating: Awaitable[Rollout] | None) -> tuple[Rollout | None, float]:
-        """Wait for an evaluation, if there is one; returns it, None if the job is cancelled first, and the seconds."""
-        if evaluating is None:
-            return None, 0.0
-        evaluation, waiting = None, Stopwatch.start()
-        with suppress(CancelledJobError):
-            async with self._step(plan, "actors evaluate"):
-                evaluation = await evaluating
-        return evaluation, waiting.seconds
 
     async def _checkpoint(self, ending: str, *, final: bool = False) -> None:
         """Save the versions of the newest round if `checkpoint.every` is due, and at the end of the job."""

@@ -4,7 +4,7 @@ spec.yaml            the resolved spec, every default written out
 job.json             state, reason, random baseline
 rounds.jsonl         one RoundRecord per line, appended before the next round starts
 machines.json        what machines cost at the job's end and after it, see `marless.machine.Kept`
-pending.json         the result of the present round's rollout, written before its update
+pending.json         the results of rollouts whose rounds are not recorded, each written before its round's update
 start/               the checkpoint that the job starts from, if there is one
 checkpoints/round-N/ the versions of all policies after N rounds, see `marless.checkpoint`
 log.jsonl            the job's log, see `services.coordinator.logs`
@@ -26,7 +26,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
@@ -46,7 +46,7 @@ from marless.record import RoundRecord
 from marless.round_file import read
 from marless.spec import JobSpec
 from services.coordinator.ownership import Ownership, inherit
-from services.coordinator.status import PENDING, STATUS, JobStatus, Pending
+from services.coordinator.status import STATUS, JobStatus, Pending, pending_lines, pending_of
 
 DELETED = ".deleted-"
 """Prefix of the names of folders whose deletion is under way or was interrupted."""
@@ -259,19 +259,20 @@ class RunFolder:
                     shutil.rmtree(self.checkpoints.path(later))
             reach("coordinator.cut.after")
 
-    def write_pending(self, pending: Pending) -> None:
-        """Replace pending.json. It survives the end of this process at once, and a power failure after `sync_pending`.
+    def write_pending(self, pending: Sequence[Pending]) -> None:
+        """Replace pending.json: a line for each round that is rolled out and not recorded, in order.
 
-        It is written in place, in microseconds, because the update waits for it: a torn file means that there was no
-        update yet, and that the rollout can be run again.
+        It survives the end of this process at once, and a power failure after `sync_pending`. It is written in place,
+        in microseconds, because the update waits for it: a torn line means that there was no update of its round yet,
+        and that the rollout can be run again.
         """
-        line, file = PENDING.dump_json(pending) + b"\n", self._pending
+        lines, file = pending_lines(pending), self._pending
         self.check_owned()
         assert file is not None  # opened by take_over
         reach("coordinator.pending.before")
         with self._disk():
-            _write(file, line, 0)
-            file.truncate(len(line))
+            _write(file, lines, 0)
+            file.truncate(len(lines))
         reach("coordinator.pending.after")
 
     def sync_pending(self) -> None:
@@ -280,16 +281,15 @@ class RunFolder:
         with self._disk():
             os.fdatasync(self._pending.fileno())
 
-    def read_pending(self, round_: int) -> Pending | None:
-        """The result of this round's rollout; None if it is missing or torn, or belongs to another round."""
+    def read_pending(self, first: int) -> tuple[Pending, ...]:
+        """The results of rollouts from round `first` on; see `pending_of`."""
         try:
-            pending = _read_json(self._pending_path, PENDING)
-        except (FileNotFoundError, CorruptError):
-            return None
-        return pending if pending.round == round_ else None
+            return pending_of(self._pending_path.read_bytes(), first)
+        except FileNotFoundError:
+            return ()
 
     def drop_pending(self) -> None:
-        """Remove pending.json, whose round is recorded."""
+        """Remove pending.json."""
         self.check_owned()
         with self._disk():
             self._pending_path.unlink(missing_ok=True)

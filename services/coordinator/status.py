@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from marless.record import InvocationRecord, LaneRecord, Returns
 
@@ -52,16 +54,38 @@ class JobStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class Pending:
-    """The result of a round's rollout whose update is not recorded yet: the content of pending.json."""
+    """The result of a round's rollout whose update is not recorded yet: a line of pending.json."""
 
     round: int
     rollout_s: float
+    """Seconds that its round has taken until then; 0 if the round before it was still being trained."""
     env_steps: int
     returns: Returns | None
     invocations: tuple[InvocationRecord, ...]
     lanes: tuple[LaneRecord, ...] = ()
     """As in the round's record."""
+    actors: int = 0
+    """Number of its actors; 0 in files of older versions, where it is that of the present plan."""
 
 
 STATUS = TypeAdapter(JobStatus)
-PENDING = TypeAdapter(Pending)
+_PENDING = TypeAdapter(Pending)
+
+
+def pending_lines(pending: Iterable[Pending]) -> bytes:
+    """The content of pending.json."""
+    return b"".join(_PENDING.dump_json(each) + b"\n" for each in pending)
+
+
+def pending_of(content: bytes, first: int) -> tuple[Pending, ...]:
+    """The rollouts of round `first` and of those that follow it without a gap, from the content of pending.json.
+
+    Lines of other rounds, and what follows a torn one, are left out.
+    """
+    found: list[Pending] = []
+    with suppress(ValidationError):
+        for line in content.splitlines():
+            pending = _PENDING.validate_json(line)
+            if pending.round == first + len(found):
+                found.append(pending)
+    return tuple(found)

@@ -30,17 +30,24 @@ class Timing:
     def __init__(self) -> None:
         self._life = Stopwatch.start()
         self._round: RoundTimes | None = None
+        self._begun = -1
+        """The number of the round that began last."""
         self._rest: tuple[int, Stopwatch] | None = None
         """The number of the last recorded round, and the time since its end; None after an interruption."""
 
     def begin(self, round_: int) -> RoundTimes:
-        """Start a round, which begins with its rollout."""
-        rest = self._rest[1] if self._rest and self._rest[0] + 1 == round_ else None
-        self._round = times = RoundTimes(Stopwatch.start(), rest.seconds if rest else None)
-        return times
+        """Start a round, unless it has begun: with the wait for its rollout, or else with its update."""
+        if self._round is None or self._begun != round_:
+            rest = self._rest[1] if self._rest and self._rest[0] + 1 == round_ else None
+            self._round, self._begun = RoundTimes(Stopwatch.start(), rest.seconds if rest else None), round_
+        return self._round
+
+    def waited_s(self, round_: int) -> float:
+        """Seconds that a round has taken so far; 0 if it has not begun."""
+        return self._round.watch.seconds if self._round and self._begun == round_ else 0.0
 
     def present(self, rollout_s: float) -> RoundTimes:
-        """The times of the present round, whose rollout took `rollout_s`; an interruption after it is not counted."""
+        """The times of the present round, whose rollout it waited for `rollout_s`; an interruption is not counted."""
         self._round = times = self._round or RoundTimes(Stopwatch.start(rollout_s), None)
         return times
 

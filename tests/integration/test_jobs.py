@@ -20,7 +20,7 @@ from marless.errors import (
 )
 from marless.record import RoundRecord, from_json
 from marless.stopwatch import Stopwatch
-from services.coordinator import ownership, rounds, timing
+from services.coordinator import ownership, timing, training
 from services.coordinator.adoption import ATTACHED_LEASES
 from services.coordinator.jobs import Jobs, JobsOptions
 from services.coordinator.run_folder import RunFolder
@@ -178,7 +178,7 @@ ONE_EPISODE = {"every": 0, "episodes": 1, "random_episodes": 1}
 async def test_the_last_round_of_a_job_that_ends_by_the_clock_is_an_evaluated_one(jobs, monkeypatch, wall_s):
     """Whenever the time runs out: there is a limit for every look of a whole round."""
     stopwatch = ticking()
-    for module in (timing, rounds):  # the job's own, and nobody else's
+    for module in (timing, training):  # the job's own, and nobody else's
         monkeypatch.setattr(module, "Stopwatch", stopwatch)
     job = name()
     await jobs.submit(submission(job, evaluation=ONE_EPISODE, stop={"wall_s": wall_s}))
@@ -241,7 +241,7 @@ async def test_a_job_whose_last_checkpoint_is_lost_holds_nothing_in_the_learner_
         raise UnavailableError("No space left on device")
 
     def full_after_the_first(folder, pending) -> None:
-        (full if pending.round else real)(folder, pending)
+        (full if pending[-1].round else real)(folder, pending)
 
     def held(kind: str) -> list[str]:
         return [path.name for path in cluster.folder.glob(f"marless-{kind}-*/*") if path.name != "lock"]

@@ -22,7 +22,7 @@ from marless.pricing import prices
 from marless.pricing.bill import bill
 from marless.rpc.param_store import PolicyWrite
 from marless.stopwatch import Stopwatch
-from services.coordinator import reserving, rounds, timing, view
+from services.coordinator import reserving, timing, training, view
 from services.coordinator.journal import Journal
 from services.coordinator.ownership import Ownership, beat_of
 from services.coordinator.pools import Pools
@@ -400,7 +400,7 @@ BILLED_ROUNDS, INTERRUPTIONS = 6, 5
 def moved(monkeypatch) -> Time:
     """Rounds of 30 s with half a second between them, whatever they really take."""
     moved, calls = Time(), {"train": ROLLOUT_S, "update": UPDATE_S}
-    for module in (timing, rounds):
+    for module in (timing, training):
         monkeypatch.setattr(module, "Stopwatch", moved.stopwatches())
 
     def taking(real, seconds):

@@ -26,8 +26,8 @@ BASE = {
     "stop": {"rounds": 2},
 }
 SECTIONS = (
-    "actors, algorithm, bill, checkpoint, curvature, env, evaluation, functions, learner, model, name, scaling, seed, "
-    "sharing, sinks, start, stop"
+    "actors, algorithm, bill, checkpoint, curvature, env, evaluation, functions, learner, model, name, scaling, "
+    "schedule, seed, sharing, sinks, start, stop"
 )
 
 

@@ -94,7 +94,7 @@ def full(folder: BucketFolder) -> None:
     for round_ in range(3):
         folder.append(record(round_))
     folder.save_checkpoint(saved(2), 2)
-    folder.write_pending(PENDING)
+    folder.write_pending([PENDING])
     folder.settle()
 
 
@@ -111,7 +111,7 @@ def test_another_host_finds_everything(hosts, tmp_path):
     assert content(second) == before
     assert second.load() == (SPEC, STATUS)
     assert list(second.records()) == [record(0), record(1), record(2)]
-    assert second.read_pending(1) == PENDING
+    assert second.read_pending(1) == (PENDING,)
     assert second.checkpoints.load(2).policies["p"].blobs["acting"] == b"a2"
 
 
@@ -418,7 +418,7 @@ def test_a_round_costs_two_writes_and_no_read(hosts):
     hosts.objects.calls.clear()
     first.append(record(0))
     first.settle()
-    first.write_pending(PENDING)
+    first.write_pending([PENDING])
     first.sync_pending()
     first.settle()
     assert hosts.objects.calls == 2 * [("replace", PLACE.key("head.json"))]

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import resource
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -72,14 +73,14 @@ def test_the_resolved_spec_is_there_from_the_start(folder):
 
 
 def test_what_was_written_is_read_back(folder):
-    folder.write_pending(PENDING)
+    folder.write_pending([PENDING])
     folder.sync_pending()
     later = RunFolder(folder.path)
     assert later.load() == (SPEC, STATUS)
-    assert later.read_pending(1) == PENDING
-    assert later.read_pending(2) is None  # of another round
+    assert later.read_pending(1) == (PENDING,)
+    assert later.read_pending(2) == ()  # of another round
     folder.drop_pending()
-    assert later.read_pending(1) is None
+    assert later.read_pending(1) == ()
 
 
 def test_files_of_other_versions_are_read_for_what_they_have(folder):
@@ -108,25 +109,36 @@ def test_a_missing_job_is_not_found(folder, tmp_path):
 
 
 def test_the_newest_rollout_replaces_a_longer_one_whole(folder):
-    folder.write_pending(PENDING)
+    folder.write_pending([PENDING])
     shorter = Pending(round=2, rollout_s=0.5, env_steps=7, returns=None, invocations=())
-    folder.write_pending(shorter)
-    assert folder.read_pending(2) == shorter
+    folder.write_pending([shorter])
+    assert folder.read_pending(2) == (shorter,)
     folder.take_over()
-    assert folder.read_pending(2) == shorter
+    assert folder.read_pending(2) == (shorter,)
 
 
 def test_a_rollout_noted_too_late_goes_to_a_file_without_a_name(folder):
     late = folder._pending
-    folder.write_pending(PENDING)
+    folder.write_pending([PENDING])
     folder.take_over()
     os.pwrite(late.fileno(), b"late", 0)
-    assert folder.read_pending(1) == PENDING
+    assert folder.read_pending(1) == (PENDING,)
 
 
 def test_a_pending_file_that_was_not_finished_is_none(folder):
     (folder.path / "pending.json").write_bytes(b'{"round": 1')
-    assert folder.read_pending(1) is None
+    assert folder.read_pending(1) == ()
+
+
+def test_rollouts_count_from_the_round_that_is_next_to_the_first_gap_or_torn_line(folder):
+    rollouts = [replace(PENDING, round=number) for number in (1, 2, 4)]
+    folder.write_pending(rollouts)
+    assert folder.read_pending(1) == tuple(rollouts[:2])
+    assert folder.read_pending(2) == (rollouts[1],)
+    assert folder.read_pending(3) == ()
+    path = folder.path / "pending.json"
+    path.write_bytes(path.read_bytes().replace(b'"round":2', b'"round":'))
+    assert folder.read_pending(1) == (rollouts[0],)
 
 
 def test_a_folder_in_which_a_job_is_or_has_run_is_taken(folder):
@@ -158,7 +170,7 @@ def test_a_job_starts_from_a_copy(folder, tmp_path):
     [
         lambda folder: folder.write_status(STATUS),
         lambda folder: folder.write_spec(SPEC),
-        lambda folder: folder.write_pending(PENDING),
+        lambda folder: folder.write_pending([PENDING]),
         lambda folder: folder.append(record()),
         lambda folder: folder.cut(0),
         lambda folder: folder.take_over(),

@@ -12,6 +12,8 @@ from marless.pricing.usage import usage
 from marless.record import Distances, GroupRecord, PhaseSeconds
 from marless.replay.durations import Durations
 from marless.replay.rounds import Machine, Plan, Source, rebuild, stand_in
+from marless.replay.timelines import Timelines
+from marless.schedules.synchronous import SCHEDULE as SYNCHRONOUS
 from marless.spec import FunctionsSpec
 from tests.unit.pricing.rounds import invocation, round_of
 
@@ -60,6 +62,9 @@ def source(record) -> Source:
 SCOPE = Scope(0, (0,), "class")
 
 
+ON_TIME = Timelines.of(SYNCHRONOUS)
+
+
 def declared(groups) -> tuple[Function, ...]:
     """As PPO declares them for one class."""
     return tuple(Function(SCOPE, node) for node in ippo.functions(IPPO, SCOPE, groups, None))
@@ -75,7 +80,7 @@ def plan(*groups: Group, **changes) -> Plan:
 
 
 def rebuilt(record, asked, **changes):
-    return rebuild(source(record), asked, MACHINE, **{"before": None, "delay_s": 0.0} | changes)
+    return rebuild(source(record), asked, MACHINE, **{"before": None, "timelines": ON_TIME} | changes)
 
 
 def of(record, function: str):
@@ -85,12 +90,12 @@ def of(record, function: str):
 def test_the_recorded_plan_gives_the_recorded_round():
     one = recorded()
     found = rebuilt(one, plan(decisions=one.decisions))
-    assert (found.record, found.assumed, found.longer_s) == (one, (), 0.0)
+    assert (found.record, found.assumed, found.timelines.later_s) == (one, (), 0.0)
 
 
 def test_a_later_round_is_the_same_work_at_another_time():
     one = recorded()
-    later = rebuilt(one, plan(decisions=one.decisions), delay_s=8.0).record
+    later = rebuilt(one, plan(decisions=one.decisions), timelines=replace(ON_TIME, later_s=8.0)).record
     assert (later.started_s, later.ended_s, later.phases) == (108.0, pytest.approx(122.1), PHASES)
     for before, after in zip(one.invocations, later.invocations, strict=True):
         assert after.start_s == before.start_s + 8.0
@@ -112,7 +117,7 @@ def test_a_draw_halves_the_work_and_the_update_is_shorter_by_that():
     found = rebuilt(recorded(), plan(Group("b", ("a", "b")), pooling="drawn"))
     assert of(found.record, "learner")[""].end_s == pytest.approx(103.0 + 1.0 + 9.0 * 6 / 9)  # 3 + 2 + 1 of 9 vCPU s
     assert found.record.phases.update == pytest.approx(8.0)
-    assert found.longer_s == pytest.approx(-3.0)
+    assert found.timelines.later_s == pytest.approx(-3.0)
     assert of(found.record, "evaluation")[""].start_s == pytest.approx(110.6)
     assert found.record.ended_s == pytest.approx(111.1)
     assert found.assumed == ("metrics of a+b are those recorded of b (b)",)
@@ -126,13 +131,13 @@ def test_an_evaluation_beside_a_shorter_update_ends_after_it(took_s, evaluation_
     waited = replace(PHASES, evaluation=0.5 + max(took_s - PHASES.update, 0.0))
     one = replace(one, invocations=(*one.invocations[:-1], greedy), phases=waited)
     asked = plan(Group("b", ("a", "b")), pooling="drawn")
-    found = rebuilt(one, asked, delay_s=2.0)
+    found = rebuilt(one, asked, timelines=replace(ON_TIME, later_s=2.0))
     assert found.record.phases.update == pytest.approx(8.0)
     assert found.record.phases.evaluation == pytest.approx(evaluation_s)
-    assert found.longer_s == pytest.approx(-3.0 + evaluation_s - waited.evaluation)
+    assert found.timelines.later_s == pytest.approx(2.0 - 3.0 + evaluation_s - waited.evaluation)
     assert of(found.record, "evaluation")[""].start_s == pytest.approx(104.5)  # with the update, which starts as before
     same = rebuilt(one, plan(decisions=one.decisions))
-    assert (same.record, same.longer_s) == (one, 0.0)
+    assert (same.record, same.timelines.later_s) == (one, 0.0)
 
 
 def test_a_draw_from_the_groups_that_were_recorded_is_less_work_too():
@@ -194,12 +199,12 @@ def test_similarity_that_was_not_measured_here_takes_what_it_took_nearby_and_cou
     near = recorded(round_=1, distances=distances)
     near = replace(near, invocations=(*near.invocations, invocation("similarity", 110.0, 111.5, name="class")))
     borrowing = replace(source(one), durations=Durations([one, near], "pooled"), distances=distances, distances_round=1)
-    found = rebuild(borrowing, plan(similarity=True), MACHINE, before=None, delay_s=0.0)
+    found = rebuild(borrowing, plan(similarity=True), MACHINE, before=None, timelines=ON_TIME)
     assert of(found.record, "similarity")["class"].vcpu_s == 1.5
     assert found.record.distances == distances
     assert found.assumed == ("distances are those recorded 1 round(s) later",)
-    assert found.longer_s == pytest.approx(1.5)  # passes of 9 vCPU s in 9 s become 10.5
-    asked_for_nothing = rebuild(source(near), plan(), MACHINE, before=None, delay_s=0.0)
+    assert found.timelines.later_s == pytest.approx(1.5)  # passes of 9 vCPU s in 9 s become 10.5
+    asked_for_nothing = rebuild(source(near), plan(), MACHINE, before=None, timelines=ON_TIME)
     assert not of(asked_for_nothing.record, "similarity")
     assert asked_for_nothing.record.distances == ()
 
@@ -239,7 +244,7 @@ def test_a_teams_functions_are_those_that_its_algorithm_declares_for_other_group
     ]
     durations, TEAM = Durations([one], "pooled", drawn=50), Scope(0, (0, 1), "team")
     asked = plan(*groups, actors=4, functions=tuple(Function(TEAM, node) for node in nodes))
-    found = rebuild(replace(source(one), durations=durations), asked, MACHINE, before=None, delay_s=0.0).record
+    found = rebuild(replace(source(one), durations=durations), asked, MACHINE, before=None, timelines=ON_TIME).record
     assert {name: each.vcpu_s for name, each in of(found, "policy").items()} == {"b": 2.0, "c": 1.0, "d": 1.0}
     assert of(found, "policy")["b"].after == ("mixer/b",)
     assert [of(found, "mixer")["b"].vcpu_s, of(found, "post_process")["team"].vcpu_s] == [2.0, 2.0]
