@@ -226,7 +226,7 @@ def workers(deployment: Deployment) -> list:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(("workers", "steps"), [(12, 16_000), (100, 1200)])
+@pytest.mark.parametrize(("workers", "steps"), [(12, 10_000), (100, 1200)])
 async def test_workers_that_leave_all_at_once_lose_nothing(tmp_path, record_property, workers, steps):
     options = Choice("docker", OPTIONS | {"connect_s": "240"})
     figures = await scale_down.at_once(tmp_path, options, workers=workers, remaining=3, steps=steps, ports=True)
