@@ -17,8 +17,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
-from bench.stack import PLACES
+from bench.light import Host
+from bench.stack import LIGHT, PLACES
 from marless.data.episodes import EpisodeStats
 from marless.data.trajectory import Trajectory
 from marless.errors import MarlessError
@@ -40,7 +42,7 @@ from services.actor_pool.__main__ import build
 from services.actor_pool.actor import Actor
 from services.actor_pool.config import parse
 
-WORKERS_A_PROCESS = 250
+WORKERS_A_PROCESS = 500
 CONNECT_S = 300.0
 Rollouts = dict[tuple[str, int, int], tuple[Trajectory, EpisodeStats]]
 
@@ -96,11 +98,13 @@ class Crowd:
 
     async def _start_host(self) -> None:
         command = (sys.executable, "-m", "bench.crowd", "--hosting", *self._program.arguments)
+        environment = {**self._program.environment, LIGHT: os.environ.get(LIGHT, "")}
         if places := list(filter(None, os.environ.get(PLACES, "").split(","))):
             namespace, _, near = places[len(self._hosts) % len(places)].partition("=")
             command = ("ip", "netns", "exec", namespace, *command)
-            command = (*command, "--param-store-caches", f"{near}.cache", "--relay", f"{near}.relay")
-        host = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, env=self._program.environment)
+            if not environment[LIGHT]:
+                command = (*command, "--param-store-caches", f"{near}.cache", "--relay", f"{near}.relay")
+        host = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, env=environment)
         self._hosts.append(host)
         self._readers.append(asyncio.create_task(self._listen(host)))
 
@@ -153,19 +157,47 @@ async def _worker(options: WorkerOptions, played: Rollouts) -> None:
         await pool.close()
 
 
+class _LightActor(_SameRollout):
+    """An actor that leaves it to its host to read weights."""
+
+    host: Host
+
+    async def _pull(self, task: actor_pool_pb2.RolloutTask) -> dict[str, ActingState]:
+        return await self.host.acting(task)
+
+
+async def _light_worker(options: WorkerOptions, played: Rollouts, host: Host) -> None:
+    as_relay: Any = host  # Any: it has the methods of a relay that an actor calls
+    work_of_it: Any = host.work  # Any: as a stub's
+    actor = _LightActor(host.store, options.security, relay=as_relay)
+    actor.played, actor.host = played, host
+    try:
+        await work(options, host.pool, work_of_it, actor.run)
+    finally:
+        await actor.close()
+
+
 async def host(make: Callable[[str, Handover], WorkerOptions]) -> None:
     """Run the workers that standard input names, until it closes; prints the name of each that has ended."""
     lines, played, running = asyncio.StreamReader(), Rollouts(), dict[str, asyncio.Task[None]]()
+    shared: Host | None = None
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
     async for line in lines:
         told = json.loads(line)
         if "start" in told:
             name = told["start"]
-            running[name] = asyncio.create_task(
-                _ended(name, _worker(make(name, Handover(told["ticket"], told["token"])), played))
-            )
+            options = make(name, Handover(told["ticket"], told["token"]))
+            shared = shared or _shared(options)
+            worker = _light_worker(options, played, shared) if shared else _worker(options, played)
+            running[name] = asyncio.create_task(_ended(name, worker))
         elif task := running.pop(told["stop"], None):
             task.cancel()
+
+
+def _shared(options: WorkerOptions) -> Host | None:
+    if not (sink := os.environ.get(LIGHT, "")):
+        return None
+    return Host(options.security, actor_pool=options.pool, learner_pool=sink, param_store=options.param_store)
 
 
 async def _ended(name: str, worker: Awaitable[None]) -> None:

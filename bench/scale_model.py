@@ -122,8 +122,12 @@ def limits(model: Mapping[str, Line]) -> list[Row]:
     upload = model[f"learner_pool{CPU}"].reaches(1000 * UPLOAD_TIMEOUT_S)
     found = [
         ("limit", f"actors of a rollout (`MAX_ACTORS`, {MAX_ACTORS:,})", MAX_ACTORS),
-        ("limit", f"calls that a pool has open, one a worker (`MAX_OPEN_RPCS`, {MAX_OPEN_RPCS:,})", MAX_OPEN_RPCS),
-        ("limit", f"open files of a pool, one a worker (this machine's hard limit, {files:,})", files),
+        (
+            "limit",
+            f"calls that a pool has open, one a worker without relays (`MAX_OPEN_RPCS`, {MAX_OPEN_RPCS:,})",
+            MAX_OPEN_RPCS,
+        ),
+        ("limit", f"open files of a pool, one a worker without relays (this machine's hard limit, {files:,})", files),
         ("limit", *_message("answer to a rollout", MAX_MESSAGE_BYTES, receipt_bytes())),
         ("limit", *_message("request of a rollout with carried episodes", MAX_REQUEST_BYTES, lane_bytes())),
         ("limit", f"an upload waits longer than its {UPLOAD_TIMEOUT_S:g} s for its turn", upload),

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -25,9 +26,13 @@ SERVICES = ("param_store", "learner_pool", "actor_pool", "coordinator")
 PLACES = "MARLESS_BENCH_PLACES"
 """Variable for `bench.crowd`: the namespaces of its hosts, as NAME=ADDRESS,…; ADDRESS.cache is its cache, ADDRESS.relay
 its relay."""
+LIGHT = "MARLESS_BENCH_LIGHT"
+"""Variable for `bench.crowd`: the address of the learner pool, if each host is one process; see `bench.light`."""
 _INSIDE = "MARLESS_BENCH_NAMESPACES"
 """Variable of a program that runs in the namespace of the services: its address, and the names of all others."""
-_CACHE, _RELAY = "cache", "relay"
+_CACHE, _RELAY, _WORKERS = "cache", "relay", "workers"
+ON_HOSTS = (_CACHE, _RELAY, _WORKERS)
+"""What runs on the hosts of actors, and is none of the services."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +63,12 @@ class Stack:
         return AsyncClient(self.address("coordinator"), token=tokens.token_of(Role.CLIENT), tls_ca=self.tls["ca.pem"])
 
     def cpu_s(self) -> dict[str, float]:
-        """CPU seconds that each service has used, without its children, and all caches together."""
+        """CPU seconds that each service has used, without its children; those of all caches, relays and workers."""
         used: dict[str, float] = {}
-        for name, process in self.processes.items():
-            times, kind = process.cpu_times(), name.partition("-")[0]
-            used[kind] = used.get(kind, 0.0) + times.user + times.system
+        crowd = self.processes["actor_pool"].children(recursive=True)
+        for name, process in (*self.processes.items(), *((_WORKERS, each) for each in crowd)):
+            kind = name.partition("-")[0]
+            used[kind] = used.get(kind, 0.0) + _cpu_s(process.pid)
         return used
 
     def peak_mb(self) -> dict[str, float]:
@@ -72,6 +78,11 @@ class Stack:
             kind = name.partition("-")[0]
             peaks[kind] = max(peaks.get(kind, 0.0), _peak_kib(process.pid) * 1024 / 1e6)
         return peaks
+
+
+def _cpu_s(pid: int) -> float:
+    """CPU seconds of a process, with those of threads that have ended: its clock, by the number that Linux gives it."""
+    return time.clock_gettime(~pid << 3 | 2)
 
 
 def _peak_kib(pid: int) -> int:
@@ -102,7 +113,7 @@ def on_hosts(count: int) -> bool:
 
 
 @contextmanager
-def services(actors: int) -> Iterator[Stack]:
+def services(actors: int, *, light: bool = False) -> Iterator[Stack]:
     """Run the services; their logs are in the directory, and are printed if the block raises BenchError."""
     host, *names = os.environ.get(_INSIDE, "").split(",")
     with tempfile.TemporaryDirectory(prefix="marless-") as name, ExitStack() as stack:
@@ -116,12 +127,14 @@ def services(actors: int) -> Iterator[Stack]:
             "coordinator": ("services.coordinator", *peers[:6], "--runs", place / "runs"),
         }
         os.environ[PLACES] = ",".join(f"{each}=unix:{place}/{each}" for each in names)
+        if light:
+            os.environ[LIGHT] = _address(place, host, "learner_pool")
         running = {}
         secrets = ("--tokens", place / "tokens", *_files(tls)) if host else ()
         for service, (module, *arguments) in options.items():
             command = (module, "--listen", _address(place, host, service), *secrets, *arguments)
             running[service] = stack.enter_context(serving(place / f"{service}.log", *map(str, command)))
-        for each in names:
+        for each in () if light else names:
             within, shown = ("ip", "netns", "exec", each), ("--tokens", str(place / "of-actors"), *_files(tls))
             cache = ("services.param_store", "--upstream", _address(place, host, "param_store"))
             relay = ("services.relay", *_peers(place, host, "actor_pool", "learner_pool"))

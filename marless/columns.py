@@ -4,9 +4,9 @@
      "start_s": {"micros": 1700000000000000, "each": [5, 0, 12]}}
 
 A column has one value for all rows ("all"), or one for each. Texts may share a prefix, or, if few of them differ, be
-digits for a list ("kinds"). Numbers may be whole microseconds after a common base; they are written so only if that
-gives back the same floating-point numbers. Rows of several kinds, such as actors followed by learners, are a list of
-tables, each of one kind.
+digits for a list ("kinds"), one or more for each row. Numbers may be whole microseconds or milliseconds after a common
+base; they are written so only if that gives back the same floating-point numbers. Rows of several kinds, such as actors
+followed by learners, are a list of tables, each of one kind.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import math
 import os
 import string
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import reduce
 from itertools import chain, groupby
 from typing import Any
 
@@ -26,7 +27,8 @@ MOST = 10**6
 _RARE = 8
 """Texts of which each occurs so often, on average, are written as numbers."""
 _DIGITS = string.digits + string.ascii_letters + "-_"
-_MICRO = 1e6
+_PARTS = {"millis": 1e3, "micros": 1e6}
+"""Columns of times, and into how many parts they divide a second."""
 _LONGEST_S = 1e12
 """Seconds: larger numbers, infinite ones and those that are none are written as they are."""
 
@@ -112,13 +114,14 @@ def _same(values: list[Json]) -> bool:
 def _times(values: list[float]) -> Json:
     if _same(values):
         return {"all": values[0]}
-    micros = [round(value * _MICRO) for value in values]
-    if all(
-        whole / _MICRO == value and (whole or math.copysign(1.0, value) > 0)
-        for whole, value in zip(micros, values, strict=True)
-    ):
-        base = min(micros)
-        return {"micros": base, "each": [whole - base for whole in micros]}
+    for name, parts in _PARTS.items():
+        whole = [round(value * parts) for value in values]
+        if all(
+            number / parts == value and (number or math.copysign(1.0, value) > 0)
+            for number, value in zip(whole, values, strict=True)
+        ):
+            base = min(whole)
+            return {name: base, "each": [number - base for number in whole]}
     return {"each": values}
 
 
@@ -126,35 +129,42 @@ def _values(column: dict[str, Json], count: int) -> Sequence[Json]:
     if "all" in column:
         return [column["all"]] * count
     each: list[Json] | str = column["each"]
-    if not isinstance(each, (str, list) if "kinds" in column else list) or len(each) != count:
+    if isinstance(each, str) and "kinds" in column:
+        width = len(each) // max(count, 1)
+        each = [each[at : at + width] for at in range(0, len(each), max(width, 1))]
+    if not isinstance(each, list) or len(each) != count:
         raise ValueError(f"a column has not the {count} rows of its table")
     if "kinds" in column:
         return [_kind(column["kinds"], number) for number in each]
     if "prefix" in column:
         return [column["prefix"] + rest for rest in each]
-    if "micros" in column:
-        return list(_seconds(column["micros"], each))
+    for name, parts in _PARTS.items():
+        if name in column:
+            return list(_seconds(column[name], each, parts))
     return each
 
 
-def _numbered(kinds: list[str], values: list[str]) -> str | list[int]:
-    """The number of each value's kind: one digit each if there are digits enough."""
-    numbers = {kind: number for number, kind in enumerate(kinds)}
-    if len(kinds) <= len(_DIGITS):
-        return "".join(_DIGITS[numbers[value]] for value in values)
-    return [numbers[value] for value in values]
+def _numbered(kinds: list[str], values: list[str]) -> str:
+    """The number of each value's kind in digits, as many for each as the largest needs."""
+    width = 1
+    while len(_DIGITS) ** width < len(kinds):
+        width += 1
+    powers = [len(_DIGITS) ** power for power in reversed(range(width))]
+    digits = ("".join(_DIGITS[number // power % len(_DIGITS)] for power in powers) for number in range(len(kinds)))
+    numbers = dict(zip(kinds, digits, strict=True))
+    return "".join(numbers[value] for value in values)
 
 
 def _kind(kinds: Json, number: Json) -> Json:
     if isinstance(number, str):
-        number = _DIGITS.index(number)
+        number = reduce(lambda high, digit: high * len(_DIGITS) + _DIGITS.index(digit), number, 0)
     if not isinstance(kinds, list) or type(number) is not int or not 0 <= number < len(kinds):
         raise ValueError(f"{number!r:.80} is no number of one of its kinds")
     return kinds[number]
 
 
-def _seconds(base: Json, each: Sequence[Json]) -> Iterator[float]:
+def _seconds(base: Json, each: Sequence[Json], parts: float) -> Iterator[float]:
     for offset in each:
         if not isinstance(offset, int) or not isinstance(base, int):
-            raise TypeError(f"{offset!r:.80} is no number of microseconds")
-        yield (base + offset) / _MICRO
+            raise TypeError(f"{offset!r:.80} is no number of parts of a second")
+        yield (base + offset) / parts

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import IO
 
 from marless.errors import CorruptError
-from marless.record import RoundRecord, from_json
+from marless.record import RoundRecord
+from marless.record_json import from_json
 
 BATCH_BYTES = 2**19
 """Most bytes that `RoundReader.batch` returns, unless one line is longer."""

@@ -16,7 +16,8 @@ from marless.cli.options import Connection
 from marless.cli.output import say
 from marless.errors import CorruptError, NotFoundError, UnavailableError, denied
 from marless.machine import MACHINES, Kept, kept_from_json
-from marless.record import Returns, RoundRecord, from_json
+from marless.record import Returns, RoundRecord
+from marless.record_json import from_json
 from marless.round_file import read
 
 if TYPE_CHECKING:

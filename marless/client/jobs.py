@@ -9,7 +9,8 @@ from enum import StrEnum
 from typing import Any
 
 from marless.errors import CorruptError, SpecError, unknown_name
-from marless.record import RoundRecord, from_json
+from marless.record import RoundRecord
+from marless.record_json import from_json
 from marless.rpc.v1 import coordinator_pb2 as pb
 
 

@@ -24,7 +24,7 @@ from marless.fleet.attached import (
     listen,
     machine_of,
 )
-from marless.fleet.attempts import given_up, lost, too_slow
+from marless.fleet.attempts import MAX_ATTEMPTS, MAX_TIMEOUTS, given_up, lost, too_slow
 from marless.fleet.attendance import Attendance, Homes
 from marless.fleet.handover import Tickets
 from marless.fleet.machines import Machines
@@ -39,14 +39,8 @@ QUEUE_LIMIT = 16 * MAX_ACTORS
 """Tasks that may wait for a worker: those of sixteen of the largest rollouts."""
 HOMES = QUEUE_LIMIT
 """Affinities whose last worker is remembered."""
-MAX_ATTEMPTS = 8
-"""Workers that a task may lose before it fails. If one attempt in a hundred is lost, as on spot machines, a job of
-1,000 actors and 10,000 rounds ends by it with a probability of 10^7 · 0.01^8 = 10^-9."""
 CANCEL_GRACE_S = 5.0
 """Seconds that a worker may take to stop a cancelled task before it is disconnected."""
-MAX_TIMEOUTS = 2
-"""Workers on which a task may exceed its time limit before it fails. The first one may have been paused or hung, so the
-task is retried elsewhere; if that also takes too long, the task itself is too slow."""
 _log = structlog.get_logger("marless.workers")
 
 
@@ -167,7 +161,7 @@ class Dispatcher:
                 self.attempts["lost"] += 1
                 hung += isinstance(error, WorkerHungError)
                 if hung == MAX_TIMEOUTS:
-                    raise too_slow(task, timeout_s, setting, hung) from None
+                    raise too_slow(task, timeout_s, setting) from None
                 _log.warning("task.worker_lost", task=task, worker=worker.hello.worker, attempt=attempt)
                 gone.append(lost(task, attempt, worker, started, waited_s))
                 continue

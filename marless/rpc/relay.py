@@ -22,8 +22,8 @@ from marless.rpc.v1.learner_pool_pb2_grpc import LearnerPoolServiceStub
 
 SMALL_BYTES = 2**16
 """Largest trajectory that goes through a relay; of larger ones, their bytes take longer than their call."""
-LOOK_S = 5.0
-"""Seconds in which a relay must say that it serves."""
+LOOK_S = 20.0
+"""Seconds in which a relay must say that it serves; one that is not there is known at once."""
 UPLOAD_S = 20.0
 REST_S = 10.0
 """Seconds for which a relay that has failed is not used."""

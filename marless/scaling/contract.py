@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from marless.algos.base import Group
-from marless.record import Decision, GroupRecord, PhaseSeconds, Returns, RoundRecord, from_json
+from marless.record import Decision, GroupRecord, PhaseSeconds, Returns, RoundRecord
+from marless.record_json import from_json
 from marless.scaling.base import ScalingConfig, ScalingContext, ScalingDecision, ScalingKind
 
 AGENTS = tuple(f"agent_{number}" for number in range(6))

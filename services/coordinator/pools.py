@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from marless.algos.base import Group
@@ -282,15 +282,17 @@ def _machine(use: common_pb2.MachineUse, pool: str, launcher: str) -> MachineRec
     )
 
 
-def _to_the_microsecond(each: InvocationRecord) -> InvocationRecord:
-    """With times in whole microseconds, which is what clocks tell, so that records of many actors are short."""
-    times = ("queued_s", "start_s", "end_s", "vcpu_s", "init_s", "ready_s")
-    return replace(each, **{name: round(getattr(each, name), 6) for name in times})
+_TIMES = ("queued_s", "start_s", "end_s", "vcpu_s", "init_s", "ready_s")
+_ASIDE = frozenset(field.name for field in common_pb2.Invocation.DESCRIPTOR.fields) - {*_TIMES, "after"}
 
 
 def _invocations(invocations: Iterable[common_pb2.Invocation]) -> tuple[InvocationRecord, ...]:
-    names = [field.name for field in common_pb2.Invocation.DESCRIPTOR.fields if field.name != "after"]
+    """With times in whole microseconds, which is what clocks tell, so that records of many actors are short."""
     return tuple(
-        _to_the_microsecond(InvocationRecord(**{name: getattr(each, name) for name in names}, after=tuple(each.after)))
+        InvocationRecord(
+            **{name: getattr(each, name) for name in _ASIDE},
+            **{name: round(getattr(each, name), 6) for name in _TIMES},
+            after=tuple(each.after),
+        )
         for each in invocations
     )

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from marless import round_file
-from marless.record import Evaluation, from_json
+from marless.record import Evaluation
+from marless.record_json import from_json
 from marless.round_file import BATCH_BYTES, RoundReader
 from marless.rpc.client import Peer
 from marless.rpc.security import Security

@@ -18,7 +18,8 @@ import psutil
 from marless import spec as specs
 from marless.cli.stack import SERVICES, LocalStack, StackOptions
 from marless.cli.supervision import Patience
-from marless.record import RoundRecord, from_json
+from marless.record import RoundRecord
+from marless.record_json import from_json
 from marless.rpc.client import Peer
 from marless.rpc.retry import retry
 from marless.rpc.security import Security

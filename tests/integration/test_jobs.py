@@ -18,7 +18,8 @@ from marless.errors import (
     SpecError,
     UnavailableError,
 )
-from marless.record import RoundRecord, from_json
+from marless.record import RoundRecord
+from marless.record_json import from_json
 from marless.stopwatch import Stopwatch
 from services.coordinator import ownership, timing, training
 from services.coordinator.adoption import ATTACHED_LEASES

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marless import columns
-from marless.record import InvocationRecord, LaneRecord, from_json
+from marless.record import InvocationRecord, LaneRecord
+from marless.record_json import from_json
 from tests.unit.test_record import record
 
 
@@ -131,3 +132,21 @@ def test_few_are_a_list_of_objects_as_they_always_were():
 def test_a_damaged_table_is_refused(damaged):
     with pytest.raises((TypeError, ValueError, KeyError, OverflowError)):
         columns.decoded(damaged)
+
+
+def test_many_kinds_have_numbers_of_several_digits_and_older_lists_of_numbers_are_read_too():
+    rows = [Row(text=f"machine-{number % 70:02}", seconds=0.0, number=0, flag=False) for number in range(700)]
+    column = columns.encoded(rows)["text"]
+    assert column["each"].startswith("000102") and len(column["each"]) == 1400
+    assert [row["text"] for row in written(rows)] == [row.text for row in rows]
+    table = {"rows": 3, "text": {"kinds": ["a", "b"], "each": [1, 0, 1]}}
+    assert columns.decoded(table) == [{"text": "b"}, {"text": "a"}, {"text": "b"}]
+    for each in ("0", "00001", "0z00"):
+        with pytest.raises(ValueError, match=r"rows|kinds"):
+            columns.decoded({"rows": 2, "text": {"kinds": ["a"], "each": each}})
+
+
+def test_times_in_whole_milliseconds_are_written_as_such():
+    rows = [Row(text="", seconds=1795490101.123 + number, number=0, flag=False) for number in range(40)]
+    assert columns.encoded(rows)["seconds"] == {"millis": 1795490101123, "each": [1000 * n for n in range(40)]}
+    assert [row["seconds"] for row in written(rows)] == [row.seconds for row in rows]

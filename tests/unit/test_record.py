@@ -16,9 +16,9 @@ from marless.record import (
     Returns,
     RoundRecord,
     Summary,
-    from_json,
     returns_of,
 )
+from marless.record_json import from_json
 
 WON = Returns(episodes=4, mean=7.0, per_agent={"a": 7.0}, standard_error=0.0, wins=3)
 RETURNS = Returns(episodes=4, mean=-20.5, per_agent={"a": -20.0, "b": -21.0}, standard_error=0.25)

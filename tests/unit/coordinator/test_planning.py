@@ -8,7 +8,7 @@ import pytest
 from marless.algos.base import Group
 from marless.errors import InternalError
 from marless.job import Job, prepare
-from marless.record import from_json
+from marless.record_json import from_json
 from marless.scaling.base import ScalingDecision
 from marless.sharing.base import SharingDecision
 from marless.spec import parse

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from marless.errors import UnavailableError
 from marless.fleet.attached import Worker
+from marless.fleet.attempts import MAX_ATTEMPTS
 from marless.fleet.attendance import Attendance, Homes
-from marless.fleet.dispatch import MAX_ATTEMPTS, Dispatcher
+from marless.fleet.dispatch import Dispatcher
 from marless.fleet.machines import Machines
 from marless.machine import Machine
 from marless.rpc.v1.common_pb2 import PoolMessage, TaskResult, WorkerHello, WorkerMessage

@@ -13,7 +13,8 @@ from marless.pricing.bill import bill, to_dict
 from marless.pricing.ledger import Ledger
 from marless.pricing.machines import MachineMeter
 from marless.pricing.starts import starts
-from marless.record import InvocationRecord, from_json
+from marless.record import InvocationRecord
+from marless.record_json import from_json
 from tests.unit.pricing.rounds import invocation, job, paper_round, round_of
 
 PLAIN = prices.merged(None)

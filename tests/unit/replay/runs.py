@@ -6,15 +6,8 @@ import numpy as np
 
 from marless.algos.base import Group
 from marless.job import Job, prepare
-from marless.record import (
-    Distances,
-    GroupRecord,
-    InvocationRecord,
-    PhaseSeconds,
-    Returns,
-    RoundRecord,
-    from_json,
-)
+from marless.record import Distances, GroupRecord, InvocationRecord, PhaseSeconds, Returns, RoundRecord
+from marless.record_json import from_json
 from marless.spec import JobSpec, parse
 from services.coordinator.costs import Costs
 from services.coordinator.journal import Journal

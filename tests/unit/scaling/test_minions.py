@@ -7,7 +7,7 @@ import pytest
 
 from marless.errors import SpecError
 from marless.job import prepare
-from marless.record import from_json
+from marless.record_json import from_json
 from marless.scaling.contract import check_scaling
 from marless.scaling.minions import SCALING
 from marless.scaling.minions.features import FEATURES, observe

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from marless.envs.base import AgentClass, Discrete, EnvSpaces
-from marless.record import Decision, Distances, GroupRecord, PhaseSeconds, Returns, RoundRecord, from_json
+from marless.record import Decision, Distances, GroupRecord, PhaseSeconds, Returns, RoundRecord
+from marless.record_json import from_json
 from marless.sharing.base import Sharing, SharingDecision
 from marless.sharing.groups import initial_groups
 from marless.sharing.marless import SHARING
