@@ -81,12 +81,13 @@ class Crowd:
 
     async def drain(self, worker: str, grace_s: float) -> None:
         """Have its process cancel it, after this time at the latest."""
-        if home := self._homes.pop(worker, None):
+        if home := self._homes.get(worker):
             with suppress(TimeoutError):
                 async with asyncio.timeout(grace_s):
                     await self._ended[worker].wait()
             self._tell(home, stop=worker)
-            await self._ended.pop(worker).wait()
+            await self._ended[worker].wait()  # also set if the process has ended, so its home is kept until then
+            del self._homes[worker], self._ended[worker]
 
     async def close(self) -> None:
         """Kill all processes."""
