@@ -140,6 +140,18 @@ async def test_when_a_relay_ends_its_workers_tasks_run_on_others(pool, tmp_path)
     assert [len(result.lost) for result in results] == [1, 1, 1]
 
 
+async def test_a_worker_whose_hello_comes_after_that_of_a_later_one_is_connected_too(pool, tmp_path):
+    async with relayed(pool, f"unix:{tmp_path}/relay.sock"):
+        peer = Peer(pool.address, Security())
+        first, second = (ActorPoolServiceStub(peer.channel).Work() for _ in range(2))
+        await first.wait_for_connection()
+        for stream, name in ((second, "second"), (first, "first")):
+            await stream.write(common_pb2.WorkerMessage(hello=common_pb2.WorkerHello(worker=name, ticket="t")))
+            async with asyncio.timeout(PATIENCE_S):
+                await pool.dispatcher.connected([name])
+        await peer.close()
+
+
 async def test_a_relay_serves_again_with_the_pool_that_has_come_back(tmp_path):
     address, make = f"unix:{tmp_path}/pool.sock", partial(Dispatcher, tickets=Tickets(others=True))
     async with relay_to(address, tmp_path) as relay:

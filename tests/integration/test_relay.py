@@ -1,5 +1,6 @@
 """Jobs whose actors get their tasks, and upload, through a relay, and go on without it when it has gone."""
 
+import asyncio
 from contextlib import asynccontextmanager
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from marless.rpc.server import serving
 from services.relay.__main__ import build
 from services.relay.config import parse
-from tests.integration.running import Cluster, created, outcome, spec, succeeded
+from tests.integration.running import Cluster, created, outcome, ready, spec, succeeded
 
 
 @pytest.fixture
@@ -44,3 +45,18 @@ async def test_a_job_comes_to_the_same_through_a_relay_and_after_its_death(clust
     without = created(tmp_path / "runs" / "without", spec())
     await succeeded(cluster, without)
     assert outcome(without) == outcome(through)
+
+
+async def test_a_relay_that_ends_in_the_middle_of_a_job_costs_no_round_and_changes_nothing(cluster, tmp_path):
+    folder, begun = created(tmp_path / "runs" / "cut", spec()), asyncio.Event()
+    async with relay_of(cluster) as figures:
+        await cluster.start()
+        run = ready(folder, cluster.pools, changed=lambda record: begun.set() if record else None)
+        running = asyncio.create_task(run.run())
+        await begun.wait()
+        assert figures()["marless_relay_uploads"] >= 1
+    await running
+    assert (run.status.state, len(list(folder.records()))) == ("SUCCEEDED", spec().stop.rounds)
+    whole = created(tmp_path / "runs" / "whole", spec())
+    await succeeded(cluster, whole)
+    assert outcome(whole) == outcome(folder)
