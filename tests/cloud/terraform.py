@@ -45,6 +45,8 @@ IMAGES = (
     },
 )
 """Images of others, as an account on AWS sees them."""
+SPOT_USD_H = "0.3312"
+"""Price of every type in every zone."""
 LIMIT_S = 240.0
 
 
@@ -154,9 +156,9 @@ def account(region: str, public_ip: str = "192.0.2.7") -> Iterator[None]:
 
     Its elastic addresses are `public_ip`.
 
-    It also does what moto lacks: subscribers and tags of budgets; the forced deletion of groups, which ends protected
-    machines and scheduled actions; conditions of bucket policies, since moto takes a denial of requests without TLS
-    for a denial of all.
+    It also does what moto lacks: prices of spot instances that somebody could ask; subscribers and tags of budgets; the
+    forced deletion of groups, which ends protected machines and scheduled actions; conditions of bucket policies, since
+    moto takes a denial of requests without TLS for a denial of all; the deletion of the last mark of a deleted object.
     """
     from moto.autoscaling.responses import AutoScalingResponse
     from moto.backends import get_backend
@@ -165,8 +167,11 @@ def account(region: str, public_ip: str = "192.0.2.7") -> Iterator[None]:
     from moto.core.model_instances import reset_model_data
     from moto.ec2.models import elastic_ip_addresses
     from moto.ec2.models.amis import Ami
+    from moto.ec2.responses.spot_instances import SpotInstances
     from moto.iam.access_control import IAMPolicyStatement, PermissionResult
+    from moto.s3.models import FakeDeleteMarker
 
+    prices = SpotInstances.describe_spot_price_history
     permitted, deleted = IAMPolicyStatement.is_action_permitted, AutoScalingResponse.delete_auto_scaling_group
 
     def subscribers(self: Any) -> str:
@@ -174,6 +179,12 @@ def account(region: str, public_ip: str = "192.0.2.7") -> Iterator[None]:
         told = self._get_param("Notification")
         [found] = [each.subscribers for each in budget.notifications if each.details == told]
         return json.dumps({"Subscribers": found})
+
+    def priced(self: Any) -> Any:
+        answer = prices(self)
+        for each in answer.result["SpotPriceHistory"]:
+            each["SpotPrice"] = SPOT_USD_H
+        return answer
 
     def forced(self: Any) -> Any:
         backend, name = self.autoscaling_backend, self._get_param("AutoScalingGroupName")
@@ -193,7 +204,9 @@ def account(region: str, public_ip: str = "192.0.2.7") -> Iterator[None]:
         patch.setattr(BudgetsResponse, "describe_subscribers_for_notification", subscribers, raising=False)
         patch.setattr(BudgetsResponse, "list_tags_for_resource", lambda _: '{"ResourceTags": []}', raising=False)
         patch.setattr(IAMPolicyStatement, "is_action_permitted", aware)
+        patch.setattr(SpotInstances, "describe_spot_price_history", priced)
         patch.setattr(AutoScalingResponse, "delete_auto_scaling_group", forced)
+        patch.setattr(FakeDeleteMarker, "dispose", lambda *_, **__: None, raising=False)
         patch.setattr(elastic_ip_addresses, "random_ip", lambda: public_ip)
         reset_model_data()
         machines = get_backend("ec2")[DEFAULT_ACCOUNT_ID][region]

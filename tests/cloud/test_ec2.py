@@ -61,7 +61,7 @@ class Pool:
         stub = ActorPoolServiceStub(self.peer.channel)
         await self.peer.call(stub.Scale, ScaleRequest(workers=workers), timeout_s=PATIENCE_S)
 
-    async def refused(self, workers: int) -> str:
+    async def expect_refused(self, workers: int) -> str:
         """Ask for so many workers, and be told why there are none."""
         with pytest.raises(OverloadedError) as told:
             await self.scale(workers)
@@ -71,8 +71,8 @@ class Pool:
         stub = ActorPoolServiceStub(self.peer.channel)
         return [each.worker for each in (await self.peer.call(stub.ListWorkers, ListWorkersRequest())).workers]
 
-    async def until(self, workers: int) -> None:
-        """Wait until so many workers are connected."""
+    async def expect_workers(self, workers: int) -> None:
+        """Wait until so many workers are connected; fails if they are not in time."""
         async with asyncio.timeout(PATIENCE_S):
             while len(await self.workers()) != workers:  # noqa: ASYNC110  # a pool tells nobody
                 await asyncio.sleep(0.05)
@@ -103,8 +103,8 @@ def quick(monkeypatch) -> None:
     monkeypatch.setattr(ec2_group, "TRIES", 2)
 
 
-async def until(condition: Callable[[], bool], what: str) -> None:
-    """Wait for what AWS tells nobody."""
+async def expect(condition: Callable[[], bool], what: str) -> None:
+    """Wait for what AWS tells nobody; fails if it does not come."""
     began_s = time.monotonic()
     while not await asyncio.to_thread(condition):
         assert time.monotonic() - began_s < PATIENCE_S, what
@@ -126,13 +126,15 @@ async def test_it_passes_the_contract():
 async def test_a_group_grows_with_its_workers_up_to_its_size_and_idle_machines_end(tmp_path):
     group(most=3)
     async with running(tmp_path, idle_s="1", connect_s="10") as pool:
-        assert await pool.refused(4) == f"no actor workers: {WHERE} is looked at"
-        await pool.until(4)
+        assert await pool.expect_refused(4) == f"no actor workers: {WHERE} is looked at"
+        await pool.expect_workers(4)
         assert seen()["DesiredCapacity"] == 2
-        await until(lambda: all(each["ProtectedFromScaleIn"] for each in seen()["Instances"]), "machines are protected")
+        await expect(
+            lambda: all(each["ProtectedFromScaleIn"] for each in seen()["Instances"]), "machines are protected"
+        )
         with suppress(UnavailableError, OverloadedError):  # machines may take longer to start than a call waits
             await pool.scale(6)
-        await pool.until(6)
+        await pool.expect_workers(6)
         assert seen()["DesiredCapacity"] == 3
         before = set(instances())
         with pytest.raises(
@@ -141,11 +143,11 @@ async def test_a_group_grows_with_its_workers_up_to_its_size_and_idle_machines_e
             await pool.scale(7)
         assert (len(await pool.workers()), seen()["DesiredCapacity"]) == (6, 3)
         await pool.scale(1)
-        await until(lambda: seen()["DesiredCapacity"] == 1, "idle machines end")
+        await expect(lambda: seen()["DesiredCapacity"] == 1, "idle machines end")
         assert set(instances()) < before, "the machine with work is none that was started later"
         assert len(await pool.workers()) == 1
         await pool.scale(0)
-        await until(lambda: not instances(), "the last machine ends")
+        await expect(lambda: not instances(), "the last machine ends")
     assert seen()["DesiredCapacity"] == 0
 
 
@@ -153,19 +155,19 @@ async def test_a_machine_that_does_not_dial_in_is_ended_and_another_one_is_start
     group()
     async with running(tmp_path, boot_s="1") as pool:
         pool.machines.broken = True
-        await pool.refused(1)
-        await until(lambda: bool(instances()), "a machine is started")
+        await pool.expect_refused(1)
+        await expect(lambda: bool(instances()), "a machine is started")
         first = instances()
-        await until(lambda: bool(instances()) and instances() != first, "it is replaced")
+        await expect(lambda: bool(instances()) and instances() != first, "it is replaced")
         pool.machines.broken = False
-        await pool.until(1)
+        await pool.expect_workers(1)
 
 
 async def test_a_pool_gives_its_machines_back_and_its_lease_would(tmp_path, aws):
     group()
     async with running(tmp_path, lease_s="600") as pool:
-        await pool.refused(1)
-        await pool.until(1)
+        await pool.expect_refused(1)
+        await pool.expect_workers(1)
         [lease] = client("autoscaling").describe_scheduled_actions()["ScheduledUpdateGroupActions"]
         assert (lease["ScheduledActionName"], lease["DesiredCapacity"]) == (LEASE, 0)
         assert 590 < lease["StartTime"].timestamp() - time.time() <= 600
@@ -200,17 +202,17 @@ async def test_what_aws_refuses_is_told_and_the_pool_goes_on_when_it_may(tmp_pat
     group()
     async with running(tmp_path) as pool:
         aws_between.handles[action] = handle
-        await until_told(pool, f"autoscaling:{action} of {WHERE} failed: ", told)
+        await expect_told(pool, f"autoscaling:{action} of {WHERE} failed: ", told)
         assert seen()["DesiredCapacity"] == 0, "no machine without a lease"
         del aws_between.handles[action]
-        await pool.until(1)
+        await pool.expect_workers(1)
 
 
-async def until_told(pool: Pool, *words: str) -> None:
+async def expect_told(pool: Pool, *words: str) -> None:
     said = ""
     async with asyncio.timeout(PATIENCE_S):
         while not all(word in said for word in words):
-            said = await pool.refused(1)
+            said = await pool.expect_refused(1)
             await asyncio.sleep(0.05)
 
 
@@ -220,17 +222,19 @@ async def test_without_credentials_a_pool_waits_for_them(tmp_path, monkeypatch):
         with monkeypatch.context() as without:
             without.delenv("AWS_ACCESS_KEY_ID")
             without.delenv("AWS_SECRET_ACCESS_KEY")
-            await until_told(pool, "no AWS credentials (Unable to locate credentials); give this pool's machine a role")
-        await pool.until(1)
+            await expect_told(
+                pool, "no AWS credentials (Unable to locate credentials); give this pool's machine a role"
+            )
+        await pool.expect_workers(1)
 
 
 async def test_a_group_that_is_made_later_is_found(tmp_path):
     async with running(tmp_path) as pool:
         pool.machines.broken = True
-        await until_told(pool, f"there is no Auto Scaling {WHERE}: create it (`terraform apply`)")
+        await expect_told(pool, f"there is no Auto Scaling {WHERE}: create it (`terraform apply`)")
         group()
         pool.machines.broken = False
-        await pool.until(1)
+        await pool.expect_workers(1)
 
 
 async def test_without_a_network_a_pool_says_so(tmp_path, aws, monkeypatch):
@@ -238,10 +242,10 @@ async def test_without_a_network_a_pool_says_so(tmp_path, aws, monkeypatch):
     async with running(tmp_path, aws_s="1") as pool:
         with monkeypatch.context() as without:
             without.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-            await until_told(
+            await expect_told(
                 pool, "AWS does not answer (Could not connect to the endpoint URL", "the name of the region"
             )
-        await pool.until(1)
+        await pool.expect_workers(1)
 
 
 ACTIVITY = """<Activities><member><ActivityId>1</ActivityId><AutoScalingGroupName>actors</AutoScalingGroupName>
@@ -261,34 +265,34 @@ async def test_why_a_machine_does_not_come_is_told(tmp_path, aws_between, said, 
     async with running(tmp_path) as pool:
         aws_between.handles["DescribeAutoScalingGroups"] = changing(("<DesiredCapacity>0<", "<DesiredCapacity>1<"))
         aws_between.handles["DescribeScalingActivities"] = answering("DescribeScalingActivities", ACTIVITY % said)
-        await until_told(pool, f"{WHERE} cannot launch a machine: {told}", said)
+        await expect_told(pool, f"{WHERE} cannot launch a machine: {told}", said)
         aws_between.handles.clear()
-        await pool.until(1)
+        await pool.expect_workers(1)
 
 
 async def test_throttled_calls_lose_no_worker_and_no_machine(tmp_path, aws_between):
     group()
     async with running(tmp_path, idle_s="0.5") as pool:
-        await pool.refused(3)
-        await pool.until(3)
+        await pool.expect_refused(3)
+        await pool.expect_workers(3)
         workers, machines_ = await pool.workers(), instances()
         calls = len(aws_between.calls)
         for action in ("DescribeAutoScalingGroups", "SetInstanceProtection", "SetDesiredCapacity"):
             aws_between.handles[action] = failing("Throttling", "Rate exceeded")
-        await until(lambda: len(aws_between.calls) > calls + 6, "it is called again and again")
+        await expect(lambda: len(aws_between.calls) > calls + 6, "it is called again and again")
         assert (await pool.workers(), list(pool.machines.running)) == (workers, machines_)
         await pool.scale(4)  # there is room for it, without AWS
         aws_between.handles.clear()
         await pool.scale(0)
-        await until(lambda: not instances(), "idle machines end")
+        await expect(lambda: not instances(), "idle machines end")
 
 
 async def test_a_machine_that_its_group_ends_is_let_go_once_its_workers_have_left(tmp_path, aws_between):
     group()
     aws_between.handles["CompleteLifecycleAction"] = answering("CompleteLifecycleAction")
     async with running(tmp_path, slots=1) as pool:
-        await pool.refused(1)
-        await pool.until(1)
+        await pool.expect_refused(1)
+        await pool.expect_workers(1)
         [leaving] = instances()
 
         def ends(given, forward):
@@ -297,7 +301,7 @@ async def test_a_machine_that_its_group_ends_is_let_go_once_its_workers_have_lef
             return status, before + found + after.replace("InService", "Terminating:Wait", 1)
 
         aws_between.handles["DescribeAutoScalingGroups"] = ends
-        await until(lambda: bool(aws_between.made("CompleteLifecycleAction")), "its hook is completed")
+        await expect(lambda: bool(aws_between.made("CompleteLifecycleAction")), "its hook is completed")
         call = aws_between.made("CompleteLifecycleAction")[0]
         assert (call["LifecycleHookName"], call["InstanceId"]) == ("leave", leaving)
         assert (call["LifecycleActionResult"], call["AutoScalingGroupName"]) == ("CONTINUE", "actors")
@@ -305,8 +309,8 @@ async def test_a_machine_that_its_group_ends_is_let_go_once_its_workers_have_lef
         client("autoscaling").terminate_instance_in_auto_scaling_group(
             InstanceId=leaving, ShouldDecrementDesiredCapacity=False
         )  # as AWS goes on, which replaces it
-        await until(lambda: len(instances()) == 1 and instances() != [leaving], "another machine is started")
-        await pool.until(1)
+        await expect(lambda: len(instances()) == 1 and instances() != [leaving], "another machine is started")
+        await pool.expect_workers(1)
 
 
 def doctor(**environment: str) -> dict[str, str]:

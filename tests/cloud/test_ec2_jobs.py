@@ -25,6 +25,8 @@ pytestmark = [pytest.mark.cloud, pytest.mark.timeout(900), pytest.mark.usefixtur
 ROUNDS = 6
 JOB = {"actors": {"count": 4, "envs": 8, "steps": 1500}, "stop": {"rounds": ROUNDS}}
 PATIENCE_S = 200.0
+SPOT_USD_H = 0.00001
+"""Of every type in moto."""
 DRAIN_S = 110.0
 """A machine that is announced to end in two minutes has no worker any more by then, also if this machine is busy."""
 
@@ -89,6 +91,8 @@ async def test_an_interrupted_machine_changes_no_weight(
         while len(await workers(running)) < 4:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
     assert (run.status.state, run.status.reason) == ("SUCCEEDED", f"{ROUNDS} rounds done")
+    used = [each for record in folder.records() for each in record.machines if each.pool == "actor"]
+    assert {each.id for each in used if each.usd_h == SPOT_USD_H} == {each.id for each in used}, "as AWS was asked"
     repeated = [each for record in folder.records() for each in record.invocations if each.attempt > 1]
     assert drained_s <= DRAIN_S
     record_property("machine free after, s", round(drained_s, 1))
