@@ -29,18 +29,14 @@ from marless.fleet.launchers.base import ACCEPTED, Launch, Options, Order, Progr
 from marless.fleet.session import WorkerOptions, work, worker_options
 from marless.fleet.watchdog import Watchdog
 from marless.nets.acting import ActingState
-from marless.rpc.caches import Caches
-from marless.rpc.client import Peer
-from marless.rpc.param_store import ParamStore
 from marless.rpc.process import configure_logging
-from marless.rpc.relay import Relay
 from marless.rpc.roles import Role
 from marless.rpc.server import run
 from marless.rpc.v1 import actor_pool_pb2
-from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 from services.actor_pool.__main__ import build
 from services.actor_pool.actor import Actor
 from services.actor_pool.config import parse
+from services.actor_pool.worker import run as run_worker
 
 WORKERS_A_PROCESS = 500
 CONNECT_S = 300.0
@@ -126,7 +122,9 @@ class Crowd:
 class _SameRollout(Actor):
     """An actor that plays a rollout once in its process."""
 
-    played: Rollouts
+    def __init__(self, played: Rollouts, *parts: Any) -> None:  # Any: as of an actor
+        super().__init__(*parts)
+        self.played = played
 
     def _act(
         self, task: actor_pool_pb2.RolloutTask, acting: Mapping[str, ActingState], stop: threading.Event
@@ -137,41 +135,21 @@ class _SameRollout(Actor):
         return self.played[key]
 
 
-async def _worker(options: WorkerOptions, played: Rollouts) -> None:
-    """As `services.actor_pool.worker.run`."""
-    pool = Peer(options.pool, options.security, "actor_pool")
-    store = Peer(options.param_store, options.security, "param_store")
-    caches = Caches(ParamStore(store), options.caches, options.security, options.worker)
-    relay = Relay(options.relay, options.security) if options.relay else None
-    actor = _SameRollout(ParamStore(store), options.security, caches, relay)
-    actor.played = played
-    through = relay.peer if relay and await relay.serves() else pool
-    stub = ActorPoolServiceStub(through.channel)
-    try:
-        await work(options, through, stub.Work, actor.run)
-    finally:
-        await actor.close()
-        if relay:
-            await relay.close()
-        await caches.close()
-        await store.close()
-        await pool.close()
-
-
 class _LightActor(_SameRollout):
     """An actor that leaves it to its host to read weights."""
 
-    host: Host
+    def __init__(self, played: Rollouts, options: WorkerOptions, host: Host) -> None:
+        as_relay: Any = host  # Any: it has the methods of a relay that an actor calls
+        super().__init__(played, host.store, options.security, None, as_relay)
+        self.host = host
 
     async def _pull(self, task: actor_pool_pb2.RolloutTask) -> dict[str, ActingState]:
         return await self.host.acting(task)
 
 
 async def _light_worker(options: WorkerOptions, played: Rollouts, host: Host) -> None:
-    as_relay: Any = host  # Any: it has the methods of a relay that an actor calls
     work_of_it: Any = host.work  # Any: as a stub's
-    actor = _LightActor(host.store, options.security, relay=as_relay)
-    actor.played, actor.host = played, host
+    actor = _LightActor(played, options, host)
     try:
         await work(options, host.pool, work_of_it, actor.run)
     finally:
@@ -189,7 +167,9 @@ async def host(make: Callable[[str, Handover], WorkerOptions]) -> None:
             name = told["start"]
             options = make(name, Handover(told["ticket"], told["token"]))
             shared = shared or _shared(options)
-            worker = _light_worker(options, played, shared) if shared else _worker(options, played)
+            worker = (
+                _light_worker(options, played, shared) if shared else run_worker(options, partial(_SameRollout, played))
+            )
             running[name] = asyncio.create_task(_ended(name, worker))
         elif task := running.pop(told["stop"], None):
             task.cancel()

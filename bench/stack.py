@@ -76,7 +76,7 @@ class Stack:
         peaks: dict[str, float] = {}
         for name, process in self.processes.items():
             kind = name.partition("-")[0]
-            peaks[kind] = max(peaks.get(kind, 0.0), _peak_kib(process.pid) * 1024 / 1e6)
+            peaks[kind] = max(peaks.get(kind, 0.0), peak_mb(process.pid))
         return peaks
 
 
@@ -85,9 +85,10 @@ def _cpu_s(pid: int) -> float:
     return time.clock_gettime(~pid << 3 | 2)
 
 
-def _peak_kib(pid: int) -> int:
+def peak_mb(pid: int) -> float:
+    """The largest memory that a process has had resident, in MB of 10^6 bytes."""
     lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024 / 1e6
 
 
 def _address(place: Path, host: str, service: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from marless.fleet.session import WorkerOptions, serve, work
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceAsyncStub
 
 
-async def run(options: WorkerOptions) -> None:
+async def run(options: WorkerOptions, make: Callable[..., Actor] = Actor) -> None:
     """Connect to the pool, and run its tasks until it releases this worker."""
     pool = Peer(options.pool, options.security, "actor_pool")
     store = Peer(options.param_store, options.security, "param_store")
     caches = Caches(ParamStore(store), options.caches, options.security, options.worker)
     relay = Relay(options.relay, options.security) if options.relay else None
-    actor = Actor(ParamStore(store), options.security, caches, relay)
+    actor = make(ParamStore(store), options.security, caches, relay)
     through = relay.peer if relay and await relay.serves() else pool
     stub: ActorPoolServiceAsyncStub = ActorPoolServiceStub(through.channel)
     try:
