@@ -29,6 +29,8 @@ from marless.limits import MAX_CARRY_BYTES
 from marless.record import LaneRecord
 
 PARTS = ("acting", "learning")
+EARLIER = "earlier"
+"""The part "acting" of the version before, if that one acts in the next round (schedule `pipelined`)."""
 MANIFEST = "manifest.json"
 MOST_MANIFEST_BYTES = 2**22
 _LONGEST_NAME_BYTES = 200
@@ -257,7 +259,7 @@ def _text(value: object) -> str:
 
 
 def _part(value: str) -> str:
-    if value not in PARTS:
+    if value not in (*PARTS, EARLIER):
         raise ValueError(value)
     return value
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import Any, Literal
 
@@ -99,7 +99,7 @@ def changes(records: Sequence[RoundRecord]) -> tuple[Change, ...]:
     """Every change of groups or actors, in order; the first round's decisions count as changes."""
     found: list[Change] = []
     before: RoundRecord | None = None
-    for record in records:
+    for record in as_acted(records):
         for kind, what in _changed(before, record):
             if what:
                 decision = _decision(record, kind)
@@ -111,6 +111,7 @@ def changes(records: Sequence[RoundRecord]) -> tuple[Change, ...]:
 
 def chapters(records: Sequence[RoundRecord]) -> tuple[Chapter, ...]:
     """All rounds in a form that people can read: grouped by equal groups, and within those by the kind of reason."""
+    records = as_acted(records)
     openings = {change.round: change for change in changes(records) if change.decision.kind == "sharing"}
     starts = [index for index, record in enumerate(records) if record.round in openings]
     found = []
@@ -125,6 +126,29 @@ def chapters(records: Sequence[RoundRecord]) -> tuple[Chapter, ...]:
         )
         found.append(chapter)
     return tuple(found)
+
+
+def as_acted(records: Sequence[RoundRecord]) -> tuple[RoundRecord, ...]:
+    """The rounds, each with the scaling decision that its number of actors follows from.
+
+    Where rounds overlap, the decision that is recorded with a round's groups is on the actors of the round after it.
+    """
+    found = list(records[:1])
+    for before, record in pairwise(records):
+        found.append(replace(record, decisions=acted(before, record)) if before.ahead else record)
+    return tuple(found)
+
+
+def acted(before: RoundRecord | None, record: RoundRecord) -> tuple[Decision, ...]:
+    """The decisions that a round's groups and number of actors follow from; `before` is the round before it."""
+    if before is None or not before.ahead:
+        return record.decisions
+    return tuple(
+        each
+        for kind, decisions in (("scaling", before.decisions), ("sharing", record.decisions))
+        for each in decisions
+        if each.kind == kind
+    )
 
 
 def _changed(before: RoundRecord | None, now: RoundRecord) -> Iterator[tuple[Kind, What | None]]:

@@ -155,6 +155,7 @@ class PhaseSeconds:
     """Seconds of a round by phase, as measured by the coordinator."""
 
     rollout: float
+    """Seconds that the round waited for its actors: all that they took, unless they began beside an earlier update."""
     update: float
     evaluation: float
     """Seconds that the round took after its update because of evaluations."""
@@ -243,6 +244,8 @@ class RoundRecord:
     earlier_evaluation: Evaluation | None = None
     """Returns of the greedy policies that an earlier round published, if they were evaluated during the update of this
     round."""
+    ahead: int = 0
+    """Number of actors of the next round that began beside this round's update; 0 under schedule `synchronous`."""
     idle_s: float | None = None
     """Seconds between the end of the round before and the start of this one, by a monotonic clock. None for the first
     round, and after an interruption, when no coordinator ran the job all the way between the two rounds."""

@@ -167,6 +167,9 @@ class AlgorithmConfig(Strict):
 
     family: ClassVar[str] = ""
     """Algorithms of one family can start from each other's policies; "": the algorithm is a family of its own."""
+    learns_from_earlier: ClassVar[bool] = False
+    """True if it learns from trajectories of earlier versions of its policies: because it corrects for the policies
+    that acted, as recorded, or because it learns from whatever is in its replay. Needed by schedule `pipelined`."""
     name: str
 
     def samples(self, sampled: int, steps: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -47,6 +47,7 @@ class ReplaySpec(Strict):
 class OffPolicyConfig(AlgorithmConfig):
     """Settings common to the Q-learning and the deterministic policy gradient families."""
 
+    learns_from_earlier: ClassVar[bool] = True
     lr: Rate = Field(5e-4, description="learning rate of policies, and of a mixer")
     optimizer: Literal["adam", "rmsprop"] = Field("adam", description="optimizer of all nets")
     optimizer_eps: float = Field(1e-5, gt=0, description="ε in the optimizer's denominator")

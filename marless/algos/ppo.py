@@ -86,6 +86,8 @@ class ActorCriticConfig(RewardConfig):
 class PPOConfig(ActorCriticConfig):
     """Settings of the clipped surrogate, beside those of the family."""
 
+    learns_from_earlier: ClassVar[bool] = True
+    """Its ratios are to the log-probabilities that the actors recorded."""
     clip: Rate = Field(0.2, description="ε of the clipped surrogate")
 
 

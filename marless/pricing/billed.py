@@ -93,7 +93,8 @@ class LambdaMeter:
             yield Charge(use.function, use.group, "work", rate.of(memory_mb * duration_ms))
             yield Charge(use.function, use.group, "request", self._request.of(1))
         if self._provisioned:
-            yield Charge("actor", "", "ready", self._ready.of(record.actors * self._actor_mb * span.length_ms))
+            actors = max(record.actors, record.ahead)
+            yield Charge("actor", "", "ready", self._ready.of(actors * self._actor_mb * span.length_ms))
 
 
 @dataclass
@@ -168,7 +169,7 @@ class FargateMeter:
 class Ec2Meter:
     """AWS EC2: machines of one type, billed by the second with a minimum; enough for the larger phase of a round.
 
-    An evaluation during the update needs room beside the learners.
+    Actors of the next round and an evaluation during the update need room beside the learners.
     """
 
     def __init__(self, functions: FunctionsSpec, prices: Prices) -> None:
@@ -224,9 +225,11 @@ def need_of(record: RoundRecord, uses: Sequence[Use], functions: FunctionsSpec) 
 
 
 def _during_update(record: RoundRecord, uses: Sequence[Use], functions: FunctionsSpec) -> Need:
-    """The capacity for all functions that ran during the update: learners, and an evaluation of earlier policies."""
+    """The capacity for all functions that ran during the update: learners, actors of the next round, and an evaluation
+    of earlier policies.
+    """
     evaluations = sum(each.during_update for each in record.invocations)
-    return _capacity(functions, actors=evaluations, learners=len(learners_at_once(uses)))
+    return _capacity(functions, actors=evaluations + record.ahead, learners=len(learners_at_once(uses)))
 
 
 def _capacity(functions: FunctionsSpec, *, actors: int = 0, learners: int = 0) -> Need:
@@ -237,12 +240,14 @@ def _capacity(functions: FunctionsSpec, *, actors: int = 0, learners: int = 0) -
 
 
 def actors_at_once(record: RoundRecord) -> int:
-    """Number of actors that run at the same time: those of the round, or of an evaluation, which are actors too.
+    """Number of actors that run at the same time: those of the round, or of an evaluation, which are actors too; or
+    those that ran beside its update, of the next round and of an evaluation of earlier policies.
 
     A round that ran two evaluations ran one after the other.
     """
     evaluations = [each.during_update for each in record.invocations if each.function == "evaluation"]
-    return max(record.actors, sum(evaluations), len(evaluations) - sum(evaluations))
+    beside = sum(evaluations) + record.ahead
+    return max(record.actors, beside, len(evaluations) - sum(evaluations))
 
 
 def learners_at_once(uses: Sequence[Use]) -> list[Use]:

@@ -194,6 +194,8 @@ class _Walk:
         self._history: deque[RoundRecord] = deque(maxlen=HISTORY_ROUNDS)
         self._before: RoundRecord | None = None
         self._cost: RoundCost | None = None
+        self._decided = 0
+        """The number of actors that was decided with the round before."""
         self._timelines = Timelines.of(job.schedule)
         self._recorded_run = self._replayed_run = ModelledRun(VirtualRun(job.schedule))
 
@@ -211,9 +213,9 @@ class _Walk:
     def step(self, number: int) -> Step:
         """Decide on a round; rebuild, model and bill it."""
         recorded = self._records[number]
-        plan = self._plan(recorded)
+        plan, ahead = self._plan(recorded)
         found = rebuild(self._source(number, plan), plan, self.machine, before=self._before, timelines=self._timelines)
-        replayed = self._before = replace(found.record, machines=())
+        replayed = self._before = replace(found.record, machines=(), ahead=ahead if recorded.ahead else 0)
         self._timelines = found.timelines
         functions, slots = self.machine.functions, self.machine.slots
         recorded_s, self._recorded_run = self._recorded_run.after(recorded, functions, slots)
@@ -230,11 +232,14 @@ class _Walk:
             assumed=found.assumed,
         )
 
-    def _plan(self, recorded: RoundRecord) -> Plan:
+    def _plan(self, recorded: RoundRecord) -> tuple[Plan, int]:
+        """The plan of the next round, and the number of actors that is decided with it: its own, or the next one's."""
         job, history = self._job, tuple(self._history)
         decided = decide(job, history, self._budget())
-        return Plan(
-            actors=decided.actors,
+        ahead = recorded.round > 0 and self._records[recorded.round - 1].ahead > 0
+        actors, self._decided = (self._decided if ahead else decided.actors), decided.actors
+        plan = Plan(
+            actors=actors,
             groups=decided.groups,
             functions=job.functions(decided.groups),
             decisions=decided.decisions,
@@ -242,6 +247,7 @@ class _Walk:
             similarity=job.sharing.asks(history, recorded.returns),
             pooling=job.spec.sharing.samples,
         )
+        return plan, decided.actors
 
     def _budget(self) -> Budget | None:
         spec = self._job.spec

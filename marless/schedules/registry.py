@@ -6,7 +6,10 @@ from marless.registry import Registry
 from marless.schedules.base import Schedule, ScheduleConfig, ScheduleKind
 
 SCHEDULES: Registry[ScheduleKind] = Registry(
-    "schedule", "marless.schedules", "SCHEDULE", {name: f"marless.schedules.{name}" for name in ("synchronous",)}
+    "schedule",
+    "marless.schedules",
+    "SCHEDULE",
+    {name: f"marless.schedules.{name}" for name in ("synchronous", "pipelined")},
 )
 
 schedule = SCHEDULES.find

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from itertools import islice
 
 from marless.record import Returns, RoundRecord
 from marless.round_file import lines_backwards, may_be_evaluated, parse, spent_s
@@ -47,7 +48,12 @@ class Journal:
     @property
     def history(self) -> tuple[RoundRecord, ...]:
         """The newest rounds, HISTORY_ROUNDS at most, oldest first."""
-        return tuple(self._history)
+        return tuple(islice(self._history, max(len(self._history) - HISTORY_ROUNDS, 0), None))
+
+    @property
+    def before_last(self) -> tuple[RoundRecord, ...]:
+        """As `history` was before the newest round was recorded."""
+        return tuple(self._history)[:-1]
 
     @property
     def last(self) -> RoundRecord | None:
@@ -70,7 +76,7 @@ class Journal:
         return self.last.env_steps if self.last else 0
 
     def _clear(self) -> None:
-        self._history: deque[RoundRecord] = deque(maxlen=HISTORY_ROUNDS)
+        self._history: deque[RoundRecord] = deque(maxlen=HISTORY_ROUNDS + 1)
         self.greedy: Returns | None = None
         """Returns of the newest evaluation."""
         self.trained_s = 0.0
@@ -81,10 +87,10 @@ class Journal:
         path = self._folder.rounds_path
         for line in lines_backwards(path):
             self.trained_s += spent_s(path, line)
-            if len(self._history) < HISTORY_ROUNDS or (self.greedy is None and may_be_evaluated(line)):
+            if len(self._history) <= HISTORY_ROUNDS or (self.greedy is None and may_be_evaluated(line)):
                 record = parse(path, line)
                 self.greedy = self.greedy or record.newest_evaluation
-                if len(self._history) < HISTORY_ROUNDS:
+                if len(self._history) <= HISTORY_ROUNDS:
                     self._history.appendleft(record)
         for record in self._history:
             self.costs.put(record)

@@ -17,6 +17,9 @@ from marless.rpc.v1.learner_pool_pb2 import Measure
 from services.coordinator.journal import Journal
 from services.coordinator.pools import Versions
 
+FIRST_VERSION = 1
+"""The first version of every policy that was not restored from a checkpoint."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -56,6 +59,27 @@ class Planner:
             decisions=decided.decisions,
             lanes=journal.last.lanes if journal.last else (),
             ending=ending,
+        )
+
+    def again(self) -> Plan:
+        """The plan of the newest recorded round, for the rollout of the next one that was decided with it.
+
+        Its groups and their number of actors are those of the record; its versions are those that the groups start
+        from.
+        """
+        history, last = self._journal.before_last, self._journal.last
+        assert last is not None  # the caller has seen its record
+        groups = tuple(Group(each.policy, each.agents, each.source) for each in last.groups)
+        newest = history[-1].versions if history else dict.fromkeys(last.versions, FIRST_VERSION)
+        return Plan(
+            round=last.round,
+            env_steps=history[-1].env_steps if history else 0,
+            groups=groups,
+            actors=last.ahead or decide(self._job, history, None).actors,  # none began beside what was the last round
+            versions={group.start: newest[group.start] for group in groups},
+            decisions=last.decisions,
+            lanes=last.lanes,
+            ending="",
         )
 
     def _budget(self) -> Budget | None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from marless.explanation import acted
 from marless.machine import MachineRecord
 from marless.record import Decision, Evaluation, GroupRecord, LaneRecord, PhaseSeconds, RoundRecord, Summary
 from services.coordinator.journal import Journal
@@ -16,9 +17,9 @@ from services.coordinator.timing import RoundTimes, Timing
 
 
 def trained(
-    job: str, plan: Plan, pending: Pending, update: Update, *, times: RoundTimes, update_s: float
+    job: str, plan: Plan, pending: Pending, update: Update, *, times: RoundTimes, update_s: float, ahead: int = 0
 ) -> RoundRecord:
-    """The record of a round after its update, without evaluations."""
+    """The record of a round after its update, without evaluations; `ahead` is that of the record."""
     versions = {**plan.versions, **update.versions}
     groups = (
         GroupRecord(policy=g.policy, agents=g.agents, version=versions[g.policy], source=g.source) for g in plan.groups
@@ -41,6 +42,7 @@ def trained(
         decisions=plan.decisions,
         distances=update.distances,
         lanes=pending.lanes,
+        ahead=ahead,
     )
 
 
@@ -92,7 +94,7 @@ def changes(before: RoundRecord | None, record: RoundRecord) -> Iterator[tuple[s
     """
     if before is None:
         return
-    why = {decision.kind: decision for decision in record.decisions}
+    why = {decision.kind: decision for decision in acted(before, record)}
     together = {agent: set(group.agents) for group in before.groups for agent in group.agents}
     joined = [group for group in record.groups if any(not set(group.agents) <= together[a] for a in group.agents)]
     parted = [group for group in record.groups if any(not together[a] <= set(group.agents) for a in group.agents)]

@@ -20,13 +20,11 @@ from marless.rpc.concurrency import to_the_end
 from marless.rpc.param_store import Listing
 from services.coordinator.journal import Journal
 from services.coordinator.logs import JobLog
+from services.coordinator.planning import FIRST_VERSION
 from services.coordinator.pools import Pools, Versions
 from services.coordinator.run_folder import RunFolder
 from services.coordinator.snapshots import Snapshots
 from services.coordinator.start import load
-
-FIRST_VERSION = 1
-"""The first version of every policy that was not restored from a checkpoint."""
 
 
 class Recovery:
@@ -46,18 +44,19 @@ class Recovery:
         """The epoch under which this coordinator publishes; 0 before it has acquired one."""
         self._opened = False
 
-    async def stand(self, *, rolled_out: bool) -> Versions:
+    async def stand(self, *, rolled_out: bool, acting: Versions) -> Versions:
         """Recover the job and declare it to the learner pool; returns the versions that its next round starts from.
 
         Args:
             rolled_out: That round's rollout is done, and its trajectories were in the learner pool.
+            acting: The versions that act in that round if they are older than those it starts from.
 
         Raises transient errors (see `patience.PASSING`), and SpecError if the checkpoint it starts from does not fit.
         """
         if not self.epoch:
             await self._begin_epoch()
         present, last = await self._pools.store.list(self._id), self._journal.last
-        if last and not _has(present, last):
+        if last and not (_has(present, last) and (rolled_out or _has_versions(present, acting))):
             await self._restore(present)
         elif not last and not rolled_out and not self._opened:
             await self._forget(present)  # left by an earlier job of this id, or by this one before its first round
@@ -124,6 +123,10 @@ class Recovery:
 
 def _has(present: Listing, last: RoundRecord) -> bool:
     """True if the store has the versions of all policies and the carries of all lanes after this round."""
+    lanes = all(carries.is_among(present.policies, lane) for lane in last.lanes)
+    return lanes and _has_versions(present, last.versions)
+
+
+def _has_versions(present: Listing, versions: Versions) -> bool:
     policies = present.policies
-    weights = all(name in policies and version in policies[name].versions for name, version in last.versions.items())
-    return weights and all(carries.is_among(policies, lane) for lane in last.lanes)
+    return all(name in policies and version in policies[name].versions for name, version in versions.items())

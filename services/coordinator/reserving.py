@@ -23,15 +23,24 @@ class Reserving:
         self._pools = pools
         self._cancelled = cancelled
         self._show = show
-        self.kept = 0
-        """Number of actors of the next round for which room is reserved already."""
+        self._kept = (0, 0)
+        """A round, and the number of its actors for which room is reserved already."""
+
+    def keep(self, round_: int, actors: int) -> None:
+        """The learner pool has reserved room for so many actors of this round."""
+        self._kept = (round_, actors)
+
+    def forget(self) -> None:
+        """Nothing is known to be reserved, as after a failure."""
+        self._kept = (0, 0)
 
     async def make_sure(self, round_: int, actors: int, epoch: int) -> bool:
         """Return once room for `actors` actors is reserved: True if the job had to wait longer than SHOWN_AFTER_S.
 
         Raises the errors of `Pools.reserve`, and CancelledJobError if the job is cancelled while it waits.
         """
-        if actors <= self.kept:
+        kept_round, kept = self._kept
+        if round_ == kept_round and actors <= kept:
             return False
         asking = asyncio.create_task(self._pools.reserve(self._id, self._job, round_, actors, epoch=epoch))
         cancelled = asyncio.create_task(self._cancelled.wait())

@@ -18,6 +18,21 @@ class RolledOut:
         self._folder = folder
         self._journal = journal
         self._found: tuple[Pending, ...] = ()
+        self._begun: dict[int, int] = {}
+        """Number of actors of rollouts that have begun since the last failure, by round."""
+
+    def begin(self, round_: int, actors: int) -> None:
+        """Note that the rollout of a round begins."""
+        self._begun[round_] = actors
+
+    def interrupted(self) -> None:
+        """Rollouts that were under way have been cancelled."""
+        self._begun.clear()
+
+    def actors(self, round_: int) -> int:
+        """Number of actors of a round that is rolled out, or of which the rollout has begun; 0 for other rounds."""
+        done = {pending.round: pending.actors for pending in self.found}
+        return done.get(round_, 0) or self._begun.get(round_, 0)
 
     async def read(self) -> None:
         """Read what an earlier coordinator has left."""
@@ -25,6 +40,7 @@ class RolledOut:
 
     def put(self, pending: Pending) -> None:
         """Add the result of the next round's rollout, and write pending.json."""
+        self._begun.pop(pending.round, None)
         self._found = (*self.found, pending)
         self._folder.write_pending(self._found)
 

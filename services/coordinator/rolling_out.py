@@ -36,6 +36,7 @@ class RollingOut:
     async def run(self, round_: int, plan: Plan) -> None:
         """Run the actors of a round by this plan, and write the outcome to pending.json before its update."""
         epoch, journal = self.recovery.epoch, self.journal
+        self.rolled_out.begin(round_, plan.actors)
         waited = await self.room.make_sure(round_, plan.actors, epoch)
         if round_ == journal.rounds:  # no earlier round is being trained: the job waits for these actors
             if waited:

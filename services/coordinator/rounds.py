@@ -28,7 +28,7 @@ from services.coordinator.logs import JobLog
 from services.coordinator.machines import Machines
 from services.coordinator.patience import PASSING, Patience, doing
 from services.coordinator.planning import Plan, Planner
-from services.coordinator.pools import Pools
+from services.coordinator.pools import Pools, Versions
 from services.coordinator.recovery import Recovery
 from services.coordinator.reserving import Reserving
 from services.coordinator.rolled_out import RolledOut
@@ -205,6 +205,7 @@ class JobRun:
                 return await self._go_on(await self._stand())
             except PASSING as trouble:
                 self._timing.interrupted()
+                self._rolled_out.interrupted()
                 await self._bear(trouble)
 
     async def _go_on(self, plan: Plan) -> str:
@@ -219,7 +220,13 @@ class JobRun:
                     under_way.start(self._job.schedule.due(self._state()), partial(self._do, plan))
                     await under_way.until_one_ends()
                 self._settle()
+                if self._rolled_out.actors(self._journal.rounds):  # it began beside the update
+                    self._timing.begin(self._journal.rounds)
                 plan = self._planner.plan(self._journal.versions, stopping.ending(self._job.spec.stop, self._journal))
+
+    def _acting(self) -> Versions:
+        """The versions that act in the next round, if they are older than the newest ones."""
+        return self._planner.again().versions if self._job.schedule.ahead and self._journal.rounds else {}
 
     def _state(self) -> State:
         """What is durable, as schedules see it."""
@@ -233,8 +240,7 @@ class JobRun:
         """Execute a command of the schedule; `plan` is that of the round that is trained next."""
         match command:
             case RollOut(round_, decided):
-                assert decided == plan.round
-                await self._rolling_out.run(round_, plan)
+                await self._rolling_out.run(round_, plan if decided == plan.round else self._planner.again())
             case Train():
                 before = self._journal.last
                 await self._settling.done()
@@ -251,7 +257,7 @@ class JobRun:
 
     async def _bear(self, trouble: MarlessError) -> None:
         """Wait before a retry; raises `trouble` if it has lasted too long."""
-        self._room.kept = 0
+        self._room.forget()
         self._folder.check_owned()
         if isinstance(trouble, FencedError):
             self._recovery.epoch, self._fenced = 0, self._fenced + 1
@@ -274,7 +280,7 @@ class JobRun:
         if not self._patience.waiting:
             self._show("starting learners")
         async with self._cancellation.abandoning():
-            versions = await self._recovery.stand(rolled_out=bool(self._rolled_out.found))
+            versions = await self._recovery.stand(rolled_out=bool(self._rolled_out.found), acting=self._acting())
             await self._rolled_out.keep_those_with(self._lanes)
         if self.status.state != "RUNNING":
             self._set(state="RUNNING", reason="training")
@@ -312,7 +318,8 @@ class JobRun:
             algorithm=self._job.spec.algorithm.name,
             groups={group.policy: group.agents for group in last.groups},
         )
-        await self._recovery.snapshots.save(progress, last.versions, last.lanes, spec.keep)
+        versions = self._journal.versions, self._acting()
+        await self._recovery.snapshots.save(progress, *versions, last.lanes, spec.keep)
         self._settling.begin()
 
     async def _end(self, state: str, reason: str) -> None:

@@ -60,9 +60,11 @@ class Training:
         async with self.evaluations.beside(before, self.recovery.epoch) as evaluating:
             async with self.steps.step(plan.round, "learners update"):
                 update, machines = await both(self._update(plan, pending), self.machines.look())
-            self.room.kept, update_s = update.room, updating.seconds
+            self.room.keep(plan.round + 1, update.room)
+            update_s = updating.seconds
             earlier, earlier_s = await self._evaluated(plan, evaluating)
-        record = recording.trained(self.job_id, plan, pending, update, times=times, update_s=update_s)
+        ahead = self.rolled_out.actors(plan.round + 1)
+        record = recording.trained(self.job_id, plan, pending, update, times=times, update_s=update_s, ahead=ahead)
         record = recording.with_earlier(record, before, earlier)
         own_policies = self.evaluations.of(record, self.recovery.epoch) if self.is_last(record) else None
         own, own_s = await self._evaluated(plan, own_policies)

@@ -66,7 +66,9 @@ class _OpenJob:
     epoch: int
     """Epoch of the coordinator that opened the job last: only its actors may upload."""
     round: int
-    """The next round to be trained: trajectories of all others are refused."""
+    """The next round to be trained."""
+    ahead: int
+    """How many rounds after that one may be rolled out already; trajectories of all others are refused."""
     waiting: dict[tuple[int, int], TrajectoryFile] = field(default_factory=dict)
     """The accepted trajectories by (round, actor index)."""
     kept: dict[Path, int] = field(default_factory=dict)
@@ -104,16 +106,18 @@ class Intake:
         """Bytes of trajectories that are buffered or being uploaded, and bytes reserved for others."""
         return self.room.held_bytes
 
-    def open(self, job: str, schema: TrajectorySchema, *, epoch: int, round_: int) -> None:
-        """Accept uploads of a job's next round under this epoch; a job that is open already keeps its trajectories.
+    def open(self, job: str, schema: TrajectorySchema, *, epoch: int, round_: int, ahead: int = 0) -> None:
+        """Accept uploads of a job's next round, and of those `ahead` after it, under this epoch.
+
+        A job that is open already keeps its trajectories of these rounds.
 
         Trajectories that were accepted under an earlier epoch stay valid, as they depend only on the job's seed, the
         round and the versions. The epoch decides which coordinator's actors may upload from now on.
         """
         known = self._jobs.get(job)
-        if known is None or known.schema != schema:
+        if known is None or (known.schema, known.ahead) != (schema, ahead):
             self.close(job)
-            self._jobs[job] = _OpenJob(schema, epoch, round_)
+            self._jobs[job] = _OpenJob(schema, epoch, round_, ahead)
             self.reservations.open(job, least_bytes=schema.bytes_with(0), usual_bytes=schema.bytes_with(schema.batch))
         elif known.round != round_:  # also back to a round whose update was not recorded, or whose versions were lost
             self._go_to(job, round_)
@@ -153,7 +157,10 @@ class Intake:
     async def reserve(self, request: learner_pool_pb2.ReserveRequest) -> None:
         """Reserve room for a round before its actors run; see `Reservations.reserve`."""
         self.check_epoch(request.job, request.epoch)
-        await self.reservations.reserve(request.job, request.round, request.actors, request.idle_s)
+        await self.reservations.reserve(
+            *(request.job, request.round, request.actors, request.idle_s),
+            beside_bytes=self._before_bytes(request.job, request.round),
+        )
 
     def spare(self) -> Path:
         """An unused path for another file of a round; see `keep`."""
@@ -279,7 +286,9 @@ class Intake:
         known = self._known(header.job)
         if header.round < known.round:
             raise StaleError(f"job {header.job}: round {header.round + 1} has passed, round {known.round + 1} is next")
-        if header.round > known.round:  # an error of the caller: the versions that it starts from do not exist
+        if (
+            header.round > known.round + known.ahead
+        ):  # an error of the caller: the versions that it starts from do not exist
             raise JobStateError(
                 f"job {header.job}: round {header.round + 1} has not begun, round {known.round + 1} is next"
             )
@@ -290,10 +299,25 @@ class Intake:
         self._claim.drop()
 
     def _go_to(self, job: str, round_: int) -> int:
-        """Drop all trajectories, and accept those of `round_`; returns for how many of its actors room is reserved."""
-        self._empty(job)
-        self._jobs[job].round = round_
+        """Accept trajectories of `round_` and those ahead of it, and drop those of other rounds.
+
+        Returns for how many actors of `round_` room is reserved.
+        """
+        known = self._jobs[job]
+        for key in [key for key in known.waiting if not round_ <= key[0] <= round_ + known.ahead]:
+            self._drop(known.waiting.pop(key))
+        for path in list(known.kept):
+            self.drop(job, path)
+        known.round = round_
         return self.reservations.keep(job, round_)
+
+    def _before_bytes(self, job: str, round_: int) -> int:
+        """Bytes of files that are needed until rounds before this one are trained."""
+        known = self._known(job)
+        if round_ <= known.round:
+            return 0
+        files = (file.size_bytes for (number, _), file in known.waiting.items() if number < round_)
+        return sum(files) + sum(known.kept.values())
 
     def _known(self, job: str) -> _OpenJob:
         if job not in self._jobs:

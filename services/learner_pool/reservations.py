@@ -45,6 +45,8 @@ class _Holding:
     updating: bool = False
     touched_s: float = 0.0
     idle_s: float = float("inf")
+    trained: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the files of a round are dropped because it is trained."""
     reserving: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
@@ -75,6 +77,7 @@ class Reservations:
         """Cancel a job's reservation; its uploads in progress give their room back when they end."""
         self._change(job, holding := self._jobs.pop(job), promised=0)
         holding.actors = 0
+        holding.trained.set()
 
     def check(self, job: str, actors: int, beside_bytes: int) -> None:
         """Raise TooLargeError if a round of `actors` actors can never fit together with the job's replay files.
@@ -87,34 +90,58 @@ class Reservations:
         if 0 <= most < needed:
             raise self._too_large(job, holding, f"a round of {actors} actors takes {needed:,} bytes")
 
-    async def reserve(self, job: str, round_: int, actors: int, idle_s: float) -> None:
+    async def reserve(self, job: str, round_: int, actors: int, idle_s: float, *, beside_bytes: int = 0) -> None:
         """Reserve room for all trajectories of a round; returns when it is the job's turn.
 
-        If the room is not free at once, the job's buffered trajectories are dropped first, so that no job waits for
-        the room of a waiting job. Raises TooLargeError if the round can never fit, OverloadedError if replay files of
-        other jobs or an update of this job take the room, NotFoundError if the job is closed while it waits.
+        `beside_bytes` are the files of an earlier round, which is being trained: they stay, and their room is free
+        soon, whoever waits. Otherwise, if the room is not free at once, the job's buffered trajectories are dropped
+        first, so that no job waits for the room of a waiting job.
+
+        Raises TooLargeError if the round can never fit, OverloadedError if replay files of other jobs or an update of
+        this job take the room, NotFoundError if the job is closed while it waits.
         """
         holding = self._jobs[job]
         async with holding.reserving:
             holding.idle_s, holding.touched_s = idle_s, time.monotonic()
             wanted = self._wanted(job, holding, actors)
-            if not self._grow(job, holding, wanted):
+            if beside_bytes and wanted + beside_bytes > self._room.limit_bytes - self._room.aside_bytes:
+                holding.trained.clear()
+                await holding.trained.wait()  # the two rounds never fit
+                self._check_open(job, holding)
+                beside_bytes = 0
+            if beside_bytes:
+                await self._beside(job, holding, wanted + beside_bytes)
+            elif not self._grow(job, holding, wanted):
                 if holding.updating:
                     raise OverloadedError(f"no room in the learner pool: an update of job {job} still uses what it has")
                 self._forget(job, holding)
                 await self._turn(job, wanted)
-                if self._jobs.get(job) is not holding:
-                    self._room.give_back(job, wanted)
-                    raise NotFoundError(f"job {job!r} was closed while it waited for room")
+                self._check_open(job, holding, wanted)
                 before = holding.held_bytes
                 holding.promised_bytes = wanted
                 self._room.give_back(job, wanted - (holding.held_bytes - before))
             holding.round, holding.actors, holding.touched_s = round_, actors, time.monotonic()
 
+    async def _beside(self, job: str, holding: _Holding, wanted: int) -> None:
+        """Make the job hold `wanted` bytes without touching what it has; waits for its turn if they are not free."""
+        if (more := wanted - holding.held_bytes) > 0 and not self._grow(job, holding, wanted):
+            await self._turn(job, more)
+            self._check_open(job, holding, more)
+            holding.promised_bytes = holding.held_bytes + more
+
+    def _check_open(self, job: str, holding: _Holding, taken: int = 0) -> None:
+        """Raise NotFoundError if the job was closed while it waited; gives back what it has taken."""
+        if self._jobs.get(job) is not holding:
+            self._room.give_back(job, taken)
+            raise NotFoundError(f"job {job!r} was closed while it waited for room")
+
     def keep(self, job: str, round_: int) -> int:
         """Move the reservation to `round_` if nobody waits for room, else cancel it; returns its number of actors."""
         holding = self._jobs[job]
-        if round_ == holding.round:  # the job was opened again during this round
+        holding.trained.set()
+        if round_ == holding.round:  # it was reserved while the round before was trained, or the job was opened again
+            usual = holding.actors * holding.usual_bytes
+            self._change(job, holding, promised=min(holding.promised_bytes, usual))
             return holding.actors
         holding.touched_s = time.monotonic()
         if self._room.waiting or not self._grow(job, holding, holding.actors * holding.usual_bytes):
@@ -177,7 +204,11 @@ class Reservations:
                 raise self._too_large(
                     job, holding, f"round {holding.round + 1} takes more than {holding.held_bytes:,} bytes"
                 )
-            self._forget(job, holding)
+            if holding.updating:  # it needs its trajectories
+                holding.actors = 0
+                self._change(job, holding, promised=0)
+            else:
+                self._forget(job, holding)
             full = self._room.full(more, f"round {holding.round + 1} of job {job} has taken all that it reserved")
             raise OverloadedError(str(full), retry_after_s=_AFTER_S)
         self._change(job, holding, used=size)

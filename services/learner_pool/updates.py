@@ -26,6 +26,7 @@ from marless.rpc.param_store import ParamStore
 from marless.rpc.refs import Loans, Ref, Write, write_new
 from marless.rpc.requests import check_groups, check_number, message
 from marless.rpc.v1 import learner_pool_pb2
+from marless.schedules import registry as schedules
 from marless.spec import JobSpec, from_json, spaces_from_json
 from services.learner_pool import outcomes
 from services.learner_pool.computed import Computed, check_published, other_groups
@@ -108,7 +109,8 @@ class Updates:
                 request.spec_json, spec.learner.timeout_s, request.spaces_json, spaces, scopes, replays, computed
             )
         opened = self._jobs[request.job]
-        self._intake.open(request.job, schema_of(spec, spaces), epoch=request.epoch, round_=request.round)
+        schema, ahead = schema_of(spec, spaces), schedules.made(spec.schedule).ahead
+        self._intake.open(request.job, schema, epoch=request.epoch, round_=request.round, ahead=ahead)
         sizes = {scope: schema.file_bytes(capacity) for scope, (schema, capacity) in opened.replays.items()}
         self._intake.reservations.check(request.job, spec.actors.count, sum(sizes.values()))
         await self._open_replays(request.job, sizes)

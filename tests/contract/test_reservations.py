@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 import numpy as np
 import pytest
 
-from marless.errors import NotFoundError, OverloadedError, TooLargeError, UnreachableError
+from marless.errors import JobStateError, NotFoundError, OverloadedError, StaleError, TooLargeError, UnreachableError
 from marless.rpc import chunks
 from marless.rpc.v1 import learner_pool_pb2
 from services.learner_pool import reservations
@@ -263,3 +263,73 @@ async def test_an_upload_that_stalls_is_given_up_and_leaves_its_room(tmp_path, m
     with pytest.raises(UnreachableError, match=r"stalled after \d+ of|no UploadHeader came"):
         await holding
     jobs.intake.shutdown()
+
+
+# Rounds that overlap
+
+
+def overlapping(jobs: Jobs, job: str) -> None:
+    jobs.intake.open(job, TINY, epoch=EPOCH, round_=0, ahead=1)
+
+
+async def test_a_round_ahead_has_room_of_its_own_beside_the_one_that_is_trained(tmp_path):
+    jobs = Jobs(Intake(tmp_path, 2 * ROUND))
+    overlapping(jobs, "a")
+    for round_ in (0, 1):
+        await jobs.reserve("a", round_)
+        await jobs.fill("a", round_)
+    assert jobs.intake.room.held_bytes == 2 * ROUND
+    assert len(jobs.intake.trajectories("a", 0, ACTORS)) == len(jobs.intake.trajectories("a", 1, ACTORS)) == ACTORS
+    assert jobs.intake.advance("a", 1) == ACTORS
+    assert jobs.intake.room.held_bytes == ROUND
+    assert len(jobs.intake.trajectories("a", 1, ACTORS)) == ACTORS
+    with pytest.raises(StaleError, match="round 1 has passed"):
+        await jobs.fill("a", 0)
+    with pytest.raises(JobStateError, match="round 4 has not begun"):
+        await jobs.fill("a", 3)
+
+
+@pytest.mark.parametrize("rounds", [1.0, 1.5])
+async def test_a_round_ahead_that_does_not_fit_waits_until_the_one_before_is_trained(tmp_path, rounds):
+    jobs = Jobs(Intake(tmp_path, int(rounds * ROUND)))
+    overlapping(jobs, "a")
+    await jobs.reserve("a")
+    await jobs.fill("a")
+    waiting = await waits(jobs.reserve("a", 1))
+    assert len(jobs.intake.trajectories("a", 0, ACTORS)) == ACTORS, "what is trained stays"
+    jobs.intake.advance("a", 1)
+    async with asyncio.timeout(PATIENCE_S):
+        await waiting
+    await jobs.fill("a", 1)
+    assert jobs.intake.room.held_bytes == ROUND
+
+
+async def test_jobs_that_overlap_share_a_spool_without_waiting_for_each_other(tmp_path):
+    jobs = Jobs(Intake(tmp_path, 3 * ROUND))
+    for job in "ab":
+        overlapping(jobs, job)
+        await jobs.reserve(job)
+        await jobs.fill(job)
+    await jobs.reserve("a", 1)
+    waiting = await waits(jobs.reserve("b", 1))
+    jobs.intake.advance("b", 1)  # its own room is enough
+    async with asyncio.timeout(PATIENCE_S):
+        await waiting
+    await jobs.fill("b", 1)
+    await jobs.fill("a", 1)
+    for job in "ab":
+        jobs.intake.close(job)
+    assert (jobs.intake.room.held_bytes, jobs.intake.room.waiting) == (0, 0)
+
+
+async def test_a_job_that_goes_back_a_round_keeps_the_one_that_it_rolled_out_ahead(tmp_path):
+    jobs = Jobs(Intake(tmp_path, 9 * ROUND))
+    overlapping(jobs, "a")
+    for round_ in (0, 1):
+        await jobs.reserve("a", round_)
+        await jobs.fill("a", round_)
+    jobs.intake.advance("a", 1)
+    overlapping(jobs, "a")
+    assert len(jobs.intake.trajectories("a", 1, ACTORS)) == ACTORS
+    with pytest.raises(StaleError, match="run its rollout again"):
+        jobs.intake.trajectories("a", 0, ACTORS)

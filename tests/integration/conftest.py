@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from itertools import count
 
@@ -67,7 +68,10 @@ def sampled(monkeypatch) -> list[int]:
 
 @pytest.fixture
 def after(cluster, monkeypatch):
-    """Arms an interruption: awaited once, right after (or before) the given call of `Pools` in the given round."""
+    """Arms an interruption: awaited once, right after (or before) the given call of `Pools` in the given round.
+
+    It comes to its end even if the call is cancelled because of it.
+    """
 
     def arm(call: str, round_: int, interrupt, *, before: bool = False) -> None:
         real, calls = getattr(Pools, call), count()
@@ -75,10 +79,10 @@ def after(cluster, monkeypatch):
         async def called(*args, **kwargs):
             now = next(calls) == round_
             if now and before:
-                await interrupt()
+                await asyncio.shield(asyncio.create_task(interrupt()))
             answer = await real(*args, **kwargs)
             if now and not before:
-                await interrupt()
+                await asyncio.shield(asyncio.create_task(interrupt()))
             return answer
 
         monkeypatch.setattr(Pools, call, called)

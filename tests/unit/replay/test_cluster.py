@@ -9,7 +9,19 @@ from hypothesis import strategies as st
 
 from marless.errors import SpecError
 from marless.record import PhaseSeconds
-from marless.replay.cluster import Task, lanes, makespan, modelled, modelled_run, overheads, schedule, total
+from marless.replay.cluster import (
+    ModelledRun,
+    Task,
+    lanes,
+    makespan,
+    modelled,
+    modelled_run,
+    overheads,
+    schedule,
+    total,
+)
+from marless.schedules.pipelined import SCHEDULE as PIPELINED
+from marless.schedules.virtual import VirtualRun
 from marless.spec import FunctionSize, FunctionsSpec
 from tests.unit.pricing.rounds import invocation, round_of
 
@@ -173,6 +185,22 @@ def test_policies_of_a_last_round_are_evaluated_after_those_of_the_round_before(
     both = replace(both, invocations=(*both.invocations, own))
     assert modelled(both, FUNCTIONS, 3) == phases(update=4.0, evaluation=2.0 + 3.0)
     assert modelled(both, FUNCTIONS, 1) == phases(update=4.0, evaluation=12.0 + 3.0)
+
+
+@pytest.mark.parametrize(("slots", "first_s", "waited_s"), [(1, 4.0, 4.0), (2, 2.0, 0.0), (3, 2.0, 0.0)])
+def test_actors_beside_an_update_take_the_slots_that_learners_leave(slots, first_s, waited_s):
+    """Two actors of 2 s and a policy of 4 s. On one slot, the next round's actors come after the policy; on two, they
+    take turns beside it, and end with it."""
+    learner = invocation("policy", 104.0, 108.0, name="a", queued_s=104.0)
+    record = round_of(*actors(2.0, 2.0), learner, policies=("a",), phases=phases(rollout=4.0, update=4.0))
+    first, run = ModelledRun(VirtualRun(PIPELINED)).after(record, FUNCTIONS, slots)
+    second, run = run.after(record, FUNCTIONS, slots)
+    third, _ = run.after(record, FUNCTIONS, slots)
+    assert first == phases(rollout=first_s, update=4.0)
+    assert second == third == phases(rollout=waited_s, update=4.0)
+    whole = modelled_run([record, record, record], FUNCTIONS, slots, PIPELINED)
+    assert whole == total(first) + total(second) + total(third)
+    assert modelled_run([record] * 3, FUNCTIONS, slots) == 3 * (first_s + 4.0)
 
 
 def test_lanes_that_are_taken_are_free_later():

@@ -5,12 +5,17 @@ import sys
 
 import pytest
 
+from marless.algos.base import AlgorithmConfig
+from marless.algos.registry import ALGORITHMS, algorithm
 from marless.errors import InternalError, SpecError
 from marless.schedules.base import RollOut, State, Train
 from marless.schedules.contract import check_schedule
 from marless.schedules.evaluating import is_due
+from marless.schedules.pipelined import SCHEDULE as PIPELINED
+from marless.schedules.pipelined import PipelinedConfig
 from marless.schedules.registry import SCHEDULES, made, schedule
 from marless.schedules.synchronous import SCHEDULE as SYNCHRONOUS
+from marless.schedules.synchronous import SynchronousConfig
 from marless.schedules.virtual import VirtualRun
 from marless.spec import parse
 from tests.unit.replay.runs import spec_of
@@ -25,6 +30,25 @@ def test_ours_keep_the_contract(name):
 def test_a_synchronous_round_is_rolled_out_then_trained():
     assert SYNCHRONOUS.due(State(recorded=3)) == (RollOut(3, decided=3),)
     assert SYNCHRONOUS.due(State(recorded=3, rolled_out=frozenset((3,)))) == (Train(3),)
+
+
+@pytest.mark.parametrize(
+    ("rolled_out", "last", "due"),
+    [
+        ((), None, (RollOut(3, decided=2),)),  # what an earlier failure has lost
+        ((3,), None, (Train(3), RollOut(4, decided=3))),
+        ((3, 4), None, (Train(3),)),
+        ((3,), 3, (Train(3),)),
+        ((3,), 4, (Train(3), RollOut(4, decided=3))),
+    ],
+)
+def test_a_pipelined_round_is_rolled_out_while_the_one_before_is_trained(rolled_out, last, due):
+    assert PIPELINED.due(State(recorded=3, rolled_out=frozenset(rolled_out), last=last)) == due
+
+
+def test_the_first_two_pipelined_rounds_act_with_the_first_versions():
+    assert PIPELINED.due(State(recorded=0)) == (RollOut(0, decided=0),)
+    assert PIPELINED.due(State(recorded=0, rolled_out=frozenset((0,)))) == (Train(0), RollOut(1, decided=0))
 
 
 class Scripted:
@@ -86,6 +110,32 @@ def test_rounds_that_follow_each_other_take_their_durations():
     assert (run.recorded, run.ahead) == (1, ())
     times, _ = run.rest(9.0).round(lambda began_s: 1.0 + began_s, lambda began_s: began_s)
     assert (times.began_s, times.waited_s, times.ended_s) == (0.0, 1.0, 2.0)
+
+
+@pytest.mark.parametrize(("rollout_s", "idle_s", "waited_s"), [(2.0, 0.0, 0.0), (4.0, 0.0, 1.0), (4.0, 0.5, 0.5)])
+def test_a_round_waits_only_for_what_its_rollout_takes_longer_than_the_update_before(rollout_s, idle_s, waited_s):
+    """The rollout of the second round begins at 2, with the first update, which is recorded at 5."""
+    times, run = VirtualRun(PIPELINED).round(lambda _: 2.0, lambda _: 3.0)
+    assert (times.began_s, times.waited_s, times.ended_s) == (0.0, 2.0, 5.0)
+    times, run = run.rest(idle_s).round(lambda _: rollout_s, lambda _: 3.0)
+    assert (times.began_s, times.waited_s, times.ended_s) == (-3.0 - idle_s, waited_s, waited_s + 3.0)
+    assert run.ahead == ((RollOut(2, decided=1), -3.0),)
+
+
+def test_nothing_is_rolled_out_beside_the_last_update():
+    _, run = VirtualRun(PIPELINED, last=0).round(lambda _: 2.0, lambda _: 3.0)
+    assert run.ahead == ()
+
+
+def test_an_algorithm_that_must_see_what_its_present_policies_do_is_refused():
+    class FreshConfig(AlgorithmConfig):
+        name: str = "fresh"
+
+    SYNCHRONOUS.check(SynchronousConfig(), FreshConfig())
+    with pytest.raises(SpecError, match=r"algorithm fresh does not say .* use schedule.name synchronous"):
+        PIPELINED.check(PipelinedConfig(), FreshConfig())
+    for name in ALGORITHMS.modules:
+        PIPELINED.check(PipelinedConfig(), algorithm(name).config_type(name=name))
 
 
 def test_a_schedule_that_stands_still_is_a_defect():

@@ -1,0 +1,226 @@
+"""Jobs whose rounds overlap: nothing that is interrupted or lost changes what they come to."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from itertools import count, pairwise
+
+import pytest
+import pytest_asyncio
+
+from marless.explanation import changes
+from marless.job import prepare, schema_of
+from marless.replay.simulate import simulate
+from marless.spec import StopSpec
+from services.coordinator.pools import Pools
+from services.coordinator.run_folder import RunFolder
+from tests.integration.one_process import check_same_weights
+from tests.integration.running import KilledError, created, dying, go_on, outcome, restarted, succeeded
+from tests.integration.running import spec as spec_of
+from tests.integration.test_same_weights import ALGORITHMS, EVERYTHING, RIVALS, ROUNDS, TEAM
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+_serials = count()
+Runs = Callable[[str], Awaitable[RunFolder]]
+
+
+def new(tmp_path, name: str = "ippo", **changes) -> RunFolder:
+    given = {
+        "env": TEAM if name in ("vdn", "qmix") else RIVALS,
+        "algorithm": {"name": name, **ALGORITHMS[name]},
+        "schedule": "pipelined",
+        **EVERYTHING,
+        **changes,
+    }
+    return created(tmp_path / f"pipelined-{next(_serials)}", spec_of(**given))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def undisturbed(cluster, tmp_path_factory) -> Runs:
+    """The folder of a job of an algorithm that nothing befell."""
+    done: dict[str, RunFolder] = {}
+
+    async def of(name: str) -> RunFolder:
+        if name not in done:
+            done[name] = new(tmp_path_factory.mktemp(name), name)
+            await succeeded(cluster, done[name])
+        return done[name]
+
+    return of
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+async def test_services_compute_what_one_process_computes(undisturbed, name):
+    folder = await undisturbed(name)
+    check_same_weights(folder, staleness=1)
+    if name == "ippo":
+        with pytest.raises(AssertionError):
+            check_same_weights(folder, staleness=0)
+
+
+async def same(folder: RunFolder, other: RunFolder) -> None:
+    assert outcome(folder) == outcome(other)
+
+
+SLOW = pytest.mark.slow
+PLACES = ("pending.before", "pending.after", "carry.before", "carry.after", "record.before", "record.after")
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "passes"),
+    [
+        ("ippo", "pending.after", 1),  # of the first round; the second is the first that is rolled out ahead
+        ("ippo", "pending.before", 2),
+        ("vdn", "pending.after", 2),
+        ("ippo", "carry.after", 2),
+        ("vdn", "record.before", 2),
+        ("ippo", "record.after", 3),
+        ("ippo", "checkpoint.after", 1),
+        ("ippo", "drop.before", 1),
+        *(
+            pytest.param(name, place, passes, marks=SLOW)
+            for name in ("ippo", "maddpg")
+            for place in PLACES
+            for passes in (1, 3, 4)
+        ),
+    ],
+)
+async def test_a_coordinator_that_is_killed(cluster, undisturbed, tmp_path, kill_at, name, place, passes):
+    folder = new(tmp_path, name)
+    kill_at(f"coordinator.{place}", passes)
+    with pytest.raises(KilledError):
+        await go_on(folder, cluster.pools)
+    await succeeded(cluster, folder)
+    await same(folder, await undisturbed(name))
+
+
+async def test_a_coordinator_that_is_killed_again_and_again(cluster, undisturbed, tmp_path, kill_at, trained):
+    folder, kills = new(tmp_path), 0
+    for round_ in range(ROUNDS):
+        for place in PLACES:
+            kill_at(f"coordinator.{place}")
+            if len(list(folder.records())) > round_:
+                break
+            with pytest.raises(KilledError):
+                await go_on(folder, cluster.pools)
+            kills += 1
+    await succeeded(cluster, folder)
+    assert kills > 2 * ROUNDS
+    assert trained == list(range(ROUNDS))  # each once
+    await same(folder, await undisturbed("ippo"))
+
+
+@pytest.mark.parametrize(
+    ("name", "service", "call", "number", "before"),
+    [
+        ("ippo", "learner_pool", "train", 2, False),
+        ("maddpg", "learner_pool", "update", 2, True),
+        ("ippo", "learner_pool", "update", 2, False),
+        ("ippo", "actor_pool", "train", 3, True),
+        ("vdn", "actor_pool", "update", 2, True),
+        ("ippo", "param_store", "update", 2, False),
+        ("ippo", "param_store", "train", 2, True),
+    ],
+)
+async def test_a_service_that_is_restarted(cluster, undisturbed, tmp_path, after, name, service, call, number, before):
+    folder = new(tmp_path, name)
+    after(call, number, restarted(cluster, service), before=before)
+    await succeeded(cluster, folder)
+    await same(folder, await undisturbed(name))
+
+
+@pytest.mark.parametrize("call", ["train", "update"])
+@pytest.mark.parametrize("lost", [1, 2, 4, 5])
+async def test_a_store_that_loses_everything(cluster, undisturbed, tmp_path, after, call, lost):
+    """Before the first checkpoint, right after it, and later; the checkpoint has the version that acts next, too."""
+    folder = new(tmp_path)
+    after(call, lost, lambda: cluster.store.delete_job(folder.path.name), before=True)
+    await succeeded(cluster, folder)
+    await same(folder, await undisturbed("ippo"))
+
+
+@pytest.mark.parametrize("name", ["ippo", "maddpg"])
+async def test_workers_that_die(cluster, undisturbed, tmp_path, name):
+    folder = new(tmp_path, name)
+    async with dying(cluster, "actor_pool", "actor.carry.before:3"):
+        await succeeded(cluster, folder)
+    await same(folder, await undisturbed(name))
+
+
+@pytest.mark.parametrize("ended", [1, 2, 3])
+async def test_a_resumed_job_comes_to_what_one_longer_run_comes_to(cluster, undisturbed, tmp_path, ended):
+    folder = new(tmp_path, stop={"rounds": ended})
+    await succeeded(cluster, folder)
+    assert folder.own()
+    folder.write_spec(folder.load()[0].model_copy(update={"stop": StopSpec.model_validate({"rounds": ROUNDS})}))
+    await succeeded(cluster, folder)
+    assert outcome(folder)[:2] == outcome(await undisturbed("ippo"))[:2]
+
+
+async def test_rounds_overlap_and_are_recorded_as_they_were(undisturbed):
+    folder = await undisturbed("ippo")
+    records = list(folder.records())
+    assert [record.ahead for record in records] == [record.actors for record in records[1:]] + [0]
+    for before, record in pairwise(records):
+        actors = [each for each in record.invocations if each.function == "actor"]
+        learners = [each for each in before.invocations if each.function == "learner"]
+        assert min(each.queued_s for each in actors) < max(each.end_s for each in learners)  # it had begun
+        assert record.started_s >= before.ended_s - 1e-3  # but counts from where the round before ended
+        assert record.took_s == pytest.approx(sum(vars(record.phases).values()), abs=0.1)
+
+
+async def test_no_round_is_rolled_out_beside_the_last(cluster, tmp_path, sampled):
+    folder = new(tmp_path, stop={"rounds": 3})
+    await succeeded(cluster, folder)
+    assert sampled == [0, 1, 2]
+    steps = sum(record.actors for record in list(folder.records())[:2]) * 2 * 3
+    sampled.clear()
+    limited = new(tmp_path, stop={"env_steps": steps})
+    await go_on(limited, cluster.pools)
+    assert sampled == [0, 1] == [record.round for record in limited.records()]
+
+
+async def test_a_spool_that_holds_one_round_delays_the_next_and_changes_nothing(cluster, undisturbed, tmp_path):
+    folder, usual = new(tmp_path), cluster.spool_bytes
+    given, _ = folder.load()
+    schema = schema_of(given, prepare(given).spaces)
+    cluster.spool_bytes = int(1.5 * given.actors.count * schema.bytes_with(schema.batch))
+    await restarted(cluster, "learner_pool")()
+    try:
+        await succeeded(cluster, folder)
+    finally:
+        cluster.spool_bytes = usual
+        await restarted(cluster, "learner_pool")()
+    await same(folder, await undisturbed("ippo"))
+
+
+async def test_a_replay_under_its_own_policies_is_the_run_itself(undisturbed):
+    folder = await undisturbed("ippo")
+    records, given = list(folder.records()), folder.load()[0]
+    found = simulate(records, given, given)
+    assert [replace(each.replayed, machines=()) for each in found.steps] == [
+        replace(record, machines=()) for record in records
+    ]
+    assert found.replayed_usd == found.recorded_usd
+    for accounting in ("billed", "paper"):
+        assert found.recorded_usd[accounting] > 0
+
+
+async def test_a_change_of_actors_is_explained_by_the_decision_that_it_follows_from(undisturbed):
+    records = list((await undisturbed("ippo")).records())
+    changed = [each for each in changes(records) if each.decision.kind == "scaling"]
+    assert len(changed) > 2
+    actors = {record.round: record.actors for record in records}
+    assert [each.decision.outcome for each in changed] == [f"{actors[each.round]} actors" for each in changed]
+
+
+async def test_each_round_reserves_its_room_beside_the_update_before(cluster, undisturbed, tmp_path, monkeypatch):
+    reserved, real = [], Pools.reserve
+
+    async def reserve(pools, job_id, job, round_, actors, *, epoch):
+        reserved.append((round_, actors))
+        await real(pools, job_id, job, round_, actors, epoch=epoch)
+
+    monkeypatch.setattr(Pools, "reserve", reserve)
+    folder = new(tmp_path)
+    await succeeded(cluster, folder)
+    assert reserved == [(record.round, record.actors) for record in folder.records()]
