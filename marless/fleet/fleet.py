@@ -71,6 +71,8 @@ class Fleet:
         """Why the launcher did not accept the last order; "" if it did."""
         self._refused = asyncio.Event()
         """Set while the launcher has no room."""
+        self._without_room: set[str] = set()
+        """Workers whose last order the launcher has refused."""
         self._stopped = False
         self._tasks: dict[str, asyncio.Task[str]] = {}
         """Worker → the task that keeps it running; the task returns the reason if it gives up."""
@@ -152,9 +154,14 @@ class Fleet:
         """Start or drain workers until their number is the wanted one."""
         async with self._scaling:
             self._start()
-            while surplus := self._dispatcher.release_order(self._tasks)[: max(0, len(self._tasks) - self._wanted)]:
+            while surplus := self._surplus():
                 await asyncio.gather(*map(self._retire, surplus))
             self._start()  # the wanted number may have grown during the drain
+
+    def _surplus(self) -> list[str]:
+        """The workers to release: first those for which there is no room, so that what runs is kept."""
+        order = sorted(self._dispatcher.release_order(self._tasks), key=lambda name: name not in self._without_room)
+        return order[: max(0, len(self._tasks) - self._wanted)]
 
     def _start(self) -> None:
         if self._stopped:
@@ -219,6 +226,7 @@ class Fleet:
         launch = await self._batches.launch(Order(name, ticket, self._arguments))
         self._refusal = launch.reason
         self._refused.set() if launch.outcome is Outcome.REFUSED else self._refused.clear()
+        (self._without_room.add if launch.outcome is Outcome.REFUSED else self._without_room.discard)(name)
         if launch.outcome in (Outcome.REFUSED, Outcome.UNKNOWN):
             _log.warning(f"worker.{launch.outcome.value}", worker=name, reason=launch.reason)
         if launch.outcome is Outcome.REFUSED and not self._dispatcher.connected_workers:
@@ -274,6 +282,7 @@ class Fleet:
                 await asyncio.wait([task], timeout=DRAIN_S)
         finally:
             self._retiring.discard(name)
+            self._without_room.discard(name)
             self._tasks.pop(name, None)
             task.cancel()
         await asyncio.gather(task, return_exceptions=True)

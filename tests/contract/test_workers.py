@@ -1001,6 +1001,20 @@ async def test_a_task_waits_for_a_worker_that_is_connected_though_there_is_no_ro
         assert [(await each).payload for each in (running, waiting)] == [b"slow by actor-0", b"fast by actor-0"]
 
 
+async def test_workers_that_there_is_no_room_for_are_released_before_those_that_run(pool, make, launcher, monkeypatch):
+    monkeypatch.setattr("marless.fleet.fleet.REFUSED_S", 0.01)
+    fleet = await make(limit=3)
+    await fleet.scale(2)
+    launcher.answer = Launch(Outcome.REFUSED, "no memory left")
+    fleet.expect(3)
+    async with asyncio.timeout(PATIENCE_S):
+        while len(launcher.batches) < 3:  # noqa: ASYNC110  # the launcher tells nobody
+            await asyncio.sleep(0.01)
+        await fleet.scale(1)
+    [kept] = [info.worker for info in pool.dispatcher.workers()]
+    assert kept in ("actor-0", "actor-1"), "one of those that run"
+
+
 async def test_an_unknown_launch_is_waited_for_and_drained_before_the_next(pool, make, launcher):
     launcher.answer = Launch(Outcome.UNKNOWN, "no answer came")
     launcher.connect_s = 0.05
