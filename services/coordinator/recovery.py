@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 
+from marless.checkpoint import EARLIER
 from marless.errors import SpecError
 from marless.failpoint import reach
 from marless.job import Job
@@ -90,6 +91,15 @@ class Recovery:
         checkpoint = await asyncio.to_thread(self.snapshots.newest, rounds)
         back_to = checkpoint.progress.round if checkpoint else 0
         self._log.warning("job.versions_lost", rounds=rounds, goes_back_to=back_to)
+        if (
+            checkpoint
+            and self._job.schedule.ahead
+            and not any(EARLIER in p.blobs for p in checkpoint.policies.values())
+        ):
+            raise SpecError(
+                f"the checkpoint of round {back_to} has no versions that act beside an update: this job was trained "
+                f"under another schedule than {self._job.spec.schedule.name}; set that one in its spec.yaml"
+            )
         if back_to < rounds:
             await self._forget(present, keep_replay=bool(checkpoint))
         elif present.policies:

@@ -7,9 +7,11 @@ from itertools import count, pairwise
 import pytest
 import pytest_asyncio
 
+from marless.errors import CorruptError
 from marless.explanation import changes
 from marless.job import prepare, schema_of
 from marless.replay.simulate import simulate
+from marless.schedules.pipelined import PipelinedConfig
 from marless.spec import StopSpec
 from services.coordinator.pools import Pools
 from services.coordinator.run_folder import RunFolder
@@ -224,3 +226,30 @@ async def test_each_round_reserves_its_room_beside_the_update_before(cluster, un
     folder = new(tmp_path)
     await succeeded(cluster, folder)
     assert reserved == [(record.round, record.actors) for record in folder.records()]
+
+
+async def test_a_folder_of_another_schedule_is_refused_with_the_reason(cluster, tmp_path):
+    folder = new(tmp_path, schedule="synchronous", stop={"rounds": 2})
+    await succeeded(cluster, folder)
+    assert folder.own()
+    given = folder.load()[0].model_copy(
+        update={"schedule": PipelinedConfig(), "stop": StopSpec.model_validate({"rounds": 4})}
+    )
+    folder.write_spec(given)
+    run = await go_on(folder, cluster.pools)
+    assert run.status.state == "FAILED"
+    assert "this job was trained under another schedule than pipelined" in run.status.reason
+    assert len(list(folder.records())) == 2
+
+
+async def test_a_folder_whose_schedule_is_not_known_here_names_it(tmp_path):
+    folder = new(tmp_path)
+    path = folder.path / "spec.yaml"
+    text = path.read_text()
+    path.write_text(text.replace("name: pipelined", "name: elsewhere"))
+    with pytest.raises(CorruptError, match="elsewhere"):
+        folder.load()
+    section = "schedule:\n  name: pipelined\n"
+    assert section in text
+    path.write_text(text.replace(section, ""))  # of a version without schedules
+    assert folder.load()[0].schedule.name == "synchronous"
