@@ -205,7 +205,7 @@ def _check_publish(spec: JobSpec, spaces: EnvSpaces, groups: Sequence[Group]) ->
             pixels = ". Convolutional nets, which pixels need, come later" if seen > _MANY_NUMBERS else ""
             raise SpecError(
                 f"model.hidden: the nets of {scope.name} weigh {sum(weights.values()) / 2**20:,.0f} MiB with their "
-                f"optimizer states ({len(weights)} states; up to {seen:,} numbers observed), and a round may publish "
+                f"optimizer states (states: {len(weights)}, numbers observed: up to {seen:,}), and a round may publish "
                 f"{MAX_PUBLISH_BYTES / 2**20:,.0f}; share policies (sharing.groups: shared) or lower "
                 f"model.hidden{pixels}"
             )
