@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from marless.algos import registry as algorithms
 from marless.cli.main import main
 from marless.scaling import registry as scaling_policies
+from marless.schedules import registry as schedules
 from marless.sharing import registry as sharing_policies
 from marless.spec import JobSpec
 from tests.scripted_coordinator import ScriptedCoordinator
@@ -29,6 +30,7 @@ JOB = {
 }
 NAMED = {
     "algorithm": algorithms.algorithm(JOB["algorithm"]["name"]).config_type,
+    "schedule": schedules.schedule("synchronous").config_type,
     "scaling": scaling_policies.scaling("gns").config_type,
     "sharing": sharing_policies.sharing("fixed").config_type,
 }
