@@ -133,10 +133,11 @@ def test_asking_how_far_a_job_is_parses_one_record(runs, parsed):
 
 
 def test_a_job_that_goes_on_parses_what_decisions_look_back_on_only(runs, parsed):
+    """Those of a rollout that was decided a round earlier look one round further back."""
     folder = RunFolder(ended_job(runs, 600))
     journal = Journal(folder, Costs(SPEC, folder))
     journal.read()
-    assert (len(parsed), journal.rounds, journal.trained_s) == (HISTORY_ROUNDS, 600, pytest.approx(300.0))
+    assert (len(parsed), journal.rounds, journal.trained_s) == (HISTORY_ROUNDS + 1, 600, pytest.approx(300.0))
     assert [each.round for each in journal.history] == list(range(600 - HISTORY_ROUNDS, 600))
 
 
@@ -152,4 +153,4 @@ def test_the_newest_evaluation_is_known_however_old_it_is(runs, parsed, changes)
     journal = Journal(folder, Costs(SPEC, folder))
     journal.read()
     assert journal.greedy == RETURNS
-    assert len(parsed) == HISTORY_ROUNDS + 1
+    assert len(parsed) == HISTORY_ROUNDS + 2

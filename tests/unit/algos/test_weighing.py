@@ -69,6 +69,6 @@ def test_a_job_whose_nets_are_too_large_to_publish_is_refused_before_it_starts()
         actors={"count": 1, "envs": 1, "steps": 20},
     )
     with pytest.raises(
-        SpecError, match=r"nets of piston weigh 4,8.. MiB .* up to 164,520 numbers .* may publish 512; "
+        SpecError, match=r"nets of piston weigh 4,8.. MiB .* numbers observed: up to 164,520.* may publish 512; "
     ):
         prepare(asked)
