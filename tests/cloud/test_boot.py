@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -48,10 +48,6 @@ class Cloud:
     inside: Network
     scripts: dict[str, str]
     stack: ExitStack
-    workplace: Workplace
-    """Where the user types what the document has."""
-    before: Mapping[str, Set[str]] = field(default_factory=dict)
-    """What the account held before the deployment."""
     machines: dict[str, Machine] = field(default_factory=dict)
     """By the ids of their instances, and "control"."""
     printed: str = ""
@@ -67,11 +63,6 @@ class Cloud:
         session = boto3.Session("testing", "testing", region_name=REGION)
         return session.client(service, endpoint_url=self.terraform.endpoint)
 
-    def inventory(self) -> Mapping[str, Set[str]]:
-        from tests.cloud.inventory import inventory
-
-        return inventory(self.terraform.endpoint, REGION)
-
     def start(self, instance: str, kind: str, address: str = "") -> subprocess.CompletedProcess[str]:
         """Do what EC2 does with a new instance."""
         bucket = self.terraform.output("bucket")
@@ -81,15 +72,11 @@ class Cloud:
         self.printed += f"{done.stdout}\n{done.stderr}\n"
         return done
 
-    def expect_as_shown(self, command: str) -> None:
-        """Type the block of the document that has this command; its output must be what the document shows."""
-        block = shown(command)
-        seen = self.workplace.transcript(block)
-        typed = [*zip(transcripts.parse(block.text), seen, strict=True)]
-        said = "\n".join(line for each, lines in typed for line in (f"$ {each.command}", *lines))
-        sys.stdout.write(f"{said}\n")  # `-rP` shows it
-        differing = [each.command for each, lines in typed if not transcripts.same(each.output, lines)]
-        assert differing == [], f"not what {block} shows:\n{said}"
+    @property
+    def environment(self) -> dict[str, str]:
+        """What the user's programs need here that they do not need on AWS."""
+        keys = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_DEFAULT_REGION": REGION}
+        return {"AWS_ENDPOINT_URL": self.terraform.endpoint, "TF_CLI_CONFIG_FILE": "/dev/null", **keys}
 
     @contextmanager
     def starting_what_groups_have(self) -> Iterator[None]:
@@ -118,29 +105,6 @@ class Cloud:
                     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
 
 
-def environment(made: Terraform) -> dict[str, str]:
-    """What the user's programs need here that they do not need on AWS."""
-    answers = "-auto-approve -parallelism=30"
-    return {
-        "AWS_ENDPOINT_URL": made.endpoint,
-        "AWS_ACCESS_KEY_ID": "testing",
-        "AWS_SECRET_ACCESS_KEY": "testing",
-        "AWS_DEFAULT_REGION": REGION,
-        "AWS_EC2_METADATA_DISABLED": "true",
-        "CHECKPOINT_DISABLE": "1",
-        "TF_CLI_CONFIG_FILE": "/dev/null",
-        "TF_CLI_ARGS_apply": answers,
-        "TF_CLI_ARGS_destroy": answers,
-    }
-
-
-def shown(command: str) -> Block:
-    """The block of docs/deploying.md that has this command."""
-    below = [each for each in blocks("docs/deploying.md", "text") if each.heading == "AWS with Terraform"]
-    [block] = [each for each in below if f"$ {command}" in each.text]
-    return block
-
-
 def wheel(place: Path) -> Path:
     command = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation")
     subprocess.run((*command, "--wheel-dir", str(place), str(ROOT)), check=True, capture_output=True)
@@ -167,13 +131,8 @@ def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
         given = terraform.variables(wheel(place), REGION) | {"vpc_cidr": inside.vpc_cidr, "force_destroy": True}
         made = Terraform(place / "terraform", f"http://127.0.0.1:{port}", given)
         made.furnish()
-        workplace = Workplace(tmp_path_factory.mktemp("user"), small=False, variables=environment(made))
-        workplace.furnish()
-        (workplace.path / "deploy").mkdir()
-        (workplace.path / "deploy" / "terraform").symlink_to(made.folder)
-        running = Cloud(made, inside, {}, stack, workplace)
-        running.before = running.inventory()
-        running.expect_as_shown("terraform -chdir=deploy/terraform apply")
+        made.run("apply", "-auto-approve", "-parallelism=30")
+        running = Cloud(made, inside, {}, stack)
         running.scripts = user_data(running.client("ec2"))
         # The build of torch without CUDA, where the lock of learners has that of PyPI: machines here have no GPU.
         cpu = (ROOT / "requirements" / "torch-cpu.txt").read_bytes()
@@ -247,17 +206,24 @@ def test_each_secret_has_one_readers_part(cloud):
         assert set(json.loads(secrets.get_secret_value(SecretId=found["ARN"])["SecretString"])) == files
 
 
-def test_one_submit_trains_as_the_document_shows(cloud):
-    """The pools find the groups that Terraform has made, and have them grow; machines boot, dial in and train."""
+def shown() -> Block:
+    """What docs/deploying.md shows of a deployment that is up."""
+    below = [each for each in blocks("docs/deploying.md", "text") if each.heading == "AWS with Terraform"]
+    [block] = [each for each in below if "client.sh" in each.text]
+    return block
+
+
+def test_one_submit_trains_as_the_document_shows(cloud, tmp_path):
+    """The pools order machines, which boot, dial in and train, while the user types what the document has."""
+    workplace = Workplace(tmp_path, small=False, variables=cloud.environment)
+    workplace.furnish()
+    (tmp_path / "deploy").mkdir()
+    (tmp_path / "deploy" / "terraform").symlink_to(cloud.terraform.folder)
     with cloud.starting_what_groups_have():
-        cloud.expect_as_shown('eval "$(deploy/terraform/client.sh mine)"')
-    assert (cloud.workplace.path / "mine").stat().st_mode & 0o077 == 0
-    groups = cloud.client("autoscaling").describe_auto_scaling_groups()["AutoScalingGroups"]
-    machines = {each["AutoScalingGroupName"]: each["DesiredCapacity"] for each in groups}
-    assert machines["marless-learners"] == 1
-    # Containers have few cores: the worker of the random baseline may need a machine more.
-    assert machines["marless-actors"] in (1, 2)
-    assert all(machine["ProtectedFromScaleIn"] for each in groups for machine in each["Instances"])
+        seen = workplace.transcript(shown())
+    for command, lines in zip(transcripts.parse(shown().text), seen, strict=True):
+        assert transcripts.same(command.output, lines), "\n".join([command.command, *lines])
+    assert (tmp_path / "mine").stat().st_mode & 0o077 == 0
 
     workers = [name for name in cloud.machines if name != "control"]
     assert len(workers) >= 2
@@ -283,9 +249,8 @@ def test_run_folders_are_in_the_bucket(cloud):
         "-o",
         "json",
     )
-    done = subprocess.run(
-        command, env=os.environ | environment(cloud.terraform), capture_output=True, text=True, check=False
-    )
+    environment = os.environ | cloud.environment
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["round"] == 20
 
@@ -316,10 +281,3 @@ def test_no_secret_is_in_a_log_or_a_command_line(cloud):
     cloud.control.run("systemctl", "stop", "leak")
     cloud.control.run("logger", token)
     assert leaks(cloud.control, tokens) == {"journal"}
-
-
-def test_destroy_ends_everything_as_the_document_shows(cloud):
-    """Also the machines of both groups, which are protected, and what is in the bucket."""
-    cloud.expect_as_shown("terraform -chdir=deploy/terraform destroy")
-    after = cloud.inventory()
-    assert {kind: after[kind] - held for kind, held in cloud.before.items() if after[kind] - held} == {}
