@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -36,16 +37,22 @@ class BucketFolder(RunFolder):
     `inherit`, `refresh`, `create`, `settle`, `sync_pending` and `delete`.
     """
 
-    def __init__(self, path: Path, home: Home) -> None:
+    def __init__(self, path: Path, home: Home, copying: threading.Lock) -> None:
+        """`copying` is one for all folders of this path: who updates the working copy locks it, and is no owner."""
         super().__init__(path)
         self.home = home
+        self._copying = copying
         self._renewing: asyncio.Task[None] | None = None
 
     # Ownership
 
     def own(self) -> bool:
         """Become the owner if there is none; returns whether that is so. The working copy is updated."""
-        return self._own_copy() and self._own_home(self.home.acquire)
+        return self._own_by(self.home.acquire)
+
+    def _own_by(self, take: Callable[[], bool]) -> bool:
+        with self._copying:
+            return self._own_copy() and self._own_home(take)
 
     def _own_copy(self) -> bool:
         self.check_ours()
@@ -80,10 +87,13 @@ class BucketFolder(RunFolder):
             if found:
                 tag, since_s = found[1], time.monotonic()
             free = (found and not found[0].owner) or time.monotonic() - since_s >= lease_s
-            if free and await asyncio.to_thread(self._own_copy):
-                taken = await to_the_end(self._own_home, partial(self.home.seize, tag))
-                if taken:
-                    return
+            if free:
+                try:
+                    if await to_the_end(self._own_by, partial(self.home.seize, tag)):
+                        return
+                except BaseException:
+                    self.release()  # a caller that was cancelled meanwhile never hears that the job is its own
+                    raise
             await asyncio.sleep(lease_s / LOOKS)
 
     def keep_beating(self) -> None:
@@ -108,16 +118,17 @@ class BucketFolder(RunFolder):
 
     def refresh(self, choice: Choice | None = None) -> None:
         """Update the working copy, unless a coordinator on this machine runs the job; raises NotFoundError."""
-        if not self._own_copy():
-            return
-        try:
-            with self._disk():
-                self.home.refresh(choice)
-        except NotFoundError:
-            shutil.rmtree(self.path, ignore_errors=True)
-            raise
-        finally:
-            super().release()
+        with self._copying:
+            if not self._own_copy():
+                return
+            try:
+                with self._disk():
+                    self.home.refresh(choice)
+            except NotFoundError:
+                shutil.rmtree(self.path, ignore_errors=True)
+                raise
+            finally:
+                super().release()
 
     # What is durable
 
@@ -139,7 +150,7 @@ class BucketFolder(RunFolder):
             raise AlreadyExistsError(f"{self.home.place} has just been created elsewhere; choose another id") from None
 
     def _own_new(self) -> bool:
-        if not self._own_copy() or not self._own_home(self.home.begin):
+        if not self._own_by(self.home.begin):
             return False
         with self._disk():
             for path in self.path.iterdir():  # an earlier job's

@@ -96,10 +96,15 @@ class Home:
 
         The working copy is then made equal to the bucket.
         """
-        found = self.look()
-        assert found
-        head, etag = found
-        return (not head.owner or head.owner in self._own_names()) and self._take(head, etag)
+        for _ in range(_ATTEMPTS):  # a thread of this process may be giving the job up meanwhile
+            found = self.look()
+            assert found
+            head, etag = found
+            if head.owner and head.owner not in self._own_names():
+                return False
+            if self._take(head, etag):
+                return True
+        return False
 
     def seize(self, etag: str) -> bool:
         """Become the owner if the head still has this tag, which it has had for a lease; returns whether so."""

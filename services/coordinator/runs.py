@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 from marless import private_files
 from marless.bucket.address import Address
@@ -47,6 +49,8 @@ class BucketRuns(Runs):
         self._objects = objects
         self._place = place
         self._lease_s = lease_s
+        self._copying: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
+        self._alone = threading.Lock()
 
     @property
     def place(self) -> str:
@@ -61,7 +65,9 @@ class BucketRuns(Runs):
     def folder(self, job: str) -> RunFolder:
         """The run folder of a job, whether or not there is one."""
         home = Home(self._objects, self._place.below(job), self.path / job, self._lease_s)
-        return BucketFolder(self.path / job, home)
+        with self._alone:
+            copying = self._copying.setdefault(job, threading.Lock())
+        return BucketFolder(self.path / job, home, copying)
 
     def names(self) -> set[str]:
         """Names of all run folders, and possibly others."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,7 @@ class Hosts:
     def next(self) -> BucketFolder:
         self.count += 1
         path = self.path / f"host-{self.count}" / JOB
-        return BucketFolder(path, Home(self.objects, self.place, path, lease_s=30.0))
+        return BucketFolder(path, Home(self.objects, self.place, path, lease_s=30.0), threading.Lock())
 
     def accepted(self, **changes) -> BucketFolder:
         folder = self.next()

@@ -10,6 +10,7 @@ import pytest_asyncio
 from marless.errors import CorruptError
 from marless.explanation import changes
 from marless.job import prepare, schema_of
+from marless.record import InvocationRecord, RoundRecord
 from marless.replay.simulate import simulate
 from marless.schedules.pipelined import PipelinedConfig
 from marless.spec import StopSpec
@@ -23,6 +24,8 @@ from tests.integration.test_same_weights import ALGORITHMS, EVERYTHING, RIVALS, 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 _serials = count()
 Runs = Callable[[str], Awaitable[RunFolder]]
+CLOCKS_S = 1e-2
+"""By how much durations of one process and times of another may disagree."""
 
 
 def new(tmp_path, name: str = "ippo", **changes) -> RunFolder:
@@ -158,16 +161,27 @@ async def test_a_resumed_job_comes_to_what_one_longer_run_comes_to(cluster, undi
     assert outcome(folder)[:2] == outcome(await undisturbed("ippo"))[:2]
 
 
+def actors_of(record: RoundRecord) -> list[InvocationRecord]:
+    return [each for each in record.invocations if each.function == "actor"]
+
+
 async def test_rounds_overlap_and_are_recorded_as_they_were(undisturbed):
     folder = await undisturbed("ippo")
     records = list(folder.records())
     assert [record.ahead for record in records] == [record.actors for record in records[1:]] + [0]
     for before, record in pairwise(records):
-        actors = [each for each in record.invocations if each.function == "actor"]
+        actors = actors_of(record)
         learners = [each for each in before.invocations if each.function == "learner"]
         assert min(each.queued_s for each in actors) < max(each.end_s for each in learners)  # it had begun
         assert record.started_s >= before.ended_s - 1e-3  # but counts from where the round before ended
-        assert record.took_s == pytest.approx(sum(vars(record.phases).values()), abs=0.1)
+    for record in records:
+        learners = [each for each in record.invocations if each.function == "learner"]
+        queued_s, end_s = min(each.queued_s for each in learners), max(each.end_s for each in learners)
+        phases = record.phases
+        assert phases.rollout <= queued_s - record.started_s + CLOCKS_S  # the wait for it, and no more
+        assert phases.rollout >= max(each.end_s for each in actors_of(record)) - record.started_s - CLOCKS_S
+        assert phases.update >= end_s - queued_s - CLOCKS_S
+        assert sum(vars(phases).values()) <= record.took_s + CLOCKS_S
 
 
 async def test_no_round_is_rolled_out_beside_the_last(cluster, tmp_path, sampled):

@@ -8,6 +8,7 @@ import json
 import os
 import tempfile
 import threading
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -45,10 +46,11 @@ class Hosts:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.objects = MemoryObjects()
+        self.copying: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
     def folder(self, host: str) -> BucketFolder:
         path = self.path / host / "j"
-        return BucketFolder(path, Home(self.objects, PLACE, path, LEASE_S))
+        return BucketFolder(path, Home(self.objects, PLACE, path, LEASE_S), self.copying[host])
 
     def new(self, host: str = "a", start: Path | None = None) -> BucketFolder:
         folder = self.folder(host)
@@ -165,6 +167,66 @@ async def test_an_owner_that_leaves_is_followed_at_once(hosts):
 
 
 # One owner at a time
+
+
+def test_a_job_is_owned_however_its_copy_is_being_updated(hosts, tmp_path):
+    """Whoever lists jobs updates their working copies: that is no other owner."""
+    hosts.new("a").release()
+    join()
+    runs = BucketRuns(tmp_path / "b", hosts.objects, Address("bucket", "runs"), LEASE_S)
+    reading, goes_on = threading.Event(), threading.Event()
+
+    def wait(method: str, key: str) -> None:
+        if threading.current_thread() is looking:
+            reading.set()
+            goes_on.wait(10)
+
+    looking = threading.Thread(target=runs.folder("j").refresh)
+    hosts.objects.before = wait
+    looking.start()
+    assert reading.wait(10)
+    threading.Timer(0.1, goes_on.set).start()
+    assert runs.folder("j").own()
+    looking.join()
+
+
+def test_a_job_that_this_process_is_giving_up_is_its_own_again(hosts):
+    first = hosts.new("a")
+    again = hosts.folder("a")
+    first.home._write_names([first.home._owner], "")
+    kill(first)
+
+    def released_meanwhile(method: str, key: str) -> None:
+        if method == "replace":
+            hosts.objects.plug_in()
+            first.home.release()
+            join()
+
+    hosts.objects.before = released_meanwhile
+    assert again.own()
+
+
+async def test_a_wait_for_a_job_that_is_cancelled_while_it_takes_it_gives_it_up(hosts):
+    owner = hosts.new("a")
+    full(owner)
+    owner.release()
+    join()
+    following = hosts.folder("b")
+    loop, taking = asyncio.get_running_loop(), threading.Event()
+
+    def cancelled_meanwhile(method: str, key: str) -> None:
+        if method == "replace":
+            hosts.objects.plug_in()
+            loop.call_soon_threadsafe(waiting.cancel)
+            loop.call_soon_threadsafe(taking.set)
+            assert taking.wait(10)
+
+    hosts.objects.before = cancelled_meanwhile
+    waiting = asyncio.create_task(following.inherit(30.0))
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await asyncio.to_thread(join)
+    assert read_head(hosts.objects, PLACE).owner == ""
 
 
 def test_a_replaced_owner_writes_nothing_any_more(hosts):
