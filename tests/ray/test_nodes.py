@@ -41,7 +41,7 @@ async def services(nodes, redis_url, tmp_path, templates, monkeypatch):
     known = running._services()
     config = known["actor_pool"][0]
     actors = ActorConfig(config.server, config.param_store, workers=4, warm=4, keep_alive_s=600)
-    options = {"address": nodes.address, "connect_s": "120"}
+    options = {"address": nodes.address, "connect_s": "240", "place_s": "240"}
     build = partial(actor_pool.build, make=lambda program, _: ray_launcher.make(program, options))
     monkeypatch.setattr(running, "_services", lambda: known | {"actor_pool": (actors, build)})
     await running.start()
@@ -81,6 +81,9 @@ async def test_a_node_that_is_killed_in_mid_round_changes_no_weight(nodes, servi
 
 
 async def test_workers_that_leave_all_at_once_lose_nothing(nodes, tmp_path):
-    options = Choice("ray", {"address": nodes.address, "cpus": f"{3.2 / WORKERS:.3f}", "connect_s": "120"})
-    figures = await scale_down.at_once(tmp_path, options, workers=WORKERS, remaining=2, steps=4000)
+    options = Choice(
+        "ray", {"address": nodes.address, "cpus": f"{3.2 / WORKERS:.3f}", "connect_s": "240", "place_s": "240"}
+    )
+    steps = min(4000, 120_000 // WORKERS)  # so that the round fits into the learner pool's spool
+    figures = await scale_down.at_once(tmp_path, options, workers=WORKERS, remaining=2, steps=steps)
     assert (figures["left"], figures["lost"], figures["actors run again"]) == (WORKERS - 2, 0, 0)
