@@ -8,7 +8,7 @@ from operator import mul
 
 from marless.algos import registry as algorithms
 from marless.algos.base import FunctionNode, Group, Scope, Setting, remembered, scopes
-from marless.algos.off_policy import OffPolicyConfig
+from marless.algos.off_policy.config import OffPolicyConfig
 from marless.algos.weighing import published_bytes
 from marless.data.frames import ReplaySchema
 from marless.data.trajectory import TrajectorySchema

@@ -1,1 +1,1 @@
-"""Algorithms: settings and function graph, without torch; one config, one small class and one registry line each."""
+"""Algorithms: the protocol, a package for each family, and what families share. Settings import no torch."""

@@ -5,11 +5,14 @@ from __future__ import annotations
 from marless.algos.base import Algorithm
 from marless.registry import Registry
 
+_FAMILIES = {"ppo": ("ippo", "mappo"), "q": ("iql", "vdn", "qmix"), "ddpg": ("iddpg", "maddpg")}
+"""Ours, by the package that has their config, functions, losses and learner."""
+
 ALGORITHMS: Registry[Algorithm] = Registry(
     "algorithm",
     "marless.algos",
     "ALGORITHM",
-    {name: f"marless.algos.{name}" for name in ("iddpg", "ippo", "iql", "maddpg", "mappo", "qmix", "vdn")},
+    {name: f"marless.algos.{family}.{name}" for family, names in _FAMILIES.items() for name in names},
 )
 
 algorithm = ALGORITHMS.find

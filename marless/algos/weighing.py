@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from marless.algos.base import Algorithm, AlgorithmConfig, Group, ModelSpec, Scope
-from marless.algos.ddpg import DDPGConfig
-from marless.algos.off_policy import OffPolicyConfig
-from marless.algos.q import QConfig
-from marless.algos.qmix import QMIXConfig
+from marless.algos.ddpg.config import DDPGConfig
+from marless.algos.off_policy.config import OffPolicyConfig
+from marless.algos.q.config import QConfig, QMIXConfig
 from marless.envs.base import AgentClass, EnvSpaces
 from marless.nets import actions
 from marless.nets.inputs import Inputs

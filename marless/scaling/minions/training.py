@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from marless.losses import ppo
+from marless.algos.ppo import losses
 from marless.scaling.minions.features import FEATURES
 from marless.scaling.minions.model import Floats, RunModel
 from marless.scaling.minions.scheduler import LAYERS, Scheduler, Task, forward
@@ -244,7 +244,7 @@ class _Learning:
         log_MA = self._log_probabilities(x_M8)
         taken_M = log_MA.gather(1, action_M[:, None])[:, 0]
         weight_1M = torch.full_like(taken_M, 1 / len(taken_M))[None]
-        surrogate = ppo.surrogate(taken_M[None], old_M[None], advantage_M[None], weight_1M, settings.clip)[0]
+        surrogate = losses.surrogate(taken_M[None], old_M[None], advantage_M[None], weight_1M, settings.clip)[0]
         entropy = -(log_MA.exp() * log_MA).sum(dim=1).mean()
         error = torch.nn.functional.smooth_l1_loss(self._net("critic", x_M8)[:, 0], gain_M)
         self._adam.zero_grad()

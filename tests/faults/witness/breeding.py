@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from marless.algos.base import AlgorithmConfig, Learner, LearnerContext
-from marless.algos.ippo import IPPO, IPPOConfig
+from marless.algos.ppo.ippo import IPPO, IPPOConfig
 
 
 class BreedingConfig(IPPOConfig):

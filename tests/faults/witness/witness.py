@@ -15,8 +15,8 @@ from typing import Literal
 from pydantic import Field
 
 from marless.algos.base import AlgorithmConfig, Learner, LearnerContext
-from marless.algos.ippo import IPPO, IPPOConfig
-from marless.algos.vdn import VDN, VDNConfig
+from marless.algos.ppo.ippo import IPPO, IPPOConfig
+from marless.algos.q.vdn import VDN, VDNConfig
 
 UPDATE_S = 0.02
 """An update takes at least so long, that there is time to kill it in."""
@@ -50,7 +50,7 @@ class Witnessed(IPPO):
     config_type: type[AlgorithmConfig] = WitnessedConfig
 
     def learner(self, config: AlgorithmConfig, context: LearnerContext) -> Learner:
-        from marless.learners.ppo.learner import PPOLearner
+        from marless.algos.ppo.learner import PPOLearner
 
         class WitnessedLearner(PPOLearner):
             def update(self, inputs):
@@ -72,7 +72,7 @@ class Remembering(VDN):
     config_type: type[AlgorithmConfig] = RememberingConfig
 
     def learner(self, config: AlgorithmConfig, context: LearnerContext) -> Learner:
-        from marless.learners.q.learner import QLearner
+        from marless.algos.q.learner import QLearner
 
         class RememberingLearner(QLearner):
             def update(self, inputs):

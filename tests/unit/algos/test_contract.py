@@ -15,16 +15,16 @@ from pydantic import field_serializer
 
 from marless.algos.base import FunctionNode, PolicyState
 from marless.algos.contract import check_algorithm, fingerprint
-from marless.algos.ippo import IPPO, IPPOConfig
 from marless.algos.made_up import CASES
+from marless.algos.ppo import losses
+from marless.algos.ppo.functions import PolicyFunction
+from marless.algos.ppo.ippo import IPPO, IPPOConfig
+from marless.algos.ppo.learner import PPOLearner
 from marless.algos.registry import ALGORITHMS, algorithm
 from marless.envs.base import Box
 from marless.envs.contract import check_env
 from marless.envs.made_up import MadeUp
 from marless.errors import SpecError
-from marless.learners.ppo.functions import PolicyFunction
-from marless.learners.ppo.learner import PPOLearner
-from marless.losses import ppo
 
 EVERYTHING = tuple(CASES)
 DISCRETE = ("discrete", "discrete with memory")
@@ -258,7 +258,7 @@ class Frozen(PPOLearner):
 class WrongSign(PolicyFunction):
     """Climbs its loss."""
 
-    surrogate = replace(PolicyFunction.surrogate, gradient=lambda *arguments: -ppo.surrogate_gradient(*arguments))
+    surrogate = replace(PolicyFunction.surrogate, gradient=lambda *arguments: -losses.surrogate_gradient(*arguments))
 
 
 class Climbing(PPOLearner):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from marless.algos.off_policy import OffPolicyConfig, ReplaySpec
+from marless.algos.off_policy.config import OffPolicyConfig, ReplaySpec
 from marless.algos.registry import ALGORITHMS, algorithm
 
 DOCS = Path(__file__).parents[3] / "docs"

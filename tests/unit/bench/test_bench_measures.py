@@ -13,7 +13,7 @@ from bench.peers import install
 from bench.processes import role
 from bench.systems import Point, Request, crossing, named, points, rounds, settings, steady_rate, systems
 from marless import spec
-from marless.algos.ppo import PPOConfig
+from marless.algos.ppo.config import PPOConfig
 from marless.fleet.launchers.template import command
 
 RECORDED = """\

@@ -13,7 +13,7 @@ from marless.data.replay import Replay, ReplayCounts, ReplaySchema
 from marless.data.trajectory import Trajectory
 from marless.envs.base import AgentClass, Discrete, EnvSpaces
 from marless.errors import CorruptError, SpecError, StaleError, UnavailableError
-from tests.unit.learners.rounds import CONTINUOUS, DISCRETE, trajectory
+from tests.unit.algos.rounds import CONTINUOUS, DISCRETE, trajectory
 
 EVERYTHING = ReplaySchema(DISCRETE, (0, 1), with_state=True)
 ONE = EnvSpaces((AgentClass("a", ("a",), 1, Discrete(2)),), 0, None)

@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from marless.algos import registry
 from marless.algos.base import ModelSpec
 from marless.algos.contract import check_algorithm
-from marless.algos.ippo import ALGORITHM, IPPOConfig
 from marless.algos.made_up import CASES
+from marless.algos.ppo.ippo import ALGORITHM, IPPOConfig
 from marless.errors import CorruptError, SpecError
 from marless.nets import kinds, stacked
 from marless.nets.acting import ActingPolicies, ActingState
@@ -21,7 +21,7 @@ from marless.nets.contract import check_net
 from marless.nets.kinds import GRU, MLP
 from marless.nets.layout import layout
 from marless.registry import Registry
-from tests.unit.learners import rounds
+from tests.unit.algos import rounds
 
 
 class Residual:

@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from marless.algos.base import FunctionNode, Scope
-from marless.algos.ippo import IPPOConfig
+from marless.algos.ppo.ippo import IPPOConfig
 from marless.envs import registry as environments
 from marless.envs.base import EnvSpaces
 from marless.errors import CorruptError, SpecError

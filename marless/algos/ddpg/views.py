@@ -1,0 +1,89 @@
+"""Observations, actions and rewards of the agents of one class in a batch, as inputs for policies and critics.
+
+Shapes: N agents, I inputs + 1, A actions or action components in critics' inputs, M samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from marless.algos.ddpg.heads import Head
+from marless.algos.off_policy import td
+from marless.algos.off_policy.batches import Batch
+from marless.algos.training.stacks import Stack
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """The samples of one agent class, or of the rows of one stack."""
+
+    now: Tensor
+    """float32 [N, I, M], policies' inputs."""
+    after: Tensor
+    """float32 [N, I, M], policies' inputs in the successor states."""
+    action: Tensor
+    """float32 [N, A, M]; 0 for dead agents."""
+    noise: Tensor
+    """float32 [N, A, M], noise for the actions of policies in training."""
+    noise_after: Tensor
+    """float32 [N, A, M], noise for the actions of target policies."""
+    reward: Tensor
+    """float32 [N, 1, M]."""
+    discount: Tensor
+    """float32 [N, 1, M], discount of the successor's value; 0 where the agent terminated."""
+    legal: Tensor | None
+    """bool [N, A, M]; None if every action always is."""
+    legal_after: Tensor | None
+    alive: Tensor
+    """float32 [N, 1, M], 1, or 0 for samples of dead agents, which do not count."""
+    alive_after: Tensor | None
+    """None if agents never leave."""
+    importance: Tensor | None
+    """float32 [N, 1, M], importance weights; None for uniform draws."""
+
+    def taken(self, stack: Stack) -> View:
+        """Select the samples that the members of a stack train on."""
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        parts: dict[str, Any] = {  # Any: some fields may be None
+            name: None if part is None else stack.take(part) for name, part in given.items()
+        }
+        return View(**parts)
+
+    @property
+    def weight(self) -> Tensor:
+        """[N, 1, M], weights that sum to 1 per agent, times the samples' importance."""
+        importance_NM = None if self.importance is None else self.importance.squeeze(1)
+        return td.sample_weights(self.alive.squeeze(1), importance_NM).unsqueeze(1)
+
+
+def views(batch: Batch, heads: Sequence[Head], rng: np.random.Generator) -> tuple[View, ...]:
+    """The views of a batch of single env steps, one per class, with the noise of a gradient step drawn from `rng`."""
+    width, found = batch.width, []
+    for each, gains, head in zip(batch.classes, batch.gains, heads, strict=True):
+        action = head.encode(each.action)
+        alive = None if each.alive is None else each.alive.unsqueeze(1)
+        legal = each.legal
+        noise, noise_after = torch.from_numpy(head.noise(rng, (2, *action.shape))).to(action.device)
+        found.append(
+            View(
+                now=each.features[:, :, :width],
+                after=each.features[:, :, width:],
+                action=action if alive is None else action * alive[:, :, :width],
+                noise=noise,
+                noise_after=noise_after,
+                reward=gains.reward.unsqueeze(1),
+                discount=gains.discount.unsqueeze(1),
+                legal=None if legal is None else legal[:, :, :width],
+                legal_after=None if legal is None else legal[:, :, width:],
+                alive=torch.ones_like(gains.reward).unsqueeze(1) if alive is None else alive[:, :, :width],
+                alive_after=None if alive is None else alive[:, :, width:],
+                importance=None if batch.importance is None else batch.importance.expand(len(action), 1, -1),
+            )
+        )
+    return tuple(found)

@@ -1,0 +1,1 @@
+"""The PPO family, IPPO and MAPPO: settings and graph (no torch), functions, losses, learner."""

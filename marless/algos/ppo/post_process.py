@@ -1,0 +1,212 @@
+"""The first function of a PPO update: computes advantages, returns and training samples from trajectories and critics.
+
+Shapes: N agents of the class, T time, B copies, S = T · B, K bootstrap rows, R rows, I features + 1, P nets of a stack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from marless.algos.ppo import gae, normalise, value
+from marless.algos.ppo.config import ActorCriticConfig
+from marless.algos.ppo.functions import CriticFunction, Metrics
+from marless.algos.ppo.segments import Segments
+from marless.algos.training.samples import Samples, weights
+from marless.algos.training.stacks import Stack
+from marless.algos.training.table import Table
+
+Tensors = Mapping[str, Tensor]
+"""A `Table` on the learner's device, without the fields that are None."""
+
+
+def upload(table: Table, device: torch.device) -> Tensors:
+    """Copy a table to the device; on the CPU, memory is shared instead."""
+    arrays = {field.name: getattr(table, field.name) for field in fields(table)}
+    return {name: torch.from_numpy(array).to(device) for name, array in arrays.items() if array is not None}
+
+
+def identified(tensors: Tensors, known: Sequence[str]) -> Tensors:
+    """The same, with the agents' ids among the inputs of policies."""
+    return {**tensors, **{name: with_ids(tensors[name], known) for name in ("obs", "boot_obs")}}
+
+
+def with_ids(x_NIS: Tensor, known: Sequence[str]) -> Tensor:
+    """Inputs with the one-hot ids of the class's agents before the row of ones; the same if no agent is known."""
+    if not known:
+        return x_NIS
+    ids_NKS = torch.eye(len(known), device=x_NIS.device).unsqueeze(2).expand(-1, -1, x_NIS.shape[2])
+    return torch.cat([x_NIS[:, :-1], ids_NKS, x_NIS[:, -1:]], dim=1)
+
+
+@dataclass(frozen=True)
+class CriticPass:
+    """A stack of critics with its inputs for a round."""
+
+    names: tuple[str, ...]
+    function: CriticFunction
+    stack: Stack | None
+    """The stack of policies that the critics serve, one each; None: one joint critic with one output per agent."""
+    features: Tensor
+    """[P, I, samples], inputs for training."""
+    seen: Tensor
+    """[rows, I, samples], inputs for values, see `Stack.seen`; for recurrent critics, the frames of `Segments`."""
+    boot_seen: Tensor
+    """[rows, I, bootstrap rows], inputs for bootstrap values; empty for recurrent critics, whose frames have them."""
+    resets: Tensor | None
+    """bool [rows, T', copies]: memory is reset before a frame; None for perceptrons."""
+
+    def pool(self, x_N1S: Tensor) -> Tensor:
+        """Convert samples of the agents to samples of the critics, [P, outputs, samples]."""
+        return self.stack.pool(x_N1S) if self.stack else x_N1S.transpose(0, 1)
+
+    def judge(self, seen: Tensor, out_NS: Tensor) -> None:
+        """Write the values of the agents that the critics serve."""
+        if self.stack:
+            self.stack.spread(self.function.values(seen, self.stack.owner, self.resets), out_NS)
+        else:
+            out_NS.copy_(self.function.values(seen, resets=self.resets)[0])
+
+
+Judge = tuple[tuple[str, ...], CriticFunction, Stack | None]
+"""Names of a stack of critics, its function, and the stack that it serves, as in `CriticPass`."""
+
+
+def critic_passes(
+    judges: Sequence[Judge], sources: tuple[Tensor, Tensor], segments: Segments | None
+) -> list[CriticPass]:
+    """Combine stacks of critics with their inputs: samples [N, I, S] and bootstrap rows [N, I, K], or [1, ...] of the
+    global state for a joint critic, whose stack is None.
+
+    A joint critic serves all agents and trains on each env step once, so its samples are neither pooled nor drawn.
+    """
+    features, boots = sources
+    frames = features
+    if segments is not None:
+        frames, boots = segments.frames(features, boots), boots[:, :, :0]
+    passes = []
+    for names, function, stack in judges:
+        resets = None if segments is None else segments.resets(stack, agents=len(features))
+        if stack is None:
+            passes.append(CriticPass(names, function, None, features, frames, boots, resets))
+            continue
+        seen = stack.seen(frames)
+        trained = seen if segments is None and stack.owner is None else stack.pool(features)
+        boot_seen = stack.seen(boots) if segments is None else boots
+        passes.append(CriticPass(names, function, stack, trained, seen, boot_seen, resets))
+    return passes
+
+
+def estimate(
+    passes: Sequence[CriticPass], tensors: Tensors, segments: Segments | None, config: ActorCriticConfig
+) -> tuple[Tensor, Tensor]:
+    """Values and advantages of all samples, each [N, 1, S]."""
+    reward_NTB, terminated_NTB = tensors["reward"], tensors["terminated"]
+    value_NS, boot_value_NK = _values(passes, tensors, segments)
+    value_NTB = value_NS.view_as(reward_NTB)
+    after_NTB = gae.successor_values(value_NTB, boot_value_NK, tensors["boot_index"], tensors["cut"], terminated_NTB)
+    advantage_NTB = gae.advantages(
+        reward_NTB,
+        value_NTB,
+        after_NTB,
+        terminated_NTB | tensors["cut"] | (_left(tensors, reward_NTB) & (not config.credit_after_death)),
+        gamma=config.gamma,
+        gae_lambda=config.gae_lambda,
+    )
+    return value_NS.unsqueeze(1), advantage_NTB.flatten(1).unsqueeze(1)
+
+
+def _left(tensors: Tensors, reward_NTB: Tensor) -> Tensor:
+    """bool [N, T, B]: the agent is absent in the next step, so that nothing later is an advantage of this one."""
+    left_NTB = torch.zeros_like(reward_NTB, dtype=torch.bool)
+    if "alive" in tensors:
+        left_NTB[:, :-1] = tensors["alive"].view_as(reward_NTB)[:, 1:] == 0
+    return left_NTB
+
+
+def _values(passes: Sequence[CriticPass], tensors: Tensors, segments: Segments | None) -> tuple[Tensor, Tensor]:
+    """Values of all samples, [N, S], and of the bootstrap rows, [N, K]."""
+    agents, new = tensors["reward"].shape[0], tensors["reward"].new_empty
+    if segments is not None:
+        frame_NJ = new(agents, len(segments.source))
+        for critics in passes:
+            critics.judge(critics.seen, frame_NJ)
+        return frame_NJ[:, segments.at_sample], frame_NJ[:, segments.at_boot]
+    value_NS = new(agents, tensors["cut"].numel())
+    boot_value_NK = new(agents, tensors["boot_index"].shape[0])
+    for critics in passes:
+        critics.judge(critics.seen, value_NS)
+        critics.judge(critics.boot_seen, boot_value_NK)
+    return value_NS, boot_value_NK
+
+
+@dataclass(frozen=True)
+class CriticSamples:
+    """The training samples of a stack of critics."""
+
+    samples: Samples
+    returns: Tensor | None
+    """float64 [P, K, 3], moments of the returns, by which the critics were rescaled; None without normalisation."""
+    metrics: Metrics
+    """Explained variance of the values before training."""
+
+
+def critic_samples(
+    critics: CriticPass,
+    estimates: tuple[Tensor, Tensor],
+    tensors: Tensors,
+    segments: Segments | None,
+    config: ActorCriticConfig,
+) -> CriticSamples:
+    """Make the critics' samples from the values and advantages of `estimate`, whose sums are the returns.
+
+    With value normalisation, the critics' units follow the returns' moments first, see `CriticFunction.rescale`.
+    """
+    value_N1S, advantage_N1S = estimates
+    judged = "alive" in tensors and not config.credit_after_death  # else the dead have values too
+    parts = {"alive": critics.pool(tensors["alive"])} if judged else {}
+    value_PKS, return_PKS = critics.pool(value_N1S), critics.pool(value_N1S + advantage_N1S)
+    weight_PKS = weights(parts, return_PKS)
+    metrics = {"explained_variance": value.explained_variance(value_PKS, return_PKS, weight_PKS)}
+    moments_PK3 = normalise.batch_moments(return_PKS, weight_PKS) if config.value_normalisation else None
+    before_PKS = critics.function.normalised(value_PKS)  # the net's outputs, unless its last layer is rescaled
+    if moments_PK3 is not None:
+        critics.function.rescale(moments_PK3, decay=config.value_decay, popart=config.popart)
+    parts["target"] = critics.function.normalised(return_PKS)
+    parts["old"] = critics.function.normalised(value_PKS) if config.popart else before_PKS
+    samples = _samples({"features": critics.features, **parts}, critics.stack, len(tensors["reward"]), segments)
+    return CriticSamples(samples, moments_PK3, metrics)
+
+
+def policy_samples(
+    stack: Stack, advantage_N1S: Tensor, tensors: Tensors, segments: Segments | None, config: ActorCriticConfig
+) -> Samples:
+    """Make the training samples of a stack of policies.
+
+    Where an episode goes on, recurrent policies start from the memory with which they acted (stored state). Critics
+    start from an empty one, see docs/algorithms/ppo.md.
+    """
+    names = [name for name in ("action", "log_prob", "alive", "legal") if name in tensors]
+    parts = {"features": stack.pool(tensors["obs"])} | {name: stack.pool(tensors[name]) for name in names}
+    parts["advantage"] = stack.pool(advantage_N1S)
+    if config.advantage_normalisation:
+        advantage_PS = parts["advantage"].squeeze(1)
+        parts["advantage"] = normalise.standardise(advantage_PS, weights(parts, advantage_PS)).unsqueeze(1)
+    memory = stack.pool(tensors["memory"]) if segments is not None and "memory" in tensors else None
+    return _samples(parts, stack, len(tensors["reward"]), segments, memory)
+
+
+def _samples(
+    parts: Mapping[str, Tensor],
+    stack: Stack | None,
+    agents: int,
+    segments: Segments | None,
+    memory_PHB: Tensor | None = None,
+) -> Samples:
+    if segments is None:
+        return Samples(parts)
+    first = stack.pool(segments.own_first.expand(agents, -1, -1)) if stack else segments.first
+    return Samples({**parts, "first": first}, segments.steps, memory_PHB)

@@ -1,1 +1,0 @@
-"""Learners of the deterministic policy gradient family: MADDPG and IDDPG."""

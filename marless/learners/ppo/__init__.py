@@ -1,1 +1,0 @@
-"""Learners of the PPO family: IPPO and MAPPO."""

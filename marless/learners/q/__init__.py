@@ -1,1 +1,0 @@
-"""Learners of the Q-learning family: IQL, VDN and QMIX."""

@@ -1,1 +1,0 @@
-"""Losses and targets: pure functions with shape checks; each docstring names its source."""
