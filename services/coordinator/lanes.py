@@ -28,8 +28,12 @@ class Lanes:
         before = {number: held for number, held in self._returned.items() if number == round_ - 1}
         self._returned = before | {round_: carries_}
 
+    def interrupted(self) -> None:
+        """A round has failed: the store may have lost what was published, and is given it once more."""
+        self._published = None
+
     async def publish(self, epoch: int, round_: int) -> None:
-        """Publish the carries that this round returned, once an epoch. Raises the errors of `carries.publish`."""
+        """Publish the carries that this round returned, unless that is done. Raises the errors of `carries.publish`."""
         async with self._one_by_one:
             if self._published == (epoch, round_):
                 return

@@ -206,6 +206,7 @@ class JobRun:
             except PASSING as trouble:
                 self._timing.interrupted()
                 self._rolled_out.interrupted()
+                self._lanes.interrupted()
                 await self._bear(trouble)
 
     async def _go_on(self, plan: Plan) -> str:

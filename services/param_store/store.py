@@ -153,9 +153,9 @@ class VersionStore:
         A write whose req_id was published before returns that version, if it still exists. An epoch that is newer than
         the store's begins with this publish, unless `begins` is False.
 
-        Raises ConflictError if a head is not the expected one, FencedError if the epoch is over or may not begin (each
-        for the first refused write; others may have been published), OverloadedError if Redis is full, TooLargeError if
-        the job's versions can never fit.
+        Raises ConflictError if a head is not the expected one, NotFoundError if there is none where one is expected,
+        FencedError if the epoch is over or may not begin (each for the first refused write; others may have been
+        published), OverloadedError if Redis is full, TooLargeError if the job's versions can never fit.
         """
         keys = JobKeys(job)
         _check_writes(epoch, round, writes)
@@ -355,6 +355,10 @@ def _attempt(transaction: Any, key: str, epoch: int, round_: int, write: Write) 
 
 def _version_of(job: str, epoch: int, write: Write, outcome: Sequence[Any]) -> int:  # Any: a script's answer
     name, number = outcome[0], int(outcome[1])
+    if name == b"conflict" and not number:  # refused because of its version, so it follows one
+        raise NotFoundError(
+            f"policy {write.policy!r} of job {job!r} has no version any more; this write expects {write.expected}"
+        )
     if name == b"conflict":
         raise ConflictError(
             f"policy {write.policy!r} of job {job!r} is at version {number}; this write expects {write.expected}"

@@ -119,6 +119,11 @@ async def test_a_lost_race_names_both_versions(store, job):
     assert await store.publish(job, 0, 0, [write("b", 1, "b-new")]) == {"b": 2}
 
 
+async def test_a_write_that_follows_a_lost_version_finds_none(store, job):
+    with pytest.raises(NotFoundError, match=r"'a'.*has no version any more; this write expects 3"):
+        await store.publish(job, 1, 0, [write("a", 3)])
+
+
 async def test_an_older_epoch_is_refused(store, job):
     first = await store.acquire_epoch(job, "coordinator-1")
     second = await store.acquire_epoch(job, "coordinator-2")

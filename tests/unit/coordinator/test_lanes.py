@@ -1,0 +1,22 @@
+"""Carries of lanes are published once, and once more after a failure, in which the store may have lost them."""
+
+from types import SimpleNamespace
+
+from marless.record import LaneRecord
+from services.coordinator.lanes import Lanes
+
+
+async def test_carries_are_published_again_after_a_failure():
+    published = []
+
+    async def publish(job, epoch, round_, writes):
+        published.append((epoch, round_, [write.policy for write in writes]))
+
+    lanes = Lanes("job", SimpleNamespace(publish=publish))
+    lanes.put(2, {LaneRecord(lane=0, version=3, digest="d"): b"carry"})
+    await lanes.publish(1, 2)
+    await lanes.publish(1, 2)
+    assert published == [(1, 2, ["lane/0"])]
+    lanes.interrupted()
+    await lanes.publish(1, 2)
+    assert published == 2 * [(1, 2, ["lane/0"])]
