@@ -4,7 +4,8 @@
     env = StarCraft2Env(map_name="8m")
 
 Observations, states and masks have SMAC's layouts, and rewards its scale. A battle that reaches its limit is reported
-as terminated, as in SMAC. What depends on the game itself is missing: replays, and the difficulty of the opponent.
+as over, as in SMAC; with `continuing_episode`, `info` then has `episode_limit`. What depends on the game itself is
+missing: replays, and the difficulty of the opponent.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class StarCraft2Env:
 
     def __init__(self, map_name: str = "8m", *, seed: int = 0, **options: Any) -> None:  # Any: checked by SmacOptions
         self._map = find(map_name)
-        self._env = EmbeddedSmac(self._map, read_options(SmacOptions, options), 1)
+        self._env = EmbeddedSmac(self._map, read_options(SmacOptions, {"continuing_episode": False} | options), 1)
         self._seed = seed
         self._shown: Frame | None = None
         self._next: Frame | None = None
@@ -61,7 +62,7 @@ class StarCraft2Env:
             "battle_won": moved.won is not None and bool(moved.won[0]),
             "dead_allies": int(self._env.dead_allies[0]),
             "dead_enemies": int(self._env.dead_enemies[0]),
-        }
+        } | ({"episode_limit": True} if moved.truncated[0] else {})
         return float(moved.rewards[0][0, 0]), over, info
 
     def get_obs(self) -> list[FloatArray]:

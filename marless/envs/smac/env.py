@@ -56,6 +56,7 @@ class SmacEnv:
     def __init__(self, smac_map: SmacMap, options: SmacOptions, battles: Battles) -> None:
         self.map, self.batch, self.counts = smac_map, battles.batch, BattleCounts()
         self._battles, self._observer = battles, Observer(smac_map, options)
+        self._continuing = options.continuing_episode
         self._scorer = Scorer(smac_map, options, battles.batch)
         names = tuple(f"agent_{i}" for i in range(self._observer.agents))
         self.spaces = EnvSpaces(
@@ -93,8 +94,7 @@ class SmacEnv:
         outcome = self._scorer.score(units)
         self.dead_allies[...] = np.count_nonzero(~units.allies.alive, axis=0)
         self.dead_enemies[...] = np.count_nonzero(~units.enemies.alive, axis=0)
-        truncated_B = ((self._steps_B == self.map.limit) | self._cut_B) & ~outcome.over | broken_B
-        return self._transition(outcome, truncated_B, broken_B)
+        return self._transition(outcome, broken_B)
 
     def restart(self, chosen_B: BoolArray) -> Frame:
         """Give up the battles of these copies and begin new ones."""
@@ -110,9 +110,14 @@ class SmacEnv:
         """See `BatchedEnv`."""
         self._battles.close()
 
-    def _transition(self, outcome: Outcome, truncated_B: BoolArray, broken_B: BoolArray) -> Transition:
-        ended_B, final = outcome.over | truncated_B, self._frame
-        self._count(outcome, truncated_B, broken_B)
+    def _transition(self, outcome: Outcome, broken_B: BoolArray) -> Transition:
+        timeout_B = (self._steps_B == self.map.limit) & ~outcome.over & ~broken_B
+        over_B = outcome.over & ~broken_B
+        if not self._continuing:
+            over_B |= timeout_B
+        truncated_B = (timeout_B | self._cut_B) & ~over_B | broken_B
+        ended_B, final = over_B | truncated_B, self._frame
+        self._count(outcome, timeout_B, broken_B)
         self._cut_B[:] = False
         self._write()
         if ended_B.any():
@@ -126,7 +131,7 @@ class SmacEnv:
             frame=self._frame,
             final=final,
             rewards=(np.broadcast_to(reward_B, shape).copy(),),
-            terminated=(np.broadcast_to(outcome.over & ~broken_B, shape).copy(),),
+            terminated=(np.broadcast_to(over_B, shape).copy(),),
             truncated=truncated_B,
             ended=ended_B,
             won=outcome.won & ended_B & ~broken_B,
@@ -137,9 +142,8 @@ class SmacEnv:
     def _ending(self, ended_B: BoolArray) -> None:
         """Called when battles have ended, while their units are still as they were."""
 
-    def _count(self, outcome: Outcome, truncated_B: BoolArray, broken_B: BoolArray) -> None:
+    def _count(self, outcome: Outcome, timeout_B: BoolArray, broken_B: BoolArray) -> None:
         """Count the battles that have ended; those cut short for training count as nothing."""
-        timeout_B = truncated_B & (self._steps_B == self.map.limit) & ~broken_B
         self.counts.ended += int(((outcome.over & ~broken_B) | timeout_B).sum())
         self.counts.won += int((outcome.won & ~broken_B).sum())
         self.counts.timeouts += int(timeout_B.sum())

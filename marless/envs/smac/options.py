@@ -10,7 +10,7 @@ from marless.errors import SpecError, shown
 
 @dataclass(frozen=True, kw_only=True)
 class SmacOptions:
-    """What agents observe, and what they are paid for."""
+    """What agents observe, what they are paid for, and what the time limit means."""
 
     obs_all_health: bool = True
     """Observations have the health and shields of other units."""
@@ -43,6 +43,11 @@ class SmacOptions:
     reward_scale: bool = True
     """Rewards are divided so that a battle won without losses pays about `reward_scale_rate`."""
     reward_scale_rate: float = 20.0
+    continuing_episode: bool = True
+    """A battle at its time limit is truncated: its value is that of going on. Otherwise it is over, and worth 0.
+
+    SMAC's default, and that of `StarCraft2Env`, is False.
+    """
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(SmacOptions):

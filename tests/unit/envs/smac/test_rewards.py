@@ -102,11 +102,14 @@ def test_an_episode_of_the_environment():
     assert env.counts.stats()["win_rate"] == 1.0
 
 
-def test_a_battle_ends_at_its_limit_and_is_a_draw():
-    env = env_over(marines())
+@pytest.mark.parametrize("continuing", [False, True])
+def test_a_battle_ends_at_its_limit_and_is_a_draw(continuing):
+    env = env_over(marines(), continuing_episode=continuing)
     env.reset(0)
-    ended = [bool(env.step(stop()).ended[0]) for _ in range(60)]
-    assert ended == [*[False] * 59, True]
+    steps = [env.step(stop()) for _ in range(60)]
+    assert [bool(moved.ended[0]) for moved in steps] == [*[False] * 59, True]
+    assert steps[-1].truncated[0] == continuing and (steps[-1].terminated[0] != continuing).all()
+    assert not any(moved.truncated[0] or moved.terminated[0].any() for moved in steps[:-1])
     assert env.counts.stats() == {
         "battles_won": 0,
         "battles_game": 1,

@@ -60,12 +60,14 @@ def test_smacs_sizes_and_names():
     assert mixed["agent_features"][4:] == [] and mixed["enemy_features"][3:] == ["shield"]
 
 
-def test_smacs_class_ends_a_battle_at_its_limit():
-    env = StarCraft2Env(map_name="3m")
+@pytest.mark.parametrize("continuing", [False, True])
+def test_smacs_class_ends_a_battle_at_its_limit(continuing):
+    env = StarCraft2Env(map_name="3m", continuing_episode=continuing)
     env.reset()
     env._env._engine._state.marching[3:] = False
-    outcomes = [env.step([1, 1, 1])[1] for _ in range(60)]
-    assert outcomes == [*[False] * 59, True] and env.get_stats()["timeouts"] == 1
+    steps = [env.step([1, 1, 1]) for _ in range(60)]
+    assert [over for _, over, _ in steps] == [*[False] * 59, True] and env.get_stats()["timeouts"] == 1
+    assert [info.get("episode_limit", False) for _, _, info in steps] == [*[False] * 59, continuing]
     env.reset()
     for _ in range(3):
         env.step([1, 1, 1])
