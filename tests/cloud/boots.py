@@ -106,6 +106,10 @@ class Machine:
         """Whether it has not been switched off."""
         return _podman("inspect", "--format={{.State.Running}}", self.name).stdout.strip() == "true"
 
+    def switch_off(self) -> None:
+        """Do what EC2 does with an instance that is terminated."""
+        _podman("kill", self.name)
+
     def seconds_until(self, timer: str) -> float:
         """Until a timer of systemd elapses."""
         [found] = json.loads(self.run("systemctl", "list-timers", "--output=json", timer).stdout)

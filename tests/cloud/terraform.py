@@ -34,17 +34,18 @@ IMAGES = (
         "ami_id": "ami-00000001",
         "name": "debian-12-amd64-20260801-2000",
         "owner_id": "136693071363",
-        "root_device_name": "/dev/xvda",  # moto never deletes its own /dev/sda1 of a machine if another is named so
+        "root_device_name": "/dev/xvda",
     },
     {
         "ami_id": "ami-00000002",
         "name": "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) 20260801",
         "owner_id": "898082745236",
         "owner_alias": "amazon",
-        "root_device_name": "/dev/sda1",
+        "root_device_name": "/dev/xvda",
     },
 )
-"""Images of others, as an account on AWS sees them."""
+"""Images of others, as an account on AWS sees them; but no root device is /dev/sda1, as some are on AWS: moto gives
+each machine a volume of this name, and never deletes it if the machine's own is named so, too."""
 SPOT_USD_H = "0.3312"
 """Price of every type in every zone."""
 LIMIT_S = 240.0
@@ -164,11 +165,11 @@ def account(region: str, public_ip: str = "192.0.2.7") -> Iterator[None]:
     from moto.backends import get_backend
     from moto.budgets.responses import BudgetsResponse
     from moto.core import DEFAULT_ACCOUNT_ID
-    from moto.core.model_instances import reset_model_data
     from moto.ec2.models import elastic_ip_addresses
     from moto.ec2.models.amis import Ami
     from moto.ec2.responses.spot_instances import SpotInstances
     from moto.iam.access_control import IAMPolicyStatement, PermissionResult
+    from moto.moto_api._internal.models import moto_api_backend
     from moto.s3.models import FakeDeleteMarker
 
     prices = SpotInstances.describe_spot_price_history
@@ -208,12 +209,12 @@ def account(region: str, public_ip: str = "192.0.2.7") -> Iterator[None]:
         patch.setattr(AutoScalingResponse, "delete_auto_scaling_group", forced)
         patch.setattr(FakeDeleteMarker, "dispose", lambda *_, **__: None, raising=False)
         patch.setattr(elastic_ip_addresses, "random_ip", lambda: public_ip)
-        reset_model_data()
+        moto_api_backend.reset()
         machines = get_backend("ec2")[DEFAULT_ACCOUNT_ID][region]
         for image in IMAGES:
             machines.amis[image["ami_id"]] = Ami(machines, **image, architecture="x86_64", public=True)
         yield
-        reset_model_data()
+        moto_api_backend.reset()
 
 
 def user_data(ec2: Any) -> dict[str, str]:  # Any: clients are made as the program runs

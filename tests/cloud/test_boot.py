@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -48,6 +48,10 @@ class Cloud:
     inside: Network
     scripts: dict[str, str]
     stack: ExitStack
+    workplace: Workplace
+    """Where the user types what the document has."""
+    before: Mapping[str, Set[str]] = field(default_factory=dict)
+    """What the account held before the deployment."""
     machines: dict[str, Machine] = field(default_factory=dict)
     """By the ids of their instances, and "control"."""
     printed: str = ""
@@ -63,6 +67,11 @@ class Cloud:
         session = boto3.Session("testing", "testing", region_name=REGION)
         return session.client(service, endpoint_url=self.terraform.endpoint)
 
+    def inventory(self) -> Mapping[str, Set[str]]:
+        from tests.cloud.inventory import inventory
+
+        return inventory(self.terraform.endpoint, REGION)
+
     def start(self, instance: str, kind: str, address: str = "") -> subprocess.CompletedProcess[str]:
         """Do what EC2 does with a new instance."""
         bucket = self.terraform.output("bucket")
@@ -72,28 +81,47 @@ class Cloud:
         self.printed += f"{done.stdout}\n{done.stderr}\n"
         return done
 
-    @property
-    def environment(self) -> dict[str, str]:
-        """What the user's programs need here that they do not need on AWS."""
-        keys = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_DEFAULT_REGION": REGION}
-        return {"AWS_ENDPOINT_URL": self.terraform.endpoint, "TF_CLI_CONFIG_FILE": "/dev/null", **keys}
+    def expect_as_shown(self, command: str) -> None:
+        """Type the block of the document that has this command; its output must be what the document shows."""
+        block = shown(command)
+        seen = self.workplace.transcript(block)
+        typed = [*zip(transcripts.parse(block.text), seen, strict=True)]
+        said = "\n".join(line for each, lines in typed for line in (f"$ {each.command}", *lines))
+        sys.stdout.write(f"{said}\n")  # `-rP` shows it
+        differing = [each.command for each, lines in typed if not transcripts.same(each.output, lines)]
+        assert differing == [], f"not what {block} shows:\n{said}"
 
     @contextmanager
-    def starting_what_groups_have(self) -> Iterator[None]:
-        """Boot the machines that pools ask for meanwhile. Raises what one could not be booted by."""
+    def doing_what_ec2_does(self) -> Iterator[None]:
+        """Meanwhile, boot the machines that pools ask for, and switch off those that are terminated.
+
+        Raises what one could not be booted by.
+        """
         ended = threading.Event()
 
-        def boot() -> None:
+        def do() -> None:
             while not ended.wait(1):
+                self._switch_off_what_is_terminated()
                 self._start_what_groups_have()
+            self._switch_off_what_is_terminated()
 
         with ThreadPoolExecutor(1) as thread:
-            booting = thread.submit(boot)
+            doing = thread.submit(do)
             try:
                 yield
             finally:
                 ended.set()
-                booting.result()
+                doing.result()
+
+    def _switch_off_what_is_terminated(self) -> None:
+        """A control plane that outlived its instance would have groups grow again while they are destroyed."""
+        gone = {"Name": "instance-state-name", "Values": ["shutting-down", "terminated"]}
+        for reservation in self.client("ec2").describe_instances(Filters=[gone])["Reservations"]:
+            for each in reservation["Instances"]:
+                names = {tag["Value"] for tag in each.get("Tags", ()) if tag["Key"] == "Name"}
+                machine = self.machines.get("control" if "marless-control" in names else each["InstanceId"])
+                if machine and machine.is_on:
+                    machine.switch_off()
 
     def _start_what_groups_have(self) -> None:
         groups = self.client("autoscaling").describe_auto_scaling_groups()["AutoScalingGroups"]
@@ -103,6 +131,29 @@ class Cloud:
                 if each["InstanceId"] not in self.machines:
                     done = self.start(each["InstanceId"], kind)
                     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+
+
+def environment(made: Terraform) -> dict[str, str]:
+    """What the user's programs need here that they do not need on AWS."""
+    answers = "-auto-approve -parallelism=30"
+    return {
+        "AWS_ENDPOINT_URL": made.endpoint,
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_DEFAULT_REGION": REGION,
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "CHECKPOINT_DISABLE": "1",
+        "TF_CLI_CONFIG_FILE": "/dev/null",
+        "TF_CLI_ARGS_apply": answers,
+        "TF_CLI_ARGS_destroy": answers,
+    }
+
+
+def shown(command: str) -> Block:
+    """The block of docs/deploying.md that has this command."""
+    below = [each for each in blocks("docs/deploying.md", "text") if each.heading == "AWS with Terraform"]
+    [block] = [each for each in below if f"$ {command}" in each.text]
+    return block
 
 
 def wheel(place: Path) -> Path:
@@ -131,8 +182,13 @@ def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
         given = terraform.variables(wheel(place), REGION) | {"vpc_cidr": inside.vpc_cidr, "force_destroy": True}
         made = Terraform(place / "terraform", f"http://127.0.0.1:{port}", given)
         made.furnish()
-        made.run("apply", "-auto-approve", "-parallelism=30")
-        running = Cloud(made, inside, {}, stack)
+        workplace = Workplace(tmp_path_factory.mktemp("user"), small=False, variables=environment(made))
+        workplace.furnish()
+        (workplace.path / "deploy").mkdir()
+        (workplace.path / "deploy" / "terraform").symlink_to(made.folder)
+        running = Cloud(made, inside, {}, stack, workplace)
+        running.before = running.inventory()
+        running.expect_as_shown("terraform -chdir=deploy/terraform apply")
         running.scripts = user_data(running.client("ec2"))
         # The build of torch without CUDA, where the lock of learners has that of PyPI: machines here have no GPU.
         cpu = (ROOT / "requirements" / "torch-cpu.txt").read_bytes()
@@ -206,24 +262,17 @@ def test_each_secret_has_one_readers_part(cloud):
         assert set(json.loads(secrets.get_secret_value(SecretId=found["ARN"])["SecretString"])) == files
 
 
-def shown() -> Block:
-    """What docs/deploying.md shows of a deployment that is up."""
-    below = [each for each in blocks("docs/deploying.md", "text") if each.heading == "AWS with Terraform"]
-    [block] = [each for each in below if "client.sh" in each.text]
-    return block
-
-
-def test_one_submit_trains_as_the_document_shows(cloud, tmp_path):
-    """The pools order machines, which boot, dial in and train, while the user types what the document has."""
-    workplace = Workplace(tmp_path, small=False, variables=cloud.environment)
-    workplace.furnish()
-    (tmp_path / "deploy").mkdir()
-    (tmp_path / "deploy" / "terraform").symlink_to(cloud.terraform.folder)
-    with cloud.starting_what_groups_have():
-        seen = workplace.transcript(shown())
-    for command, lines in zip(transcripts.parse(shown().text), seen, strict=True):
-        assert transcripts.same(command.output, lines), "\n".join([command.command, *lines])
-    assert (tmp_path / "mine").stat().st_mode & 0o077 == 0
+def test_one_submit_trains_as_the_document_shows(cloud):
+    """The pools find the groups that Terraform has made, and have them grow; machines boot, dial in and train."""
+    with cloud.doing_what_ec2_does():
+        cloud.expect_as_shown('eval "$(deploy/terraform/client.sh mine)"')
+    assert (cloud.workplace.path / "mine").stat().st_mode & 0o077 == 0
+    groups = cloud.client("autoscaling").describe_auto_scaling_groups()["AutoScalingGroups"]
+    machines = {each["AutoScalingGroupName"]: each["DesiredCapacity"] for each in groups}
+    assert machines["marless-learners"] == 1
+    # Containers have few cores: the worker of the random baseline may need a machine more.
+    assert machines["marless-actors"] in (1, 2)
+    assert all(machine["ProtectedFromScaleIn"] for each in groups for machine in each["Instances"])
 
     workers = [name for name in cloud.machines if name != "control"]
     assert len(workers) >= 2
@@ -249,8 +298,9 @@ def test_run_folders_are_in_the_bucket(cloud):
         "-o",
         "json",
     )
-    environment = os.environ | cloud.environment
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, env=os.environ | environment(cloud.terraform), capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["round"] == 20
 
@@ -281,3 +331,12 @@ def test_no_secret_is_in_a_log_or_a_command_line(cloud):
     cloud.control.run("systemctl", "stop", "leak")
     cloud.control.run("logger", token)
     assert leaks(cloud.control, tokens) == {"journal"}
+
+
+def test_destroy_ends_everything_as_the_document_shows(cloud):
+    """Also the machines of both groups, which are protected, and what is in the bucket."""
+    with cloud.doing_what_ec2_does():
+        cloud.expect_as_shown("terraform -chdir=deploy/terraform destroy")
+    assert [name for name, machine in cloud.machines.items() if machine.is_on] == []
+    after = cloud.inventory()
+    assert {kind: after[kind] - held for kind, held in cloud.before.items() if after[kind] - held} == {}
