@@ -19,7 +19,10 @@ from bench import harness
 from bench.harness import ROOT, Row, spread
 from marless import spec
 from marless.algos import registry as algorithms
-from marless.algos.base import Group, Learner, LearnerContext, Measure, RoundInput, UpdateOutput, scopes
+from marless.algos.algorithm import scopes
+from marless.algos.learner import Learner, LearnerContext, RoundInput, UpdateOutput
+from marless.core.group import Group
+from marless.core.measures import Measure
 from marless.data.rollout import rollout
 from marless.data.trajectory import Trajectory
 from marless.envs import registry as environments

@@ -20,7 +20,7 @@ from typing import Any
 from bench import harness
 from bench.harness import Row
 from bench.report import DOCUMENTS
-from marless.limits import MAX_ACTORS
+from marless.core.limits import MAX_ACTORS
 from marless.rpc.client import MAX_MESSAGE_BYTES
 from marless.rpc.server import MAX_OPEN_RPCS, MAX_REQUEST_BYTES
 from marless.rpc.v1 import actor_pool_pb2, common_pb2

@@ -25,11 +25,14 @@ from bench.plain_ppo import COPIES, PlainPPO, make_env
 from bench.systems import Request, settings
 from bench.task import OWN, TASK
 from marless.algos import registry as algorithms
-from marless.algos.base import Group, LearnerContext, ModelSpec, RoundInput, scopes
+from marless.algos.algorithm import scopes
+from marless.algos.learner import LearnerContext, RoundInput
+from marless.core.group import Group
 from marless.data.rollout import play, rollout
 from marless.envs import registry
 from marless.envs.base import BatchedEnv
 from marless.nets.acting import ActingPolicies
+from marless.nets.model import ModelSpec
 
 VARIANTS: Mapping[str, Mapping[str, object]] = MappingProxyType(
     {

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from marless.algos import registry as algorithms
-from marless.algos.base import Learner, LearnerContext, RoundInput, Scope, scopes
+from marless.algos.algorithm import scopes
+from marless.algos.learner import Learner, LearnerContext, RoundInput, Scope
 from marless.data.rollout import rollout
 from marless.data.trajectory import Trajectory
 from marless.envs import registry

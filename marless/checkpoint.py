@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from marless.core.limits import MAX_CARRY_BYTES
 from marless.errors import CorruptError, NotFoundError
-from marless.limits import MAX_CARRY_BYTES
 from marless.record import LaneRecord
 
 PARTS = ("acting", "learning")

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from marless.algos.base import Group
+from marless.core.group import Group
 from marless.errors import InternalError
 from marless.job import Job
 from marless.record import Decision, RoundRecord

@@ -7,15 +7,18 @@ from dataclasses import dataclass
 from operator import mul
 
 from marless.algos import registry as algorithms
-from marless.algos.base import FunctionNode, Group, Scope, Setting, remembered, scopes
+from marless.algos.algorithm import Setting, remembered, scopes
+from marless.algos.learner import Scope
 from marless.algos.off_policy.config import OffPolicyConfig
 from marless.algos.weighing import published_bytes
+from marless.core.functions import FunctionNode
+from marless.core.group import Group
+from marless.core.limits import MAX_PUBLISH_BYTES, MAX_TRAJECTORY_BYTES
 from marless.data.frames import ReplaySchema
 from marless.data.trajectory import TrajectorySchema
 from marless.envs import registry as environments
 from marless.envs.base import EnvSpaces, check_spaces
 from marless.errors import SpecError
-from marless.limits import MAX_PUBLISH_BYTES, MAX_TRAJECTORY_BYTES
 from marless.scaling import registry as scaling_policies
 from marless.scaling.base import ActorScaling, ScalingContext
 from marless.schedules import registry as schedules

@@ -229,7 +229,7 @@ class RoundRecord:
     """Returns of the greedy policies that this round published, if it evaluated them itself; see `evaluations`."""
     metrics: Mapping[str, Mapping[str, float]]
     """Per policy and joint critic: losses, KL, entropy, explained variance, gradient norms; curvature and noise if the
-    scaling or sharing policy needs them (see `marless.algos.base.UpdateOutput`).
+    scaling or sharing policy needs them (see `marless.algos.learner.UpdateOutput`).
     """
     invocations: tuple[InvocationRecord, ...]
     decisions: tuple[Decision, ...]

@@ -27,11 +27,14 @@ from pydantic import (
 
 from marless import documents
 from marless.algos import registry
-from marless.algos.base import AlgorithmConfig, CurvatureSpec, ModelSpec, Strict
+from marless.algos.algorithm import AlgorithmConfig
+from marless.core.limits import MAX_ACTORS, MAX_ENVS, MAX_EPISODES, MAX_NAME, MAX_STEPS, MAX_TIMEOUT_S
+from marless.core.measures import CurvatureSpec
+from marless.core.settings import Strict, name_of, named
+from marless.core.sizes import FunctionsSpec
 from marless.errors import SpecError, shown
-from marless.limits import MAX_ACTORS, MAX_ENVS, MAX_EPISODES, MAX_NAME, MAX_STEPS, MAX_TIMEOUT_S
 from marless.mistakes import sentences
-from marless.named import name_of, named
+from marless.nets.model import ModelSpec
 from marless.pricing import prices as price_tables
 from marless.scaling import registry as scaling_policies
 from marless.scaling.base import ScalingConfig
@@ -73,24 +76,6 @@ class ActorsSpec(Strict):
     timeout_s: float = Field(
         300.0, gt=0, le=MAX_TIMEOUT_S, description="an actor that takes longer is given to another worker"
     )
-
-
-class FunctionSize(Strict):
-    """vCPUs and memory (MiB) of one function; both are billed while it runs."""
-
-    vcpus: float = Field(1.0, gt=0, le=192)
-    memory_mb: int = Field(1024, ge=128, le=1_048_576)
-
-
-class FunctionsSpec(Strict):
-    """The sizes of the job's functions (Wei et al. 2025, §5: 1 to 2 vCPUs, at least 1 GB)."""
-
-    actor: FunctionSize = FunctionSize()  # type: ignore[call-arg]  # pydantic's plugin-free view of Field defaults
-    learner: FunctionSize = Field(
-        FunctionSize(memory_mb=2048),  # type: ignore[call-arg]
-        description="of each post-processing, critic and policy function",
-    )
-    prewarm: bool = Field(True, description="start the next round's actors while learners work")
 
 
 class BillSpec(Strict):

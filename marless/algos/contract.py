@@ -1,4 +1,4 @@
-"""A contract test for algorithms: checks that an algorithm satisfies the protocols of `marless.algos.base`.
+"""A contract test for algorithms: checks the protocols of `marless.algos.algorithm` and `marless.algos.learner`.
 
 For tests of marless and of other packages; see docs/extending/algorithm.md.
 """
@@ -19,27 +19,17 @@ from typing import Protocol, runtime_checkable
 
 from pydantic import ValidationError
 
-from marless.algos.base import (
-    REPLAY,
-    Algorithm,
-    AlgorithmConfig,
-    Arrays,
-    FunctionNode,
-    Group,
-    Learner,
-    LearnerContext,
-    Measure,
-    PolicyState,
-    RoundInput,
-    Scope,
-    UpdateOutput,
-    scopes,
-)
+from marless.algos.algorithm import Algorithm, AlgorithmConfig, scopes
+from marless.algos.learner import Learner, LearnerContext, RoundInput, Scope, UpdateOutput
 from marless.algos.made_up import CASES, ROUNDS, SEED, MadeUpJob, Round
+from marless.core.functions import FunctionNode
+from marless.core.group import Group
+from marless.core.interruption import StoppedError
+from marless.core.measures import Measure
+from marless.core.state import REPLAY, Arrays, PolicyState
 from marless.data.trajectory import Trajectory
 from marless.envs.base import AgentClass
 from marless.errors import CorruptError, SpecError
-from marless.interruption import StoppedError
 from marless.nets import serial
 
 

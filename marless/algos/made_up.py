@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from marless.algos.base import CurvatureSpec, Group, Measure, ModelSpec, PolicyState, RoundInput, Scope, Setting
+from marless.algos.algorithm import Setting
+from marless.algos.learner import RoundInput, Scope
+from marless.core.group import Group
+from marless.core.measures import CurvatureSpec, Measure
+from marless.core.state import PolicyState
 from marless.data.rollout import play, rollout
 from marless.data.trajectory import Trajectory, TrajectorySchema
 from marless.envs.base import AgentClass, Box, Discrete, EnvSpaces
 from marless.envs.made_up import MadeUp
 from marless.nets.acting import ActingPolicies
+from marless.nets.model import ModelSpec
 from marless.sharing.policy_distance import PolicyDistanceConfig
 
 SEED = 3

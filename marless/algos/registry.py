@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from marless.algos.base import Algorithm
-from marless.registry import Registry
+from marless.algos.algorithm import Algorithm
+from marless.core.registry import Registry
 
 _FAMILIES = {"ppo": ("ippo", "mappo"), "q": ("iql", "vdn", "qmix"), "ddpg": ("iddpg", "maddpg")}
 """Ours, by the package that has their config, functions, losses and learner."""

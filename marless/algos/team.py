@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from marless.algos.base import AlgorithmConfig, Setting
+from marless.algos.algorithm import AlgorithmConfig, Setting
 from marless.errors import SpecError
 
 TeamReward = Literal["auto", "sum", "mean"]

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from marless.algos.base import Algorithm, AlgorithmConfig, Group, ModelSpec, Scope
+from marless.algos.algorithm import Algorithm, AlgorithmConfig
 from marless.algos.ddpg.config import DDPGConfig
+from marless.algos.learner import Scope
 from marless.algos.off_policy.config import OffPolicyConfig
 from marless.algos.q.config import QConfig, QMIXConfig
+from marless.core.group import Group
 from marless.envs.base import AgentClass, EnvSpaces
 from marless.nets import actions
 from marless.nets.inputs import Inputs
 from marless.nets.layout import layout
 from marless.nets.mixing import MixingLayout
+from marless.nets.model import ModelSpec
 
 _BYTES = 4
 """Of a float32."""

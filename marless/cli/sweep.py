@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from marless import documents
 from marless import spec as specs
+from marless.core.job_id import check_id, is_id
 from marless.errors import SpecError
-from marless.job_id import check_id, is_id
 from marless.spec import JobSpec
 
 _NO_ID = re.compile(r"[^a-z0-9]+")

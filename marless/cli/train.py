@@ -16,8 +16,8 @@ from marless.checkpoint import DiskCheckpoints
 from marless.cli.runs import unfinished
 from marless.cli.stack import LocalStack, StackOptions
 from marless.client import AsyncClient, Job
+from marless.core.job_id import check_id
 from marless.errors import JobStateError, NotFoundError, SpecError, UnavailableError
-from marless.job_id import check_id
 from marless.record import RoundRecord
 from marless.spec import JobSpec
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from marless.core.job_id import check_id
 from marless.errors import SpecError
-from marless.job_id import check_id
 from marless.presets import PRESETS, Preset, training_key
 from marless.spec import JobSpec
 

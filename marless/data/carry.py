@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors import numpy as safetensors
 
+from marless.core.limits import MAX_CARRY_BYTES
 from marless.errors import CorruptError, SpecError
-from marless.limits import MAX_CARRY_BYTES
 
 _FORMAT = b"MLC2"
 _HEAD = len(_FORMAT) + 4

@@ -11,6 +11,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from marless.core.interruption import Stopped, check, never
 from marless.data.carry import Carry
 from marless.data.episodes import EpisodeMeter, EpisodeStats
 from marless.data.stagger import Stagger
@@ -28,7 +29,6 @@ from marless.envs.base import (
     random_actions,
 )
 from marless.errors import CorruptError, SpecError
-from marless.interruption import Stopped, check, never
 
 
 class ActingPolicy(Protocol):

@@ -15,8 +15,8 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from marless.core.limits import MAX_ACTIONS, MAX_AGENTS, MAX_NAME, MAX_OBSERVATION, MAX_STATE
 from marless.errors import CorruptError, SpecError, shown
-from marless.limits import MAX_ACTIONS, MAX_AGENTS, MAX_NAME, MAX_OBSERVATION, MAX_STATE
 
 FloatArray = NDArray[np.float32]
 RewardArray = NDArray[np.float32] | NDArray[np.float64]

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from marless.core.limits import MAX_AGENTS
 from marless.envs.base import (
     ActionArray,
     AgentClass,
@@ -28,7 +29,6 @@ from marless.envs.base import (
     saved,
 )
 from marless.errors import CorruptError, SpecError
-from marless.limits import MAX_AGENTS
 
 LONGEST = 500
 """Env steps of an episode in which nothing falls."""

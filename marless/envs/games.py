@@ -15,6 +15,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
+from marless.core.limits import MAX_AGENTS
 from marless.envs.base import (
     ActionArray,
     AgentClass,
@@ -28,7 +29,6 @@ from marless.envs.base import (
     saved,
 )
 from marless.errors import CorruptError, SpecError, shown, unknown_name
-from marless.limits import MAX_AGENTS
 
 Table = tuple[tuple[float, ...], ...]
 

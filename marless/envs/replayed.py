@@ -12,9 +12,9 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
+from marless.core.limits import MAX_CARRY_BYTES
 from marless.envs.base import ActionArray, AgentClass, Arrays, BoolArray, Discrete, saved
 from marless.errors import CorruptError, SpecError, told
-from marless.limits import MAX_CARRY_BYTES
 
 _FIRST_STEPS = 64
 """Steps for which there is room at first."""

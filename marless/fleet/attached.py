@@ -8,14 +8,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
+from marless.core.limits import MAX_NAME
+from marless.core.stopwatch import Stopwatch
 from marless.errors import SpecError, UnreachableError
 from marless.fleet.machines import Presence
-from marless.limits import MAX_NAME
 from marless.log import structlog
 from marless.machine import Machine
 from marless.rpc.requests import check_number, check_text
 from marless.rpc.v1 import common_pb2
-from marless.stopwatch import Stopwatch
 
 HELLO_S = 10.0
 """Seconds within which a worker's first message must arrive."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from marless.core.stopwatch import Stopwatch
 from marless.errors import UnavailableError
 from marless.fleet.attached import Worker
 from marless.rpc.v1 import common_pb2
-from marless.stopwatch import Stopwatch
 
 MAX_ATTEMPTS = 8
 """Workers that a task may lose before it fails. If one attempt in a hundred is lost, as on spot machines, a job of

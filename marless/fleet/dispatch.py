@@ -13,6 +13,8 @@ from collections.abc import AsyncIterator, Callable, Iterable
 
 import grpc
 
+from marless.core.limits import MAX_ACTORS
+from marless.core.stopwatch import Stopwatch
 from marless.errors import MarlessError, OverloadedError, UnavailableError, UnreachableError
 from marless.fleet.attached import (
     Send,
@@ -28,12 +30,10 @@ from marless.fleet.attempts import MAX_ATTEMPTS, MAX_TIMEOUTS, given_up, lost, t
 from marless.fleet.attendance import Attendance, Homes
 from marless.fleet.handover import Tickets
 from marless.fleet.machines import Machines
-from marless.limits import MAX_ACTORS
 from marless.log import structlog
 from marless.rpc.errors import by_name
 from marless.rpc.fair_queue import FairQueue
 from marless.rpc.v1 import common_pb2
-from marless.stopwatch import Stopwatch
 
 QUEUE_LIMIT = 16 * MAX_ACTORS
 """Tasks that may wait for a worker: those of sixteen of the largest rollouts."""

@@ -8,11 +8,11 @@ import time
 from collections.abc import Coroutine, Sequence
 from types import TracebackType
 
+from marless.core.limits import MAX_ACTORS
 from marless.errors import OverloadedError, SpecError, UnavailableError, UnreachableError
 from marless.fleet.dispatch import Dispatcher
 from marless.fleet.launchers.base import Launch, Launcher, Leaving, Order, Outcome
 from marless.fleet.launchers.batches import Batches
-from marless.limits import MAX_ACTORS
 from marless.log import structlog
 
 REFUSED_S = 5.0

@@ -8,10 +8,10 @@ from functools import partial
 
 import grpc
 
+from marless.core.limits import MAX_ACTORS
 from marless.errors import MarlessError, OverloadedError, SpecError
 from marless.fleet.attached import Worker
 from marless.fleet.dispatch import Dispatcher
-from marless.limits import MAX_ACTORS
 from marless.log import structlog
 from marless.rpc.admission import Streams
 from marless.rpc.gathering import Gathering

@@ -18,6 +18,7 @@ from typing import NoReturn
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from marless.core.stopwatch import Stopwatch
 from marless.envs import allowed
 from marless.errors import MarlessError, OverloadedError, SpecError, UnavailableError, told
 from marless.fleet import environment, orphans
@@ -41,7 +42,6 @@ from marless.rpc.process import (
 from marless.rpc.roles import Role
 from marless.rpc.security import Security
 from marless.rpc.v1 import common_pb2
-from marless.stopwatch import Stopwatch
 
 DETAIL_BYTES = 4096
 """Bytes of a traceback's end that are sent along with the error message."""

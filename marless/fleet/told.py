@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+from marless.core.job_id import check_id
 from marless.fleet.machines import Machines, Use
-from marless.job_id import check_id
 from marless.rpc.v1 import common_pb2
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from marless.core.limits import MAX_LAYERS, MAX_WIDTH
 from marless.envs.base import ActionArray, AgentClass, BoolArray, FloatArray
 from marless.errors import CorruptError, SpecError, shown
-from marless.limits import MAX_LAYERS, MAX_WIDTH
 from marless.nets import acting_heads, acting_nets, actions
 from marless.nets.acting_heads import ActingHead
 from marless.nets.acting_nets import ActingNet
@@ -19,7 +19,7 @@ from marless.nets.inputs import Inputs, write_action
 from marless.nets.kinds import MLP, OURS, kind_of
 
 if TYPE_CHECKING:  # at run time it would import pydantic into actors
-    from marless.algos.base import ModelSpec
+    from marless.nets.model import ModelSpec
 
 Arrays = Mapping[str, NDArray[np.generic]]
 _WAY = ("kind", "hidden", "activation", "action", "acts", "inputs", "ids")

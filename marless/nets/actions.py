@@ -12,9 +12,9 @@ import json
 
 import numpy as np
 
+from marless.core.limits import MAX_ACTIONS
 from marless.envs.base import ActionArray, Box, Discrete, FloatArray
 from marless.errors import SpecError
-from marless.limits import MAX_ACTIONS
 
 ILLEGAL_LOGIT = -1e9
 """Finite, so that probability · log-probability of an illegal action is 0, not NaN."""

@@ -19,7 +19,7 @@ from marless.envs.base import ActionArray, AgentClass, BoolArray, Box, Discrete,
 from marless.errors import CorruptError
 
 if TYPE_CHECKING:  # at run time it would import pydantic into actors
-    from marless.algos.base import ModelSpec
+    from marless.nets.model import ModelSpec
 
 _OBS, _LAST_ACTION, _ID = "obs", "last_action", "id"
 

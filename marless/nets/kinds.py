@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Protocol, TypeAlias
 
-from marless.registry import Registry
+from marless.core.registry import Registry
 
 Array: TypeAlias = Any
 """A NumPy array or a torch tensor, float32; both know +, −, ·, / and slices."""

@@ -22,7 +22,7 @@ from marless.errors import CorruptError, SpecError
 from marless.nets.kinds import GRU, MLP, kind_of
 
 if TYPE_CHECKING:  # at run time it would import pydantic into actors
-    from marless.algos.base import ModelSpec
+    from marless.nets.model import ModelSpec
 
 FloatArray = NDArray[np.float32]
 GATES = 3

@@ -14,7 +14,7 @@ from marless.errors import CorruptError
 from marless.nets.acting import Acting, ActingState, Arrays
 
 if TYPE_CHECKING:
-    from marless.algos.base import PolicyState
+    from marless.core.state import PolicyState
 
 _KEY = "marless"  # one entry, because the order of several in a safetensors header is not defined
 
@@ -32,7 +32,7 @@ def encode_acting(part: Acting) -> bytes:
 
 def decode(acting: bytes, learning: bytes) -> PolicyState:
     """The inverse of `encode`; raises CorruptError for invalid bytes and for values that are not finite."""
-    from marless.algos.base import PolicyState  # imported here, because it would import pydantic into actors
+    from marless.core.state import PolicyState  # imported here, because it would import pydantic into actors
 
     part = decode_acting(acting)
     return PolicyState(acting=part.acting, learning=_load(learning), metadata=part.metadata)

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike
 
+from marless.core.limits import MAX_AGENTS
 from marless.envs.base import ActionArray, AgentClass, BoolArray, Box, Discrete, EnvSpaces, FloatArray
 from marless.errors import CorruptError, SpecError, unknown_name
-from marless.limits import MAX_AGENTS
 from marless.nets.acting import ActingPolicies
 from marless.policies.policy import Origin, Policy, write
 

@@ -16,14 +16,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from marless.algos import registry as algorithms
-from marless.algos.base import LearnerContext, scopes
+from marless.algos.algorithm import scopes
+from marless.algos.learner import LearnerContext
 from marless.errors import CorruptError, MarlessError
 from marless.job import Job, prepare
 from marless.sharing.groups import initial_groups
 from marless.spec import JobSpec, from_json
 
 if TYPE_CHECKING:
-    from marless.algos.base import Group, Learner
+    from marless.algos.learner import Learner
+    from marless.core.group import Group
     from marless.data.trajectory import Trajectory
     from marless.nets.acting import ActingPolicies
 
@@ -166,7 +168,8 @@ def _update(
     job: Job, parts: Sequence[_Scope], trajectories: Sequence[Trajectory], number: int, scale: float
 ) -> tuple[FunctionSeconds, ...]:
     """The functions of one update of every scope, on one thread, extrapolated to `scale` times the samples."""
-    from marless.algos.base import Measure, RoundInput
+    from marless.algos.learner import RoundInput
+    from marless.core.measures import Measure
 
     measure = Measure(curvature=job.spec.curvature if job.curvature else None, noise=job.noise)
     groups = tuple(group for each in parts for group in each.groups)

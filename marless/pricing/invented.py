@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import TypedDict
 
-from marless.algos.base import Group
+from marless.core.group import Group
+from marless.core.sizes import FunctionsSpec
 from marless.job import Job
 from marless.pricing.calibration import Calibration, FunctionSeconds
 from marless.pricing.usage import HOST
@@ -19,7 +20,7 @@ from marless.schedules.evaluating import is_due
 from marless.schedules.registry import made
 from marless.schedules.virtual import VirtualRun
 from marless.sharing.groups import initial_groups
-from marless.spec import FunctionsSpec, JobSpec
+from marless.spec import JobSpec
 
 ACTOR_START_S, LEARNER_START_S = 0.2, 2.0
 """Start-up seconds of workers, on the machine of docs/benchmarks.md."""

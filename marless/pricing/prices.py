@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, PrivateAttr, ValidationError
 
 from marless import documents
-from marless.algos.base import Strict
+from marless.core.settings import Strict
 from marless.errors import SpecError
 from marless.machine import MachineRecord
 from marless.mistakes import sentences
 
 if TYPE_CHECKING:  # a spec holds prices, not the other way round
-    from marless.spec import FunctionSize, FunctionsSpec
+    from marless.core.sizes import FunctionSize, FunctionsSpec
 
 OURS = Path(__file__).with_name("prices.yaml")
 FIELD = "bill.prices"

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from marless.core.sizes import FunctionsSpec
 from marless.errors import SpecError
 from marless.pricing.billed import Need, machines
 from marless.pricing.charges import Charge, merged
@@ -20,7 +21,6 @@ from marless.record import PhaseSeconds, RoundRecord
 from marless.replay.cluster import ModelledRun
 from marless.schedules.base import Schedule
 from marless.schedules.virtual import VirtualRun
-from marless.spec import FunctionsSpec
 
 MOST_MACHINES = 64
 """Most machines of the largest type; the papers' largest testbed is a seventh of that."""

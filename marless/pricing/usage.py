@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
+from marless.core.sizes import FunctionSize, FunctionsSpec
 from marless.record import InvocationRecord, RoundRecord
-from marless.spec import FunctionSize, FunctionsSpec
 
 HOST = "learner"
 """Function name of a whole execution of a learner worker, inside which other functions run."""
@@ -30,7 +30,7 @@ class Use:
     """The use of one function in a round. `start_s` and `end_s` are Unix seconds."""
 
     function: str
-    """"actor", "evaluation", a function inside a learner (see `marless.algos.base.FunctionRun`), or "learner" for a
+    """"actor", "evaluation", a function inside a learner (see `marless.core.functions.FunctionRun`), or "learner" for a
     learner without functions inside."""
     name: str
     """The policy, critic, mixer, scope or agent class that it served; "" for actors."""

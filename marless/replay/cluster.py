@@ -32,13 +32,13 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from marless.core.sizes import FunctionSize, FunctionsSpec
 from marless.errors import SpecError
 from marless.pricing.usage import HOST, WHOLE, usage
 from marless.record import InvocationRecord, PhaseSeconds, RoundRecord
 from marless.schedules.base import Schedule
 from marless.schedules.synchronous import SCHEDULE as SYNCHRONOUS
 from marless.schedules.virtual import VirtualRun
-from marless.spec import FunctionSize, FunctionsSpec
 
 MEASUREMENTS = ("curvature", "similarity")
 """Functions inside a learner that are not in an algorithm's function graph."""

@@ -12,14 +12,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from marless.algos.base import FunctionNode, Group
+from marless.core.functions import FunctionNode
+from marless.core.group import Group
+from marless.core.sizes import FunctionsSpec
 from marless.job import Function
 from marless.pricing.usage import HOST, WHOLE, outside_of_passes
 from marless.record import Decision, Distances, GroupRecord, InvocationRecord, PhaseSeconds, RoundRecord
 from marless.replay import cluster
 from marless.replay.durations import OF_SCOPE, Durations, Pooling
 from marless.replay.timelines import Timelines
-from marless.spec import FunctionsSpec
 
 if TYPE_CHECKING:
     import numpy as np

@@ -16,6 +16,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from marless.core.sizes import FunctionsSpec
 from marless.deciding import Budget, decide
 from marless.errors import SpecError
 from marless.job import Job, prepare
@@ -31,7 +32,7 @@ from marless.replay.rounds import Machine, Plan, Source, rebuild
 from marless.replay.timelines import Timelines
 from marless.schedules.virtual import VirtualRun
 from marless.sharing import registry as sharing_policies
-from marless.spec import FunctionsSpec, JobSpec
+from marless.spec import JobSpec
 
 HISTORY_ROUNDS = 512
 """Number of recent rounds that decisions see, as in a coordinator."""

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from pydantic import Field
 
-from marless.algos.base import Group, Strict
+from marless.core.group import Group
+from marless.core.settings import Strict
 from marless.record import RoundRecord
 
 if TYPE_CHECKING:  # a spec imports its scaling policy's config, not the other way round
-    from marless.spec import FunctionsSpec
+    from marless.core.sizes import FunctionsSpec
 
 Signal = Literal["curvature", "noise"]
-"""A measurement that a scaling policy can ask learners for; see `marless.algos.base.Measure`."""
+"""A measurement that a scaling policy can ask learners for; see `marless.core.measures.Measure`."""
 
 
 class ScalingConfig(Strict):

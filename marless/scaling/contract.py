@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
-from marless.algos.base import Group
+from marless.core.group import Group
 from marless.record import Decision, GroupRecord, PhaseSeconds, Returns, RoundRecord
 from marless.record_json import from_json
 from marless.scaling.base import ScalingConfig, ScalingContext, ScalingDecision, ScalingKind

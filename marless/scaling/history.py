@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from marless.algos.base import Group
+from marless.core.group import Group
 from marless.record import RoundRecord
 
 LARGEST = 1e100

@@ -18,7 +18,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from marless.algos.base import Group
+from marless.core.group import Group
 from marless.record import RoundRecord
 from marless.scaling.base import ScalingConfig, ScalingContext, ScalingDecision, Signal
 from marless.scaling.bounds import TOLERANCE, BoundedConfig, Bounds

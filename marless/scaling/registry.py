@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from marless.registry import Registry
+from marless.core.registry import Registry
 from marless.scaling.base import ScalingKind
 
 SCALING_POLICIES: Registry[ScalingKind] = Registry(

@@ -11,7 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from marless.algos.base import AlgorithmConfig, Strict
+from marless.algos.algorithm import AlgorithmConfig
+from marless.core.settings import Strict
 
 
 class ScheduleConfig(Strict):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from marless.algos.base import AlgorithmConfig
+from marless.algos.algorithm import AlgorithmConfig
 from marless.errors import SpecError
 from marless.schedules.base import Command, RollOut, ScheduleConfig, State, Train
 

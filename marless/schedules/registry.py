@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from marless.registry import Registry
+from marless.core.registry import Registry
 from marless.schedules.base import Schedule, ScheduleConfig, ScheduleKind
 
 SCHEDULES: Registry[ScheduleKind] = Registry(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from marless.algos.base import AlgorithmConfig
+from marless.algos.algorithm import AlgorithmConfig
 from marless.schedules.base import Command, RollOut, ScheduleConfig, State, Train
 
 

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeAlias
 
 from pydantic import Field
 
-from marless.algos.base import Group, SimilarityConfig, Strict
-from marless.limits import MAX_AGENTS
+from marless.core.group import Group
+from marless.core.limits import MAX_AGENTS
+from marless.core.measures import SimilarityConfig
+from marless.core.settings import Strict
 from marless.record import Returns, RoundRecord
 
 if TYPE_CHECKING:

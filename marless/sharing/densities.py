@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy.stats import gaussian_kde
 from sklearn.decomposition import PCA
 
-from marless.interruption import Stopped, check, never
+from marless.core.interruption import Stopped, check, never
 from marless.sharing.similarity import Behaviour
 
 FloatArray = NDArray[np.float64]

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial.distance import jensenshannon
 
-from marless.interruption import check
+from marless.core.interruption import check
 from marless.sharing.similarity import Behaviour, Choices, Normals
 
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from marless.algos.base import Group, SimilarityConfig
+from marless.core.group import Group
+from marless.core.measures import SimilarityConfig
 from marless.record import Returns, RoundRecord
 from marless.sharing.base import SharingConfig, SharingDecision
 

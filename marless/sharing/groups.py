@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from marless.algos.base import Group
+from marless.core.group import Group
 from marless.envs.base import EnvSpaces
 from marless.errors import SpecError, unknown_name
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from marless.algos.base import SimilarityConfig
+from marless.core.measures import SimilarityConfig
 from marless.sharing.similarity import Similarity, SimilarityKind
 
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, SerializeAsAny
 
-from marless.algos.base import Group, SimilarityConfig
+from marless.core.group import Group
+from marless.core.measures import SimilarityConfig
 from marless.errors import SpecError
 from marless.record import Returns, RoundRecord
 from marless.sharing.base import SharingConfig, SharingDecision

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from marless.algos.base import SimilarityConfig
+from marless.core.measures import SimilarityConfig
 from marless.sharing.similarity import Similarity, SimilarityKind
 
 

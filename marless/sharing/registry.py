@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from marless.registry import Registry
+from marless.core.registry import Registry
 from marless.sharing.base import SharingKind
 
 SHARING_POLICIES: Registry[SharingKind] = Registry(

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from marless.algos.base import SimilarityConfig
+from marless.core.interruption import Stopped, never
+from marless.core.measures import SimilarityConfig
+from marless.core.registry import Registry
+from marless.core.settings import named
 from marless.errors import SpecError
-from marless.interruption import Stopped, never
-from marless.named import named
-from marless.registry import Registry
 
 if TYPE_CHECKING:
     import numpy as np

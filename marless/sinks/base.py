@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from marless.algos.base import Strict
+from marless.core.settings import Strict
 from marless.record import RoundRecord
 
 Setting = bool | int | float | str

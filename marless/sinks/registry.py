@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
+from marless.core.registry import Registry
 from marless.errors import SpecError
-from marless.registry import Registry
 from marless.sinks.base import Sink, SinkConfig, SinkKind
 
 SINKS: Registry[SinkKind] = Registry(

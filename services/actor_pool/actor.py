@@ -11,6 +11,7 @@ from functools import partial
 import numpy as np
 
 from marless import documents
+from marless.core.stopwatch import RunningTime
 from marless.data.bounds import Bounds, batches
 from marless.data.carry import decode, encode
 from marless.data.episodes import EpisodeStats, total
@@ -32,7 +33,6 @@ from marless.rpc.relay import SMALL_BYTES, Relay
 from marless.rpc.retry import retry
 from marless.rpc.security import Security
 from marless.rpc.v1 import actor_pool_pb2, learner_pool_pb2
-from marless.stopwatch import RunningTime
 from services.actor_pool.lanes import EnvKey, Lanes, Living
 
 UPLOAD_TIMEOUT_S = 60.0

@@ -7,16 +7,16 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import partial
 
+from marless.core.job_id import check_id
+from marless.core.limits import MAX_ACTORS, MAX_COUNT, MAX_ENVS, MAX_EPISODES, MAX_STEPS, MAX_TIMEOUT_S
+from marless.core.stopwatch import Stopwatch
 from marless.documents import MAX_CHARACTERS
 from marless.errors import SpecError
 from marless.fleet.dispatch import QUEUE_LIMIT, Dispatcher
 from marless.fleet.fleet import Fleet
-from marless.job_id import check_id
-from marless.limits import MAX_ACTORS, MAX_COUNT, MAX_ENVS, MAX_EPISODES, MAX_STEPS, MAX_TIMEOUT_S
 from marless.rpc.concurrency import gather
 from marless.rpc.requests import check_groups, check_number, check_text, message
 from marless.rpc.v1 import actor_pool_pb2, common_pb2
-from marless.stopwatch import Stopwatch
 
 WINDOW = 256
 """Actors of one rollout that are queued or run at once, if the pool has no more workers; the others follow as these

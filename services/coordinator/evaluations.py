@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from marless.algos.base import Group
+from marless.core.group import Group
 from marless.job import Job
 from marless.record import RoundRecord
 from marless.schedules.evaluating import is_due

@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from marless.core.job_id import check_id
 from marless.errors import CorruptError, NotFoundError, SpecError, UnavailableError, shown
-from marless.job_id import check_id
 from marless.log import structlog
 from services.coordinator.run_folder import DELETED
 from services.coordinator.runs import Runs

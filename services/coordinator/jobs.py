@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from marless.bucket import reading
+from marless.core.job_id import check_id, is_id
 from marless.errors import (
     AlreadyExistsError,
     CorruptError,
@@ -24,7 +25,6 @@ from marless.errors import (
     shown,
 )
 from marless.job import Job
-from marless.job_id import check_id, is_id
 from marless.machine import MachineRecord
 from marless.rpc.concurrency import to_the_end
 from marless.spec import JobSpec, from_json

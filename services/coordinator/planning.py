@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from marless.algos.base import Group
+from marless.core.group import Group
 from marless.deciding import Budget, decide
 from marless.errors import InternalError
 from marless.job import Job

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from marless.algos.base import Group
+from marless.core.group import Group
+from marless.core.limits import MAX_TIMEOUT_S
 from marless.errors import CorruptError, MarlessError
 from marless.job import Job
-from marless.limits import MAX_TIMEOUT_S
 from marless.machine import MachineRecord
 from marless.record import Distances, EpisodeSums, InvocationRecord, LaneRecord, Returns, returns_of
 from marless.rpc.client import Peer

@@ -10,7 +10,7 @@ from marless import private_files
 from marless.bucket.address import Address
 from marless.bucket.objects import Objects, check_conditions
 from marless.checkpoint import make_directory
-from marless.job_id import is_id
+from marless.core.job_id import is_id
 from services.coordinator.bucket_folder import BucketFolder
 from services.coordinator.home import Home
 from services.coordinator.run_folder import RunFolder

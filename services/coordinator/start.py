@@ -7,11 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from marless.algos import registry as algorithms
-from marless.algos.base import REPLAY, AlgorithmConfig, Group
+from marless.algos.algorithm import AlgorithmConfig
 from marless.checkpoint import Checkpoint, SavedPolicy, newest, read
+from marless.core.group import Group
+from marless.core.job_id import is_id
+from marless.core.state import REPLAY
 from marless.errors import CorruptError, NotFoundError, SpecError
 from marless.job import Job
-from marless.job_id import is_id
 from services.coordinator.uploads import PREFIX, Uploads
 
 

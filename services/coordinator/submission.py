@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from marless.core.limits import MAX_NAME
 from marless.errors import SpecError
-from marless.limits import MAX_NAME
 
 
 class IfExists(Enum):

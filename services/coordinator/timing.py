@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from marless.core.stopwatch import Stopwatch
 from marless.record import RoundRecord
-from marless.stopwatch import Stopwatch
 
 
 @dataclass(frozen=True)

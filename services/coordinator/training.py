@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
+from marless.core.stopwatch import Stopwatch
 from marless.errors import CancelledJobError, StaleError
 from marless.job import Job
 from marless.record import RoundRecord
 from marless.rpc.concurrency import both, to_the_end
-from marless.stopwatch import Stopwatch
 from services.coordinator import recording
 from services.coordinator.costs import Costs
 from services.coordinator.evaluations import Evaluations

@@ -12,20 +12,13 @@ from pathlib import Path
 import torch
 
 from marless.algos import registry
-from marless.algos.base import (
-    REPLAY,
-    FunctionRun,
-    Group,
-    Learner,
-    LearnerContext,
-    Measure,
-    RoundInput,
-    Scope,
-    SimilarityConfig,
-    UpdateOutput,
-    scopes,
-)
+from marless.algos.algorithm import scopes
+from marless.algos.learner import Learner, LearnerContext, RoundInput, Scope, UpdateOutput
 from marless.checkpoint import PARTS
+from marless.core.functions import FunctionRun
+from marless.core.group import Group
+from marless.core.measures import Measure, SimilarityConfig
+from marless.core.state import REPLAY
 from marless.data.frames import ReplaySchema
 from marless.data.trajectory import Trajectory
 from marless.envs.base import EnvSpaces

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
-from marless.algos.base import REPLAY
+from marless.core.state import REPLAY
 from marless.data.frame_file import allocate
 from marless.errors import OverloadedError, TooLargeError
 from marless.log import structlog

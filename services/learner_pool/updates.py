@@ -9,8 +9,10 @@ from functools import partial
 from pathlib import Path
 
 from marless.algos import registry
-from marless.algos.base import Scope
-from marless.algos.base import scopes as scopes_of
+from marless.algos.algorithm import scopes as scopes_of
+from marless.algos.learner import Scope
+from marless.core.job_id import check_id
+from marless.core.limits import MAX_ACTORS, MAX_POLICIES, MAX_PUBLISH_BYTES
 from marless.data.frame_file import FrameFile, allocate
 from marless.data.frames import ReplaySchema
 from marless.envs.base import EnvSpaces
@@ -18,8 +20,6 @@ from marless.errors import FencedError, NotFoundError, OverloadedError, SpecErro
 from marless.fleet.dispatch import Dispatcher
 from marless.fleet.fleet import Fleet
 from marless.job import replay_of, schema_of
-from marless.job_id import check_id
-from marless.limits import MAX_ACTORS, MAX_POLICIES, MAX_PUBLISH_BYTES
 from marless.log import structlog
 from marless.rpc.concurrency import gather
 from marless.rpc.param_store import ParamStore

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from marless.limits import MAX_PUBLISH_BYTES
+from marless.core.limits import MAX_PUBLISH_BYTES
 from marless.rpc.addresses import can_be_dialled
 from marless.rpc.process import add_option, at_least
 from marless.rpc.security import Security

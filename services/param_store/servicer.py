@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from marless.limits import MAX_PARTS, MAX_POLICIES
+from marless.core.limits import MAX_PARTS, MAX_POLICIES
 from marless.rpc import carries, chunks, roles
 from marless.rpc.requests import check_names, check_number
 from marless.rpc.server import bulk_download, bulk_upload, register_bulk

@@ -15,6 +15,7 @@ from typing import Any
 
 from redis.asyncio import Redis
 
+from marless.core.limits import MAX_COUNT, MAX_POLICIES
 from marless.errors import (
     ConflictError,
     FencedError,
@@ -28,7 +29,6 @@ from marless.errors import (
     unknown_name,
 )
 from marless.failpoint import reach
-from marless.limits import MAX_COUNT, MAX_POLICIES
 from marless.rpc.requests import check_names, check_number, check_text
 from services.param_store.connection import redis_errors
 from services.param_store.keys import JobKeys, Part, check_name, decode_manifest, encode_manifest

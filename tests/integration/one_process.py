@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from marless.algos import registry as algorithms
-from marless.algos.base import Group, Learner, LearnerContext, PolicyState, RoundInput, scopes
+from marless.algos.algorithm import scopes
+from marless.algos.learner import Learner, LearnerContext, RoundInput
+from marless.core.group import Group
+from marless.core.state import PolicyState
 from marless.data.rollout import Lane
 from marless.data.trajectory import Trajectory
 from marless.envs import registry

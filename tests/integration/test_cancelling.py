@@ -10,10 +10,10 @@ import psutil
 import pytest
 import pytest_asyncio
 
+from marless.core.stopwatch import Stopwatch
 from marless.fleet import dispatch
 from marless.rpc.v1 import actor_pool_pb2, common_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
-from marless.stopwatch import Stopwatch
 from services.coordinator.cancelling import GRACE_S
 from services.coordinator.jobs import Jobs, JobsOptions
 from services.coordinator.pools import Pools

@@ -10,7 +10,8 @@ import pytest_asyncio
 from redis.asyncio import Redis
 
 from marless.algos import registry as algorithms
-from marless.algos.base import Group, LearnerContext, RoundInput, Scope
+from marless.algos.learner import LearnerContext, RoundInput, Scope
+from marless.core.group import Group
 from marless.data.rollout import Lane
 from marless.data.stagger import lengths
 from marless.envs import registry

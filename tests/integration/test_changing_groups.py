@@ -10,8 +10,9 @@ import pytest_asyncio
 
 import marless
 from marless.algos import registry as algorithms
-from marless.algos.base import Group, LearnerContext, RoundInput, Scope
+from marless.algos.learner import LearnerContext, RoundInput, Scope
 from marless.checkpoint import PARTS
+from marless.core.group import Group
 from marless.data.rollout import Lane
 from marless.envs import registry
 from marless.errors import UnreachableError

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from marless.core.stopwatch import Stopwatch
 from marless.errors import InternalError
 from marless.job import Job
 from marless.record import RoundRecord
-from marless.stopwatch import Stopwatch
 from services.coordinator import steps
 from services.coordinator.cancelling import GRACE_S
 from services.coordinator.pools import Pools, Rollout

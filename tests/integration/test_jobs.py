@@ -10,6 +10,7 @@ from typing import Self
 import pytest
 import pytest_asyncio
 
+from marless.core.stopwatch import Stopwatch
 from marless.errors import (
     AlreadyExistsError,
     CorruptError,
@@ -20,7 +21,6 @@ from marless.errors import (
 )
 from marless.record import RoundRecord
 from marless.record_json import from_json
-from marless.stopwatch import Stopwatch
 from services.coordinator import ownership, timing, training
 from services.coordinator.adoption import ATTACHED_LEASES
 from services.coordinator.jobs import Jobs, JobsOptions

@@ -7,7 +7,7 @@ from itertools import count, pairwise
 import pytest
 import pytest_asyncio
 
-from marless.algos.base import Group
+from marless.core.group import Group
 from marless.job import prepare
 from marless.pricing import prices
 from marless.pricing.bill import bill

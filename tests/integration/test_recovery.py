@@ -17,11 +17,11 @@ import pytest
 import pytest_asyncio
 
 from marless.checkpoint import PARTS
+from marless.core.stopwatch import Stopwatch
 from marless.errors import UnreachableError
 from marless.pricing import prices
 from marless.pricing.bill import bill
 from marless.rpc.param_store import PolicyWrite
-from marless.stopwatch import Stopwatch
 from services.coordinator import reserving, timing, training, view
 from services.coordinator.journal import Journal
 from services.coordinator.ownership import Ownership, beat_of

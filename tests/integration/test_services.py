@@ -14,7 +14,8 @@ import pytest_asyncio
 
 from marless import spec as specs
 from marless.algos import registry as algorithms
-from marless.algos.base import Group, LearnerContext, RoundInput, Scope
+from marless.algos.learner import LearnerContext, RoundInput, Scope
+from marless.core.group import Group
 from marless.data.rollout import play, rollout
 from marless.envs import registry
 from marless.errors import (

@@ -1,14 +1,10 @@
-"""Every count of `marless.limits` in a job and in a request: the most is taken, one more is refused by name."""
+"""Every count of `marless.core.limits` in a job and in a request: the most is taken, one more is refused by name."""
 
 from types import SimpleNamespace
 
 import pytest
 
-from marless.envs.base import AgentClass, Box, Discrete, EnvSpaces, check_spaces
-from marless.envs.games import TargetOptions
-from marless.errors import NotFoundError, SpecError
-from marless.fleet.machines import Machines
-from marless.limits import (
+from marless.core.limits import (
     MAX_ACTIONS,
     MAX_ACTORS,
     MAX_AGENTS,
@@ -23,6 +19,10 @@ from marless.limits import (
     MAX_STEPS,
     MAX_TIMEOUT_S,
 )
+from marless.envs.base import AgentClass, Box, Discrete, EnvSpaces, check_spaces
+from marless.envs.games import TargetOptions
+from marless.errors import NotFoundError, SpecError
+from marless.fleet.machines import Machines
 from marless.rpc import chunks
 from marless.rpc.v1 import actor_pool_pb2, common_pb2, learner_pool_pb2, param_store_pb2
 from marless.spec import parse

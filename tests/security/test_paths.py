@@ -13,7 +13,6 @@ import pytest
 import yaml
 
 from marless import spec as specs
-from marless.algos.base import PolicyState
 from marless.checkpoint import (
     MANIFEST,
     MOST_MANIFEST_BYTES,
@@ -26,6 +25,7 @@ from marless.checkpoint import (
     read,
 )
 from marless.client import AsyncClient
+from marless.core.state import PolicyState
 from marless.errors import CorruptError, MarlessError, NotFoundError, OverloadedError, SpecError
 from marless.nets import serial
 from marless.rpc.client import Peer

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from marless import checkpoint
-from marless.algos.base import PolicyState
 from marless.checkpoint import Checkpoint, DiskCheckpoints, Progress, SavedPolicy
+from marless.core.state import PolicyState
 from marless.data.rollout import play, rollout
 from marless.envs.base import Discrete
 from marless.errors import CorruptError, MarlessError, NotFoundError, SpecError

@@ -11,11 +11,11 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from marless import documents, spec
+from marless.core.job_id import check_id
 from marless.envs import registry
 from marless.envs.base import AgentClass, Box, Discrete, EnvSpaces
 from marless.errors import SpecError
 from marless.job import advice, prepare
-from marless.job_id import check_id
 from marless.sharing.groups import initial_groups
 from tests.scripted_env import ScriptedEnv
 

@@ -6,14 +6,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field, model_validator
 
-from marless.algos.base import (
-    ModelSpec,
-    Rate,
-    Schedule,
-    Width,
-)
 from marless.algos.off_policy.config import OffPolicyConfig
+from marless.algos.rates import Ramp, Rate
 from marless.algos.team import RewardConfig
+from marless.nets.model import ModelSpec, Width
 
 if TYPE_CHECKING:
     pass
@@ -28,7 +24,7 @@ class DDPGConfig(RewardConfig, OffPolicyConfig):
         None, min_length=1, max_length=16, description="units of each hidden layer of critics; null: those of policies"
     )
     noise: Rate = Field(
-        Schedule(start=0.5, end=0.1, env_steps=100_000),
+        Ramp(start=0.5, end=0.1, env_steps=100_000),
         description="continuous actions: standard deviation of exploration noise, in units where the box is [−1, 1]",
     )
     temperature: float = Field(1.0, gt=0, description="discrete actions: temperature of the Gumbel-softmax")

@@ -12,15 +12,17 @@ from typing import Literal
 
 import torch
 
-from marless.algos.base import Arrays, LearnerContext, ModelSpec, RoundInput, value_at
 from marless.algos.ddpg.actor_critics import ActorCritics, Actors, Critics
 from marless.algos.ddpg.config import DDPGConfig
 from marless.algos.ddpg.critic_inputs import CriticInputs, JointInputs, OwnInputs, Sizes
 from marless.algos.ddpg.heads import Head, head
 from marless.algos.ddpg.nets import RowNets
 from marless.algos.ddpg.training import DDPGTraining, Ensemble, Trained
+from marless.algos.learner import LearnerContext, RoundInput
 from marless.algos.off_policy.learner import Kinds, OffPolicyLearner, Part, Training, follow_, make_optimizer
+from marless.algos.rates import value_at
 from marless.algos.training.stacks import Stack, row_stacks
+from marless.core.state import Arrays
 from marless.envs.base import AgentClass, Discrete
 from marless.errors import CorruptError
 from marless.nets.acting import description
@@ -30,6 +32,7 @@ from marless.nets.bank import Bank, Row
 from marless.nets.codec import Codec
 from marless.nets.inputs import Inputs
 from marless.nets.layout import NetLayout, checked, layout
+from marless.nets.model import ModelSpec
 
 Critic = Literal["own", "joint"]
 """own: one critic per policy, of its agents' observations and actions; joint: one per agent, of those of all agents."""
@@ -61,7 +64,7 @@ class _Class:
 
 
 class DDPGLearner(OffPolicyLearner):
-    """The learner of one scope of one job; see `marless.algos.base.Learner`."""
+    """The learner of one scope of one job; see `marless.algos.learner.Learner`."""
 
     def __init__(self, config: DDPGConfig, context: LearnerContext, *, critic: Critic) -> None:
         classes = context.scope.agent_classes(context.spaces)

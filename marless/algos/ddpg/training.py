@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from marless.algos.base import RoundInput
 from marless.algos.ddpg.actor_critics import ActorCritics, Gradient
 from marless.algos.ddpg.config import DDPGConfig
 from marless.algos.ddpg.heads import Head
 from marless.algos.ddpg.objective import PolicyObjective, Sampled
 from marless.algos.ddpg.views import View, views
+from marless.algos.learner import RoundInput
 from marless.algos.off_policy.batches import Batch
 from marless.algos.off_policy.learner import Metrics, Optimizer, follow_
 from marless.algos.training import measuring

@@ -6,8 +6,10 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from marless.algos.base import AlgorithmConfig, Rate, Setting, Strict, remembered
+from marless.algos.algorithm import AlgorithmConfig, Setting, remembered
+from marless.algos.rates import Rate
 from marless.algos.team import RewardRule
+from marless.core.settings import Strict
 from marless.errors import SpecError
 
 UPDATE_ENV_STEPS = 20

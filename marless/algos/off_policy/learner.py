@@ -20,30 +20,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from marless.algos.base import (
-    REPLAY,
-    Arrays,
-    FunctionRun,
-    GradientOutput,
-    Group,
-    LearnerContext,
-    PolicyState,
-    Rate,
-    RoundInput,
-    UpdateOutput,
-    remembered,
-    value_at,
-)
+from marless.algos.algorithm import remembered
+from marless.algos.learner import GradientOutput, LearnerContext, RoundInput, UpdateOutput
 from marless.algos.off_policy.batches import Batch, BatchSource
 from marless.algos.off_policy.config import OffPolicyConfig
+from marless.algos.rates import Rate, value_at
 from marless.algos.training import likeness, measuring
 from marless.algos.training.meter import Meter
 from marless.algos.training.rewards import RewardMoments, everlasting, rewarded
 from marless.algos.training.table import tabulate
+from marless.core.functions import FunctionRun
+from marless.core.group import Group
+from marless.core.interruption import check
+from marless.core.state import REPLAY, Arrays, PolicyState
 from marless.data.frames import ReplaySchema
 from marless.data.replay import Replay
 from marless.errors import CorruptError, NotFoundError
-from marless.interruption import check
 from marless.nets.adam import Adam
 from marless.nets.bank import Bank, Row
 from marless.nets.codec import Codec
@@ -115,7 +107,7 @@ class Kinds:
 
 
 class OffPolicyLearner(ABC):
-    """The learner of one scope; see `marless.algos.base.Learner`. Families define their nets and their training."""
+    """The learner of one scope; see `marless.algos.learner.Learner`. Families define their nets and their training."""
 
     def __init__(self, config: OffPolicyConfig, context: LearnerContext, kinds: Kinds) -> None:
         self._settings = config

@@ -10,8 +10,12 @@ from typing import ClassVar, Self
 
 from pydantic import Field
 
-from marless.algos.base import FunctionNode, Group, Rate, Scope, Setting
+from marless.algos.algorithm import Setting
+from marless.algos.learner import Scope
+from marless.algos.rates import Rate
 from marless.algos.team import RewardConfig
+from marless.core.functions import FunctionNode
+from marless.core.group import Group
 from marless.errors import SpecError
 
 

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from marless.algos.ppo import losses, normalise, value
 from marless.algos.training.samples import Samples, weights
+from marless.core.interruption import Stopped, check, never
 from marless.curvature.lanczos import Product
 from marless.curvature.memory import hessian_product
 from marless.curvature.outputs import CategoricalScore, GaussianScore, OutputObjective
 from marless.envs.base import Box, Discrete
-from marless.interruption import Stopped, check, never
 from marless.nets import adam, heads, stacked
 from marless.nets.bank import Row
 from marless.nets.layout import NetLayout

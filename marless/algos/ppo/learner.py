@@ -15,19 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from marless.algos.base import (
-    Algorithm,
-    Arrays,
-    FunctionNode,
-    GradientOutput,
-    Group,
-    LearnerContext,
-    Measure,
-    PolicyState,
-    RoundInput,
-    UpdateOutput,
-    value_at,
-)
+from marless.algos.algorithm import Algorithm
+from marless.algos.learner import GradientOutput, LearnerContext, RoundInput, UpdateOutput
 from marless.algos.ppo.config import ActorCriticConfig
 from marless.algos.ppo.functions import CriticFunction, Metrics, PolicyFunction, Settings
 from marless.algos.ppo.post_process import (
@@ -42,12 +31,17 @@ from marless.algos.ppo.post_process import (
     with_ids,
 )
 from marless.algos.ppo.segments import Segments
+from marless.algos.rates import value_at
 from marless.algos.training import likeness, measuring
 from marless.algos.training.graph import Graph, Pass
 from marless.algos.training.rewards import rewarded
 from marless.algos.training.samples import Samples
 from marless.algos.training.stacks import Stack, drawn_stacks, stacks
 from marless.algos.training.table import tabulate
+from marless.core.functions import FunctionNode
+from marless.core.group import Group
+from marless.core.measures import Measure
+from marless.core.state import Arrays, PolicyState
 from marless.errors import CorruptError
 from marless.nets import actions
 from marless.nets.acting import description
@@ -96,7 +90,7 @@ _RETURNS = "critic.returns"
 
 
 class PPOLearner:
-    """The learner of one agent class of one job; see `marless.algos.base.Learner`.
+    """The learner of one agent class of one job; see `marless.algos.learner.Learner`.
 
     On a CPU, stacks of policies and critics are trained in parallel on torch's inter-op threads. It is fastest with one
     thread inside each operation: `torch.set_num_threads(1)` and OPENBLAS_NUM_THREADS=1. Results do not depend on the

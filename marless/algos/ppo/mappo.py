@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from marless.algos.base import AlgorithmConfig, FunctionNode, Group, Learner, LearnerContext, Scope, Setting
+from marless.algos.algorithm import AlgorithmConfig, Setting
+from marless.algos.learner import Learner, LearnerContext, Scope
 from marless.algos.ppo.config import PPOConfig, ppo_functions
+from marless.core.functions import FunctionNode
+from marless.core.group import Group
 from marless.errors import SpecError
 
 if TYPE_CHECKING:

@@ -5,17 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from marless.algos.base import (
-    AlgorithmConfig,
-    FunctionNode,
-    Group,
-    Learner,
-    LearnerContext,
-    Scope,
-    Setting,
-)
+from marless.algos.algorithm import AlgorithmConfig, Setting
+from marless.algos.learner import Learner, LearnerContext, Scope
 from marless.algos.off_policy.config import OffPolicyConfig, check_replay
 from marless.algos.team import RewardConfig
+from marless.core.functions import FunctionNode
+from marless.core.group import Group
 from marless.errors import SpecError
 
 if TYPE_CHECKING:

@@ -6,14 +6,11 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from marless.algos.base import (
-    ModelSpec,
-    Rate,
-    Schedule,
-    Setting,
-)
+from marless.algos.algorithm import Setting
 from marless.algos.off_policy.config import OffPolicyConfig
+from marless.algos.rates import Ramp, Rate
 from marless.algos.team import RewardRule, TeamReward, sum_advice, together
+from marless.nets.model import ModelSpec
 
 if TYPE_CHECKING:
     pass
@@ -30,7 +27,7 @@ class QConfig(OffPolicyConfig):
     )
     huber: float | None = Field(None, gt=0, description="TD errors above this are penalised linearly; null: squared")
     epsilon: Rate = Field(
-        Schedule(start=1.0, end=0.05, env_steps=50_000), description="probability that an agent acts at random"
+        Ramp(start=1.0, end=0.05, env_steps=50_000), description="probability that an agent acts at random"
     )
     last_action: bool = Field(False, description="the last action is an additional input")
 
@@ -53,7 +50,7 @@ class QConfig(OffPolicyConfig):
 
     @model_validator(mode="after")
     def _epsilon_is_a_probability(self) -> QConfig:
-        ends = (self.epsilon.start, self.epsilon.end) if isinstance(self.epsilon, Schedule) else (self.epsilon,)
+        ends = (self.epsilon.start, self.epsilon.end) if isinstance(self.epsilon, Ramp) else (self.epsilon,)
         if max(ends) > 1:
             raise ValueError(f"epsilon is a probability and cannot be {max(ends):g}; keep it between 0 and 1")
         return self

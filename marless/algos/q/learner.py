@@ -11,13 +11,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from marless.algos.base import Arrays, LearnerContext, RoundInput, value_at
+from marless.algos.learner import LearnerContext, RoundInput
 from marless.algos.off_policy.learner import Kinds, OffPolicyLearner, Optimizer, Part, Training, make_optimizer
 from marless.algos.q.config import QConfig, QMIXConfig
 from marless.algos.q.functions import QFunction
 from marless.algos.q.mixers import MonotoneMixer, Sum
 from marless.algos.q.training import IndependentTraining, JointTraining, Policies, Trained
+from marless.algos.rates import value_at
 from marless.algos.training.stacks import Stack, cut_stacks, stacks
+from marless.core.state import Arrays
 from marless.nets import acting
 from marless.nets.acting_heads import EPSILON_GREEDY
 from marless.nets.bank import Bank, Row
@@ -55,7 +57,7 @@ class DuelingCodec(Codec):
 
 
 class QLearner(OffPolicyLearner):
-    """The learner of one scope of one job; see `marless.algos.base.Learner`."""
+    """The learner of one scope of one job; see `marless.algos.learner.Learner`."""
 
     def __init__(self, config: QConfig, context: LearnerContext, *, mixer: Mixing) -> None:
         scope, spaces, model = context.scope, context.spaces, context.model

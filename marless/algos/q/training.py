@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from marless.algos.base import RoundInput
+from marless.algos.learner import RoundInput
 from marless.algos.off_policy import td
 from marless.algos.off_policy.batches import Batch, ClassBatch, Gains
 from marless.algos.off_policy.learner import Metrics, Optimizer, follow_

@@ -10,9 +10,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from marless.algos.base import FunctionKind, FunctionNode, FunctionRun
 from marless.algos.training.meter import Meter
-from marless.interruption import Stopped, check, never
+from marless.core.functions import FunctionKind, FunctionNode, FunctionRun
+from marless.core.interruption import Stopped, check, never
 
 ResultT = TypeVar("ResultT")
 

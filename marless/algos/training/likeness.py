@@ -24,8 +24,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from marless.algos.base import FunctionRun, RoundInput, SimilarityConfig
+from marless.algos.learner import RoundInput
 from marless.algos.training.table import Table
+from marless.core.functions import FunctionRun
+from marless.core.measures import SimilarityConfig
+from marless.core.stopwatch import Stopwatch
 from marless.envs.base import AgentClass, Discrete
 from marless.nets.acting import Acting, ActingPolicies, ActingState
 from marless.nets.acting_heads import EPSILON_GREEDY
@@ -39,7 +42,6 @@ from marless.sharing.similarity import (
     Normals,
     make_similarity,
 )
-from marless.stopwatch import Stopwatch
 
 _STREAM = 2
 """Number of the random stream of these draws, which must differ from other streams of the same round."""

@@ -18,11 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from marless.algos.base import CurvatureSpec, Measure, RoundInput
+from marless.algos.learner import RoundInput
+from marless.core.interruption import Stopped, check
+from marless.core.measures import CurvatureSpec, Measure
 from marless.curvature import lanczos
 from marless.curvature.noise import noise_scale
 from marless.curvature.ratio import convexity_ratio
-from marless.interruption import Stopped, check
 
 _STREAM = 1
 """Number of the random stream of these draws, which must differ from that of the order of minibatches."""

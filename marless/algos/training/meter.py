@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from marless.algos.base import FunctionKind, FunctionRun
-from marless.stopwatch import Stopwatch
+from marless.core.functions import FunctionKind, FunctionRun
+from marless.core.stopwatch import Stopwatch
 
 Clock = Callable[[], float]
 """Returns seconds."""

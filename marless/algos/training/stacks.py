@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from marless.algos.base import Group
+from marless.core.group import Group
 from marless.envs.base import AgentClass
 from marless.errors import SpecError
 from marless.nets import kernels

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from marless.core.limits import MAX_AGENTS
 from marless.errors import SpecError, shown
-from marless.limits import MAX_AGENTS
 
 MAX_CYCLES = 1_000_000
 

@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from marless.core.limits import MAX_ACTORS
 from marless.errors import SpecError
-from marless.limits import MAX_ACTORS
 from marless.rpc.process import (
     add_option,
     add_peer,

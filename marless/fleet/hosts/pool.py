@@ -10,11 +10,11 @@ from contextlib import suppress
 from importlib.metadata import version
 from typing import Protocol, runtime_checkable
 
+from marless.core.limits import MAX_ACTORS, MAX_NAME
 from marless.errors import SpecError, UnauthenticatedError, UnreachableError, shown
 from marless.fleet.attached import HELLO_S, either
 from marless.fleet.hosts.host import Host, Launched, Send, slots_of
 from marless.fleet.launchers.base import Launch, Order, Outcome, Program
-from marless.limits import MAX_ACTORS, MAX_NAME
 from marless.log import structlog
 from marless.rpc.admission import Streams
 from marless.rpc.requests import check_number, check_text

@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 
+from marless.core.registry import Registry
 from marless.errors import SpecError, told
 from marless.fleet.launchers.base import Launcher, Options, Program
 from marless.fleet.launchers.options import Choice
-from marless.registry import Registry
 
 Make = Callable[[Program, Options], Launcher]
 LAUNCHERS: Registry[Make] = Registry(

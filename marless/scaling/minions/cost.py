@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from marless.core.sizes import FunctionsSpec
 from marless.pricing.usage import usage
 from marless.record import RoundRecord
-from marless.spec import FunctionsSpec
 
 _MB_PER_GB = 1024
 

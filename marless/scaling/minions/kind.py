@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from marless.algos.base import Group, Strict
+from marless.core.group import Group
+from marless.core.settings import Strict
 from marless.errors import SpecError
 from marless.record import RoundRecord
 from marless.scaling.base import ScalingConfig, ScalingContext, ScalingDecision, Signal
@@ -17,8 +18,8 @@ from marless.scaling.history import remembered
 from marless.scaling.minions.features import observe
 
 if TYPE_CHECKING:
+    from marless.core.sizes import FunctionsSpec
     from marless.scaling.minions.scheduler import Loaded
-    from marless.spec import FunctionsSpec
 
 RULE = "minions"
 _SHOWN = (("return", "return"), ("learner_s", "learner s"), ("actor_s", "actor s"), ("budget_left", "budget left"))
@@ -127,8 +128,8 @@ class MinionsKind:
 
     def make(self, config: ScalingConfig, context: ScalingContext) -> MinionsScaling:
         """Unpack the scheduler; raises SpecError if it is damaged, or was trained for other numbers of actors."""
+        from marless.core.sizes import FunctionsSpec
         from marless.scaling.minions.scheduler import unpack
-        from marless.spec import FunctionsSpec
 
         assert isinstance(config, MinionsConfig)  # the registry passes only its own config_type
         loaded = unpack(config.scheduler, "scaling.scheduler")

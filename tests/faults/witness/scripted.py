@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from pydantic import Field
 
-from marless.algos.base import Group, SimilarityConfig
+from marless.core.group import Group
+from marless.core.measures import SimilarityConfig
 from marless.envs.base import EnvSpaces
 from marless.record import Decision, Returns, RoundRecord
 from marless.scaling.base import ScalingConfig, ScalingContext, ScalingDecision, Signal

@@ -14,7 +14,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from marless.algos.base import AlgorithmConfig, Learner, LearnerContext
+from marless.algos.algorithm import AlgorithmConfig
+from marless.algos.learner import Learner, LearnerContext
 from marless.algos.ppo.ippo import IPPO, IPPOConfig
 from marless.algos.q.vdn import VDN, VDNConfig
 

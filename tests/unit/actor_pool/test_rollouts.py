@@ -6,10 +6,11 @@ from itertools import product
 
 import pytest
 
+from marless.core.limits import MAX_ACTORS
+from marless.core.stopwatch import Stopwatch
 from marless.errors import SpecError
 from marless.fleet.dispatch import QUEUE_LIMIT, Dispatcher
 from marless.fleet.machines import Machines
-from marless.limits import MAX_ACTORS
 from marless.rpc.v1.actor_pool_pb2 import (
     ROLLOUT_MODE_GREEDY,
     ROLLOUT_MODE_RANDOM,
@@ -21,7 +22,6 @@ from marless.rpc.v1.actor_pool_pb2 import (
     RolloutTask,
 )
 from marless.rpc.v1.common_pb2 import PoolMessage, TaskResult, WorkerHello, WorkerMessage
-from marless.stopwatch import Stopwatch
 from services.actor_pool.actor import actor_seed
 from services.actor_pool.rollouts import MAX_ROLLOUTS, WINDOW, Rollouts
 

@@ -7,12 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from marless.algos import registry
-from marless.algos.base import Group, Learner, LearnerContext, ModelSpec, PolicyState, RoundInput, scopes
+from marless.algos.algorithm import scopes
+from marless.algos.learner import Learner, LearnerContext, RoundInput
 from marless.algos.off_policy.batches import Batch
 from marless.algos.off_policy.learner import OffPolicyLearner, draw_generator
 from marless.algos.training.meter import Meter
+from marless.core.group import Group
+from marless.core.state import PolicyState
 from marless.data.trajectory import Trajectory, TrajectorySchema
 from marless.envs.base import AgentClass, Box, Discrete, EnvSpaces
+from marless.nets.model import ModelSpec
 
 AGENTS = ("a", "b", "c", "d")
 DISCRETE = EnvSpaces(

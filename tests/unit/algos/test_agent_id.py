@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from marless.algos.base import Group, ModelSpec
+from marless.core.group import Group
 from marless.envs.base import AgentClass, Box, Discrete, EnvSpaces, Frame, Transition
 from marless.nets.inputs import Inputs
+from marless.nets.model import ModelSpec
 from marless.policies.policy import Policy
 from marless.spec import JobSpec
 from tests.unit.algos.solving import Trained, episode_return

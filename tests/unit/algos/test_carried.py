@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from marless.algos.base import CurvatureSpec, Group, Measure, PolicyState
 from marless.algos.ppo.learner import PPOLearner
 from marless.algos.ppo.post_process import critic_passes, estimate, upload
 from marless.algos.ppo.segments import Segments
 from marless.algos.q.learner import QLearner
 from marless.algos.training.table import tabulate
+from marless.core.group import Group
+from marless.core.measures import CurvatureSpec, Measure
+from marless.core.state import PolicyState
 from marless.data.rollout import Lane
 from marless.data.trajectory import Trajectory
 from marless.envs.base import ActionArray, BoolArray, FloatArray

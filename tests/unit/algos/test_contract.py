@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from pydantic import field_serializer
 
-from marless.algos.base import FunctionNode, PolicyState
 from marless.algos.contract import check_algorithm, fingerprint
 from marless.algos.made_up import CASES
 from marless.algos.ppo import losses
@@ -21,6 +20,8 @@ from marless.algos.ppo.functions import PolicyFunction
 from marless.algos.ppo.ippo import IPPO, IPPOConfig
 from marless.algos.ppo.learner import PPOLearner
 from marless.algos.registry import ALGORITHMS, algorithm
+from marless.core.functions import FunctionNode
+from marless.core.state import PolicyState
 from marless.envs.base import Box
 from marless.envs.contract import check_env
 from marless.envs.made_up import MadeUp

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from marless.algos.base import Group, Learner
+from marless.algos.learner import Learner
 from marless.algos.training.stacks import Stack, drawn_stacks
+from marless.core.group import Group
 from marless.data.trajectory import Trajectory
 from marless.envs.base import AgentClass, Discrete, EnvSpaces
 from marless.errors import SpecError

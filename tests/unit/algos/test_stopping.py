@@ -9,8 +9,9 @@ from itertools import count
 import numpy as np
 import pytest
 
-from marless.algos.base import CurvatureSpec, Group, Measure
-from marless.interruption import StoppedError
+from marless.core.group import Group
+from marless.core.interruption import StoppedError
+from marless.core.measures import CurvatureSpec, Measure
 from marless.sharing.kde import KdeConfig
 from marless.sharing.similarity import Behaviour, Choices, similarity
 from tests.unit.algos import rounds

@@ -3,11 +3,14 @@
 import pytest
 
 from marless.algos import registry
-from marless.algos.base import Group, LearnerContext, ModelSpec, scopes
+from marless.algos.algorithm import scopes
+from marless.algos.learner import LearnerContext
 from marless.algos.weighing import published_bytes
+from marless.core.group import Group
 from marless.envs.base import AgentClass, Box, Discrete, EnvSpaces
 from marless.errors import SpecError
 from marless.job import prepare
+from marless.nets.model import ModelSpec
 from tests.integration.running import spec
 
 DISCRETE = EnvSpaces(

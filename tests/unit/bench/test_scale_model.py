@@ -7,7 +7,7 @@ import pytest
 
 from bench import report, scale, scale_model
 from bench.scale_model import fit, limits, lines
-from marless.limits import MAX_ACTORS
+from marless.core.limits import MAX_ACTORS
 
 
 def result(**quantities) -> dict[str, object]:

@@ -340,7 +340,7 @@ def test_the_chosen_launcher_is_checked(alone, monkeypatch, chosen, level, found
         monkeypatch.setenv("MARLESS_LAUNCHER", chosen)
         monkeypatch.delenv("MARLESS_TOKENS", raising=False)
         theirs = {"their": lambda *_: Silent(), "sick": lambda *_: Sick(), "bare": bare}
-        monkeypatch.setattr("marless.registry.entry_points", lambda group: Entries(theirs))
+        monkeypatch.setattr("marless.core.registry.entry_points", lambda group: Entries(theirs))
         findings = {each.check: each for each in launchers.launchers()}
     assert {"launcher-docker", "launcher-external", "launcher-local"} <= findings.keys()
     name = chosen.partition(",")[0]

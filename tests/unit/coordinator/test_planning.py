@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from marless.algos.base import Group
+from marless.core.group import Group
 from marless.errors import InternalError
 from marless.job import Job, prepare
 from marless.record_json import from_json

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from marless.algos.base import REPLAY, PolicyState
 from marless.checkpoint import PARTS, Checkpoint, DiskCheckpoints, Progress, SavedPolicy
+from marless.core.state import REPLAY, PolicyState
 from marless.errors import NotFoundError, SpecError
 from marless.job import prepare
 from marless.nets import serial

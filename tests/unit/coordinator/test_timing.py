@@ -2,7 +2,7 @@
 
 import pytest
 
-from marless import stopwatch
+from marless.core import stopwatch
 from marless.record import RoundRecord
 from services.coordinator.timing import Timing
 from tests.unit.test_record import record

@@ -45,7 +45,7 @@ def installed(monkeypatch):
     entry = metadata.EntryPoint("their", "their_package:Their", "marless.launchers")
     monkeypatch.setitem(sys.modules, "their_package", SimpleNamespace(Their=Their))
     monkeypatch.setattr(
-        "marless.registry.entry_points", lambda group: metadata.EntryPoints([entry]).select(group=group)
+        "marless.core.registry.entry_points", lambda group: metadata.EntryPoints([entry]).select(group=group)
     )
 
 

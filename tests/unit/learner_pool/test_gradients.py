@@ -5,7 +5,9 @@ import pytest
 import torch
 
 from marless.algos import registry as algorithms
-from marless.algos.base import LearnerContext, PolicyState, RoundInput, scopes
+from marless.algos.algorithm import scopes
+from marless.algos.learner import LearnerContext, RoundInput
+from marless.core.state import PolicyState
 from marless.data.rollout import rollout
 from marless.envs import registry as environments
 from marless.job import prepare

@@ -10,11 +10,13 @@ import torch
 from numpy.typing import NDArray
 
 from marless.algos import registry
-from marless.algos.base import LearnerContext, ModelSpec, PolicyState, Scope
+from marless.algos.learner import LearnerContext, Scope
+from marless.core.state import PolicyState
 from marless.envs.base import AgentClass, Box, Discrete, EnvSpaces, chance_acts
 from marless.errors import CorruptError
 from marless.nets.acting import ActingPolicies
 from marless.nets.actions import to_env
+from marless.nets.model import ModelSpec
 
 DISCRETE = AgentClass("walker", ("a", "b", "c"), 6, Discrete(4))
 CONTINUOUS = AgentClass("arm", ("a", "b"), 5, Box((-2.0, 0.0, 5.0), (2.0, 1.0, 9.0)))

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from marless.algos.base import ModelSpec
 from marless.data.rollout import rollout
 from marless.data.trajectory import Trajectory
 from marless.envs.base import AgentClass, Box, Discrete
 from marless.errors import CorruptError, SpecError
 from marless.nets.acting import ActingPolicies
 from marless.nets.inputs import Inputs
+from marless.nets.model import ModelSpec
 from marless.nets.stacked import net
 from tests.scripted_env import ScriptedEnv
 from tests.unit.nets.acting_states import shape, state

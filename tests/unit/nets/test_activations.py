@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from marless.algos.base import ModelSpec
 from marless.errors import SpecError
 from marless.nets.acting_nets import ACTIVATE
 from marless.nets.activations import ACTIVATIONS, activation
 from marless.nets.layout import Layout
+from marless.nets.model import ModelSpec
 from marless.nets.stacked import StackedMLP
 
 POINTS = torch.linspace(-3, 3, 60)  # an even number: none is 0, where ReLU has no derivative

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from marless.algos.base import ModelSpec
 from marless.nets import kernels
 from marless.nets.gru import StackedGRU
 from marless.nets.layout import GRULayout, Layout, generator, layout
+from marless.nets.model import ModelSpec
 from marless.nets.stacked import WORKSPACES, StackedMLP, net
 
 LAYOUT = GRULayout(4, (8, 5), 3, free=2)

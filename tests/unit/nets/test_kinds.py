@@ -10,17 +10,17 @@ import torch
 from pydantic import ValidationError
 
 from marless.algos import registry
-from marless.algos.base import ModelSpec
 from marless.algos.contract import check_algorithm
 from marless.algos.made_up import CASES
 from marless.algos.ppo.ippo import ALGORITHM, IPPOConfig
+from marless.core.registry import Registry
 from marless.errors import CorruptError, SpecError
 from marless.nets import kinds, stacked
 from marless.nets.acting import ActingPolicies, ActingState
 from marless.nets.contract import check_net
 from marless.nets.kinds import GRU, MLP
 from marless.nets.layout import layout
-from marless.registry import Registry
+from marless.nets.model import ModelSpec
 from tests.unit.algos import rounds
 
 

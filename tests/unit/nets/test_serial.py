@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from marless.algos.base import PolicyState
+from marless.core.state import PolicyState
 from marless.errors import CorruptError
 from marless.nets import serial
 

@@ -16,13 +16,16 @@ from hypothesis import strategies as st
 
 import marless
 from marless.algos import registry as algorithms
-from marless.algos.base import Group, LearnerContext, ModelSpec, scopes
+from marless.algos.algorithm import scopes
+from marless.algos.learner import LearnerContext
 from marless.checkpoint import PARTS, Checkpoint, DiskCheckpoints, Progress, SavedLane, SavedPolicy
+from marless.core.group import Group
 from marless.envs import registry
 from marless.envs.base import Box, Discrete
 from marless.errors import CorruptError, NotFoundError, SpecError
 from marless.nets import serial
 from marless.nets.acting import ActingPolicies
+from marless.nets.model import ModelSpec
 from marless.record import LaneRecord
 from tests.unit.policies.saved import save, state
 

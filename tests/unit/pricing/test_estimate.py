@@ -8,8 +8,9 @@ from itertools import pairwise
 
 import pytest
 
-from marless.algos.base import FunctionNode, Scope
+from marless.algos.learner import Scope
 from marless.algos.ppo.ippo import IPPOConfig
+from marless.core.functions import FunctionNode
 from marless.envs import registry as environments
 from marless.envs.base import EnvSpaces
 from marless.errors import CorruptError, SpecError

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from marless.algos.base import Group
+from marless.core.group import Group
 from marless.job import Job, prepare
 from marless.record import Distances, GroupRecord, InvocationRecord, PhaseSeconds, Returns, RoundRecord
 from marless.record_json import from_json

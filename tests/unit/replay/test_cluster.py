@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from marless.core.sizes import FunctionSize, FunctionsSpec
 from marless.errors import SpecError
 from marless.record import PhaseSeconds
 from marless.replay.cluster import (
@@ -22,7 +23,6 @@ from marless.replay.cluster import (
 )
 from marless.schedules.pipelined import SCHEDULE as PIPELINED
 from marless.schedules.virtual import VirtualRun
-from marless.spec import FunctionSize, FunctionsSpec
 from tests.unit.pricing.rounds import invocation, round_of
 
 FUNCTIONS = FunctionsSpec()

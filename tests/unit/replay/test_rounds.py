@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 
 from marless.algos import registry as algorithms
-from marless.algos.base import FunctionNode, Group, Scope
+from marless.algos.learner import Scope
+from marless.core.functions import FunctionNode
+from marless.core.group import Group
+from marless.core.sizes import FunctionsSpec
 from marless.job import Function
 from marless.pricing.usage import usage
 from marless.record import Distances, GroupRecord, PhaseSeconds
@@ -14,7 +17,6 @@ from marless.replay.durations import Durations
 from marless.replay.rounds import Machine, Plan, Source, rebuild, stand_in
 from marless.replay.timelines import Timelines
 from marless.schedules.synchronous import SCHEDULE as SYNCHRONOUS
-from marless.spec import FunctionsSpec
 from tests.unit.pricing.rounds import invocation, round_of
 
 ippo = algorithms.algorithm("ippo")

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from marless.algos.base import Group
+from marless.core.group import Group
 from marless.record import Decision, GroupRecord, PhaseSeconds, Returns, RoundRecord
 from marless.scaling.base import ScalingContext, ScalingDecision
 

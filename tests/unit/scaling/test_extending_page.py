@@ -24,7 +24,7 @@ def test_a_job_finds_it_by_its_entry_point(page, monkeypatch):
     group, name, where = re.findall(r'entry-points."([\w.]+)"\]\n(\w+) = "([\w.:]+)"', text_of(PAGE))[0]
     entry = EntryPoint(name, where, group)
     monkeypatch.setattr(EntryPoint, "load", lambda self: page["SCALING"])
-    monkeypatch.setattr("marless.registry.entry_points", lambda group: EntryPoints([entry]).select(group=group))
+    monkeypatch.setattr("marless.core.registry.entry_points", lambda group: EntryPoints([entry]).select(group=group))
     section = re.search(r"`scaling: (\{name: plateau.*\})`", text_of(PAGE))[1]
     job = spec.load(written(section), ["actors.count=40"])
     history = [record(number, "a", mean=mean, actors=10) for number, mean in enumerate([-3, -3, -3, -3, -2, -3, -4])]

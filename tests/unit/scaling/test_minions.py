@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from marless.core.sizes import FunctionsSpec
 from marless.errors import SpecError
 from marless.job import prepare
 from marless.record_json import from_json
@@ -13,7 +14,6 @@ from marless.scaling.minions import SCALING
 from marless.scaling.minions.features import FEATURES, observe
 from marless.scaling.minions.kind import MinionsConfig
 from marless.scaling.minions.scheduler import load
-from marless.spec import FunctionsSpec
 from tests.unit.pricing.rounds import invocation, round_of
 from tests.unit.scaling.minions import job, saved, scheduler, task
 from tests.unit.scaling.rounds import context, groups, record

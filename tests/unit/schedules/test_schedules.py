@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from marless.algos.base import AlgorithmConfig
+from marless.algos.algorithm import AlgorithmConfig
 from marless.algos.registry import ALGORITHMS, algorithm
 from marless.errors import InternalError, SpecError
 from marless.schedules.base import RollOut, State, Train

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marless.algos.base import Group
+from marless.core.group import Group
 from marless.envs.base import AgentClass, Discrete, EnvSpaces
 from marless.errors import SpecError
 from marless.job import prepare

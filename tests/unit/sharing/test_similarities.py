@@ -182,7 +182,7 @@ def test_entry_points_add_similarities_with_fields_of_their_own(monkeypatch):
     entry = metadata.EntryPoint("theirs", "their_package:SIMILARITY", "marless.similarity")
     monkeypatch.setitem(sys.modules, "their_package", SimpleNamespace(SIMILARITY=kde))
     monkeypatch.setattr(
-        "marless.registry.entry_points", lambda group: metadata.EntryPoints([entry]).select(group=group)
+        "marless.core.registry.entry_points", lambda group: metadata.EntryPoints([entry]).select(group=group)
     )
     assert similarity("theirs") is kde
     with pytest.raises(SpecError, match="unknown similarity 'their'; did you mean 'theirs'"):

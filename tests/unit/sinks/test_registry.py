@@ -29,7 +29,7 @@ def installed(monkeypatch):
     entry = metadata.EntryPoint("lines", "their_package:SINK", "marless.sinks")
     monkeypatch.setitem(sys.modules, "their_package", SimpleNamespace(SINK=kind))
     monkeypatch.setattr(
-        "marless.registry.entry_points", lambda group: metadata.EntryPoints([entry]).select(group=group)
+        "marless.core.registry.entry_points", lambda group: metadata.EntryPoints([entry]).select(group=group)
     )
 
 

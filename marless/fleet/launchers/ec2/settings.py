@@ -7,10 +7,10 @@ import os
 import re
 from dataclasses import dataclass
 
+from marless.core.limits import MAX_ACTORS
 from marless.errors import SpecError
 from marless.fleet.launchers.base import Options
 from marless.fleet.launchers.options import CONNECT_S, above_0, check_names
-from marless.limits import MAX_ACTORS
 
 NAME = "ec2"
 _OPTIONS = ("group", "region", "slots", "idle_s", "boot_s", "poll_s", "lease_s", "aws_s", CONNECT_S)

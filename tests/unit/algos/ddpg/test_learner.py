@@ -11,13 +11,16 @@ import torch
 from pydantic import ValidationError
 
 from marless.algos import registry
-from marless.algos.base import Group, LearnerContext, PolicyState, Scope, Setting
+from marless.algos.algorithm import Setting
 from marless.algos.ddpg.heads import Relaxed
 from marless.algos.ddpg.learner import DDPGLearner
 from marless.algos.ddpg.views import views
+from marless.algos.learner import LearnerContext, Scope
 from marless.algos.off_policy.batches import Batch, ClassBatch, Gains
 from marless.algos.training.meter import Meter
 from marless.algos.training.stacks import row_stacks
+from marless.core.group import Group
+from marless.core.state import PolicyState
 from marless.data.trajectory import Trajectory
 from marless.envs.base import AgentClass, Box, Discrete, EnvSpaces
 from marless.errors import CorruptError, SpecError

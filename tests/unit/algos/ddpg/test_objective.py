@@ -7,15 +7,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from marless.algos.base import CurvatureSpec, Group, Measure, RoundInput
 from marless.algos.ddpg import heads
 from marless.algos.ddpg.actor_critics import Actors
 from marless.algos.ddpg.critic_inputs import JointInputs, Sizes
 from marless.algos.ddpg.maddpg import MADDPGConfig
 from marless.algos.ddpg.nets import RowNets
 from marless.algos.ddpg.objective import PolicyObjective, Sampled
+from marless.algos.learner import RoundInput
 from marless.algos.training import measuring
 from marless.algos.training.stacks import row_stacks
+from marless.core.group import Group
+from marless.core.measures import CurvatureSpec, Measure
 from marless.envs.base import AgentClass, Box, Discrete
 from marless.nets.layout import Layout
 from tests.unit.algos.ddpg.test_oracle import CPU, SAMPLES, drawn_view, flat_rows, mlp, weights

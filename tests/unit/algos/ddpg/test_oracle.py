@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from marless.algos.base import Group
 from marless.algos.ddpg import heads
 from marless.algos.ddpg.actor_critics import ActorCritics, Actors, Critics
 from marless.algos.ddpg.critic_inputs import CriticInputs, JointInputs, OwnInputs, Sizes
@@ -18,6 +17,7 @@ from marless.algos.ddpg.iddpg import IDDPGConfig
 from marless.algos.ddpg.nets import RowNets
 from marless.algos.ddpg.views import View
 from marless.algos.training.stacks import Stack, row_stacks
+from marless.core.group import Group
 from marless.envs.base import AgentClass, Box, Discrete
 from marless.nets.layout import Layout, generator
 

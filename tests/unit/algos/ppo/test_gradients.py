@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from marless.algos.base import Group, ModelSpec
+from marless.core.group import Group
 from marless.envs.base import EnvSpaces
 from marless.errors import CorruptError, NotFoundError
+from marless.nets.model import ModelSpec
 from tests.unit.algos import rounds
 
 PAIRS = (Group("x", ("a", "c")), Group("y", ("b",)), Group("z", ("d",)))

@@ -12,13 +12,17 @@ import pytest
 import torch
 
 from marless.algos import registry
-from marless.algos.base import Group, Learner, LearnerContext, ModelSpec, PolicyState, Scope, Setting
+from marless.algos.algorithm import Setting
+from marless.algos.learner import Learner, LearnerContext, Scope
 from marless.algos.ppo import learner as ppo_learner
 from marless.algos.ppo import normalise
+from marless.core.group import Group
+from marless.core.state import PolicyState
 from marless.data.trajectory import Trajectory
 from marless.envs.base import AgentClass, Discrete, EnvSpaces
 from marless.errors import CorruptError, NotFoundError, SpecError
 from marless.nets import kernels, serial
+from marless.nets.model import ModelSpec
 from tests.unit.algos import rounds
 
 WALKERS = EnvSpaces((AgentClass("walker", rounds.AGENTS, 5, Discrete(4)),), state_size=6, max_steps=None)

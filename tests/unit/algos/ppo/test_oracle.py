@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from marless.algos.base import Group, PolicyState
 from marless.algos.ppo.config import PPOConfig
+from marless.core.group import Group
+from marless.core.state import PolicyState
 from marless.data.trajectory import Trajectory
 from marless.envs.base import AgentClass, Discrete, EnvSpaces
 from tests.unit.algos import rounds

@@ -8,12 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marless.algos import registry
-from marless.algos.base import Group, ModelSpec, Setting
+from marless.algos.algorithm import Setting
 from marless.algos.ppo.segments import Segments
 from marless.algos.training.samples import Samples
 from marless.algos.training.stacks import drawn_stacks, stacks
+from marless.core.group import Group
 from marless.envs.base import AgentClass, Discrete, EnvSpaces
 from marless.errors import SpecError
+from marless.nets.model import ModelSpec
 from tests.unit.algos import rounds
 
 WALKERS = EnvSpaces((AgentClass("walker", rounds.AGENTS, 5, Discrete(4)),), state_size=6, max_steps=None)

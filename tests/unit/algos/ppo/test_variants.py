@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from marless.algos.base import LearnerContext, Scope
+from marless.algos.learner import LearnerContext, Scope
 from marless.algos.ppo.config import ActorCriticConfig
 from marless.algos.ppo.functions import PolicyFunction, Surrogate
 from marless.algos.ppo.ippo import IPPO, IPPOConfig

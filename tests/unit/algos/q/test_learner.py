@@ -10,12 +10,15 @@ import pytest
 import torch
 
 from marless.algos import registry
-from marless.algos.base import Group, LearnerContext, PolicyState, RoundInput, scopes
+from marless.algos.algorithm import scopes
+from marless.algos.learner import LearnerContext, RoundInput
 from marless.algos.off_policy.learner import make_optimizer
 from marless.algos.q.learner import QLearner
 from marless.algos.q.training import Policies, counted
 from marless.algos.training.meter import Meter
 from marless.algos.training.samples import weights
+from marless.core.group import Group
+from marless.core.state import PolicyState
 from marless.data.trajectory import Trajectory
 from marless.envs.base import AgentClass, Discrete, EnvSpaces
 from marless.errors import CorruptError, NotFoundError

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from marless.algos.base import Group, ModelSpec, RoundInput
+from marless.algos.learner import RoundInput
 from marless.algos.off_policy.batches import Batch
 from marless.algos.q.learner import QLearner
+from marless.core.group import Group
 from marless.nets.layout import GRULayout
 from marless.nets.mixing import MixingLayout
+from marless.nets.model import ModelSpec
 from tests.unit.algos import rounds
 
 TEAM = (Group("s", ("s",)), Group("x", ("c", "a")), Group("b", ("b",)), Group("d", ("d",)))

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from marless.algos.base import FunctionKind, FunctionNode
 from marless.algos.training.graph import Graph, Pass
+from marless.core.functions import FunctionKind, FunctionNode
 
 NODES = (
     FunctionNode("post_process", "walker"),

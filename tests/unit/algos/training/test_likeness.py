@@ -5,13 +5,15 @@ import dataclasses
 import numpy as np
 import pytest
 
-from marless.algos.base import Group, Measure, ModelSpec
 from marless.algos.training import likeness
 from marless.algos.training.table import tabulate
+from marless.core.group import Group
+from marless.core.measures import Measure
 from marless.nets.acting import ActingPolicies, ActingState, description
 from marless.nets.acting_heads import DETERMINISTIC, EPSILON_GREEDY
 from marless.nets.inputs import Inputs
 from marless.nets.layout import generator, layout
+from marless.nets.model import ModelSpec
 from marless.sharing.contract import check_similarity  # noqa: F401  # imports what a measurement needs, once
 from marless.sharing.similarity import Choices, Normals, similarity
 from tests.unit.algos import rounds

@@ -10,10 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from marless.algos.base import CurvatureSpec, Measure, PolicyState, RoundInput, UpdateOutput
+from marless.algos.learner import RoundInput, UpdateOutput
 from marless.algos.ppo.functions import PolicyFunction
 from marless.algos.training import measuring
 from marless.algos.training.samples import Samples
+from marless.core.measures import CurvatureSpec, Measure
+from marless.core.state import PolicyState
 from marless.curvature.lanczos import Product
 from marless.curvature.noise import noise_scale
 from marless.curvature.ratio import convexity_ratio

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from marless.algos.base import FunctionRun
 from marless.algos.training.meter import Meter
+from marless.core.functions import FunctionRun
 
 
 def _clock(*readings: float) -> Iterator[float]:
