@@ -3,12 +3,15 @@
 import pytest
 
 from marless.algos import registry
-from marless.algos.base import Group, Learner, LearnerContext, ModelSpec, RoundInput, scopes
+from marless.algos.algorithm import scopes
+from marless.algos.learner import Learner, LearnerContext, RoundInput
+from marless.core.group import Group
 from marless.data.rollout import play, rollout
 from marless.envs.smac import EmbeddedSmac, SmacOptions
 from marless.envs.smac.kinds import Kind
 from marless.envs.smac.maps import SmacMap
 from marless.nets.acting import ActingPolicies
+from marless.nets.model import ModelSpec
 
 SUPERIOR = SmacMap(
     name="3m",  # gives the walls
