@@ -123,7 +123,7 @@ class Learner(Protocol):
     def update(self, inputs: RoundInput) -> UpdateOutput:
         """Train every group on the round's trajectories; afterwards, the states of `names(groups)` are the new ones.
 
-        Starts from the held state of each group's `start`. May raise StoppedError, see `marless.core.interruption`, once
+        Starts from the held state of each group's `start`. May raise StoppedError (`marless.core.interruption`) once
         `inputs.stopped` returns True; then the states of `names(groups)` are loaded again before they are used.
         """
         ...
