@@ -119,6 +119,8 @@ PROCESSES = (
     "services.actor_pool.__main__",
     "services.learner_pool.__main__",
     "services.param_store.__main__",
+    "services.relay.__main__",
+    "marless.fleet.hosts.program",
     "marless.cli.main",
 )
 
@@ -159,6 +161,19 @@ def test_starts_without_torch(loaded, module):
 def test_actor_workers_start_light(loaded):
     heavy = {"pydantic", "redis", "yaml", "typer", "safetensors.torch", "prometheus_client"}
     assert PROCESSES[0] == "services.actor_pool.worker" and not loaded[PROCESSES[0]] & heavy
+
+
+def test_algorithms_can_be_looked_up_without_torch():
+    program = """
+import sys
+sys.modules["torch"] = None
+from marless.algos.registry import ALGORITHMS
+print(*(ALGORITHMS.find(name).config_type.__name__ for name in sorted(ALGORITHMS.modules)))
+"""
+    done = run(program)
+    assert done.stdout.split() == [
+        f"{name}Config" for name in ("IDDPG", "IPPO", "IQL", "MADDPG", "MAPPO", "QMIX", "VDN")
+    ]
 
 
 def test_the_learner_worker_is_where_torch_is():

@@ -81,8 +81,8 @@ class ParamStoreServiceServicer:
         Idempotent by `req_id`: a repeated publish returns the same version. Retry on UNAVAILABLE.
         The carry of a lane of environment copies is published likewise, as policy "lane/<index>" with the part "carry".
         Actors publish nothing else, and only under the store's epoch: PERMISSION_DENIED, FAILED_PRECONDITION.
-        ABORTED if a head is not `expected`; FAILED_PRECONDITION if the epoch is older than the store's; DATA_LOSS if a
-        checksum does not match; RESOURCE_EXHAUSTED if Redis is full; UNAVAILABLE if Redis cannot be reached.
+        ABORTED if a head is not `expected`; NOT_FOUND if it is lost; FAILED_PRECONDITION if the epoch is older than the
+        store's; DATA_LOSS if a checksum does not match; RESOURCE_EXHAUSTED if Redis is full; UNAVAILABLE if Redis cannot be reached.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

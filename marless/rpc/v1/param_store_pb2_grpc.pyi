@@ -38,8 +38,8 @@ class ParamStoreServiceStub:
     Idempotent by `req_id`: a repeated publish returns the same version. Retry on UNAVAILABLE.
     The carry of a lane of environment copies is published likewise, as policy "lane/<index>" with the part "carry".
     Actors publish nothing else, and only under the store's epoch: PERMISSION_DENIED, FAILED_PRECONDITION.
-    ABORTED if a head is not `expected`; FAILED_PRECONDITION if the epoch is older than the store's; DATA_LOSS if a
-    checksum does not match; RESOURCE_EXHAUSTED if Redis is full; UNAVAILABLE if Redis cannot be reached.
+    ABORTED if a head is not `expected`; NOT_FOUND if it is lost; FAILED_PRECONDITION if the epoch is older than the
+    store's; DATA_LOSS if a checksum does not match; RESOURCE_EXHAUSTED if Redis is full; UNAVAILABLE if Redis cannot be reached.
     """
     Get: _grpc.UnaryStreamMultiCallable[_param_store_pb2.GetRequest, _common_pb2.Chunk]
     """Reads policies by version or, with version 0, at their head. Stream: header = GetHeader, then the blobs' bytes.
@@ -68,8 +68,8 @@ class ParamStoreServiceAsyncStub(ParamStoreServiceStub):
     Idempotent by `req_id`: a repeated publish returns the same version. Retry on UNAVAILABLE.
     The carry of a lane of environment copies is published likewise, as policy "lane/<index>" with the part "carry".
     Actors publish nothing else, and only under the store's epoch: PERMISSION_DENIED, FAILED_PRECONDITION.
-    ABORTED if a head is not `expected`; FAILED_PRECONDITION if the epoch is older than the store's; DATA_LOSS if a
-    checksum does not match; RESOURCE_EXHAUSTED if Redis is full; UNAVAILABLE if Redis cannot be reached.
+    ABORTED if a head is not `expected`; NOT_FOUND if it is lost; FAILED_PRECONDITION if the epoch is older than the
+    store's; DATA_LOSS if a checksum does not match; RESOURCE_EXHAUSTED if Redis is full; UNAVAILABLE if Redis cannot be reached.
     """
     Get: _aio.UnaryStreamMultiCallable[_param_store_pb2.GetRequest, _common_pb2.Chunk]  # type: ignore[assignment]
     """Reads policies by version or, with version 0, at their head. Stream: header = GetHeader, then the blobs' bytes.
@@ -101,8 +101,8 @@ class ParamStoreServiceServicer(metaclass=_abc_1.ABCMeta):
         Idempotent by `req_id`: a repeated publish returns the same version. Retry on UNAVAILABLE.
         The carry of a lane of environment copies is published likewise, as policy "lane/<index>" with the part "carry".
         Actors publish nothing else, and only under the store's epoch: PERMISSION_DENIED, FAILED_PRECONDITION.
-        ABORTED if a head is not `expected`; FAILED_PRECONDITION if the epoch is older than the store's; DATA_LOSS if a
-        checksum does not match; RESOURCE_EXHAUSTED if Redis is full; UNAVAILABLE if Redis cannot be reached.
+        ABORTED if a head is not `expected`; NOT_FOUND if it is lost; FAILED_PRECONDITION if the epoch is older than the
+        store's; DATA_LOSS if a checksum does not match; RESOURCE_EXHAUSTED if Redis is full; UNAVAILABLE if Redis cannot be reached.
         """
 
     @_abc_1.abstractmethod
