@@ -1,4 +1,4 @@
-"""Writes benchmark results into docs/benchmarks.md and docs/environments.md: `python -m bench.report FILE…`.
+"""Writes benchmark results into the documents that have a place for them: `python -m bench.report FILE…`.
 
 NAME.json, written by a benchmark's `--json`, replaces the text between `<!-- NAME -->` and `<!-- /NAME -->`.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 from bench.harness import ROOT, table
 
-DOCUMENTS = tuple(ROOT / "docs" / name for name in ("benchmarks.md", "environments.md"))
+DOCUMENTS = tuple(ROOT / "docs" / name for name in ("benchmarks.md", "environments.md", "results.md"))
 
 
 def render(result: Mapping[str, Any]) -> str:  # Any: JSON

@@ -1,0 +1,216 @@
+"""Learning curves on StarCraft's embedded engine: how many battles greedy policies win, by map, algorithm and seed.
+
+    python -m bench.smac_learning --run-file bench/runs/smac.jsonl
+    python -m bench.smac_learning --maps 3s5z --algorithms vdn,mappo --run-file bench/runs/smac.jsonl
+
+Each run is `marless train examples/smac_<map>.yaml` with another seed, another algorithm and as many env steps as
+`ALGORITHMS` says. With `--run-file`, finished runs are kept, one a line, and those of the same job are not repeated.
+How many battles are won after so many env steps does not depend on the machine; times do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from bench import harness
+from bench.algorithms import names
+from bench.harness import ROOT, Row, spread
+from bench.report import DOCUMENTS
+from bench.systems import Job, marless_job
+from marless.documents import from_yaml
+
+EXAMPLES = ROOT / "examples"
+TARGETS: Mapping[str, float | None] = {"8m": 0.9, "3s5z": 0.6, "2s3z": None, "5m_vs_6m": None}
+"""The maps that have an example; the fraction of battles that is to be won, if one is set."""
+OFF_POLICY: Row = {"lr": 1e-3, "updates": 128, "epsilon": {"start": 1.0, "end": 0.05, "env_steps": 100_000}}
+ALGORITHMS: Mapping[str, tuple[Row, int]] = {
+    "vdn": (OFF_POLICY, 600_000),
+    "qmix": (OFF_POLICY, 600_000),
+    "ippo": ({}, 1_500_000),
+    "mappo": ({}, 1_500_000),
+}
+"""By algorithm: its settings, and env steps of a run."""
+EPISODES = 128
+"""Greedy battles of each evaluation."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A greedy evaluation."""
+
+    env_steps: int
+    """Env steps sampled before."""
+    cpu_s: float
+    """CPU seconds of the functions before: actors, evaluations and learners."""
+    won: float
+    """Fraction of battles."""
+    greedy_return: float
+
+
+@dataclass(frozen=True)
+class Course:
+    """A run."""
+
+    points: tuple[Point, ...]
+    cpu_s: float
+    """Of all processes, services included."""
+    wall_s: float
+
+    def reached(self, target: float) -> Point | None:
+        """The first evaluation with this fraction of battles won."""
+        return next((point for point in self.points if point.won >= target), None)
+
+
+def document(smac_map: str, algorithm: str, seed: int) -> Row:
+    """The sections that define a run; those of the example that are not here stay as they are."""
+    example = from_yaml(EXAMPLES / f"smac_{smac_map}.yaml")
+    assert isinstance(example, dict)
+    chosen, env_steps = ALGORITHMS[algorithm]
+    return {
+        "seed": seed,
+        "env": example["env"],
+        "algorithm": {"name": algorithm, **chosen},
+        "actors": example["actors"],
+        "sharing": example["sharing"],
+        "evaluation": {"every": 5, "episodes": EPISODES, "random_episodes": EPISODES, "relative_error": 0},
+        "stop": {"env_steps": env_steps},
+    }
+
+
+def trained(job: Row, timeout_s: float) -> Course:
+    """Train, and measure; raises BenchError if it fails."""
+    before, begun_s = _children_s(), time.monotonic()
+    found = marless_job(job, timeout_s)
+    return Course(course(found), _children_s() - before, time.monotonic() - begun_s)
+
+
+def course(job: Job) -> tuple[Point, ...]:
+    """The greedy evaluations of a job, in order."""
+    points, cpu_s = [], 0.0
+    for record in job.records:
+        cpu_s += sum(each["vcpu_s"] for each in record["invocations"] if each["attempt"] > 0)
+        earlier = record["earlier_evaluation"]
+        measured = [(earlier["env_steps"], earlier["returns"])] if earlier else []
+        measured += [(record["env_steps"], record["evaluation"])] if record["evaluation"] else []
+        for env_steps, each in measured:
+            points.append(Point(env_steps, round(cpu_s, 1), each["wins"] / each["episodes"], each["return"]))
+    return tuple(points)
+
+
+def _children_s() -> float:
+    """CPU seconds of all processes that have ended and were started from here, theirs included."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+class Runs:
+    """Finished runs by job, in memory and, if a path is given, in a file of JSON lines."""
+
+    def __init__(self, path: Path | None, about: Row) -> None:
+        """`about` describes this machine; it is written beside each new run."""
+        self._path, self._about = path, about
+        lines = path.read_text(encoding="utf-8").splitlines() if path and path.exists() else []
+        self._found = {json.dumps(row["job"]): row for row in map(json.loads, lines)}
+
+    def course(self, job: Row, timeout_s: float) -> Course:
+        """The run of this job, which is made if it is not known."""
+        key = json.dumps(job)
+        if key not in self._found:
+            row = {"job": job, **asdict(trained(job, timeout_s)), "machine": self._about}
+            self._found[key] = row
+            if self._path:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                with self._path.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(row) + "\n")
+        row = self._found[key]
+        return Course(tuple(Point(**point) for point in row["points"]), row["cpu_s"], row["wall_s"])
+
+
+def row(smac_map: str, algorithm: str, courses: Sequence[Course]) -> Row:
+    """One row of the table."""
+    target = TARGETS[smac_map]
+    ends = [each.points[-1] for each in courses]
+    found: Row = {
+        "map": smac_map,
+        "algorithm": algorithm,
+        "env steps": ends[0].env_steps,
+        "won at the end, %": " / ".join(f"{100 * end.won:.0f}" for end in ends),
+        "return": f"{spread([end.greedy_return for end in ends]).median:.1f}",
+        "CPU s": f"{spread([each.cpu_s for each in courses]).median:.0f}",
+    }
+    if target is None:
+        return found
+    there = [point for each in courses if (point := each.reached(target))]
+    return found | {
+        "to be won, %": f"{100 * target:.0f}",
+        "seeds there": f"{len(there)} of {len(courses)}",
+        "after env steps": _range([point.env_steps for point in there]),
+        "after CPU s": _range([round(point.cpu_s) for point in there]),
+    }
+
+
+def _range(values: Sequence[int]) -> object:
+    """The median with its range, or nothing if there are no values."""
+    return spread(values).cell(0) if values else ""
+
+
+def draw(courses: Mapping[str, Sequence[Course]], smac_map: str, target: Path) -> None:
+    """Draw the fraction of battles won over env steps: one line a seed, one colour an algorithm."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.add_subplot(xlabel="env steps", ylabel="battles won, %", title=smac_map)
+    for number, (algorithm, runs) in enumerate(courses.items()):
+        for seed, each in enumerate(runs):
+            x, y = [point.env_steps for point in each.points], [100 * point.won for point in each.points]
+            axes.plot(x, y, color=f"C{number}", linewidth=1.2, alpha=0.8, label=algorithm if seed == 0 else None)
+    axes.set_ylim(0, 100)
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(target, dpi=120)
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = harness.parser(__doc__, runs=3)
+    parser.add_argument("--maps", type=names(tuple(TARGETS)), default=("8m",), help="comma-separated")
+    parser.add_argument(
+        "--algorithms", type=names(tuple(ALGORITHMS)), default=tuple(ALGORITHMS), help="comma-separated"
+    )
+    parser.add_argument("--run-file", type=Path, help="keep finished runs in this file, and do not repeat those in it")
+    parser.add_argument("--limit-s", type=float, default=3600.0, help="give up after a run that takes longer")
+    parser.add_argument("--picture", type=Path, help="draw the curves of the first map; needs matplotlib")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Make the runs, print the table, and write it to the file of --json if given."""
+    args = arguments()
+    about = harness.machine()
+    runs = Runs(args.run_file, about)
+    rows, drawn = [], {}
+    for smac_map in args.maps:
+        for algorithm in args.algorithms:
+            courses = [runs.course(document(smac_map, algorithm, seed), args.limit_s) for seed in range(args.runs)]
+            rows.append(row(smac_map, algorithm, courses))
+            harness.say(json.dumps(rows[-1]))
+            if smac_map == args.maps[0]:
+                drawn[algorithm] = courses
+    pictures = {}
+    if args.picture:
+        draw(drawn, args.maps[0], args.picture)
+        shows = f"Battles won over env steps on {args.maps[0]}: a line a seed"
+        pictures = {os.path.relpath(args.picture.resolve(), DOCUMENTS[0].parent): shows}
+    harness.report("smac_learning", about, rows, {"pictures": pictures}, args.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""The ledger of one job: the cost of every round by all accountings, computed only from its records, in picodollars.
+
+- *paper*: work alone, by the millisecond (see `marless.pricing.charges.paper`);
+- *billed*: everything that a provider charges (see `marless.pricing.billed`);
+- *serverful*: a machine for the whole run, modelled (see `marless.pricing.serverful`);
+- *machines*: the machines that the workers ran on (see `marless.pricing.machines`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from marless.pricing import charges, machines, serverful
+from marless.pricing.billed import Clock, Need, RedisMeter, meter, need_of
+from marless.pricing.charges import Accounting, Charge
+from marless.pricing.machines import MachineMeter
+from marless.pricing.money import usd
+from marless.pricing.prices import Prices
+from marless.pricing.serverful import Machine, ModelledRounds
+from marless.pricing.usage import usage
+from marless.record import RoundRecord
+from marless.schedules.registry import made
+from marless.spec import JobSpec
+
+
+@dataclass(frozen=True)
+class RoundCost:
+    """The charges of one round, by accounting."""
+
+    round: int
+    charges: Mapping[Accounting, tuple[Charge, ...]]
+
+    def picos(self, accounting: Accounting) -> int:
+        """Cost of the round in picodollars."""
+        return sum(charge.picos for charge in self.charges[accounting])
+
+    def usd(self, accounting: Accounting) -> float:
+        """Cost of the round in US dollars."""
+        return usd(self.picos(accounting))
+
+
+class Ledger:
+    """Adds up rounds, each once and in order; for a resumed job, first add the rounds of its records.
+
+    Memory does not grow with the number of rounds. Deterministic: equal records give equal ledgers.
+    """
+
+    def __init__(self, spec: JobSpec, prices: Prices) -> None:
+        """Raises SpecError for functions that the backend cannot run, and for a missing price."""
+        self._functions, self._prices = spec.functions, prices
+        self._meter, self._redis = meter(spec.functions, prices), RedisMeter(prices)
+        self.machines = MachineMeter(prices)
+        """Of the machines that the workers ran on."""
+        self._clock = Clock(prices.keep_alive_s)
+        self._rounds = ModelledRounds(spec.functions, made(spec.schedule))
+        self._need = Need(0.0, 0)
+        self._totals: Counter[Accounting] = Counter()
+        self._serverful_ms: Counter[int] = Counter()
+        """Modelled time of all rounds by the vCPUs of the machine; which machine is needed is known only at the end."""
+        self._choices = serverful.choices(prices)
+        serverful.smallest(
+            Need(spec.actors.count * spec.functions.actor.vcpus, spec.actors.count * spec.functions.actor.memory_mb),
+            prices,
+        )
+
+    @property
+    def machine(self) -> Machine:
+        """The machine that a serverful run of the rounds so far would have reserved."""
+        return serverful.smallest(self._need, self._prices)
+
+    def add(self, record: RoundRecord) -> RoundCost:
+        """Add the next round; returns its cost (serverful: on the machine that the rounds so far need)."""
+        uses, span = usage(record, self._functions), self._clock.span(record)
+        self._need |= need_of(record, uses, self._functions)
+        self._choices = tuple(vcpus for vcpus in self._choices if vcpus >= self._need.vcpus)
+        modelled = self._rounds.phases(record, self._choices)
+        for vcpus in self._choices:
+            self._serverful_ms[vcpus] += sum(serverful.phase_ms(modelled[vcpus]).values())
+        billed = [*self._meter.charges(record, uses, span), self._redis.charge(span)]
+        cost = RoundCost(
+            record.round,
+            {
+                "paper": charges.paper(uses, self._prices),
+                "billed": charges.merged(billed),
+                "serverful": serverful.charges(modelled[self.machine.vcpus], self.machine),
+                "machines": charges.merged(self.machines.charges(record.machines)),
+            },
+        )
+        for accounting in ("paper", "billed", "machines"):
+            self._totals[accounting] += cost.picos(accounting)
+        return cost
+
+    def picos(self, accounting: Accounting) -> int:
+        """Cost of all rounds so far in picodollars; raises SpecError for machines without a known price."""
+        if accounting == "machines":
+            machines.check_known(self.machines, self._prices)
+        if accounting == "serverful":
+            return serverful.picos(self._serverful_ms[self.machine.vcpus], self.machine)
+        return self._totals[accounting]
+
+    def total_usd(self, accounting: Accounting) -> float:
+        """Cost of all rounds so far in US dollars."""
+        return usd(self.picos(accounting))
