@@ -3,6 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 PROTOS := $(wildcard protos/marless/rpc/v1/*.proto)
 JOB ?= examples/spread.yaml
+# Seeds that `make faults` simulates, some hours of CPU; `make faults SIMULATED=1000` takes two minutes for them.
+SIMULATED ?= 100000
 # Tests often wait: four processes are quickest on two cores.
 TEST_PROCESSES ?= 4
 QUICK := not slow and not gpu and not containers and not ray and not cloud
@@ -59,9 +61,11 @@ test-cloud: .venv/.cloud .venv/.localstack
 test-kubernetes: .venv/.kubernetes
 	.venv/kubernetes/bin/python -m tests.kubernetes_schemas
 
-# Kills, pauses, cuts and fills everything at full size (about 50 minutes on 2 cores); writes the table of docs/faults.md.
+# Kills, pauses, cuts and fills everything at full size (about 50 minutes on 2 cores), writes the table of docs/faults.md,
+# and then simulates the whole system under faults.
 faults: .venv/.dev
 	$(BIN)/python -m tests.faults --document docs/faults.md
+	$(BIN)/python -m tests.simulation --seeds 0:$(SIMULATED)
 
 # Every attack of tests/security at full size.
 security: .venv/.dev .venv/.security

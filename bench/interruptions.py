@@ -18,10 +18,10 @@ from bench import harness
 from bench.harness import Row, spread
 from bench.systems import Request, settings
 from marless import spec
+from marless.billing.bill import bill
 from marless.cli.stack import LocalStack
 from marless.client import AsyncClient
 from marless.pricing import prices
-from marless.pricing.bill import bill
 from marless.record import RoundRecord
 
 ROUNDS = 660

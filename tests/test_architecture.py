@@ -46,7 +46,7 @@ def forbidden(module: str) -> tuple[str, ...]:
     """The packages that a module must not import."""
     if module.startswith("services."):
         here = module.split(".")[1]
-        others = {"coordinator", "actor_pool", "learner_pool", "param_store"} - {here}
+        others = {"coordinator", "actor_pool", "learner_pool", "param_store", "relay"} - {here}
         return (*(f"services.{other}" for other in others), "marless.cli")
     if within(module, ("marless.cli", "marless.client", "marless.__main__")):
         return ("services", "redis", "torch")
@@ -66,6 +66,39 @@ def wrong_arrows(tree: dict[str, str]) -> list[str]:
         for name in imports(source)
         if within(name, forbidden(module))
     ]
+
+
+def run_time_imports(source: str) -> Iterator[str]:
+    """Those of functions, too, but none that only a type checker sees."""
+    tree = ast.parse(source)
+    unseen = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import) and id(node) not in unseen:
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and id(node) not in unseen:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def package(module: str) -> str:
+    """`marless.algos` of `marless.algos.ppo.losses`, and `marless.spec` of itself."""
+    return ".".join(module.split(".")[:2])
+
+
+def circles(tree: dict[str, str]) -> list[str]:
+    """Packages that are left over when those that import no other are taken away, again and again."""
+    arrows = {package(module): set[str]() for module in tree}
+    for module, source in tree.items():
+        arrows[package(module)] |= {package(name) for name in run_time_imports(source)} - {package(module)}
+    while free := {one for one, others in arrows.items() if not others & set(arrows)}:
+        arrows = {one: others for one, others in arrows.items() if one not in free}
+    while last := {one for one in arrows if not any(one in others for others in arrows.values())}:
+        arrows = {one: others for one, others in arrows.items() if one not in last}
+    return [f"{one} → {', '.join(sorted(others & set(arrows)))}" for one, others in sorted(arrows.items())]
 
 
 def too_long(tree: dict[str, str]) -> list[str]:
@@ -111,6 +144,18 @@ def test_the_gate_sees_a_wrong_arrow(module, source):
 
 def test_the_gate_sees_a_long_function():
     assert too_long({"marless.spec": "def f():\n" + "    x = 1\n" * LONGEST_FUNCTION})
+
+
+def test_packages_do_not_import_each_other_in_circles(sources):
+    assert circles(sources) == []
+
+
+def test_a_circle_would_be_seen():
+    away = {"marless.a.x": "def f():\n    from marless.b import y", "marless.b.y": "import marless.c", "marless.c": ""}
+    back = {"marless.c": "from marless.a.x import f"}
+    assert circles(away) == []
+    assert circles(away | back) == ["marless.a → marless.b", "marless.b → marless.c", "marless.c → marless.a"]
+    assert circles(away | {"marless.c": "if TYPE_CHECKING:\n    from marless.a.x import f"}) == []
 
 
 PROCESSES = (

@@ -17,7 +17,7 @@ from marless.cli.working import Working
 from marless.errors import SpecError, unknown_name
 
 if TYPE_CHECKING:
-    from marless.pricing.bill import Bill, By
+    from marless.billing.bill import Bill, By
     from marless.pricing.charges import Accounting
     from marless.pricing.prices import Prices
 
@@ -42,8 +42,8 @@ def cost(
     paper: execution and starts only; billed: all that a provider charges; serverful: a machine for the whole run;
     machines: those that its workers ran on.
     """
+    from marless.billing.bill import bill
     from marless.pricing import prices as tables
-    from marless.pricing.bill import bill
 
     wanted = _accountings(accounting)
     with Working(f"reading {job}"):
@@ -81,8 +81,8 @@ def _accountings(given: list[str]) -> tuple[Accounting, ...]:
 def _document(
     found: Recorded, made: Bill, table: Prices, wanted: tuple[Accounting, ...]
 ) -> dict[str, Any]:  # Any: JSON
-    from marless.pricing.bill import to_dict
-    from marless.pricing.starts import starts
+    from marless.billing.bill import to_dict
+    from marless.billing.starts import starts
 
     about = {"job": found.job, "state": found.state, "counts_as_cost": found.spec.bill.accounting}
     figures = to_dict(made, table) | {"starts": [asdict(each) for each in starts(found.records)]}

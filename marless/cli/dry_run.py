@@ -18,9 +18,9 @@ from marless.cli.working import Working
 from marless.errors import InternalError, MarlessError, SpecError
 
 if TYPE_CHECKING:
+    from marless.estimates.calibration import Calibration
+    from marless.estimates.estimate import Course, Estimate, Range
     from marless.job import Job
-    from marless.pricing.calibration import Calibration
-    from marless.pricing.estimate import Course, Estimate, Range
     from marless.pricing.prices import Prices
     from marless.spec import JobSpec
 
@@ -46,10 +46,10 @@ def estimate(spec: JobSpec, source: str, *, run: str, at: Connection, output: Ou
 
     Raises SpecError for a job that cannot run or be priced, and for a recorded run of another shape.
     """
+    from marless.billing.ledger import Ledger
+    from marless.estimates import estimate as estimates
     from marless.job import advice, prepare
-    from marless.pricing import estimate as estimates
     from marless.pricing import prices as tables
-    from marless.pricing.ledger import Ledger
 
     try:
         job = prepare(spec)
@@ -65,7 +65,7 @@ def estimate(spec: JobSpec, source: str, *, run: str, at: Connection, output: Ou
 
 
 def _given(run: str, spec: JobSpec, at: Connection) -> Recorded:
-    from marless.pricing.estimate import SHAPE, same_shape
+    from marless.estimates.estimate import SHAPE, same_shape
 
     found = find(run, at)
     if not same_shape(found.spec, spec):
@@ -82,7 +82,7 @@ def _given(run: str, spec: JobSpec, at: Connection) -> Recorded:
 def _alike(spec: JobSpec, runs: Path) -> Recorded | None:
     """The newest recorded run of the same shape as this job; None if there is none."""
     from marless import spec as specs
-    from marless.pricing.estimate import same_shape
+    from marless.estimates.estimate import same_shape
 
     for file in sorted(runs.glob("*/spec.yaml"), key=lambda each: each.stat().st_mtime, reverse=True):
         try:
@@ -96,7 +96,7 @@ def _alike(spec: JobSpec, runs: Path) -> Recorded | None:
 
 
 def _from_run(found: Recorded, spec: JobSpec, table: Prices) -> _Basis:
-    from marless.pricing.estimate import courses_of_run
+    from marless.estimates.estimate import courses_of_run
 
     sentences = [
         f"from the {len(found.records)} recorded rounds of {found.job}, billed again; the range is that of its thirds",
@@ -106,8 +106,8 @@ def _from_run(found: Recorded, spec: JobSpec, table: Prices) -> _Basis:
 
 
 def _from_calibration(job: Job, table: Prices) -> _Basis:
-    from marless.pricing import invented
-    from marless.pricing.estimate import course, minimum_s
+    from marless.estimates import invented
+    from marless.estimates.estimate import course, minimum_s
 
     spec = job.spec
     say("no recorded run has these settings: measuring one actor and two updates of this job here …")
@@ -134,7 +134,7 @@ def _from_calibration(job: Job, table: Prices) -> _Basis:
 
 def _paces(job: Job, slots: int) -> list[Any]:  # Any: Pace, whose module is imported where it is needed
     """The likely pace, and a lower and an upper one; if policies decide, also with few actors and shared learners."""
-    from marless.pricing.invented import Pace
+    from marless.estimates.invented import Pace
 
     spec = job.spec
     most = Pace(actors=spec.actors.count, factor=1.0, shared=False, slots=slots)
@@ -149,11 +149,11 @@ def _paces(job: Job, slots: int) -> list[Any]:  # Any: Pace, whose module is imp
 
 def _calibrated(spec: JobSpec) -> Calibration:
     """Calibrate in a process with the same number of threads as a worker."""
+    from marless.estimates.calibration import from_text
     from marless.fleet import environment
-    from marless.pricing.calibration import from_text
 
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "marless.pricing.calibration"],
+        [sys.executable, "-P", "-m", "marless.estimates.calibration"],
         input=spec.to_json(),
         capture_output=True,
         text=True,
@@ -209,7 +209,7 @@ def _show(found: Estimate, spec: JobSpec, basis: _Basis, output: Output) -> None
 
 
 def _ending(found: Estimate, spec: JobSpec) -> str:
-    from marless.pricing.estimate import PER_ROUNDS
+    from marless.estimates.estimate import PER_ROUNDS
 
     if not found.ends_by:
         return f"when stop.return is reached cannot be estimated: all figures are for {PER_ROUNDS} rounds"

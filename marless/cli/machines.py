@@ -6,17 +6,17 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from marless.billing.bill import Bill
+    from marless.billing.machines import MachineTime
+    from marless.billing.starts import Starts
     from marless.cli.recorded import Recorded
-    from marless.pricing.bill import Bill
-    from marless.pricing.machines import MachineTime
     from marless.pricing.prices import Prices
-    from marless.pricing.starts import Starts
 
 
 def machine_lines(found: Recorded, made: Bill, table: Prices) -> Iterator[str]:
     """Machine-minutes, prices that are missing, machines that still cost, and how long workers took to start."""
-    from marless.pricing.machines import problem
-    from marless.pricing.starts import starts
+    from marless.billing.machines import problem
+    from marless.billing.starts import starts
 
     if not made.machines:
         yield "machines: not recorded" if found.records else "machines: none yet"

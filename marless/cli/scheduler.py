@@ -134,7 +134,7 @@ class _Cost:
 
 
 def _cost(recorded: Recorded, table: Prices) -> _Cost:
-    from marless.pricing.ledger import Ledger
+    from marless.billing.ledger import Ledger
 
     ledger = Ledger(recorded.spec, table)
     for record in recorded.records:

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from marless.cli.job_table import Column
+    from marless.estimates.simulate import Replay, Step
     from marless.pricing.charges import Accounting
     from marless.record import Returns, RoundRecord
-    from marless.replay.simulate import Replay, Step
 
 ACCOUNTINGS: tuple[Accounting, ...] = ("paper", "billed", "serverful")
 
@@ -43,7 +43,7 @@ def simulate(
 
     Returns are those of the recording. --set takes fields of scaling, sharing, functions, bill, stop, and actors.count.
     """
-    from marless.replay import simulate as replay
+    from marless.estimates import simulate as replay
 
     with Working(f"reading {job}"):
         found = find(job, at)
@@ -61,7 +61,7 @@ def simulate(
 
 
 def _about(done: Replay) -> dict[str, Any]:  # Any: JSON
-    from marless.replay.simulate import RETURNS
+    from marless.estimates.simulate import RETURNS
 
     spec = done.spec
     return {
@@ -79,7 +79,7 @@ def _about(done: Replay) -> dict[str, Any]:  # Any: JSON
 
 
 def _measured(done: Replay) -> dict[str, Any]:  # Any: JSON
-    from marless.replay.cluster import total
+    from marless.simulation.cluster import total
 
     return {
         "seconds": sum(total(step.recorded.phases) for step in done.steps),
@@ -89,7 +89,7 @@ def _measured(done: Replay) -> dict[str, Any]:  # Any: JSON
 
 
 def _modelled(done: Replay, which: str) -> dict[str, Any]:  # Any: JSON
-    from marless.replay.cluster import total
+    from marless.simulation.cluster import total
 
     if which == "recorded":
         seconds = sum(total(step.recorded_s) for step in done.steps)
@@ -164,7 +164,7 @@ def _show(done: Replay) -> None:
 
 def _columns(steps: Sequence[Step]) -> list[Column]:
     from marless.cli.job_table import Column
-    from marless.replay.cluster import total
+    from marless.simulation.cluster import total
 
     def column(title: str, of: Callable[[Step], str], goes: int = 0) -> Column:
         return Column(title=title, cells=[of(step) for step in steps], right=True, goes=goes)
@@ -215,7 +215,7 @@ def _money(usd: float | None) -> str:
 
 def _say(done: Replay) -> None:
     """Print the assumptions behind the figures."""
-    from marless.replay.simulate import RETURNS
+    from marless.estimates.simulate import RETURNS
 
     say(f"returns are {RETURNS}")
     if assumed := [step for step in done.steps if step.assumed]:

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from marless.billing.ledger import Ledger
 from marless.errors import CorruptError
 from marless.pricing import prices as price_tables
 from marless.pricing.charges import ACCOUNTINGS, Accounting
-from marless.pricing.ledger import Ledger
 from marless.pricing.usage import HOST, STARTED, WHOLE
 from marless.record import Returns, RoundRecord
-from marless.replay.cluster import modelled_run
 from marless.schedules.registry import made
+from marless.simulation.cluster import modelled_run
 
 if TYPE_CHECKING:
     from marless.policies.sides import Side

@@ -1,1 +1,1 @@
-"""The cost of jobs: prices, usage of functions, the ledger of a run, bills and estimates."""
+"""Price tables, exact money, and what the functions of a record used: what every account of a job is computed from."""

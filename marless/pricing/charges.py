@@ -28,7 +28,7 @@ class Charge:
     """The policy served; "" if it served all."""
     item: str
     """"work" (starts included), "request", "ready" (kept warm), "node" or "machine"; in accounting `machines`, one of
-    `marless.pricing.machines.ITEMS`."""
+    `marless.billing.machines.ITEMS`."""
     picos: int
     """Amount in picodollars."""
 

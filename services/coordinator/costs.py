@@ -6,10 +6,10 @@ import copy
 from collections import Counter, deque
 from collections.abc import Mapping
 
+from marless.billing.ledger import Ledger, RoundCost
 from marless.errors import MarlessError
 from marless.pricing import prices
 from marless.pricing.charges import Accounting
-from marless.pricing.ledger import Ledger, RoundCost
 from marless.pricing.money import usd
 from marless.pricing.prices import Prices
 from marless.record import RoundRecord

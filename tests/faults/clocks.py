@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from marless.pricing.billed import Clock
+from marless.billing.billed import Clock
 from marless.record import RoundRecord
 from tests.faults.paused_processes import second_coordinator
 from tests.faults.pools import DOCUMENT

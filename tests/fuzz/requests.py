@@ -8,7 +8,7 @@ from typing import Any
 
 from marless import spec as specs
 from marless.data.trajectory import TrajectorySchema
-from marless.pricing import calibration as calibrations
+from marless.estimates import calibration as calibrations
 from marless.pricing import prices as price_tables
 from services.coordinator.index import _read_token
 from services.param_store.store import position

@@ -7,14 +7,14 @@ from itertools import count, pairwise
 import pytest
 import pytest_asyncio
 
+from marless.billing.bill import bill
 from marless.core.group import Group
+from marless.estimates.simulate import replayed_spec, simulate
 from marless.job import prepare
 from marless.pricing import prices
-from marless.pricing.bill import bill
 from marless.pricing.charges import ACCOUNTINGS
 from marless.pricing.usage import HOST, usage
-from marless.replay.cluster import modelled, waits
-from marless.replay.simulate import replayed_spec, simulate
+from marless.simulation.cluster import modelled, waits
 from services.coordinator.run_folder import RunFolder
 from tests.integration.running import (
     ENVS,

@@ -8,10 +8,10 @@ import pytest
 import pytest_asyncio
 
 from marless.errors import CorruptError
+from marless.estimates.simulate import simulate
 from marless.explanation import changes
 from marless.job import prepare, schema_of
 from marless.record import InvocationRecord, RoundRecord
-from marless.replay.simulate import simulate
 from marless.schedules.pipelined import PipelinedConfig
 from marless.spec import StopSpec
 from services.coordinator.pools import Pools

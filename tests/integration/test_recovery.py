@@ -16,11 +16,11 @@ import psutil
 import pytest
 import pytest_asyncio
 
+from marless.billing.bill import bill
 from marless.checkpoint import PARTS
 from marless.core.stopwatch import Stopwatch
 from marless.errors import UnreachableError
 from marless.pricing import prices
-from marless.pricing.bill import bill
 from marless.rpc.param_store import PolicyWrite
 from services.coordinator import reserving, timing, training, view
 from services.coordinator.journal import Journal

@@ -30,8 +30,8 @@ from services.coordinator import __main__ as coordinator
 from services.coordinator.config import parse as coordinator_config
 from tests.integration.running import spec
 from tests.unit.cli.conftest import marless
+from tests.unit.estimates.runs import run_of, spec_of
 from tests.unit.policies.saved import save, state
-from tests.unit.replay.runs import run_of, spec_of
 
 __all__ = ["marless"]  # a fixture
 REFUSED = "is not allowed"

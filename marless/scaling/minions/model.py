@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,9 @@ from marless.record import RoundRecord
 from marless.scaling.minions import features
 from marless.scaling.minions.cost import learner_gb_s
 from marless.scaling.minions.scheduler import Task
-from marless.spec import JobSpec
+
+if TYPE_CHECKING:  # a job's settings name a scaling policy, so they are above this package
+    from marless.spec import JobSpec
 
 Floats = NDArray[np.float64]
 

@@ -6,12 +6,12 @@ import subprocess
 import pytest
 import yaml
 
+from marless.billing.bill import bill
+from marless.estimates.calibration import Calibration, FunctionSeconds
 from marless.pricing import prices
-from marless.pricing.bill import bill
-from marless.pricing.calibration import Calibration, FunctionSeconds
 from marless.rpc.v1 import coordinator_pb2 as pb
 from tests.scripted_coordinator import ScriptedCoordinator
-from tests.unit.pricing.rounds import job, paper_round
+from tests.unit.billing.rounds import job, paper_round
 
 SPEC = job(
     name="six", env={"name": "mpe/simple_spread", "options": {"agents": 6}}, stop={"rounds": 4}, actors={"count": 50}
@@ -184,7 +184,7 @@ def test_a_dry_run_without_a_run_that_is_alike_measures(marless, job_file, calib
     code, out, err = marless("submit", job_file, "--dry-run", "-o", "json")
     found = json.loads(out)
     [(command, options)] = calibrated
-    assert (command[1:], options["env"]["OPENBLAS_NUM_THREADS"]) == (["-P", "-m", "marless.pricing.calibration"], "1")
+    assert (command[1:], options["env"]["OPENBLAS_NUM_THREADS"]) == (["-P", "-m", "marless.estimates.calibration"], "1")
     assert (code, found["from"], found["modelled"]) == (0, "calibration", ["seconds", "serverful"])
     for each in (found["seconds"], *found["usd"].values()):
         assert each["low"] < each["likely"] < each["high"]

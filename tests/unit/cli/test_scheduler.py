@@ -10,7 +10,7 @@ import yaml
 
 from marless.job import prepare
 from marless.spec import load
-from tests.unit.pricing.rounds import paper_round
+from tests.unit.billing.rounds import paper_round
 from tests.unit.test_record import RETURNS
 
 JOB = {

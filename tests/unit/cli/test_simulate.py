@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from marless.record import Evaluation
-from marless.replay.cluster import modelled, total
-from tests.unit.replay.runs import run_of, spec_of
+from marless.simulation.cluster import modelled, total
+from tests.unit.estimates.runs import run_of, spec_of
 
 SPEC = spec_of(scaling={"name": "marless", "window": 3})
 

@@ -4,7 +4,7 @@ import pytest
 
 from marless.core.sizes import FunctionSize, FunctionsSpec
 from marless.pricing.usage import outside_of_passes, usage
-from tests.unit.pricing.rounds import invocation, round_of
+from tests.unit.billing.rounds import invocation, round_of
 
 SMALL = FunctionsSpec(actor=FunctionSize(vcpus=1, memory_mb=1024), learner=FunctionSize(vcpus=2, memory_mb=2048))
 

@@ -14,7 +14,7 @@ from marless.scaling.minions import SCALING
 from marless.scaling.minions.features import FEATURES, observe
 from marless.scaling.minions.kind import MinionsConfig
 from marless.scaling.minions.scheduler import load
-from tests.unit.pricing.rounds import invocation, round_of
+from tests.unit.billing.rounds import invocation, round_of
 from tests.unit.scaling.minions import job, saved, scheduler, task
 from tests.unit.scaling.rounds import context, groups, record
 from tests.unit.test_record import RETURNS

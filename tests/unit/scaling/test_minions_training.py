@@ -13,7 +13,7 @@ from marless.scaling.minions.model import Curves, Line, _line, fit, synthetic, t
 from marless.scaling.minions.scheduler import forward
 from marless.scaling.minions.simulation import fixed, greedy, play, rewards, uniform
 from marless.scaling.minions.training import PPOSettings, _bump, _discounted, _Learning, _look, compare, score, train
-from tests.unit.pricing.rounds import invocation, round_of
+from tests.unit.billing.rounds import invocation, round_of
 from tests.unit.scaling.minions import job, model, scheduler, straight, task
 from tests.unit.test_record import RETURNS
 

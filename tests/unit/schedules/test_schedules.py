@@ -16,9 +16,9 @@ from marless.schedules.pipelined import PipelinedConfig
 from marless.schedules.registry import SCHEDULES, made, schedule
 from marless.schedules.synchronous import SCHEDULE as SYNCHRONOUS
 from marless.schedules.synchronous import SynchronousConfig
-from marless.schedules.virtual import VirtualRun
+from marless.simulation.virtual import VirtualRun
 from marless.spec import parse
-from tests.unit.replay.runs import spec_of
+from tests.unit.estimates.runs import spec_of
 
 
 @pytest.mark.parametrize("name", sorted(SCHEDULES.modules))
@@ -161,7 +161,7 @@ def test_a_job_names_its_schedule():
 def test_schedules_know_nothing_of_services():
     heavy = ("grpc", "google.protobuf", "torch", "numpy", "redis", "services")
     code = (
-        "import sys, marless.schedules.registry as r, marless.schedules.virtual, marless.schedules.contract\n"
+        "import sys, marless.schedules.registry as r, marless.simulation.virtual, marless.schedules.contract\n"
         "[r.schedule(name) for name in r.SCHEDULES.modules]\n"
         f"print([name for name in {heavy} if name in sys.modules])"
     )

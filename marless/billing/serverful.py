@@ -2,7 +2,7 @@
 
 The machine is the cheapest of a family that provides the capacity for the run's largest phase; if even the largest is
 too small, several of the largest. It is charged for the modelled duration of the phases on its vCPUs (Wei et al. 2025,
-fig. 12: the price of the machine times the sum of the phases; see `marless.replay.cluster`).
+fig. 12: the price of the machine times the sum of the phases; see `marless.simulation.cluster`).
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from marless.billing.billed import Need, machines
 from marless.core.sizes import FunctionsSpec
 from marless.errors import SpecError
-from marless.pricing.billed import Need, machines
 from marless.pricing.charges import Charge, merged
 from marless.pricing.money import milliseconds, per_h
 from marless.pricing.prices import InstancePrice, Prices
 from marless.record import PhaseSeconds, RoundRecord
-from marless.replay.cluster import ModelledRun
 from marless.schedules.base import Schedule
-from marless.schedules.virtual import VirtualRun
+from marless.simulation.cluster import ModelledRun
+from marless.simulation.virtual import VirtualRun
 
 MOST_MACHINES = 64
 """Most machines of the largest type; the papers' largest testbed is a seventh of that."""

@@ -13,11 +13,11 @@ from marless.core.sizes import FunctionsSpec
 from marless.job import Function
 from marless.pricing.usage import usage
 from marless.record import Distances, GroupRecord, PhaseSeconds
-from marless.replay.durations import Durations
-from marless.replay.rounds import Machine, Plan, Source, rebuild, stand_in
-from marless.replay.timelines import Timelines
 from marless.schedules.synchronous import SCHEDULE as SYNCHRONOUS
-from tests.unit.pricing.rounds import invocation, round_of
+from marless.simulation.durations import Durations
+from marless.simulation.rounds import Machine, Plan, Source, rebuild, stand_in
+from marless.simulation.timelines import Timelines
+from tests.unit.billing.rounds import invocation, round_of
 
 ippo = algorithms.algorithm("ippo")
 IPPO = ippo.config_type(name="ippo")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from marless.record import PhaseSeconds
 from marless.schedules.base import Schedule
-from marless.schedules.virtual import Times, VirtualRun
+from marless.simulation.virtual import Times, VirtualRun
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marless.pricing.bill import Bill, bill
+from marless.billing.bill import Bill, bill
 from marless.pricing.charges import ACCOUNTINGS
 from marless.record import RoundRecord
-from tests.unit.pricing.rounds import job
-from tests.unit.pricing.test_ledger import prices, small_round
+from tests.unit.billing.rounds import job
+from tests.unit.billing.test_ledger import prices, small_round
 
 BACKENDS = ("lambda", "fargate", "ec2")
 MOST_ROUNDS = 24

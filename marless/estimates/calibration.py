@@ -1,6 +1,6 @@
 """Calibration: measures in a few seconds how long one actor of a job takes, and each function of an update.
 
-Run as a program (`python -m marless.pricing.calibration`, spec as JSON on standard input, result as JSON on standard
+Run as a program (`python -m marless.estimates.calibration`, spec as JSON on standard input, result as JSON on standard
 output), so that it runs with the same number of threads as workers. It needs NumPy, and torch to measure updates.
 """
 

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from marless.billing.bill import bill, to_dict
+from marless.billing.ledger import Ledger
 from marless.errors import SpecError
-from marless.pricing.bill import bill, to_dict
 from marless.pricing.charges import ACCOUNTINGS
-from marless.pricing.ledger import Ledger
 from marless.pricing.prices import Prices, load
 from marless.record import PhaseSeconds
-from tests.unit.pricing.rounds import invocation, job, paper_round, round_of
+from tests.unit.billing.rounds import invocation, job, paper_round, round_of
 
 GB_S = Decimal("0.0000166667")
 ROUND = PhaseSeconds(rollout=1.0, update=2.0, evaluation=0.0)

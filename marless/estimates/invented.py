@@ -10,16 +10,16 @@ from typing import TypedDict
 
 from marless.core.group import Group
 from marless.core.sizes import FunctionsSpec
+from marless.estimates.calibration import Calibration, FunctionSeconds
 from marless.job import Job
-from marless.pricing.calibration import Calibration, FunctionSeconds
 from marless.pricing.usage import HOST
 from marless.record import GroupRecord, InvocationRecord, PhaseSeconds, RoundRecord
-from marless.replay.cluster import MEASUREMENTS, Placement, Task, lanes, lanes_beside, makespan, schedule, waits
-from marless.replay.durations import OF_SCOPE
 from marless.schedules.evaluating import is_due
 from marless.schedules.registry import made
-from marless.schedules.virtual import VirtualRun
 from marless.sharing.groups import initial_groups
+from marless.simulation.cluster import MEASUREMENTS, Placement, Task, lanes, lanes_beside, makespan, schedule, waits
+from marless.simulation.durations import OF_SCOPE
+from marless.simulation.virtual import VirtualRun
 from marless.spec import JobSpec
 
 ACTOR_START_S, LEARNER_START_S = 0.2, 2.0

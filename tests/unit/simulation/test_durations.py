@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marless.record import GroupRecord
-from marless.replay.durations import ENOUGH, Durations, Line, fit, sampled
-from tests.unit.pricing.rounds import invocation, round_of
+from marless.simulation.durations import ENOUGH, Durations, Line, fit, sampled
+from tests.unit.billing.rounds import invocation, round_of
 
 
 def test_a_line_through_two_sizes_is_found():

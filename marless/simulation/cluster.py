@@ -4,7 +4,7 @@ A recording has the duration of each function. The model schedules the same func
 scheduling: whenever a slot is free, the longest ready function starts (Graham 1969; for independent functions this is
 LPT, whose makespan is at most 4/3 of the shortest).
 
-When rollouts and updates begin is said by the job's schedule, on a virtual clock (`marless.schedules.virtual`):
+When rollouts and updates begin is said by the job's schedule, on a virtual clock (`marless.simulation.virtual`):
 
 - rollout: all actors are ready at once. Until an update that runs meanwhile has ended, they occupy only slots that no
   learner function needs, and then all. The phase is the time that the job waits for them;
@@ -38,7 +38,7 @@ from marless.pricing.usage import HOST, WHOLE, usage
 from marless.record import InvocationRecord, PhaseSeconds, RoundRecord
 from marless.schedules.base import Schedule
 from marless.schedules.synchronous import SCHEDULE as SYNCHRONOUS
-from marless.schedules.virtual import VirtualRun
+from marless.simulation.virtual import VirtualRun
 
 MEASUREMENTS = ("curvature", "similarity")
 """Functions inside a learner that are not in an algorithm's function graph."""

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from marless.core.sizes import FunctionSize, FunctionsSpec
 from marless.errors import SpecError
 from marless.record import PhaseSeconds
-from marless.replay.cluster import (
+from marless.schedules.pipelined import SCHEDULE as PIPELINED
+from marless.simulation.cluster import (
     ModelledRun,
     Task,
     lanes,
@@ -21,9 +22,8 @@ from marless.replay.cluster import (
     schedule,
     total,
 )
-from marless.schedules.pipelined import SCHEDULE as PIPELINED
-from marless.schedules.virtual import VirtualRun
-from tests.unit.pricing.rounds import invocation, round_of
+from marless.simulation.virtual import VirtualRun
+from tests.unit.billing.rounds import invocation, round_of
 
 FUNCTIONS = FunctionsSpec()
 

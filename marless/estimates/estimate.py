@@ -13,8 +13,8 @@ from itertools import accumulate
 from statistics import fmean
 from typing import Any
 
-from marless.pricing.bill import bill
-from marless.pricing.billed import Clock
+from marless.billing.bill import bill
+from marless.billing.billed import Clock
 from marless.pricing.charges import ACCOUNTINGS, Accounting
 from marless.pricing.money import usd
 from marless.pricing.prices import Prices

@@ -1,9 +1,9 @@
 """The ledger of one job: the cost of every round by all accountings, computed only from its records, in picodollars.
 
 - *paper*: work alone, by the millisecond (see `marless.pricing.charges.paper`);
-- *billed*: everything that a provider charges (see `marless.pricing.billed`);
-- *serverful*: a machine for the whole run, modelled (see `marless.pricing.serverful`);
-- *machines*: the machines that the workers ran on (see `marless.pricing.machines`).
+- *billed*: everything that a provider charges (see `marless.billing.billed`);
+- *serverful*: a machine for the whole run, modelled (see `marless.billing.serverful`);
+- *machines*: the machines that the workers ran on (see `marless.billing.machines`).
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from marless.pricing import charges, machines, serverful
-from marless.pricing.billed import Clock, Need, RedisMeter, meter, need_of
+from marless.billing import machines, serverful
+from marless.billing.billed import Clock, Need, RedisMeter, meter, need_of
+from marless.billing.machines import MachineMeter
+from marless.billing.serverful import Machine, ModelledRounds
+from marless.pricing import charges
 from marless.pricing.charges import Accounting, Charge
-from marless.pricing.machines import MachineMeter
 from marless.pricing.money import usd
 from marless.pricing.prices import Prices
-from marless.pricing.serverful import Machine, ModelledRounds
 from marless.pricing.usage import usage
 from marless.record import RoundRecord
 from marless.schedules.registry import made

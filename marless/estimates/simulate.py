@@ -1,9 +1,10 @@
 """Replays a recorded run under other scaling and sharing policies, and models its time and cost.
 
 Before each recorded round, the policies decide from the rounds as replayed so far, which contain their own decisions
-and inputs. The round is then rebuilt as it would have been recorded (`marless.replay.rounds`), modelled on the slots
-of a cluster (`marless.replay.cluster`) and billed (`marless.pricing.ledger`). As long as all decisions are as recorded,
-the rounds equal the recorded ones bit for bit; so a run replayed under its own policies makes the recorded decisions.
+and inputs. The round is then rebuilt as it would have been recorded (`marless.simulation.rounds`), modelled on the
+slots of a cluster (`marless.simulation.cluster`) and billed (`marless.billing.ledger`). As long as all decisions are as
+recorded, the rounds equal the recorded ones bit for bit; so a run replayed under its own policies makes the recorded
+decisions.
 
 A replay does not model the effect of other decisions on learning: returns, losses, curvature, noise and distances are
 those of the recording. All times and costs are modelled.
@@ -16,22 +17,22 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from marless.billing.ledger import Ledger, RoundCost
 from marless.core.sizes import FunctionsSpec
 from marless.deciding import Budget, decide
 from marless.errors import SpecError
 from marless.job import Job, prepare
 from marless.pricing import prices as price_tables
 from marless.pricing.charges import ACCOUNTINGS, Accounting
-from marless.pricing.ledger import Ledger, RoundCost
 from marless.pricing.money import usd
 from marless.record import Distances, PhaseSeconds, RoundRecord
-from marless.replay import cluster
-from marless.replay.cluster import ModelledRun
-from marless.replay.durations import Durations, Line, sampled
-from marless.replay.rounds import Machine, Plan, Source, rebuild
-from marless.replay.timelines import Timelines
-from marless.schedules.virtual import VirtualRun
 from marless.sharing import registry as sharing_policies
+from marless.simulation import cluster
+from marless.simulation.cluster import ModelledRun
+from marless.simulation.durations import Durations, Line, sampled
+from marless.simulation.rounds import Machine, Plan, Source, rebuild
+from marless.simulation.timelines import Timelines
+from marless.simulation.virtual import VirtualRun
 from marless.spec import JobSpec
 
 HISTORY_ROUNDS = 512

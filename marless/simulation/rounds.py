@@ -1,9 +1,9 @@
 """Rebuilds a recorded round as it would have been recorded with other numbers of actors and other groups.
 
-What does not change is copied bit for bit. Changed durations are modelled by `marless.replay.durations`, and the
-queueing of actors by `marless.replay.cluster`. Learning cannot be modelled: returns, evaluations, losses, curvature,
-noise and distances are those of the recording, and `Rebuilt.assumed` lists which of them replace values that were not
-measured.
+What does not change is copied bit for bit. Changed durations are modelled by `marless.simulation.durations`, and the
+queueing of actors by `marless.simulation.cluster`. Learning cannot be modelled: returns, evaluations, losses,
+curvature, noise and distances are those of the recording, and `Rebuilt.assumed` lists which of them replace values that
+were not measured.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from marless.core.sizes import FunctionsSpec
 from marless.job import Function
 from marless.pricing.usage import HOST, WHOLE, outside_of_passes
 from marless.record import Decision, Distances, GroupRecord, InvocationRecord, PhaseSeconds, RoundRecord
-from marless.replay import cluster
-from marless.replay.durations import OF_SCOPE, Durations, Pooling
-from marless.replay.timelines import Timelines
+from marless.simulation import cluster
+from marless.simulation.durations import OF_SCOPE, Durations, Pooling
+from marless.simulation.timelines import Timelines
 
 if TYPE_CHECKING:
     import numpy as np

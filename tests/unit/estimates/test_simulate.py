@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marless.errors import SpecError
-from marless.replay.cluster import modelled, total
-from marless.replay.simulate import replayed_spec, simulate, slots_of
+from marless.estimates.simulate import replayed_spec, simulate, slots_of
 from marless.scaling.base import ScalingDecision
 from marless.scaling.fixed import FixedScaling
 from marless.scaling.minions.kind import MinionsConfig
-from tests.unit.replay.runs import run_of, spec_of
+from marless.simulation.cluster import modelled, total
+from tests.unit.estimates.runs import run_of, spec_of
 from tests.unit.scaling.minions import saved, scheduler, task
 
 SCALING = [

@@ -1,1 +1,0 @@
-"""Replays recorded rounds under other scaling and sharing policies or on another cluster, and models time and cost."""

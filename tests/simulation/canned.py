@@ -1,0 +1,156 @@
+"""What workers compute in a simulation: digests of their inputs, in the arrays that the job declares.
+
+Each number follows from everything that may influence it, and is checked where it is used. So a trajectory that is
+missing, trained twice, in another order or made by other weights changes all weights after it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from marless.algos.learner import LearnerContext, RoundInput, UpdateOutput
+from marless.core.group import Group
+from marless.core.state import PolicyState
+from marless.data.episodes import EpisodeStats
+from marless.data.trajectory import Trajectory
+from marless.job import Job, schema_of
+from services.actor_pool import actor as actors
+from services.actor_pool.actor import Actor
+from services.actor_pool.lanes import Lanes
+
+NUMBERS = 4
+"""Numbers of a policy."""
+
+
+class WrongInputError(AssertionError):
+    """A worker was given what it must never be given."""
+
+
+def digest(*values: Any) -> bytes:
+    """A digest of numbers, texts, bytes and arrays."""
+    found = hashlib.sha256()
+    for value in values:
+        if isinstance(value, np.ndarray):
+            found.update(np.ascontiguousarray(value).tobytes())
+        else:
+            found.update(value if isinstance(value, bytes) else repr(value).encode())
+        found.update(b"|")
+    return found.digest()
+
+
+def numbers(seed: bytes, count: int) -> np.ndarray:
+    """Finite float32 numbers that follow from a digest."""
+    return np.resize(np.frombuffer(seed, np.uint16), count).astype(np.float32)
+
+
+def _of(acting: Mapping[str, Any]) -> bytes:
+    """A digest of the weights that the agents act with."""
+    return digest(*(each for agent in sorted(acting) for each in (agent, acting[agent].acting["weights"])))
+
+
+class Canned:
+    """What the actors of one job compute."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self._schema = schema_of(job.spec, job.spaces)
+
+    def actor(self, *arguments: Any) -> Actor:
+        """Makes an actor, in the place of the class."""
+        return _CannedActor(self, *arguments)
+
+    def lane(self) -> Any:
+        """An environment that nobody steps."""
+        return SimpleNamespace(spaces=self.job.spaces, batch=self._schema.batch, close=lambda: None)
+
+    def act(self, task: Any, acting: Mapping[str, Any]) -> tuple[Trajectory, EpisodeStats]:
+        seed = digest(task.settings.seed, task.round, task.index, _of(acting))
+        return self._trajectory(task, seed), self._stats(self._schema.steps * self._schema.batch, seed)
+
+    def run_on(
+        self, task: Any, acting: Mapping[str, Any], living: Any, begins: bool, loaded: bytes, stop: Any
+    ) -> tuple[Trajectory, EpisodeStats, bytes]:
+        """As `_run_on` of the actor's module."""
+        before = b"" if begins else loaded or living.lane.carry
+        seed = digest(task.settings.seed, task.round, task.index, _of(acting), before)
+        carry = living.lane.carry = digest(seed, "carry")
+        return self._trajectory(task, seed), self._stats(self._schema.steps * self._schema.batch, seed), carry
+
+    def play(self, task: Any, acting: Mapping[str, Any]) -> Any:
+        seed = digest(task.settings.seed, task.mode, task.round, task.index, _of(acting))
+        receipt = actors._receipt(task, self._stats(task.episodes, seed), 0)
+        receipt.played_s = 0.01
+        return receipt
+
+    def _stats(self, steps: int, seed: bytes) -> EpisodeStats:
+        returns = {agent: float(seed[0]) for agent in self.job.spaces.agents}
+        squares = {agent: value**2 for agent, value in returns.items()}
+        return EpisodeStats(
+            env_steps=steps, episodes=1, episode_steps=steps, return_sum=returns, return_square_sum=squares
+        )
+
+    def _trajectory(self, task: Any, seed: bytes) -> Trajectory:
+        arrays: dict[str, np.ndarray] = {}
+        for name, (dtype, shape) in self._schema.shapes(1).items():
+            arrays[name] = np.zeros(shape, dtype)
+            if name.startswith(("obs/", "reward/")):
+                arrays[name][...] = numbers(digest(seed, name), arrays[name].size).reshape(shape)
+        arrays["cut"][-1] = True
+        arrays["boot_index"][0] = (self._schema.steps - 1) * self._schema.batch
+        arrays["reward/0"][0, 0, 0], arrays["reward/0"][0, 1, 0] = task.round, task.index
+        return Trajectory(arrays)
+
+
+class _CannedActor(Actor):
+    def __init__(self, canned: Canned, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._canned = canned
+        self._lanes = Lanes(lambda _: canned.lane())
+
+    def _act(self, task: Any, acting: Mapping[str, Any], stop: Any) -> tuple[Trajectory, EpisodeStats]:
+        return self._canned.act(task, acting)
+
+    def _play(self, task: Any, acting: Mapping[str, Any], stop: Any) -> Any:
+        return self._canned.play(task, acting)
+
+
+class CannedLearner:
+    """A learner whose policies are digests of all they were trained on."""
+
+    def __init__(self, context: LearnerContext) -> None:
+        self._context = context
+        self._held: dict[str, PolicyState] = {}
+
+    def names(self, groups: Sequence[Group]) -> tuple[str, ...]:
+        return tuple(group.policy for group in groups)
+
+    def initial(self, name: str, seed: int) -> PolicyState:
+        return _state(digest(name, seed))
+
+    def load(self, name: str, state: PolicyState) -> None:
+        self._held[name] = state
+
+    def state(self, name: str) -> PolicyState:
+        return self._held[name]
+
+    def update(self, inputs: RoundInput) -> UpdateOutput:
+        said = [tuple(int(each["reward/0"][0, agent, 0]) for agent in (0, 1)) for each in inputs.trajectories]
+        if said != [(inputs.round, index) for index in range(len(said))]:
+            raise WrongInputError(f"round {inputs.round} is trained on trajectories of (round, actor) {said}")
+        trained = digest(*(array for each in inputs.trajectories for _, array in sorted(each.arrays.items())))
+        metrics = {}
+        for group in inputs.groups:
+            before = self._held[group.start].acting["weights"]
+            self._held[group.policy] = _state(digest(before, trained, inputs.round, inputs.env_steps))
+            metrics[group.policy] = {"loss": float(self._held[group.policy].acting["weights"][0])}
+        return UpdateOutput(metrics=metrics, runs=())
+
+
+def _state(seed: bytes) -> PolicyState:
+    weights = numbers(seed, NUMBERS)
+    return PolicyState(acting={"weights": weights}, learning={"moments": weights + 1}, metadata={"kind": "canned"})
