@@ -3,8 +3,9 @@
     python -m bench.smac_learning --run-file bench/runs/smac.jsonl
     python -m bench.smac_learning --maps 3s5z --algorithms vdn,mappo --run-file bench/runs/smac.jsonl
 
-Each run is `marless train examples/smac_<map>.yaml` with another seed, another algorithm and as many env steps as
-`ALGORITHMS` says. With `--run-file`, finished runs are kept, one a line, and those of the same job are not repeated.
+Each run is `marless train examples/smac_<map>.yaml` with another seed. An algorithm other than the example's has the
+settings and env steps of `ALGORITHMS`, and the default model. With `--run-file`, finished runs are kept, one a line,
+and those of the same job are not repeated.
 How many battles are won after so many env steps does not depend on the machine; times do.
 """
 
@@ -36,7 +37,7 @@ ALGORITHMS: Mapping[str, tuple[Row, int]] = {
     "ippo": ({}, 1_500_000),
     "mappo": ({}, 1_500_000),
 }
-"""By algorithm: its settings, and env steps of a run."""
+"""By algorithm: its settings, and env steps of a run, where the example has another one."""
 EPISODES = 128
 """Greedy battles of each evaluation."""
 
@@ -72,15 +73,17 @@ def document(smac_map: str, algorithm: str, seed: int) -> Row:
     """The sections that define a run; those of the example that are not here stay as they are."""
     example = from_yaml(EXAMPLES / f"smac_{smac_map}.yaml")
     assert isinstance(example, dict)
-    chosen, env_steps = ALGORITHMS[algorithm]
+    own = example["algorithm"]["name"] == algorithm
+    settings, env_steps = ALGORITHMS[algorithm]
     return {
         "seed": seed,
         "env": example["env"],
-        "algorithm": {"name": algorithm, **chosen},
+        "algorithm": example["algorithm"] if own else {"name": algorithm, **settings},
         "actors": example["actors"],
         "sharing": example["sharing"],
         "evaluation": {"every": 5, "episodes": EPISODES, "random_episodes": EPISODES, "relative_error": 0},
-        "stop": {"env_steps": env_steps},
+        "stop": example["stop"] if own else {"env_steps": env_steps},
+        **({"model": example["model"]} if own and "model" in example else {}),
     }
 
 
