@@ -5,10 +5,11 @@ An algorithm has a config (its settings), declares the functions of an update, a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol, Self
 
+from marless.aggregation.net_step import NetStep
 from marless.algos.learner import Learner, LearnerContext, Scope
 from marless.core.functions import FunctionNode
 from marless.core.group import Group
@@ -49,6 +50,13 @@ class AlgorithmConfig(Strict):
     def advice(self, setting: Setting) -> str:
         """A warning in one sentence about settings that work but are probably a mistake; "" if there is none."""
         return ""
+
+    def net_steps(self, env_steps: int) -> Mapping[str, NetStep]:
+        """The optimizer step of the nets of each prefix once `env_steps` are sampled; {}: only its learner takes steps.
+
+        With it, gradients are aggregated and applied without a learner (`marless.aggregation.applying`).
+        """
+        return {}
 
     def warm(self) -> Self:
         """These settings without a warm-up phase; used by the calibration of prices and by contract tests."""

@@ -5,14 +5,15 @@ Does not import torch, because the coordinator reads configs, too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Self
 
 from pydantic import Field
 
+from marless.aggregation.net_step import NetStep, Returns
 from marless.algos.algorithm import Setting
 from marless.algos.learner import Scope
-from marless.algos.rates import Rate
+from marless.algos.rates import Rate, value_at
 from marless.algos.team import RewardConfig
 from marless.core.functions import FunctionNode
 from marless.core.group import Group
@@ -62,6 +63,20 @@ class ActorCriticConfig(RewardConfig):
         """The same settings with rate, epochs and minibatches of critics in the place of those of policies."""
         given = {"lr": self.critic_lr, "epochs": self.critic_epochs, "minibatches": self.critic_minibatches}
         return self.model_copy(update={name: value for name, value in given.items() if value is not None})
+
+    def net_steps(self, env_steps: int) -> Mapping[str, NetStep]:
+        """See `AlgorithmConfig`: policies and critics, each as `PPOLearner.apply` steps them."""
+        returns = Returns(decay=self.value_decay, popart=self.popart) if self.value_normalisation else None
+        parts = {"policy": (self, None), "critic": (self.of_critics(), returns)}
+        return {
+            prefix: NetStep(
+                lr=value_at(config.lr, env_steps),
+                eps=config.adam_eps,
+                max_grad_norm=config.max_grad_norm,
+                returns=units,
+            )
+            for prefix, (config, units) in parts.items()
+        }
 
     def check_minibatches(self, count: int, remembers: bool) -> None:
         """Raise SpecError for more minibatches than a net has samples or, with memory, segments in a round."""

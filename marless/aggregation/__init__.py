@@ -1,0 +1,1 @@
+"""How the gradients of asynchronous learners become a version: when they are aggregated, with what weights, and how."""
