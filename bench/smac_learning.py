@@ -122,6 +122,10 @@ class Runs:
         lines = path.read_text(encoding="utf-8").splitlines() if path and path.exists() else []
         self._found = {json.dumps(row["job"]): row for row in map(json.loads, lines)}
 
+    def has(self, job: Row) -> bool:
+        """This job's run is finished."""
+        return json.dumps(job) in self._found
+
     def course(self, job: Row, timeout_s: float) -> Course:
         """The run of this job, which is made if it is not known."""
         key = json.dumps(job)
@@ -143,6 +147,7 @@ def row(smac_map: str, algorithm: str, courses: Sequence[Course]) -> Row:
     found: Row = {
         "map": smac_map,
         "algorithm": algorithm,
+        "seeds": len(ends),
         "env steps": ends[0].env_steps,
         "won at the end, %": " / ".join(f"{100 * end.won:.0f}" for end in ends),
         "return": f"{spread([end.greedy_return for end in ends]).median:.1f}",
@@ -189,6 +194,7 @@ def arguments() -> argparse.Namespace:
         "--algorithms", type=names(tuple(ALGORITHMS)), default=tuple(ALGORITHMS), help="comma-separated"
     )
     parser.add_argument("--run-file", type=Path, help="keep finished runs in this file, and do not repeat those in it")
+    parser.add_argument("--finished", action="store_true", help="make no runs; show those of the run file")
     parser.add_argument("--limit-s", type=float, default=3600.0, help="give up after a run that takes longer")
     parser.add_argument("--picture", type=Path, help="draw the curves of the first map; needs matplotlib")
     return parser.parse_args()
@@ -202,7 +208,10 @@ def main() -> None:
     rows, drawn = [], {}
     for smac_map in args.maps:
         for algorithm in args.algorithms:
-            courses = [runs.course(document(smac_map, algorithm, seed), args.limit_s) for seed in range(args.runs)]
+            jobs = [document(smac_map, algorithm, seed) for seed in range(args.runs)]
+            courses = [runs.course(job, args.limit_s) for job in jobs if runs.has(job) or not args.finished]
+            if not courses:
+                continue
             rows.append(row(smac_map, algorithm, courses))
             harness.say(json.dumps(rows[-1]))
             if smac_map == args.maps[0]:
