@@ -94,12 +94,21 @@ POLICIES: Mapping[str, Callable[[EmbeddedBattles], Acts]] = {
 
 
 def win_rate(
-    smac_map: SmacMap, battles: int, rules: Rules, policy: str = "heuristic", seed: int = 0
+    smac_map: SmacMap,
+    battles: int,
+    rules: Rules,
+    policy: str = "heuristic",
+    seed: int = 0,
+    place: Callable[[EmbeddedBattles], None] = lambda _: None,
 ) -> tuple[float, float, float]:
-    """The fractions of battles that were won and cut by the time limit, and the mean length of battles."""
+    """The fractions of battles that were won and cut by the time limit, and the mean length of battles.
+
+    `place` may move the units before the first step.
+    """
     engine = EmbeddedBattles(smac_map, battles, rules)
     scorer, acts = Scorer(smac_map, SmacOptions(), battles), POLICIES[policy](engine)
     engine.reset(seed)
+    place(engine)
     won, over, steps = np.zeros(battles, bool), np.zeros(battles, bool), np.zeros(battles)
     for _ in range(smac_map.limit):
         scorer.remember(engine.units)
