@@ -33,7 +33,7 @@ from marless.core.measures import CurvatureSpec
 from marless.core.settings import Strict, name_of, named
 from marless.core.sizes import FunctionsSpec
 from marless.errors import SpecError, shown
-from marless.mistakes import sentences
+from marless.validation_messages import sentences
 from marless.nets.model import ModelSpec
 from marless.pricing import prices as price_tables
 from marless.scaling import registry as scaling_policies

@@ -135,7 +135,7 @@ def test_nothing_is_long(sources):
         ("marless.rpc.server", "import services.coordinator"),
         ("marless.rpc.server", "from marless.fleet.dispatch import Dispatcher"),
         ("marless.fleet.session", "import torch"),
-        ("marless.cli.train", "from services.coordinator.jobs import Jobs"),
+        ("marless.cli.train", "from services.coordinator.jobs.jobs import Jobs"),
     ],
 )
 def test_the_gate_sees_a_wrong_arrow(module, source):

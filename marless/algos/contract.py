@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from marless.algos.algorithm import Algorithm, AlgorithmConfig, scopes
 from marless.algos.learner import Learner, LearnerContext, RoundInput, Scope, UpdateOutput
-from marless.algos.made_up import CASES, ROUNDS, SEED, MadeUpJob, Round
+from marless.algos.synthetic_job import CASES, ROUNDS, SEED, MadeUpJob, Round
 from marless.core.functions import FunctionNode
 from marless.core.group import Group
 from marless.core.interruption import StoppedError
@@ -51,7 +51,7 @@ def check_algorithm(
 ) -> tuple[str, ...]:
     """Train synthetic jobs with learners of the algorithm; raises AssertionError, naming the broken rule.
 
-    Returns the names of the jobs in `marless.algos.made_up.CASES` that `Algorithm.check` accepts, on which it was
+    Returns the names of the jobs in `marless.algos.synthetic_job.CASES` that `Algorithm.check` accepts, on which it was
     tested. Their rounds have 48 env steps, their nets 14 units: choose few gradient steps and small batches. The config
     is used without warm-up (`AlgorithmConfig.warm`).
 

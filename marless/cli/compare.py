@@ -174,7 +174,7 @@ def _compared(asked: _Asked, runs: Sequence[Run]) -> Comparison:
     from marless import presets as ways
     from marless.cli.comparing import Place
     from marless.comparison import plan, table
-    from marless.comparison.figures import figures
+    from marless.comparison.run_results import figures
 
     place, specs = Place((asked.folder / "runs").resolve()), plan.jobs(asked.job, asked.presets)
     found = []

@@ -106,7 +106,7 @@ def _from_run(found: Recorded, spec: JobSpec, table: Prices) -> _Basis:
 
 
 def _from_calibration(job: Job, table: Prices) -> _Basis:
-    from marless.estimates import invented
+    from marless.estimates import forecast as invented
     from marless.estimates.estimate import course, minimum_s
 
     spec = job.spec
@@ -134,7 +134,7 @@ def _from_calibration(job: Job, table: Prices) -> _Basis:
 
 def _paces(job: Job, slots: int) -> list[Any]:  # Any: Pace, whose module is imported where it is needed
     """The likely pace, and a lower and an upper one; if policies decide, also with few actors and shared learners."""
-    from marless.estimates.invented import Pace
+    from marless.estimates.forecast import Pace
 
     spec = job.spec
     most = Pace(actors=spec.actors.count, factor=1.0, shared=False, slots=slots)

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from marless.comparison.figures import Curves, curves
+from marless.comparison.run_results import Curves, curves
 from marless.errors import SpecError, UnavailableError
 from marless.pricing.charges import ACCOUNTINGS
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from marless import documents
 from marless.client import address, download, streams
 from marless.client.jobs import Event, File, Info, Job, JobState, LogLine, info_of, job_of
-from marless.client.line import Line
+from marless.client.connection import Line
 from marless.errors import AlreadyExistsError, NotFoundError, SpecError, unknown_name
 from marless.rpc.concurrency import in_thread
 from marless.rpc.security import Security

@@ -9,7 +9,7 @@ from pathlib import Path
 from marless import checkpoint
 from marless.bucket.address import is_address
 from marless.checkpoint import MANIFEST, Manifest
-from marless.client.line import Line
+from marless.client.connection import Line
 from marless.core.job_id import is_id
 from marless.errors import CorruptError, NotFoundError, SpecError
 from marless.rpc.v1 import coordinator_pb2 as pb

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from marless import private_files
 from marless.client.jobs import File
-from marless.client.line import Line
+from marless.client.connection import Line
 from marless.errors import CorruptError, UnavailableError, UnreachableError
 from marless.rpc import chunks
 from marless.rpc.client import PACKAGE

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from marless.client.jobs import Event, Job, LogLine, event_of, job_of
-from marless.client.line import Line
+from marless.client.connection import Line
 from marless.rpc.v1 import coordinator_pb2 as pb
 
 

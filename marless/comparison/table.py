@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Any
 
 from marless.comparison import statistics
-from marless.comparison.figures import Figures
+from marless.comparison.run_results import Figures
 from marless.comparison.statistics import Estimate
 from marless.presets import Preset
 from marless.pricing.charges import ACCOUNTINGS, Accounting

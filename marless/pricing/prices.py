@@ -19,7 +19,7 @@ from marless import documents
 from marless.core.settings import Strict
 from marless.errors import SpecError
 from marless.machine import MachineRecord
-from marless.mistakes import sentences
+from marless.validation_messages import sentences
 
 if TYPE_CHECKING:  # a spec holds prices, not the other way round
     from marless.core.sizes import FunctionSize, FunctionsSpec

@@ -3,7 +3,7 @@
 A schedule has no memory, no clock and no randomness. Its executor starts what is due and not yet under way, waits until
 something ends, makes the result durable, and asks again. So what follows a failure, a kill or a restart is what follows
 from the same state at any other time, and recovery is no case of its own. The executors are the coordinator
-(`services/coordinator/rounds.py`) and the virtual clock (`marless/simulation/virtual.py`).
+(`services/coordinator/execution/job_run.py`) and the virtual clock (`marless/simulation/virtual.py`).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from functools import partial
 
 from marless.fleet import environment, orphans
 from marless.fleet.dispatch import Dispatcher
-from marless.fleet.figures import figures
+from marless.fleet.metrics import figures
 from marless.fleet.fleet import Fleet
 from marless.fleet.handover import Tickets
 from marless.fleet.hosts.pool import HOSTS

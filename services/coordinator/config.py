@@ -13,8 +13,8 @@ from marless.bucket.address import Address, is_address
 from marless.errors import SpecError
 from marless.rpc.process import add_env_modules, add_option, add_peer, at_least, seconds
 from marless.rpc.server import ServerOptions, option_parser, server_options
-from services.coordinator.jobs import JobsOptions
-from services.coordinator.ownership import BEAT_S
+from services.coordinator.jobs.jobs import JobsOptions
+from services.coordinator.state.ownership import BEAT_S
 
 LEAST_BEATS = 2
 PEERS = ("actor_pool", "learner_pool", "param_store")

@@ -23,8 +23,8 @@ from marless.rpc.refs import Loans
 from marless.rpc.roles import Role
 from marless.rpc.server import Service, run
 from services.learner_pool.config import Config, parse
-from services.learner_pool.figures import figures
-from services.learner_pool.intake import Intake
+from services.learner_pool.metrics import figures
+from services.learner_pool.trajectory_buffer import Intake
 from services.learner_pool.replays import Replays
 from services.learner_pool.servicer import LearnerPoolServicer
 from services.learner_pool.updates import Updates

@@ -14,8 +14,9 @@ from marless.log import structlog
 from marless.rpc.errors import by_name
 from marless.rpc.param_store import ParamStore
 from marless.rpc.v1 import learner_pool_pb2
-from services.learner_pool import outcomes, unpublished
-from services.learner_pool.intake import Intake, TrajectoryFile
+from services.learner_pool import update_results as outcomes
+from services.learner_pool import unpublished
+from services.learner_pool.trajectory_buffer import Intake, TrajectoryFile
 
 _log = structlog.get_logger("learner_pool")
 Result = learner_pool_pb2.LearnResult

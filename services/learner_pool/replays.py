@@ -21,7 +21,7 @@ from marless.data.frame_file import allocate
 from marless.errors import OverloadedError, TooLargeError
 from marless.log import structlog
 from services.learner_pool import spool
-from services.learner_pool.intake import Intake
+from services.learner_pool.trajectory_buffer import Intake
 
 _OUTCOMES = ("inserted", "dropped", "lost", "drawn")
 _log = structlog.get_logger("learner_pool")

@@ -15,7 +15,7 @@ from marless.rpc.refs import Loans
 from marless.rpc.server import bulk_download, bulk_upload, register_bulk
 from marless.rpc.v1 import common_pb2, hosts_pb2, learner_pool_pb2
 from marless.rpc.v1.learner_pool_pb2_grpc import LearnerPoolServiceServicer, add_LearnerPoolServiceServicer_to_server
-from services.learner_pool.intake import Intake
+from services.learner_pool.trajectory_buffer import Intake
 from services.learner_pool.updates import Updates
 
 Context = grpc.aio.ServicerContext[Any, Any]  # Any: one context type serves all methods

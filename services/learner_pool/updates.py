@@ -28,9 +28,9 @@ from marless.rpc.requests import check_groups, check_number, message
 from marless.rpc.v1 import learner_pool_pb2
 from marless.schedules import registry as schedules
 from marless.spec import JobSpec, from_json, spaces_from_json
-from services.learner_pool import outcomes
+from services.learner_pool import update_results as outcomes
 from services.learner_pool.computed import Computed, check_published, other_groups
-from services.learner_pool.intake import Intake, TrajectoryFile
+from services.learner_pool.trajectory_buffer import Intake, TrajectoryFile
 from services.learner_pool.replays import Replays
 
 REPLAY_WAIT_S = 30.0

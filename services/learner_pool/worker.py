@@ -15,7 +15,7 @@ from marless.rpc.refs import Borrowed
 from marless.rpc.roles import Role
 from marless.rpc.v1.learner_pool_pb2_grpc import LearnerPoolServiceStub
 from services.learner_pool import spool
-from services.learner_pool.learning import Learning, choose_device
+from services.learner_pool.learner import Learning, choose_device
 
 if TYPE_CHECKING:
     from marless.rpc.v1.learner_pool_pb2_grpc import LearnerPoolServiceAsyncStub

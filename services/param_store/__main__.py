@@ -13,7 +13,7 @@ from services.param_store import redis_server
 from services.param_store.cache import cache
 from services.param_store.config import Config, parse
 from services.param_store.connection import connected
-from services.param_store.figures import figures
+from services.param_store.metrics import figures
 from services.param_store.servicer import ParamStoreServicer
 from services.param_store.store import WATCHES, VersionStore
 from services.param_store.uploads import Uploads

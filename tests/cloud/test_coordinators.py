@@ -17,7 +17,7 @@ import pytest_asyncio
 import marless
 from marless.bucket import reading
 from marless.client import AsyncClient
-from services.coordinator.run_folder import RunFolder
+from services.coordinator.state.run_folder import RunFolder
 from tests.cloud.conftest import REGION
 from tests.integration.running import Cluster, created, go_on, outcome, running_scripted, spec
 

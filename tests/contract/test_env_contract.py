@@ -10,7 +10,7 @@ import pytest
 from marless.envs import registry, smac
 from marless.envs.base import EnvSpaces
 from marless.envs.contract import check_env
-from marless.envs.made_up import MadeUp
+from marless.envs.synthetic import MadeUp
 from marless.spec import load
 from tests.scripted_env import ScriptedEnv
 

@@ -32,7 +32,7 @@ from marless.rpc import chunks
 from marless.rpc.v1 import learner_pool_pb2
 from services.learner_pool import reservations
 from services.learner_pool.content import check_checksum, declared_bytes, views
-from services.learner_pool.intake import Intake, IntakeCounts, TrajectoryFile
+from services.learner_pool.trajectory_buffer import Intake, IntakeCounts, TrajectoryFile
 from tests.memoryless import Memoryless
 from tests.scripted_env import ScriptedEnv
 
@@ -535,7 +535,7 @@ async def test_files_go_with_their_job_and_with_the_pool(intake, tmp_path):
 def test_the_spool_of_a_killed_pool_is_removed_and_that_of_a_living_one_kept(tmp_path):
     living = Intake(tmp_path, PLENTY)
     script = (
-        "import os, sys; from pathlib import Path; from services.learner_pool.intake import Intake;"
+        "import os, sys; from pathlib import Path; from services.learner_pool.trajectory_buffer import Intake;"
         "Intake(Path(sys.argv[1]), 1); os.kill(os.getpid(), 9)"
     )
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False)

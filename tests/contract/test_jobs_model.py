@@ -18,13 +18,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from marless.bucket.address import Address
 from marless.errors import AlreadyExistsError, JobStateError, MarlessError, NotFoundError
 from marless.record import PhaseSeconds, RoundRecord
-from services.coordinator import home, live, run_folder
-from services.coordinator.jobs import Jobs, JobsOptions
-from services.coordinator.run_folder import RunFolder
-from services.coordinator.runs import BucketRuns
-from services.coordinator.status import JobStatus
-from services.coordinator.submission import IfExists, Submission
-from services.coordinator.view import ended
+from services.coordinator.jobs.jobs import Jobs, JobsOptions
+from services.coordinator.jobs.jobs import live_job as live
+from services.coordinator.jobs.submission import IfExists, Submission
+from services.coordinator.jobs.view import ended
+from services.coordinator.state import bucket_home as home
+from services.coordinator.state import run_folder
+from services.coordinator.state.run_folder import RunFolder
+from services.coordinator.state.runs import BucketRuns
+from services.coordinator.state.status import JobStatus
 from tests.integration.running import spec
 from tests.unit.bucket.memory import MemoryObjects
 

@@ -11,7 +11,7 @@ from marless.rpc import chunks
 from marless.rpc.v1 import learner_pool_pb2
 from services.learner_pool import reservations
 from services.learner_pool.content import declared_bytes
-from services.learner_pool.intake import Intake
+from services.learner_pool.trajectory_buffer import Intake
 from tests.contract.test_intake import EPOCH, TINY, blank, files, header_of, stream_of, upload
 
 ACTORS = 4

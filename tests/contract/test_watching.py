@@ -21,14 +21,14 @@ from marless.rpc.security import Security
 from marless.rpc.server import ServerOptions, Service, serving
 from marless.rpc.v1 import coordinator_pb2 as pb
 from marless.rpc.v1.coordinator_pb2_grpc import CoordinatorServiceStub
-from services.coordinator.costs import Costs
-from services.coordinator.jobs import Jobs, JobsOptions
-from services.coordinator.journal import HISTORY_ROUNDS, Journal
-from services.coordinator.run_folder import RunFolder
-from services.coordinator.servicer import CoordinatorServicer
-from services.coordinator.status import JobStatus
-from services.coordinator.view import Progress, progress_of
-from services.coordinator.watching import watch
+from services.coordinator.api.servicer import CoordinatorServicer
+from services.coordinator.api.watching import watch
+from services.coordinator.jobs.jobs import Jobs, JobsOptions
+from services.coordinator.jobs.view import Progress, progress_of
+from services.coordinator.state.costs import Costs
+from services.coordinator.state.journal import HISTORY_ROUNDS, Journal
+from services.coordinator.state.run_folder import RunFolder
+from services.coordinator.state.status import JobStatus
 from tests.contract.test_jobs_model import NoPools
 from tests.unit.coordinator.test_run_folder import SPEC
 from tests.unit.test_record import RETURNS, record

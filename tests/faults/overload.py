@@ -25,9 +25,9 @@ from marless.rpc.v1 import coordinator_pb2
 from marless.rpc.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from services.coordinator import __main__ as coordinator
 from services.coordinator.config import Config
-from services.coordinator.jobs import Jobs, JobsOptions
-from services.coordinator.pools import Pools
-from services.coordinator.preparing import MAX_AT_ONCE
+from services.coordinator.execution.pools import Pools
+from services.coordinator.jobs.jobs import Jobs, JobsOptions
+from services.coordinator.jobs.preparation import MAX_AT_ONCE
 from tests.faults.pools import RunningPools, running_pools, small_job
 from tests.faults.uploads import UPLOADERS, Send, Storm
 

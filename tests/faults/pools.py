@@ -21,10 +21,10 @@ from marless.rpc.server import ServerOptions, serving
 from marless.rpc.tokens import Tokens
 from services.actor_pool import __main__ as actor_pool
 from services.actor_pool.config import Config as ActorConfig
-from services.coordinator.pools import Pools, Versions
+from services.coordinator.execution.pools import Pools, Versions
 from services.learner_pool import __main__ as learner_pool
 from services.learner_pool.config import Config as LearnerConfig
-from services.learner_pool.intake import Intake
+from services.learner_pool.trajectory_buffer import Intake
 from tests.faults.store_process import StoreProcess
 
 DOCUMENT = {

@@ -19,7 +19,7 @@ from marless.fleet.launchers.options import Choice
 from marless.rpc.roles import Role
 from marless.rpc.v1 import actor_pool_pb2, common_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
-from services.coordinator.pools import Rollout
+from services.coordinator.execution.pools import Rollout
 from services.learner_pool.content import check_checksum
 from tests import tokens
 from tests.faults.pools import RunningPools, running_pools, small_job

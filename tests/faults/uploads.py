@@ -21,7 +21,7 @@ from marless.rpc.security import Security
 from marless.rpc.v1 import actor_pool_pb2
 from marless.rpc.v1.learner_pool_pb2 import Measure
 from services.actor_pool.actor import Actor
-from services.learner_pool.intake import IntakeCounts
+from services.learner_pool.trajectory_buffer import IntakeCounts
 from tests.faults.pools import RunningPools, running_pools, small_job
 from tests.faults.proxy import Proxy, disturb
 

@@ -17,8 +17,8 @@ from marless.rpc import tokens
 from marless.rpc.roles import Role
 from marless.scaling.minions import scheduler as schedulers
 from marless.scaling.minions.features import FEATURES
-from services.coordinator import view
-from services.coordinator.run_folder import RunFolder
+from services.coordinator.jobs.jobs import view
+from services.coordinator.state.run_folder import RunFolder
 from tests.fuzz import scratch
 from tests.fuzz.choices import Choices, document, raw, text
 

@@ -23,7 +23,7 @@ from marless.rpc.refs import Loans, Ranges
 from marless.rpc.requests import message
 from marless.rpc.v1 import common_pb2, hosts_pb2, learner_pool_pb2, param_store_pb2
 from services.learner_pool.content import check_header, declared_bytes
-from services.learner_pool.intake import Intake
+from services.learner_pool.trajectory_buffer import Intake
 from services.param_store.servicer import _parts, _writes
 from services.param_store.uploads import Uploads
 from tests.fuzz import scratch

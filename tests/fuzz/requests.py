@@ -10,7 +10,7 @@ from marless import spec as specs
 from marless.data.trajectory import TrajectorySchema
 from marless.estimates import calibration as calibrations
 from marless.pricing import prices as price_tables
-from services.coordinator.index import _read_token
+from services.coordinator.state.job_index import _read_token
 from services.param_store.store import position
 from tests.fuzz import scratch
 from tests.fuzz.choices import ODD, Choices, document, text

@@ -9,7 +9,7 @@ from itertools import count
 import pytest
 import pytest_asyncio
 
-from services.coordinator.pools import Pools
+from services.coordinator.execution.pools import Pools
 from services.learner_pool.updates import Updates
 from tests.integration.running import Cluster, KilledError, running_scripted
 

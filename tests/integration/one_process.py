@@ -22,7 +22,7 @@ from marless.nets.acting import ActingPolicies
 from marless.record import RoundRecord
 from marless.rpc.v1 import actor_pool_pb2
 from services.actor_pool.actor import actor_seed
-from services.coordinator.run_folder import RunFolder
+from services.coordinator.state.run_folder import RunFolder
 
 Policies = Mapping[str, PolicyState]
 """The state that acts for each agent."""

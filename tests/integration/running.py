@@ -23,11 +23,11 @@ from marless.rpc.security import Security
 from marless.rpc.server import ServerOptions, serving
 from services.actor_pool import __main__ as actor_pool
 from services.actor_pool.config import Config as ActorConfig
-from services.coordinator.logs import JobLog
-from services.coordinator.pools import Pools
-from services.coordinator.rounds import JobRun
-from services.coordinator.run_folder import RunFolder
-from services.coordinator.status import JobStatus
+from services.coordinator.execution.job_run import JobRun
+from services.coordinator.execution.pools import Pools
+from services.coordinator.state.job_log import JobLog
+from services.coordinator.state.run_folder import RunFolder
+from services.coordinator.state.status import JobStatus
 from services.learner_pool import __main__ as learner_pool
 from services.learner_pool.config import Config as LearnerConfig
 from services.param_store import __main__ as param_store

@@ -12,9 +12,9 @@ import pytest_asyncio
 from marless.bucket.address import Address
 from marless.bucket.reading import read_head
 from marless.errors import UnreachableError
-from services.coordinator.bucket_folder import BucketFolder
-from services.coordinator.home import Home
-from services.coordinator.status import JobStatus
+from services.coordinator.state.bucket_folder import BucketFolder
+from services.coordinator.state.bucket_home import Home
+from services.coordinator.state.status import JobStatus
 from tests.integration.running import KilledError, created, go_on, outcome, ready, spec
 from tests.unit.bucket.memory import MemoryObjects
 from tests.unit.coordinator.test_bucket_folder import kill

@@ -14,12 +14,12 @@ from marless.core.stopwatch import Stopwatch
 from marless.fleet import dispatch
 from marless.rpc.v1 import actor_pool_pb2, common_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
-from services.coordinator.cancelling import GRACE_S
-from services.coordinator.jobs import Jobs, JobsOptions
-from services.coordinator.pools import Pools
-from services.coordinator.run_folder import RunFolder
-from services.coordinator.submission import IfExists, Submission
-from services.coordinator.watching import watch
+from services.coordinator.api.watching import watch
+from services.coordinator.execution.cancellation import GRACE_S
+from services.coordinator.execution.pools import Pools
+from services.coordinator.jobs.jobs import Jobs, JobsOptions
+from services.coordinator.jobs.submission import IfExists, Submission
+from services.coordinator.state.run_folder import RunFolder
 from tests.integration.running import ACTORS, STEPS, Cluster, created, go_on, outcome, ready, spec
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -213,7 +213,7 @@ async def test_a_round_whose_evaluation_is_abandoned_is_recorded_without_it(clus
         return await real(pools, *args, **options)
 
     monkeypatch.setattr(Pools, "evaluate", evaluate)
-    monkeypatch.setattr("services.coordinator.cancelling.GRACE_S", 0.05)
+    monkeypatch.setattr("services.coordinator.execution.cancellation.GRACE_S", 0.05)
     await run.run()
     hold.unlink()
     assert run.status.state == "CANCELLED"

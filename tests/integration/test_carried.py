@@ -22,7 +22,7 @@ from marless.nets.acting import ActingPolicies
 from marless.rpc import carries
 from marless.rpc.v1 import actor_pool_pb2
 from services.actor_pool.actor import actor_seed
-from services.coordinator.run_folder import RunFolder
+from services.coordinator.state.run_folder import RunFolder
 from tests.integration.running import (
     ENVS,
     KilledError,
@@ -243,7 +243,7 @@ async def test_large_carries_that_actors_publish(cluster, tmp_path):
     whole, folder = new(tmp_path, **given), new(tmp_path, **given)
     await succeeded(cluster, whole)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("services.coordinator.training.Training._update", dies)
+        patched.setattr("services.coordinator.execution.updates.Training._update", dies)
         with pytest.raises(KilledError):
             await go_on(folder, cluster.pools)
     async with dying(cluster, "actor_pool", "actor.carry.after:2"):

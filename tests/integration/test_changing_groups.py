@@ -25,9 +25,9 @@ from marless.rpc.v1 import actor_pool_pb2
 from marless.rpc.v1.actor_pool_pb2 import ListWorkersRequest
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 from services.actor_pool.actor import actor_seed
-from services.coordinator.pools import Pools
-from services.coordinator.run_folder import RunFolder
-from services.coordinator.warming import Warming
+from services.coordinator.execution.pools import Pools
+from services.coordinator.execution.prewarming import Warming
+from services.coordinator.state.run_folder import RunFolder
 from tests.integration.running import (
     ENVS,
     STEPS,

@@ -15,9 +15,9 @@ from marless.core.stopwatch import Stopwatch
 from marless.errors import InternalError
 from marless.job import Job
 from marless.record import RoundRecord
-from services.coordinator import steps
-from services.coordinator.cancelling import GRACE_S
-from services.coordinator.pools import Pools, Rollout
+from services.coordinator.execution import steps
+from services.coordinator.execution.cancellation import GRACE_S
+from services.coordinator.execution.pools import Pools, Rollout
 from tests.integration.running import ACTORS, STEPS, Cluster, created, go_on, ready, spec, succeeded
 from tests.integration.test_cancelling import PATIENCE_S, all_idle, until, waiting, workers
 
@@ -246,7 +246,7 @@ async def test_the_last_round_of_a_cancelled_job_evaluates_its_own_policies(clus
         return await real(pools, *args, **options)
 
     monkeypatch.setattr(Pools, "update", update)
-    monkeypatch.setattr("services.coordinator.cancelling.GRACE_S", PATIENCE_S)
+    monkeypatch.setattr("services.coordinator.execution.cancellation.GRACE_S", PATIENCE_S)
     folder = created(tmp_path / "last", spec(**one_round(notes, episodes=4) | {"stop": {"rounds": 9}}))
     run = ready(folder, cluster.pools)
     await run.run()

@@ -20,7 +20,7 @@ from marless.rpc.v1 import coordinator_pb2 as pb
 from marless.rpc.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from services.coordinator import __main__ as coordinator
 from services.coordinator.config import Config
-from services.coordinator.jobs import JobsOptions
+from services.coordinator.jobs.jobs import JobsOptions
 from tests.integration.running import Cluster, running, spec
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -21,12 +21,14 @@ from marless.errors import (
 )
 from marless.record import RoundRecord
 from marless.record_json import from_json
-from services.coordinator import ownership, timing, training
-from services.coordinator.adoption import ATTACHED_LEASES
-from services.coordinator.jobs import Jobs, JobsOptions
-from services.coordinator.run_folder import RunFolder
-from services.coordinator.submission import IfExists, Submission
-from services.coordinator.watching import Event, read_log, watch
+from services.coordinator.api.watching import Event, read_log, watch
+from services.coordinator.execution import timing
+from services.coordinator.execution import updates as training
+from services.coordinator.jobs.failover import ATTACHED_LEASES
+from services.coordinator.jobs.jobs import Jobs, JobsOptions
+from services.coordinator.jobs.submission import IfExists, Submission
+from services.coordinator.state import ownership
+from services.coordinator.state.run_folder import RunFolder
 from tests.integration.running import Cluster, created, go_on, outcome, running, spec
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

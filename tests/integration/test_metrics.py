@@ -20,8 +20,8 @@ from marless.client import AsyncClient
 from marless.record import RoundRecord
 from marless.round_file import read
 from marless.sinks.scalars import scalars
-from services.coordinator.figures import EXECUTED
-from services.coordinator.run_folder import RunFolder
+from services.coordinator.jobs.tally import EXECUTED
+from services.coordinator.state.run_folder import RunFolder
 from tests.e2e.test_train import JOB
 from tests.unit.sinks.test_tensorboard import points
 

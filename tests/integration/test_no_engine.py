@@ -11,7 +11,7 @@ import pytest_asyncio
 from marless.fleet import fleet
 from marless.fleet.launchers import docker
 from services.actor_pool import __main__ as actor_pool
-from services.coordinator.status import JobStatus
+from services.coordinator.state.status import JobStatus
 from tests.integration.running import Cluster, created, go_on, outcome, ready, spec
 from tests.unit.fleet.engine_server import engine
 

@@ -15,7 +15,7 @@ from marless.pricing import prices
 from marless.pricing.charges import ACCOUNTINGS
 from marless.pricing.usage import HOST, usage
 from marless.simulation.cluster import modelled, waits
-from services.coordinator.run_folder import RunFolder
+from services.coordinator.state.run_folder import RunFolder
 from tests.integration.running import (
     ENVS,
     STEPS,

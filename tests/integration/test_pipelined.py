@@ -14,8 +14,8 @@ from marless.job import prepare, schema_of
 from marless.record import InvocationRecord, RoundRecord
 from marless.schedules.pipelined import PipelinedConfig
 from marless.spec import StopSpec
-from services.coordinator.pools import Pools
-from services.coordinator.run_folder import RunFolder
+from services.coordinator.execution.pools import Pools
+from services.coordinator.state.run_folder import RunFolder
 from tests.integration.one_process import check_same_weights
 from tests.integration.running import KilledError, created, dying, go_on, outcome, restarted, succeeded
 from tests.integration.running import spec as spec_of

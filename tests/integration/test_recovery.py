@@ -22,12 +22,15 @@ from marless.core.stopwatch import Stopwatch
 from marless.errors import UnreachableError
 from marless.pricing import prices
 from marless.rpc.param_store import PolicyWrite
-from services.coordinator import reserving, timing, training, view
-from services.coordinator.journal import Journal
-from services.coordinator.ownership import Ownership, beat_of
-from services.coordinator.pools import Pools
-from services.coordinator.run_folder import RunFolder
-from services.learner_pool.outcomes import PART
+from services.coordinator.execution import reservations as reserving
+from services.coordinator.execution import timing
+from services.coordinator.execution import updates as training
+from services.coordinator.execution.pools import Pools
+from services.coordinator.jobs.jobs import view
+from services.coordinator.state.journal import Journal
+from services.coordinator.state.ownership import Ownership, beat_of
+from services.coordinator.state.run_folder import RunFolder
+from services.learner_pool.update_results import PART
 from services.learner_pool.updates import Updates
 from tests.integration.running import (
     ACTORS,

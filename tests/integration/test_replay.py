@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 from structlog.testing import capture_logs
 
-from services.coordinator.run_folder import RunFolder
+from services.coordinator.state.run_folder import RunFolder
 from tests.integration.running import Cluster, created, go_on, outcome, restarted, running, spec
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

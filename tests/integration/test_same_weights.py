@@ -5,7 +5,7 @@ from itertools import count
 import pytest
 
 from marless.spec import StopSpec
-from services.coordinator.run_folder import RunFolder
+from services.coordinator.state.run_folder import RunFolder
 from tests.integration.one_process import check_same_weights
 from tests.integration.running import ENVS, KilledError, created, go_on, succeeded
 from tests.integration.running import spec as spec_of

@@ -40,7 +40,7 @@ from marless.rpc.v1.learner_pool_pb2 import Measure
 from services.actor_pool import __main__ as actor_pool
 from services.actor_pool.actor import actor_seed
 from services.actor_pool.config import Config as ActorConfig
-from services.coordinator.pools import Pools
+from services.coordinator.execution.pools import Pools
 from services.learner_pool import __main__ as learner_pool
 from services.learner_pool.config import Config as LearnerConfig
 from services.learner_pool.updates import Updates

@@ -18,11 +18,11 @@ from marless.client.download import Arriving
 from marless.data.frame_file import FrameFile
 from marless.data.frames import ReplaySchema
 from marless.errors import SpecError, UnavailableError
-from services.coordinator.index import Index
-from services.coordinator.run_folder import RunFolder
-from services.coordinator.runs import Runs
-from services.coordinator.status import JobStatus
-from services.learner_pool.intake import Intake
+from services.coordinator.state.job_index import Index
+from services.coordinator.state.run_folder import RunFolder
+from services.coordinator.state.runs import Runs
+from services.coordinator.state.status import JobStatus
+from services.learner_pool.trajectory_buffer import Intake
 from services.learner_pool.replays import Replays
 from services.param_store import redis_server
 from services.param_store.redis_server import RedisOptions, provided

@@ -19,10 +19,10 @@ from marless.job import prepare
 from marless.rpc import chunks
 from marless.rpc.v1 import common_pb2, learner_pool_pb2
 from marless.spec import from_json, load, parse, spaces_from_json, spaces_to_json
-from services.coordinator import preparing
-from services.coordinator.jobs import Jobs
-from services.coordinator.submission import Submission
-from services.learner_pool.intake import Intake
+from services.coordinator.jobs.jobs import Jobs
+from services.coordinator.jobs.jobs import preparation as preparing
+from services.coordinator.jobs.submission import Submission
+from services.learner_pool.trajectory_buffer import Intake
 from services.learner_pool.updates import Updates
 
 JOB = {"env": {"name": "mpe/simple_spread"}, "algorithm": {"name": "ippo"}, "stop": {"rounds": 1}}

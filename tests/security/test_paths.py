@@ -34,9 +34,9 @@ from marless.rpc.server import serving
 from marless.rpc.v1 import coordinator_pb2 as pb
 from marless.rpc.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from services.coordinator import __main__ as coordinator
-from services.coordinator import uploads
 from services.coordinator.config import parse
-from services.coordinator.uploads import Uploads
+from services.coordinator.state import uploads
+from services.coordinator.state.uploads import Uploads
 from tests.integration.running import DOCUMENT
 from tests.unit.scaling import minions
 

@@ -25,7 +25,7 @@ from marless.nets import serial
 from marless.rpc import chunks
 from marless.rpc.v1.learner_pool_pb2 import ArrayInfo, UploadHeader
 from services.learner_pool.content import check_bytes, check_header, declared_bytes
-from services.learner_pool.intake import Intake
+from services.learner_pool.trajectory_buffer import Intake
 from services.param_store.keys import Part
 from services.param_store.uploads import Uploads
 from tests.contract.test_intake import PLAYED, Uniform, played
@@ -385,7 +385,7 @@ def test_an_environment_that_gives_no_numbers_is_named_with_its_agent():
 
 
 def test_an_update_that_makes_no_numbers_is_not_published():
-    from services.learner_pool.learning import _writes
+    from services.learner_pool.learner import _writes
 
     broken = PolicyState({"w": np.array([1.0, np.nan], np.float32)}, {}, {})
     held = SimpleNamespace(learner=SimpleNamespace(state={"fine": STATE, "broken": broken}.__getitem__))

@@ -18,8 +18,8 @@ from marless.pricing import prices
 from marless.pricing.money import usd
 from marless.record import RoundRecord
 from marless.round_file import read
-from services.coordinator.run_folder import RunFolder
-from services.learner_pool.intake import TrajectoryFile
+from services.coordinator.state.run_folder import RunFolder
+from services.learner_pool.trajectory_buffer import TrajectoryFile
 from services.param_store import store as stores
 from tests.integration.running import outcome
 from tests.simulation.system import JOB, System

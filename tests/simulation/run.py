@@ -20,7 +20,7 @@ import pytest
 
 from marless import spec as specs
 from marless.job import Job, prepare
-from services.learner_pool.intake import Intake
+from services.learner_pool.trajectory_buffer import Intake
 from services.learner_pool.updates import Updates
 from tests.simulation.chaos import Chaos, drawn
 from tests.simulation.checks import Checks, Reference

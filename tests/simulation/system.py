@@ -31,9 +31,9 @@ from services.actor_pool import actor as actors
 from services.actor_pool import worker as actor_worker
 from services.actor_pool.config import Config as ActorConfig
 from services.coordinator import __main__ as coordinator
-from services.coordinator import readiness
+from services.coordinator.api import readiness
 from services.coordinator.config import Config as CoordinatorConfig
-from services.coordinator.jobs import JobsOptions
+from services.coordinator.jobs.jobs import JobsOptions
 from services.learner_pool import __main__ as learner_pool
 from services.learner_pool import spool
 from services.learner_pool import worker as learner_worker

@@ -8,8 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from marless.fleet.attendance import Attendance
-from services.coordinator.run_folder import RunFolder
-from services.learner_pool import intake, outcomes
+from services.coordinator.state.run_folder import RunFolder
+from services.learner_pool import trajectory_buffer as intake
+from services.learner_pool import update_results as outcomes
 from services.param_store import store
 from tests.simulation.run import PLANS, plan_of, simulate, undisturbed
 

@@ -21,7 +21,7 @@ from marless.algos.ddpg.heads import Head
 from marless.algos.ddpg.nets import RowNets
 from marless.algos.ddpg.views import View
 from marless.algos.off_policy import td
-from marless.algos.training.stacks import Stack
+from marless.algos.training.policy_batching import Stack
 
 Metrics = dict[str, Tensor]
 """Values per net, [P], by metric."""

@@ -21,7 +21,7 @@ from marless.algos.ddpg.training import DDPGTraining, Ensemble, Trained
 from marless.algos.learner import LearnerContext, RoundInput
 from marless.algos.off_policy.learner import Kinds, OffPolicyLearner, Part, Training, follow_, make_optimizer
 from marless.algos.rates import value_at
-from marless.algos.training.stacks import Stack, row_stacks
+from marless.algos.training.policy_batching import Stack, row_stacks
 from marless.core.state import Arrays
 from marless.envs.base import AgentClass, Discrete
 from marless.errors import CorruptError

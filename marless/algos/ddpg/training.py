@@ -23,7 +23,7 @@ from marless.algos.off_policy.batches import Batch
 from marless.algos.off_policy.learner import Metrics, Optimizer, follow_
 from marless.algos.training import measuring
 from marless.algos.training.meter import Meter
-from marless.algos.training.stacks import Stack
+from marless.algos.training.policy_batching import Stack
 from marless.nets.adam import clip_norm_
 from marless.nets.bank import Row
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from marless.algos.ddpg.heads import Head
 from marless.algos.off_policy import td
 from marless.algos.off_policy.batches import Batch
-from marless.algos.training.stacks import Stack
+from marless.algos.training.policy_batching import Stack
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,8 @@ from marless.algos.learner import GradientOutput, LearnerContext, RoundInput, Up
 from marless.algos.off_policy.batches import Batch, BatchSource
 from marless.algos.off_policy.config import OffPolicyConfig
 from marless.algos.rates import Rate, value_at
-from marless.algos.training import likeness, measuring
+from marless.algos.training import similarity as likeness
+from marless.algos.training import measuring
 from marless.algos.training.meter import Meter
 from marless.algos.training.rewards import RewardMoments, everlasting, rewarded
 from marless.algos.training.table import tabulate

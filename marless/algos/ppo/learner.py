@@ -32,11 +32,12 @@ from marless.algos.ppo.post_process import (
 )
 from marless.algos.ppo.segments import Segments
 from marless.algos.rates import value_at
-from marless.algos.training import likeness, measuring
+from marless.algos.training import similarity as likeness
+from marless.algos.training import measuring
 from marless.algos.training.graph import Graph, Pass
 from marless.algos.training.rewards import rewarded
 from marless.algos.training.samples import Samples
-from marless.algos.training.stacks import Stack, drawn_stacks, stacks
+from marless.algos.training.policy_batching import Stack, drawn_stacks, stacks
 from marless.algos.training.table import tabulate
 from marless.core.functions import FunctionNode
 from marless.core.group import Group

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from marless.algos.training.stacks import Stack
+from marless.algos.training.policy_batching import Stack
 from marless.nets import kernels
 
 

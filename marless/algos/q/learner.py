@@ -18,7 +18,7 @@ from marless.algos.q.functions import QFunction
 from marless.algos.q.mixers import MonotoneMixer, Sum
 from marless.algos.q.training import IndependentTraining, JointTraining, Policies, Trained
 from marless.algos.rates import value_at
-from marless.algos.training.stacks import Stack, cut_stacks, stacks
+from marless.algos.training.policy_batching import Stack, cut_stacks, stacks
 from marless.core.state import Arrays
 from marless.nets import acting
 from marless.nets.acting_heads import EPSILON_GREEDY

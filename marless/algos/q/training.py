@@ -25,7 +25,7 @@ from marless.algos.q.mixers import Mixer, MonotoneMixer
 from marless.algos.training import measuring
 from marless.algos.training.meter import Meter
 from marless.algos.training.samples import Samples
-from marless.algos.training.stacks import Stack
+from marless.algos.training.policy_batching import Stack
 from marless.nets.adam import clip_norm_
 from marless.nets.bank import Row
 

@@ -19,7 +19,7 @@ from marless.core.state import PolicyState
 from marless.data.rollout import Lane
 from marless.data.trajectory import Trajectory
 from marless.envs.base import ActionArray, BoolArray, FloatArray
-from marless.envs.made_up import MadeUp
+from marless.envs.synthetic import MadeUp
 from marless.nets.acting import ActingPolicies
 from tests.unit.algos import rounds
 from tests.unit.algos.coming import ComeAndGo

@@ -14,7 +14,7 @@ import pytest
 from pydantic import field_serializer
 
 from marless.algos.contract import check_algorithm, fingerprint
-from marless.algos.made_up import CASES
+from marless.algos.synthetic_job import CASES
 from marless.algos.ppo import losses
 from marless.algos.ppo.functions import PolicyFunction
 from marless.algos.ppo.ippo import IPPO, IPPOConfig
@@ -24,7 +24,7 @@ from marless.core.functions import FunctionNode
 from marless.core.state import PolicyState
 from marless.envs.base import Box
 from marless.envs.contract import check_env
-from marless.envs.made_up import MadeUp
+from marless.envs.synthetic import MadeUp
 from marless.errors import SpecError
 
 EVERYTHING = tuple(CASES)

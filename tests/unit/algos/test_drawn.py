@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from marless.algos.learner import Learner
-from marless.algos.training.stacks import Stack, drawn_stacks
+from marless.algos.training.policy_batching import Stack, drawn_stacks
 from marless.core.group import Group
 from marless.data.trajectory import Trajectory
 from marless.envs.base import AgentClass, Discrete, EnvSpaces

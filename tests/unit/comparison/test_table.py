@@ -6,7 +6,7 @@ import json
 import pytest
 
 from marless.comparison import table
-from marless.comparison.figures import Curves, Figures, curves, figures, learners_of
+from marless.comparison.run_results import Curves, Figures, curves, figures, learners_of
 from marless.comparison.statements import above_random, equal, statements
 from marless.errors import CorruptError
 from marless.presets import presets

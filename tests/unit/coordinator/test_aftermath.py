@@ -7,9 +7,9 @@ import pytest
 
 from marless.errors import UnavailableError
 from marless.machine import FACTS, Kept, MachineRecord
-from services.coordinator import aftermath
-from services.coordinator.aftermath import Aftermath
-from services.coordinator.machines import Machines
+from services.coordinator.execution.machines import Machines
+from services.coordinator.jobs.aftermath import Aftermath
+from services.coordinator.jobs.jobs import aftermath
 
 ROW = MachineRecord(
     id="m",

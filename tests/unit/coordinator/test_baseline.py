@@ -10,8 +10,8 @@ from marless import spec as specs
 from marless.errors import SpecError, UnavailableError, UnreachableError
 from marless.job import prepare
 from marless.record import Returns
-from services.coordinator.baseline import MOST_FAILURES, Baseline
-from services.coordinator.pools import Played
+from services.coordinator.execution.baseline import MOST_FAILURES, Baseline
+from services.coordinator.execution.pools import Played
 
 RANDOM = {"env": {"name": "game/matrix"}, "algorithm": "ippo", "stop": {"rounds": 1}, "actors": {"envs": 10}}
 

@@ -27,11 +27,11 @@ from marless.errors import (
     NotFoundError,
     UnreachableError,
 )
-from services.coordinator import home
-from services.coordinator.bucket_folder import BucketFolder
-from services.coordinator.home import Home
-from services.coordinator.run_folder import RunFolder
-from services.coordinator.runs import BucketRuns
+from services.coordinator.state import bucket_home as home
+from services.coordinator.state.bucket_folder import BucketFolder
+from services.coordinator.state.bucket_home import Home
+from services.coordinator.state.run_folder import RunFolder
+from services.coordinator.state.runs import BucketRuns
 from tests.unit.bucket.memory import MemoryObjects
 from tests.unit.coordinator.test_run_folder import PENDING, SPEC, STATUS, saved
 from tests.unit.test_record import record

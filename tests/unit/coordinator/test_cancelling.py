@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from marless.errors import CancelledJobError
-from services.coordinator import cancelling
-from services.coordinator.cancelling import Cancellation
+from services.coordinator.execution import cancellation as cancelling
+from services.coordinator.execution.cancellation import Cancellation
 
 
 @pytest.fixture(autouse=True)

@@ -5,12 +5,12 @@ import pytest
 from marless.billing.ledger import Ledger
 from marless.errors import SpecError
 from marless.pricing import prices
-from services.coordinator import costs as module
-from services.coordinator.costs import MOST_DUE, Costs
-from services.coordinator.journal import Journal
-from services.coordinator.run_folder import RunFolder
-from services.coordinator.status import JobStatus
-from services.coordinator.stopping import cost_reached, ending, spent_up
+from services.coordinator.execution.stop_rules import cost_reached, ending, spent_up
+from services.coordinator.state import costs as module
+from services.coordinator.state.costs import MOST_DUE, Costs
+from services.coordinator.state.journal import Journal
+from services.coordinator.state.run_folder import RunFolder
+from services.coordinator.state.status import JobStatus
 from tests.unit.billing.rounds import invocation, job, round_of
 
 BUDGET = {"stop": {"rounds": 100, "cost_usd": 1.0}, "bill": {"accounting": "paper"}}

@@ -6,10 +6,10 @@ from dataclasses import asdict
 import pytest
 
 from marless.errors import UnavailableError
-from services.coordinator.index import Index
-from services.coordinator.run_folder import DELETED, RunFolder
-from services.coordinator.runs import Runs
-from services.coordinator.status import JobStatus
+from services.coordinator.state.job_index import Index
+from services.coordinator.state.run_folder import DELETED, RunFolder
+from services.coordinator.state.runs import Runs
+from services.coordinator.state.status import JobStatus
 
 
 def write(runs, job: str, state: str, accepted_s: float) -> None:

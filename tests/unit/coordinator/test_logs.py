@@ -5,8 +5,8 @@ import json
 import pytest
 
 from marless.errors import SpecError
-from services.coordinator import logs
-from services.coordinator.logs import JobLog, lines, tail
+from services.coordinator.state import job_log as logs
+from services.coordinator.state.job_log import JobLog, lines, tail
 
 
 @pytest.fixture

@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from services.coordinator import ownership
-from services.coordinator.ownership import LOCK, Ownership, beat_of, inherit
-from services.coordinator.run_folder import RunFolder
-from services.coordinator.status import JobStatus
+from services.coordinator.state import ownership
+from services.coordinator.state.ownership import LOCK, Ownership, beat_of, inherit
+from services.coordinator.state.run_folder import RunFolder
+from services.coordinator.state.status import JobStatus
 from tests.unit.coordinator.test_run_folder import SPEC
 from tests.unit.test_record import record
 
 WRITER = """
 import dataclasses, pathlib, sys
 from marless.errors import FencedError
-from services.coordinator.run_folder import RunFolder
-from services.coordinator.status import Pending
+from services.coordinator.state.run_folder import RunFolder
+from services.coordinator.state.status import Pending
 from tests.unit.test_record import record
 folder = RunFolder(pathlib.Path(sys.argv[1]))
 assert folder.own()

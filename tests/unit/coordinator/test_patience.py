@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from marless.errors import CancelledJobError, OverloadedError, TooLargeError, UnreachableError
-from services.coordinator import patience
-from services.coordinator.patience import PASSING, Patience, doing
+from services.coordinator.execution import backoff as patience
+from services.coordinator.execution.backoff import PASSING, Patience, doing
 
 TROUBLE = UnreachableError("store: gone")
 

@@ -12,11 +12,11 @@ from marless.record_json import from_json
 from marless.scaling.base import ScalingDecision
 from marless.sharing.base import SharingDecision
 from marless.spec import parse
-from services.coordinator.costs import Costs
-from services.coordinator.journal import HISTORY_ROUNDS, Journal
-from services.coordinator.planning import Planner
-from services.coordinator.run_folder import RunFolder
-from services.coordinator.status import JobStatus
+from services.coordinator.execution.planning import Planner
+from services.coordinator.state.costs import Costs
+from services.coordinator.state.journal import HISTORY_ROUNDS, Journal
+from services.coordinator.state.run_folder import RunFolder
+from services.coordinator.state.status import JobStatus
 from tests.unit.test_record import record
 
 DOCUMENT = {

@@ -17,7 +17,7 @@ from marless.rpc.server import ServerOptions, Service, serving
 from marless.rpc.v1 import actor_pool_pb2, learner_pool_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceServicer, add_ActorPoolServiceServicer_to_server
 from marless.rpc.v1.learner_pool_pb2_grpc import LearnerPoolServiceServicer, add_LearnerPoolServiceServicer_to_server
-from services.coordinator.pools import Pools
+from services.coordinator.execution.pools import Pools
 
 JOB = {"env": {"name": "game/matrix"}, "algorithm": "ippo", "stop": {"rounds": 1}}
 

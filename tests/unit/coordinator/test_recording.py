@@ -1,7 +1,7 @@
 """What is told of a round that is otherwise than the one before."""
 
 from marless.record import Decision, GroupRecord
-from services.coordinator.recording import changes
+from services.coordinator.execution.recording import changes
 from tests.unit.test_record import record
 
 WHY = (

@@ -13,9 +13,9 @@ import yaml
 from marless import spec
 from marless.checkpoint import Checkpoint, Progress, SavedPolicy
 from marless.errors import AlreadyExistsError, CorruptError, FencedError, NotFoundError, UnavailableError
-from services.coordinator.ownership import Ownership, beat_of
-from services.coordinator.run_folder import RunFolder
-from services.coordinator.status import JobStatus, Pending
+from services.coordinator.state.ownership import Ownership, beat_of
+from services.coordinator.state.run_folder import RunFolder
+from services.coordinator.state.status import JobStatus, Pending
 from tests.unit.test_record import RETURNS, record
 
 SPEC = spec.parse({"env": {"name": "mpe/simple_spread"}, "algorithm": "ippo", "stop": {"rounds": 1}}, "spec")

@@ -12,9 +12,9 @@ from marless.errors import SpecError
 from marless.record import Evaluation, Returns, RoundRecord
 from marless.sinks.contract import sample_round
 from marless.spec import JobSpec, parse
-from services.coordinator import sinks
-from services.coordinator.logs import JobLog, lines
-from services.coordinator.sinks import SinkFeed
+from services.coordinator.jobs.jobs import sink_feed as sinks
+from services.coordinator.jobs.sink_feed import SinkFeed
+from services.coordinator.state.job_log import JobLog, lines
 
 SPEC = {
     **{"env": {"name": "mpe/simple_spread"}, "algorithm": "ippo"},

@@ -10,8 +10,8 @@ from marless.core.state import REPLAY, PolicyState
 from marless.errors import NotFoundError, SpecError
 from marless.job import prepare
 from marless.nets import serial
-from services.coordinator import start
-from services.coordinator.uploads import Uploads
+from services.coordinator.state import start_checkpoint as start
+from services.coordinator.state.uploads import Uploads
 from tests.unit.coordinator.test_run_folder import SPEC
 
 NAMES = ("agent_0", "agent_1")

@@ -6,12 +6,12 @@ import pytest
 
 from marless.record import Evaluation
 from marless.spec import StopSpec
-from services.coordinator.costs import Costs
-from services.coordinator.evaluations import outstanding
-from services.coordinator.journal import Journal
-from services.coordinator.run_folder import RunFolder
-from services.coordinator.status import JobStatus
-from services.coordinator.stopping import ending, may_end
+from services.coordinator.execution.evaluations import outstanding
+from services.coordinator.execution.stop_rules import ending, may_end
+from services.coordinator.state.costs import Costs
+from services.coordinator.state.journal import Journal
+from services.coordinator.state.run_folder import RunFolder
+from services.coordinator.state.status import JobStatus
 from tests.unit.coordinator.test_run_folder import SPEC
 from tests.unit.test_record import RETURNS, record
 

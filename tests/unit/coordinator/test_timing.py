@@ -4,7 +4,7 @@ import pytest
 
 from marless.core import stopwatch
 from marless.record import RoundRecord
-from services.coordinator.timing import Timing
+from services.coordinator.execution.timing import Timing
 from tests.unit.test_record import record
 
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from marless.errors import UnreachableError
-from services.coordinator.warming import Warming
+from services.coordinator.execution.prewarming import Warming
 
 
 class ActorPool:

@@ -14,7 +14,7 @@ from marless.data.rollout import Lane
 from marless.data.trajectory import TrajectorySchema
 from marless.envs.base import EnvSpaces
 from marless.envs.games import NoOptions, TwoStep
-from marless.envs.made_up import MadeUp
+from marless.envs.synthetic import MadeUp
 from marless.envs.mpe import AdversaryOptions, SimpleAdversary, SimpleSpread, SpreadOptions
 from marless.errors import CorruptError, SpecError
 from marless.nets.acting import ActingPolicies

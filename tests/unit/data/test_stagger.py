@@ -12,7 +12,7 @@ from marless.data.rollout import Lane
 from marless.data.stagger import Stagger, lengths
 from marless.envs.base import EnvSpaces
 from marless.envs.contract import check_env
-from marless.envs.made_up import MadeUp
+from marless.envs.synthetic import MadeUp
 from marless.envs.mpe import SimpleSpread, SpreadOptions
 from marless.errors import CorruptError
 from tests.memoryless import Memoryless

@@ -11,7 +11,7 @@ from marless.envs import registry
 from marless.envs.apart import Apart
 from marless.envs.base import AgentClass, Box, Discrete, EnvSpaces, Frame, Saved, Transition, random_actions
 from marless.envs.contract import check_env
-from marless.envs.made_up import MadeUp
+from marless.envs.synthetic import MadeUp
 from marless.errors import SpecError
 from tests.scripted_env import ScriptedEnv
 from tests.unit.envs.test_replayed import Chance

@@ -9,9 +9,9 @@ from marless.job import Job, prepare
 from marless.record import Distances, GroupRecord, InvocationRecord, PhaseSeconds, Returns, RoundRecord
 from marless.record_json import from_json
 from marless.spec import JobSpec, parse
-from services.coordinator.costs import Costs
-from services.coordinator.journal import Journal
-from services.coordinator.planning import Planner
+from services.coordinator.execution.planning import Planner
+from services.coordinator.state.costs import Costs
+from services.coordinator.state.journal import Journal
 
 METRICS = ("curvature", "noise_scale", "policy_loss", "value_loss", "approx_kl")
 

@@ -15,10 +15,11 @@ from marless.core.functions import FunctionNode
 from marless.envs import registry as environments
 from marless.envs.base import EnvSpaces
 from marless.errors import CorruptError, SpecError
-from marless.estimates import calibration, invented
+from marless.estimates import forecast as invented
+from marless.estimates import calibration
 from marless.estimates.calibration import Calibration, FunctionSeconds
 from marless.estimates.estimate import course, courses_of_run, estimate, same_shape
-from marless.estimates.invented import Pace, rounds, work_of
+from marless.estimates.forecast import Pace, rounds, work_of
 from marless.job import Function, prepare
 from marless.sharing.groups import initial_groups
 from marless.simulation.cluster import modelled, total

@@ -14,7 +14,7 @@ from marless.rpc.v1.common_pb2 import Group, PolicyVersion, Ref
 from marless.rpc.v1.learner_pool_pb2 import LearnResult, UpdateRequest, UploadHeader
 from services.learner_pool import unpublished
 from services.learner_pool.computed import Computed, check_published
-from services.learner_pool.intake import Intake, TrajectoryFile
+from services.learner_pool.trajectory_buffer import Intake, TrajectoryFile
 
 SCHEMA = TrajectorySchema(EnvSpaces((AgentClass("a", ("a",), 1, Discrete(3)),), 0, None), 2, 1, with_state=False)
 BLOBS = {"acting": b"abc", "learning": b"defg"}

@@ -4,7 +4,7 @@ import asyncio
 from types import SimpleNamespace
 
 from marless.rpc.v1 import common_pb2
-from services.learner_pool import outcomes
+from services.learner_pool import update_results as outcomes
 
 NAMES = ("a", "b", "mixer", "replay.team")
 

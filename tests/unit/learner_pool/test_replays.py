@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from marless.errors import OverloadedError, TooLargeError, UnavailableError
-from services.learner_pool.intake import Intake
+from services.learner_pool.trajectory_buffer import Intake
 from services.learner_pool.replays import Replays
 
 LIMIT = 1000

@@ -8,7 +8,7 @@ from marless.fleet.machines import Machines
 from marless.rpc.refs import Loans
 from marless.rpc.v1 import common_pb2, learner_pool_pb2
 from marless.spec import parse, spaces_to_json
-from services.learner_pool.intake import TrajectoryFile
+from services.learner_pool.trajectory_buffer import TrajectoryFile
 from services.learner_pool.updates import Updates
 
 SPEC = parse({"env": {"name": "mpe/simple_spread"}, "algorithm": "ippo", "stop": {"rounds": 1}}, "job")

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from marless.algos import registry
 from marless.algos.contract import check_algorithm
-from marless.algos.made_up import CASES
+from marless.algos.synthetic_job import CASES
 from marless.algos.ppo.ippo import ALGORITHM, IPPOConfig
 from marless.core.registry import Registry
 from marless.errors import CorruptError, SpecError

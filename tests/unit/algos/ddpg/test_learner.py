@@ -18,7 +18,7 @@ from marless.algos.ddpg.views import views
 from marless.algos.learner import LearnerContext, Scope
 from marless.algos.off_policy.batches import Batch, ClassBatch, Gains
 from marless.algos.training.meter import Meter
-from marless.algos.training.stacks import row_stacks
+from marless.algos.training.policy_batching import row_stacks
 from marless.core.group import Group
 from marless.core.state import PolicyState
 from marless.data.trajectory import Trajectory

@@ -15,7 +15,7 @@ from marless.algos.ddpg.nets import RowNets
 from marless.algos.ddpg.objective import PolicyObjective, Sampled
 from marless.algos.learner import RoundInput
 from marless.algos.training import measuring
-from marless.algos.training.stacks import row_stacks
+from marless.algos.training.policy_batching import row_stacks
 from marless.core.group import Group
 from marless.core.measures import CurvatureSpec, Measure
 from marless.envs.base import AgentClass, Box, Discrete

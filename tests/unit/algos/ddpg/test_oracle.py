@@ -16,7 +16,7 @@ from marless.algos.ddpg.critic_inputs import CriticInputs, JointInputs, OwnInput
 from marless.algos.ddpg.iddpg import IDDPGConfig
 from marless.algos.ddpg.nets import RowNets
 from marless.algos.ddpg.views import View
-from marless.algos.training.stacks import Stack, row_stacks
+from marless.algos.training.policy_batching import Stack, row_stacks
 from marless.core.group import Group
 from marless.envs.base import AgentClass, Box, Discrete
 from marless.nets.layout import Layout, generator

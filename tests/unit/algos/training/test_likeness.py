@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from marless.algos.training import likeness
+from marless.algos.training import similarity as likeness
 from marless.algos.training.table import tabulate
 from marless.core.group import Group
 from marless.core.measures import Measure

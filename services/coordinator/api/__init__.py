@@ -1,0 +1,1 @@
+"""What clients and operators see: the gRPC servicer, streams, files, readiness and metrics."""

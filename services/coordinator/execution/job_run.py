@@ -1,0 +1,392 @@
+"""The life of one job: it executes what its schedule says is due, round after round, until a stop rule is met."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from marless.checkpoint import Progress
+from marless.errors import CancelledJobError, FencedError, MarlessError, UnavailableError
+from marless.job import Job
+from marless.log import structlog
+from marless.record import Returns, RoundRecord
+from marless.rpc.concurrency import to_the_end
+from marless.schedules.base import Command, RollOut, State, Train
+from services.coordinator.execution import recording
+from services.coordinator.execution import stop_rules as stopping
+from services.coordinator.execution.backoff import PASSING, Patience, doing
+from services.coordinator.execution.baseline import Baseline
+from services.coordinator.execution.cancellation import CANCELLED, Cancellation
+from services.coordinator.execution.commands import UnderWay
+from services.coordinator.execution.evaluations import Evaluations
+from services.coordinator.execution.lanes import Lanes
+from services.coordinator.execution.machines import Machines
+from services.coordinator.execution.planning import Plan, Planner
+from services.coordinator.execution.pools import Pools, Versions
+from services.coordinator.execution.prewarming import Warming
+from services.coordinator.execution.recovery import Recovery
+from services.coordinator.execution.reservations import Reserving
+from services.coordinator.execution.rollouts import RollingOut
+from services.coordinator.execution.steps import Steps
+from services.coordinator.execution.timing import Timing
+from services.coordinator.execution.updates import Training
+from services.coordinator.state.costs import Costs
+from services.coordinator.state.job_log import JobLog
+from services.coordinator.state.journal import Journal
+from services.coordinator.state.pending_rollouts import RolledOut
+from services.coordinator.state.run_folder import RunFolder
+from services.coordinator.state.settling import Settling
+from services.coordinator.state.status import JobStatus
+
+PATIENCE_S = 120.0
+MAX_FENCED = 3
+DETAIL_FRAMES = 8
+_TRAINED = "training is done"
+_BASELINE = "; random baseline so far: "
+_log = structlog.get_logger("coordinator")
+
+
+class JobRun:
+    """Runs one job from the state of its folder to its end; calls `changed` at each new status or recorded round.
+
+    The folder must be owned, and is released when `run` ends. Several runs of one folder may follow one another.
+    """
+
+    def __init__(
+        self,
+        *,
+        job_id: str,
+        job: Job,
+        folder: RunFolder,
+        pools: Pools,
+        status: JobStatus,
+        log: JobLog,
+        changed: Callable[[RoundRecord | None], None],
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self._id = job_id
+        self._job = job
+        self._folder = folder
+        self._pools = pools
+        self._log = log
+        self._changed = changed
+        self._costs = Costs(job.spec, folder)
+        self._journal = Journal(folder, self._costs)
+        self._planner = Planner(job, self._journal)
+        self._warming = Warming(pools, job_id, wanted=job.spec.functions.prewarm)
+        self._recovery = Recovery(job_id=job_id, job=job, folder=folder, pools=pools, journal=self._journal, log=log)
+        self._cancellation = Cancellation()
+        self._cancelled = self._cancellation.asked
+        self._patience = Patience(patience_s, self._cancelled)
+        self._room = Reserving(job_id=job_id, job=job, pools=pools, cancelled=self._cancelled, show=self._show)
+        self._baseline = Baseline(job_id=job_id, job=job, pools=pools, log=log, progressed=self._show_baseline)
+        self._machines = Machines(job_id, pools)
+        self._settling = Settling(folder)
+        self._fenced = 0
+        self._timing = Timing()
+        self._lanes = Lanes(job_id, pools.store)
+        self._rolled_out = RolledOut(folder, self._journal)
+        self._rolling_out, self._training = self._executors()
+        self.status = status
+        self.detail = ""
+        """The end of a traceback, if the job failed by an internal error."""
+
+    def _executors(self) -> tuple[RollingOut, Training]:
+        """What executes the two commands of schedules."""
+        steps = Steps(self._cancellation, self._show)
+        rolling_out = RollingOut(
+            job_id=self._id,
+            job=self._job,
+            pools=self._pools,
+            recovery=self._recovery,
+            journal=self._journal,
+            room=self._room,
+            lanes=self._lanes,
+            rolled_out=self._rolled_out,
+            timing=self._timing,
+            steps=steps,
+        )
+        training = Training(
+            job_id=self._id,
+            job=self._job,
+            folder=self._folder,
+            pools=self._pools,
+            journal=self._journal,
+            costs=self._costs,
+            planner=self._planner,
+            recovery=self._recovery,
+            room=self._room,
+            lanes=self._lanes,
+            rolled_out=self._rolled_out,
+            evaluations=Evaluations(job_id=self._id, job=self._job, pools=self._pools),
+            machines=self._machines,
+            warming=self._warming,
+            timing=self._timing,
+            steps=steps,
+            is_last=self._is_last,
+        )
+        return rolling_out, training
+
+    @property
+    def in_trouble(self) -> bool:
+        """True while it waits for a service or retries a round."""
+        return self._patience.waiting
+
+    def cancel(self) -> None:
+        """Ask the job to stop after the present round, which is abandoned if it takes longer than a grace period.
+
+        The request is on the disk when this returns.
+        """
+        if not self.status.ended and not self._cancelled.is_set():
+            self._cancellation.ask()
+            self._set(cancelling=True)
+
+    async def run(self) -> None:
+        """Run the job to its end; a failure of the job raises nothing and ends it FAILED.
+
+        If this task is cancelled, or another coordinator takes the job over, it exits without writing a terminal
+        status, so that the next owner continues the job.
+        """
+        try:
+            self._folder.keep_beating()
+            await self._end(*await self._live())
+        except FencedError as error:
+            _log.warning("job.taken_over", job=self._id, error=str(error))
+        finally:
+            self._warming.stop()
+            await self._baseline.stop()
+            await self._settling.stop()
+            self._folder.release()
+
+    async def _live(self) -> tuple[str, str]:
+        """Run all rounds; returns the job's final state and reason. Raises FencedError if the job was taken over."""
+        try:
+            await self._begin()
+            ending = await self._train()
+            if self._baseline.measuring:
+                self._show(_TRAINED)
+                await self._baseline.wait(self._cancelled)
+            self._take_baseline()
+        except CancelledJobError:
+            return "CANCELLED", CANCELLED
+        except FencedError:
+            self._folder.check_owned()
+            return "FAILED", f"another coordinator publishes under the name {self._id!r} in the same store"
+        except MarlessError as error:
+            self.detail = error.detail
+            return "FAILED", str(error)
+        except Exception as error:  # noqa: BLE001  # a defect must end the job FAILED, with its reason, not hang it
+            _log.error("job.failed", job=self._id, exc_info=error)
+            self.detail = "".join(traceback.format_exception(error)[-DETAIL_FRAMES:])
+            return "FAILED", f"internal error: {type(error).__name__}: {error}"
+        return ("SUCCEEDED", ending) if ending else ("CANCELLED", CANCELLED)
+
+    async def _begin(self) -> None:
+        """Read the folder, and start the baseline if it is not measured yet."""
+        await to_the_end(self._folder.take_over)
+        await asyncio.to_thread(self._journal.read)
+        await self._rolled_out.read()
+        if self.status.random is None or self.status.random_cut:
+            self._baseline.start()
+        if self.status.cancelling:
+            self._cancellation.ask()
+        if self.status.state == "RUNNING":
+            self._set(resumes=self.status.resumes + 1, reason=f"goes on after {self._journal.rounds} rounds")
+            self._log.info("job.continued", rounds=self._journal.rounds, rolled_out=bool(self._rolled_out.found))
+
+    async def _train(self) -> str:
+        """Run rounds until a stop rule is met; returns it as a sentence, "" if the job was cancelled."""
+        while True:
+            try:
+                return await self._go_on(await self._stand())
+            except PASSING as trouble:
+                self._timing.interrupted()
+                self._rolled_out.interrupted()
+                self._lanes.interrupted()
+                await self._bear(trouble)
+
+    async def _go_on(self, plan: Plan) -> str:
+        """Do what the schedule says is due, from this plan on; returns as `_train`."""
+        async with UnderWay() as under_way:
+            while True:
+                self._take_baseline()
+                await self._checkpoint(plan.ending)
+                if plan.ending or self._cancelled.is_set():
+                    return plan.ending
+                while self._journal.rounds == plan.round:
+                    under_way.start(self._job.schedule.due(self._state()), partial(self._do, plan))
+                    await under_way.until_one_ends()
+                self._settle()
+                if self._rolled_out.actors(self._journal.rounds):  # it began beside the update
+                    self._timing.begin(self._journal.rounds)
+                plan = self._planner.plan(self._journal.versions, stopping.ending(self._job.spec.stop, self._journal))
+
+    def _acting(self) -> Versions:
+        """The versions that act in the next round, if they are older than the newest ones."""
+        return self._planner.again().versions if self._job.schedule.ahead and self._journal.rounds else {}
+
+    def _state(self) -> State:
+        """What is durable, as schedules see it."""
+        rolled_out, stop = self._rolled_out.rounds, self._job.spec.stop
+        last = None if stop.rounds is None else stop.rounds - 1
+        if stop.env_steps is not None and rolled_out and self._rolled_out.env_steps >= stop.env_steps:
+            last = max(rolled_out)
+        return State(recorded=self._journal.rounds, rolled_out=rolled_out, last=last)
+
+    async def _do(self, plan: Plan, command: Command) -> None:
+        """Execute a command of the schedule; `plan` is that of the round that is trained next."""
+        match command:
+            case RollOut(round_, decided):
+                await self._rolling_out.run(round_, plan if decided == plan.round else self._planner.again())
+            case Train():
+                before = self._journal.last
+                await self._settling.done()
+                await self._training.run(plan)
+                self._tell(before)
+
+    def _tell(self, before: RoundRecord | None) -> None:
+        """Log what a recorded round has changed, and notify watchers once it is durable."""
+        record = self._journal.last
+        assert record is not None  # just recorded
+        for event, facts in recording.changes(before, record):
+            self._log.info(event, **facts)
+        self._settling.begin(partial(self._changed, record))
+
+    async def _bear(self, trouble: MarlessError) -> None:
+        """Wait before a retry; raises `trouble` if it has lasted too long."""
+        self._room.forget()
+        self._folder.check_owned()
+        if isinstance(trouble, FencedError):
+            self._recovery.epoch, self._fenced = 0, self._fenced + 1
+            if self._fenced > MAX_FENCED:
+                raise trouble
+        self._show(doing(trouble))
+        await self._patience.bear(trouble)
+
+    def _settle(self) -> None:
+        """Reset the backoff after a successful round."""
+        if self.status.reason != "training":
+            self._show("training")
+        self._patience.over()
+
+    async def _stand(self) -> Plan:
+        """Recover the job, and plan its next round."""
+        await self._settling.done()
+        last = self._journal.last
+        self._warming.expect(last.actors if last else self._job.spec.actors.count)
+        if not self._patience.waiting:
+            self._show("starting learners")
+        async with self._cancellation.abandoning():
+            versions = await self._recovery.stand(rolled_out=bool(self._rolled_out.found), acting=self._acting())
+            await self._rolled_out.keep_those_with(self._lanes)
+        if self.status.state != "RUNNING":
+            self._set(state="RUNNING", reason="training")
+        elif not self._patience.waiting:
+            self._show("training")
+        return self._planner.plan(versions, stopping.ending(self._job.spec.stop, self._journal))
+
+    def _take_baseline(self) -> None:
+        """Write the random baseline into the status once it is measured."""
+        if measured := self._baseline.measured():
+            self._set(random=measured, random_cut=False)
+
+    def _show_baseline(self, played: Returns) -> None:
+        """Show the baseline so far, but only before the first round and after the last one."""
+        present = self.status.reason.partition(_BASELINE)[0]
+        if not self._journal.rounds or present == _TRAINED:
+            error = f" ± {played.standard_error:.2f}" if played.episodes > 1 else ""
+            self._show(f"{present}{_BASELINE}{played.mean:.2f}{error}, {played.episodes} episodes")
+
+    def _is_last(self, record: RoundRecord) -> bool:
+        """True if this round, which is not recorded yet, may be the job's last: then it evaluates its own policies."""
+        return self._cancelled.is_set() or stopping.may_end(self._job.spec.stop, self._journal, record)
+
+    async def _checkpoint(self, ending: str, *, final: bool = False) -> None:
+        """Save the versions of the newest round if `checkpoint.every` is due, and at the end of the job."""
+        spec, last = self._job.spec.checkpoint, self._journal.last
+        final = final or bool(ending) or self._cancelled.is_set()
+        if last is None or not (final or (spec.every and (last.round + 1) % spec.every == 0)):
+            return
+        progress = Progress(
+            round=last.round + 1,
+            env_steps=last.env_steps,
+            seed=self._job.spec.seed,
+            actors=last.actors,
+            algorithm=self._job.spec.algorithm.name,
+            groups={group.policy: group.agents for group in last.groups},
+        )
+        versions = self._journal.versions, self._acting()
+        await self._recovery.snapshots.save(progress, *versions, last.lanes, spec.keep)
+        self._settling.begin()
+
+    async def _end(self, state: str, reason: str) -> None:
+        if self._fenced > MAX_FENCED:
+            problem = ""  # the versions in the store are another coordinator's
+        else:
+            problem = await self._put_away()
+        if problem:
+            state, reason = ("FAILED", problem) if state == "SUCCEEDED" else (state, reason)
+        if unfinished := await self._baseline.stop():
+            self.status = replace(self.status, random=unfinished, random_cut=True)
+        await self._machines.at_the_end(self._folder)
+        cost_usd = await asyncio.to_thread(self._costs.total_usd)
+        if self._costs.problem:
+            self._log.warning("job.cost_unknown", problem=self._costs.problem)
+        ended = replace(self.status, state=state, reason=reason, cancelling=False, ended_s=time.time())
+        summary = recording.summary(ended, self._journal, self._timing, self._folder.path, cost_usd)
+        await self._finish(replace(ended, summary_json=summary.to_json()))
+
+    async def _finish(self, status: JobStatus) -> None:
+        """Write the final status, and notify watchers once it is durable, or cannot be written (`LiveJob.saved`)."""
+        self.status = status
+        try:
+            self._folder.write_status(status)
+            await self._settling.all()
+        except FencedError:
+            raise
+        except MarlessError as error:
+            self._log.error("job.status_not_saved", error=str(error))
+        self._changed(None)
+
+    async def _put_away(self) -> str:
+        """Save the last versions and drop the job from the other services; returns why saving failed, "" if it did not.
+
+        If saving failed, the versions stay in the store and the replay buffers in the learner pool, for a resume.
+        """
+        problem, forget = "", self._recovery.end
+        try:
+            await self._checkpoint("", final=True)
+            await to_the_end(self._folder.drop_pending)
+            await self._settling.all()
+        except FencedError:
+            raise
+        except MarlessError as error:
+            self._log.error("job.checkpoint_failed", error=str(error))
+            problem = f"trained, but its last checkpoint could not be saved: {error}"
+            forget = self._recovery.leave
+        try:
+            await forget()
+        except FencedError:
+            raise
+        except MarlessError as error:
+            self._log.warning("job.not_forgotten", error=str(error))
+        return problem
+
+    def _show(self, reason: str) -> None:
+        """Set the status's reason for watchers, without writing it to disk."""
+        self.status = replace(self.status, reason=reason)
+        self._changed(None)
+
+    def _set(self, **changes: Any) -> None:  # Any: fields of several types
+        """Write a new status to disk and notify watchers, even if the write fails."""
+        self.status = replace(self.status, **changes)
+        try:
+            self._folder.write_status(self.status)
+        except UnavailableError as error:
+            self._log.error("job.status_not_saved", error=str(error))
+        self._changed(None)

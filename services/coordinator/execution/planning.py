@@ -1,0 +1,104 @@
+"""Plans the next round: the sharing and scaling policies decide its groups and number of actors from the records.
+
+The policies see only records, as they are in `rounds.jsonl`, so that a restarted coordinator decides as one that was
+never interrupted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from marless.core.group import Group
+from marless.deciding import Budget, decide
+from marless.errors import InternalError
+from marless.job import Job
+from marless.record import Decision, LaneRecord, Returns
+from marless.rpc.v1.learner_pool_pb2 import Measure
+from services.coordinator.execution.pools import Versions
+from services.coordinator.state.journal import Journal
+
+FIRST_VERSION = 1
+"""The first version of every policy that was not restored from a checkpoint."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The inputs of the next round."""
+
+    round: int
+    env_steps: int
+    groups: tuple[Group, ...]
+    actors: int
+    versions: Versions
+    """Newest version of every policy and joint critic, also of those that no agent uses now."""
+    decisions: tuple[Decision, ...]
+    lanes: tuple[LaneRecord, ...]
+    """The lanes that have begun, if episodes are carried."""
+    ending: str
+    """Why there is no next round; "" if there is one."""
+
+
+class Planner:
+    """Plans the rounds of one job with its sharing and scaling policies."""
+
+    def __init__(self, job: Job, journal: Journal) -> None:
+        self._job = job
+        self._journal = journal
+
+    def plan(self, versions: Versions, ending: str) -> Plan:
+        """Plan the round after the recorded ones; raises InternalError if a group starts from an unknown policy."""
+        journal = self._journal
+        decided = decide(self._job, journal.history, None if ending else self._budget())
+        _check_starts(self._job.spec.sharing.name, decided.groups, versions)
+        return Plan(
+            round=journal.rounds,
+            env_steps=journal.env_steps,
+            groups=decided.groups,
+            actors=decided.actors,
+            versions=versions,
+            decisions=decided.decisions,
+            lanes=journal.last.lanes if journal.last else (),
+            ending=ending,
+        )
+
+    def again(self) -> Plan:
+        """The plan of the newest recorded round, for the rollout of the next one that was decided with it.
+
+        Its groups and their number of actors are those of the record; its versions are those that the groups start
+        from.
+        """
+        history, last = self._journal.before_last, self._journal.last
+        assert last is not None  # the caller has seen its record
+        groups = tuple(Group(each.policy, each.agents, each.source) for each in last.groups)
+        newest = history[-1].versions if history else dict.fromkeys(last.versions, FIRST_VERSION)
+        return Plan(
+            round=last.round,
+            env_steps=history[-1].env_steps if history else 0,
+            groups=groups,
+            actors=last.ahead or decide(self._job, history, None).actors,  # none began beside what was the last round
+            versions={group.start: newest[group.start] for group in groups},
+            decisions=last.decisions,
+            lanes=last.lanes,
+            ending="",
+        )
+
+    def _budget(self) -> Budget | None:
+        """What is left of the budget; None if there is none, or the scaling policy is not to consider it."""
+        costs = self._journal.costs
+        if costs.budget_usd is None or not self._job.spec.scaling.within_budget:
+            return None
+        return Budget(costs.budget_usd - costs.spent_usd(), costs.last_usd())
+
+    def measure(self, returns: Returns | None) -> Measure:
+        """What learners measure in addition to the update of the present round, whose rollout had these returns."""
+        similarity = self._job.sharing.asks(self._journal.history, returns)
+        return Measure(curvature=self._job.curvature, noise=self._job.noise, similarity=similarity)
+
+
+def _check_starts(rule: str, groups: tuple[Group, ...], versions: Versions) -> None:
+    for group in groups:
+        if group.start not in versions:
+            raise InternalError(
+                f"sharing policy {rule!r}: group {'+'.join(group.agents)} is to start from {group.start!r}, "
+                f"which has no version; there is {', '.join(sorted(versions))}"
+            )

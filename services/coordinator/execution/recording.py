@@ -1,0 +1,138 @@
+"""Builds round records, the log lines about changed decisions, and the summary of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from marless.explanation import acted
+from marless.machine import MachineRecord
+from marless.record import Decision, Evaluation, GroupRecord, LaneRecord, PhaseSeconds, RoundRecord, Summary
+from services.coordinator.execution.planning import Plan
+from services.coordinator.execution.pools import Rollout, Update
+from services.coordinator.execution.timing import RoundTimes, Timing
+from services.coordinator.state.journal import Journal
+from services.coordinator.state.status import JobStatus, Pending
+
+
+def trained(
+    job: str, plan: Plan, pending: Pending, update: Update, *, times: RoundTimes, update_s: float, ahead: int = 0
+) -> RoundRecord:
+    """The record of a round after its update, without evaluations; `ahead` is that of the record."""
+    versions = {**plan.versions, **update.versions}
+    groups = (
+        GroupRecord(policy=g.policy, agents=g.agents, version=versions[g.policy], source=g.source) for g in plan.groups
+    )
+    return RoundRecord(
+        job=job,
+        round=plan.round,
+        env_steps=plan.env_steps + pending.env_steps,
+        actors=pending.actors or plan.actors,
+        groups=tuple(groups),
+        versions=versions,
+        started_s=times.watch.started_s,
+        ended_s=times.watch.now_s,
+        idle_s=times.idle_s,
+        phases=PhaseSeconds(rollout=pending.rollout_s, update=update_s, evaluation=0.0),
+        returns=pending.returns,
+        evaluation=None,
+        metrics=update.metrics,
+        invocations=pending.invocations + update.invocations,
+        decisions=plan.decisions,
+        distances=update.distances,
+        lanes=pending.lanes,
+        ahead=ahead,
+    )
+
+
+def left(before: Iterable[LaneRecord], now: Iterable[LaneRecord]) -> tuple[LaneRecord, ...]:
+    """All lanes after a rollout: those that it ran, and as they were those that rest; by index."""
+    return tuple(lane for _, lane in sorted({each.lane: each for each in (*before, *now)}.items()))
+
+
+def with_earlier(record: RoundRecord, before: RoundRecord | None, evaluation: Rollout | None) -> RoundRecord:
+    """The record with the evaluation that ran beside its update, of the policies that the round `before` published."""
+    if before is None or evaluation is None or evaluation.returns is None:
+        return record
+    return replace(
+        record,
+        earlier_evaluation=Evaluation(rounds=before.round + 1, env_steps=before.env_steps, returns=evaluation.returns),
+        invocations=record.invocations + tuple(replace(each, during_update=True) for each in evaluation.invocations),
+    )
+
+
+def finished(
+    record: RoundRecord,
+    evaluation: Rollout | None,
+    machines: tuple[MachineRecord, ...] = (),
+    *,
+    times: RoundTimes,
+    evaluation_s: float,
+) -> RoundRecord:
+    """The final record of a round.
+
+    Args:
+        evaluation: Of the round's own policies, if it evaluated them.
+        machines: Those of which something has changed since the round before.
+        evaluation_s: Seconds after its update that it waited for evaluations.
+    """
+    return replace(
+        record,
+        ended_s=times.watch.now_s,
+        phases=replace(record.phases, evaluation=evaluation_s),
+        evaluation=evaluation.returns if evaluation else None,
+        invocations=record.invocations + (evaluation.invocations if evaluation else ()),
+        machines=machines,
+    )
+
+
+def changes(before: RoundRecord | None, record: RoundRecord) -> Iterator[tuple[str, dict[str, object]]]:
+    """Changes of groups and number of actors since the round before, as log lines: event name and fields.
+
+    In logs, rounds count from 1.
+    """
+    if before is None:
+        return
+    why = {decision.kind: decision for decision in acted(before, record)}
+    together = {agent: set(group.agents) for group in before.groups for agent in group.agents}
+    joined = [group for group in record.groups if any(not set(group.agents) <= together[a] for a in group.agents)]
+    parted = [group for group in record.groups if any(not together[a] <= set(group.agents) for a in group.agents)]
+    for event, groups in (("learners.shared", joined), ("learners.split", parted)):
+        if groups:
+            named = {group.policy: group.agents for group in groups}
+            yield event, {"round": record.round + 1, "policies": named, "reason": _reason(why.get("sharing"))}
+    if record.actors != before.actors:
+        yield (
+            "actors.scaled",
+            {
+                "round": record.round + 1,
+                "before": before.actors,
+                "actors": record.actors,
+                "reason": _reason(why.get("scaling")),
+            },
+        )
+
+
+def summary(status: JobStatus, journal: Journal, timing: Timing, path: Path, cost_usd: float | None) -> Summary:
+    """The summary of a job that has ended with this status."""
+    last, trained_s = journal.last, journal.trained_s
+    return Summary(
+        job=status.job,
+        state=status.state,
+        reason=status.reason,
+        rounds=journal.rounds,
+        env_steps=journal.env_steps,
+        greedy=journal.greedy,
+        random=status.random,
+        wall_s=round(trained_s, 3),
+        elapsed_s=round(timing.since(status.accepted_s), 3),
+        env_steps_per_s=round(last.env_steps / trained_s, 1) if last and trained_s > 0 else 0.0,
+        run_dir=str(path),
+        cost_usd=cost_usd,
+        accounting=journal.costs.accounting,
+    )
+
+
+def _reason(decision: Decision | None) -> str:
+    return decision.reason if decision else ""

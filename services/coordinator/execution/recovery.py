@@ -1,0 +1,142 @@
+"""Recovery of a job: brings its run folder, the store and the learner pool into a consistent state.
+
+The same path serves a new job, a job whose coordinator was killed or stopped, a resumed job, and a round that failed
+with a transient error. Recorded rounds are not run again as long as the store has their versions. If it has lost them,
+the newest checkpoint is restored under its original version numbers, and the rounds after it are run again, with
+bit-identical results in synchronous mode.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+
+from marless.checkpoint import EARLIER
+from marless.errors import SpecError
+from marless.failpoint import reach
+from marless.job import Job
+from marless.record import RoundRecord
+from marless.rpc import carries
+from marless.rpc.concurrency import to_the_end
+from marless.rpc.param_store import Listing
+from services.coordinator.execution.planning import FIRST_VERSION
+from services.coordinator.execution.pools import Pools, Versions
+from services.coordinator.state.checkpoints import Snapshots
+from services.coordinator.state.job_log import JobLog
+from services.coordinator.state.journal import Journal
+from services.coordinator.state.run_folder import RunFolder
+from services.coordinator.state.start_checkpoint import load
+
+
+class Recovery:
+    """Recovers one job, and holds its epoch."""
+
+    def __init__(
+        self, *, job_id: str, job: Job, folder: RunFolder, pools: Pools, journal: Journal, log: JobLog
+    ) -> None:
+        self._id = job_id
+        self._job = job
+        self._folder = folder
+        self._pools = pools
+        self._journal = journal
+        self._log = log
+        self.snapshots = Snapshots(job_id, folder, pools.store, log)
+        self.epoch = 0
+        """The epoch under which this coordinator publishes; 0 before it has acquired one."""
+        self._opened = False
+
+    async def stand(self, *, rolled_out: bool, acting: Versions) -> Versions:
+        """Recover the job and declare it to the learner pool; returns the versions that its next round starts from.
+
+        Args:
+            rolled_out: That round's rollout is done, and its trajectories were in the learner pool.
+            acting: The versions that act in that round if they are older than those it starts from.
+
+        Raises transient errors (see `patience.PASSING`), and SpecError if the checkpoint it starts from does not fit.
+        """
+        if not self.epoch:
+            await self._begin_epoch()
+        present, last = await self._pools.store.list(self._id), self._journal.last
+        if last and not (_has(present, last) and (rolled_out or _has_versions(present, acting))):
+            await self._restore(present)
+        elif not last and not rolled_out and not self._opened:
+            await self._forget(present)  # left by an earlier job of this id, or by this one before its first round
+        opened = await self._open()
+        self._opened = True
+        return self._journal.last.versions if self._journal.last else dict.fromkeys(opened, FIRST_VERSION)
+
+    async def end(self) -> None:
+        """Drop a job that has ended from the learner pool and the store; its final checkpoint is on disk."""
+        await self._pools.close_job(self._id, epoch=self.epoch)
+        await self._drop()
+
+    async def leave(self) -> None:
+        """Drop a job that has ended from the learner pool except for its replay buffers, so that it can be resumed."""
+        await self._pools.close_job(self._id, epoch=self.epoch, keep_replay=True)
+
+    async def _open(self) -> Versions:
+        fresh = not self._journal.rounds and self._folder.start_path.exists()
+        start = await asyncio.to_thread(load, self._folder.start_path, self._job) if fresh else None
+        if start:
+            await self.snapshots.start_from(start, self.epoch)
+        groups = self._job.sharing.decide(self._journal.history).groups
+        opened = await self._pools.open_job(self._id, self._job, self.epoch, groups, round_=self._journal.rounds)
+        if start and (strangers := sorted(start.policies.keys() - opened.keys())):  # joint critics
+            raise SpecError(f"start.checkpoint holds {', '.join(strangers)}, which this job does not use")
+        return opened
+
+    async def _restore(self, present: Listing) -> None:
+        """Restore the newest checkpoint and drop the rounds after it; without a checkpoint, start from round 0."""
+        rounds = self._journal.rounds
+        checkpoint = await asyncio.to_thread(self.snapshots.newest, rounds)
+        back_to = checkpoint.progress.round if checkpoint else 0
+        self._log.warning("job.versions_lost", rounds=rounds, goes_back_to=back_to)
+        if (
+            checkpoint
+            and self._job.schedule.ahead
+            and not any(EARLIER in p.blobs for p in checkpoint.policies.values())
+        ):
+            raise SpecError(
+                f"the checkpoint of round {back_to} has no versions that act beside an update: this job was trained "
+                f"under another schedule than {self._job.spec.schedule.name}; set that one in its spec.yaml"
+            )
+        if back_to < rounds:
+            await self._forget(present, keep_replay=bool(checkpoint))
+        elif present.policies:
+            await self._drop()
+            await self._begin_epoch()
+        if checkpoint:
+            await self.snapshots.restore(checkpoint, self.epoch)
+        await to_the_end(self._journal.cut, back_to)
+
+    async def _forget(self, present: Listing, *, keep_replay: bool = False) -> None:
+        """Drop the job from the learner pool (with `keep_replay`, not its replay buffers) and from the store."""
+        await self._pools.close_job(self._id, epoch=self.epoch, keep_replay=keep_replay)
+        if present.policies:
+            await self._drop()
+            await self._begin_epoch()
+
+    async def _drop(self) -> None:
+        """Delete the job's versions from the store, which ends its epoch."""
+        self._folder.check_owned()
+        reach("coordinator.drop.before")
+        await self._pools.store.delete_job(self._id, self.epoch)
+        reach("coordinator.drop.after")
+
+    async def _begin_epoch(self) -> None:
+        """Acquire a new epoch: from here on, only this coordinator can publish for the job."""
+        self._folder.check_owned()
+        reach("coordinator.epoch.before")
+        self.epoch = await self._pools.store.acquire_epoch(self._id, f"{self._id}/{secrets.token_hex(8)}")
+        reach("coordinator.epoch.after")
+
+
+def _has(present: Listing, last: RoundRecord) -> bool:
+    """True if the store has the versions of all policies and the carries of all lanes after this round."""
+    lanes = all(carries.is_among(present.policies, lane) for lane in last.lanes)
+    return lanes and _has_versions(present, last.versions)
+
+
+def _has_versions(present: Listing, versions: Versions) -> bool:
+    policies = present.policies
+    return all(name in policies and version in policies[name].versions for name, version in versions.items())

@@ -1,0 +1,1 @@
+"""The jobs of a runs directory: submission, queue, failover, and what their owner keeps of each."""

@@ -1,0 +1,456 @@
+"""The jobs of a runs directory: submitted idempotently, run concurrently, continued after a coordinator's failure."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Collection, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
+
+from marless.bucket import reading
+from marless.core.job_id import check_id, is_id
+from marless.errors import (
+    AlreadyExistsError,
+    CorruptError,
+    JobStateError,
+    NotFoundError,
+    OverloadedError,
+    SpecError,
+    shown,
+)
+from marless.job import Job
+from marless.machine import MachineRecord
+from marless.rpc.concurrency import to_the_end
+from marless.spec import JobSpec, from_json
+from services.coordinator.execution import stop_rules as stopping
+from services.coordinator.execution.pools import Pools
+from services.coordinator.jobs.aftermath import Aftermath
+from services.coordinator.jobs.failover import Adoption
+from services.coordinator.jobs.job_queue import Roster
+from services.coordinator.jobs import view
+from services.coordinator.jobs.live_job import LiveJob
+from services.coordinator.jobs.preparation import Preparing, changed
+from services.coordinator.jobs.submission import IfExists, Submission, check_request_id
+from services.coordinator.jobs.tally import Tally
+from services.coordinator.jobs.view import Progress, View
+from services.coordinator.state import start_checkpoint as start
+from services.coordinator.state.costs import Costs
+from services.coordinator.state.job_index import Index
+from services.coordinator.state.journal import Journal
+from services.coordinator.state.run_folder import RunFolder
+from services.coordinator.state.runs import Runs
+from services.coordinator.state.status import JobStatus
+from services.coordinator.state.uploads import Uploads
+
+MAX_WAITING = 1000
+WAITING_RETRY_S = 60.0
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobsOptions:
+    """Limits and timeouts of a coordinator's jobs."""
+
+    running: int = 4
+    """Jobs that run at once; others are queued."""
+    lease_s: float = 5.0
+    """A coordinator that does not touch a job's lock file for this many seconds loses the job."""
+    patience_s: float = 120.0
+    """Seconds that a job waits for a service that is down, before it fails."""
+    uploads_bytes: int = 2**28
+    """Total size of the uploaded checkpoints that no job has taken yet."""
+    only: str = ""
+    """The only job to continue; "": all jobs of the runs directory."""
+
+
+class Jobs:
+    """What the coordinator does with jobs: submit, list, cancel, resume, delete; an async context manager.
+
+    Jobs that run when it exits stay RUNNING on disk, and the next coordinator continues them.
+    """
+
+    def __init__(self, runs: Path | Runs, pools: Pools, options: JobsOptions | None = None) -> None:
+        self._runs = runs if isinstance(runs, Runs) else Runs(runs)
+        self.runs = self._runs.path
+        self._pools = pools
+        self._options = options or JobsOptions()
+        self.uploads = Uploads(self.runs, self._options.uploads_bytes)
+        self._index = Index(self._runs)
+        self._aftermath = Aftermath(pools, self._keep)
+        self._roster = Roster(self._options.running, self._aftermath.follow)
+        self._preparing = Preparing()
+        self._adoption = Adoption(
+            self._index,
+            self._runs,
+            lease_s=self._options.lease_s,
+            only=self._options.only,
+            is_ours=self._is_ours,
+            adopt=self._adopt,
+        )
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._verbs: set[asyncio.Task[Any]] = set()  # Any: their results differ
+        self.stopped = False
+        self.tally = Tally()
+
+    async def __aenter__(self) -> Jobs:
+        await asyncio.to_thread(self._index.prepare)
+        await self._index.look(self._is_ours)
+        self._adoption.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def stop(self) -> None:
+        """Release all jobs and end all streams; calling it twice is safe."""
+        self.stopped = True
+        self._preparing.stop()
+        await self._adoption.stop()
+        await self._aftermath.stop()
+        await asyncio.gather(*self._verbs, return_exceptions=True)
+        await self._roster.stop()
+
+    @property
+    def in_trouble(self) -> int:
+        """Number of jobs that wait for a service or retry a round."""
+        return self._roster.in_trouble
+
+    def states(self) -> Counter[str]:
+        """Number of jobs of the runs directory by state."""
+        return self._index.states()
+
+    @property
+    def place(self) -> str:
+        """Where the run folders are, for people: a directory, or s3://bucket/prefix."""
+        return self._runs.place
+
+    def live(self, job: str) -> LiveJob | None:
+        """The job if this coordinator runs it or has it queued, else None."""
+        return self._roster.get(job)
+
+    def folder(self, job: str) -> RunFolder:
+        """The run folder of a job; raises NotFoundError for an invalid id."""
+        if not is_id(job):
+            raise NotFoundError(f"there is no job {shown(job)}")
+        return self._runs.folder(job)
+
+    async def get(self, job: str) -> View:
+        """The present view of a job; raises NotFoundError."""
+        if live := self._roster.get(job):
+            return live.view
+        try:
+            return await asyncio.to_thread(view.fresh, self.folder(job))
+        except NotFoundError:
+            raise NotFoundError(f"there is no job {job!r}") from None
+
+    async def bring(self, job: str) -> None:
+        """Have all files of a job here, if it is kept in a bucket and runs elsewhere; raises NotFoundError."""
+        if not self._roster.get(job):
+            await asyncio.to_thread(self.folder(job).refresh, reading.everything)
+
+    async def page(self, size: int, token: str, states: Collection[str]) -> tuple[list[View], str]:
+        """Jobs, newest first, and the token of the next page; see `Index.page`."""
+        ids, after = self._index.page(size, token, states)
+        views = await asyncio.gather(*map(self.get, ids), return_exceptions=True)
+        return [found for found in views if isinstance(found, View)], after
+
+    async def submit(self, request: Submission) -> View:
+        """Accept a job, or return the existing one; see `CoordinatorService.SubmitJob` for the rules.
+
+        Raises SpecError, AlreadyExistsError, OverloadedError, UnavailableError.
+        """
+        check_id(request.job)
+        check_request_id(request.request_id)
+        return await self._whole(request.job, self._submit(request))
+
+    async def cancel(self, job: str) -> View:
+        """Ask a job to stop after its present round; a queued job ends at once.
+
+        Raises NotFoundError, and JobStateError if another coordinator runs the job.
+        """
+        return await self._whole(job, self._cancel(job))
+
+    async def resume(self, job: str, request_id: str, stop_json: str) -> View:
+        """Continue a job that has ended; the stop rules in `stop_json` replace its own of the same names.
+
+        Raises NotFoundError, SpecError, JobStateError, OverloadedError, UnavailableError.
+        """
+        check_request_id(request_id)
+        return await self._whole(job, self._resume(job, request_id, stop_json))
+
+    async def delete(self, job: str, *, allow_missing: bool) -> None:
+        """Delete a job that has ended, its folder and its versions in the store.
+
+        Raises NotFoundError unless `allow_missing`, JobStateError for an unfinished job, UnavailableError.
+        """
+        await self._whole(job, self._delete(job, allow_missing=allow_missing))
+
+    async def _whole(self, job: str, verb: Coroutine[Any, Any, T]) -> T:
+        """Run `verb` alone among the calls for this job, and to its end even if the caller is cancelled."""
+
+        async def alone() -> T:
+            async with lock:
+                return await verb
+
+        lock = self._locks.setdefault(job, asyncio.Lock())
+        task = asyncio.create_task(alone())
+        self._verbs.add(task)
+        task.add_done_callback(self._verbs.discard)
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # the caller may be gone
+        return await asyncio.shield(task)
+
+    async def _submit(self, request: Submission) -> View:
+        spec = await asyncio.to_thread(from_json, request.spec_json)
+        try:
+            known: View | None = await self.get(request.job)
+        except NotFoundError:
+            known = None
+        if known and await self._answers(request, spec, known):
+            return known
+        self._check_room()
+        job = await self._preparing.prepared(spec, new=True)
+        if (other := spec.start.checkpoint) and is_id(other):
+            with suppress(NotFoundError):
+                await self.bring(other)
+        source = await asyncio.to_thread(self._start, spec, job, request.job)
+        if known:
+            await self._remove(request.job)
+        status = JobStatus(
+            job=request.job,
+            state="PENDING",
+            reason=self._roster.prospect,
+            accepted_s=time.time(),
+            request_id=request.request_id,
+            attached=request.attached,
+            env=spec.env.name,
+            algorithm=spec.algorithm.name,
+        )
+        folder = self.folder(request.job)
+        await asyncio.to_thread(folder.create, spec, status, source)
+        if spec.start.checkpoint:
+            await asyncio.to_thread(self.uploads.drop, spec.start.checkpoint)
+        return self._take(job, folder, status, Progress(), "job.accepted")
+
+    def _start(self, spec: JobSpec, job: Job, job_id: str) -> Path | None:
+        """Find and check the checkpoint that a job starts from; None if there is none. Raises SpecError."""
+        if not spec.start.checkpoint:
+            return None
+        source = start.find(spec.start.checkpoint, self.runs, self.uploads)
+        if (self.runs / job_id) in source.resolve().parents:
+            raise SpecError("start.checkpoint: a job cannot start from the job that it replaces; choose another id")
+        start.load(source, job)
+        return source
+
+    async def _answers(self, request: Submission, spec: JobSpec, known: View) -> bool:
+        """True if the existing job answers the request, False if it is to be replaced; raises AlreadyExistsError."""
+        there, _ = await asyncio.to_thread(self.folder(request.job).load)
+        equal = there == spec
+        if request.request_id and request.request_id == known.status.request_id:
+            if not equal and not known.status.resumes:  # resumed ones may have other stop rules
+                raise AlreadyExistsError(
+                    f"job {request.job!r}: this request_id was used with another spec; use a new request_id"
+                )
+            return True
+        if request.if_exists is IfExists.REPLACE:
+            return equal and not request.request_id
+        if not equal:
+            raise AlreadyExistsError(f"job {request.job!r} exists with another spec; choose another id")
+        if request.if_exists is IfExists.FAIL and request.request_id:
+            raise AlreadyExistsError(f"job {request.job!r} exists; choose another id, or say what to do if it exists")
+        return True
+
+    async def _present(self, job: str) -> View:
+        """The present view of a job, which is first taken over if it is unfinished and no coordinator runs it."""
+        seen = await self.get(job)
+        if seen.status.ended or self._roster.get(job) or self._options.only not in ("", job):
+            return seen
+        await self._continue(self.folder(job))
+        return await self.get(job)
+
+    async def _cancel(self, job: str) -> View:
+        seen, live = await self._present(job), self._roster.get(job)
+        if live and self._roster.withdraw(live):
+            try:
+                await live.end("CANCELLED", "cancelled by its user before its turn came")
+            except BaseException:
+                self._roster.add(live)
+                raise
+            live.folder.release()
+        elif live:
+            live.cancel()
+            await asyncio.to_thread(live.folder.settle)
+        elif not seen.status.ended:
+            raise JobStateError(f"job {job!r} is run by another coordinator; cancel it there")
+        return await self.get(job)
+
+    async def _resume(self, job: str, request_id: str, stop_json: str) -> View:
+        known = (await self._present(job)).status
+        if request_id and known.resume_request_id == request_id:
+            return await self.get(job)
+        if not known.ended:
+            raise JobStateError(f"job {job!r} has not ended; there is nothing to resume")
+        self._check_room()
+        folder = self.folder(job)
+        await self._own(folder)
+        try:
+            return await self._restart(folder, request_id, stop_json)
+        except BaseException:
+            folder.release()
+            raise
+
+    async def _restart(self, folder: RunFolder, request_id: str, stop_json: str) -> View:
+        given, status = await asyncio.to_thread(folder.load)
+        spec = await asyncio.to_thread(changed, given, stop_json)
+        journal = Journal(folder, Costs(spec, folder))
+        await asyncio.to_thread(journal.read)
+        if status.state != "FAILED" and (reached := stopping.ending(spec.stop, journal)):
+            raise JobStateError(f"job {status.job!r} has no round left to run: {reached}; change that stop rule")
+        job = await self._preparing.prepared(spec, new=True)
+        if spec != given:
+            await asyncio.to_thread(folder.write_spec, spec)
+        status = replace(
+            status,
+            state="PENDING",
+            reason=self._roster.prospect,
+            attached=status.job == self._options.only,
+            cancelling=False,
+            resumes=status.resumes + 1,
+            resume_request_id=request_id,
+            ended_s=0.0,
+            summary_json="",
+        )
+        await asyncio.to_thread(folder.write_status, status)
+        await asyncio.to_thread(folder.settle)
+        progress = await asyncio.to_thread(view.progress_of, folder)
+        return self._take(job, folder, status, progress, "job.resumed")
+
+    async def _delete(self, job: str, *, allow_missing: bool) -> None:
+        try:
+            status: JobStatus | None = (await self._present(job)).status
+        except CorruptError:
+            status = None
+        except NotFoundError:
+            if allow_missing:
+                return
+            raise
+        if status and not status.ended:
+            raise JobStateError(f"job {job!r} has not ended; cancel it first, then delete it")
+        await self._remove(job)
+
+    async def _remove(self, job: str) -> None:
+        """Remove a job in any state.
+
+        The other services' data of it goes first, so that a new job of the same id never finds old versions.
+        """
+        if live := self._roster.get(job):
+            await self._roster.remove(live)
+        folder = self.folder(job)
+        await self._own(folder)
+        try:
+            await self._pools.close_job(job)
+            await self._pools.store.delete_job(job)
+            await asyncio.to_thread(folder.delete)
+        finally:
+            folder.release()
+        self._index.forget(job)
+
+    async def _keep(self, job: str, machines: tuple[MachineRecord, ...]) -> bool:
+        """Note in a job's machines.json what they do after its end; False if that is over, as when it was resumed."""
+        return await self._whole(job, self._kept(job, machines))
+
+    async def _kept(self, job: str, machines: tuple[MachineRecord, ...]) -> bool:
+        folder = self.folder(job)
+        kept = await asyncio.to_thread(folder.read_kept)
+        if self._roster.get(job) or kept is None or not await to_the_end(folder.own):
+            return False
+        try:
+            if not (await asyncio.to_thread(folder.read_status)).ended:
+                return False
+            await asyncio.to_thread(folder.write_kept, replace(kept, now=machines, seen_s=time.time()))
+            await asyncio.to_thread(folder.settle)
+        finally:
+            folder.release()
+        return True
+
+    def _is_ours(self, job: str) -> bool:
+        return self._roster.get(job) is not None
+
+    async def _own(self, folder: RunFolder) -> None:
+        if not await to_the_end(folder.own):
+            raise JobStateError(f"job {folder.path.name!r} is run by another coordinator; send the request to that one")
+
+    def _check_room(self) -> None:
+        if self._roster.waiting >= MAX_WAITING:
+            raise OverloadedError(
+                f"no room in the coordinator: {MAX_WAITING} jobs wait for their turn already; try again when some have "
+                "ended",
+                retry_after_s=WAITING_RETRY_S,
+            )
+
+    def _take(self, job: Job, folder: RunFolder, status: JobStatus, progress: Progress, event: str) -> View:
+        """Queue a job whose status is on the disk."""
+        live = LiveJob(
+            job=job,
+            folder=folder,
+            status=status,
+            progress=progress,
+            pools=self._pools,
+            patience_s=self._options.patience_s,
+            tally=self.tally,
+            changed=self._index.note,
+        )
+        folder.keep_beating()
+        self._index.note(status)
+        live.log.info(event, env=status.env, algorithm=status.algorithm, seed=job.spec.seed, reason=status.reason)
+        self._roster.add(live)
+        return live.view
+
+    async def _adopt(self, folder: RunFolder) -> bool:
+        return await self._whole(folder.path.name, self._continue(folder))
+
+    async def _continue(self, folder: RunFolder) -> bool:
+        """Continue a job that no coordinator runs; False if another one does."""
+        if self._is_ours(folder.path.name):
+            folder.release()
+            return True
+        if folder.ownership is None and not await to_the_end(folder.own):
+            return False
+        try:
+            await self._go_on(folder)
+        except BaseException:
+            folder.release()
+            raise
+        return True
+
+    async def _go_on(self, folder: RunFolder) -> None:
+        status = await asyncio.to_thread(folder.read_status)
+        if status.ended:
+            self._index.note(status)
+            folder.release()
+            return
+        progress = await asyncio.to_thread(view.progress_of, folder)
+        reason = ""
+        if status.attached and status.job != self._options.only:
+            where = f"after round {progress.rounds}" if progress.rounds else "before its first round ended"
+            reason = f"its coordinator was killed {where}; `marless resume {status.job}` goes on"
+        try:
+            spec, _ = await asyncio.to_thread(folder.load)
+            job = await self._preparing.prepared(spec)
+        except (SpecError, CorruptError) as error:
+            reason = str(error)
+        if reason:
+            last = await asyncio.to_thread(view.ended, status, folder, "FAILED", reason)
+            await asyncio.to_thread(folder.write_status, last)
+            await asyncio.to_thread(folder.settle)
+            self._index.note(last)
+            folder.release()
+            return
+        self._take(job, folder, status, progress, "job.found")

@@ -1,0 +1,91 @@
+"""Prepares jobs: makes each job's environment once to read its spaces, which runs third-party code and may hang."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+from marless import documents
+from marless.errors import OverloadedError, SpecError, UnreachableError
+from marless.job import Job, prepare
+from marless.spec import JobSpec, with_stop
+from services.coordinator.jobs import sink_feed as sinks
+from services.coordinator.state import costs
+
+PREPARE_S = 60.0
+"""Seconds that an environment may take to be made."""
+MAX_AT_ONCE = 16
+"""Jobs that are prepared at once, including those that have timed out and whose threads still run."""
+
+
+class Preparing:
+    """Prepares each job in a daemon thread of its own, so that an environment that hangs blocks neither the threads
+    for file access nor the exit of this process.
+    """
+
+    def __init__(self) -> None:
+        self._threads = 0
+        self._waiting: set[asyncio.Future[Job]] = set()
+
+    async def prepared(self, spec: JobSpec, *, new: bool = False) -> Job:
+        """Prepare the job of a spec; if it is `new`, its sinks and prices are checked first.
+
+        Raises SpecError for an invalid job or one whose environment is not made within PREPARE_S, OverloadedError if
+        MAX_AT_ONCE jobs are being prepared already, UnreachableError if this coordinator stops.
+        """
+        if self._threads >= MAX_AT_ONCE:
+            raise OverloadedError(f"no room in the coordinator: {self._threads} jobs are being prepared already")
+        done: asyncio.Future[Job] = asyncio.get_running_loop().create_future()
+        make = partial(_checked if new else prepare, spec)
+        thread = threading.Thread(target=self._run, args=(make, done), name="prepare", daemon=True)
+        self._threads += 1
+        self._waiting.add(done)
+        thread.start()
+        try:
+            async with asyncio.timeout(PREPARE_S):
+                return await done
+        except TimeoutError:
+            raise SpecError(
+                f"environment {spec.env.name}: was not made within {PREPARE_S:g} s; it hangs, or its options ask for "
+                "too much"
+            ) from None
+        finally:
+            self._waiting.discard(done)
+
+    def stop(self) -> None:
+        """Fail all waiting calls with UnreachableError; calling it twice is safe."""
+        for done in self._waiting:
+            if not done.done():
+                done.set_exception(UnreachableError("this coordinator is stopping; the next one accepts the job"))
+
+    def _run(self, make: Callable[[], Job], done: asyncio.Future[Job]) -> None:
+        job: Job | None = None
+        try:
+            job, error = make(), None
+        except Exception as problem:  # noqa: BLE001  # raised by `prepared`
+            error = problem
+        with suppress(RuntimeError):  # the loop has ended
+            done.get_loop().call_soon_threadsafe(self._ended, done, job, error)
+
+    def _ended(self, done: asyncio.Future[Job], job: Job | None, error: Exception | None) -> None:
+        self._threads -= 1
+        if done.done():
+            return
+        if job:
+            done.set_result(job)
+        else:
+            done.set_exception(error or AssertionError)
+
+
+def _checked(spec: JobSpec) -> Job:
+    sinks.check(spec)
+    costs.check(spec)
+    return prepare(spec)
+
+
+def changed(spec: JobSpec, stop_json: str) -> JobSpec:
+    """The spec with the stop rules of `stop_json`, if it is not empty, in place of its own; raises SpecError."""
+    return with_stop(spec, documents.from_json(stop_json, "stop"), "resume") if stop_json else spec

@@ -1,0 +1,144 @@
+"""A job as clients see it: its status, its progress and its results."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from marless.errors import CorruptError, MarlessError
+from marless.record import Returns, RoundRecord, Summary
+from marless.round_file import lines_backwards, may_be_evaluated, parse, spent_s
+from services.coordinator.state.costs import Costs
+from services.coordinator.state.journal import Journal
+from services.coordinator.state.run_folder import RunFolder
+from services.coordinator.state.status import JobStatus
+
+LOOK_BACK_ROUNDS = 512
+"""An evaluation older than this many rounds is not searched for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """The progress of a job."""
+
+    rounds: int = 0
+    """Recorded rounds."""
+    env_steps: int = 0
+    """Env steps sampled for training in the recorded rounds."""
+    greedy: Returns | None = None
+    """Returns of the newest evaluation."""
+
+    def after(self, record: RoundRecord) -> Progress:
+        """The progress after one more round."""
+        return Progress(
+            rounds=record.round + 1,
+            env_steps=record.env_steps,
+            greedy=record.newest_evaluation or self.greedy,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """A snapshot of a job for clients."""
+
+    status: JobStatus
+    run_dir: Path
+    rounds: int
+    env_steps: int
+    greedy_return: float | None
+    random_return: float | None
+    win_rate: float | None
+    """Fraction of the newest evaluation's episodes that were won; None if the environment has no wins."""
+    random_win_rate: float | None
+
+
+def progress_of(folder: RunFolder) -> Progress:
+    """Read a job's progress from its records; raises CorruptError."""
+    newest: RoundRecord | None = None
+    for looked, line in enumerate(lines_backwards(folder.rounds_path)):
+        if newest is None or may_be_evaluated(line):
+            record = parse(folder.rounds_path, line)
+            newest = newest or record
+            if record.evaluations:
+                return replace(Progress().after(newest), greedy=record.newest_evaluation)
+        if looked >= LOOK_BACK_ROUNDS:
+            break
+    return Progress().after(newest) if newest else Progress()
+
+
+def view_of(status: JobStatus, run_dir: Path, progress: Progress) -> View:
+    """The view of a job that has not ended."""
+    return View(
+        status=status,
+        run_dir=run_dir,
+        rounds=progress.rounds,
+        env_steps=progress.env_steps,
+        greedy_return=progress.greedy.mean if progress.greedy else None,
+        random_return=status.random.mean if status.random else None,
+        win_rate=progress.greedy.win_rate if progress.greedy else None,
+        random_win_rate=status.random.win_rate if status.random else None,
+    )
+
+
+def read(folder: RunFolder) -> View:
+    """Read the view of a job from its folder; raises NotFoundError, CorruptError."""
+    status = folder.read_status()
+    if not status.summary_json:
+        return view_of(status, folder.path, progress_of(folder))
+    try:
+        summary: dict[str, Any] = json.loads(status.summary_json)  # Any: JSON
+        return View(
+            status=status,
+            run_dir=folder.path,
+            rounds=summary["rounds"],
+            env_steps=summary["env_steps"],
+            greedy_return=summary["return"],
+            random_return=summary["random_return"],
+            win_rate=summary.get("win_rate"),  # older summaries have no wins
+            random_win_rate=summary.get("random_win_rate"),
+        )
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise CorruptError(f"{folder.path}: the summary in job.json is damaged") from None
+
+
+def fresh(folder: RunFolder) -> View:
+    """As `read`, of a job that may run elsewhere; raises also what `RunFolder.refresh` raises."""
+    folder.refresh()
+    return read(folder)
+
+
+def ended(status: JobStatus, folder: RunFolder, state: str, reason: str) -> JobStatus:
+    """The final status of a job that ends while it is not running; raises CorruptError for unreadable records."""
+    progress, now_s = progress_of(folder), time.time()
+    trained_s = sum(spent_s(folder.rounds_path, line) for line in lines_backwards(folder.rounds_path))
+    cost_usd, accounting = _cost(folder)
+    summary = Summary(
+        job=status.job,
+        state=state,
+        reason=reason,
+        rounds=progress.rounds,
+        env_steps=progress.env_steps,
+        greedy=progress.greedy,
+        random=status.random,
+        wall_s=round(trained_s, 3),
+        elapsed_s=round(max(now_s - status.accepted_s, 0.0), 3),
+        env_steps_per_s=round(progress.env_steps / trained_s, 1) if trained_s > 0 else 0.0,
+        run_dir=str(folder.path),
+        cost_usd=cost_usd,
+        accounting=accounting,
+    )
+    return replace(status, state=state, reason=reason, ended_s=now_s, summary_json=summary.to_json(), cancelling=False)
+
+
+def _cost(folder: RunFolder) -> tuple[float | None, str]:
+    """The cost of the recorded rounds and its accounting; (None, "") if spec or records cannot be read."""
+    try:
+        spec, _ = folder.load()
+        costs = Costs(spec, folder)
+        Journal(folder, costs).read()
+    except MarlessError:
+        return None, ""
+    return costs.total_usd(), costs.accounting

@@ -1,0 +1,227 @@
+"""A run folder that is kept in a bucket, with a working copy on this machine.
+
+Everything is written to the working copy first, where all readers find it, and then to the bucket by `settle`. The lock
+of the working copy keeps other processes of this machine away, the head in the bucket all others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from marless.bucket.reading import Choice
+from marless.checkpoint import Checkpoint, make_directory
+from marless.errors import AlreadyExistsError, FencedError, MarlessError, NotFoundError
+from marless.log import structlog
+from marless.machine import MACHINES, Kept
+from marless.record import RoundRecord
+from marless.rpc.concurrency import to_the_end
+from marless.spec import JobSpec
+from services.coordinator.state.bucket_home import Home
+from services.coordinator.state.ownership import LOCK
+from services.coordinator.state.run_folder import RunFolder
+from services.coordinator.state.status import JobStatus, Pending, pending_lines
+
+LOOKS = 3
+"""How often in a lease an owner renews it, and others look at it."""
+_log = structlog.get_logger("coordinator")
+
+
+class BucketFolder(RunFolder):
+    """See `RunFolder`. Methods that talk to the bucket also raise what `marless.bucket.objects` lists: `own`,
+    `inherit`, `refresh`, `create`, `settle`, `sync_pending` and `delete`.
+    """
+
+    def __init__(self, path: Path, home: Home, copying: threading.Lock) -> None:
+        """`copying` is one for all folders of this path: who updates the working copy locks it, and is no owner."""
+        super().__init__(path)
+        self.home = home
+        self._copying = copying
+        self._renewing: asyncio.Task[None] | None = None
+
+    # Ownership
+
+    def own(self) -> bool:
+        """Become the owner if there is none; returns whether that is so. The working copy is updated."""
+        return self._own_by(self.home.acquire)
+
+    def _own_by(self, take: Callable[[], bool]) -> bool:
+        with self._copying:
+            return self._own_copy() and self._own_home(take)
+
+    def _own_copy(self) -> bool:
+        self.check_ours()
+        with self._disk():
+            make_directory(self.path)
+        return super().own()
+
+    def _own_home(self, take: Callable[[], bool]) -> bool:
+        """Own the job in the bucket, having locked its working copy, which is unlocked if that fails."""
+        try:
+            with self._disk():
+                taken = take()
+        except NotFoundError:
+            shutil.rmtree(self.path, ignore_errors=True)  # of a job that was deleted elsewhere
+            self.release()
+            raise
+        except BaseException:
+            self.release()
+            raise
+        if not taken:
+            self.release()
+        return taken
+
+    async def inherit(self, lease_s: float) -> None:
+        """Wait until the job has no owner, or its owner has been silent for `lease_s` seconds; then become the owner.
+
+        The lease is measured by this process's monotonic clock, between two looks at the head.
+        """
+        tag, since_s = "", time.monotonic()
+        while True:
+            found = await asyncio.to_thread(self.home.look, unless=tag)
+            if found:
+                tag, since_s = found[1], time.monotonic()
+            free = (found and not found[0].owner) or time.monotonic() - since_s >= lease_s
+            if free:
+                try:
+                    if await to_the_end(self._own_by, partial(self.home.seize, tag)):
+                        return
+                except BaseException:
+                    self.release()  # a caller that was cancelled meanwhile never hears that the job is its own
+                    raise
+            await asyncio.sleep(lease_s / LOOKS)
+
+    def keep_beating(self) -> None:
+        """Show until `release` that the owner is alive; calling it twice is safe."""
+        super().keep_beating()
+        if self._renewing is None:
+            self._renewing = asyncio.create_task(_renew(self.home))
+
+    def release(self) -> None:
+        """Give the job up and close the files; calling it twice is safe."""
+        if self._renewing:
+            self._renewing.cancel()
+            self._renewing = None
+        self.home.release()
+        super().release()
+
+    def check_owned(self) -> None:
+        """Raise FencedError unless this coordinator owns the job."""
+        super().check_owned()
+        if self.home.lost:
+            raise FencedError(f"another coordinator has taken {self.home.place} over")
+
+    def refresh(self, choice: Choice | None = None) -> None:
+        """Update the working copy, unless a coordinator on this machine runs the job; raises NotFoundError."""
+        with self._copying:
+            if not self._own_copy():
+                return
+            try:
+                with self._disk():
+                    self.home.refresh(choice)
+            except NotFoundError:
+                shutil.rmtree(self.path, ignore_errors=True)
+                raise
+            finally:
+                super().release()
+
+    # What is durable
+
+    def settle(self) -> None:
+        """Wait until all that was written is in the bucket; raises FencedError."""
+        with self._disk():
+            self.home.settle()
+
+    @property
+    def settled(self) -> bool:
+        """True if all that was written is in the bucket."""
+        return self.home.settled
+
+    def create(self, spec: JobSpec, status: JobStatus, start: Path | None = None) -> None:
+        """Create and own a new job. Raises AlreadyExistsError."""
+        try:
+            super().create(spec, status, start)
+        except FencedError:
+            raise AlreadyExistsError(f"{self.home.place} has just been created elsewhere; choose another id") from None
+
+    def _own_new(self) -> bool:
+        if not self._own_by(self.home.begin):
+            return False
+        with self._disk():
+            for path in self.path.iterdir():  # an earlier job's
+                if not path.name.startswith(LOCK):
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+        return True
+
+    def write_spec(self, spec: JobSpec) -> None:
+        """Replace spec.yaml."""
+        super().write_spec(spec)
+        started = self.start_path.glob("*")
+        self.home.note_files(["spec.yaml", *(str(path.relative_to(self.path)) for path in started)])
+
+    def write_status(self, status: JobStatus) -> None:
+        """Replace job.json."""
+        super().write_status(status)
+        self.home.note_status((self.path / "job.json").read_text(encoding="utf-8"))
+
+    def write_kept(self, kept: Kept) -> None:
+        """Replace machines.json."""
+        super().write_kept(kept)
+        self.home.note_files([MACHINES])
+
+    def append(self, record: RoundRecord) -> None:
+        """Append a round."""
+        super().append(record)
+        self.home.note_round(record.to_json())
+
+    def cut(self, rounds: int) -> None:
+        """Drop all but the first `rounds` records, and the checkpoints of later rounds."""
+        super().cut(rounds)
+        with self._disk():
+            self.home.note_cut(rounds)
+            self.home.note_checkpoints(self.checkpoints.rounds())
+
+    def write_pending(self, pending: Sequence[Pending]) -> None:
+        """Replace pending.json."""
+        super().write_pending(pending)
+        self.home.note_pending(pending_lines(pending).decode())
+
+    def sync_pending(self) -> None:
+        """Make pending.json durable; runs concurrently with the update."""
+        super().sync_pending()
+        self.settle()
+
+    def drop_pending(self) -> None:
+        """Remove pending.json."""
+        super().drop_pending()
+        self.home.note_pending("")
+
+    def save_checkpoint(self, checkpoint: Checkpoint, keep: int) -> None:
+        """Write a checkpoint, unless its round has one, and drop all but the `keep` newest."""
+        super().save_checkpoint(checkpoint, keep)
+        with self._disk():
+            self.home.note_checkpoints(self.checkpoints.rounds())
+        self.home.note_files([self.log_path.name])
+
+    def delete(self) -> None:
+        """Remove the job from the bucket, and its working copy."""
+        self.check_owned()
+        self.home.delete()
+        super().delete()
+
+
+async def _renew(home: Home) -> None:
+    trouble = ""
+    while not home.lost:
+        await asyncio.sleep(home.lease_s / LOOKS)
+        try:
+            await asyncio.to_thread(home.renew)
+            trouble = ""
+        except MarlessError as error:  # the next `settle` raises it; of a queued job, nobody else speaks
+            if trouble != (trouble := str(error)):
+                _log.warning("job.lease_not_renewed", error=trouble)

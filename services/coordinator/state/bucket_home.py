@@ -1,0 +1,417 @@
+"""A job's durable state in a bucket, for a coordinator whose run folders are `s3://bucket/prefix`.
+
+The run folder on this machine is then a working copy: everything is written there first, noted here, and durable once
+`settle` has returned. `marless.bucket.head` describes the objects.
+
+A job has one owner at a time: the coordinator whose name is in the head. Whoever takes the job over replaces the head
+on the condition that it is the one that it has seen, and each later write of the earlier owner is refused, because its
+condition no longer holds. So what two coordinators write never mixes, whatever their clocks say. Time only decides when
+a silent owner may be replaced: once the head has not changed for a lease. An owner therefore changes it at least three
+times a lease.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import socket
+import threading
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+from marless.bucket import reading
+from marless.bucket.address import Address
+from marless.bucket.head import HEAD, MOST_HEAD_BYTES, Head, Part, Segment, key_of, without
+from marless.bucket.objects import Objects
+from marless.bucket.reading import ROUNDS, Choice, digest
+from marless.errors import (
+    ConflictError,
+    CorruptError,
+    FencedError,
+    MarlessError,
+    NotFoundError,
+    SpecError,
+    UnreachableError,
+)
+from services.coordinator.state.ownership import LOCK
+
+TAIL_BYTES = 2**17
+"""Lines of rounds.jsonl that the head may hold; longer ones become a segment."""
+RELEASE = "release-job"
+"""Name of threads that give a job up."""
+JOINED = 32
+"""So many segments of about this size are joined, so that the head stays small however long the job runs."""
+_OWNERS = f"{LOCK}.bucket"
+"""File of the working copy: the names under which processes here have owned the job, and the tag of the copied head."""
+_KEPT_OWNERS = 8
+_ATTEMPTS = 5
+_IN_MEMORY_BYTES = 2**24
+_CHECKPOINTS = "checkpoints/"
+
+
+class Home:
+    """The objects of one job. All methods but the notes block on the network; any thread may call them.
+
+    Methods raise what `marless.bucket.objects` lists.
+    """
+
+    def __init__(self, objects: Objects, place: Address, folder: Path, lease_s: float) -> None:
+        self.place = place
+        self.lease_s = lease_s
+        self._objects = objects
+        self._folder = folder
+        self._key = place.key(HEAD)
+        self._owner = ""
+        self.lost = False
+        """True once another coordinator has taken the job over."""
+        self._etag = ""
+        self._committed: Head | None = None
+        self._next = Head(owner="")
+        self._unsent: set[str] = set()
+        self._changes = 0
+        self._state = threading.RLock()  # guards the two above, and is never held during a call
+        self._committing = threading.Lock()
+        self._settling = threading.Lock()
+
+    # Ownership
+
+    def look(self, *, unless: str = "") -> tuple[Head, str] | None:
+        """The present head with its tag, None if its tag is `unless`; raises NotFoundError if there is no job."""
+        held = self._objects.get(self._key, MOST_HEAD_BYTES, unless=unless)
+        if held is None:
+            return None
+        head = Head.parse(held.data, f"{self.place}/{HEAD}")
+        if head.deleted:
+            raise NotFoundError(f"there is no job in {self.place}")
+        return head, held.etag
+
+    def acquire(self) -> bool:
+        """Become the owner if there is none, or if it was a process that had this working copy; returns whether so.
+
+        The working copy is then made equal to the bucket.
+        """
+        for _ in range(_ATTEMPTS):  # a thread of this process may be giving the job up meanwhile
+            found = self.look()
+            assert found
+            head, etag = found
+            if head.owner and head.owner not in self._own_names():
+                return False
+            if self._take(head, etag):
+                return True
+        return False
+
+    def seize(self, etag: str) -> bool:
+        """Become the owner if the head still has this tag, which it has had for a lease; returns whether so."""
+        found = self.look()
+        return found is not None and found[1] == etag and self._take(*found)
+
+    def begin(self) -> bool:
+        """Prepare a new job, whose first `settle` creates its head; False if there is one."""
+        try:
+            if self.look():
+                return False
+        except NotFoundError:
+            pass
+        self._name_ourselves()
+        with suppress(NotFoundError):
+            held = self._objects.get(self._key, MOST_HEAD_BYTES)  # of a deleted job
+            self._etag = held.etag if held else ""
+        self._committed, self._next = None, Head(owner=self._owner)
+        return True
+
+    def release(self) -> None:
+        """Give the job up, in a thread that this process waits for at its end; calling it twice is safe."""
+        owner, self._owner = self._owner, ""
+        if owner and self._committed and not self.lost:
+            threading.Thread(target=self._give_up, args=(owner,), name=RELEASE).start()
+
+    def renew(self) -> None:
+        """Show that this owner is alive."""
+        with suppress(FencedError):
+            self._commit(always=True)
+
+    # What the working copy has got
+
+    def note_status(self, text: str) -> None:
+        """job.json was replaced."""
+        with self._state:
+            self._next = replace(self._next, status=text)
+
+    def note_pending(self, text: str) -> None:
+        """pending.json was replaced; "": removed."""
+        with self._state:
+            self._next = replace(self._next, pending=text)
+
+    def note_round(self, line: str) -> None:
+        """A line was added to rounds.jsonl."""
+        with self._state:
+            self._next = replace(self._next, tail=(*self._next.tail, line))
+
+    def note_cut(self, rounds: int) -> None:
+        """All but the first `rounds` lines of rounds.jsonl were removed."""
+        with self._state:
+            segments, left = [], rounds
+            for segment in self._next.segments:
+                if segment.rounds > left:
+                    break
+                segments.append(segment)
+                left -= segment.rounds
+            whole = len(segments) == len(self._next.segments)
+            tail = self._next.tail[:left] if whole else self._lines(rounds - left, rounds)
+            self._next = replace(self._next, segments=tuple(segments), tail=tail)
+
+    def note_files(self, paths: Iterable[str]) -> None:
+        """These files of the working copy are new, or were replaced."""
+        with self._state:
+            self._unsent |= set(paths)
+
+    def note_checkpoints(self, rounds: Iterable[int]) -> None:
+        """The working copy has the checkpoints of these rounds, and no others."""
+        kept = {f"round-{round_:06d}" for round_ in rounds}
+        with self._state:
+            known = self._next.files.keys() | self._unsent
+            gone = {path for path in known if path.startswith(_CHECKPOINTS) and path.split("/")[1] not in kept}
+            there = {
+                f"{_CHECKPOINTS}{name}/{path.name}"
+                for name in kept
+                for path in (self._folder / _CHECKPOINTS / name).iterdir()
+            }
+            self._next = without(self._next, gone)
+            self._unsent = (self._unsent - gone) | (there - self._next.files.keys())
+
+    @property
+    def settled(self) -> bool:
+        """True if the bucket holds all that was noted."""
+        with self._state:
+            return (
+                not self._unsent and self._committed is not None and _content(self._next) == _content(self._committed)
+            )
+
+    def settle(self) -> None:
+        """Make durable all that was noted; raises FencedError if another coordinator owns the job."""
+        with self._settling:
+            if self.settled:
+                return
+            self._send()
+            self._commit()
+
+    def delete(self) -> None:
+        """Delete the job: first the head says so, then its objects go."""
+        with self._state:
+            self._next, self._unsent = Head(owner=self._owner, deleted=True), set()
+        self._commit()
+        self._objects.delete(
+            each.key for each in self._objects.listing(self.place.key("") + "/") if each.key != self._key
+        )
+        with suppress(ConflictError, SpecError):  # a new job of this id; or a server that cannot, where the head stays
+            self._objects.remove(self._key, self._etag)
+        self._owner = ""
+
+    def refresh(self, choice: Choice | None = None) -> None:
+        """Make the working copy of a job that runs elsewhere equal to the bucket: its records, if they have changed, or
+        what `choice` chooses; raises NotFoundError if there is no such job."""
+        names, known = self._read_names()
+        tag = "" if choice else known
+        for attempt in range(reading.ATTEMPTS):
+            found = self.look(unless=tag)
+            if found is None:
+                return
+            try:
+                reading.restore(self._objects, self.place, found[0], self._folder, choice or reading.records)
+            except NotFoundError as error:  # its owner has replaced the object meanwhile, and the head before
+                if attempt == reading.ATTEMPTS - 1:
+                    raise CorruptError(f"{error}, and {HEAD} names it") from None
+            else:
+                self._write_names(names, found[1])
+                return
+
+    # Inside
+
+    def _take(self, head: Head, etag: str) -> bool:
+        self._name_ourselves()
+        ours = replace(head, owner=self._owner, holder=_holder(), serial=head.serial + 1)
+        try:
+            self._etag = self._objects.replace(self._key, ours.encoded(), etag)
+        except ConflictError:
+            found = self.look()
+            if found is None or found[0] != ours:  # else the first answer was lost
+                return False
+            self._etag = found[1]
+        self.lost, self._committed, self._next, self._unsent = False, ours, ours, set()
+        try:
+            self._restore(ours)
+            if head.owner:
+                self._sweep(head.owner, ours)
+        except BaseException:
+            self.release()
+            raise
+        return True
+
+    def _restore(self, head: Head) -> None:
+        """Make the working copy equal to a head; what a head never holds, such as logs, stays."""
+        reading.restore(self._objects, self.place, head, self._folder)
+        if not head.pending:
+            (self._folder / reading.PENDING).unlink(missing_ok=True)
+        tops = {path.rpartition("/")[0] for path in head.files}
+        for directory in (self._folder / "start", *(self._folder / _CHECKPOINTS).glob("*")):
+            if str(directory.relative_to(self._folder)) not in tops:
+                shutil.rmtree(directory, ignore_errors=True)
+
+    def _sweep(self, owner: str, head: Head) -> None:
+        """Delete what the last owner sent and no head names."""
+        named = _keys(self.place, head)
+        with suppress(MarlessError):
+            stray = (each.key for each in self._objects.listing(self.place.key(f"{owner}-")) if each.key not in named)
+            self._objects.delete(stray)
+
+    def _send(self) -> None:
+        """Send new files, and lines that are too many for the head; the head names none of them yet."""
+        self._join()
+        with self._state:
+            unsent, tail = set(self._unsent), self._next.tail
+            self._changes += 1
+        change = f"{self._owner}-{self._changes}"
+        parts = {path: part for path in sorted(unsent) if (part := self._send_file(path, change))}
+        segment = self._send_tail(tail, change)
+        with self._state:
+            self._next = replace(self._next, files={**self._next.files, **parts})
+            self._unsent -= unsent
+            if segment:
+                segments = (*self._next.segments, segment)
+                self._next = replace(self._next, segments=segments, tail=self._next.tail[len(tail) :])
+
+    def _send_file(self, path: str, change: str) -> Part | None:
+        source = self._folder / path
+        try:
+            size = source.stat().st_size
+            data = source.read_bytes() if size <= _IN_MEMORY_BYTES else None  # a log grows meanwhile
+        except FileNotFoundError:
+            return None  # an old checkpoint, dropped meanwhile
+        if data is not None:
+            return self._put(path, data, change)
+        part = Part(change=change, bytes=size, sha256=digest(source))
+        self._objects.send(self.place.key(key_of(path, part)), source)
+        return part
+
+    def _send_tail(self, tail: tuple[str, ...], change: str) -> Segment | None:
+        data = "".join(f"{line}\n" for line in tail).encode()
+        return Segment(part=self._put(ROUNDS, data, change), rounds=len(tail)) if len(data) > TAIL_BYTES else None
+
+    def _join(self) -> None:
+        """Replace the last segments by one, if there are many small ones."""
+        with self._state:
+            kept, last = self._next.segments[:-JOINED], self._next.segments[-JOINED:]
+            self._changes += 1
+        if len(last) < JOINED or max(each.part.bytes for each in last) >= JOINED * TAIL_BYTES:
+            return
+        with (self._folder / ROUNDS).open("rb") as file:
+            file.seek(sum(each.part.bytes for each in kept))
+            data = file.read(sum(each.part.bytes for each in last))
+        part = self._put(ROUNDS, data, f"{self._owner}-{self._changes}")
+        joined = Segment(part=part, rounds=sum(each.rounds for each in last))
+        with self._state:
+            self._next = replace(self._next, segments=(*kept, joined))
+
+    def _put(self, path: str, data: bytes, change: str) -> Part:
+        part = Part(change=change, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+        self._objects.put(self.place.key(key_of(path, part)), data)
+        return part
+
+    def _commit(self, *, always: bool = False) -> None:
+        """Replace the head by what was noted, if that differs; with `always`, also if not."""
+        with self._committing:
+            for _ in range(_ATTEMPTS):
+                with self._state:
+                    wanted = self._next
+                before = self._committed
+                if before and not always and _content(wanted) == _content(before):
+                    return
+                if self.lost or not self._owner:
+                    raise self._fenced()
+                serial = before.serial + 1 if before else 1
+                head = replace(wanted, owner=self._owner, holder=_holder(), serial=serial)
+                if self._write(head):
+                    self._drop(before, head)
+                    return
+            raise UnreachableError(f"{self.place}: other writers were first, {_ATTEMPTS} times; try again")
+
+    def _write(self, head: Head) -> bool:
+        """Write the head on the condition that it is the one that we know; False if it is another one of ours."""
+        try:
+            data = head.encoded()
+            etag = (
+                self._objects.replace(self._key, data, self._etag)
+                if self._etag
+                else self._objects.create(self._key, data)
+            )
+        except ConflictError:
+            with suppress(NotFoundError):
+                found = self.look()
+                if found and found[0].owner == self._owner:  # the answer to our last write was lost
+                    self._committed, self._etag = found
+                    return False
+            self.lost = True
+            raise self._fenced() from None
+        self._committed, self._etag = head, etag
+        return True
+
+    def _drop(self, before: Head | None, head: Head) -> None:
+        """Delete what the last head named and this one does not."""
+        if before and (gone := _keys(self.place, before) - _keys(self.place, head)):
+            with suppress(MarlessError):
+                self._objects.delete(gone)
+
+    def _give_up(self, owner: str) -> None:
+        with suppress(MarlessError), self._committing:
+            before = self._committed
+            if before and before.owner == owner:
+                free = replace(self._next, owner="", holder="", serial=before.serial + 1)
+                self._objects.replace(self._key, free.encoded(), self._etag)
+
+    def _fenced(self) -> FencedError:
+        return FencedError(f"another coordinator has taken {self.place} over")
+
+    def _lines(self, first: int, end: int) -> tuple[str, ...]:
+        with (self._folder / ROUNDS).open("rb") as file:
+            return tuple(line.decode().rstrip("\n") for line in islice(file, first, end))
+
+    def _name_ourselves(self) -> None:
+        """Choose a new name, and keep it in the working copy, so that the next process there knows it as its own."""
+        self._owner = secrets.token_hex(8)
+        names, etag = self._read_names()
+        self._write_names([*names, self._owner][-_KEPT_OWNERS:], etag)
+
+    def _own_names(self) -> list[str]:
+        return self._read_names()[0]
+
+    def _read_names(self) -> tuple[list[str], str]:
+        try:
+            held = json.loads((self._folder / _OWNERS).read_bytes())
+            return [str(name) for name in held["owners"]], str(held["etag"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return [], ""
+
+    def _write_names(self, names: list[str], etag: str) -> None:
+        partial = self._folder / f"{_OWNERS}.partial"
+        partial.write_text(json.dumps({"owners": names, "etag": etag}), encoding="utf-8")
+        partial.replace(self._folder / _OWNERS)
+
+
+def _content(head: Head) -> Head:
+    return replace(head, owner="", holder="", serial=0)
+
+
+def _keys(place: Address, head: Head) -> set[str]:
+    """The keys of all objects that a head names."""
+    pieces = {place.key(key_of(ROUNDS, segment.part)) for segment in head.segments}
+    return pieces | {place.key(key_of(path, part)) for path, part in head.files.items()}
+
+
+def _holder() -> str:
+    return f"{socket.gethostname()} {os.getpid()}"

@@ -1,0 +1,401 @@
+"""A job's run folder, its durable state: everything that has been acknowledged is in here, fsynced.
+
+spec.yaml            the resolved spec, every default written out
+job.json             state, reason, random baseline
+rounds.jsonl         one RoundRecord per line, appended before the next round starts
+machines.json        what machines cost at the job's end and after it, see `marless.machine.Kept`
+pending.json         the results of rollouts whose rounds are not recorded, each written before its round's update
+start/               the checkpoint that the job starts from, if there is one
+checkpoints/round-N/ the versions of all policies after N rounds, see `marless.checkpoint`
+log.jsonl            the job's log, see `services.coordinator.state.job_log`
+owner.lock           the owner's lock, see `services.coordinator.state.ownership`
+
+Only the owner writes. An owner that has lost the job may notice it late, between any two of its steps. Its late writes
+have no effect: files are replaced by renaming a partial file, and the new owner first removes all partial files and
+replaces the two files that are kept open, rounds.jsonl and pending.json. So a late rename finds no file, and a late
+line goes to a file that has been unlinked.
+
+`services.coordinator.state.bucket_folder` has the run folders that are kept in a bucket. What is written to them is
+durable only after `settle`, which does nothing here.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from marless import private_files
+from marless import spec as specs
+from marless.bucket.reading import Choice
+from marless.checkpoint import Checkpoint, DiskCheckpoints, fsync, make_directory
+from marless.errors import AlreadyExistsError, CorruptError, FencedError, NotFoundError, SpecError, UnavailableError
+from marless.failpoint import reach
+from marless.machine import MACHINES, Kept, kept_from_json
+from marless.private_files import UntrustedPathError
+from marless.record import RoundRecord
+from marless.round_file import read
+from marless.spec import JobSpec
+from services.coordinator.state.ownership import Ownership, inherit
+from services.coordinator.state.status import STATUS, JobStatus, Pending, pending_lines, pending_of
+
+DELETED = ".deleted-"
+"""Prefix of the names of folders whose deletion is under way or was interrupted."""
+
+
+class RunFolder:
+    """Reads and writes one run folder. Writing raises FencedError unless the caller owns the folder, and
+    UnavailableError, naming the path, if the disk refuses.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoints = DiskCheckpoints(path / "checkpoints")
+        self.ownership: Ownership | None = None
+        self._rounds: IO[bytes] | None = None
+        self._pending: IO[bytes] | None = None
+        """This and `_rounds` are opened only by `take_over`, see the module's docstring."""
+
+    @property
+    def rounds_path(self) -> Path:
+        """Path of the job's round records."""
+        return self.path / "rounds.jsonl"
+
+    @property
+    def log_path(self) -> Path:
+        """Path of the job's log."""
+        return self.path / "log.jsonl"
+
+    @property
+    def start_path(self) -> Path:
+        """Directory of the checkpoint that the job starts from; it exists only if there is one."""
+        return self.path / "start"
+
+    @property
+    def _pending_path(self) -> Path:
+        return self.path / "pending.json"
+
+    # Ownership
+
+    def check_ours(self) -> None:
+        """Raise UnavailableError if the folder is another user's, in a directory that all users may write to."""
+        with self._disk():
+            private_files.check_way(self.path)
+
+    def own(self) -> bool:
+        """Become the owner if the lock is free; returns whether it was. Raises NotFoundError without a folder."""
+        self.check_ours()
+        with self._disk():
+            try:
+                self.ownership = Ownership.acquire(self.path)
+            except FileNotFoundError:
+                raise NotFoundError(f"there is no run folder {self.path}") from None
+        return self.ownership is not None
+
+    def keep_beating(self) -> None:
+        """Show until `release` that the owner is alive; calling it twice is safe."""
+        if self.ownership:
+            self.ownership.keep_beating()
+
+    async def inherit(self, lease_s: float) -> None:
+        """Wait until the owner has exited, or has not touched its lock for `lease_s` seconds; then become the owner."""
+        self.check_ours()
+        with self._disk():
+            try:
+                self.ownership = await inherit(self.path, lease_s)
+            except FileNotFoundError:
+                raise NotFoundError(f"there is no run folder {self.path}") from None
+
+    def release(self) -> None:
+        """Release the lock and close the files; calling it twice is safe."""
+        for file in (self._rounds, self._pending):
+            if file:
+                file.close()
+        self._rounds = self._pending = None
+        if self.ownership:
+            self.ownership.release()
+
+    def settle(self) -> None:
+        """Wait until all that was written is durable."""
+
+    @property
+    def settled(self) -> bool:
+        """True if `settle` has nothing to wait for."""
+        return True
+
+    def refresh(self, choice: Choice | None = None) -> None:
+        """Update what is known of a job that another coordinator runs: its records, or what is chosen."""
+
+    def take_over(self) -> None:
+        """Fence off an earlier owner and drop the torn line that it may have left; always the owner's first step."""
+        self.check_owned()
+        with self._disk():
+            reach("coordinator.take_over.before")
+            for partial in self.path.glob("*.partial"):
+                partial.unlink()
+            self._rounds = self._renew(self.rounds_path, _whole_lines(self.rounds_path))
+            self._pending = self._renew(self._pending_path, _whole_lines(self._pending_path))
+            reach("coordinator.take_over.after")
+
+    # The job
+
+    def create(self, spec: JobSpec, status: JobStatus, start: Path | None = None) -> None:
+        """Create and own the folder of a new job; `start` is the directory of a checkpoint to copy into it.
+
+        Raises AlreadyExistsError if it holds a job, or one is being created there.
+        """
+        self.check_ours()
+        with self._disk():
+            make_directory(self.path)
+        if not self._own_new():
+            self.release()
+            raise AlreadyExistsError(f"{self.path} contains a job already; choose another job id")
+        try:
+            with self._disk():
+                if start:
+                    _copy_directory(start, self.start_path)
+            self.write_spec(spec)
+            self.write_status(status)
+            self.settle()
+        except BaseException:
+            self.release()
+            raise
+
+    def _own_new(self) -> bool:
+        """Become the owner of a folder that holds no job yet; returns whether that is so."""
+        return self.own() and not (self.path / "job.json").exists()
+
+    def load(self) -> tuple[JobSpec, JobStatus]:
+        """Read spec.yaml and job.json; raises NotFoundError, or CorruptError for files that marless did not write."""
+        status = self.read_status()
+        try:
+            document = yaml.safe_load((self.path / "spec.yaml").read_text(encoding="utf-8"))
+            return specs.parse_resolved(document, str(self.path / "spec.yaml")), status
+        except FileNotFoundError as error:
+            raise NotFoundError(f"there is no job in {self.path}: {error.filename} is missing") from None
+        except (SpecError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise CorruptError(f"{self.path}: {' '.join(str(error).split())}") from None
+
+    def read_status(self) -> JobStatus:
+        """The content of job.json; raises NotFoundError or CorruptError."""
+        try:
+            status: JobStatus = _read_json(self.path / "job.json", STATUS)
+            return status
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise NotFoundError(f"there is no job in {self.path}: {error.filename} is missing") from None
+
+    def write_spec(self, spec: JobSpec) -> None:
+        """Replace spec.yaml."""
+        self._replace("spec.yaml", spec.to_yaml(), failpoint="spec")
+
+    def write_status(self, status: JobStatus) -> None:
+        """Replace job.json."""
+        self._replace("job.json", json.dumps(asdict(status), indent=1), failpoint="status")
+
+    def read_kept(self) -> Kept | None:
+        """The content of machines.json; None if there is none, or it is damaged."""
+        try:
+            return kept_from_json((self.path / MACHINES).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, CorruptError):
+            return None
+
+    def write_kept(self, kept: Kept) -> None:
+        """Replace machines.json."""
+        self._replace(MACHINES, kept.to_json(), failpoint="machines")
+
+    def delete(self) -> None:
+        """Remove the folder; it is renamed first, so that an interrupted deletion leaves no half of a job."""
+        self.check_owned()
+        aside = self.path.with_name(f"{DELETED}{self.path.name}.{secrets.token_hex(4)}")
+        with self._disk():
+            self.path.rename(aside)
+            fsync(aside.parent)
+            shutil.rmtree(aside)
+        self.release()
+
+    # Rounds
+
+    def append(self, record: RoundRecord) -> None:
+        """Append a round durably; if this fails, the file is unchanged."""
+        line, file = record.to_json().encode() + b"\n", self._rounds
+        self.check_owned()
+        assert file is not None  # opened by take_over
+        reach("coordinator.record.before")
+        with self._disk():
+            before = file.seek(0, os.SEEK_END)
+            try:
+                _write(file, line, before)
+                os.fdatasync(file.fileno())
+            except OSError:
+                file.truncate(before)
+                raise
+        reach("coordinator.record.after")
+
+    def records(self, first: int = 0) -> Iterator[RoundRecord]:
+        """The recorded rounds from number `first` on; see `marless.round_file.read`."""
+        return read(self.rounds_path, first)
+
+    def cut(self, rounds: int) -> None:
+        """Drop all but the first `rounds` records, durably, and the checkpoints of later rounds."""
+        self.check_owned()
+        with self._disk():
+            reach("coordinator.cut.before")
+            with self.rounds_path.open("rb") as file:
+                kept = sum(len(line) for _, line in zip(range(rounds), file, strict=False))
+            before, self._rounds = self._rounds, self._renew(self.rounds_path, kept)
+            if before:
+                before.close()
+            for later in self.checkpoints.rounds():
+                if later > rounds:
+                    shutil.rmtree(self.checkpoints.path(later))
+            reach("coordinator.cut.after")
+
+    def write_pending(self, pending: Sequence[Pending]) -> None:
+        """Replace pending.json: a line for each round that is rolled out and not recorded, in order.
+
+        It survives the end of this process at once, and a power failure after `sync_pending`. It is written in place,
+        in microseconds, because the update waits for it: a torn line means that there was no update of its round yet,
+        and that the rollout can be run again.
+        """
+        lines, file = pending_lines(pending), self._pending
+        self.check_owned()
+        assert file is not None  # opened by take_over
+        reach("coordinator.pending.before")
+        with self._disk():
+            _write(file, lines, 0)
+            file.truncate(len(lines))
+        reach("coordinator.pending.after")
+
+    def sync_pending(self) -> None:
+        """Sync pending.json to the disk; runs concurrently with the update."""
+        assert self._pending is not None  # opened by take_over
+        with self._disk():
+            os.fdatasync(self._pending.fileno())
+
+    def read_pending(self, first: int) -> tuple[Pending, ...]:
+        """The results of rollouts from round `first` on; see `pending_of`."""
+        try:
+            return pending_of(self._pending_path.read_bytes(), first)
+        except FileNotFoundError:
+            return ()
+
+    def drop_pending(self) -> None:
+        """Remove pending.json."""
+        self.check_owned()
+        with self._disk():
+            self._pending_path.unlink(missing_ok=True)
+
+    # Checkpoints
+
+    def save_checkpoint(self, checkpoint: Checkpoint, keep: int) -> None:
+        """Write a checkpoint atomically, unless its round has one, and drop all but the `keep` newest."""
+        self.check_owned()
+        if checkpoint.progress.round in self.checkpoints.rounds():
+            return
+        with self._disk():
+            reach("coordinator.checkpoint.before")
+            self.checkpoints.save(checkpoint, keep)
+            reach("coordinator.checkpoint.after")
+
+    def _replace(self, name: str, text: str, *, failpoint: str) -> None:
+        target = self.path / name
+        partial = target.with_suffix(f".{secrets.token_hex(4)}.partial")
+        self.check_owned()
+        with self._disk():
+            try:
+                partial.write_text(text, encoding="utf-8")
+                fsync(partial)
+                self.check_owned()  # a coordinator that takes over from here on removes the partial file first
+                reach(f"coordinator.{failpoint}.before")
+                partial.replace(target)
+            except FileNotFoundError:
+                raise FencedError(f"another coordinator has taken {self.path} over") from None
+            except (FencedError, OSError):
+                partial.unlink(missing_ok=True)
+                raise
+            fsync(self.path)
+            reach(f"coordinator.{failpoint}.after")
+
+    def _renew(self, path: Path, size_bytes: int) -> IO[bytes]:
+        """Replace a file that is kept open by a copy of its first `size_bytes` bytes; returns the copy, open."""
+        partial = path.with_suffix(f".{secrets.token_hex(4)}.partial")
+        with partial.open("xb") as copy:
+            if size_bytes:
+                with path.open("rb") as file:
+                    shutil.copyfileobj(file, copy)
+                copy.truncate(size_bytes)
+            copy.flush()
+            os.fsync(copy.fileno())
+        renewed = partial.open("r+b", buffering=0)  # opened before it gets its name, which a later owner may replace
+        self.check_owned()
+        partial.replace(path)
+        fsync(self.path)
+        return renewed
+
+    def check_owned(self) -> None:
+        """Raise FencedError unless this coordinator owns the folder."""
+        if self.ownership is None or self.ownership.lost:
+            raise FencedError(f"another coordinator has taken {self.path} over")
+
+    def _disk(self) -> _DiskErrors:
+        """Turns an OSError of the block into an UnavailableError that names the folder."""
+        return _DiskErrors(self.path)
+
+
+class _DiskErrors:
+    """Turns an OSError of its block into an UnavailableError that names the folder."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OSError):
+            advice = "choose another" if isinstance(error, UntrustedPathError) else "make room or choose another"
+            raise UnavailableError(f"run folder {self._path}: {error.strerror}; {advice}") from None
+
+
+def _read_json(path: Path, kind: TypeAdapter[Any]) -> Any:  # Any: the adapter's type
+    try:
+        return kind.validate_json(path.read_bytes())
+    except ValidationError:
+        raise CorruptError(f"{path}: not a file that marless wrote, or one of another version") from None
+
+
+def _write(file: IO[bytes], line: bytes, at_byte: int) -> None:
+    """Write a whole line at an offset; raises OSError (ENOSPC) if the disk takes only a part of it."""
+    if os.pwrite(file.fileno(), line, at_byte) < len(line):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _whole_lines(path: Path) -> int:
+    """Number of bytes up to the end of the last whole line."""
+    if not path.exists():
+        return 0
+    with path.open("rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        while end:
+            start = max(0, end - 2**16)
+            newline = os.pread(file.fileno(), end - start, start).rfind(b"\n")
+            if newline >= 0:
+                return start + newline + 1
+            end = start
+    return 0
+
+
+def _copy_directory(source: Path, target: Path) -> None:
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(source, target)
+    for path in (*target.iterdir(), target):
+        fsync(path)

@@ -1,0 +1,325 @@
+"""The learner function: updates the policies of one scope from a round's trajectories, and publishes their versions."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from marless.algos import registry
+from marless.algos.algorithm import scopes
+from marless.algos.learner import Learner, LearnerContext, RoundInput, Scope, UpdateOutput
+from marless.checkpoint import PARTS
+from marless.core.functions import FunctionRun
+from marless.core.group import Group
+from marless.core.measures import Measure, SimilarityConfig
+from marless.core.state import REPLAY
+from marless.data.frames import ReplaySchema
+from marless.data.trajectory import Trajectory
+from marless.envs.base import EnvSpaces
+from marless.errors import CorruptError, SpecError, UnavailableError
+from marless.failpoint import reach
+from marless.job import replay_of
+from marless.log import structlog
+from marless.nets import serial
+from marless.private_files import Claim
+from marless.rpc.concurrency import gather, stoppable, to_the_end
+from marless.rpc.param_store import ParamStore, PolicyWrite
+from marless.rpc.refs import Borrowed, Ref, is_seen
+from marless.rpc.v1 import common_pb2, learner_pool_pb2
+from marless.sharing import registry as sharing_policies
+from marless.sharing.similarity import make_similarity
+from marless.spec import JobSpec, from_json, spaces_from_json
+from services.learner_pool import update_results as outcomes
+from services.learner_pool import spool, unpublished
+from services.learner_pool.content import check_checksum, views
+from services.learner_pool.mirror import Mirror
+
+_HELD_LEARNERS = 16
+_Key = tuple[str, int, str, int]
+"""Job, epoch, spec and scope."""
+_log = structlog.get_logger("learner")
+
+
+@dataclass
+class _Held:
+    """A cached learner, and the versions of the policy states that it holds."""
+
+    learner: Learner
+    spec: JobSpec
+    spaces: EnvSpaces
+    scope: Scope
+    device: str
+    replay: Path | None
+    mirror: Mirror | None
+    """If this worker does not see the pool's replay file: its copy, at `replay`."""
+    versions: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def replay_name(self) -> str:
+        """The name under which the state of the replay is published."""
+        return f"{REPLAY}.{self.scope.name}"
+
+    def after(self, groups: Sequence[Group]) -> dict[str, tuple[str, ...]]:
+        """The dependencies of each function in an update of these groups, by ids of the algorithm's function graph."""
+        config = self.spec.algorithm
+        graph = registry.algorithm(config.name).functions(config, self.scope, groups, self.spaces)
+        return {node.id: node.after for node in graph}
+
+
+class Learning:
+    """Runs learn tasks; caches learners between them, whose states can be loaded from the store again.
+
+    `place` is the directory for copies of replay files that this worker does not see.
+    """
+
+    def __init__(self, store: ParamStore, borrowed: Borrowed, place: Path) -> None:
+        self._store = store
+        self._borrowed = borrowed
+        self._place = place
+        self._claim: Claim | None = None
+        self._held: OrderedDict[_Key, _Held] = OrderedDict()
+
+    async def run(self, payload: bytes) -> bytes:
+        """Run one serialised LearnTask; returns its serialised LearnResult."""
+        task = learner_pool_pb2.LearnTask.FromString(payload)
+        held = await to_the_end(self._learner, task)
+        groups = tuple(Group(g.policy, tuple(g.agents), g.source.policy) for g in task.groups)
+        result = await (self._update if task.trajectories else self._open)(task, held, groups)
+        result.device = held.device
+        return result.SerializeToString()
+
+    def _learner(self, task: learner_pool_pb2.LearnTask) -> _Held:
+        key = (task.job, task.epoch, task.spec_json, task.scope)
+        if key not in self._held:
+            spec, spaces = from_json(task.spec_json), spaces_from_json(task.spaces_json)
+            algorithm = registry.algorithm(spec.algorithm.name)
+            scope = scopes(algorithm, spec.algorithm, spaces)[task.scope]
+            device, why = choose_device(spec.learner.device)
+            _log.info("job.device", job=task.job, scope=scope.name, device=device, why=why)
+            self._let_go(task)
+            mirror = self._mirror(task.replay, replay_of(spec, spaces, scope))
+            replay = mirror.path if mirror else Path(task.replay.path) if task.replay.path else None
+            carried = spec.actors.episodes == "carried"
+            context = LearnerContext(spec.nets, spaces, scope, device, replay, carried)
+            learner = algorithm.learner(spec.algorithm, context)
+            if similarity := _similarity(spec):
+                make_similarity(similarity)  # imports its libraries now, so that no round waits for them
+            self._held[key] = _Held(learner, spec, spaces, scope, device, replay, mirror)
+            while len(self._held) > _HELD_LEARNERS:
+                self._drop(next(iter(self._held)))
+        self._held.move_to_end(key)
+        return self._held[key]
+
+    def _let_go(self, task: learner_pool_pb2.LearnTask) -> None:
+        """Drop cached learners of other epochs or specs of this task's scope, and those whose replay file is gone.
+
+        The memory of a removed replay file stays in use for as long as a learner maps it.
+        """
+        for key, held in list(self._held.items()):
+            if (key[0], key[3]) == (task.job, task.scope) or (held.replay and not held.replay.exists()):
+                self._drop(key)
+
+    def _drop(self, key: _Key) -> None:
+        if mirror := self._held.pop(key).mirror:
+            mirror.remove()
+
+    def _mirror(self, ref: Ref, replay: tuple[ReplaySchema, int] | None) -> Mirror | None:
+        """A copy of the task's replay file if this worker does not see the file. Other copies make room for it."""
+        if replay is None or is_seen(ref):
+            return None
+        if self._claim is None:
+            self._claim = spool.claim(self._place)
+        while True:
+            try:
+                made = Mirror(self._borrowed, self._claim.path, *replay)
+                _log.info("replay.copied", path=str(made.path), bytes=ref.bytes)
+                return made
+            except UnavailableError:
+                mirrored = [key for key, held in self._held.items() if held.mirror]
+                if not mirrored:
+                    raise
+                self._drop(mirrored[0])
+
+    def close(self) -> None:
+        """Remove all copies of replay files."""
+        if self._claim:
+            self._claim.drop()
+
+    async def _open(
+        self, task: learner_pool_pb2.LearnTask, held: _Held, groups: tuple[Group, ...]
+    ) -> learner_pool_pb2.LearnResult:
+        """Load the policies that groups start from, if the store has them; initialise and publish the others.
+
+        Raises SpecError for stored states of another shape. A policy that starts from another one is not loaded: its
+        next version is made by the update.
+        """
+        starts = [Group(group.start, group.agents) for group in groups]
+        names = tuple(dict.fromkeys(held.learner.names(starts)))
+        heads = {name: listed.head.version for name, listed in (await self._store.list(task.job)).policies.items()}
+        present = {name: heads[name] for name in names if name in heads}
+        try:
+            await self._hold(task.job, held, present)
+        except CorruptError as error:
+            raise SpecError(f"the stored versions of job {task.job} do not fit its spec: {error}") from None
+        fresh = [name for name in names if name not in present]
+        for name in fresh:
+            held.learner.load(name, held.learner.initial(name, held.spec.seed))
+        writes = _writes(task, held, dict.fromkeys(fresh, 0), "init", {})
+        versions = await self._publish(task, held, writes) if fresh else {}
+        return outcomes.result({name: present.get(name) or versions[name] for name in names})
+
+    async def _update(
+        self, task: learner_pool_pb2.LearnTask, held: _Held, groups: tuple[Group, ...]
+    ) -> learner_pool_pb2.LearnResult:
+        names = held.learner.names(groups)
+        starts = _starts(task, names)
+        if starts.items() - held.versions.items():  # another worker ran the last round, and may have published this one
+            done = await outcomes.published(self._store, task.job, task.round, names)
+            if done:
+                return done
+            await self._hold(task.job, held, starts)
+        if held.mirror:
+            await held.mirror.pull(task.replay)
+        inputs = RoundInput(
+            round=task.round,
+            env_steps=task.env_steps,
+            seed=held.spec.seed,
+            groups=groups,
+            trajectories=await gather(map(self._trajectory, task.trajectories)),
+            pooling=held.spec.sharing.samples,
+            measure=_measure(task.measure, held.spec),
+        )
+        held.versions.clear()  # the learner's states have no version until they are published
+        output = await stoppable(partial(_computed, held.learner, inputs))
+        functions, distances = _functions(task, output.runs, held.after(groups)), _distances(held.spaces, output)
+        heads = {version.policy: version.version for version in task.versions}
+        expected = {name: heads.get(name, 0) for name in names}
+        reports = outcomes.encode(names, output.metrics, functions, distances)
+        result = learner_pool_pb2.LearnResult(functions=functions, distances=distances)
+        for name, metrics in output.metrics.items():
+            result.metrics[name].values.update(metrics)
+        writes = _writes(task, held, expected, task.round, reports)
+        if held.mirror:
+            await held.mirror.push(task.replay, held.learner.state(held.replay_name).learning, task.round)
+        try:
+            result.MergeFrom(outcomes.result(await self._publish(task, held, writes)))
+        except unpublished.PASSING as error:
+            result.unpublished.CopyFrom(await unpublished.leave(self._borrowed, task.spare, writes, error))
+        return result
+
+    async def _hold(self, job: str, held: _Held, wanted: Mapping[str, int]) -> None:
+        """Make the learner hold these versions; fetches missing ones. Raises CorruptError if a state does not fit."""
+        missing = {name: version for name, version in wanted.items() if held.versions.get(name) != version}
+        if not missing:
+            return
+        for name, stored in (await self._store.get(job, missing, PARTS)).items():
+            state = serial.decode(*(bytes(stored.blobs[part]) for part in PARTS))
+            try:
+                held.learner.load(name, state)
+            except CorruptError as error:
+                raise CorruptError(f"policy {name!r}, version {missing[name]}: {error}") from None
+            held.versions[name] = missing[name]
+            if held.mirror and name == held.replay_name:
+                held.mirror.expect(state.learning)
+
+    async def _trajectory(self, stored: learner_pool_pb2.StoredTrajectory) -> Trajectory:
+        content = await self._borrowed.get(stored.file, partial(check_checksum, stored.header))
+        return views(stored.header, content)
+
+    async def _publish(
+        self, task: learner_pool_pb2.LearnTask, held: _Held, writes: Sequence[PolicyWrite]
+    ) -> Mapping[str, int]:
+        reach("learner.publish.before")
+        versions = await self._store.publish(task.job, task.epoch, task.round, writes)
+        reach("learner.publish.after")
+        held.versions.update(versions)
+        return versions
+
+
+def _computed(learner: Learner, inputs: RoundInput, stop: threading.Event) -> UpdateOutput:
+    """Run an update, which ends early once `stop` is set."""
+    return learner.update(replace(inputs, stopped=stop.is_set))
+
+
+def _writes(
+    task: learner_pool_pb2.LearnTask,
+    held: _Held,
+    expected: Mapping[str, int],
+    what: int | str,
+    reports: Mapping[str, bytes],
+) -> list[PolicyWrite]:
+    writes = []
+    for name, version in expected.items():
+        state = held.learner.state(name)
+        if odd := serial.not_finite({**state.acting, **state.learning}):
+            raise SpecError(
+                f"the update of {name!r} made NaN or infinite values ({odd}) and was not published; lower algorithm.lr "
+                "or algorithm.max_grad_norm, or scale the environment's rewards"
+            )
+        blobs = dict(zip(PARTS, serial.encode(state), strict=True))
+        if name in reports:
+            blobs[outcomes.PART] = reports[name]
+        req_id = outcomes.request_id(task.job, what, name)
+        writes.append(PolicyWrite(policy=name, expected=version, req_id=req_id, blobs=blobs))
+    return writes
+
+
+def choose_device(asked: str) -> tuple[str, str]:
+    """The torch device to use, and why, for the log; raises SpecError for a GPU that does not exist."""
+    if asked == "auto":
+        if torch.cuda.is_available():
+            return "cuda:0", torch.cuda.get_device_name(0)
+        return "cpu", f"auto: torch sees no GPU; {torch.get_num_interop_threads()} threads"
+    gpus = torch.cuda.device_count()
+    if asked.startswith("cuda") and int(asked.partition(":")[2] or 0) >= gpus:
+        raise SpecError(f"learner.device: {asked} asked for, but torch sees {gpus} GPUs; use auto or cpu")
+    return asked, "as configured"
+
+
+def _measure(asked: learner_pool_pb2.Measure, spec: JobSpec) -> Measure:
+    similarity = _similarity(spec) if asked.similarity else None
+    return Measure(curvature=spec.curvature if asked.curvature else None, noise=asked.noise, similarity=similarity)
+
+
+def _similarity(spec: JobSpec) -> SimilarityConfig | None:
+    return sharing_policies.sharing(spec.sharing.name).similarity(spec.sharing)
+
+
+def _starts(task: learner_pool_pb2.LearnTask, names: Sequence[str]) -> dict[str, int]:
+    """The versions that an update starts from: of the groups' source policies, and of joint critics."""
+    heads = {version.policy: version.version for version in task.versions}
+    sources = {group.source.policy or group.policy: group.source.version for group in task.groups}
+    policies = {group.policy for group in task.groups}
+    return sources | {name: heads[name] for name in names if name not in policies}
+
+
+def _distances(spaces: EnvSpaces, output: UpdateOutput) -> list[common_pb2.Distances]:
+    agents = {each.name: each.agents for each in spaces.classes}
+    return [
+        common_pb2.Distances(agents=agents[name], values=values.ravel().tolist())
+        for name, values in output.distances.items()
+    ]
+
+
+def _functions(
+    task: learner_pool_pb2.LearnTask, runs: Iterable[FunctionRun], after: Mapping[str, tuple[str, ...]]
+) -> list[common_pb2.Invocation]:
+    return [
+        common_pb2.Invocation(
+            id=f"{task.job}/{task.round}/{run.function}/{run.name}",
+            function=run.function,
+            name=run.name,
+            index=task.scope,
+            start_s=run.start_s,
+            end_s=run.end_s,
+            vcpu_s=run.vcpu_s,
+            after=after.get(f"{run.function}/{run.name}", ()),
+        )
+        for run in runs
+    ]

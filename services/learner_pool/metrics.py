@@ -1,0 +1,24 @@
+"""The learner pool's metrics for Prometheus."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from prometheus_client.metrics_core import Metric
+
+from marless.fleet import metrics as workers
+from marless.fleet.dispatch import Dispatcher
+from marless.rpc.metrics import counter, gauge
+from services.learner_pool.trajectory_buffer import Intake
+from services.learner_pool.replays import Replays
+
+
+def figures(dispatcher: Dispatcher, intake: Intake, replays: Replays) -> list[Metric]:
+    """All metrics: workers, uploads, bytes held, and samples of replay buffers."""
+    return [
+        *workers.figures(dispatcher),
+        counter("uploads", "Trajectories, by what became of them.", asdict(intake.counts), by="outcome"),
+        gauge("intake_bytes", "Bytes of trajectories that wait for their update.", intake.held_bytes),
+        gauge("replay_bytes", "Bytes of files that learners remember past rounds in.", replays.held_bytes),
+        counter("replay_samples", "Env steps of replays, by what became of them.", replays.samples, by="outcome"),
+    ]
