@@ -27,7 +27,7 @@ from bench.processes import role
 from bench.systems import Request, settings
 from marless import spec
 from marless.cli.stack import SERVICES, LocalStack, StackOptions
-from marless.cli.supervision import Patience
+from marless.cli.supervision import RestartLimits
 from marless.client import AsyncClient
 from marless.record import RoundRecord
 
@@ -78,7 +78,7 @@ async def running(seed: int) -> AsyncIterator[Running]:
     job = spec.parse({"name": "recovery", **settings(Request(seed, 0)), **_ENDLESS}, "job")
     with tempfile.TemporaryDirectory(prefix="marless-bench-") as folder:
         place = Path(folder)
-        options = StackOptions(patience=Patience(deaths=1000))
+        options = StackOptions(restarts=RestartLimits(deaths=1000))
         stack = LocalStack(runs=place / "runs", logs=place / "logs", data=place / "store", options=options)
         async with stack, AsyncClient(stack.coordinator, contact_s=TIMEOUT_S) as client:
             await client.submit(job, job="recovery")

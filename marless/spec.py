@@ -33,7 +33,6 @@ from marless.core.measures import CurvatureSpec
 from marless.core.settings import Strict, name_of, named
 from marless.core.sizes import FunctionsSpec
 from marless.errors import SpecError, shown
-from marless.validation_messages import sentences
 from marless.nets.model import ModelSpec
 from marless.pricing import prices as price_tables
 from marless.scaling import registry as scaling_policies
@@ -45,6 +44,7 @@ from marless.sharing.base import SharingConfig
 from marless.sharing.similarity import similarity_type
 from marless.sinks import registry as sinks
 from marless.sinks.base import SinkConfig
+from marless.validation_messages import sentences
 
 if TYPE_CHECKING:
     from marless.envs.base import EnvSpaces

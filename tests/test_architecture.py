@@ -131,7 +131,7 @@ def test_nothing_is_long(sources):
         ("marless.envs.mpe", "import asyncio"),
         ("marless.data.rollout", "from marless.rpc.client import Peer"),
         ("marless.spec", "def f():\n    import grpc.aio"),
-        ("services.actor_pool.actor", "from services.learner_pool import intake"),
+        ("services.actor_pool.actor", "from services.learner_pool import buffer"),
         ("marless.rpc.server", "import services.coordinator"),
         ("marless.rpc.server", "from marless.fleet.dispatch import Dispatcher"),
         ("marless.fleet.session", "import torch"),

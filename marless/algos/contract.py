@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from marless.algos.algorithm import Algorithm, AlgorithmConfig, scopes
 from marless.algos.learner import Learner, LearnerContext, RoundInput, Scope, UpdateOutput
-from marless.algos.synthetic_job import CASES, ROUNDS, SEED, MadeUpJob, Round
+from marless.algos.synthetic_job import CASES, ROUNDS, SEED, Round, SyntheticJob
 from marless.core.functions import FunctionNode
 from marless.core.group import Group
 from marless.core.interruption import StoppedError
@@ -66,8 +66,8 @@ def check_algorithm(
         with tempfile.TemporaryDirectory() as folder:
             trial = _Trial(algorithm, config, job, Path(folder))
             trial.check_gradients()
-            for number, made_up in enumerate(ROUNDS):
-                trial.train(number, made_up, f"{case}, round {number + 1}")
+            for number, round_ in enumerate(ROUNDS):
+                trial.train(number, round_, f"{case}, round {number + 1}")
             _require(trial.moved, f"{case}: no policy has moved; choose settings that learn from 48 env steps a round")
             if one_step is not None:
                 once = algorithm.config_type.model_validate({**config.model_dump(), **one_step})
@@ -81,8 +81,8 @@ def fingerprint(algorithm: Algorithm, config: AlgorithmConfig) -> str:
     for case, job in _accepted(algorithm, config):
         with tempfile.TemporaryDirectory() as folder:
             trial = _Trial(algorithm, config, job, Path(folder))
-            for number, made_up in enumerate(ROUNDS):
-                trial.train(number, made_up, f"{case}, round {number + 1}", again=False)
+            for number, round_ in enumerate(ROUNDS):
+                trial.train(number, round_, f"{case}, round {number + 1}", again=False)
             for name in sorted(trial.states):
                 digest.update(b"".join(serial.encode(trial.states[name])))
     return digest.hexdigest()
@@ -94,7 +94,7 @@ class _Trial:
 
     algorithm: Algorithm
     config: AlgorithmConfig
-    job: MadeUpJob
+    job: SyntheticJob
     folder: Path
     """Directory of the replay files."""
     states: dict[str, PolicyState] = field(default_factory=dict)
@@ -107,13 +107,13 @@ class _Trial:
         self.scopes = scopes(self.algorithm, self.config, self.job.spaces)
         self._learners = {scope.index: self._learner(scope, self._replay(scope)) for scope in self.scopes}
 
-    def train(self, number: int, made_up: Round, where: str, *, again: bool = True) -> None:
+    def train(self, number: int, round_: Round, where: str, *, again: bool = True) -> None:
         """Train one round with all learners; with `again`, repeat each update as after a crash."""
-        trajectories = self._sampled(number, made_up, where)
+        trajectories = self._sampled(number, round_, where)
         for scope in self.scopes:
-            self._update(scope, self.job.inputs(number, scope, made_up, trajectories), f"{where}, {scope.name}", again)
+            self._update(scope, self.job.inputs(number, scope, round_, trajectories), f"{where}, {scope.name}", again)
         try:
-            self.job.play(made_up, self.states)
+            self.job.play(round_, self.states)
         except (CorruptError, ValueError) as error:
             raise AssertionError(f"{where}: evaluating its policies: {error}") from error
 
@@ -144,15 +144,15 @@ class _Trial:
                     other, name, learner.state(name), f"{where}: by `gradients` and `apply`, not by `update`,"
                 )
 
-    def _sampled(self, number: int, made_up: Round, where: str) -> list[Trajectory]:
+    def _sampled(self, number: int, round_: Round, where: str) -> list[Trajectory]:
         """A round's trajectories; first makes the missing states that its update starts from."""
         for scope in self.scopes:
             learner = self._learners[scope.index]
-            for name in _starts(learner, self.job.served(scope, self.job.groups(made_up))):
+            for name in _starts(learner, self.job.served(scope, self.job.groups(round_))):
                 if name not in self.states:
                     self._create(scope, name, where)
         try:
-            return self.job.sample(made_up, number, self.states, self.algorithm.needs_state(self.config))
+            return self.job.sample(round_, number, self.states, self.algorithm.needs_state(self.config))
         except (CorruptError, ValueError) as error:
             raise AssertionError(f"{where}: sampling with its policies: {error}") from error
 
@@ -237,7 +237,7 @@ class _Trial:
         return copy
 
 
-def _accepted(algorithm: Algorithm, config: AlgorithmConfig) -> Iterator[tuple[str, MadeUpJob]]:
+def _accepted(algorithm: Algorithm, config: AlgorithmConfig) -> Iterator[tuple[str, SyntheticJob]]:
     """The synthetic jobs that the algorithm accepts."""
     refusals = []
     for case, job in CASES.items():

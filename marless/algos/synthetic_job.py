@@ -13,7 +13,7 @@ from marless.core.state import PolicyState
 from marless.data.rollout import play, rollout
 from marless.data.trajectory import Trajectory, TrajectorySchema
 from marless.envs.base import AgentClass, Box, Discrete, EnvSpaces
-from marless.envs.synthetic import MadeUp
+from marless.envs.synthetic import SyntheticEnv
 from marless.nets.acting import ActingPolicies
 from marless.nets.model import ModelSpec
 from marless.sharing.policy_distance import PolicyDistanceConfig
@@ -67,7 +67,7 @@ ROUNDS: tuple[Round, ...] = (
 
 
 @dataclass(frozen=True)
-class MadeUpJob:
+class SyntheticJob:
     """A synthetic job: its environment and nets, without an algorithm."""
 
     spaces: EnvSpaces
@@ -79,57 +79,62 @@ class MadeUpJob:
         samples = ACTORS * COPIES * STEPS
         return Setting(spaces=self.spaces, model=self.model, samples=samples, steps=STEPS, memory_bytes=2**30)
 
-    def groups(self, made_up: Round) -> tuple[Group, ...]:
+    def groups(self, round_: Round) -> tuple[Group, ...]:
         """The groups of all classes in a round."""
         others = (agent for c in self.spaces.classes for agent in c.agents if agent not in _WALKERS)
-        return (*(Group(agent, (agent,)) for agent in others), *made_up.walkers)
+        return (*(Group(agent, (agent,)) for agent in others), *round_.walkers)
 
     def served(self, scope: Scope, groups: Iterable[Group]) -> tuple[Group, ...]:
         """The groups that belong to a scope."""
         agents = {agent for c in scope.agent_classes(self.spaces) for agent in c.agents}
         return tuple(group for group in groups if group.agents[0] in agents)
 
-    def inputs(self, number: int, scope: Scope, made_up: Round, trajectories: Sequence[Trajectory]) -> RoundInput:
+    def inputs(self, number: int, scope: Scope, round_: Round, trajectories: Sequence[Trajectory]) -> RoundInput:
         """The inputs of a scope's update."""
         return RoundInput(
             round=number,
             env_steps=number * ACTORS * COPIES * STEPS,
             seed=SEED,
-            groups=self.served(scope, self.groups(made_up)),
+            groups=self.served(scope, self.groups(round_)),
             trajectories=trajectories,
-            pooling="drawn" if made_up.drawn else "pooled",
-            measure=made_up.measure,
+            pooling="drawn" if round_.drawn else "pooled",
+            measure=round_.measure,
         )
 
-    def sample(self, made_up: Round, number: int, states: Mapping[str, PolicyState], state: bool) -> list[Trajectory]:
+    def sample(self, round_: Round, number: int, states: Mapping[str, PolicyState], state: bool) -> list[Trajectory]:
         """The trajectories of a round's actors; raises CorruptError or ValueError for invalid states or actions."""
         schema = TrajectorySchema(self.spaces, STEPS, COPIES, state)
         sampled = []
         for actor in range(ACTORS):
-            env, policies = MadeUp(self.spaces, COPIES), self._policies(made_up, states, trained=False)
+            env, policies = SyntheticEnv(self.spaces, COPIES), self._policies(round_, states, trained=False)
             trajectory, _ = rollout(env, policies, steps=STEPS, seed=100 * number + actor, with_state=state)
             schema.check(trajectory)
             sampled.append(trajectory)
         return sampled
 
-    def play(self, made_up: Round, states: Mapping[str, PolicyState]) -> None:
+    def play(self, round_: Round, states: Mapping[str, PolicyState]) -> None:
         """Run the policies of a round's update greedily; raises as `sample` does."""
-        play(MadeUp(self.spaces, COPIES), self._policies(made_up, states, trained=True), episodes=COPIES, seed=SEED)
+        play(
+            SyntheticEnv(self.spaces, COPIES),
+            self._policies(round_, states, trained=True),
+            episodes=COPIES,
+            seed=SEED,
+        )
 
-    def _policies(self, made_up: Round, states: Mapping[str, PolicyState], *, trained: bool) -> list[ActingPolicies]:
+    def _policies(self, round_: Round, states: Mapping[str, PolicyState], *, trained: bool) -> list[ActingPolicies]:
         """The policies that the round's update starts from or, if `trained`, has made."""
         owners = {
             agent: states[group.policy if trained else group.start]
-            for group in self.groups(made_up)
+            for group in self.groups(round_)
             for agent in group.agents
         }
         return [ActingPolicies.from_states(c, [owners[agent] for agent in c.agents]) for c in self.spaces.classes]
 
 
-CASES: Mapping[str, MadeUpJob] = {
-    "discrete": MadeUpJob(_TEAM, _PLAIN),
-    "discrete with memory": MadeUpJob(_TEAM, _MEMORY),
-    "continuous": MadeUpJob(_SMOOTH, _PLAIN),
-    "continuous with memory": MadeUpJob(_SMOOTH, _MEMORY),
+CASES: Mapping[str, SyntheticJob] = {
+    "discrete": SyntheticJob(_TEAM, _PLAIN),
+    "discrete with memory": SyntheticJob(_TEAM, _MEMORY),
+    "continuous": SyntheticJob(_SMOOTH, _PLAIN),
+    "continuous with memory": SyntheticJob(_SMOOTH, _MEMORY),
 }
 """Synthetic jobs by name. Discrete: two classes with deaths and action masks; continuous: one class with neither."""

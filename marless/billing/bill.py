@@ -10,7 +10,7 @@ from typing import Any, Literal
 from marless.billing import serverful
 from marless.billing.ledger import Ledger, RoundCost
 from marless.billing.machines import MachineTime
-from marless.billing.serverful import Machine, ModelledRounds
+from marless.billing.serverful import ModelledRounds, ReservedMachines
 from marless.machine import Kept, MachineRecord
 from marless.pricing.charges import ACCOUNTINGS, ALL, Accounting, Charge, merged
 from marless.pricing.money import usd
@@ -31,7 +31,7 @@ class Bill:
     """The cost of a run. Sums over rounds, kinds and groups equal the totals to the picodollar."""
 
     rounds: tuple[RoundCost, ...]
-    machine: Machine | None
+    machine: ReservedMachines | None
     """The machine that a serverful run reserves; None without rounds."""
     backend: str
     """The backend whose prices accounting `billed` uses."""
@@ -128,7 +128,7 @@ _KEYS: Mapping[str, Callable[[Charge], str]] = {
 
 
 def _reserved(
-    rounds: Iterable[RoundCost], records: Iterable[RoundRecord], machine: Machine, spec: JobSpec
+    rounds: Iterable[RoundCost], records: Iterable[RoundRecord], machine: ReservedMachines, spec: JobSpec
 ) -> Iterator[RoundCost]:
     """The costs of rounds, with the serverful cost on the machine that the whole run needs."""
     modelled = ModelledRounds(spec.functions, made(spec.schedule))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from marless.billing import machines, serverful
 from marless.billing.billed import Clock, Need, RedisMeter, meter, need_of
 from marless.billing.machines import MachineMeter
-from marless.billing.serverful import Machine, ModelledRounds
+from marless.billing.serverful import ModelledRounds, ReservedMachines
 from marless.pricing import charges
 from marless.pricing.charges import Accounting, Charge
 from marless.pricing.money import usd
@@ -67,7 +67,7 @@ class Ledger:
         )
 
     @property
-    def machine(self) -> Machine:
+    def machine(self) -> ReservedMachines:
         """The machine that a serverful run of the rounds so far would have reserved."""
         return serverful.smallest(self._need, self._prices)
 

@@ -27,7 +27,7 @@ MOST_MACHINES = 64
 
 
 @dataclass(frozen=True)
-class Machine:
+class ReservedMachines:
     """The machines that a serverful run reserves."""
 
     instance: str
@@ -43,7 +43,7 @@ class Machine:
         return self.instance if self.count == 1 else f"{self.count} × {self.instance}"
 
 
-def smallest(need: Need, prices: Prices) -> Machine:
+def smallest(need: Need, prices: Prices) -> ReservedMachines:
     """The cheapest single machine that provides the needed capacity, or as many of the largest as it takes.
 
     Raises SpecError if the family has no price, or if more than MOST_MACHINES would be needed.
@@ -51,7 +51,7 @@ def smallest(need: Need, prices: Prices) -> Machine:
     family = prices.family()
     for name, price in family:
         if machines(need, price) == 1:
-            return Machine(name, 1, price)
+            return ReservedMachines(name, 1, price)
     name, price = _largest(prices)
     count = machines(need, price)
     if count > MOST_MACHINES:
@@ -59,7 +59,7 @@ def smallest(need: Need, prices: Prices) -> Machine:
             f"a serverful run of {need.vcpus:g} vCPUs and {need.memory_mb} MB at once would take {count} × {name}; "
             f"at most {MOST_MACHINES} are modelled: take fewer or smaller functions, or another `ec2.serverful` family"
         )
-    return Machine(name, count, price)
+    return ReservedMachines(name, count, price)
 
 
 def choices(prices: Prices) -> tuple[int, ...]:
@@ -100,12 +100,12 @@ def phase_ms(phases: PhaseSeconds) -> dict[str, int]:
     return {function: milliseconds(seconds) for function, seconds in by_function.items()}
 
 
-def charges(phases: PhaseSeconds, machine: Machine) -> tuple[Charge, ...]:
+def charges(phases: PhaseSeconds, machine: ReservedMachines) -> tuple[Charge, ...]:
     """The charges of a round, by phase: "actor" for its rollout, "learner" for its update, "evaluation"."""
     return merged(Charge(function, "", "machine", picos(ms, machine)) for function, ms in phase_ms(phases).items())
 
 
-def picos(ms: int, machine: Machine) -> int:
+def picos(ms: int, machine: ReservedMachines) -> int:
     """Price in picodollars; the price per millisecond is an integer, so prices of parts add up to that of the whole."""
     return ms * machine.count * per_h(machine.price.usd_h).of(1)
 

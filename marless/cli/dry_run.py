@@ -106,14 +106,14 @@ def _from_run(found: Recorded, spec: JobSpec, table: Prices) -> _Basis:
 
 
 def _from_calibration(job: Job, table: Prices) -> _Basis:
-    from marless.estimates import forecast as invented
+    from marless.estimates import forecast
     from marless.estimates.estimate import course, minimum_s
 
     spec = job.spec
     say("no recorded run has these settings: measuring one actor and two updates of this job here …")
     with Working("measuring"):
         found = _calibrated(spec)
-    work = invented.work_of(found, job)
+    work = forecast.work_of(found, job)
     slots = max(
         len(os.sched_getaffinity(0)), *(int(-(-s.vcpus // 1)) for s in (spec.functions.actor, spec.functions.learner))
     )
@@ -121,8 +121,8 @@ def _from_calibration(job: Job, table: Prices) -> _Basis:
     courses = []
     for pace in _paces(job, slots):
 
-        def some(count: int, pace: invented.Pace = pace) -> Course:
-            made = invented.rounds(job, work, min(found.actor_s), pace, count, episode)
+        def some(count: int, pace: forecast.Pace = pace) -> Course:
+            made = forecast.rounds(job, work, min(found.actor_s), pace, count, episode)
             return course(made, spec, table)
 
         count = 1 + max(min(spec.evaluation.every, 5 * _SAMPLED_ROUNDS), _SAMPLED_ROUNDS)

@@ -17,7 +17,7 @@ from typing import IO
 
 from marless import private_files
 from marless.cli.service_process import Starter
-from marless.cli.supervision import SERVING, Endpoint, Log, Patience, SupervisedService, arguments, statuses
+from marless.cli.supervision import SERVING, Endpoint, Log, RestartLimits, SupervisedService, arguments, statuses
 from marless.errors import JobStateError, UnavailableError, denied
 from marless.private_files import Claim, UntrustedPathError
 from marless.rpc.addresses import advertised
@@ -54,7 +54,7 @@ class StackOptions:
     """The address, or the host, that clients dial to reach the coordinator; "": `listen`."""
     environment: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Service name → environment variables in addition to this process's own."""
-    patience: Patience = field(default_factory=Patience)
+    restarts: RestartLimits = field(default_factory=RestartLimits)
     told: Callable[[str], None] = _silent
     """Called with a message whenever a service was restarted."""
 
@@ -163,7 +163,7 @@ class LocalStack:
             ),
             environment=self._environment(name),
             log=Log(self._logs / f"{name}.log"),
-            patience=self._options.patience,
+            limits=self._options.restarts,
             told=self._options.told,
             starter=self._starter,
             inherited=(self._lease.fileno(), self._claimed),

@@ -33,7 +33,7 @@ _FIRST_DELAY_S = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class Patience:
+class RestartLimits:
     """When to give up on a service that keeps dying."""
 
     deaths: int = 5
@@ -97,7 +97,7 @@ class SupervisedService:
         endpoint: Endpoint,
         environment: Mapping[str, str],
         log: Log,
-        patience: Patience,
+        limits: RestartLimits,
         told: Callable[[str], None],
         starter: Starter,
         inherited: tuple[int, ...] = (),
@@ -109,7 +109,7 @@ class SupervisedService:
         self._endpoint = endpoint
         self._environment = environment
         self._log = log
-        self._patience = patience
+        self._limits = limits
         self._told = told
         self._starter = starter
         self._inherited = inherited
@@ -141,16 +141,16 @@ class SupervisedService:
 
     async def keep_alive(self) -> str:
         """Restart the service whenever it dies; returns the reason once it gives up. Raises OSError."""
-        deaths: deque[float] = deque(maxlen=self._patience.deaths)
+        deaths: deque[float] = deque(maxlen=self._limits.deaths)
         mute = unserved = 0
         while True:
             code = await self._end()
             deaths.append(time.monotonic())
             mute = 0 if self._answered else mute + 1
             unserved = 0 if self._answered or code == -signal.SIGKILL else unserved + 1
-            if unserved == self._patience.unserved:
+            if unserved == self._limits.unserved:
                 return f"{self.name} ended: {self._last_words()}"
-            if len(deaths) == deaths.maxlen and deaths[-1] - deaths[0] < self._patience.within_s:
+            if len(deaths) == deaths.maxlen and deaths[-1] - deaths[0] < self._limits.within_s:
                 return (
                     f"{self.name} ended {len(deaths)} times within {deaths[-1] - deaths[0]:.0f} s, "
                     f"now {_how(code)}: {self._last_words()}"

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from marless import documents
 from marless.client import address, download, streams
+from marless.client.connection import Connection
 from marless.client.jobs import Event, File, Info, Job, JobState, LogLine, info_of, job_of
-from marless.client.connection import Line
 from marless.errors import AlreadyExistsError, NotFoundError, SpecError, unknown_name
 from marless.rpc.concurrency import in_thread
 from marless.rpc.security import Security
@@ -76,13 +76,13 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Close the connection; jobs continue."""
-        if "_line" in self.__dict__:
-            await self._line.close()
+        if "_connection" in self.__dict__:
+            await self._connection.close()
 
     @cached_property
-    def _line(self) -> Line:
+    def _connection(self) -> Connection:
         """The connection; it belongs to the event loop that first uses it."""
-        return Line(self.address, self._security, contact_s=self._contact_s, patience_s=self._patience_s)
+        return Connection(self.address, self._security, contact_s=self._contact_s, patience_s=self._patience_s)
 
     async def submit(
         self,
@@ -130,7 +130,7 @@ class AsyncClient:
 
         async with in_thread(checkpoints.local(spec)) as directory:
             for attempt in reversed(range(UPLOADS if directory else 1)):
-                sent = await checkpoints.sent(self._line, directory, spec) if directory else spec
+                sent = await checkpoints.sent(self._connection, directory, spec) if directory else spec
                 request.spec_json = sent.to_json()
                 try:
                     return await self._submit(request, renamed=renamed)
@@ -144,7 +144,9 @@ class AsyncClient:
         wished, number = request.job, 1
         while True:
             try:
-                answer = await self._line.call(self._line.stub.SubmitJob, request, timeout_s=SUBMIT_TIMEOUT_S)
+                answer = await self._connection.call(
+                    self._connection.stub.SubmitJob, request, timeout_s=SUBMIT_TIMEOUT_S
+                )
             except AlreadyExistsError:
                 if not renamed:
                     raise
@@ -155,7 +157,7 @@ class AsyncClient:
 
     async def get(self, job: str) -> Job:
         """The present state of a job."""
-        return job_of((await self._line.call(self._line.stub.GetJob, pb.GetJobRequest(job=job))).job)
+        return job_of((await self._connection.call(self._connection.stub.GetJob, pb.GetJobRequest(job=job))).job)
 
     async def list(self, *, states: Sequence[JobState | str] = (), limit: int | None = None) -> tuple[Job, ...]:
         """All jobs, newest first, or those in one of `states`; at most `limit`. Raises SpecError for a wrong state."""
@@ -166,7 +168,7 @@ class AsyncClient:
         )
         jobs: tuple[Job, ...] = ()
         while True:
-            page = await self._line.call(self._line.stub.ListJobs, request)
+            page = await self._connection.call(self._connection.stub.ListJobs, request)
             jobs += tuple(map(job_of, page.jobs))
             if not page.next_page_token or (limit is not None and len(jobs) >= limit):
                 return jobs[:limit]
@@ -176,7 +178,7 @@ class AsyncClient:
         """Ask a job to stop: after its present round, or without finishing it if that takes longer than 2 s. A job that
         has ended is unchanged.
         """
-        return job_of((await self._line.call(self._line.stub.CancelJob, pb.CancelJobRequest(job=job))).job)
+        return job_of((await self._connection.call(self._connection.stub.CancelJob, pb.CancelJobRequest(job=job))).job)
 
     async def resume(
         self,
@@ -194,18 +196,18 @@ class AsyncClient:
         request = pb.ResumeJobRequest(
             job=job, request_id=request_id or uuid.uuid4().hex, stop_json=json.dumps(dict(stop)) if stop else ""
         )
-        answer = await self._line.call(self._line.stub.ResumeJob, request, timeout_s=SUBMIT_TIMEOUT_S)
+        answer = await self._connection.call(self._connection.stub.ResumeJob, request, timeout_s=SUBMIT_TIMEOUT_S)
         return job_of(answer.job)
 
     async def delete(self, job: str) -> None:
         """Delete an ended job, its run folder and its policy versions; raises JobStateError if it has not ended."""
         await self.get(job)  # raises NotFoundError; after that, a retried request that finds no job has succeeded
         request = pb.DeleteJobRequest(job=job, allow_missing=True)
-        await self._line.call(self._line.stub.DeleteJob, request, timeout_s=SUBMIT_TIMEOUT_S)
+        await self._connection.call(self._connection.stub.DeleteJob, request, timeout_s=SUBMIT_TIMEOUT_S)
 
     def watch(self, job: str, *, cursor: int = 0) -> AsyncGenerator[Event, None]:
         """Yield every round from `cursor` on and every change of state, each once, until the job has ended."""
-        return streams.watch(self._line, job, cursor)
+        return streams.watch(self._connection, job, cursor)
 
     async def wait(self, job: str, *, timeout_s: float | None = None) -> Job:
         """Wait until the job has ended or `timeout_s` is over; returns its state then."""
@@ -218,16 +220,16 @@ class AsyncClient:
 
     def logs(self, job: str, *, follow: bool = False, tail: int = 0, cursor: int = 0) -> AsyncGenerator[LogLine, None]:
         """Yield the job's log from `cursor` on, or its last `tail` lines; with `follow`, until the job has ended."""
-        return streams.logs(self._line, job, follow=follow, tail=tail, cursor=cursor)
+        return streams.logs(self._connection, job, follow=follow, tail=tail, cursor=cursor)
 
     async def files(self, job: str) -> tuple[File, ...]:
         """List the files in the job's run folder."""
-        answer = await self._line.call(self._line.stub.ListFiles, pb.ListFilesRequest(job=job))
+        answer = await self._connection.call(self._connection.stub.ListFiles, pb.ListFilesRequest(job=job))
         return tuple(File(path=file.path, bytes=file.bytes) for file in answer.files)
 
     async def read(self, job: str, path: str) -> bytes:
         """Read one file of the run folder; raises NotFoundError if it does not exist."""
-        return await download.read(self._line, job, path)
+        return await download.read(self._connection, job, path)
 
     async def download(
         self, job: str, to: Path | str, *, told: Callable[[int, int], None] | None = None
@@ -242,7 +244,7 @@ class AsyncClient:
         wanted = download.wanted(await self.files(job), folder)
         for file in wanted:
             with suppress(NotFoundError):  # a checkpoint that has been deleted since the listing
-                await download.fetch(self._line, job, file, folder)
+                await download.fetch(self._connection, job, file, folder)
                 brought.append(file)
             done_bytes += file.bytes
             if told:
@@ -251,7 +253,7 @@ class AsyncClient:
 
     async def info(self) -> Info:
         """Information about the coordinator, and the health of the other services as it sees them."""
-        return info_of(await self._line.call(self._line.stub.GetInfo, pb.GetInfoRequest()))
+        return info_of(await self._connection.call(self._connection.stub.GetInfo, pb.GetInfoRequest()))
 
 
 def _resolved(

@@ -9,7 +9,7 @@ from pathlib import Path
 from marless import checkpoint
 from marless.bucket.address import is_address
 from marless.checkpoint import MANIFEST, Manifest
-from marless.client.connection import Line
+from marless.client.connection import Connection
 from marless.core.job_id import is_id
 from marless.errors import CorruptError, NotFoundError, SpecError
 from marless.rpc.v1 import coordinator_pb2 as pb
@@ -49,14 +49,14 @@ def _checked(folder: Path) -> Path:
     return found
 
 
-async def sent(line: Line, directory: Path, spec: JobSpec) -> JobSpec:
+async def sent(connection: Connection, directory: Path, spec: JobSpec) -> JobSpec:
     """Upload a checkpoint; returns the spec with `start.checkpoint` set to the upload."""
     data = (directory / MANIFEST).read_bytes()
     manifest = Manifest.parse(data, str(directory / MANIFEST))
     files = [(directory / file.name).read_bytes() for file in manifest.files]
     header = pb.CheckpointHeader(manifest_bytes=len(data), file_bytes=map(len, files))
-    answer = await line.repeat(
-        lambda: line.peer.send(
+    answer = await connection.repeat(
+        lambda: connection.peer.send(
             "CoordinatorService/UploadCheckpoint",
             header,
             [data, *files],

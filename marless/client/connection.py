@@ -26,7 +26,7 @@ Request = TypeVar("Request")
 Response = TypeVar("Response")
 
 
-class Line:
+class Connection:
     """Makes calls and streams that survive a restart of the coordinator. Every call must be idempotent."""
 
     def __init__(self, address: str, security: Security, *, contact_s: float, patience_s: float) -> None:
@@ -116,8 +116,8 @@ class Line:
 class _Patience:
     """Limits the retries of one call by the time since its first failure."""
 
-    def __init__(self, line: Line, *, unavailable_s: float) -> None:
-        self._line = line
+    def __init__(self, connection: Connection, *, unavailable_s: float) -> None:
+        self._connection = connection
         self._unavailable_s = unavailable_s
         """Time limit if the coordinator answers that it is unavailable: stopping, overloaded, or its disk is full."""
         self._delays = delays(random.Random())  # unseeded, so that clients do not retry in step
@@ -125,10 +125,10 @@ class _Patience:
 
     async def endure(self, error: MarlessError) -> None:
         """Wait before the next attempt; raises the error for the user if no further attempt is to be made."""
-        told = self._line.sentence(error)
+        told = self._connection.sentence(error)
         if not isinstance(error, UnavailableError | OverloadedError):
             raise told from None
-        patience_s = self._line.patience_s() if isinstance(error, UnreachableError) else self._unavailable_s
+        patience_s = self._connection.patience_s() if isinstance(error, UnreachableError) else self._unavailable_s
         now_s, delay_s = time.monotonic(), pause_s(next(self._delays), error)
         self._since_s = now_s if self._since_s is None else self._since_s
         if now_s + delay_s > self._since_s + patience_s:

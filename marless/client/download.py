@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO
 
 from marless import private_files
+from marless.client.connection import Connection
 from marless.client.jobs import File
-from marless.client.connection import Line
 from marless.errors import CorruptError, UnavailableError, UnreachableError
 from marless.rpc import chunks
 from marless.rpc.client import PACKAGE
@@ -50,39 +50,39 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.is_file() else -1
 
 
-async def fetch(line: Line, job: str, file: File, folder: Path) -> None:
+async def fetch(connection: Connection, job: str, file: File, folder: Path) -> None:
     """Download one file; raises NotFoundError if it no longer exists, UnavailableError if it cannot be written."""
     target = place(file, folder)
 
     async def once() -> None:
         with Arriving(target) as arriving:
-            async for data in _contents(line, job, file.path):
+            async for data in _contents(connection, job, file.path):
                 arriving.take(data)
             arriving.keep()
 
     try:
-        await line.repeat(once)
+        await connection.repeat(once)
     except OSError as error:
         raise UnavailableError(f"{target}: cannot be written ({error.strerror}); choose another directory") from None
 
 
-async def read(line: Line, job: str, path: str) -> bytes:
+async def read(connection: Connection, job: str, path: str) -> bytes:
     """Read one file into memory; raises NotFoundError."""
 
     async def once() -> bytes:
-        return b"".join([bytes(data) async for data in _contents(line, job, path)])
+        return b"".join([bytes(data) async for data in _contents(connection, job, path)])
 
-    return await line.repeat(once)
+    return await connection.repeat(once)
 
 
-async def _contents(line: Line, job: str, path: str) -> AsyncGenerator[memoryview, None]:
+async def _contents(connection: Connection, job: str, path: str) -> AsyncGenerator[memoryview, None]:
     """Stream a file's contents; raises UnreachableError if there are fewer bytes than announced."""
-    method: grpc.aio.UnaryStreamMultiCallable[pb.ReadFileRequest, bytes] = line.peer.channel.unary_stream(
+    method: grpc.aio.UnaryStreamMultiCallable[pb.ReadFileRequest, bytes] = connection.peer.channel.unary_stream(
         f"/{PACKAGE}.CoordinatorService/ReadFile",
         request_serializer=pb.ReadFileRequest.SerializeToString,
         response_deserializer=None,
     )
-    async with aclosing(line.peer.stream(method, pb.ReadFileRequest(job=job, path=path))) as frames:
+    async with aclosing(connection.peer.stream(method, pb.ReadFileRequest(job=job, path=path))) as frames:
         lacking = (await chunks.read_header(frames, pb.FileInfo)).bytes
         async for frame in frames:
             data = chunks.parse(frame)[1]

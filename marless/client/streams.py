@@ -6,19 +6,19 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 
+from marless.client.connection import Connection
 from marless.client.jobs import Event, Job, LogLine, event_of, job_of
-from marless.client.connection import Line
 from marless.rpc.v1 import coordinator_pb2 as pb
 
 
-async def watch(line: Line, job: str, cursor: int) -> AsyncGenerator[Event, None]:
+async def watch(connection: Connection, job: str, cursor: int) -> AsyncGenerator[Event, None]:
     """Yield rounds from `cursor` on, and changes of state, until the job has ended."""
     told: Job | None = None
 
     def request() -> pb.WatchJobRequest:
         return pb.WatchJobRequest(job=job, cursor=cursor)
 
-    async with aclosing(line.stream(line.stub.WatchJob, request, lasting=True)) as messages:
+    async with aclosing(connection.stream(connection.stub.WatchJob, request, lasting=True)) as messages:
         async for message in messages:
             event = event_of(message)
             if event.record is not None and event.cursor <= cursor:
@@ -42,7 +42,9 @@ def _standing(job: Job) -> Job:
     return replace(job, rounds=0, env_steps=0, greedy_return=None, win_rate=None)
 
 
-async def logs(line: Line, job: str, *, follow: bool, tail: int, cursor: int) -> AsyncGenerator[LogLine, None]:
+async def logs(
+    connection: Connection, job: str, *, follow: bool, tail: int, cursor: int
+) -> AsyncGenerator[LogLine, None]:
     """Yield log lines from `cursor` on, or the last `tail` ones; with `follow`, until the job has ended."""
     ended = False
 
@@ -50,7 +52,7 @@ async def logs(line: Line, job: str, *, follow: bool, tail: int, cursor: int) ->
         return pb.StreamLogsRequest(job=job, cursor=cursor, tail=tail, follow=follow and not ended)
 
     while True:
-        async with aclosing(line.stream(line.stub.StreamLogs, request)) as messages:
+        async with aclosing(connection.stream(connection.stub.StreamLogs, request)) as messages:
             async for message in messages:
                 if message.cursor > cursor:
                     cursor, tail = message.cursor, 0
@@ -58,4 +60,4 @@ async def logs(line: Line, job: str, *, follow: bool, tail: int, cursor: int) ->
         if ended or not follow:
             return
         # A followed stream also ends when the coordinator stops, so check whether the job itself has ended.
-        ended = job_of((await line.call(line.stub.GetJob, pb.GetJobRequest(job=job))).job).state.ended
+        ended = job_of((await connection.call(connection.stub.GetJob, pb.GetJobRequest(job=job))).job).state.ended

@@ -30,7 +30,7 @@ _LEGAL = 0.6
 """Probability that an action is legal, if the spaces have masks; the first action always is."""
 
 
-class MadeUp:
+class SyntheticEnv:
     """Agents observe noise. The reward of a discrete action a is component a of the observation (modulo its size);
     a continuous action costs the sum of its components' distances from those of the observation. The team's reward, if
     there is one, is the greatest of its agents' rewards.

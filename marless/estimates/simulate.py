@@ -30,7 +30,7 @@ from marless.sharing import registry as sharing_policies
 from marless.simulation import cluster
 from marless.simulation.cluster import ModelledRun
 from marless.simulation.durations import Durations, Line, sampled
-from marless.simulation.rounds import Machine, Plan, Source, rebuild
+from marless.simulation.rounds import ActorSlots, PlannedRound, Source, rebuild
 from marless.simulation.timelines import Timelines
 from marless.simulation.virtual import VirtualRun
 from marless.spec import JobSpec
@@ -186,7 +186,7 @@ class _Walk:
         self.seed = seed
         drawn = recorded.algorithm.drawn(recorded.actors.steps)
         self.durations = Durations(records, recorded.sharing.samples, drawn)
-        self.machine = Machine(functions=job.spec.functions, slots=slots or slots_of(records, job.spec.functions))
+        self.machine = ActorSlots(functions=job.spec.functions, slots=slots or slots_of(records, job.spec.functions))
         prices = price_tables.merged(job.spec.bill.prices)
         self.ledger, self.recorded_ledger = Ledger(job.spec, prices), Ledger(job.spec, prices)
         self._records, self._recorded, self._job = records, recorded, job
@@ -234,13 +234,13 @@ class _Walk:
             assumed=found.assumed,
         )
 
-    def _plan(self, recorded: RoundRecord) -> tuple[Plan, int]:
+    def _plan(self, recorded: RoundRecord) -> tuple[PlannedRound, int]:
         """The plan of the next round, and the number of actors that is decided with it: its own, or the next one's."""
         job, history = self._job, tuple(self._history)
         decided = decide(job, history, self._budget())
         ahead = recorded.round > 0 and self._records[recorded.round - 1].ahead > 0
         actors, self._decided = (self._decided if ahead else decided.actors), decided.actors
-        plan = Plan(
+        plan = PlannedRound(
             actors=actors,
             groups=decided.groups,
             functions=job.functions(decided.groups),
@@ -262,7 +262,7 @@ class _Walk:
         last_usd = {function: usd(picos) for function, picos in by_function.items()}
         return Budget(spec.stop.cost_usd - self.ledger.total_usd(accounting), last_usd)
 
-    def _source(self, number: int, plan: Plan) -> Source:
+    def _source(self, number: int, plan: PlannedRound) -> Source:
         import numpy as np
 
         found, distances = number, self._records[number].distances

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class PlannedRound:
     """The decisions for a round, and what its learners are to measure."""
 
     actors: int
@@ -41,7 +41,7 @@ class Plan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine:
+class ActorSlots:
     """The cluster on which the replayed actors are scheduled."""
 
     functions: FunctionsSpec
@@ -78,7 +78,7 @@ class Rebuilt:
 
 
 def rebuild(
-    source: Source, plan: Plan, machine: Machine, *, before: RoundRecord | None, timelines: Timelines
+    source: Source, plan: PlannedRound, machine: ActorSlots, *, before: RoundRecord | None, timelines: Timelines
 ) -> Rebuilt:
     """Rebuild a round under another plan; `before` is the replayed round before, `timelines` both runs until then."""
     recorded, around = source.record, cluster.overheads(source.record)
@@ -141,14 +141,14 @@ def _evaluations(recorded: RoundRecord, update_s: float) -> tuple[list[Invocatio
     return evaluations, rest_s + cluster.later_s(beside, update_s)
 
 
-def _env_steps(source: Source, plan: Plan) -> int:
+def _env_steps(source: Source, plan: PlannedRound) -> int:
     """Env steps of the round: every actor samples as many as the recorded ones did."""
     if plan.actors == source.record.actors:
         return source.env_steps
     return source.env_steps * plan.actors // source.record.actors
 
 
-def _actors(source: Source, plan: Plan, machine: Machine) -> tuple[list[InvocationRecord], float]:
+def _actors(source: Source, plan: PlannedRound, machine: ActorSlots) -> tuple[list[InvocationRecord], float]:
     """Draw actors and schedule them on the machine's slots from the round's start; returns them and the makespan.
 
     A drawn actor keeps its cold start, as far as it waited for it.
@@ -174,7 +174,7 @@ def _actors(source: Source, plan: Plan, machine: Machine) -> tuple[list[Invocati
     return actors, cluster.makespan(places)
 
 
-def _same_update(source: Source, plan: Plan) -> bool:
+def _same_update(source: Source, plan: PlannedRound) -> bool:
     """True if the plan gives the same update as the recorded one."""
     recorded = source.record
     shared = any(len(group.agents) > 1 for group in plan.groups)
@@ -187,7 +187,7 @@ def _same_update(source: Source, plan: Plan) -> bool:
     )
 
 
-def _learners(source: Source, plan: Plan, env_steps: int) -> list[InvocationRecord]:
+def _learners(source: Source, plan: PlannedRound, env_steps: int) -> list[InvocationRecord]:
     """The learners of all scopes, and the functions inside them.
 
     The time of a learner outside its passes (reading trajectories, publishing) is scaled with the env steps; its passes
@@ -212,7 +212,7 @@ def _learners(source: Source, plan: Plan, env_steps: int) -> list[InvocationReco
     return found
 
 
-def _functions(source: Source, plan: Plan, index: int, env_steps: int) -> list[InvocationRecord]:
+def _functions(source: Source, plan: PlannedRound, index: int, env_steps: int) -> list[InvocationRecord]:
     """The functions inside the learner of one scope, with their vCPU seconds: those of the graph, then measurements."""
     nodes = [each.node for each in plan.functions if each.index == index]
     if plan.curvature:
@@ -223,7 +223,9 @@ def _functions(source: Source, plan: Plan, index: int, env_steps: int) -> list[I
     return [each for each in found if each]
 
 
-def _function(source: Source, plan: Plan, index: int, env_steps: int, node: FunctionNode) -> InvocationRecord | None:
+def _function(
+    source: Source, plan: PlannedRound, index: int, env_steps: int, node: FunctionNode
+) -> InvocationRecord | None:
     """One function, modelled from the recorded one that replaces it; None if the record has none."""
     recorded, durations = source.record, source.durations
     group = next((each for each in plan.groups if each.policy == node.name and node.function not in OF_SCOPE), None)
@@ -253,7 +255,7 @@ def stand_in(recorded: Sequence[GroupRecord], group: Group) -> GroupRecord:
 
 
 def _published(
-    recorded: RoundRecord, plan: Plan, before: RoundRecord | None
+    recorded: RoundRecord, plan: PlannedRound, before: RoundRecord | None
 ) -> tuple[tuple[GroupRecord, ...], Mapping[str, int]]:
     """The groups with their versions, and all heads: as recorded if the groups are equal, else counted on."""
     if _who(plan.groups) == _who(recorded.groups) and (
@@ -283,7 +285,7 @@ def _metrics(recorded: RoundRecord, groups: Iterable[Group]) -> Mapping[str, Map
     return {name: recorded.metrics[stand] for name, stand in stands.items() if stand in recorded.metrics} | joint
 
 
-def _assumed(source: Source, plan: Plan) -> Iterable[str]:
+def _assumed(source: Source, plan: PlannedRound) -> Iterable[str]:
     recorded = source.record
     if _who(plan.groups) != _who(recorded.groups):
         for group in plan.groups:

@@ -11,13 +11,13 @@ from functools import partial
 
 from marless.fleet import environment, orphans
 from marless.fleet.dispatch import Dispatcher
-from marless.fleet.metrics import figures
 from marless.fleet.fleet import Fleet
 from marless.fleet.handover import Tickets
 from marless.fleet.hosts.pool import HOSTS
 from marless.fleet.launchers.base import Program, kept_by, priced_by
 from marless.fleet.launchers.registry import Make, launching
 from marless.fleet.machines import Machines
+from marless.fleet.metrics import figures
 from marless.fleet.relayed import RELAYS
 from marless.rpc.admission import Streams
 from marless.rpc.roles import Role

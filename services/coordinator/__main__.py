@@ -13,12 +13,12 @@ from marless.rpc.admission import Streams
 from marless.rpc.client import Peer
 from marless.rpc.param_store import ParamStore
 from marless.rpc.server import Service, run
+from services.coordinator.api.metrics import figures
 from services.coordinator.api.readiness import Readiness
 from services.coordinator.api.servicer import CoordinatorServicer
 from services.coordinator.config import Config, parse
 from services.coordinator.execution.pools import Pools
 from services.coordinator.jobs.jobs import Jobs
-from services.coordinator.jobs.tally import figures
 from services.coordinator.state.runs import BucketRuns, Runs
 
 WATCHERS = 512

@@ -24,9 +24,9 @@ from marless.rpc.roles import Role
 from marless.rpc.server import Service, run
 from services.learner_pool.config import Config, parse
 from services.learner_pool.metrics import figures
-from services.learner_pool.trajectory_buffer import Intake
 from services.learner_pool.replays import Replays
 from services.learner_pool.servicer import LearnerPoolServicer
+from services.learner_pool.trajectory_buffer import TrajectoryBuffer
 from services.learner_pool.updates import Updates
 
 UPLOADS, MANY = 256, 16
@@ -48,8 +48,8 @@ async def build(config: Config, address: str, make: Make | None = None) -> Async
         settings,
     )
     tickets = Tickets(others=config.server.security.tokens is not None)
-    intake = Intake(config.spool, config.spool_bytes)
-    replays = Replays(config.spool, config.param_store, intake, config.replay_keep_s)
+    buffer = TrajectoryBuffer(config.spool, config.spool_bytes)
+    replays = Replays(config.spool, config.param_store, buffer, config.replay_keep_s)
     store = Peer(config.param_store, config.server.security, "param_store")
     try:
         async with launching(config.launcher, program, make) as launcher:
@@ -63,9 +63,9 @@ async def build(config: Config, address: str, make: Make | None = None) -> Async
                 keep_alive_s=config.keep_alive_s,
                 warm=config.warm,
             )
-            updates = Updates(intake, replays, loans, dispatcher, fleet, ParamStore(store))
-            servicer = LearnerPoolServicer(intake, updates, loans, dispatcher, address, launcher)
-            shown = partial(figures, dispatcher, intake, replays)
+            updates = Updates(buffer, replays, loans, dispatcher, fleet, ParamStore(store))
+            servicer = LearnerPoolServicer(buffer, updates, loans, dispatcher, address, launcher)
+            shown = partial(figures, dispatcher, buffer, replays)
             try:
                 async with fleet:
                     yield Service(
@@ -83,7 +83,7 @@ async def build(config: Config, address: str, make: Make | None = None) -> Async
     finally:
         await store.close()
         replays.shutdown()
-        intake.shutdown()
+        buffer.shutdown()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

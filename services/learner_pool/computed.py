@@ -14,9 +14,8 @@ from marless.log import structlog
 from marless.rpc.errors import by_name
 from marless.rpc.param_store import ParamStore
 from marless.rpc.v1 import learner_pool_pb2
-from services.learner_pool import update_results as outcomes
-from services.learner_pool import unpublished
-from services.learner_pool.trajectory_buffer import Intake, TrajectoryFile
+from services.learner_pool import unpublished, update_results
+from services.learner_pool.trajectory_buffer import TrajectoryBuffer, TrajectoryFile
 
 _log = structlog.get_logger("learner_pool")
 Result = learner_pool_pb2.LearnResult
@@ -25,10 +24,10 @@ Result = learner_pool_pb2.LearnResult
 class Computed:
     """The results of one open job. Their files count as files of the round, and are dropped with its trajectories."""
 
-    def __init__(self, job: str, store: ParamStore, intake: Intake) -> None:
+    def __init__(self, job: str, store: ParamStore, buffer: TrajectoryBuffer) -> None:
         self._job = job
         self._store = store
-        self._intake = intake
+        self._buffer = buffer
         self._request = learner_pool_pb2.UpdateRequest()
         self._checksums: list[int] = []
         self._epoch = 0
@@ -63,7 +62,7 @@ class Computed:
         """Keep the result of one scope. Removes a spare file that an earlier attempt at the task may have left."""
         if not result.HasField("unpublished"):
             spare.unlink(missing_ok=True)
-        elif unpublished.is_whole(result.unpublished, spare) and self._intake.keep(self._job, spare):
+        elif unpublished.is_whole(result.unpublished, spare) and self._buffer.keep(self._job, spare):
             self._spares[scope] = spare
         self.results[scope] = result
 
@@ -74,13 +73,13 @@ class Computed:
 
     def _drop_all(self) -> None:
         for spare in self._spares.values():
-            self._intake.drop(self._job, spare)
+            self._buffer.drop(self._job, spare)
         self.results, self._spares = {}, {}
 
     async def _drop_lost(self) -> None:
         """Drop results whose versions are no longer in the store, as after a restore by another coordinator."""
         for scope, result in list(self.results.items()):
-            if result.versions and not await outcomes.stand(self._store, self._job, self._request.round, result):
+            if result.versions and not await update_results.stand(self._store, self._job, self._request.round, result):
                 del self.results[scope]
 
     async def _publish(self, scope: int, result: Result) -> None:
@@ -90,8 +89,8 @@ class Computed:
         except unpublished.PASSING as error:
             left.error_code, left.error = type(error).__name__, str(error)
             return
-        result.MergeFrom(outcomes.result(versions))
-        self._intake.drop(self._job, self._spares.pop(scope))
+        result.MergeFrom(update_results.result(versions))
+        self._buffer.drop(self._job, self._spares.pop(scope))
         result.ClearField("unpublished")
 
 

@@ -35,8 +35,7 @@ from marless.rpc.v1 import common_pb2, learner_pool_pb2
 from marless.sharing import registry as sharing_policies
 from marless.sharing.similarity import make_similarity
 from marless.spec import JobSpec, from_json, spaces_from_json
-from services.learner_pool import update_results as outcomes
-from services.learner_pool import spool, unpublished
+from services.learner_pool import spool, unpublished, update_results
 from services.learner_pool.content import check_checksum, views
 from services.learner_pool.mirror import Mirror
 
@@ -172,7 +171,7 @@ class Learning:
             held.learner.load(name, held.learner.initial(name, held.spec.seed))
         writes = _writes(task, held, dict.fromkeys(fresh, 0), "init", {})
         versions = await self._publish(task, held, writes) if fresh else {}
-        return outcomes.result({name: present.get(name) or versions[name] for name in names})
+        return update_results.result({name: present.get(name) or versions[name] for name in names})
 
     async def _update(
         self, task: learner_pool_pb2.LearnTask, held: _Held, groups: tuple[Group, ...]
@@ -180,7 +179,7 @@ class Learning:
         names = held.learner.names(groups)
         starts = _starts(task, names)
         if starts.items() - held.versions.items():  # another worker ran the last round, and may have published this one
-            done = await outcomes.published(self._store, task.job, task.round, names)
+            done = await update_results.published(self._store, task.job, task.round, names)
             if done:
                 return done
             await self._hold(task.job, held, starts)
@@ -200,7 +199,7 @@ class Learning:
         functions, distances = _functions(task, output.runs, held.after(groups)), _distances(held.spaces, output)
         heads = {version.policy: version.version for version in task.versions}
         expected = {name: heads.get(name, 0) for name in names}
-        reports = outcomes.encode(names, output.metrics, functions, distances)
+        reports = update_results.encode(names, output.metrics, functions, distances)
         result = learner_pool_pb2.LearnResult(functions=functions, distances=distances)
         for name, metrics in output.metrics.items():
             result.metrics[name].values.update(metrics)
@@ -208,7 +207,7 @@ class Learning:
         if held.mirror:
             await held.mirror.push(task.replay, held.learner.state(held.replay_name).learning, task.round)
         try:
-            result.MergeFrom(outcomes.result(await self._publish(task, held, writes)))
+            result.MergeFrom(update_results.result(await self._publish(task, held, writes)))
         except unpublished.PASSING as error:
             result.unpublished.CopyFrom(await unpublished.leave(self._borrowed, task.spare, writes, error))
         return result
@@ -264,8 +263,8 @@ def _writes(
             )
         blobs = dict(zip(PARTS, serial.encode(state), strict=True))
         if name in reports:
-            blobs[outcomes.PART] = reports[name]
-        req_id = outcomes.request_id(task.job, what, name)
+            blobs[update_results.PART] = reports[name]
+        req_id = update_results.request_id(task.job, what, name)
         writes.append(PolicyWrite(policy=name, expected=version, req_id=req_id, blobs=blobs))
     return writes
 

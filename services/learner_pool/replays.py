@@ -21,7 +21,7 @@ from marless.data.frame_file import allocate
 from marless.errors import OverloadedError, TooLargeError
 from marless.log import structlog
 from services.learner_pool import spool
-from services.learner_pool.trajectory_buffer import Intake
+from services.learner_pool.trajectory_buffer import TrajectoryBuffer
 
 _OUTCOMES = ("inserted", "dropped", "lost", "drawn")
 _log = structlog.get_logger("learner_pool")
@@ -36,11 +36,11 @@ class Replays:
     at a restart. The constructor raises UnavailableError if the spool cannot be written.
     """
 
-    def __init__(self, place: Path, owner: str, intake: Intake, keep_s: float) -> None:
+    def __init__(self, place: Path, owner: str, buffer: TrajectoryBuffer, keep_s: float) -> None:
         self._place = place
         self._name = hashlib.sha256(f"{os.getuid()} {owner}".encode()).hexdigest()[:16]
         self._directory = spool.replays(place, self._name)
-        self._intake = intake
+        self._buffer = buffer
         self._keep_s = keep_s
         self._open: dict[str, dict[str, Path]] = {}
         """Paths by open job, then by name of the scope."""
@@ -136,12 +136,12 @@ class Replays:
     def _make_room(self, size: int, whose: str) -> None:
         """Remove files that no job has open, the longest unused first, until `size` bytes fit."""
         for path in sorted(self._unused(), key=_used_s):
-            if self._intake.room.free_bytes >= size:
+            if self._buffer.room.free_bytes >= size:
                 break
             _log.warning("replay.removed", file=path.name, bytes=_size(path), why="its room is needed")
             path.unlink(missing_ok=True)
             self._account()
-        room = self._intake.room
+        room = self._buffer.room
         what_to_do = "lower algorithm.replay.capacity, or raise --spool-bytes (MARLESS_SPOOL_BYTES)"
         if size > room.limit_bytes:
             raise TooLargeError(f"{whose} takes {size:,} bytes, and the spool holds {room.limit_bytes:,}; {what_to_do}")
@@ -170,7 +170,7 @@ class Replays:
         return [path for path in _files(self._directory) if path not in used]
 
     def _account(self) -> None:
-        self._intake.room.set_aside(self.held_bytes)
+        self._buffer.room.set_aside(self.held_bytes)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from marless.rpc.refs import Loans
 from marless.rpc.server import bulk_download, bulk_upload, register_bulk
 from marless.rpc.v1 import common_pb2, hosts_pb2, learner_pool_pb2
 from marless.rpc.v1.learner_pool_pb2_grpc import LearnerPoolServiceServicer, add_LearnerPoolServiceServicer_to_server
-from services.learner_pool.trajectory_buffer import Intake
+from services.learner_pool.trajectory_buffer import TrajectoryBuffer
 from services.learner_pool.updates import Updates
 
 Context = grpc.aio.ServicerContext[Any, Any]  # Any: one context type serves all methods
@@ -26,14 +26,14 @@ class LearnerPoolServicer(LearnerPoolServiceServicer):
 
     def __init__(
         self,
-        intake: Intake,
+        buffer: TrajectoryBuffer,
         updates: Updates,
         loans: Loans,
         dispatcher: Dispatcher,
         address: str,
         launcher: Launcher | None = None,
     ) -> None:
-        self._intake = intake
+        self._buffer = buffer
         self._updates = updates
         self._loans = loans
         self._dispatcher = dispatcher
@@ -62,20 +62,20 @@ class LearnerPoolServicer(LearnerPoolServiceServicer):
         self, request: learner_pool_pb2.ReserveRequest, context: Context
     ) -> learner_pool_pb2.ReserveResponse:
         """Reserve room for a round."""
-        await self._intake.reserve(request)
+        await self._buffer.reserve(request)
         return learner_pool_pb2.ReserveResponse()
 
     async def Upload(  # type: ignore[override]  # noqa: N802  # frames arrive as raw bytes, see `register`
         self, frames: AsyncIterator[bytes], context: Context
     ) -> learner_pool_pb2.UploadResponse:
         """Receive one trajectory."""
-        return learner_pool_pb2.UploadResponse(duplicate=not await self._intake.receive(frames))
+        return learner_pool_pb2.UploadResponse(duplicate=not await self._buffer.receive(frames))
 
     async def UploadMany(  # noqa: N802
         self, request: learner_pool_pb2.UploadManyRequest, context: Context
     ) -> learner_pool_pb2.UploadManyResponse:
         """Receive several small trajectories."""
-        return self._intake.receive_many(request)
+        return self._buffer.receive_many(request)
 
     async def Update(  # noqa: N802
         self, request: learner_pool_pb2.UpdateRequest, context: Context

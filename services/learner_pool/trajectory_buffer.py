@@ -76,7 +76,7 @@ class _OpenJob:
 
 
 @dataclass(frozen=True)
-class IntakeCounts:
+class UploadCounts:
     """Number of uploads so far, by outcome."""
 
     applied: int = 0
@@ -86,7 +86,7 @@ class IntakeCounts:
     refused: int = 0
 
 
-class Intake:
+class TrajectoryBuffer:
     """Buffers the trajectories of all open jobs until their update, bounded in bytes.
 
     Its constructor raises UnavailableError if the spool directory cannot be used.
@@ -99,7 +99,7 @@ class Intake:
         self.reservations = Reservations(self.room, self._empty)
         self._jobs: dict[str, _OpenJob] = {}
         self._serial = itertools.count()
-        self.counts = IntakeCounts()
+        self.counts = UploadCounts()
 
     @property
     def held_bytes(self) -> int:

@@ -28,10 +28,10 @@ from marless.rpc.requests import check_groups, check_number, message
 from marless.rpc.v1 import learner_pool_pb2
 from marless.schedules import registry as schedules
 from marless.spec import JobSpec, from_json, spaces_from_json
-from services.learner_pool import update_results as outcomes
+from services.learner_pool import update_results
 from services.learner_pool.computed import Computed, check_published, other_groups
-from services.learner_pool.trajectory_buffer import Intake, TrajectoryFile
 from services.learner_pool.replays import Replays
+from services.learner_pool.trajectory_buffer import TrajectoryBuffer, TrajectoryFile
 
 REPLAY_WAIT_S = 30.0
 """Seconds that opening a job waits for room for its replay files, before it raises OverloadedError."""
@@ -77,9 +77,15 @@ class Updates:
     """The open jobs of a learner pool, and their updates."""
 
     def __init__(
-        self, intake: Intake, replays: Replays, loans: Loans, dispatcher: Dispatcher, fleet: Fleet, store: ParamStore
+        self,
+        buffer: TrajectoryBuffer,
+        replays: Replays,
+        loans: Loans,
+        dispatcher: Dispatcher,
+        fleet: Fleet,
+        store: ParamStore,
     ) -> None:
-        self._intake = intake
+        self._buffer = buffer
         self._loans = loans
         self._replays = replays
         self._store = store
@@ -103,16 +109,16 @@ class Updates:
         if known is None or known.spec_json != request.spec_json:
             self._forget(request.job)
             scopes = scopes_of(registry.algorithm(spec.algorithm.name), spec.algorithm, spaces)
-            computed = Computed(request.job, self._store, self._intake)
+            computed = Computed(request.job, self._store, self._buffer)
             replays = {each.name: made for each in scopes if (made := replay_of(spec, spaces, each))}
             self._jobs[request.job] = _OpenJob(
                 request.spec_json, spec.learner.timeout_s, request.spaces_json, spaces, scopes, replays, computed
             )
         opened = self._jobs[request.job]
         schema, ahead = schema_of(spec, spaces), schedules.made(spec.schedule).ahead
-        self._intake.open(request.job, schema, epoch=request.epoch, round_=request.round, ahead=ahead)
+        self._buffer.open(request.job, schema, epoch=request.epoch, round_=request.round, ahead=ahead)
         sizes = {scope: schema.file_bytes(capacity) for scope, (schema, capacity) in opened.replays.items()}
-        self._intake.reservations.check(request.job, spec.actors.count, sum(sizes.values()))
+        self._buffer.reservations.check(request.job, spec.actors.count, sum(sizes.values()))
         await self._open_replays(request.job, sizes)
         tasks = _by_scope(
             opened.scopes,
@@ -137,7 +143,7 @@ class Updates:
         """Raise FencedError for an older epoch than the job's, unless it is the store's present epoch: a store that has
         lost its data counts epochs from 1 again.
         """
-        newest = self._intake.epoch(job)
+        newest = self._buffer.epoch(job)
         if epoch < newest and epoch != (await self._store.list(job)).epoch:
             raise FencedError(f"epoch {epoch} of job {job} is over: epoch {newest} has begun")
 
@@ -145,7 +151,7 @@ class Updates:
         try:
             self._replays.open(job, sizes)
         except OverloadedError:
-            room, missing = self._intake.room, self._replays.missing_bytes(job, sizes)
+            room, missing = self._buffer.room, self._replays.missing_bytes(job, sizes)
             await room.take(job, missing, wait_s=REPLAY_WAIT_S)
             room.hold(job, -missing)  # the files count from now on
             self._replays.open(job, sizes)
@@ -160,7 +166,7 @@ class Updates:
         known = self._jobs.get(request.job)
         if known is None:
             raise NotFoundError(f"job {shown(request.job)} is not open in this learner pool")
-        self._intake.check_epoch(request.job, request.epoch)
+        self._buffer.check_epoch(request.job, request.epoch)
         before = known.running
         if before is None or before.task.done() or (before.round, before.epoch) != (request.round, request.epoch):
             task = asyncio.create_task(self._once(known, request, before))
@@ -188,7 +194,7 @@ class Updates:
         response = await self._answered(known, request) or await self._earlier(known, request)
         response = response or await self._update(known, request)
         known.last = _Answered(request, response)
-        response.room = self._intake.advance(request.job, request.round + 1)
+        response.room = self._buffer.advance(request.job, request.round + 1)
         return response
 
     async def _answered(
@@ -199,7 +205,7 @@ class Updates:
             return None
         before = known.last
         if before.request.epoch != request.epoch:
-            if not await outcomes.stand(self._store, request.job, request.round, before.response):
+            if not await update_results.stand(self._store, request.job, request.round, before.response):
                 return None
             if before.request.groups != request.groups:
                 raise other_groups(request.job, request.round)
@@ -215,7 +221,7 @@ class Updates:
         done = []
         for of_class in _by_scope(known.scopes, known.spaces, task):
             policies = [group.policy for group in of_class.groups]  # not those of policies that no agent uses now
-            result = await outcomes.published(self._store, request.job, request.round, policies)
+            result = await update_results.published(self._store, request.job, request.round, policies)
             if result is None:
                 return None
             done.append(result)
@@ -237,7 +243,7 @@ class Updates:
         known = self._jobs.pop(job, None)
         if known and known.running:
             known.running.task.cancel()
-        self._intake.close(job)
+        self._buffer.close(job)
         self._replays.forget(job)
 
     async def stop(self) -> None:
@@ -274,13 +280,13 @@ class Updates:
     ) -> list[learner_pool_pb2.LearnResult]:
         """The result of each scope; those that were computed from the same inputs before are reused."""
         tasks = _by_scope(known.scopes, known.spaces, task)
-        files = self._intake.trajectories(request.job, request.round, request.actors)
-        self._intake.reservations.update(request.job, begins=True)
+        files = self._buffer.trajectories(request.job, request.round, request.actors)
+        self._buffer.reservations.update(request.job, begins=True)
         try:
             await known.computed.begin(request, files)
             await self._run([each for each in tasks if each.scope not in known.computed.results], "update", files)
         finally:
-            self._intake.reservations.update(request.job, begins=False)
+            self._buffer.reservations.update(request.job, begins=False)
         results = [known.computed.results[each.scope] for each in tasks]
         check_published(results)
         return results
@@ -296,7 +302,7 @@ class Updates:
     async def _run_one(
         self, task: learner_pool_pb2.LearnTask, verb: str, files: Sequence[TrajectoryFile]
     ) -> learner_pool_pb2.LearnResult:
-        known, spare = self._jobs[task.job], self._intake.spare()
+        known, spare = self._jobs[task.job], self._buffer.spare()
         name = f"{task.job}/{task.round}/{verb}/{task.scope}"
         with self._loans.during(name) as lend:
             self._lend(task, files, spare, lend)

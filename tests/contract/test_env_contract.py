@@ -10,7 +10,7 @@ import pytest
 from marless.envs import registry, smac
 from marless.envs.base import EnvSpaces
 from marless.envs.contract import check_env
-from marless.envs.synthetic import MadeUp
+from marless.envs.synthetic import SyntheticEnv
 from marless.spec import load
 from tests.scripted_env import ScriptedEnv
 
@@ -195,7 +195,7 @@ def test_an_agent_must_not_terminate_early_where_deaths_are_not_declared():
         check_env(Undeclared)
 
 
-class Kept(MadeUp):
+class Kept(SyntheticEnv):
     """Keeps its episodes; subclasses do so wrongly."""
 
     def __init__(self, batch):

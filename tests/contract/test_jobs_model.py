@@ -18,12 +18,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from marless.bucket.address import Address
 from marless.errors import AlreadyExistsError, JobStateError, MarlessError, NotFoundError
 from marless.record import PhaseSeconds, RoundRecord
+from services.coordinator.jobs import live_job
 from services.coordinator.jobs.jobs import Jobs, JobsOptions
-from services.coordinator.jobs.jobs import live_job as live
 from services.coordinator.jobs.submission import IfExists, Submission
 from services.coordinator.jobs.view import ended
-from services.coordinator.state import bucket_home as home
-from services.coordinator.state import run_folder
+from services.coordinator.state import bucket_home, run_folder
 from services.coordinator.state.run_folder import RunFolder
 from services.coordinator.state.runs import BucketRuns
 from services.coordinator.state.status import JobStatus
@@ -277,7 +276,7 @@ class BucketMachine(JobsMachine):
 
     def start(self) -> Jobs:
         for thread in threading.enumerate():
-            if thread.name == home.RELEASE:
+            if thread.name == bucket_home.RELEASE:
                 thread.join()
         self.hosts += 1
         runs = BucketRuns(self.runs / f"host-{self.hosts}", self.objects, Address("bucket", "runs"), lease_s=30.0)
@@ -290,7 +289,7 @@ class BucketMachine(JobsMachine):
 
 @pytest.fixture(autouse=True)
 def scripted(monkeypatch):
-    monkeypatch.setattr(live, "JobRun", ScriptedRun)
+    monkeypatch.setattr(live_job, "JobRun", ScriptedRun)
     monkeypatch.setattr(run_folder, "fsync", lambda _path: None)  # what survives a power cut is not in question here
 
 

@@ -26,30 +26,30 @@ from services.learner_pool.servicer import LearnerPoolServicer
 from services.relay.__main__ import build
 from services.relay.config import parse
 from services.relay.uploads import Uploads
-from tests.contract.test_intake import TINY, blank, header_of, load, opened
+from tests.contract.test_trajectory_buffer import TINY, blank, header_of, load, opened
 from tests.contract.test_workers import PATIENCE_S, Pool, pool_at, relayed
 
 ACTORS = 40
 
 
 class Learners:
-    """A learner pool's intake behind a server, and the calls that it got."""
+    """A learner pool's buffer behind a server, and the calls that it got."""
 
-    def __init__(self, intake) -> None:
-        self.intake = intake
+    def __init__(self, buffer) -> None:
+        self.buffer = buffer
         self.sizes: list[int] = []
 
     def receive_many(self, request):
         self.sizes.append(len(request.uploads))
-        return self.intake.receive_many(request)
+        return self.buffer.receive_many(request)
 
 
 @pytest.fixture
 async def learners(tmp_path) -> AsyncIterator[Learners]:
-    intake = opened(tmp_path, TINY)
-    await intake.reservations.reserve("job", 0, ACTORS, 60.0)
-    yield Learners(intake)
-    intake.shutdown()
+    buffer = opened(tmp_path, TINY)
+    await buffer.reservations.reserve("job", 0, ACTORS, 60.0)
+    yield Learners(buffer)
+    buffer.shutdown()
 
 
 @asynccontextmanager
@@ -88,12 +88,12 @@ async def test_uploads_of_many_workers_arrive_in_few_calls_each_with_its_own_ans
         others = [send(relay, 3), send(relay, 4, round_=1)]  # the second of one place; of a round that is not the next
         answers = await asyncio.gather(*(send(relay, index) for index in range(ACTORS)), *others)
         assert answers == [True] * (ACTORS + 1) + [False], "that of the wrong round is sent again, to the pool itself"
-        learners.intake.advance("job", 1)
+        learners.buffer.advance("job", 1)
         with pytest.raises(StaleError, match="round 1 has passed"):
             await send(relay, 0)
     assert sum(learners.sizes) == ACTORS + 3
     assert len(learners.sizes) <= ACTORS // 4
-    counts = learners.intake.counts
+    counts = learners.buffer.counts
     assert (counts.applied, counts.duplicate, counts.refused, counts.stale) == (ACTORS, 1, 1, 1)
 
 
@@ -101,7 +101,7 @@ async def test_what_a_relay_has_acknowledged_is_what_the_learner_pool_has(learne
     address = f"unix:{tmp_path}/pool.sock"
     async with served(learners, address), relay_to(address, tmp_path) as relay:
         await asyncio.gather(*(send(relay, index) for index in reversed(range(ACTORS))))
-        taken = [load(each)["reward/0"][0, 0, 0] for each in learners.intake.trajectories("job", 0, ACTORS)]
+        taken = [load(each)["reward/0"][0, 0, 0] for each in learners.buffer.trajectories("job", 0, ACTORS)]
     assert taken == list(range(ACTORS))
 
 

@@ -11,15 +11,15 @@ from marless.rpc import chunks
 from marless.rpc.v1 import learner_pool_pb2
 from services.learner_pool import reservations
 from services.learner_pool.content import declared_bytes
-from services.learner_pool.trajectory_buffer import Intake
-from tests.contract.test_intake import EPOCH, TINY, blank, files, header_of, stream_of, upload
+from services.learner_pool.trajectory_buffer import TrajectoryBuffer
+from tests.contract.test_trajectory_buffer import EPOCH, TINY, blank, files, header_of, stream_of, upload
 
 ACTORS = 4
 PATIENCE_S = 20.0
 
 
 def sized(rows: int) -> dict[str, np.ndarray]:
-    """A trajectory with so many bootstrap rows, of 0 to 2; 1 is what intake expects."""
+    """A trajectory with so many bootstrap rows, of 0 to 2; 1 is what buffer expects."""
     cut = np.zeros((2, 1), np.bool_)
     cut[:rows] = True
     boots = {"boot_index": np.arange(rows, dtype=np.int32), "boot_obs/0": np.zeros((1, rows, 1), np.float32)}
@@ -31,22 +31,22 @@ ROUND = ACTORS * USUAL
 
 
 class Jobs:
-    """Coordinators of several jobs, all at one intake."""
+    """Coordinators of several jobs, all at one buffer."""
 
-    def __init__(self, intake: Intake) -> None:
-        self.intake = intake
+    def __init__(self, buffer: TrajectoryBuffer) -> None:
+        self.buffer = buffer
         self.rounds: list[str] = []
 
     def open(self, job: str) -> None:
-        self.intake.open(job, TINY, epoch=EPOCH, round_=0)
+        self.buffer.open(job, TINY, epoch=EPOCH, round_=0)
 
     async def reserve(self, job: str, round_: int = 0, actors: int = ACTORS, idle_s: float = 600.0) -> None:
         asked = learner_pool_pb2.ReserveRequest(job=job, round=round_, actors=actors, idle_s=idle_s, epoch=EPOCH)
-        await self.intake.reserve(asked)
+        await self.buffer.reserve(asked)
 
     async def fill(self, job: str, round_: int = 0, actors: int = ACTORS, rows: int = 1) -> None:
         for index in range(actors):
-            assert await upload(self.intake, sized(rows), job=job, round_=round_, index=index)
+            assert await upload(self.buffer, sized(rows), job=job, round_=round_, index=index)
 
     async def run(self, job: str, rounds: int, actors: int = ACTORS) -> None:
         """Rounds as a coordinator runs them; room that an update has kept is not asked for again."""
@@ -56,17 +56,17 @@ class Jobs:
             if kept < actors:
                 await self.reserve(job, round_, actors)
             await self.fill(job, round_, actors)
-            self.intake.trajectories(job, round_, actors)
+            self.buffer.trajectories(job, round_, actors)
             self.rounds.append(job)
-            kept = self.intake.advance(job, round_ + 1)
-        self.intake.close(job)
+            kept = self.buffer.advance(job, round_ + 1)
+        self.buffer.close(job)
 
 
 @pytest.fixture
 def jobs(tmp_path):
-    intake = Intake(tmp_path, ROUND)
-    yield Jobs(intake)
-    intake.shutdown()
+    buffer = TrajectoryBuffer(tmp_path, ROUND)
+    yield Jobs(buffer)
+    buffer.shutdown()
 
 
 async def waits(coroutine) -> asyncio.Task[None]:
@@ -84,29 +84,29 @@ async def test_jobs_that_share_a_full_spool_take_turns_and_all_succeed(jobs):
             group.create_task(jobs.run(job, rounds=5))
     assert sorted(jobs.rounds) == sorted("abc" * 5)
     assert [set(jobs.rounds[at : at + 3]) for at in range(0, 15, 3)] == [set("abc")] * 5
-    assert (jobs.intake.room.held_bytes, jobs.intake.counts.refused) == (0, 0)
+    assert (jobs.buffer.room.held_bytes, jobs.buffer.counts.refused) == (0, 0)
 
 
 async def test_rounds_of_several_sizes_end_without_a_deadlock(tmp_path):
-    jobs = Jobs(Intake(tmp_path, 10 * USUAL))
+    jobs = Jobs(TrajectoryBuffer(tmp_path, 10 * USUAL))
     sizes = {"a": 10, "b": 7, "c": 4, "d": 1, "e": 6}
     async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
         for job, actors in sizes.items():
             group.create_task(jobs.run(job, 12, actors))
     assert len(jobs.rounds) == 12 * len(sizes)
     assert max(at for at, job in enumerate(jobs.rounds) if job == "d") < 40, "small rounds wait for none of the large"
-    assert jobs.intake.room.held_bytes == 0
+    assert jobs.buffer.room.held_bytes == 0
 
 
 async def test_a_job_alone_keeps_its_room_from_round_to_round(jobs):
     jobs.open("a")
     await jobs.reserve("a")
     await jobs.fill("a")
-    assert jobs.intake.advance("a", 1) == ACTORS
+    assert jobs.buffer.advance("a", 1) == ACTORS
     await jobs.fill("a", 1)
     jobs.open("b")
     waiting = await waits(jobs.reserve("b"))
-    assert jobs.intake.advance("a", 2) == 0
+    assert jobs.buffer.advance("a", 2) == 0
     await waiting
 
 
@@ -114,44 +114,44 @@ async def test_a_round_that_can_never_fit_is_refused_at_once_with_what_to_do(job
     jobs.open("a")
     most = ROUND // LEAST
     with pytest.raises(TooLargeError, match=rf"a round of {most + 1} actors takes .* and the spool holds {ROUND}"):
-        jobs.intake.reservations.check("a", most + 1, 0)
+        jobs.buffer.reservations.check("a", most + 1, 0)
     with pytest.raises(TooLargeError, match=r"beside 100 of its replays.*raise --spool-bytes"):
-        jobs.intake.reservations.check("a", most, 100)
-    jobs.intake.reservations.check("a", most, 0)
+        jobs.buffer.reservations.check("a", most, 100)
+    jobs.buffer.reservations.check("a", most, 0)
     with pytest.raises(TooLargeError):
         await jobs.reserve("a", actors=most + 1)
 
 
 async def test_what_replays_of_others_take_may_come_back(jobs):
     jobs.open("a")
-    jobs.intake.room.set_aside(ROUND - LEAST)
+    jobs.buffer.room.set_aside(ROUND - LEAST)
     with pytest.raises(OverloadedError, match="replays of other jobs leave too little"):
         await jobs.reserve("a")
-    jobs.intake.room.set_aside(0)
+    jobs.buffer.room.set_aside(0)
     await jobs.reserve("a")
 
 
 async def test_trajectories_larger_than_expected_take_what_is_free(tmp_path):
-    jobs = Jobs(Intake(tmp_path, ACTORS * MOST))
+    jobs = Jobs(TrajectoryBuffer(tmp_path, ACTORS * MOST))
     jobs.open("a")
     await jobs.reserve("a")
     await jobs.fill("a", rows=2)
-    assert jobs.intake.room.held_bytes == ACTORS * MOST
-    assert jobs.intake.advance("a", 1) == ACTORS
-    assert jobs.intake.room.held_bytes == ACTORS * MOST, "the next round is expected to be as large"
+    assert jobs.buffer.room.held_bytes == ACTORS * MOST
+    assert jobs.buffer.advance("a", 1) == ACTORS
+    assert jobs.buffer.room.held_bytes == ACTORS * MOST, "the next round is expected to be as large"
 
 
 async def test_a_round_larger_than_it_reserved_gives_way_and_reserves_more(tmp_path):
-    jobs = Jobs(Intake(tmp_path, 2 * ROUND))
+    jobs = Jobs(TrajectoryBuffer(tmp_path, 2 * ROUND))
     for job in "ab":
         jobs.open(job)
         await jobs.reserve(job)
     with pytest.raises(OverloadedError, match="round 1 of job a has taken all that it reserved"):
         await jobs.fill("a", rows=2)
-    assert jobs.intake.room.held_bytes == ROUND, "nobody waits for who waits"
+    assert jobs.buffer.room.held_bytes == ROUND, "nobody waits for who waits"
     again = await waits(jobs.reserve("a"))
     await jobs.fill("b")
-    jobs.intake.close("b")
+    jobs.buffer.close("b")
     await again
     await jobs.fill("a", rows=2)
 
@@ -170,15 +170,15 @@ async def test_room_that_nobody_uses_is_taken_back(jobs, tmp_path, monkeypatch):
     jobs.open("b")
     await jobs.reserve("dead", idle_s=0.05)
     await jobs.fill("dead", actors=2)
-    jobs.intake.reservations.update("dead", begins=True)
+    jobs.buffer.reservations.update("dead", begins=True)
     waiting = await waits(jobs.reserve("b"))
     await asyncio.wait([waiting], timeout=0.1)
     assert not waiting.done(), "an update goes on"
-    jobs.intake.reservations.update("dead", begins=False)
+    jobs.buffer.reservations.update("dead", begins=False)
     async with asyncio.timeout(PATIENCE_S):
         await waiting
     assert files(tmp_path) == []
-    jobs.intake.close("b")
+    jobs.buffer.close("b")
     await jobs.reserve("dead")
     await jobs.fill("dead")
 
@@ -190,14 +190,14 @@ async def test_a_reservation_that_is_repeated_or_given_up_leaves_nothing(jobs):
     await jobs.reserve("a")
     await jobs.fill("a", actors=2)
     await jobs.reserve("a")  # by the next coordinator: what was uploaded stays
-    assert len(jobs.intake.trajectories("a", 0, 2)) == 2
+    assert len(jobs.buffer.trajectories("a", 0, 2)) == 2
     first, second = await waits(jobs.reserve("b")), await waits(jobs.reserve("b"))
     first.cancel()
     await asyncio.wait([first])
-    jobs.intake.close("a")
+    jobs.buffer.close("a")
     await second
-    jobs.intake.close("b")
-    assert (jobs.intake.room.held_bytes, jobs.intake.room.waiting) == (0, 0)
+    jobs.buffer.close("b")
+    assert (jobs.buffer.room.held_bytes, jobs.buffer.room.waiting) == (0, 0)
 
 
 async def test_a_job_that_is_closed_while_it_waits_hears_of_it(jobs):
@@ -205,11 +205,11 @@ async def test_a_job_that_is_closed_while_it_waits_hears_of_it(jobs):
     jobs.open("b")
     await jobs.reserve("a")
     waiting = await waits(jobs.reserve("b"))
-    jobs.intake.close("b")
-    jobs.intake.close("a")
+    jobs.buffer.close("b")
+    jobs.buffer.close("a")
     with pytest.raises(NotFoundError, match="closed while it waited"):
         await waiting
-    assert jobs.intake.room.held_bytes == 0
+    assert jobs.buffer.room.held_bytes == 0
 
 
 async def test_an_upload_that_reserved_nothing_waits_before_its_bytes_are_read(jobs):
@@ -223,9 +223,9 @@ async def test_an_upload_that_reserved_nothing_waits_before_its_bytes_are_read(j
             read.append(frame)
             yield frame
 
-    waiting = await waits(jobs.intake.receive(stream()))
+    waiting = await waits(jobs.buffer.receive(stream()))
     assert len(read) == 1, "only the header"
-    jobs.intake.close("a")
+    jobs.buffer.close("a")
     assert await waiting
 
 
@@ -255,34 +255,34 @@ async def nothing() -> AsyncIterator[bytes]:
 async def test_an_upload_that_stalls_is_given_up_and_leaves_its_room(tmp_path, monkeypatch, stalled):
     """Red before: it held its bytes for as long as its sender liked, and others were refused."""
     monkeypatch.setattr(chunks, "STALL_S", 0.1)
-    jobs = Jobs(Intake(tmp_path, USUAL))
+    jobs = Jobs(TrajectoryBuffer(tmp_path, USUAL))
     jobs.open("a")
     jobs.open("b")
-    holding = await waits(jobs.intake.receive(stalled()))
-    assert await upload(jobs.intake, sized(1), job="b")
+    holding = await waits(jobs.buffer.receive(stalled()))
+    assert await upload(jobs.buffer, sized(1), job="b")
     with pytest.raises(UnreachableError, match=r"stalled after \d+ of|no UploadHeader came"):
         await holding
-    jobs.intake.shutdown()
+    jobs.buffer.shutdown()
 
 
 # Rounds that overlap
 
 
 def overlapping(jobs: Jobs, job: str) -> None:
-    jobs.intake.open(job, TINY, epoch=EPOCH, round_=0, ahead=1)
+    jobs.buffer.open(job, TINY, epoch=EPOCH, round_=0, ahead=1)
 
 
 async def test_a_round_ahead_has_room_of_its_own_beside_the_one_that_is_trained(tmp_path):
-    jobs = Jobs(Intake(tmp_path, 2 * ROUND))
+    jobs = Jobs(TrajectoryBuffer(tmp_path, 2 * ROUND))
     overlapping(jobs, "a")
     for round_ in (0, 1):
         await jobs.reserve("a", round_)
         await jobs.fill("a", round_)
-    assert jobs.intake.room.held_bytes == 2 * ROUND
-    assert len(jobs.intake.trajectories("a", 0, ACTORS)) == len(jobs.intake.trajectories("a", 1, ACTORS)) == ACTORS
-    assert jobs.intake.advance("a", 1) == ACTORS
-    assert jobs.intake.room.held_bytes == ROUND
-    assert len(jobs.intake.trajectories("a", 1, ACTORS)) == ACTORS
+    assert jobs.buffer.room.held_bytes == 2 * ROUND
+    assert len(jobs.buffer.trajectories("a", 0, ACTORS)) == len(jobs.buffer.trajectories("a", 1, ACTORS)) == ACTORS
+    assert jobs.buffer.advance("a", 1) == ACTORS
+    assert jobs.buffer.room.held_bytes == ROUND
+    assert len(jobs.buffer.trajectories("a", 1, ACTORS)) == ACTORS
     with pytest.raises(StaleError, match="round 1 has passed"):
         await jobs.fill("a", 0)
     with pytest.raises(JobStateError, match="round 4 has not begun"):
@@ -291,45 +291,45 @@ async def test_a_round_ahead_has_room_of_its_own_beside_the_one_that_is_trained(
 
 @pytest.mark.parametrize("rounds", [1.0, 1.5])
 async def test_a_round_ahead_that_does_not_fit_waits_until_the_one_before_is_trained(tmp_path, rounds):
-    jobs = Jobs(Intake(tmp_path, int(rounds * ROUND)))
+    jobs = Jobs(TrajectoryBuffer(tmp_path, int(rounds * ROUND)))
     overlapping(jobs, "a")
     await jobs.reserve("a")
     await jobs.fill("a")
     waiting = await waits(jobs.reserve("a", 1))
-    assert len(jobs.intake.trajectories("a", 0, ACTORS)) == ACTORS, "what is trained stays"
-    jobs.intake.advance("a", 1)
+    assert len(jobs.buffer.trajectories("a", 0, ACTORS)) == ACTORS, "what is trained stays"
+    jobs.buffer.advance("a", 1)
     async with asyncio.timeout(PATIENCE_S):
         await waiting
     await jobs.fill("a", 1)
-    assert jobs.intake.room.held_bytes == ROUND
+    assert jobs.buffer.room.held_bytes == ROUND
 
 
 async def test_jobs_that_overlap_share_a_spool_without_waiting_for_each_other(tmp_path):
-    jobs = Jobs(Intake(tmp_path, 3 * ROUND))
+    jobs = Jobs(TrajectoryBuffer(tmp_path, 3 * ROUND))
     for job in "ab":
         overlapping(jobs, job)
         await jobs.reserve(job)
         await jobs.fill(job)
     await jobs.reserve("a", 1)
     waiting = await waits(jobs.reserve("b", 1))
-    jobs.intake.advance("b", 1)  # its own room is enough
+    jobs.buffer.advance("b", 1)  # its own room is enough
     async with asyncio.timeout(PATIENCE_S):
         await waiting
     await jobs.fill("b", 1)
     await jobs.fill("a", 1)
     for job in "ab":
-        jobs.intake.close(job)
-    assert (jobs.intake.room.held_bytes, jobs.intake.room.waiting) == (0, 0)
+        jobs.buffer.close(job)
+    assert (jobs.buffer.room.held_bytes, jobs.buffer.room.waiting) == (0, 0)
 
 
 async def test_a_job_that_goes_back_a_round_keeps_the_one_that_it_rolled_out_ahead(tmp_path):
-    jobs = Jobs(Intake(tmp_path, 9 * ROUND))
+    jobs = Jobs(TrajectoryBuffer(tmp_path, 9 * ROUND))
     overlapping(jobs, "a")
     for round_ in (0, 1):
         await jobs.reserve("a", round_)
         await jobs.fill("a", round_)
-    jobs.intake.advance("a", 1)
+    jobs.buffer.advance("a", 1)
     overlapping(jobs, "a")
-    assert len(jobs.intake.trajectories("a", 1, ACTORS)) == ACTORS
+    assert len(jobs.buffer.trajectories("a", 1, ACTORS)) == ACTORS
     with pytest.raises(StaleError, match="run its rollout again"):
-        jobs.intake.trajectories("a", 0, ACTORS)
+        jobs.buffer.trajectories("a", 0, ACTORS)

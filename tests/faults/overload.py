@@ -150,12 +150,12 @@ class _Uploads:
         finally:
             self._left[batch] -= 1
             if not self._left[batch]:
-                self._running.intake.advance(job.name, round_ + 1)
+                self._running.buffer.advance(job.name, round_ + 1)
                 self._over[batch].set()
 
     def check(self) -> None:
         """Raises AssertionError unless each upload that was answered was read, checked and stored."""
-        applied = self._running.intake.counts.applied
+        applied = self._running.buffer.counts.applied
         assert applied >= self._taken, f"{self._taken:,} uploads were answered, {applied:,} stored"
 
 

@@ -1,4 +1,4 @@
-"""Both pools in this process, with real workers, a real store, and the learner pool's intake in plain view."""
+"""Both pools in this process, with real workers, a real store, and the learner pool's buffer in plain view."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from services.actor_pool.config import Config as ActorConfig
 from services.coordinator.execution.pools import Pools, Versions
 from services.learner_pool import __main__ as learner_pool
 from services.learner_pool.config import Config as LearnerConfig
-from services.learner_pool.trajectory_buffer import Intake
+from services.learner_pool.trajectory_buffer import TrajectoryBuffer
 from tests.faults.store_process import StoreProcess
 
 DOCUMENT = {
@@ -48,7 +48,7 @@ class RunningPools:
     store_address: str
     store: ParamStore
     learner_address: str
-    intake: Intake
+    buffer: TrajectoryBuffer
     actors: Peer
     operator: Peer
     """To the actor pool, with every right."""
@@ -75,10 +75,10 @@ async def running_pools(
 
     With `ports`, services listen on ports of loopback, for workers of other users, and not on unix sockets.
     """
-    intakes: list[Intake] = []
+    intakes: list[TrajectoryBuffer] = []
 
-    def intake(spool: Path, limit_bytes: int) -> Intake:
-        intakes.append(Intake(spool, limit_bytes))
+    def buffer(spool: Path, limit_bytes: int) -> TrajectoryBuffer:
+        intakes.append(TrajectoryBuffer(spool, limit_bytes))
         return intakes[-1]
 
     def options(name: str) -> ServerOptions:
@@ -93,7 +93,7 @@ async def running_pools(
             *(options("learners"), store.address),
             **{"workers": 1, "threads": 1, "warm": 1, "keep_alive_s": 600.0, "spool": place, "spool_bytes": 2**28},
         )
-        stack.enter_context(mock.patch.object(learner_pool, "Intake", intake))
+        stack.enter_context(mock.patch.object(learner_pool, "TrajectoryBuffer", buffer))
         sink = await stack.enter_async_context(serving(learners.server, lambda at: learner_pool.build(learners, at)))
         own = ServerOptions(at("actors"), _shown(tokens, Role.SERVICE))
         workers = {"workers": actor_workers, "warm": min(1, actor_workers), "keep_alive_s": 600.0}
@@ -108,7 +108,7 @@ async def running_pools(
             store_address=store.address,
             store=client,
             learner_address=sink,
-            intake=intakes[0],
+            buffer=intakes[0],
             actors=peers[0],
             operator=peers[1],
             actor_config=actors,

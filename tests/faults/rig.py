@@ -17,7 +17,7 @@ import psutil
 
 from marless import spec as specs
 from marless.cli.stack import SERVICES, LocalStack, StackOptions
-from marless.cli.supervision import Patience
+from marless.cli.supervision import RestartLimits
 from marless.record import RoundRecord
 from marless.record_json import from_json
 from marless.rpc.client import Peer
@@ -162,7 +162,7 @@ async def running_rig(place: Path, of_service: Mapping[str, Mapping[str, str]] |
     own = of_service or {}
     options = StackOptions(
         environment={name: {**common, **own.get(name, {})} for name in SERVICES},
-        patience=Patience(deaths=10**6, unserved=10**6),
+        restarts=RestartLimits(deaths=10**6, unserved=10**6),
     )
     stack = LocalStack(runs=place / "runs", logs=place / "logs", data=data_of(place), options=options)
     async with stack:

@@ -45,8 +45,8 @@ async def run(seed: int, place: Path, *, times: int) -> dict[str, int]:
             rollout = await sampling
             again += _again(rollout, ACTORS)
             _check_trajectories(running, round_, ACTORS)
-            running.intake.advance(JOB, round_ + 1)
-        counts = running.intake.counts
+            running.buffer.advance(JOB, round_ + 1)
+        counts = running.buffer.counts
         assert counts.applied == times * ACTORS, f"{counts.applied} of {times * ACTORS} trajectories were applied"
         await running.pools.close_job(JOB)
     return {"scale-downs": times, "accepted": counts.applied, "lost": 0, "actors run again": again}
@@ -132,7 +132,7 @@ def _again(rollout: Rollout, actors: int) -> int:
 
 
 def _check_trajectories(running: RunningPools, round_: int, actors: int) -> None:
-    for file in running.intake.trajectories(JOB, round_, actors):  # raises StaleError if one is missing
+    for file in running.buffer.trajectories(JOB, round_, actors):  # raises StaleError if one is missing
         check_checksum(file.header, memoryview(file.path.read_bytes()))
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from marless.errors import UnavailableError
 from services.learner_pool.replays import Replays
-from tests.contract.test_intake import TINY, blank, opened, upload
+from tests.contract.test_trajectory_buffer import TINY, blank, opened, upload
 
 DISK_BYTES = 2**16
 REPLAY_BYTES = 2**14
@@ -31,13 +31,13 @@ def run(place: Path) -> dict[str, float]:
 
 
 async def inside(disk: Path) -> None:
-    intake = opened(disk, TINY)
-    replays = Replays(disk, "unix:/store", intake, keep_s=60.0)
+    buffer = opened(disk, TINY)
+    replays = Replays(disk, "unix:/store", buffer, keep_s=60.0)
     before = _files(disk)
     with (disk / "filler").open("wb", buffering=0) as filler, suppress(OSError):
         while True:
             filler.write(bytes(4096))
-    for refused in (upload(intake, blank(TINY)), asyncio.to_thread(replays.open, "job", {"team": REPLAY_BYTES})):
+    for refused in (upload(buffer, blank(TINY)), asyncio.to_thread(replays.open, "job", {"team": REPLAY_BYTES})):
         try:
             await refused
         except UnavailableError as error:
@@ -46,7 +46,7 @@ async def inside(disk: Path) -> None:
             raise AssertionError("it was taken on a full disk")
     assert _files(disk) == before | {disk / "filler"}, "something of it is left"
     (disk / "filler").unlink()
-    assert await upload(intake, blank(TINY))
+    assert await upload(buffer, blank(TINY))
     replays.open("job", {"team": REPLAY_BYTES})
 
 

@@ -21,7 +21,7 @@ from marless.rpc.security import Security
 from marless.rpc.v1 import actor_pool_pb2
 from marless.rpc.v1.learner_pool_pb2 import Measure
 from services.actor_pool.actor import Actor
-from services.learner_pool.trajectory_buffer import IntakeCounts
+from services.learner_pool.trajectory_buffer import UploadCounts
 from tests.faults.pools import RunningPools, running_pools, small_job
 from tests.faults.proxy import Proxy, disturb
 
@@ -124,14 +124,14 @@ async def run(seed: int, place: Path, *, uploads: int, per_round: int) -> dict[s
         await calm.open()
         for round_ in range(rounds):
             await calm.round(round_)
-        before = running.intake.counts
-        assert before == IntakeCounts(applied=uploads)
+        before = running.buffer.counts
+        assert before == UploadCounts(applied=uploads)
 
         async with Proxy(running.learner_address, f"unix:{place}/proxy.sock") as proxy:
             storm = Storm("storm", job, running, proxy.address)
             await storm.open()
             sent = await _disturbed(storm, proxy, rounds, per_round, random.Random(seed))
-        after = running.intake.counts
+        after = running.buffer.counts
         assert after.applied - before.applied == uploads, f"{after.applied - before.applied} uploads were applied"
         for what, least, counted in (
             ("twice", sent["twice"], after.duplicate),

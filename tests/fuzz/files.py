@@ -17,7 +17,7 @@ from marless.rpc import tokens
 from marless.rpc.roles import Role
 from marless.scaling.minions import scheduler as schedulers
 from marless.scaling.minions.features import FEATURES
-from services.coordinator.jobs.jobs import view
+from services.coordinator.jobs import view
 from services.coordinator.state.run_folder import RunFolder
 from tests.fuzz import scratch
 from tests.fuzz.choices import Choices, document, raw, text

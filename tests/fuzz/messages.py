@@ -23,7 +23,7 @@ from marless.rpc.refs import Loans, Ranges
 from marless.rpc.requests import message
 from marless.rpc.v1 import common_pb2, hosts_pb2, learner_pool_pb2, param_store_pb2
 from services.learner_pool.content import check_header, declared_bytes
-from services.learner_pool.trajectory_buffer import Intake
+from services.learner_pool.trajectory_buffer import TrajectoryBuffer
 from services.param_store.servicer import _parts, _writes
 from services.param_store.uploads import Uploads
 from tests.fuzz import scratch
@@ -207,20 +207,20 @@ def lent(choices: Choices) -> None:
 
 
 @cache
-def _intake() -> Intake:
-    return Intake(scratch.directory(), ROOM_BYTES)
+def _buffer() -> TrajectoryBuffer:
+    return TrajectoryBuffer(scratch.directory(), ROOM_BYTES)
 
 
 def upload(choices: Choices) -> None:
     """A whole upload, with a right checksum most of the time."""
-    intake = _intake()
-    intake.close("job")
-    intake.open("job", SCHEMA, epoch=1, round_=0)
+    buffer = _buffer()
+    buffer.close("job")
+    buffer.open("job", SCHEMA, epoch=1, round_=0)
     arrays = _arrays(choices)
     header = _changed(_declared(arrays), choices)
     data = b"".join(array.tobytes() for array in arrays.values())
     header.crc32 = 7 if choices.sometimes(16) else chunks.checksum(header, [data])
-    scratch.wait(intake.receive(scratch.stream(_sent(header.SerializeToString(), data, choices))))
+    scratch.wait(buffer.receive(scratch.stream(_sent(header.SerializeToString(), data, choices))))
 
 
 @cache

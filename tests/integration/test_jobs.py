@@ -22,8 +22,7 @@ from marless.errors import (
 from marless.record import RoundRecord
 from marless.record_json import from_json
 from services.coordinator.api.watching import Event, read_log, watch
-from services.coordinator.execution import timing
-from services.coordinator.execution import updates as training
+from services.coordinator.execution import timing, updates
 from services.coordinator.jobs.failover import ATTACHED_LEASES
 from services.coordinator.jobs.jobs import Jobs, JobsOptions
 from services.coordinator.jobs.submission import IfExists, Submission
@@ -181,7 +180,7 @@ ONE_EPISODE = {"every": 0, "episodes": 1, "random_episodes": 1}
 async def test_the_last_round_of_a_job_that_ends_by_the_clock_is_an_evaluated_one(jobs, monkeypatch, wall_s):
     """Whenever the time runs out: there is a limit for every look of a whole round."""
     stopwatch = ticking()
-    for module in (timing, training):  # the job's own, and nobody else's
+    for module in (timing, updates):  # the job's own, and nobody else's
         monkeypatch.setattr(module, "Stopwatch", stopwatch)
     job = name()
     await jobs.submit(submission(job, evaluation=ONE_EPISODE, stop={"wall_s": wall_s}))

@@ -22,11 +22,9 @@ from marless.core.stopwatch import Stopwatch
 from marless.errors import UnreachableError
 from marless.pricing import prices
 from marless.rpc.param_store import PolicyWrite
-from services.coordinator.execution import reservations as reserving
-from services.coordinator.execution import timing
-from services.coordinator.execution import updates as training
+from services.coordinator.execution import reservations, timing, updates
 from services.coordinator.execution.pools import Pools
-from services.coordinator.jobs.jobs import view
+from services.coordinator.jobs import view
 from services.coordinator.state.journal import Journal
 from services.coordinator.state.ownership import Ownership, beat_of
 from services.coordinator.state.run_folder import RunFolder
@@ -403,7 +401,7 @@ BILLED_ROUNDS, INTERRUPTIONS = 6, 5
 def moved(monkeypatch) -> Time:
     """Rounds of 30 s with half a second between them, whatever they really take."""
     moved, calls = Time(), {"train": ROLLOUT_S, "update": UPDATE_S}
-    for module in (timing, training):
+    for module in (timing, updates):
         monkeypatch.setattr(module, "Stopwatch", moved.stopwatches())
 
     def taking(real, seconds):
@@ -471,7 +469,7 @@ async def test_time_in_which_a_job_waits_for_room_is_not_its_own(cluster, tmp_pa
         await asyncio.sleep(0.05)
         return await real(*args, **kwargs)
 
-    monkeypatch.setattr(reserving, "SHOWN_AFTER_S", 0.01)
+    monkeypatch.setattr(reservations, "SHOWN_AFTER_S", 0.01)
     monkeypatch.setattr(Pools, "reserve", later)
     await go_on(folder, cluster.pools)
     assert sum(each.spent_s for each in folder.records()) <= 3 * (ROLLOUT_S + UPDATE_S + WRITE_S)

@@ -16,7 +16,7 @@ from marless import private_files
 from marless.cli import supervision
 from marless.cli.service_process import Start, Starter
 from marless.cli.stack import SERVICES, SOCKET_PATH_BYTES, LocalStack, StackOptions, owner_of, socket_directory
-from marless.cli.supervision import Log, Patience
+from marless.cli.supervision import Log, RestartLimits
 from marless.errors import JobStateError, UnavailableError
 from marless.private_files import Claim
 from marless.rpc.security import SECRET_VARIABLES
@@ -27,7 +27,7 @@ CANARIES = dict.fromkeys(sorted(set(SECRET_VARIABLES) - {"MARLESS_REDIS_URL"}), 
 
 @pytest.fixture
 def options() -> StackOptions:
-    return StackOptions(patience=Patience(deaths=3))
+    return StackOptions(restarts=RestartLimits(deaths=3))
 
 
 @pytest.fixture

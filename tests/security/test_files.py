@@ -22,8 +22,8 @@ from services.coordinator.state.job_index import Index
 from services.coordinator.state.run_folder import RunFolder
 from services.coordinator.state.runs import Runs
 from services.coordinator.state.status import JobStatus
-from services.learner_pool.trajectory_buffer import Intake
 from services.learner_pool.replays import Replays
+from services.learner_pool.trajectory_buffer import TrajectoryBuffer
 from services.param_store import redis_server
 from services.param_store.redis_server import RedisOptions, provided
 from tests.scripted_env import ScriptedEnv
@@ -74,8 +74,8 @@ def strangers(path: Path, *, mode: int = 0o777) -> Path:
 
 
 def replays(spool: Path) -> Replays:
-    intake = Intake(spool, PLENTY)
-    return Replays(spool, "unix:/store", intake, keep_s=60.0)
+    buffer = TrajectoryBuffer(spool, PLENTY)
+    return Replays(spool, "unix:/store", buffer, keep_s=60.0)
 
 
 # Spools and replays
@@ -88,7 +88,7 @@ def test_sweeping_spools_follows_no_link_and_leaves_what_is_anothers(shared, pre
     theirs = strangers(shared / "marless-spool-theirs")
     (theirs / "lock").touch()
     (shared / "marless-spool-link").symlink_to(precious)
-    Intake(shared, PLENTY).shutdown()
+    TrajectoryBuffer(shared, PLENTY).shutdown()
     assert (evil / "lock").is_symlink()
     assert (theirs / "lock").exists()
     assert (shared / "marless-spool-link").is_symlink()
@@ -98,7 +98,7 @@ def test_a_lock_that_is_a_hard_link_is_not_cut_short(shared, precious):
     spool = shared / "marless-spool-hard"
     spool.mkdir()
     (spool / "lock").hardlink_to(precious / "lock")
-    Intake(shared, PLENTY).shutdown()
+    TrajectoryBuffer(shared, PLENTY).shutdown()
 
 
 def test_sweeping_replays_follows_no_link(shared, precious):
@@ -111,7 +111,7 @@ def test_sweeping_replays_follows_no_link(shared, precious):
 def test_no_spool_in_a_directory_that_another_made_in_advance(shared, mode):
     strangers(shared / OURS, mode=mode)
     said = rf"spool directory .*{OURS}.* belongs to .*\(nobody|65534\).*choose another with --spool"
-    for make in (lambda: Intake(shared, PLENTY), lambda: replays(shared)):
+    for make in (lambda: TrajectoryBuffer(shared, PLENTY), lambda: replays(shared)):
         with pytest.raises(UnavailableError, match=said):
             make()
     assert list((shared / OURS).iterdir()) == []
@@ -120,14 +120,14 @@ def test_no_spool_in_a_directory_that_another_made_in_advance(shared, mode):
 def test_no_spool_in_a_directory_that_is_a_link(shared, precious):
     (shared / OURS).symlink_to(precious)
     with pytest.raises(UnavailableError, match="is a symbolic link"):
-        Intake(shared, PLENTY)
+        TrajectoryBuffer(shared, PLENTY)
 
 
 def test_no_spool_in_a_directory_that_others_may_write_to(shared):
     (shared / OURS).mkdir()
     (shared / OURS).chmod(0o777)
     with pytest.raises(UnavailableError, match="others may write to it"):
-        Intake(shared, PLENTY)
+        TrajectoryBuffer(shared, PLENTY)
 
 
 def test_what_lies_in_a_shared_spool_is_for_this_user_alone(shared):
@@ -168,7 +168,7 @@ def test_spools_of_before_whose_pool_is_gone_are_removed(shared):
     left.mkdir(mode=0o700)
     (left / "lock").touch()
     (left / "0").write_bytes(b"x")
-    Intake(shared, PLENTY).shutdown()
+    TrajectoryBuffer(shared, PLENTY).shutdown()
     assert not left.exists()
 
 

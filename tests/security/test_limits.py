@@ -19,10 +19,10 @@ from marless.job import prepare
 from marless.rpc import chunks
 from marless.rpc.v1 import common_pb2, learner_pool_pb2
 from marless.spec import from_json, load, parse, spaces_from_json, spaces_to_json
+from services.coordinator.jobs import preparation
 from services.coordinator.jobs.jobs import Jobs
-from services.coordinator.jobs.jobs import preparation as preparing
 from services.coordinator.jobs.submission import Submission
-from services.learner_pool.trajectory_buffer import Intake
+from services.learner_pool.trajectory_buffer import TrajectoryBuffer
 from services.learner_pool.updates import Updates
 
 JOB = {"env": {"name": "mpe/simple_spread"}, "algorithm": {"name": "ippo"}, "stop": {"rounds": 1}}
@@ -254,16 +254,16 @@ async def frames_of(header: learner_pool_pb2.UploadHeader):
 )
 async def test_an_upload_header_is_refused_before_work_is_done_with_it(tmp_path, arrays, why):
     """That of many sides, 360 kB, held the learner pool's loop for 4 s."""
-    intake = Intake(tmp_path, 2**24)
-    intake.open("job", TINY, epoch=0, round_=0)
+    buffer = TrajectoryBuffer(tmp_path, 2**24)
+    buffer.open("job", TINY, epoch=0, round_=0)
     infos = [learner_pool_pb2.ArrayInfo(name=name, dtype=dtype, shape=shape) for name, dtype, shape in arrays]
     header = learner_pool_pb2.UploadHeader(job="job", arrays=infos)
     started_s = time.perf_counter()
     with pytest.raises(CorruptError, match=why) as caught:
-        await intake.receive(frames_of(header))
+        await buffer.receive(frames_of(header))
     assert time.perf_counter() - started_s < 0.5
     assert len(str(caught.value)) < 2000
-    intake.shutdown()
+    buffer.shutdown()
 
 
 async def test_an_update_of_absurdly_many_actors_is_refused_at_once():
@@ -329,8 +329,8 @@ async def test_others_are_served_while_a_spec_is_read(tmp_path):
 
 async def test_environments_that_are_never_made_hold_nobody_up(tmp_path, monkeypatch):
     """Neither others, while they are waited for or given up, nor the end of the coordinator."""
-    monkeypatch.setattr(preparing, "PREPARE_S", 1.0)
-    monkeypatch.setattr(preparing, "MAX_AT_ONCE", 40)
+    monkeypatch.setattr(preparation, "PREPARE_S", 1.0)
+    monkeypatch.setattr(preparation, "MAX_AT_ONCE", 40)
     monkeypatch.setenv("MARLESS_ENV_MODULES", "abyss")
     loop, begun, released = asyncio.get_running_loop(), asyncio.Queue(), threading.Event()
 

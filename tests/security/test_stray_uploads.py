@@ -45,10 +45,10 @@ async def came_to(storm: Storm, first: int = 0) -> list[dict[str, bytes]]:
 
 
 async def refused(storm: Storm, error: type[Exception], **what: int) -> None:
-    before = storm.running.intake.counts
+    before = storm.running.buffer.counts
     with pytest.raises(error):
         await storm.upload(Send(**{"round": 0, "index": 0, "epoch": storm.epoch, "content": 1} | what))
-    after = storm.running.intake.counts
+    after = storm.running.buffer.counts
     assert (after.applied, after.duplicate) == (before.applied, before.duplicate)
     assert (after.refused + after.fenced + after.stale) == (before.refused + before.fenced + before.stale) + 1
 

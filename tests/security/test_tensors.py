@@ -25,10 +25,10 @@ from marless.nets import serial
 from marless.rpc import chunks
 from marless.rpc.v1.learner_pool_pb2 import ArrayInfo, UploadHeader
 from services.learner_pool.content import check_bytes, check_header, declared_bytes
-from services.learner_pool.trajectory_buffer import Intake
+from services.learner_pool.trajectory_buffer import TrajectoryBuffer
 from services.param_store.keys import Part
 from services.param_store.uploads import Uploads
-from tests.contract.test_intake import PLAYED, Uniform, played
+from tests.contract.test_trajectory_buffer import PLAYED, Uniform, played
 from tests.scripted_env import ScriptedEnv
 from tests.security.malformed import spoilt
 
@@ -212,7 +212,7 @@ SPOIL: tuple[Callable[[random.Random], Upload], ...] = (
 
 
 def take(header: UploadHeader, data: bytes | bytearray) -> None:
-    """All that intake checks, in its order; raises MarlessError."""
+    """All that buffer checks, in its order; raises MarlessError."""
     check_header(PLAYED, header)
     if declared_bytes(header) != len(data):
         raise CorruptError("the stream carries something else")
@@ -248,9 +248,9 @@ def test_none_of_a_million_trajectories_that_were_spoilt_is_taken():
 
 
 async def test_no_stream_that_was_spoilt_is_taken_and_none_leaves_anything(tmp_path):
-    """The same through intake itself, with frames spoilt too."""
-    intake = Intake(tmp_path, 2**24)
-    intake.open("job", PLAYED, epoch=2, round_=3)
+    """The same through buffer itself, with frames spoilt too."""
+    buffer = TrajectoryBuffer(tmp_path, 2**24)
+    buffer.open("job", PLAYED, epoch=2, round_=3)
     rng = random.Random("streams")
     for number in range(1000):
         header, data = SPOIL[number % len(SPOIL)](rng)
@@ -258,11 +258,11 @@ async def test_no_stream_that_was_spoilt_is_taken_and_none_leaves_anything(tmp_p
         if number % 3 == 0:
             sent[rng.randrange(len(sent))] = spoilt(rng.choice(sent), rng) + b"\0"
         with pytest.raises(MarlessError):
-            await intake.receive(frames(sent))
-    assert intake.counts.applied == 0
+            await buffer.receive(frames(sent))
+    assert buffer.counts.applied == 0
     header, data = fresh()
-    assert await intake.receive(frames(list(chunks.frames(header, [bytes(data)]))))
-    intake.shutdown()
+    assert await buffer.receive(frames(list(chunks.frames(header, [bytes(data)]))))
+    buffer.shutdown()
 
 
 async def frames(sent: list[bytes]) -> AsyncIterator[bytes]:

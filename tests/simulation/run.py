@@ -20,7 +20,7 @@ import pytest
 
 from marless import spec as specs
 from marless.job import Job, prepare
-from services.learner_pool.trajectory_buffer import Intake
+from services.learner_pool.trajectory_buffer import TrajectoryBuffer
 from services.learner_pool.updates import Updates
 from tests.simulation.chaos import Chaos, drawn
 from tests.simulation.checks import Checks, Reference
@@ -136,17 +136,17 @@ class Simulation:
 
     def _watch(self, patched: pytest.MonkeyPatch) -> None:
         """See what the learner pool takes in, and which updates it is asked for."""
-        store, update, checks = Intake._store, Updates.update, self.checks
+        store, update, checks = TrajectoryBuffer._store, Updates.update, self.checks
 
-        def stored(intake: Intake, known: Any, file: Any) -> None:
+        def stored(buffer: TrajectoryBuffer, known: Any, file: Any) -> None:
             checks.stored(known.waiting.get((file.header.round, file.header.index)), file)
-            store(intake, known, file)
+            store(buffer, known, file)
 
         async def updated(updates: Updates, request: Any) -> Any:
             checks.requested(request.round, request.epoch)
             return await update(updates, request)
 
-        patched.setattr(Intake, "_store", stored)
+        patched.setattr(TrajectoryBuffer, "_store", stored)
         patched.setattr(Updates, "update", updated)
 
     def _passed(self, failpoint: str) -> None:

@@ -9,8 +9,7 @@ import pytest
 
 from marless.fleet.attendance import Attendance
 from services.coordinator.state.run_folder import RunFolder
-from services.learner_pool import trajectory_buffer as intake
-from services.learner_pool import update_results as outcomes
+from services.learner_pool import trajectory_buffer, update_results
 from services.param_store import store
 from tests.simulation.run import PLANS, plan_of, simulate, undisturbed
 
@@ -27,8 +26,8 @@ def _in_publish(correct: str, wrong: str) -> Plant:
 
 def _repeated_writes_are_new(patched: pytest.MonkeyPatch) -> None:
     """An update that is repeated publishes under another key than the first time."""
-    request_id, serial = outcomes.request_id, itertools.count()
-    patched.setattr(outcomes, "request_id", lambda *given: f"{request_id(*given)}/{next(serial)}")
+    request_id, serial = update_results.request_id, itertools.count()
+    patched.setattr(update_results, "request_id", lambda *given: f"{request_id(*given)}/{next(serial)}")
 
 
 def _departures_wake_nobody(patched: pytest.MonkeyPatch) -> None:
@@ -48,7 +47,7 @@ def _pending_is_not_written(patched: pytest.MonkeyPatch) -> None:
 
 
 def _uploads_are_never_there(patched: pytest.MonkeyPatch) -> None:
-    patched.setattr(intake, "_is_there", lambda known, header: False)
+    patched.setattr(trajectory_buffer, "_is_there", lambda known, header: False)
 
 
 @pytest.mark.parametrize(

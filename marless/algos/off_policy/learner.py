@@ -25,8 +25,7 @@ from marless.algos.learner import GradientOutput, LearnerContext, RoundInput, Up
 from marless.algos.off_policy.batches import Batch, BatchSource
 from marless.algos.off_policy.config import OffPolicyConfig
 from marless.algos.rates import Rate, value_at
-from marless.algos.training import similarity as likeness
-from marless.algos.training import measuring
+from marless.algos.training import measuring, similarity
 from marless.algos.training.meter import Meter
 from marless.algos.training.rewards import RewardMoments, everlasting, rewarded
 from marless.algos.training.table import tabulate
@@ -312,14 +311,14 @@ class OffPolicyLearner(ABC):
     def _explore(self, groups: Sequence[Group], exploration: float) -> None:
         self._explores |= dict.fromkeys((group.policy for group in groups), exploration)
 
-    def _compare(self, inputs: RoundInput) -> list[likeness.Pending]:
+    def _compare(self, inputs: RoundInput) -> list[similarity.Pending]:
         """Start to measure the similarity of the agents of each class, if the round asks for it."""
         if inputs.measure.similarity is None:
             return []
         pending = []
         for k in self._scope.classes:
             table = partial(tabulate, inputs.trajectories, k, False)
-            pending.append(likeness.begin(inputs, self._spaces.classes[k], table, self.state))
+            pending.append(similarity.begin(inputs, self._spaces.classes[k], table, self.state))
         return pending
 
 
@@ -370,7 +369,7 @@ def _merge(metrics: Metrics, more: Metrics) -> None:
         metrics.setdefault(name, {}).update(numbers)
 
 
-def _compared(pending: Sequence[likeness.Pending]) -> tuple[dict[str, NDArray[np.float64]], list[FunctionRun]]:
+def _compared(pending: Sequence[similarity.Pending]) -> tuple[dict[str, NDArray[np.float64]], list[FunctionRun]]:
     distances: dict[str, NDArray[np.float64]] = {}
     runs: list[FunctionRun] = []
     for each in pending:

@@ -32,12 +32,11 @@ from marless.algos.ppo.post_process import (
 )
 from marless.algos.ppo.segments import Segments
 from marless.algos.rates import value_at
-from marless.algos.training import similarity as likeness
-from marless.algos.training import measuring
+from marless.algos.training import measuring, similarity
 from marless.algos.training.graph import Graph, Pass
+from marless.algos.training.policy_batching import Stack, drawn_stacks, stacks
 from marless.algos.training.rewards import rewarded
 from marless.algos.training.samples import Samples
-from marless.algos.training.policy_batching import Stack, drawn_stacks, stacks
 from marless.algos.training.table import tabulate
 from marless.core.functions import FunctionNode
 from marless.core.group import Group
@@ -75,7 +74,7 @@ class _Work:
     """The results of post-processing, for the functions after it."""
 
     jobs: dict[_Key, _Job] = field(default_factory=dict)
-    similarity: likeness.Pending = field(default_factory=lambda: likeness.Pending(None, ""))
+    similarity: similarity.Pending = field(default_factory=lambda: similarity.Pending(None, ""))
 
 
 _Function = Literal["critic", "policy"]
@@ -268,7 +267,7 @@ class PPOLearner:
         rule, spaces = self._config.reward_rule, self._context.spaces
         trajectories = [rewarded(each, spaces, rule) for each in inputs.trajectories]
         table = tabulate(trajectories, self._class_index, self._critic != "own")
-        work.similarity = likeness.begin(inputs, self._class, lambda: table, self.state)
+        work.similarity = similarity.begin(inputs, self._class, lambda: table, self.state)
         trained = policies([(stack.names, stack.starts) for stack in chosen])
         tensors = identified(upload(table, self._device), self._inputs.known)
         segments = Segments.of(tensors) if self._remembers else None

@@ -15,8 +15,8 @@ from marless.algos.ppo import gae, normalise, value
 from marless.algos.ppo.config import ActorCriticConfig
 from marless.algos.ppo.functions import CriticFunction, Metrics
 from marless.algos.ppo.segments import Segments
-from marless.algos.training.samples import Samples, weights
 from marless.algos.training.policy_batching import Stack
+from marless.algos.training.samples import Samples, weights
 from marless.algos.training.table import Table
 
 Tensors = Mapping[str, Tensor]

@@ -24,8 +24,8 @@ from marless.algos.q.functions import QFunction, Seen
 from marless.algos.q.mixers import Mixer, MonotoneMixer
 from marless.algos.training import measuring
 from marless.algos.training.meter import Meter
-from marless.algos.training.samples import Samples
 from marless.algos.training.policy_batching import Stack
+from marless.algos.training.samples import Samples
 from marless.nets.adam import clip_norm_
 from marless.nets.bank import Row
 

@@ -12,7 +12,7 @@ from marless.rpc.requests import check_number
 from services.coordinator.jobs.jobs import Jobs
 from services.coordinator.jobs.live_job import LiveJob
 from services.coordinator.jobs.view import View
-from services.coordinator.state import job_log as logs
+from services.coordinator.state import job_log
 from services.coordinator.state.job_log import Line
 
 MOST_LINES = 1_000_000
@@ -53,7 +53,7 @@ async def watch(jobs: Jobs, job: str, cursor: int) -> AsyncIterator[Event]:
             if cursor < view.rounds:
                 raise CorruptError(f"{view.run_dir}: round {cursor + 1} is not in rounds.jsonl")
             return
-        await source.news()
+        await source.notifier()
 
 
 async def read_log(jobs: Jobs, job: str, cursor: int, *, follow: bool, tail: int) -> AsyncIterator[Line]:
@@ -66,16 +66,16 @@ async def read_log(jobs: Jobs, job: str, cursor: int, *, follow: bool, tail: int
     source = _Source(jobs, job)
     await source.look()
     if tail:
-        cursor = await asyncio.to_thread(logs.tail, path, tail)
+        cursor = await asyncio.to_thread(job_log.tail, path, tail)
     while True:
         view = await source.look()
-        while lines := await asyncio.to_thread(logs.lines, path, cursor):
+        while lines := await asyncio.to_thread(job_log.lines, path, cursor):
             for line in lines:
                 cursor = line.cursor
                 yield line
         if not follow or (view.status.ended and source.left):
             return
-        await source.news()
+        await source.notifier()
 
 
 class _Source:
@@ -97,10 +97,10 @@ class _Source:
         live = self._jobs.live(self._job)
         if live or not (self._live and self._live.status.ended):
             self._live = live
-        self._next = live.news.next if live else None
+        self._next = live.notifier.next if live else None
         return self._live.view if self._live else await self._jobs.get(self._job)
 
-    async def news(self) -> None:
+    async def notifier(self) -> None:
         """Wait for a possible change; raises UnavailableError if the coordinator is stopping."""
         if self._jobs.stopped:
             raise UnavailableError("the coordinator is stopping; continue from the last cursor")

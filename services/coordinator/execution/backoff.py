@@ -34,15 +34,15 @@ a restore dropped; OverloadedError: others use the room; UnauthenticatedError an
 tokens has not reached every service yet."""
 
 
-class Patience:
+class Backoff:
     """Waits for growing delays between attempts, and gives up after `patience_s` seconds without a success."""
 
     def __init__(self, patience_s: float, cancelled: asyncio.Event) -> None:
         self._patience_s = patience_s
         self._cancelled = cancelled
-        self.over()
+        self.reset()
 
-    def over(self) -> None:
+    def reset(self) -> None:
         """Reset after a success: the next error starts a new sequence of delays."""
         self._since_s: float | None = None
         self._last_s = 0.0
@@ -53,11 +53,11 @@ class Patience:
         """True from an error until the next success."""
         return self._since_s is not None
 
-    async def bear(self, trouble: MarlessError) -> None:
+    async def wait(self, trouble: MarlessError) -> None:
         """Wait before the next attempt; raises `trouble` if the time is up, CancelledJobError if cancelled."""
         now_s = time.monotonic()
         if now_s - self._last_s >= self._patience_s:  # the last error is long past: a long step has run since
-            self.over()
+            self.reset()
         if self._since_s is None:
             self._since_s = now_s
         self._last_s = now_s

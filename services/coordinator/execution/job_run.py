@@ -17,16 +17,15 @@ from marless.log import structlog
 from marless.record import Returns, RoundRecord
 from marless.rpc.concurrency import to_the_end
 from marless.schedules.base import Command, RollOut, State, Train
-from services.coordinator.execution import recording
-from services.coordinator.execution import stop_rules as stopping
-from services.coordinator.execution.backoff import PASSING, Patience, doing
+from services.coordinator.execution import recording, stop_rules
+from services.coordinator.execution.backoff import PASSING, Backoff, doing
 from services.coordinator.execution.baseline import Baseline
 from services.coordinator.execution.cancellation import CANCELLED, Cancellation
 from services.coordinator.execution.commands import UnderWay
 from services.coordinator.execution.evaluations import Evaluations
 from services.coordinator.execution.lanes import Lanes
 from services.coordinator.execution.machines import Machines
-from services.coordinator.execution.planning import Plan, Planner
+from services.coordinator.execution.planning import Planner, RoundPlan
 from services.coordinator.execution.pools import Pools, Versions
 from services.coordinator.execution.prewarming import Warming
 from services.coordinator.execution.recovery import Recovery
@@ -82,7 +81,7 @@ class JobRun:
         self._recovery = Recovery(job_id=job_id, job=job, folder=folder, pools=pools, journal=self._journal, log=log)
         self._cancellation = Cancellation()
         self._cancelled = self._cancellation.asked
-        self._patience = Patience(patience_s, self._cancelled)
+        self._backoff = Backoff(patience_s, self._cancelled)
         self._room = Reserving(job_id=job_id, job=job, pools=pools, cancelled=self._cancelled, show=self._show)
         self._baseline = Baseline(job_id=job_id, job=job, pools=pools, log=log, progressed=self._show_baseline)
         self._machines = Machines(job_id, pools)
@@ -135,7 +134,7 @@ class JobRun:
     @property
     def in_trouble(self) -> bool:
         """True while it waits for a service or retries a round."""
-        return self._patience.waiting
+        return self._backoff.waiting
 
     def cancel(self) -> None:
         """Ask the job to stop after the present round, which is abandoned if it takes longer than a grace period.
@@ -208,9 +207,9 @@ class JobRun:
                 self._timing.interrupted()
                 self._rolled_out.interrupted()
                 self._lanes.interrupted()
-                await self._bear(trouble)
+                await self._back_off(trouble)
 
-    async def _go_on(self, plan: Plan) -> str:
+    async def _go_on(self, plan: RoundPlan) -> str:
         """Do what the schedule says is due, from this plan on; returns as `_train`."""
         async with UnderWay() as under_way:
             while True:
@@ -224,7 +223,7 @@ class JobRun:
                 self._settle()
                 if self._rolled_out.actors(self._journal.rounds):  # it began beside the update
                     self._timing.begin(self._journal.rounds)
-                plan = self._planner.plan(self._journal.versions, stopping.ending(self._job.spec.stop, self._journal))
+                plan = self._planner.plan(self._journal.versions, stop_rules.ending(self._job.spec.stop, self._journal))
 
     def _acting(self) -> Versions:
         """The versions that act in the next round, if they are older than the newest ones."""
@@ -238,7 +237,7 @@ class JobRun:
             last = max(rolled_out)
         return State(recorded=self._journal.rounds, rolled_out=rolled_out, last=last)
 
-    async def _do(self, plan: Plan, command: Command) -> None:
+    async def _do(self, plan: RoundPlan, command: Command) -> None:
         """Execute a command of the schedule; `plan` is that of the round that is trained next."""
         match command:
             case RollOut(round_, decided):
@@ -257,7 +256,7 @@ class JobRun:
             self._log.info(event, **facts)
         self._settling.begin(partial(self._changed, record))
 
-    async def _bear(self, trouble: MarlessError) -> None:
+    async def _back_off(self, trouble: MarlessError) -> None:
         """Wait before a retry; raises `trouble` if it has lasted too long."""
         self._room.forget()
         self._folder.check_owned()
@@ -266,29 +265,29 @@ class JobRun:
             if self._fenced > MAX_FENCED:
                 raise trouble
         self._show(doing(trouble))
-        await self._patience.bear(trouble)
+        await self._backoff.wait(trouble)
 
     def _settle(self) -> None:
         """Reset the backoff after a successful round."""
         if self.status.reason != "training":
             self._show("training")
-        self._patience.over()
+        self._backoff.reset()
 
-    async def _stand(self) -> Plan:
+    async def _stand(self) -> RoundPlan:
         """Recover the job, and plan its next round."""
         await self._settling.done()
         last = self._journal.last
         self._warming.expect(last.actors if last else self._job.spec.actors.count)
-        if not self._patience.waiting:
+        if not self._backoff.waiting:
             self._show("starting learners")
         async with self._cancellation.abandoning():
             versions = await self._recovery.stand(rolled_out=bool(self._rolled_out.found), acting=self._acting())
             await self._rolled_out.keep_those_with(self._lanes)
         if self.status.state != "RUNNING":
             self._set(state="RUNNING", reason="training")
-        elif not self._patience.waiting:
+        elif not self._backoff.waiting:
             self._show("training")
-        return self._planner.plan(versions, stopping.ending(self._job.spec.stop, self._journal))
+        return self._planner.plan(versions, stop_rules.ending(self._job.spec.stop, self._journal))
 
     def _take_baseline(self) -> None:
         """Write the random baseline into the status once it is measured."""
@@ -304,7 +303,7 @@ class JobRun:
 
     def _is_last(self, record: RoundRecord) -> bool:
         """True if this round, which is not recorded yet, may be the job's last: then it evaluates its own policies."""
-        return self._cancelled.is_set() or stopping.may_end(self._job.spec.stop, self._journal, record)
+        return self._cancelled.is_set() or stop_rules.may_end(self._job.spec.stop, self._journal, record)
 
     async def _checkpoint(self, ending: str, *, final: bool = False) -> None:
         """Save the versions of the newest round if `checkpoint.every` is due, and at the end of the job."""

@@ -22,7 +22,7 @@ FIRST_VERSION = 1
 
 
 @dataclass(frozen=True)
-class Plan:
+class RoundPlan:
     """The inputs of the next round."""
 
     round: int
@@ -45,12 +45,12 @@ class Planner:
         self._job = job
         self._journal = journal
 
-    def plan(self, versions: Versions, ending: str) -> Plan:
+    def plan(self, versions: Versions, ending: str) -> RoundPlan:
         """Plan the round after the recorded ones; raises InternalError if a group starts from an unknown policy."""
         journal = self._journal
         decided = decide(self._job, journal.history, None if ending else self._budget())
         _check_starts(self._job.spec.sharing.name, decided.groups, versions)
-        return Plan(
+        return RoundPlan(
             round=journal.rounds,
             env_steps=journal.env_steps,
             groups=decided.groups,
@@ -61,7 +61,7 @@ class Planner:
             ending=ending,
         )
 
-    def again(self) -> Plan:
+    def again(self) -> RoundPlan:
         """The plan of the newest recorded round, for the rollout of the next one that was decided with it.
 
         Its groups and their number of actors are those of the record; its versions are those that the groups start
@@ -71,7 +71,7 @@ class Planner:
         assert last is not None  # the caller has seen its record
         groups = tuple(Group(each.policy, each.agents, each.source) for each in last.groups)
         newest = history[-1].versions if history else dict.fromkeys(last.versions, FIRST_VERSION)
-        return Plan(
+        return RoundPlan(
             round=last.round,
             env_steps=history[-1].env_steps if history else 0,
             groups=groups,

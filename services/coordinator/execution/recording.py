@@ -9,7 +9,7 @@ from pathlib import Path
 from marless.explanation import acted
 from marless.machine import MachineRecord
 from marless.record import Decision, Evaluation, GroupRecord, LaneRecord, PhaseSeconds, RoundRecord, Summary
-from services.coordinator.execution.planning import Plan
+from services.coordinator.execution.planning import RoundPlan
 from services.coordinator.execution.pools import Rollout, Update
 from services.coordinator.execution.timing import RoundTimes, Timing
 from services.coordinator.state.journal import Journal
@@ -17,7 +17,7 @@ from services.coordinator.state.status import JobStatus, Pending
 
 
 def trained(
-    job: str, plan: Plan, pending: Pending, update: Update, *, times: RoundTimes, update_s: float, ahead: int = 0
+    job: str, plan: RoundPlan, pending: Pending, update: Update, *, times: RoundTimes, update_s: float, ahead: int = 0
 ) -> RoundRecord:
     """The record of a round after its update, without evaluations; `ahead` is that of the record."""
     versions = {**plan.versions, **update.versions}

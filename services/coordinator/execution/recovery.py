@@ -52,7 +52,7 @@ class Recovery:
             rolled_out: That round's rollout is done, and its trajectories were in the learner pool.
             acting: The versions that act in that round if they are older than those it starts from.
 
-        Raises transient errors (see `patience.PASSING`), and SpecError if the checkpoint it starts from does not fit.
+        Raises transient errors (see `backoff.PASSING`), and SpecError if the checkpoint it starts from does not fit.
         """
         if not self.epoch:
             await self._begin_epoch()

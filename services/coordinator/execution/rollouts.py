@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from marless.job import Job
 from services.coordinator.execution import recording
 from services.coordinator.execution.lanes import Lanes
-from services.coordinator.execution.planning import Plan
+from services.coordinator.execution.planning import RoundPlan
 from services.coordinator.execution.pools import Pools
 from services.coordinator.execution.recovery import Recovery
 from services.coordinator.execution.reservations import Reserving
@@ -33,7 +33,7 @@ class RollingOut:
     timing: Timing
     steps: Steps
 
-    async def run(self, round_: int, plan: Plan) -> None:
+    async def run(self, round_: int, plan: RoundPlan) -> None:
         """Run the actors of a round by this plan, and write the outcome to pending.json before its update."""
         epoch, journal = self.recovery.epoch, self.journal
         self.rolled_out.begin(round_, plan.actors)

@@ -16,7 +16,7 @@ from services.coordinator.execution import recording
 from services.coordinator.execution.evaluations import Evaluations
 from services.coordinator.execution.lanes import Lanes
 from services.coordinator.execution.machines import Machines
-from services.coordinator.execution.planning import Plan, Planner
+from services.coordinator.execution.planning import Planner, RoundPlan
 from services.coordinator.execution.pools import Pools, Rollout, Update
 from services.coordinator.execution.prewarming import Warming
 from services.coordinator.execution.recovery import Recovery
@@ -53,7 +53,7 @@ class Training:
     is_last: Callable[[RoundRecord], bool]
     """Whether a round that is not recorded yet may be the job's last: then it evaluates its own policies."""
 
-    async def run(self, plan: Plan) -> None:
+    async def run(self, plan: RoundPlan) -> None:
         """Train the round of this plan, run the evaluations that are due, and append the record durably."""
         pending = self.rolled_out.of(plan.round)
         times, updating, before = self.timing.present(pending.rollout_s), Stopwatch.start(), self.journal.last
@@ -73,7 +73,7 @@ class Training:
         await to_the_end(self.journal.append, record)
         self.timing.recorded(record)
 
-    async def _update(self, plan: Plan, pending: Pending) -> Update:
+    async def _update(self, plan: RoundPlan, pending: Pending) -> Update:
         """Update the policies; meanwhile publish carries, sync pending.json to disk and pre-warm the next actors."""
         self.warming.expect(plan.actors)
         syncing = asyncio.create_task(to_the_end(self._beside_the_update))
@@ -100,7 +100,7 @@ class Training:
         self.folder.sync_pending()
         self.costs.catch_up()
 
-    async def _evaluated(self, plan: Plan, evaluating: Awaitable[Rollout] | None) -> tuple[Rollout | None, float]:
+    async def _evaluated(self, plan: RoundPlan, evaluating: Awaitable[Rollout] | None) -> tuple[Rollout | None, float]:
         """Wait for an evaluation, if there is one; returns it, None if the job is cancelled first, and the seconds."""
         if evaluating is None:
             return None, 0.0

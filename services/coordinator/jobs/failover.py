@@ -18,14 +18,14 @@ ATTACHED_LEASES = 3
 _log = structlog.get_logger("coordinator")
 
 
-class Adoption:
+class Failover:
     """Scans the runs directory twice a lease, and waits for the lock of each job that another coordinator runs.
 
     Args:
         lease_s: A coordinator that does not touch its lock file for so long loses the job.
         only: The only job to take over, even if it is attached; "": all of them.
         is_ours: True for the id of a job that this coordinator runs already.
-        adopt: Continues the job of a run folder; returns False if another coordinator holds its lock.
+        continue_job: Continues the job of a run folder; returns False if another coordinator holds its lock.
     """
 
     def __init__(
@@ -36,14 +36,14 @@ class Adoption:
         lease_s: float,
         only: str,
         is_ours: Callable[[str], bool],
-        adopt: Callable[[RunFolder], Awaitable[bool]],
+        continue_job: Callable[[RunFolder], Awaitable[bool]],
     ) -> None:
         self._index = index
         self._runs = runs
         self._lease_s = lease_s
         self._only = only
         self._is_ours = is_ours
-        self._adopt = adopt
+        self._continue_job = continue_job
         self._following: dict[str, asyncio.Task[None]] = {}
         self._looking: asyncio.Task[None] | None = None
 
@@ -100,7 +100,7 @@ class Adoption:
 
     async def _take(self, folder: RunFolder) -> bool:
         try:
-            return await self._adopt(folder)
+            return await self._continue_job(folder)
         except NotFoundError:  # deleted meanwhile
             return True
         except MarlessError as error:  # tried again at the next scan

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from services.coordinator.jobs.live_job import LiveJob
 
 
-class Roster:
+class JobQueue:
     """Runs up to `running` jobs at once. A job leaves when it has ended or another coordinator has taken it over."""
 
     def __init__(self, running: int, ended: Callable[[str], None] = lambda _: None) -> None:
@@ -73,7 +73,7 @@ class Roster:
             live.folder.release()
         self._queue.clear()
         for live in self._live.values():
-            live.news.tell()
+            live.notifier.tell()
         self._live.clear()
 
     def _running(self) -> int:
@@ -97,5 +97,5 @@ class Roster:
                 del self._live[job]
                 if live.status.ended:
                     self._ended(job)
-            live.news.tell()
+            live.notifier.tell()
             self._fill()

@@ -28,18 +28,18 @@ from marless.job import Job
 from marless.machine import MachineRecord
 from marless.rpc.concurrency import to_the_end
 from marless.spec import JobSpec, from_json
-from services.coordinator.execution import stop_rules as stopping
+from services.coordinator.execution import stop_rules
 from services.coordinator.execution.pools import Pools
-from services.coordinator.jobs.aftermath import Aftermath
-from services.coordinator.jobs.failover import Adoption
-from services.coordinator.jobs.job_queue import Roster
 from services.coordinator.jobs import view
+from services.coordinator.jobs.aftermath import Aftermath
+from services.coordinator.jobs.failover import Failover
+from services.coordinator.jobs.job_queue import JobQueue
 from services.coordinator.jobs.live_job import LiveJob
 from services.coordinator.jobs.preparation import Preparing, changed
 from services.coordinator.jobs.submission import IfExists, Submission, check_request_id
 from services.coordinator.jobs.tally import Tally
 from services.coordinator.jobs.view import Progress, View
-from services.coordinator.state import start_checkpoint as start
+from services.coordinator.state import start_checkpoint
 from services.coordinator.state.costs import Costs
 from services.coordinator.state.job_index import Index
 from services.coordinator.state.journal import Journal
@@ -83,15 +83,15 @@ class Jobs:
         self.uploads = Uploads(self.runs, self._options.uploads_bytes)
         self._index = Index(self._runs)
         self._aftermath = Aftermath(pools, self._keep)
-        self._roster = Roster(self._options.running, self._aftermath.follow)
+        self._queue = JobQueue(self._options.running, self._aftermath.follow)
         self._preparing = Preparing()
-        self._adoption = Adoption(
+        self._failover = Failover(
             self._index,
             self._runs,
             lease_s=self._options.lease_s,
             only=self._options.only,
             is_ours=self._is_ours,
-            adopt=self._adopt,
+            continue_job=self._take_over,
         )
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._verbs: set[asyncio.Task[Any]] = set()  # Any: their results differ
@@ -101,7 +101,7 @@ class Jobs:
     async def __aenter__(self) -> Jobs:
         await asyncio.to_thread(self._index.prepare)
         await self._index.look(self._is_ours)
-        self._adoption.start()
+        self._failover.start()
         return self
 
     async def __aexit__(
@@ -113,15 +113,15 @@ class Jobs:
         """Release all jobs and end all streams; calling it twice is safe."""
         self.stopped = True
         self._preparing.stop()
-        await self._adoption.stop()
+        await self._failover.stop()
         await self._aftermath.stop()
         await asyncio.gather(*self._verbs, return_exceptions=True)
-        await self._roster.stop()
+        await self._queue.stop()
 
     @property
     def in_trouble(self) -> int:
         """Number of jobs that wait for a service or retry a round."""
-        return self._roster.in_trouble
+        return self._queue.in_trouble
 
     def states(self) -> Counter[str]:
         """Number of jobs of the runs directory by state."""
@@ -134,7 +134,7 @@ class Jobs:
 
     def live(self, job: str) -> LiveJob | None:
         """The job if this coordinator runs it or has it queued, else None."""
-        return self._roster.get(job)
+        return self._queue.get(job)
 
     def folder(self, job: str) -> RunFolder:
         """The run folder of a job; raises NotFoundError for an invalid id."""
@@ -144,7 +144,7 @@ class Jobs:
 
     async def get(self, job: str) -> View:
         """The present view of a job; raises NotFoundError."""
-        if live := self._roster.get(job):
+        if live := self._queue.get(job):
             return live.view
         try:
             return await asyncio.to_thread(view.fresh, self.folder(job))
@@ -153,7 +153,7 @@ class Jobs:
 
     async def bring(self, job: str) -> None:
         """Have all files of a job here, if it is kept in a bucket and runs elsewhere; raises NotFoundError."""
-        if not self._roster.get(job):
+        if not self._queue.get(job):
             await asyncio.to_thread(self.folder(job).refresh, reading.everything)
 
     async def page(self, size: int, token: str, states: Collection[str]) -> tuple[list[View], str]:
@@ -226,7 +226,7 @@ class Jobs:
         status = JobStatus(
             job=request.job,
             state="PENDING",
-            reason=self._roster.prospect,
+            reason=self._queue.prospect,
             accepted_s=time.time(),
             request_id=request.request_id,
             attached=request.attached,
@@ -243,10 +243,10 @@ class Jobs:
         """Find and check the checkpoint that a job starts from; None if there is none. Raises SpecError."""
         if not spec.start.checkpoint:
             return None
-        source = start.find(spec.start.checkpoint, self.runs, self.uploads)
+        source = start_checkpoint.find(spec.start.checkpoint, self.runs, self.uploads)
         if (self.runs / job_id) in source.resolve().parents:
             raise SpecError("start.checkpoint: a job cannot start from the job that it replaces; choose another id")
-        start.load(source, job)
+        start_checkpoint.load(source, job)
         return source
 
     async def _answers(self, request: Submission, spec: JobSpec, known: View) -> bool:
@@ -270,18 +270,18 @@ class Jobs:
     async def _present(self, job: str) -> View:
         """The present view of a job, which is first taken over if it is unfinished and no coordinator runs it."""
         seen = await self.get(job)
-        if seen.status.ended or self._roster.get(job) or self._options.only not in ("", job):
+        if seen.status.ended or self._queue.get(job) or self._options.only not in ("", job):
             return seen
         await self._continue(self.folder(job))
         return await self.get(job)
 
     async def _cancel(self, job: str) -> View:
-        seen, live = await self._present(job), self._roster.get(job)
-        if live and self._roster.withdraw(live):
+        seen, live = await self._present(job), self._queue.get(job)
+        if live and self._queue.withdraw(live):
             try:
                 await live.end("CANCELLED", "cancelled by its user before its turn came")
             except BaseException:
-                self._roster.add(live)
+                self._queue.add(live)
                 raise
             live.folder.release()
         elif live:
@@ -311,7 +311,7 @@ class Jobs:
         spec = await asyncio.to_thread(changed, given, stop_json)
         journal = Journal(folder, Costs(spec, folder))
         await asyncio.to_thread(journal.read)
-        if status.state != "FAILED" and (reached := stopping.ending(spec.stop, journal)):
+        if status.state != "FAILED" and (reached := stop_rules.ending(spec.stop, journal)):
             raise JobStateError(f"job {status.job!r} has no round left to run: {reached}; change that stop rule")
         job = await self._preparing.prepared(spec, new=True)
         if spec != given:
@@ -319,7 +319,7 @@ class Jobs:
         status = replace(
             status,
             state="PENDING",
-            reason=self._roster.prospect,
+            reason=self._queue.prospect,
             attached=status.job == self._options.only,
             cancelling=False,
             resumes=status.resumes + 1,
@@ -350,8 +350,8 @@ class Jobs:
 
         The other services' data of it goes first, so that a new job of the same id never finds old versions.
         """
-        if live := self._roster.get(job):
-            await self._roster.remove(live)
+        if live := self._queue.get(job):
+            await self._queue.remove(live)
         folder = self.folder(job)
         await self._own(folder)
         try:
@@ -369,7 +369,7 @@ class Jobs:
     async def _kept(self, job: str, machines: tuple[MachineRecord, ...]) -> bool:
         folder = self.folder(job)
         kept = await asyncio.to_thread(folder.read_kept)
-        if self._roster.get(job) or kept is None or not await to_the_end(folder.own):
+        if self._queue.get(job) or kept is None or not await to_the_end(folder.own):
             return False
         try:
             if not (await asyncio.to_thread(folder.read_status)).ended:
@@ -381,14 +381,14 @@ class Jobs:
         return True
 
     def _is_ours(self, job: str) -> bool:
-        return self._roster.get(job) is not None
+        return self._queue.get(job) is not None
 
     async def _own(self, folder: RunFolder) -> None:
         if not await to_the_end(folder.own):
             raise JobStateError(f"job {folder.path.name!r} is run by another coordinator; send the request to that one")
 
     def _check_room(self) -> None:
-        if self._roster.waiting >= MAX_WAITING:
+        if self._queue.waiting >= MAX_WAITING:
             raise OverloadedError(
                 f"no room in the coordinator: {MAX_WAITING} jobs wait for their turn already; try again when some have "
                 "ended",
@@ -410,10 +410,10 @@ class Jobs:
         folder.keep_beating()
         self._index.note(status)
         live.log.info(event, env=status.env, algorithm=status.algorithm, seed=job.spec.seed, reason=status.reason)
-        self._roster.add(live)
+        self._queue.add(live)
         return live.view
 
-    async def _adopt(self, folder: RunFolder) -> bool:
+    async def _take_over(self, folder: RunFolder) -> bool:
         return await self._whole(folder.path.name, self._continue(folder))
 
     async def _continue(self, folder: RunFolder) -> bool:

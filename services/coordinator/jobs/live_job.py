@@ -10,7 +10,7 @@ from marless.job import Job
 from marless.record import RoundRecord
 from services.coordinator.execution.job_run import JobRun
 from services.coordinator.execution.pools import Pools
-from services.coordinator.jobs.notifier import News
+from services.coordinator.jobs.notifier import Notifier
 from services.coordinator.jobs.sink_feed import SinkFeed
 from services.coordinator.jobs.tally import Tally
 from services.coordinator.jobs.view import Progress, View, ended, view_of
@@ -37,8 +37,8 @@ class LiveJob:
         changed: Callable[[JobStatus], None],
     ) -> None:
         self.folder = folder
-        self.news = News()
-        self.log = JobLog(folder.log_path, status.job, self.news.tell)
+        self.notifier = Notifier()
+        self.log = JobLog(folder.log_path, status.job, self.notifier.tell)
         self.task: asyncio.Task[None] | None = None
         """The task that runs the job; None while it is queued."""
         self._sinks = SinkFeed(job_id=status.job, spec=job.spec, folder=folder.path, log=self.log)
@@ -120,7 +120,7 @@ class LiveJob:
         self._log_status(status)
         self._status = status
         self._changed(status)
-        self.news.tell()
+        self.notifier.tell()
 
     def _log_status(self, status: JobStatus) -> None:
         if (status.state, status.reason) == (self._status.state, self._status.reason):

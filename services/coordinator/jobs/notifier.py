@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 
-class News:
+class Notifier:
     """Wakes all waiting tasks at each change. To miss none, take `next`, then read the state, then wait for `next`."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from marless import documents
 from marless.errors import OverloadedError, SpecError, UnreachableError
 from marless.job import Job, prepare
 from marless.spec import JobSpec, with_stop
-from services.coordinator.jobs import sink_feed as sinks
+from services.coordinator.jobs import sink_feed
 from services.coordinator.state import costs
 
 PREPARE_S = 60.0
@@ -81,7 +81,7 @@ class Preparing:
 
 
 def _checked(spec: JobSpec) -> Job:
-    sinks.check(spec)
+    sink_feed.check(spec)
     costs.check(spec)
     return prepare(spec)
 

@@ -134,9 +134,9 @@ class _News:
     """The job's state once no more rounds follow, until then ""."""
     changed: threading.Condition = field(default_factory=threading.Condition)  # reentrant
 
-    def tell(self, **news: object) -> None:
+    def tell(self, **notifier: object) -> None:
         with self.changed:
-            for name, value in news.items():
+            for name, value in notifier.items():
                 setattr(self, name, value)
             self.changed.notify_all()
 
@@ -172,13 +172,13 @@ class _Courier:
         make: Callable[[], Sink],
         job: Callable[[], SinkJob],
         folder: Path,
-        news: _News,
+        notifier: _News,
         report: Report,
     ) -> None:
         self._make = make
         self._job = job
         self._folder = folder
-        self._news = news
+        self._news = notifier
         self._report = report
         self._taken = _Taken(folder / "sinks" / f"{name}.json")
         self._back_to: int | None = None

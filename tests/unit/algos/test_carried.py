@@ -19,7 +19,7 @@ from marless.core.state import PolicyState
 from marless.data.rollout import Lane
 from marless.data.trajectory import Trajectory
 from marless.envs.base import ActionArray, BoolArray, FloatArray
-from marless.envs.synthetic import MadeUp
+from marless.envs.synthetic import SyntheticEnv
 from marless.nets.acting import ActingPolicies
 from tests.unit.algos import rounds
 from tests.unit.algos.coming import ComeAndGo
@@ -40,7 +40,7 @@ class Certain(ActingPolicies):
 
 def _rounds(learner: PPOLearner, *steps: int) -> list[Trajectory]:
     """Rounds of one lane of as many steps each."""
-    env = MadeUp(SPACES, COPIES)
+    env = SyntheticEnv(SPACES, COPIES)
     lane = Lane(env)
     lane.begin(3)
     walkers = env.spaces.classes[0]
@@ -148,8 +148,8 @@ class Valued(Certain):
 def test_a_replay_finds_the_values_that_actors_acted_by(
     groups: tuple[Group, ...], last_action: bool, credit: bool | None
 ) -> None:
-    made_up = MadeUp(replace(SPACES, deaths=False, max_steps=None), COPIES)
-    env = made_up if credit is None else ComeAndGo(made_up)
+    synthetic = SyntheticEnv(replace(SPACES, deaths=False, max_steps=None), COPIES)
+    env = synthetic if credit is None else ComeAndGo(synthetic)
     spaces, model = env.spaces, rounds.MODEL.model_copy(update={"recurrent": "gru"})
     settings = {"replay": {"unit": "episodes"}, "warmup": 0, "batch": 40, "last_action": last_action}
     if credit:

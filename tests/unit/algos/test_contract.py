@@ -14,17 +14,17 @@ import pytest
 from pydantic import field_serializer
 
 from marless.algos.contract import check_algorithm, fingerprint
-from marless.algos.synthetic_job import CASES
 from marless.algos.ppo import losses
 from marless.algos.ppo.functions import PolicyFunction
 from marless.algos.ppo.ippo import IPPO, IPPOConfig
 from marless.algos.ppo.learner import PPOLearner
 from marless.algos.registry import ALGORITHMS, algorithm
+from marless.algos.synthetic_job import CASES
 from marless.core.functions import FunctionNode
 from marless.core.state import PolicyState
 from marless.envs.base import Box
 from marless.envs.contract import check_env
-from marless.envs.synthetic import MadeUp
+from marless.envs.synthetic import SyntheticEnv
 from marless.errors import SpecError
 
 EVERYTHING = tuple(CASES)
@@ -138,11 +138,11 @@ assert "sympy" not in sys.modules, "torch has imported sympy, which takes a seco
 
 @pytest.mark.parametrize("case", ["discrete", "continuous"])
 def test_made_up_environment_keeps_the_contract_of_environments(case):
-    check_env(lambda batch: MadeUp(CASES[case].spaces, batch), steps=24)
+    check_env(lambda batch: SyntheticEnv(CASES[case].spaces, batch), steps=24)
 
 
 def test_made_up_environment_refuses_illegal_actions():
-    env = MadeUp(CASES["discrete"].spaces, 2)
+    env = SyntheticEnv(CASES["discrete"].spaces, 2)
     illegal = tuple(mask.argmin(axis=2).astype(np.int32) for mask in env.reset(1).masks)
     with pytest.raises(ValueError, match="illegal"):
         env.step(illegal)

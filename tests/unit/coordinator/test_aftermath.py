@@ -8,8 +8,8 @@ import pytest
 from marless.errors import UnavailableError
 from marless.machine import FACTS, Kept, MachineRecord
 from services.coordinator.execution.machines import Machines
+from services.coordinator.jobs import aftermath
 from services.coordinator.jobs.aftermath import Aftermath
-from services.coordinator.jobs.jobs import aftermath
 
 ROW = MachineRecord(
     id="m",

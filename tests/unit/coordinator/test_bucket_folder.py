@@ -27,7 +27,7 @@ from marless.errors import (
     NotFoundError,
     UnreachableError,
 )
-from services.coordinator.state import bucket_home as home
+from services.coordinator.state import bucket_home
 from services.coordinator.state.bucket_folder import BucketFolder
 from services.coordinator.state.bucket_home import Home
 from services.coordinator.state.run_folder import RunFolder
@@ -73,7 +73,7 @@ class Hosts:
 
 def join() -> None:
     for thread in threading.enumerate():
-        if thread.name == home.RELEASE:
+        if thread.name == bucket_home.RELEASE:
             thread.join()
 
 
@@ -357,8 +357,8 @@ def test_what_the_network_refused_is_settled_later(hosts):
 
 
 def test_rounds_are_gathered_in_segments_and_these_are_joined(hosts, monkeypatch):
-    monkeypatch.setattr(home, "TAIL_BYTES", 3 * len(record(0).to_json()))
-    monkeypatch.setattr(home, "JOINED", 4)
+    monkeypatch.setattr(bucket_home, "TAIL_BYTES", 3 * len(record(0).to_json()))
+    monkeypatch.setattr(bucket_home, "JOINED", 4)
     first = hosts.new()
     for round_ in range(60):
         first.append(record(round_))
@@ -584,8 +584,8 @@ class Coordinators(RuleBasedStateMachine):
 def test_acknowledged_rounds_stay_whatever_happens(examples, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda _descriptor: None)
     monkeypatch.setattr(os, "fdatasync", lambda _descriptor: None)
-    monkeypatch.setattr(home, "TAIL_BYTES", 1500)
-    monkeypatch.setattr(home, "JOINED", 3)
+    monkeypatch.setattr(bucket_home, "TAIL_BYTES", 1500)
+    monkeypatch.setattr(bucket_home, "JOINED", 3)
     run_state_machine_as_test(
         Coordinators, settings=settings(max_examples=examples, stateful_step_count=25, deadline=None)
     )

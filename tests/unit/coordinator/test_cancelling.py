@@ -5,13 +5,13 @@ import asyncio
 import pytest
 
 from marless.errors import CancelledJobError
-from services.coordinator.execution import cancellation as cancelling
+from services.coordinator.execution import cancellation
 from services.coordinator.execution.cancellation import Cancellation
 
 
 @pytest.fixture(autouse=True)
 def grace(monkeypatch):
-    monkeypatch.setattr(cancelling, "GRACE_S", 0.05)
+    monkeypatch.setattr(cancellation, "GRACE_S", 0.05)
 
 
 async def stuck(cancellation: Cancellation) -> None:

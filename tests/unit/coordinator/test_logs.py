@@ -5,7 +5,7 @@ import json
 import pytest
 
 from marless.errors import SpecError
-from services.coordinator.state import job_log as logs
+from services.coordinator.state import job_log
 from services.coordinator.state.job_log import JobLog, lines, tail
 
 
@@ -40,7 +40,7 @@ def test_lines_say_when_how_bad_and_what(log, tmp_path, told):
 
 
 def test_reading_goes_on_from_every_cursor(log, tmp_path, monkeypatch):
-    monkeypatch.setattr(logs, "BATCH_BYTES", 300)  # some lines at a time
+    monkeypatch.setattr(job_log, "BATCH_BYTES", 300)  # some lines at a time
     path = tmp_path / "log.jsonl"
     assert lines(path, 0) == []
     for number in range(20):
@@ -70,8 +70,8 @@ def test_a_torn_line_is_skipped_and_those_after_it_are_whole(log, tmp_path):
 
 
 def test_a_log_is_bounded_and_keeps_what_matters_longest(log, tmp_path, monkeypatch):
-    monkeypatch.setattr(logs, "INFO_LIMIT_BYTES", 2000)
-    monkeypatch.setattr(logs, "LIMIT_BYTES", 4000)
+    monkeypatch.setattr(job_log, "INFO_LIMIT_BYTES", 2000)
+    monkeypatch.setattr(job_log, "LIMIT_BYTES", 4000)
     path = tmp_path / "log.jsonl"
     for _ in range(100):
         log.info("round.evaluated")

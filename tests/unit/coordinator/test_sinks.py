@@ -12,7 +12,7 @@ from marless.errors import SpecError
 from marless.record import Evaluation, Returns, RoundRecord
 from marless.sinks.contract import sample_round
 from marless.spec import JobSpec, parse
-from services.coordinator.jobs.jobs import sink_feed as sinks
+from services.coordinator.jobs import sink_feed
 from services.coordinator.jobs.sink_feed import SinkFeed
 from services.coordinator.state.job_log import JobLog, lines
 
@@ -79,8 +79,8 @@ class Job:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr(sinks, "FIRST_DELAY_S", 0.01)
-    monkeypatch.setattr(sinks, "STOP_S", 2.0)
+    monkeypatch.setattr(sink_feed, "FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(sink_feed, "STOP_S", 2.0)
 
 
 async def until(condition):
@@ -207,7 +207,7 @@ async def test_a_job_that_ends_without_a_further_round_leaves_none_out(tmp_path)
 
 @pytest.mark.alone
 async def test_a_sink_that_blocks_holds_up_neither_the_job_nor_another_sink(tmp_path, monkeypatch):
-    monkeypatch.setattr(sinks, "STOP_S", 0.1)
+    monkeypatch.setattr(sink_feed, "STOP_S", 0.1)
     held = threading.Event()
     blocked, kept = Kept(lambda _: held.wait()), Kept()
     job = Job(tmp_path, blocked, kept)
@@ -270,16 +270,16 @@ async def test_a_job_without_a_round_opens_no_sink(tmp_path):
 def test_a_sink_whose_package_is_missing_is_refused(monkeypatch):
     monkeypatch.setattr("marless.sinks.registry.find_spec", lambda _: None)
     with pytest.raises(SpecError, match=r"wandb needs the package 'wandb'.*pip install 'marless\[wandb\]'"):
-        sinks.check(parse({**SPEC, "sinks": ["wandb"]}, "spec"))
+        sink_feed.check(parse({**SPEC, "sinks": ["wandb"]}, "spec"))
 
 
 def test_mlflow_needs_to_know_where_to(monkeypatch):
     monkeypatch.setattr("marless.sinks.registry.find_spec", lambda _: "installed")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     with pytest.raises(SpecError, match="needs MLFLOW_TRACKING_URI where the coordinator runs"):
-        sinks.check(parse({**SPEC, "sinks": ["mlflow"]}, "spec"))
+        sink_feed.check(parse({**SPEC, "sinks": ["mlflow"]}, "spec"))
     monkeypatch.setenv("MARLESS_MLFLOW_URIS", "http://there:5000, sqlite:///m.db")
-    sinks.check(parse({**SPEC, "sinks": [{"name": "mlflow", "tracking_uri": "sqlite:///m.db"}]}, "spec"))
+    sink_feed.check(parse({**SPEC, "sinks": [{"name": "mlflow", "tracking_uri": "sqlite:///m.db"}]}, "spec"))
 
 
 def test_a_password_does_not_belong_in_a_spec():

@@ -10,7 +10,7 @@ from marless.core.state import REPLAY, PolicyState
 from marless.errors import NotFoundError, SpecError
 from marless.job import prepare
 from marless.nets import serial
-from services.coordinator.state import start_checkpoint as start
+from services.coordinator.state import start_checkpoint
 from services.coordinator.state.uploads import Uploads
 from tests.unit.coordinator.test_run_folder import SPEC
 
@@ -31,7 +31,7 @@ def runs(tmp_path) -> Path:
 
 @pytest.fixture
 def find(runs):
-    return lambda reference: start.find(reference, runs, Uploads(runs, 2**20))
+    return lambda reference: start_checkpoint.find(reference, runs, Uploads(runs, 2**20))
 
 
 def test_of_a_job_it_is_the_newest_checkpoint(runs, find):
@@ -84,7 +84,7 @@ def test_a_damaged_checkpoint_is_refused(runs, find, name, damage):
 def test_policies_of_other_names_are_refused(find):
     newest = find("done")
     with pytest.raises(SpecError, match=r"start.checkpoint holds no policy agent_2; it has agent_0, agent_1: give"):
-        start.load(newest, prepare(SPEC))
+        start_checkpoint.load(newest, prepare(SPEC))
 
 
 def written(runs: Path, algorithm: str, *joint: tuple[str, PolicyState]) -> Path:
@@ -106,7 +106,7 @@ def written(runs: Path, algorithm: str, *joint: tuple[str, PolicyState]) -> Path
 @pytest.mark.parametrize("algorithm", ["iddpg", "maddpg", "forgotten"])
 def test_policies_of_another_family_are_refused(runs, algorithm):
     with pytest.raises(SpecError) as refused:
-        start.load(written(runs, algorithm), prepare(SPEC))
+        start_checkpoint.load(written(runs, algorithm), prepare(SPEC))
     assert str(refused.value) == (
         f"start.checkpoint holds policies that {algorithm} trained, and ippo cannot go on with them: their "
         f"outputs mean other things; set algorithm.name: {algorithm}, or leave start.checkpoint out"
@@ -116,11 +116,11 @@ def test_policies_of_another_family_are_refused(runs, algorithm):
 @pytest.mark.parametrize("algorithm", ["ippo", "mappo", ""])
 def test_policies_of_its_family_are_what_a_job_may_start_from(runs, algorithm):
     """Also of a checkpoint that does not say what trained it."""
-    assert start.load(written(runs, algorithm), prepare(SPEC)).progress.algorithm == algorithm
+    assert start_checkpoint.load(written(runs, algorithm), prepare(SPEC)).progress.algorithm == algorithm
 
 
 def test_joint_nets_are_started_from_and_what_was_remembered_is_not(runs):
     nothing: dict[str, np.ndarray] = {"x": np.zeros(1, np.float32)}
     critic, replay = PolicyState({}, nothing, {"kind": "mlp"}), PolicyState({}, nothing, {"kind": REPLAY})
-    found = start.load(written(runs, "ippo", ("critic.x", critic), ("replay.x", replay)), prepare(SPEC))
+    found = start_checkpoint.load(written(runs, "ippo", ("critic.x", critic), ("replay.x", replay)), prepare(SPEC))
     assert found.policies.keys() == {"agent_0", "agent_1", "agent_2", "critic.x"}

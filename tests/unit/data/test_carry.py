@@ -14,8 +14,8 @@ from marless.data.rollout import Lane
 from marless.data.trajectory import TrajectorySchema
 from marless.envs.base import EnvSpaces
 from marless.envs.games import NoOptions, TwoStep
-from marless.envs.synthetic import MadeUp
 from marless.envs.mpe import AdversaryOptions, SimpleAdversary, SimpleSpread, SpreadOptions
+from marless.envs.synthetic import SyntheticEnv
 from marless.errors import CorruptError, SpecError
 from marless.nets.acting import ActingPolicies
 from marless.nets.inputs import Inputs
@@ -29,7 +29,7 @@ ENVS = {
     "spread": lambda: SimpleSpread(SpreadOptions(max_cycles=7), 5),
     "adversary": lambda: SimpleAdversary(AdversaryOptions(max_cycles=7), 5),
     "two_step": lambda: TwoStep(NoOptions(), 5),
-    "busy": lambda: MadeUp(BUSY, 5),
+    "busy": lambda: SyntheticEnv(BUSY, 5),
 }
 
 
@@ -189,13 +189,13 @@ def test_environments_without_a_save_are_refused_with_an_advice():
 
 
 def test_an_environment_that_shows_something_else_after_loading_is_found():
-    class Drifting(MadeUp):
+    class Drifting(SyntheticEnv):
         def load(self, arrays):
             frame = super().load(arrays)
             frame.obs[0][0, 0] += 1e-6
             return frame
 
-    lane = Lane(MadeUp(BUSY, 5))
+    lane = Lane(SyntheticEnv(BUSY, 5))
     lane.begin(1)
     saved = lane.save()
     with pytest.raises(SpecError, match=r"not deterministic .* set actors.episodes: fresh"):

@@ -12,8 +12,8 @@ from marless.data.rollout import Lane
 from marless.data.stagger import Stagger, lengths
 from marless.envs.base import EnvSpaces
 from marless.envs.contract import check_env
-from marless.envs.synthetic import MadeUp
 from marless.envs.mpe import SimpleSpread, SpreadOptions
+from marless.envs.synthetic import SyntheticEnv
 from marless.errors import CorruptError
 from tests.memoryless import Memoryless
 from tests.scripted_env import ScriptedEnv
@@ -159,17 +159,17 @@ def test_lengths_that_no_lane_has_saved_are_refused(limit):
 BUSY = EnvSpaces(ScriptedEnv().spaces.classes, state_size=2, max_steps=9, masks=True, deaths=True)
 
 
-class Deaf(MadeUp):
+class Deaf(SyntheticEnv):
     def truncate(self, chosen_B):
         pass
 
 
-class Rough(MadeUp):
+class Rough(SyntheticEnv):
     def truncate(self, chosen_B):
         self._cut_B[...] = True
 
 
-class Terminal(MadeUp):
+class Terminal(SyntheticEnv):
     """Its copies terminate where they should be truncated."""
 
     def step(self, actions):

@@ -11,7 +11,7 @@ from marless.envs import registry
 from marless.envs.apart import Apart
 from marless.envs.base import AgentClass, Box, Discrete, EnvSpaces, Frame, Saved, Transition, random_actions
 from marless.envs.contract import check_env
-from marless.envs.synthetic import MadeUp
+from marless.envs.synthetic import SyntheticEnv
 from marless.errors import SpecError
 from tests.scripted_env import ScriptedEnv
 from tests.unit.envs.test_replayed import Chance
@@ -21,7 +21,7 @@ BARE = EnvSpaces(classes=(WALKERS, SPEAKER), state_size=0, max_steps=None)
 RICH = EnvSpaces((WALKERS, SPEAKER), state_size=2, max_steps=6, masks=True, deaths=True, team_reward=True)
 
 
-class Unsaved(MadeUp):
+class Unsaved(SyntheticEnv):
     """All that batched environments may have, but no save."""
 
     save = load = truncate = None

@@ -15,8 +15,7 @@ from marless.core.functions import FunctionNode
 from marless.envs import registry as environments
 from marless.envs.base import EnvSpaces
 from marless.errors import CorruptError, SpecError
-from marless.estimates import forecast as invented
-from marless.estimates import calibration
+from marless.estimates import calibration, forecast
 from marless.estimates.calibration import Calibration, FunctionSeconds
 from marless.estimates.estimate import course, courses_of_run, estimate, same_shape
 from marless.estimates.forecast import Pace, rounds, work_of
@@ -50,8 +49,8 @@ def invent(pace: Pace = LIKELY, count: int = 4, spec=EIGHT):
 def test_a_made_up_round_takes_what_its_functions_take_on_the_slots_there_are():
     """8 actors of 0.1 s on 2 slots: 0.4 s. Post-processing 0.5 s, then 2 + 2 and 1 + 1 side by side: 3 s."""
     first, *_ = invent()
-    assert first.phases.rollout == pytest.approx(0.4 + invented.COORDINATOR_S)
-    assert first.phases.update == pytest.approx(0.5 + 3.0 + invented.AROUND_S + invented.COORDINATOR_S)
+    assert first.phases.rollout == pytest.approx(0.4 + forecast.COORDINATOR_S)
+    assert first.phases.update == pytest.approx(0.5 + 3.0 + forecast.AROUND_S + forecast.COORDINATOR_S)
     assert (first.phases.evaluation, first.env_steps) == (0.0, 8 * 10 * 25)
     assert first.ended_s == pytest.approx(first.phases.rollout + first.phases.update)
 
@@ -62,7 +61,7 @@ def test_every_so_many_rounds_are_evaluated():
     """
     found = invent(count=7)
     assert [record.phases.evaluation > 0 for record in found] == [False, False, False, True, False, False, True]
-    assert found[3].phases.evaluation == pytest.approx(4 * 0.4 + invented.COORDINATOR_S)
+    assert found[3].phases.evaluation == pytest.approx(4 * 0.4 + forecast.COORDINATOR_S)
     assert found[3].ended_s - found[3].started_s == pytest.approx(total(found[3].phases))
     assert total(modelled(found[3], EIGHT.functions, 2)) == pytest.approx(total(found[3].phases), rel=0.02)
 
@@ -74,14 +73,14 @@ def test_a_made_up_evaluation_takes_the_slots_that_learners_leave(slots, seconds
     """
     pace = Pace(actors=8, factor=1.0, shared=False, slots=slots)
     found = invent(pace)[3].phases.evaluation
-    assert found == pytest.approx(seconds + invented.COORDINATOR_S if seconds else 0.0)
+    assert found == pytest.approx(seconds + forecast.COORDINATOR_S if seconds else 0.0)
 
 
 def test_on_other_slots_a_made_up_round_is_modelled_without_its_queueing():
     """On 8 slots the actors take 0.1 s; post-processing 0.5 s, a policy 2 s, and their parts of 0.015 s around."""
     phases = modelled(invent()[1], EIGHT.functions, 8)
-    assert phases.rollout == pytest.approx(0.1 + invented.COORDINATOR_S)
-    assert phases.update == pytest.approx((0.5 + 2.0) * (1 + invented.AROUND_S / 6.5) + invented.COORDINATOR_S)
+    assert phases.rollout == pytest.approx(0.1 + forecast.COORDINATOR_S)
+    assert phases.update == pytest.approx((0.5 + 2.0) * (1 + forecast.AROUND_S / 6.5) + forecast.COORDINATOR_S)
 
 
 def test_only_the_first_round_starts_anything():
@@ -120,7 +119,7 @@ def test_without_torch_updates_are_guessed_from_their_samples():
     """8 · 10 · 25 samples an agent."""
     found = Calibration(actor_s=(0.1,), updates=(), samples_share=1.0)
     work = {(each.function, each.name): each.seconds for each in work_of(found, prepare(EIGHT))}
-    pace = invented.SECONDS_PER_SAMPLE
+    pace = forecast.SECONDS_PER_SAMPLE
     assert work == {
         ("post_process", "agent"): pytest.approx(6000 * pace["post_process"]),
         ("critic", "p"): pytest.approx(4000 * pace["critic"]),
@@ -295,7 +294,7 @@ UNMEASURED = Calibration(actor_s=(0.1,), updates=(), samples_share=1.0)
 
 def test_guesses_follow_the_functions_that_an_algorithm_declares_and_the_batches_it_draws(team):
     """1,000 samples of each of the 3 agents for what serves the team, of one for each policy."""
-    pace = invented.SECONDS_PER_SAMPLE
+    pace = forecast.SECONDS_PER_SAMPLE
     work = {(each.function, each.name): (each.seconds, each.after) for each in work_of(UNMEASURED, team)}
     policies = dict.fromkeys((("policy", agent) for agent in team.spaces.agents), (1000 * pace["policy"],))
     assert {key: seconds for key, (seconds, _) in work.items()} == {
@@ -316,7 +315,7 @@ def test_batches_from_a_replay_take_as_long_with_fewer_actors_and_functions_foll
     work += [FunctionSeconds("policy", agent, 0, 3.0, ("mixer/mixer",)) for agent in agents]
     for actors in (8, 2):
         [record] = rounds(team, work, 0.1, Pace(actors=actors, factor=1.0, shared=False, slots=2), 1, 25)
-        assert record.phases.update == pytest.approx(9.0 + invented.AROUND_S + invented.COORDINATOR_S)
+        assert record.phases.update == pytest.approx(9.0 + forecast.AROUND_S + forecast.COORDINATOR_S)
         assert len([each for each in record.invocations if each.function == "learner"]) == 1
     shared = Pace(actors=8, factor=1.0, shared=True, slots=2)
     [record] = rounds(team, work, 0.1, shared, 1, 25)
@@ -334,4 +333,4 @@ def test_what_shared_policies_wait_for_is_shared_too(team):
     [record] = rounds(team, work, 0.1, Pace(actors=8, factor=1.0, shared=True, slots=9), 1, 25)
     policies = [each for each in record.invocations if each.function == "policy"]
     assert [each.after for each in policies] == [(f"critic/{each.name}",) for each in policies]
-    assert record.phases.update == pytest.approx(4.0 + 2.0 + invented.AROUND_S + invented.COORDINATOR_S)
+    assert record.phases.update == pytest.approx(4.0 + 2.0 + forecast.AROUND_S + forecast.COORDINATOR_S)

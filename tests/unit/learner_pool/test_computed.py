@@ -14,7 +14,7 @@ from marless.rpc.v1.common_pb2 import Group, PolicyVersion, Ref
 from marless.rpc.v1.learner_pool_pb2 import LearnResult, UpdateRequest, UploadHeader
 from services.learner_pool import unpublished
 from services.learner_pool.computed import Computed, check_published
-from services.learner_pool.trajectory_buffer import Intake, TrajectoryFile
+from services.learner_pool.trajectory_buffer import TrajectoryBuffer, TrajectoryFile
 
 SCHEMA = TrajectorySchema(EnvSpaces((AgentClass("a", ("a",), 1, Discrete(3)),), 0, None), 2, 1, with_state=False)
 BLOBS = {"acting": b"abc", "learning": b"defg"}
@@ -47,11 +47,11 @@ class Store:
 
 
 @pytest.fixture
-def intake(tmp_path):
-    intake = Intake(tmp_path, 1000)
-    intake.open("job", SCHEMA, epoch=1, round_=0)
-    yield intake
-    intake.shutdown()
+def buffer(tmp_path):
+    buffer = TrajectoryBuffer(tmp_path, 1000)
+    buffer.open("job", SCHEMA, epoch=1, round_=0)
+    yield buffer
+    buffer.shutdown()
 
 
 @pytest.fixture
@@ -60,8 +60,8 @@ def store() -> Store:
 
 
 @pytest.fixture
-def computed(store, intake) -> Computed:
-    return Computed("job", store, intake)
+def computed(store, buffer) -> Computed:
+    return Computed("job", store, buffer)
 
 
 def request(epoch: int = 1, *, agents: str = "ab", versions: str = "xy") -> UpdateRequest:
@@ -88,9 +88,9 @@ class Borrowed:
         write_new(self.path, self.limit, ranges, content)
 
 
-async def fenced(computed: Computed, intake: Intake, scope: int = 0) -> Path:
+async def fenced(computed: Computed, buffer: TrajectoryBuffer, scope: int = 0) -> Path:
     """A scope's learner was refused, and has left what it computed."""
-    path = intake.spare()
+    path = buffer.spare()
     write = PolicyWrite(f"policy-{scope}", 1, f"job/0/policy-{scope}", BLOBS)
     left = await unpublished.leave(Borrowed(path), Ref(), [write], FencedError("epoch 1 is over"))
     computed.put(scope, LearnResult(unpublished=left, device="cpu"), path)
@@ -103,10 +103,10 @@ def versions(computed: Computed) -> dict[int, list[tuple[str, int]]]:
     }
 
 
-async def test_the_next_epoch_publishes_what_was_computed_under_the_last_one(computed, intake, store):
+async def test_the_next_epoch_publishes_what_was_computed_under_the_last_one(computed, buffer, store):
     await computed.begin(request(), sampled())
-    path = await fenced(computed, intake)
-    assert intake.held_bytes == 7
+    path = await fenced(computed, buffer)
+    assert buffer.held_bytes == 7
     with pytest.raises(FencedError, match="epoch 1 is over"):
         check_published(computed.results.values())
     await computed.begin(request(2, versions="yx"), sampled(epoch=1))  # the order of heads says nothing
@@ -114,14 +114,14 @@ async def test_the_next_epoch_publishes_what_was_computed_under_the_last_one(com
     assert versions(computed) == {0: [("policy-0", 2)]}
     assert computed.results[0].device == "cpu"
     assert store.published == [BLOBS]
-    assert (path.exists(), intake.held_bytes) == (False, 0)
+    assert (path.exists(), buffer.held_bytes) == (False, 0)
     await computed.begin(request(2), sampled())
     assert store.published == [BLOBS]
 
 
-async def test_an_epoch_that_ends_before_it_could_publish_leaves_it_to_the_one_after(computed, intake, store):
+async def test_an_epoch_that_ends_before_it_could_publish_leaves_it_to_the_one_after(computed, buffer, store):
     await computed.begin(request(), sampled())
-    await fenced(computed, intake)
+    await fenced(computed, buffer)
     store.epoch = 3
     await computed.begin(request(2), sampled())
     with pytest.raises(FencedError, match="epoch 2 is over"):
@@ -130,9 +130,9 @@ async def test_an_epoch_that_ends_before_it_could_publish_leaves_it_to_the_one_a
     assert store.published == [BLOBS]
 
 
-async def test_a_store_that_is_away_gets_it_when_it_is_back(computed, intake, store):
+async def test_a_store_that_is_away_gets_it_when_it_is_back(computed, buffer, store):
     await computed.begin(request(), sampled())
-    await fenced(computed, intake)
+    await fenced(computed, buffer)
     store.away = True
     await computed.begin(request(2), sampled())
     with pytest.raises(UnreachableError, match="param_store: away"):
@@ -150,37 +150,37 @@ async def test_a_store_that_is_away_gets_it_when_it_is_back(computed, intake, st
         (UpdateRequest(job="job", epoch=2, round=1), sampled()),
     ],
 )
-async def test_what_was_computed_from_other_inputs_is_dropped(computed, intake, store, again, trajectories):
+async def test_what_was_computed_from_other_inputs_is_dropped(computed, buffer, store, again, trajectories):
     await computed.begin(request(), sampled())
-    path = await fenced(computed, intake)
+    path = await fenced(computed, buffer)
     await computed.begin(again, trajectories)
     assert computed.results == {}
-    assert (path.exists(), intake.held_bytes, store.published) == (False, 0, [])
+    assert (path.exists(), buffer.held_bytes, store.published) == (False, 0, [])
 
 
-async def test_scopes_that_had_been_published_stay_as_they_are(computed, intake, store):
+async def test_scopes_that_had_been_published_stay_as_they_are(computed, buffer, store):
     await computed.begin(request(), sampled())
     store.heads["policy-0"] = (2, "job/0/policy-0")
-    computed.put(0, LearnResult(versions=[PolicyVersion(policy="policy-0", version=2)]), intake.spare())
-    await fenced(computed, intake, 1)
+    computed.put(0, LearnResult(versions=[PolicyVersion(policy="policy-0", version=2)]), buffer.spare())
+    await fenced(computed, buffer, 1)
     with pytest.raises(ConflictError, match="round 1 was published for other groups than it is asked for now"):
         await computed.begin(request(2, agents="a"), sampled())
     await computed.begin(request(2), sampled())
     assert versions(computed) == {0: [("policy-0", 2)], 1: [("policy-1", 2)]}
 
 
-async def test_what_the_store_has_lost_is_computed_again(computed, intake, store):
+async def test_what_the_store_has_lost_is_computed_again(computed, buffer, store):
     await computed.begin(request(), sampled())
-    computed.put(0, LearnResult(versions=[PolicyVersion(policy="policy-0", version=2)]), intake.spare())
+    computed.put(0, LearnResult(versions=[PolicyVersion(policy="policy-0", version=2)]), buffer.spare())
     store.heads["policy-0"] = (1, "restored")
     await computed.begin(request(2), sampled())
     assert computed.results == {}
 
 
-async def test_what_the_spool_has_no_room_for_is_computed_again(computed, intake):
+async def test_what_the_spool_has_no_room_for_is_computed_again(computed, buffer):
     await computed.begin(request(), sampled())
-    intake.room.set_aside(994)
-    path = await fenced(computed, intake)
+    buffer.room.set_aside(994)
+    path = await fenced(computed, buffer)
     assert not path.exists()
     with pytest.raises(FencedError):
         check_published(computed.results.values())
@@ -188,19 +188,19 @@ async def test_what_the_spool_has_no_room_for_is_computed_again(computed, intake
     assert computed.results == {}
 
 
-async def test_files_go_with_the_round_and_with_the_job(computed, intake):
+async def test_files_go_with_the_round_and_with_the_job(computed, buffer):
     await computed.begin(request(), sampled())
-    path = await fenced(computed, intake)
-    intake.advance("job", 1)
-    assert (path.exists(), intake.held_bytes) == (False, 0)
-    other = await fenced(computed, intake)
-    intake.close("job")
-    assert (other.exists(), intake.held_bytes) == (False, 0)
+    path = await fenced(computed, buffer)
+    buffer.advance("job", 1)
+    assert (path.exists(), buffer.held_bytes) == (False, 0)
+    other = await fenced(computed, buffer)
+    buffer.close("job")
+    assert (other.exists(), buffer.held_bytes) == (False, 0)
 
 
-async def test_a_file_of_a_worker_that_died_before_it_could_tell_is_no_obstacle(computed, intake):
+async def test_a_file_of_a_worker_that_died_before_it_could_tell_is_no_obstacle(computed, buffer):
     await computed.begin(request(), sampled())
-    path = intake.spare()
+    path = buffer.spare()
     path.write_bytes(b"half of another")
     await unpublished.leave(Borrowed(path), Ref(), [PolicyWrite("x", 1, "r", BLOBS)], FencedError("over"))
     assert path.read_bytes() == b"abcdefg another"
@@ -209,9 +209,9 @@ async def test_a_file_of_a_worker_that_died_before_it_could_tell_is_no_obstacle(
 
 
 @pytest.mark.parametrize("left", [b"", b"abcdef"])
-async def test_a_file_that_lacks_bytes_is_not_published(computed, intake, store, left):
+async def test_a_file_that_lacks_bytes_is_not_published(computed, buffer, store, left):
     await computed.begin(request(), sampled())
-    path = intake.spare()
+    path = buffer.spare()
     told = await unpublished.leave(Borrowed(path), Ref(), [PolicyWrite("x", 1, "r", BLOBS)], FencedError("over"))
     path.write_bytes(left)
     computed.put(0, LearnResult(unpublished=told), path)

@@ -4,7 +4,7 @@ import asyncio
 from types import SimpleNamespace
 
 from marless.rpc.v1 import common_pb2
-from services.learner_pool import update_results as outcomes
+from services.learner_pool import update_results
 
 NAMES = ("a", "b", "mixer", "replay.team")
 
@@ -17,7 +17,7 @@ class Store:
 
     async def list(self, job: str) -> SimpleNamespace:
         head = SimpleNamespace(version=5)
-        made = {name: SimpleNamespace(req_id=outcomes.request_id(job, 3, name), head=head) for name in self.parts}
+        made = {name: SimpleNamespace(req_id=update_results.request_id(job, 3, name), head=head) for name in self.parts}
         return SimpleNamespace(policies=made)
 
     async def get(self, job: str, versions: dict[str, int], parts: tuple[str, ...]) -> dict[str, SimpleNamespace]:
@@ -37,8 +37,8 @@ def test_functions_metrics_and_distances_of_a_team_come_back_with_its_policies_n
     ]
     distances = [common_pb2.Distances(agents=["x", "y"], values=[0, 1, 1, 0]) for _ in range(2)]
     metrics = {"a": {"td_loss": 1.5}, "replay.team": {"size": 30.0}}
-    store = Store(outcomes.encode(NAMES, metrics, functions, distances))
-    found = asyncio.run(outcomes.published(store, "j", 3, ["a", "b"]))
+    store = Store(update_results.encode(NAMES, metrics, functions, distances))
+    found = asyncio.run(update_results.published(store, "j", 3, ["a", "b"]))
     assert {version.policy: version.version for version in found.versions} == dict.fromkeys(NAMES, 5)
     assert sorted(found.functions, key=lambda each: each.id) == sorted(functions, key=lambda each: each.id)
     assert list(found.distances) == distances
@@ -46,7 +46,7 @@ def test_functions_metrics_and_distances_of_a_team_come_back_with_its_policies_n
 
 
 def test_a_round_that_is_not_published_whole_is_none():
-    parts = outcomes.encode(NAMES, {}, [])
-    assert asyncio.run(outcomes.published(Store({"a": parts["a"]}), "j", 3, ["a", "b"])) is None
+    parts = update_results.encode(NAMES, {}, [])
+    assert asyncio.run(update_results.published(Store({"a": parts["a"]}), "j", 3, ["a", "b"])) is None
     del parts["mixer"]
-    assert asyncio.run(outcomes.published(Store(parts), "j", 3, ["a", "b"])) is None
+    assert asyncio.run(update_results.published(Store(parts), "j", 3, ["a", "b"])) is None

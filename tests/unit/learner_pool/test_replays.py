@@ -8,25 +8,25 @@ import pytest
 from structlog.testing import capture_logs
 
 from marless.errors import OverloadedError, TooLargeError, UnavailableError
-from services.learner_pool.trajectory_buffer import Intake
 from services.learner_pool.replays import Replays
+from services.learner_pool.trajectory_buffer import TrajectoryBuffer
 
 LIMIT = 1000
 
 
 @pytest.fixture
-def intake(tmp_path):
-    intake = Intake(tmp_path, LIMIT)
-    yield intake
-    intake.shutdown()
+def buffer(tmp_path):
+    buffer = TrajectoryBuffer(tmp_path, LIMIT)
+    yield buffer
+    buffer.shutdown()
 
 
 @pytest.fixture
-def pool(intake, tmp_path):
+def pool(buffer, tmp_path):
     """Makes a pool as it is after a (re)start."""
 
     def make(owner: str = "unix:/store", keep_s: float = 3600.0) -> Replays:
-        return Replays(tmp_path, owner, intake, keep_s)
+        return Replays(tmp_path, owner, buffer, keep_s)
 
     return make
 
@@ -39,11 +39,11 @@ def aged(path) -> None:
     os.utime(path, (0, 0))
 
 
-def test_a_file_for_each_scope_is_there_and_counts(pool, intake):
+def test_a_file_for_each_scope_is_there_and_counts(pool, buffer):
     replays = pool()
     replays.open("job", {"scout": 100, "a/b": 200})
     assert [replays.path("job", scope).stat().st_size for scope in ("scout", "a/b")] == [100, 200]
-    assert (replays.held_bytes, intake.room.free_bytes) == (300, 700)
+    assert (replays.held_bytes, buffer.room.free_bytes) == (300, 700)
     assert replays.path("job", "team") is None
 
 
@@ -53,12 +53,12 @@ def test_who_remembers_nothing_gets_no_file(pool):
     assert (replays.path("job", "team"), replays.held_bytes) == (None, 0)
 
 
-def test_it_outlives_its_pool_and_is_left_as_it_is(pool, intake):
+def test_it_outlives_its_pool_and_is_left_as_it_is(pool, buffer):
     before = pool()
     before.open("job", {"team": 100})
     before.path("job", "team").write_bytes(b"x" * 100)
     after = pool()
-    assert intake.room.free_bytes == LIMIT - 100, "what is left from before does not count"
+    assert buffer.room.free_bytes == LIMIT - 100, "what is left from before does not count"
     after.open("job", {"team": 100})
     assert after.path("job", "team").read_bytes() == b"x" * 100
 
@@ -72,7 +72,7 @@ def test_pools_of_two_stores_do_not_share_files(pool):
     assert other.path("job", "team").exists()
 
 
-def test_closing_a_job_removes_its_files_and_what_was_half_made(pool, intake):
+def test_closing_a_job_removes_its_files_and_what_was_half_made(pool, buffer):
     replays = pool()
     replays.open("job", {"team": 100})
     replays.open("job-2", {"team": 100})
@@ -81,7 +81,7 @@ def test_closing_a_job_removes_its_files_and_what_was_half_made(pool, intake):
     for _ in range(2):
         replays.close("job")
         assert not list(path.parent.glob("job@*"))
-        assert intake.room.free_bytes == LIMIT - 100
+        assert buffer.room.free_bytes == LIMIT - 100
 
 
 def test_forgetting_a_job_keeps_its_files(pool):
@@ -154,8 +154,8 @@ def test_what_no_job_has_open_gives_way_the_longest_unused_first(pool):
         replays.open("f", {"team": LIMIT + 1})
 
 
-def test_trajectories_leave_less_room(pool, intake):
-    intake.room.hold("job", 900)
+def test_trajectories_leave_less_room(pool, buffer):
+    buffer.room.hold("job", 900)
     with pytest.raises(OverloadedError, match="100 left"):
         pool().open("job", {"team": 101})
 
@@ -170,10 +170,10 @@ def test_a_full_disk_is_said_when_a_job_is_opened(pool, monkeypatch):
         replays.open("job", {"team": 100})
 
 
-def test_a_spool_that_cannot_be_written_is_named(intake, tmp_path):
+def test_a_spool_that_cannot_be_written_is_named(buffer, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UnavailableError, match=r"spool directory .*file"):
-        Replays(tmp_path / "file", "unix:/store", intake, 1.0)
+        Replays(tmp_path / "file", "unix:/store", buffer, 1.0)
 
 
 def test_samples_are_counted_as_reports_grow(pool):

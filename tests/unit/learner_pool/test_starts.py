@@ -35,7 +35,7 @@ async def nothing(*_, **__):
 
 def test_the_start_of_a_learner_is_on_the_first_update(tmp_path):
     dispatcher = Dispatcher()
-    intake = SimpleNamespace(
+    buffer = SimpleNamespace(
         open=lambda *_, **__: None,
         epoch=lambda _: 0,
         check_epoch=lambda *_: None,
@@ -48,7 +48,7 @@ def test_the_start_of_a_learner_is_on_the_first_update(tmp_path):
     store = SimpleNamespace(list=lambda _: asyncio.sleep(0, SimpleNamespace(policies={})))
     replays = SimpleNamespace(open=lambda *_: None, path=lambda *_: None, used=lambda *_: None, forget=lambda *_: None)
     updates = Updates(
-        *(intake, replays, Loans(lambda *_: True), dispatcher, SimpleNamespace(ensure=nothing), store),
+        *(buffer, replays, Loans(lambda *_: True), dispatcher, SimpleNamespace(ensure=nothing), store),
     )
     spaces = spaces_to_json(environments.spaces(SPEC.env.name, SPEC.env.options))
     groups = [common_pb2.Group(policy="agent_0", agents=["agent_0"])]

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from marless.algos import registry
 from marless.algos.contract import check_algorithm
-from marless.algos.synthetic_job import CASES
 from marless.algos.ppo.ippo import ALGORITHM, IPPOConfig
+from marless.algos.synthetic_job import CASES
 from marless.core.registry import Registry
 from marless.errors import CorruptError, SpecError
 from marless.nets import kinds, stacked

@@ -15,7 +15,7 @@ from marless.pricing.usage import usage
 from marless.record import Distances, GroupRecord, PhaseSeconds
 from marless.schedules.synchronous import SCHEDULE as SYNCHRONOUS
 from marless.simulation.durations import Durations
-from marless.simulation.rounds import Machine, Plan, Source, rebuild, stand_in
+from marless.simulation.rounds import ActorSlots, PlannedRound, Source, rebuild, stand_in
 from marless.simulation.timelines import Timelines
 from tests.unit.billing.rounds import invocation, round_of
 
@@ -24,7 +24,7 @@ IPPO = ippo.config_type(name="ippo")
 mappo = algorithms.algorithm("mappo")
 MAPPO = mappo.config_type(name="mappo")
 FUNCTIONS = FunctionsSpec()
-MACHINE = Machine(functions=FUNCTIONS, slots=2)
+MACHINE = ActorSlots(functions=FUNCTIONS, slots=2)
 PHASES = PhaseSeconds(rollout=2.5, update=11.0, evaluation=0.5)
 
 
@@ -72,13 +72,13 @@ def declared(groups) -> tuple[Function, ...]:
     return tuple(Function(SCOPE, node) for node in ippo.functions(IPPO, SCOPE, groups, None))
 
 
-def plan(*groups: Group, **changes) -> Plan:
+def plan(*groups: Group, **changes) -> PlannedRound:
     groups = groups or (Group("a", ("a",)), Group("b", ("b",)))
     fields = {
         "actors": 2, "groups": groups, "functions": declared(groups), "decisions": (),
         "curvature": False, "similarity": False, "pooling": "pooled",
     }  # fmt: skip
-    return Plan(**fields | changes)
+    return PlannedRound(**fields | changes)
 
 
 def rebuilt(record, asked, **changes):

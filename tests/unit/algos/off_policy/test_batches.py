@@ -33,8 +33,8 @@ def source(
     alpha = config.replay.alpha if config.replay.draw == "prioritised" else None
     replay = Replay(schema, 200, None, alpha=alpha, unit=config.replay.unit)
     rule = RewardRule("sum", joint=True) if team else RewardRule()
-    made_up = [rounds.trajectory(spaces, seed, memory=memory) for seed in (1, 2)]
-    replay.insert(0, [rewarded(each, spaces, rule) for each in made_up])
+    synthetic = [rounds.trajectory(spaces, seed, memory=memory) for seed in (1, 2)]
+    replay.insert(0, [rewarded(each, spaces, rule) for each in synthetic])
     made = BatchSource(
         replay=replay,
         schema=schema,

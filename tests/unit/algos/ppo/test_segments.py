@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from marless.algos import registry
 from marless.algos.algorithm import Setting
 from marless.algos.ppo.segments import Segments
-from marless.algos.training.samples import Samples
 from marless.algos.training.policy_batching import drawn_stacks, stacks
+from marless.algos.training.samples import Samples
 from marless.core.group import Group
 from marless.envs.base import AgentClass, Discrete, EnvSpaces
 from marless.errors import SpecError

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from marless.errors import CancelledJobError, OverloadedError, TooLargeError, UnreachableError
-from services.coordinator.execution import backoff as patience
-from services.coordinator.execution.backoff import PASSING, Patience, doing
+from services.coordinator.execution import backoff
+from services.coordinator.execution.backoff import PASSING, Backoff, doing
 
 TROUBLE = UnreachableError("store: gone")
 
@@ -18,44 +18,44 @@ TROUBLE = UnreachableError("store: gone")
 def clock(monkeypatch) -> SimpleNamespace:
     """Time as this test says, and no waiting."""
     clock = SimpleNamespace(now_s=1000.0, monotonic=lambda: clock.now_s)
-    monkeypatch.setattr(patience, "time", clock)
-    monkeypatch.setattr(patience, "delays", lambda jitter: (0.0 for _ in count()))
+    monkeypatch.setattr(backoff, "time", clock)
+    monkeypatch.setattr(backoff, "delays", lambda jitter: (0.0 for _ in count()))
     return clock
 
 
-async def borne(waits: Patience, clock: SimpleNamespace, *after_s: float) -> int:
+async def borne(waits: Backoff, clock: SimpleNamespace, *after_s: float) -> int:
     """How many troubles are borne that come so long after one another."""
     for number, pause_s in enumerate(after_s):
         clock.now_s += pause_s
         try:
-            await waits.bear(TROUBLE)
+            await waits.wait(TROUBLE)
         except UnreachableError:
             return number
     return len(after_s)
 
 
 async def test_only_trouble_for_that_long_is_too_long(clock):
-    assert await borne(Patience(10, asyncio.Event()), clock, 0, 4, 4, 1.9, 0.2, 1) == 4
+    assert await borne(Backoff(10, asyncio.Event()), clock, 0, 4, 4, 1.9, 0.2, 1) == 4
 
 
 async def test_something_achieved_is_a_new_beginning(clock):
-    waits = Patience(10, asyncio.Event())
+    waits = Backoff(10, asyncio.Event())
     assert await borne(waits, clock, 0, 4, 4) == 3
-    waits.over()
+    waits.reset()
     assert not waits.waiting
     assert await borne(waits, clock, 4, 4, 4) == 3
 
 
 async def test_a_long_calm_is_a_new_beginning(clock):
-    assert await borne(Patience(10, asyncio.Event()), clock, 0, 9, 11, 9) == 4
+    assert await borne(Backoff(10, asyncio.Event()), clock, 0, 9, 11, 9) == 4
 
 
 async def test_whoever_cancels_does_not_wait():
     cancelled = asyncio.Event()
-    waits = Patience(3600, cancelled)
+    waits = Backoff(3600, cancelled)
     waits._since_s = waits._last_s = time.monotonic()
     waits._delays = iter([60.0])
-    bearing = asyncio.create_task(waits.bear(TROUBLE))
+    bearing = asyncio.create_task(waits.wait(TROUBLE))
     await asyncio.sleep(0)
     cancelled.set()
     with pytest.raises(CancelledJobError):
@@ -69,10 +69,10 @@ async def test_who_has_no_room_says_how_long_to_wait(clock, monkeypatch):
         waited_s.append(delay_s)
         return asyncio.Timeout(asyncio.get_running_loop().time())
 
-    monkeypatch.setattr(patience, "asyncio", SimpleNamespace(timeout=timeout))
-    waits = Patience(10, asyncio.Event())
-    await waits.bear(OverloadedError("no room in the learner pool: it is full", retry_after_s=3.0))
-    await waits.bear(TROUBLE)
+    monkeypatch.setattr(backoff, "asyncio", SimpleNamespace(timeout=timeout))
+    waits = Backoff(10, asyncio.Event())
+    await waits.wait(OverloadedError("no room in the learner pool: it is full", retry_after_s=3.0))
+    await waits.wait(TROUBLE)
     assert waited_s == [3.0, 0.0]
 
 

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from marless.algos.training import similarity as likeness
+from marless.algos.training.similarity import behaviour
 from marless.algos.training.table import tabulate
 from marless.core.group import Group
 from marless.core.measures import Measure
@@ -36,7 +36,7 @@ def states(learner, groups=rounds.INDEPENDENT):
 def seen(spaces=rounds.DISCRETE, samples=16, groups=rounds.INDEPENDENT, seed=0):
     learner = rounds.learner("ippo", spaces, groups)
     agents = spaces.class_of("a")
-    return likeness.behaviour(table(spaces), agents, states(learner, groups), samples, np.random.default_rng(seed))
+    return behaviour(table(spaces), agents, states(learner, groups), samples, np.random.default_rng(seed))
 
 
 def test_samples_are_draws_of_living_agents_with_what_they_did_and_could_have_done():
@@ -72,7 +72,7 @@ def test_too_few_samples_say_nothing():
     few = table(steps=1)
     learner = rounds.learner("ippo", rounds.DISCRETE, rounds.INDEPENDENT)
     agents = rounds.DISCRETE.class_of("a")
-    assert likeness.behaviour(few, agents, states(learner), 16, np.random.default_rng(0)) is None
+    assert behaviour(few, agents, states(learner), 16, np.random.default_rng(0)) is None
 
 
 @pytest.mark.parametrize("groups", [rounds.INDEPENDENT, PAIRS, (Group("a", rounds.AGENTS),)])
@@ -115,7 +115,7 @@ def made(agent_class, model=MLP, seen=OBS, **acts):
 
 
 def shown(spaces, states, samples=16):
-    return likeness.behaviour(table(spaces), spaces.class_of("a"), states, samples, np.random.default_rng(0))
+    return behaviour(table(spaces), spaces.class_of("a"), states, samples, np.random.default_rng(0))
 
 
 def test_epsilon_greedy_policies_are_shown_by_their_greedy_actions():
@@ -188,21 +188,21 @@ def inputs(config, groups=rounds.INDEPENDENT, number=3):
 
 
 def test_nothing_is_measured_that_was_not_asked_for():
-    pending = likeness.begin(inputs(None), rounds.DISCRETE.class_of("a"), table, pytest.fail)
+    pending = similarity.begin(inputs(None), rounds.DISCRETE.class_of("a"), table, pytest.fail)
     assert pending.result() == ({}, ())
 
 
 @pytest.mark.parametrize("config", [KDE, POLICIES])
 def test_a_measurement_gives_distances_and_what_it_took(config):
     learner, agents = rounds.learner("ippo", rounds.DISCRETE, rounds.INDEPENDENT), rounds.DISCRETE.class_of("a")
-    results = [likeness.begin(inputs(config), agents, table, learner.state).result() for _ in range(2)]
+    results = [similarity.begin(inputs(config), agents, table, learner.state).result() for _ in range(2)]
     distances, (run,) = results[0]
     assert distances["walker"].shape == (4, 4)
     assert distances["walker"].tobytes() == results[1][0]["walker"].tobytes()
     assert (run.function, run.name) == ("similarity", "walker")
     assert run.vcpu_s >= 0
     assert run.start_s <= run.end_s
-    other = likeness.begin(inputs(config, number=4), agents, table, learner.state).result()[0]
+    other = similarity.begin(inputs(config, number=4), agents, table, learner.state).result()[0]
     assert other["walker"].tobytes() != distances["walker"].tobytes(), "every round draws anew"
 
 
@@ -218,5 +218,5 @@ def test_an_update_trains_as_it_would_have_and_measures_the_policies_that_acted(
     assert not [run for run in without.runs if run.function == "similarity"]
     assert [run.name for run in with_.runs if run.function == "similarity"] == ["walker"]
     agents = rounds.DISCRETE.class_of("a")
-    expected, _ = likeness.begin(inputs(config), agents, table, acted.__getitem__).result()
+    expected, _ = similarity.begin(inputs(config), agents, table, acted.__getitem__).result()
     np.testing.assert_array_equal(with_.distances["walker"], expected["walker"])

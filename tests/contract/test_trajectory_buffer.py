@@ -1,4 +1,4 @@
-"""Trajectory intake: each upload is checked and applied exactly once, whatever order, copies and delays it comes in."""
+"""Trajectory buffer: each upload is checked and applied exactly once, whatever order, copies and delays it comes in."""
 
 import asyncio
 import dataclasses
@@ -32,7 +32,7 @@ from marless.rpc import chunks
 from marless.rpc.v1 import learner_pool_pb2
 from services.learner_pool import reservations
 from services.learner_pool.content import check_checksum, declared_bytes, views
-from services.learner_pool.trajectory_buffer import Intake, IntakeCounts, TrajectoryFile
+from services.learner_pool.trajectory_buffer import TrajectoryBuffer, TrajectoryFile, UploadCounts
 from tests.memoryless import Memoryless
 from tests.scripted_env import ScriptedEnv
 
@@ -73,10 +73,10 @@ EPOCH = 3
 """Of whoever opened the job."""
 
 
-def opened(tmp_path: Path, schema: TrajectorySchema, limit_bytes: int = PLENTY) -> Intake:
-    intake = Intake(tmp_path, limit_bytes)
-    intake.open("job", schema, epoch=EPOCH, round_=0)
-    return intake
+def opened(tmp_path: Path, schema: TrajectorySchema, limit_bytes: int = PLENTY) -> TrajectoryBuffer:
+    buffer = TrajectoryBuffer(tmp_path, limit_bytes)
+    buffer.open("job", schema, epoch=EPOCH, round_=0)
+    return buffer
 
 
 def header_of(
@@ -97,8 +97,8 @@ async def stream_of(header, arrays: dict[str, np.ndarray]) -> AsyncIterator[byte
         yield frame
 
 
-async def upload(intake: Intake, arrays: dict[str, np.ndarray], **where) -> bool:
-    return await intake.receive(stream_of(header_of(arrays, **where), arrays))
+async def upload(buffer: TrajectoryBuffer, arrays: dict[str, np.ndarray], **where) -> bool:
+    return await buffer.receive(stream_of(header_of(arrays, **where), arrays))
 
 
 def load(file: TrajectoryFile) -> Trajectory:
@@ -114,26 +114,26 @@ def files(tmp_path: Path) -> list[Path]:
 
 
 @pytest.fixture
-def intake(tmp_path):
-    intake = opened(tmp_path, TINY)
-    yield intake
-    intake.shutdown()
+def buffer(tmp_path):
+    buffer = opened(tmp_path, TINY)
+    yield buffer
+    buffer.shutdown()
 
 
 async def test_what_is_taken_in_is_what_learners_map(tmp_path):
-    intake = opened(tmp_path, PLAYED)
+    buffer = opened(tmp_path, PLAYED)
     sent = {index: played(index) for index in (2, 0, 1)}
     for index, arrays in sent.items():
-        assert await upload(intake, arrays, index=index)
-    taken = [load(file) for file in intake.trajectories("job", 0, 3)]
+        assert await upload(buffer, arrays, index=index)
+    taken = [load(file) for file in buffer.trajectories("job", 0, 3)]
     for index, trajectory in enumerate(taken):  # ordered by index, not by arrival
         assert trajectory.arrays.keys() == sent[index].keys()
         for name, array in sent[index].items():
             np.testing.assert_array_equal(trajectory[name], array)
-    intake.shutdown()
+    buffer.shutdown()
 
 
-async def test_each_upload_of_a_hostile_schedule_is_applied_exactly_once(intake):
+async def test_each_upload_of_a_hostile_schedule_is_applied_exactly_once(buffer):
     """Rounds of 5 actors; one upload in ten is sent twice at once, one in twenty arrives after its round."""
     rng = random.Random(7)
     rounds, actors = 60, 5
@@ -146,23 +146,23 @@ async def test_each_upload_of_a_hostile_schedule_is_applied_exactly_once(intake)
         late += [key for key in sends if rng.random() < 0.05]
         expected["duplicate"] += len(copies)
         order = rng.sample(sends + copies, len(sends + copies))
-        results = await asyncio.gather(*(upload(intake, arrays[k], round_=k[0], index=k[1]) for k in order))
+        results = await asyncio.gather(*(upload(buffer, arrays[k], round_=k[0], index=k[1]) for k in order))
         answers.update(results)
-        rewards = [load(file)["reward/0"][0, 0, 0] for file in intake.trajectories("job", round_, actors)]
+        rewards = [load(file)["reward/0"][0, 0, 0] for file in buffer.trajectories("job", round_, actors)]
         assert rewards == [10 * round_ + i for i in range(actors)]
-        intake.advance("job", round_ + 1)
+        buffer.advance("job", round_ + 1)
         while late and rng.random() < 0.5:
             key = late.pop()
             with pytest.raises(StaleError, match=f"round {key[0] + 1} has passed, round {round_ + 2} is next"):
-                await upload(intake, arrays[key], round_=key[0], index=key[1])
+                await upload(buffer, arrays[key], round_=key[0], index=key[1])
             expected["stale"] += 1
     assert expected["duplicate"] > 10
     assert expected["stale"] > 5
     assert answers == {True: rounds * actors, False: expected["duplicate"]}
-    assert intake.counts == IntakeCounts(applied=rounds * actors, **expected)
+    assert buffer.counts == UploadCounts(applied=rounds * actors, **expected)
 
 
-async def test_a_round_that_ends_during_an_upload_makes_it_stale_and_leaves_nothing(intake, tmp_path):
+async def test_a_round_that_ends_during_an_upload_makes_it_stale_and_leaves_nothing(buffer, tmp_path):
     arrays, go = blank(TINY), asyncio.Event()
 
     async def slow() -> AsyncIterator[bytes]:
@@ -172,17 +172,17 @@ async def test_a_round_that_ends_during_an_upload_makes_it_stale_and_leaves_noth
         for frame in data:
             yield frame
 
-    receiving = asyncio.create_task(intake.receive(slow()))
+    receiving = asyncio.create_task(buffer.receive(slow()))
     await asyncio.sleep(0)
-    intake.advance("job", 1)
+    buffer.advance("job", 1)
     go.set()
     with pytest.raises(StaleError):
         await receiving
-    assert intake.counts == IntakeCounts(stale=1)
+    assert buffer.counts == UploadCounts(stale=1)
     assert files(tmp_path) == []
 
 
-async def test_a_job_that_is_closed_during_an_upload_leaves_nothing(intake, tmp_path):
+async def test_a_job_that_is_closed_during_an_upload_leaves_nothing(buffer, tmp_path):
     arrays, go = blank(TINY), asyncio.Event()
 
     async def slow() -> AsyncIterator[bytes]:
@@ -190,27 +190,27 @@ async def test_a_job_that_is_closed_during_an_upload_leaves_nothing(intake, tmp_
             yield frame
             await go.wait()
 
-    receiving = asyncio.create_task(intake.receive(slow()))
+    receiving = asyncio.create_task(buffer.receive(slow()))
     await asyncio.sleep(0)
-    intake.close("job")
+    buffer.close("job")
     go.set()
     with pytest.raises(NotFoundError, match="job 'job' is not open"):
         await receiving
     assert files(tmp_path) == []
 
 
-async def test_missing_trajectories_are_named(intake):
-    await upload(intake, blank(TINY), index=1)
+async def test_missing_trajectories_are_named(buffer):
+    await upload(buffer, blank(TINY), index=1)
     with pytest.raises(StaleError, match=r"job job, round 1: no trajectory of actors \[0, 2\]"):
-        intake.trajectories("job", 0, 3)
+        buffer.trajectories("job", 0, 3)
 
 
-async def test_a_job_that_is_not_open_is_refused(intake):
+async def test_a_job_that_is_not_open_is_refused(buffer):
     with pytest.raises(NotFoundError, match="job 'other' is not open"):
-        await upload(intake, blank(TINY), job="other")
+        await upload(buffer, blank(TINY), job="other")
     with pytest.raises(NotFoundError):
-        intake.trajectories("other", 0, 1)
-    assert intake.counts == IntakeCounts(refused=1)
+        buffer.trajectories("other", 0, 1)
+    assert buffer.counts == UploadCounts(refused=1)
 
 
 def spoilt() -> dict[str, dict[str, np.ndarray]]:
@@ -235,21 +235,21 @@ def spoilt() -> dict[str, dict[str, np.ndarray]]:
 
 
 @pytest.mark.parametrize("sentence", spoilt())
-async def test_what_does_not_fit_the_declared_spaces_is_refused_and_named(intake, tmp_path, sentence):
+async def test_what_does_not_fit_the_declared_spaces_is_refused_and_named(buffer, tmp_path, sentence):
     with pytest.raises(CorruptError, match=sentence):
-        await upload(intake, spoilt()[sentence])
-    assert intake.counts == IntakeCounts(refused=1)
+        await upload(buffer, spoilt()[sentence])
+    assert buffer.counts == UploadCounts(refused=1)
     assert files(tmp_path) == []
-    assert await upload(intake, blank(TINY))  # the place is still free
+    assert await upload(buffer, blank(TINY))  # the place is still free
 
 
 async def test_continuous_actions_may_leave_the_box_but_not_be_nan(tmp_path):
-    intake = opened(tmp_path, CONTINUOUS)
+    buffer = opened(tmp_path, CONTINUOUS)
     wide = np.full((2, 1, 1, 1), 7.5, np.float32)  # before clipping to the box
-    assert await upload(intake, blank(CONTINUOUS, **{"action/0": wide}))
+    assert await upload(buffer, blank(CONTINUOUS, **{"action/0": wide}))
     with pytest.raises(CorruptError, match="action/0 holds NaN"):
-        await upload(intake, blank(CONTINUOUS, **{"action/0": wide * np.nan}), index=1)
-    intake.shutdown()
+        await upload(buffer, blank(CONTINUOUS, **{"action/0": wide * np.nan}), index=1)
+    buffer.shutdown()
 
 
 def small(arrays: dict[str, np.ndarray], flip: bool = False, **where) -> learner_pool_pb2.SmallUpload:
@@ -259,17 +259,17 @@ def small(arrays: dict[str, np.ndarray], flip: bool = False, **where) -> learner
     return learner_pool_pb2.SmallUpload(header=header_of(arrays, **where).SerializeToString(), data=bytes(data))
 
 
-def many(intake: Intake, *uploads: learner_pool_pb2.SmallUpload) -> list[str]:
+def many(buffer: TrajectoryBuffer, *uploads: learner_pool_pb2.SmallUpload) -> list[str]:
     """The outcomes of these uploads in one call."""
-    outcomes = intake.receive_many(learner_pool_pb2.UploadManyRequest(uploads=uploads)).outcomes
+    outcomes = buffer.receive_many(learner_pool_pb2.UploadManyRequest(uploads=uploads)).outcomes
     return [each.error_code or ("duplicate" if each.duplicate else "applied") for each in outcomes]
 
 
-async def test_of_many_uploads_in_one_call_each_is_taken_or_refused_by_itself(intake, tmp_path):
-    await intake.reservations.reserve("job", 0, 4, 60.0)
+async def test_of_many_uploads_in_one_call_each_is_taken_or_refused_by_itself(buffer, tmp_path):
+    await buffer.reservations.reserve("job", 0, 4, 60.0)
     nan = np.full((2, 1, 1), np.nan, np.float32)
     outcomes = many(
-        intake,
+        buffer,
         small(blank(TINY), index=0),
         small(blank(TINY), index=0),
         small(blank(TINY, **{"reward/0": nan}), index=1),
@@ -286,16 +286,16 @@ async def test_of_many_uploads_in_one_call_each_is_taken_or_refused_by_itself(in
         *("applied", "duplicate", "CorruptError", "CorruptError", "JobStateError", "FencedError", "NotFoundError"),
         *("CorruptError", "CorruptError", "applied", "OverloadedError"),
     ]
-    assert intake.counts == IntakeCounts(applied=2, duplicate=1, fenced=1, refused=7)
-    assert await upload(intake, blank(TINY), index=1)
-    assert many(intake, small(blank(TINY), index=1), small(blank(TINY), index=2)) == ["duplicate", "applied"]
-    taken = [load(each) for each in intake.trajectories("job", 0, 4)]
+    assert buffer.counts == UploadCounts(applied=2, duplicate=1, fenced=1, refused=7)
+    assert await upload(buffer, blank(TINY), index=1)
+    assert many(buffer, small(blank(TINY), index=1), small(blank(TINY), index=2)) == ["duplicate", "applied"]
+    taken = [load(each) for each in buffer.trajectories("job", 0, 4)]
     assert [each["reward/0"].max() for each in taken] == [0, 0, 0, 7]
     assert len(files(tmp_path)) == 4
     with pytest.raises(SpecError, match="the number of uploads is 257"):
-        many(intake, *[small(blank(TINY))] * 257)
-    intake.close("job")
-    assert (intake.held_bytes, files(tmp_path)) == (0, [])
+        many(buffer, *[small(blank(TINY))] * 257)
+    buffer.close("job")
+    assert (buffer.held_bytes, files(tmp_path)) == (0, [])
 
 
 @pytest.mark.parametrize("schema", ["discrete", "continuous"])
@@ -338,12 +338,12 @@ def _passes(schema: TrajectorySchema, arrays: dict[str, np.ndarray]) -> bool:
 
 
 @pytest.mark.parametrize("at", range(0, 54, 7))
-async def test_one_flipped_bit_is_refused(intake, at):
+async def test_one_flipped_bit_is_refused(buffer, at):
     arrays = blank(TINY)
     data = bytearray(b"".join(array.tobytes() for array in arrays.values()))
     data[at % len(data)] ^= 1
     with pytest.raises(CorruptError, match="job job, round 1, actor 0: checksum does not match"):
-        await intake.receive(aiter_of(list(chunks.frames(header_of(arrays), [bytes(data)]))))
+        await buffer.receive(aiter_of(list(chunks.frames(header_of(arrays), [bytes(data)]))))
 
 
 async def aiter_of(frames: list[bytes]) -> AsyncIterator[bytes]:
@@ -351,18 +351,18 @@ async def aiter_of(frames: list[bytes]) -> AsyncIterator[bytes]:
         yield frame
 
 
-async def test_streams_that_are_cut_or_too_long_are_refused_and_leave_nothing(intake, tmp_path):
+async def test_streams_that_are_cut_or_too_long_are_refused_and_leave_nothing(buffer, tmp_path):
     arrays = blank(TINY)
     whole = b"".join(array.tobytes() for array in arrays.values())
     for data in (b"", whole[:-1], whole + b"\0"):
         with pytest.raises(CorruptError):
-            await intake.receive(aiter_of(list(chunks.frames(header_of(arrays), [data]))))
+            await buffer.receive(aiter_of(list(chunks.frames(header_of(arrays), [data]))))
     with pytest.raises(CorruptError, match="does not start with a UploadHeader"):
-        await intake.receive(aiter_of([]))
+        await buffer.receive(aiter_of([]))
     assert files(tmp_path) == []
 
 
-async def test_absurd_headers_are_refused_before_any_room_is_made(intake, tmp_path):
+async def test_absurd_headers_are_refused_before_any_room_is_made(buffer, tmp_path):
     info = learner_pool_pb2.ArrayInfo
     for infos in (
         [],
@@ -374,11 +374,11 @@ async def test_absurd_headers_are_refused_before_any_room_is_made(intake, tmp_pa
     ):
         header = learner_pool_pb2.UploadHeader(job="job", epoch=EPOCH, arrays=infos)
         with pytest.raises(CorruptError):
-            await intake.receive(aiter_of(list(chunks.frames(header, []))))
+            await buffer.receive(aiter_of(list(chunks.frames(header, []))))
     assert files(tmp_path) == []
 
 
-async def test_an_upload_that_its_actor_gives_up_leaves_nothing(intake, tmp_path):
+async def test_an_upload_that_its_actor_gives_up_leaves_nothing(buffer, tmp_path):
     started = asyncio.Event()
 
     async def endless() -> AsyncIterator[bytes]:
@@ -386,61 +386,61 @@ async def test_an_upload_that_its_actor_gives_up_leaves_nothing(intake, tmp_path
         started.set()
         await asyncio.Event().wait()
 
-    receiving = asyncio.create_task(intake.receive(endless()))
+    receiving = asyncio.create_task(buffer.receive(endless()))
     await started.wait()
     assert len(files(tmp_path)) == 1
     receiving.cancel()
     with pytest.raises(asyncio.CancelledError):
         await receiving
     assert files(tmp_path) == []
-    assert await upload(intake, blank(TINY))
+    assert await upload(buffer, blank(TINY))
 
 
 async def test_waiting_bytes_are_bounded_and_room_comes_back(tmp_path, monkeypatch):
     monkeypatch.setattr(reservations, "UPLOAD_WAIT_S", 0.01)
     size = declared_bytes(header_of(blank(TINY)))
-    intake = opened(tmp_path, TINY, 2 * size)
+    buffer = opened(tmp_path, TINY, 2 * size)
     for index in range(2):
-        await upload(intake, blank(TINY), index=index)
+        await upload(buffer, blank(TINY), index=index)
     with pytest.raises(OverloadedError, match=f"{2 * size} bytes are in use, {size} more exceed"):
-        await upload(intake, blank(TINY), index=2)
-    assert not await upload(intake, blank(TINY), index=1)  # a copy of what waits needs no room
+        await upload(buffer, blank(TINY), index=2)
+    assert not await upload(buffer, blank(TINY), index=1)  # a copy of what waits needs no room
     assert len(files(tmp_path)) == 2
-    intake.advance("job", 1)
+    buffer.advance("job", 1)
     assert files(tmp_path) == []
     for index in range(2):
-        assert await upload(intake, blank(TINY), round_=1, index=index)
-    intake.close("job")
-    intake.open("job", TINY, epoch=EPOCH, round_=0)
+        assert await upload(buffer, blank(TINY), round_=1, index=index)
+    buffer.close("job")
+    buffer.open("job", TINY, epoch=EPOCH, round_=0)
     for index in range(2):  # all bytes were given back, not one too few
-        assert await upload(intake, blank(TINY), index=index)
-    assert intake.counts == IntakeCounts(applied=6, duplicate=1, refused=1)
-    intake.shutdown()
+        assert await upload(buffer, blank(TINY), index=index)
+    assert buffer.counts == UploadCounts(applied=6, duplicate=1, refused=1)
+    buffer.shutdown()
 
 
-async def test_a_full_disk_is_said_and_leaves_nothing(intake, tmp_path, monkeypatch):
+async def test_a_full_disk_is_said_and_leaves_nothing(buffer, tmp_path, monkeypatch):
     def full(descriptor: int, offset: int, length: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "posix_fallocate", full)
         with pytest.raises(UnavailableError, match="No space left on device; give it room or choose another --spool"):
-            await upload(intake, blank(TINY))
+            await upload(buffer, blank(TINY))
     assert files(tmp_path) == []
-    assert await upload(intake, blank(TINY))
+    assert await upload(buffer, blank(TINY))
 
 
 def test_a_spool_that_cannot_be_used_is_named(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UnavailableError, match=r"spool directory .*file: Not a directory; choose another with --spool"):
-        Intake(tmp_path / "file", PLENTY)
+        TrajectoryBuffer(tmp_path / "file", PLENTY)
 
 
-async def test_opening_again_keeps_what_waits_unless_the_spaces_changed(intake, tmp_path):
-    await upload(intake, blank(TINY))
-    intake.open("job", TINY, epoch=EPOCH, round_=0)
-    assert len(intake.trajectories("job", 0, 1)) == 1
-    intake.open("job", dataclasses.replace(TINY, steps=3), epoch=EPOCH, round_=0)
+async def test_opening_again_keeps_what_waits_unless_the_spaces_changed(buffer, tmp_path):
+    await upload(buffer, blank(TINY))
+    buffer.open("job", TINY, epoch=EPOCH, round_=0)
+    assert len(buffer.trajectories("job", 0, 1)) == 1
+    buffer.open("job", dataclasses.replace(TINY, steps=3), epoch=EPOCH, round_=0)
     assert files(tmp_path) == []
 
 
@@ -448,62 +448,62 @@ def reward(value: float) -> dict[str, np.ndarray]:
     return blank(TINY, **{"reward/0": np.full((2, 1, 1), value, np.float32)})
 
 
-def rewards(intake: Intake, round_: int) -> list[float]:
-    return [float(load(file)["reward/0"][0, 0, 0]) for file in intake.trajectories("job", round_, 1)]
+def rewards(buffer: TrajectoryBuffer, round_: int) -> list[float]:
+    return [float(load(file)["reward/0"][0, 0, 0]) for file in buffer.trajectories("job", round_, 1)]
 
 
-async def test_the_next_coordinator_may_use_what_waits_and_only_its_own_actors_may_add_to_it(intake):
-    await upload(intake, reward(1))
-    intake.open("job", TINY, epoch=EPOCH + 1, round_=0)
-    assert rewards(intake, 0) == [1]
+async def test_the_next_coordinator_may_use_what_waits_and_only_its_own_actors_may_add_to_it(buffer):
+    await upload(buffer, reward(1))
+    buffer.open("job", TINY, epoch=EPOCH + 1, round_=0)
+    assert rewards(buffer, 0) == [1]
     with pytest.raises(FencedError, match="epoch 3 of job job is over: epoch 4 has begun"):
-        await upload(intake, reward(2), index=1)
-    assert not await upload(intake, reward(1), epoch=EPOCH + 1)  # sampled again: the same
-    assert await upload(intake, reward(2), index=1, epoch=EPOCH + 1)
-    assert intake.counts == IntakeCounts(applied=2, duplicate=1, fenced=1)
+        await upload(buffer, reward(2), index=1)
+    assert not await upload(buffer, reward(1), epoch=EPOCH + 1)  # sampled again: the same
+    assert await upload(buffer, reward(2), index=1, epoch=EPOCH + 1)
+    assert buffer.counts == UploadCounts(applied=2, duplicate=1, fenced=1)
 
 
 async def test_where_an_environment_does_not_follow_from_its_seed_the_newest_coordinators_sample_counts(
-    intake, tmp_path
+    buffer, tmp_path
 ):
-    await upload(intake, reward(1))
-    intake.open("job", TINY, epoch=EPOCH + 1, round_=0)
-    assert await upload(intake, reward(2), epoch=EPOCH + 1)
-    assert rewards(intake, 0) == [2]
+    await upload(buffer, reward(1))
+    buffer.open("job", TINY, epoch=EPOCH + 1, round_=0)
+    assert await upload(buffer, reward(2), epoch=EPOCH + 1)
+    assert rewards(buffer, 0) == [2]
     assert len(files(tmp_path)) == 1
     with pytest.raises(AlreadyExistsError, match="round 1: actor 0 has uploaded a trajectory with other content"):
-        await upload(intake, reward(3), epoch=EPOCH + 1)
-    assert rewards(intake, 0) == [2]
-    assert intake.held_bytes == declared_bytes(header_of(blank(TINY)))
-    assert intake.counts == IntakeCounts(applied=2, refused=1)
+        await upload(buffer, reward(3), epoch=EPOCH + 1)
+    assert rewards(buffer, 0) == [2]
+    assert buffer.held_bytes == declared_bytes(header_of(blank(TINY)))
+    assert buffer.counts == UploadCounts(applied=2, refused=1)
 
 
-async def test_two_uploads_of_one_place_at_once_are_told_apart(intake):
-    answers = await asyncio.gather(*(upload(intake, reward(i)) for i in (1, 2)), return_exceptions=True)
+async def test_two_uploads_of_one_place_at_once_are_told_apart(buffer):
+    answers = await asyncio.gather(*(upload(buffer, reward(i)) for i in (1, 2)), return_exceptions=True)
     assert [type(answer) for answer in answers] == [bool, AlreadyExistsError]
-    assert rewards(intake, 0) == [1]
+    assert rewards(buffer, 0) == [1]
 
 
-async def test_an_epoch_that_the_job_was_not_opened_with_is_refused(intake):
+async def test_an_epoch_that_the_job_was_not_opened_with_is_refused(buffer):
     with pytest.raises(NotFoundError, match="job 'job' is open under epoch 3 in this learner pool, not under 4"):
-        await upload(intake, blank(TINY), epoch=EPOCH + 1)
-    assert intake.counts == IntakeCounts(refused=1)
+        await upload(buffer, blank(TINY), epoch=EPOCH + 1)
+    assert buffer.counts == UploadCounts(refused=1)
 
 
 async def test_a_round_that_has_not_begun_is_refused_also_in_a_pool_that_saw_none_before_it(tmp_path):
-    intake = Intake(tmp_path, PLENTY)
-    intake.open("job", TINY, epoch=1, round_=7)
+    buffer = TrajectoryBuffer(tmp_path, PLENTY)
+    buffer.open("job", TINY, epoch=1, round_=7)
     with pytest.raises(JobStateError, match="job job: round 9 has not begun, round 8 is next"):
-        await upload(intake, blank(TINY), round_=8, epoch=1)
+        await upload(buffer, blank(TINY), round_=8, epoch=1)
     with pytest.raises(StaleError, match="round 7 has passed, round 8 is next"):
-        await upload(intake, blank(TINY), round_=6, epoch=1)
-    assert await upload(intake, blank(TINY), round_=7, epoch=1)
-    intake.advance("job", 8)
-    assert await upload(intake, blank(TINY), round_=8, epoch=1)
-    intake.shutdown()
+        await upload(buffer, blank(TINY), round_=6, epoch=1)
+    assert await upload(buffer, blank(TINY), round_=7, epoch=1)
+    buffer.advance("job", 8)
+    assert await upload(buffer, blank(TINY), round_=8, epoch=1)
+    buffer.shutdown()
 
 
-async def test_an_epoch_that_ends_during_an_upload_fences_it(intake, tmp_path):
+async def test_an_epoch_that_ends_during_an_upload_fences_it(buffer, tmp_path):
     arrays, go = blank(TINY), asyncio.Event()
 
     async def slow() -> AsyncIterator[bytes]:
@@ -511,36 +511,37 @@ async def test_an_epoch_that_ends_during_an_upload_fences_it(intake, tmp_path):
             yield frame
             await go.wait()
 
-    receiving = asyncio.create_task(intake.receive(slow()))
+    receiving = asyncio.create_task(buffer.receive(slow()))
     await asyncio.sleep(0)
-    intake.open("job", TINY, epoch=EPOCH + 1, round_=0)
+    buffer.open("job", TINY, epoch=EPOCH + 1, round_=0)
     go.set()
     with pytest.raises(FencedError):
         await receiving
     assert files(tmp_path) == []
 
 
-async def test_files_go_with_their_job_and_with_the_pool(intake, tmp_path):
-    await upload(intake, blank(TINY))
-    intake.close("job")
-    intake.close("job")
+async def test_files_go_with_their_job_and_with_the_pool(buffer, tmp_path):
+    await upload(buffer, blank(TINY))
+    buffer.close("job")
+    buffer.close("job")
     assert files(tmp_path) == []
-    intake.open("job", TINY, epoch=EPOCH, round_=0)
-    await upload(intake, blank(TINY))
-    intake.shutdown()
-    intake.shutdown()
+    buffer.open("job", TINY, epoch=EPOCH, round_=0)
+    await upload(buffer, blank(TINY))
+    buffer.shutdown()
+    buffer.shutdown()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_spool_of_a_killed_pool_is_removed_and_that_of_a_living_one_kept(tmp_path):
-    living = Intake(tmp_path, PLENTY)
+    living = TrajectoryBuffer(tmp_path, PLENTY)
     script = (
-        "import os, sys; from pathlib import Path; from services.learner_pool.trajectory_buffer import Intake;"
-        "Intake(Path(sys.argv[1]), 1); os.kill(os.getpid(), 9)"
+        "import os, sys; from pathlib import Path; "
+        "from services.learner_pool.trajectory_buffer import TrajectoryBuffer;"
+        "TrajectoryBuffer(Path(sys.argv[1]), 1); os.kill(os.getpid(), 9)"
     )
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False)
     assert len(list(tmp_path.iterdir())) == 2
-    Intake(tmp_path, PLENTY).shutdown()
+    TrajectoryBuffer(tmp_path, PLENTY).shutdown()
     assert len(list(tmp_path.iterdir())) == 1
     living.shutdown()
     assert list(tmp_path.iterdir()) == []
