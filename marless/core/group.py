@@ -1,8 +1,12 @@
-"""Groups: agents that share one policy and one learner in a round."""
+"""Groups: agents that share one policy and one learner in a round; versions of their policies."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+Versions = Mapping[str, int]
+"""The version of each policy, by name."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 from unittest import mock
 
 from marless import spec as specs
+from marless.core.group import Versions
 from marless.fleet.launchers.options import LOCAL, Choice
 from marless.job import Job, prepare
 from marless.rpc.client import Peer
@@ -21,7 +22,7 @@ from marless.rpc.server import ServerOptions, serving
 from marless.rpc.tokens import Tokens
 from services.actor_pool import __main__ as actor_pool
 from services.actor_pool.config import Config as ActorConfig
-from services.coordinator.execution.pools import Pools, Versions
+from services.coordinator.execution.pools import Pools
 from services.learner_pool import __main__ as learner_pool
 from services.learner_pool.config import Config as LearnerConfig
 from services.learner_pool.trajectory_buffer import TrajectoryBuffer

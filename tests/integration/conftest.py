@@ -32,7 +32,7 @@ def kill_at(monkeypatch):
             if name == place and next(left) == 0:
                 raise KilledError(name)
 
-        for module in ("state.run_folder", "execution.recovery", "state.checkpoints", "execution.lanes"):
+        for module in ("state.run_folder", "execution.recovery", "state.checkpoints", "state.lanes"):
             monkeypatch.setattr(f"services.coordinator.{module}.reach", reach)
 
     return arm

@@ -290,9 +290,9 @@ def beside_the_loop(monkeypatch: pytest.MonkeyPatch, step: str) -> list[bool]:
     return went_on
 
 
-@pytest.mark.parametrize("step", ["jobs.from_json", "preparing._checked"])
+@pytest.mark.parametrize("step", ["jobs.from_json", "preparation._checked"])
 async def test_a_coordinator_reads_and_tries_a_spec_while_its_loop_goes_on(tmp_path, monkeypatch, step):
-    went_on = beside_the_loop(monkeypatch, f"services.coordinator.{step}")
+    went_on = beside_the_loop(monkeypatch, f"services.coordinator.jobs.{step}")
     with pytest.raises(SpecError, match="enough"):
         await Jobs(tmp_path, None).submit(Submission(job="job", spec_json=json.dumps(JOB)))
     assert went_on == [True]

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from marless.checkpoint import Progress
+from marless.core.group import Versions
 from marless.errors import CancelledJobError, FencedError, MarlessError, UnavailableError
 from marless.job import Job
 from marless.log import structlog
@@ -23,10 +24,9 @@ from services.coordinator.execution.baseline import Baseline
 from services.coordinator.execution.cancellation import CANCELLED, Cancellation
 from services.coordinator.execution.commands import UnderWay
 from services.coordinator.execution.evaluations import Evaluations
-from services.coordinator.execution.lanes import Lanes
 from services.coordinator.execution.machines import Machines
 from services.coordinator.execution.planning import Planner, RoundPlan
-from services.coordinator.execution.pools import Pools, Versions
+from services.coordinator.execution.pools import Pools
 from services.coordinator.execution.prewarming import Warming
 from services.coordinator.execution.recovery import Recovery
 from services.coordinator.execution.reservations import Reserving
@@ -37,6 +37,7 @@ from services.coordinator.execution.updates import Training
 from services.coordinator.state.costs import Costs
 from services.coordinator.state.job_log import JobLog
 from services.coordinator.state.journal import Journal
+from services.coordinator.state.lanes import Lanes
 from services.coordinator.state.pending_rollouts import RolledOut
 from services.coordinator.state.run_folder import RunFolder
 from services.coordinator.state.settling import Settling

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from marless.core.group import Group
+from marless.core.group import Group, Versions
 from marless.deciding import Budget, decide
 from marless.errors import InternalError
 from marless.job import Job
 from marless.record import Decision, LaneRecord, Returns
 from marless.rpc.v1.learner_pool_pb2 import Measure
-from services.coordinator.execution.pools import Versions
 from services.coordinator.state.journal import Journal
 
 FIRST_VERSION = 1

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from marless.core.group import Group
+from marless.core.group import Group, Versions
 from marless.core.limits import MAX_TIMEOUT_S
 from marless.errors import CorruptError, MarlessError
 from marless.job import Job
@@ -32,7 +32,6 @@ RESERVED_S = 60.0  # how long reserved room is kept after the last upload, beyon
 CALL_TIMEOUT_S = 24 * 3600.0  # a round has no time limit of its own; actors and learners have their own deadlines
 BACKGROUND_FACTOR = 10
 """The timeout of a batch on the background worker, which runs at low priority, as a multiple of `actors.timeout_s`."""
-Versions = Mapping[str, int]
 
 
 @dataclass(frozen=True)

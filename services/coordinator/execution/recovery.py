@@ -12,6 +12,7 @@ import asyncio
 import secrets
 
 from marless.checkpoint import EARLIER
+from marless.core.group import Versions
 from marless.errors import SpecError
 from marless.failpoint import reach
 from marless.job import Job
@@ -20,7 +21,7 @@ from marless.rpc import carries
 from marless.rpc.concurrency import to_the_end
 from marless.rpc.param_store import Listing
 from services.coordinator.execution.planning import FIRST_VERSION
-from services.coordinator.execution.pools import Pools, Versions
+from services.coordinator.execution.pools import Pools
 from services.coordinator.state.checkpoints import Snapshots
 from services.coordinator.state.job_log import JobLog
 from services.coordinator.state.journal import Journal

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from marless.job import Job
 from services.coordinator.execution import recording
-from services.coordinator.execution.lanes import Lanes
 from services.coordinator.execution.planning import RoundPlan
 from services.coordinator.execution.pools import Pools
 from services.coordinator.execution.recovery import Recovery
@@ -14,6 +13,7 @@ from services.coordinator.execution.reservations import Reserving
 from services.coordinator.execution.steps import Steps
 from services.coordinator.execution.timing import Timing
 from services.coordinator.state.journal import Journal
+from services.coordinator.state.lanes import Lanes
 from services.coordinator.state.pending_rollouts import RolledOut
 from services.coordinator.state.status import Pending
 

@@ -14,7 +14,6 @@ from marless.record import RoundRecord
 from marless.rpc.concurrency import both, to_the_end
 from services.coordinator.execution import recording
 from services.coordinator.execution.evaluations import Evaluations
-from services.coordinator.execution.lanes import Lanes
 from services.coordinator.execution.machines import Machines
 from services.coordinator.execution.planning import Planner, RoundPlan
 from services.coordinator.execution.pools import Pools, Rollout, Update
@@ -25,6 +24,7 @@ from services.coordinator.execution.steps import Steps
 from services.coordinator.execution.timing import Timing
 from services.coordinator.state.costs import Costs
 from services.coordinator.state.journal import Journal
+from services.coordinator.state.lanes import Lanes
 from services.coordinator.state.pending_rollouts import RolledOut
 from services.coordinator.state.run_folder import RunFolder
 from services.coordinator.state.status import Pending

@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Sequence
 
 from marless.checkpoint import EARLIER, PARTS, Checkpoint, Progress, SavedLane, SavedPolicy
+from marless.core.group import Versions
 from marless.errors import CorruptError, NotFoundError
 from marless.failpoint import reach
 from marless.record import LaneRecord
 from marless.rpc import carries
 from marless.rpc.concurrency import to_the_end
 from marless.rpc.param_store import ParamStore, PolicyWrite, StoredVersion
-from services.coordinator.execution.pools import Versions
 from services.coordinator.state.job_log import JobLog
 from services.coordinator.state.run_folder import RunFolder
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from marless.record import LaneRecord
-from services.coordinator.execution.lanes import Lanes
 from services.coordinator.state.journal import Journal
+from services.coordinator.state.lanes import Lanes
 from services.coordinator.state.run_folder import RunFolder
 from services.coordinator.state.status import Pending
 

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from marless.record import LaneRecord
-from services.coordinator.execution.lanes import Lanes
+from services.coordinator.state.lanes import Lanes
 
 
 async def test_carries_are_published_again_after_a_failure():

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from marless.algos.training.similarity import behaviour
+from marless.algos.training.similarity import begin, behaviour
 from marless.algos.training.table import tabulate
 from marless.core.group import Group
 from marless.core.measures import Measure
@@ -188,21 +188,21 @@ def inputs(config, groups=rounds.INDEPENDENT, number=3):
 
 
 def test_nothing_is_measured_that_was_not_asked_for():
-    pending = similarity.begin(inputs(None), rounds.DISCRETE.class_of("a"), table, pytest.fail)
+    pending = begin(inputs(None), rounds.DISCRETE.class_of("a"), table, pytest.fail)
     assert pending.result() == ({}, ())
 
 
 @pytest.mark.parametrize("config", [KDE, POLICIES])
 def test_a_measurement_gives_distances_and_what_it_took(config):
     learner, agents = rounds.learner("ippo", rounds.DISCRETE, rounds.INDEPENDENT), rounds.DISCRETE.class_of("a")
-    results = [similarity.begin(inputs(config), agents, table, learner.state).result() for _ in range(2)]
+    results = [begin(inputs(config), agents, table, learner.state).result() for _ in range(2)]
     distances, (run,) = results[0]
     assert distances["walker"].shape == (4, 4)
     assert distances["walker"].tobytes() == results[1][0]["walker"].tobytes()
     assert (run.function, run.name) == ("similarity", "walker")
     assert run.vcpu_s >= 0
     assert run.start_s <= run.end_s
-    other = similarity.begin(inputs(config, number=4), agents, table, learner.state).result()[0]
+    other = begin(inputs(config, number=4), agents, table, learner.state).result()[0]
     assert other["walker"].tobytes() != distances["walker"].tobytes(), "every round draws anew"
 
 
@@ -218,5 +218,5 @@ def test_an_update_trains_as_it_would_have_and_measures_the_policies_that_acted(
     assert not [run for run in without.runs if run.function == "similarity"]
     assert [run.name for run in with_.runs if run.function == "similarity"] == ["walker"]
     agents = rounds.DISCRETE.class_of("a")
-    expected, _ = similarity.begin(inputs(config), agents, table, acted.__getitem__).result()
+    expected, _ = begin(inputs(config), agents, table, acted.__getitem__).result()
     np.testing.assert_array_equal(with_.distances["walker"], expected["walker"])
