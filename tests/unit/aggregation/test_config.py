@@ -5,7 +5,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from marless.aggregation.config import Aggregation
 from marless.core.settings import Strict
-from marless.mistakes import sentences
+from marless.validation_messages import sentences
 
 
 class Section(Strict):
