@@ -16,6 +16,9 @@ from marless.errors import unknown_name
 Weights = Literal["root", "reciprocal", "equal"]
 """The weight of a gradient of staleness δ > 0: δ^(−1/v), 1/δ, or 1. It is 1 if δ is 0."""
 
+_ROOT, _FIRST_ROUND = 3.0, 8
+"""Defaults of settings that not every variant reads; another value where nothing reads it is a contradiction."""
+
 
 class AggregationConfig(Strict):
     """Settings that every rule has; `rule` selects it."""
@@ -26,7 +29,9 @@ class AggregationConfig(Strict):
         description="weight of a gradient of staleness δ > 0: root: δ^(−1/root) (Yu et al. 2024); reciprocal: 1/δ "
         "(Zhang et al. 2016); equal: 1. A fresh gradient has weight 1",
     )
-    root: float = Field(3.0, ge=1, le=1000, description="v of weights: root; a greater one trusts stale gradients more")
+    root: float = Field(
+        _ROOT, ge=1, le=1000, description="v of weights: root; a greater one trusts stale gradients more"
+    )
     step: Literal["average", "separate"] = Field(
         "average",
         description="average: one optimizer step along the weighted mean of the gradients; separate: one step for each "
@@ -41,7 +46,7 @@ class AggregationConfig(Strict):
 
     @model_validator(mode="after")
     def _root_is_used(self) -> Self:
-        if "root" in self.model_fields_set and self.weights != "root":
+        if self.root != _ROOT and self.weights != "root":
             raise ValueError(
                 f"root belongs to weights: root, and weights is {self.weights}; leave root out, or set weights: root"
             )
@@ -60,7 +65,7 @@ class StellarisRule(AggregationConfig):
         "their code, int(δ_max · d^(k−1)) + 1 within [1, δ_max], with δ_max = int(mean) + 1 of the first stale one",
     )
     first_round: int = Field(
-        8,
+        _FIRST_ROUND,
         ge=1,
         le=10_000,
         description="aggregations of the first round, which no bound limits; it lasts until one of them is stale",
@@ -72,7 +77,7 @@ class StellarisRule(AggregationConfig):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        if self.bound == "authors" and "first_round" in self.model_fields_set:
+        if self.bound == "authors" and self.first_round != _FIRST_ROUND:
             raise ValueError(
                 "first_round belongs to bound: printed; with bound: authors the first round ends with the first stale "
                 "gradient, so leave first_round out"

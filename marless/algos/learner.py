@@ -61,6 +61,9 @@ class RoundInput:
     pooling: Literal["pooled", "drawn"] = "pooled"
     """Samples of a group: all of its members ("pooled"), or as many as one agent has, drawn from all ("drawn")."""
     measure: Measure = field(default_factory=Measure)
+    peers: tuple[Mapping[str, Arrays], ...] = ()
+    """The acting weights, by policy, of each other learner whose gradients are aggregated with this one's; a learner
+    that truncates ratios over them reads them. Policies may be missing."""
     stopped: Stopped = field(default=never, compare=False)
     """Returns True once the update is not needed any more (job closed). Learners check it between gradient steps."""
 

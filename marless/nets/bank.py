@@ -30,6 +30,10 @@ class Bank(Generic[FunctionT]):
         self._rows: dict[str, Row] = {}
         self._stacks: dict[tuple[str, ...], _Stack[FunctionT]] = {}
 
+    def built(self, stacked: Row) -> FunctionT:
+        """The function of a stack that the bank does not hold."""
+        return self._build(stacked)
+
     def put(self, name: str, row: Row) -> None:
         """Hold a row under a name, replacing the present one."""
         self._rows[name] = row

@@ -6,9 +6,9 @@ Does not import torch, because the coordinator reads configs, too.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from marless.aggregation.net_step import NetStep, Returns
 from marless.algos.algorithm import Setting
@@ -31,6 +31,11 @@ class ActorCriticConfig(RewardConfig):
     critic_lr: Rate | None = Field(None, description="Adam's learning rate of critics; null: lr")
     gamma: float = Field(0.99, ge=0, le=1, description="discount per env step")
     gae_lambda: float = Field(0.95, ge=0, le=1, description="λ of generalised advantage estimation")
+    advantage: Literal["gae", "vtrace"] = Field(
+        "gae", description="vtrace: corrects values and advantages for actions of an earlier version of the policy"
+    )
+    vtrace_rho: float = Field(1.0, gt=0, description="ρ̄ of V-trace: limit of the ratio that weighs an error of values")
+    vtrace_c: float = Field(1.0, gt=0, description="c̄ of V-trace: limit of the ratio that passes later errors on")
     epochs: int = Field(4, ge=1, le=1000, description="passes over a round's samples")
     critic_epochs: int | None = Field(None, ge=1, le=1000, description="those of critics; null: epochs")
     minibatches: int = Field(4, ge=1, le=65_536, description="gradient steps per pass")
@@ -58,6 +63,12 @@ class ActorCriticConfig(RewardConfig):
         0.0, ge=0, lt=1, description="weight of earlier rounds in mean and deviation of the returns; 0: of this round"
     )
     adam_eps: float = Field(1e-5, gt=0, description="Adam's ε")
+
+    @model_validator(mode="after")
+    def _limits_belong_to_vtrace(self) -> Self:
+        if self.advantage == "gae" and (self.vtrace_rho, self.vtrace_c) != (1.0, 1.0):
+            raise ValueError("vtrace_rho and vtrace_c belong to advantage: vtrace; set it, or leave them out")
+        return self
 
     def of_critics(self) -> Self:
         """The same settings with rate, epochs and minibatches of critics in the place of those of policies."""
@@ -108,6 +119,18 @@ class PPOConfig(ActorCriticConfig):
     learns_from_earlier: ClassVar[bool] = True
     """Its ratios are to the log-probabilities that the actors recorded."""
     clip: Rate = Field(0.2, description="ε of the clipped surrogate")
+    truncation: Literal["none", "least", "floor"] = Field(
+        "none",
+        description="limit of ratios over the learners whose gradients are aggregated (Yu et al. 2024): least: the "
+        "least ratio of all of them, and ρ; floor: their least ratio, but not below ρ",
+    )
+    truncation_rho: float = Field(1.0, gt=0, description="ρ of truncation")
+
+    @model_validator(mode="after")
+    def _rho_belongs_to_truncation(self) -> Self:
+        if self.truncation == "none" and self.truncation_rho != 1.0:
+            raise ValueError("truncation_rho belongs to truncation: least or floor; set one, or leave it out")
+        return self
 
 
 def ppo_functions(scope: Scope, groups: Sequence[Group], critics: Sequence[str]) -> tuple[FunctionNode, ...]:

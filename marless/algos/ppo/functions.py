@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from marless.algos.ppo import losses, normalise, value
+from marless.algos.ppo import losses, normalise, truncation, value
 from marless.algos.training.samples import Samples, weights
 from marless.core.interruption import Stopped, check, never
 from marless.curvature.lanczos import Product
@@ -79,6 +79,9 @@ class Settings:
     surrogate: Mapping[str, float]
     """Those that the policies' loss gets; see `Surrogate.settings`."""
     entropy: float
+    truncation: truncation.Truncation = "none"
+    """How ratios are limited over a group of learners, see `marless.algos.ppo.truncation`."""
+    truncation_rho: float = 1.0
     value_clip: float | None
     huber: float | None
 
@@ -149,7 +152,8 @@ class _Trained(ABC):
 class PolicyFunction(_Trained):
     """Trains policies with the clipped surrogate and the entropy bonus.
 
-    Samples: features, action, log_prob, advantage, [alive], [legal]; and the memory of segments that go on.
+    Samples: features, action, log_prob, advantage, [alive], [legal], [least] (log-probabilities of other learners'
+    policies, for truncation); and the memory of segments that go on.
     """
 
     norm = "grad_norm"
@@ -157,6 +161,7 @@ class PolicyFunction(_Trained):
 
     def __init__(self, tensors: Row, layout: NetLayout, activation: str, action: Discrete | Box) -> None:
         super().__init__(tensors, layout, activation)
+        self._action = action
         self._head = heads.head(action, tensors["flat"], self.net.gradient_PD)
         self.discrete = isinstance(action, Discrete)
 
@@ -181,6 +186,23 @@ class PolicyFunction(_Trained):
 
         return hessian_product(net, flat_PD, batch, objective)
 
+    def log_probs(self, seen: Mapping[str, Tensor], owner: Tensor | None = None) -> Tensor:
+        """Log-probabilities of actions, [rows, S]; no gradient follows, and none that was prepared is lost.
+
+        `seen` has the rows "features", "action" and, if there are, "legal", "resets" and "memory". Row i uses policy
+        `owner[i]`, or policy i if `owner` is None.
+        """
+        flat_PD = self.tensors["flat"] if owner is None else self.tensors["flat"][owner]
+        net = stacked.net(self.net.layout, flat_PD, self.net.activation)
+        head = heads.head(self._action, flat_PD, net.gradient_PD)
+        action = seen["action"].long() if self.discrete else seen["action"]
+        legal_PAS = seen["legal"] > 0 if "legal" in seen else None
+        if "resets" in seen:
+            output_PAS = net.forward(seen["features"], seen["resets"], seen.get("memory"))
+        else:
+            output_PAS = net.evaluate(seen["features"])
+        return head.evaluate(output_PAS, action, legal_PAS)[0]
+
     def _evaluate(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Log-probabilities of a batch's actions and entropies, each [P, M]."""
         action = batch["action"].long() if self.discrete else batch["action"]
@@ -191,17 +213,24 @@ class PolicyFunction(_Trained):
         log_prob_PM, entropy_PM = self._evaluate(batch)
         old_PM, advantage_PM = batch["log_prob"].squeeze(1), batch["advantage"].squeeze(1)
         weight_PM, given = weights(batch, old_PM), settings.surrogate
+        how, rho, used_PM = settings.truncation, settings.truncation_rho, log_prob_PM
+        if how != "none":
+            used_PM = truncation.truncated(log_prob_PM, old_PM, batch["least"].squeeze(1), rho, how)
         rest = old_PM, advantage_PM, weight_PM, *given.values()
         metrics: Metrics = {}
         if measure:
             metrics = {
-                "policy_loss": self.surrogate.loss(log_prob_PM, *rest),
+                "policy_loss": self.surrogate.loss(used_PM, *rest),
                 "entropy": (entropy_PM * weight_PM).sum(dim=1),
                 "approx_kl": losses.approximate_kl(log_prob_PM, old_PM, weight_PM),
             }
             if "clip" in given:
                 metrics["clip_fraction"] = losses.clip_fraction(log_prob_PM, old_PM, weight_PM, given["clip"])
-        d_log_prob_PM = self.surrogate.slope(log_prob_PM, *rest)
+            if how != "none":
+                metrics["truncated_fraction"] = truncation.fraction(log_prob_PM, used_PM, weight_PM)
+        d_log_prob_PM = self.surrogate.slope(used_PM, *rest)
+        if how != "none":
+            d_log_prob_PM = truncation.gradient_through(d_log_prob_PM, log_prob_PM, used_PM)
         self.net.backward(self._head.gradient(d_log_prob_PM, weight_PM * -settings.entropy))
         return metrics
 

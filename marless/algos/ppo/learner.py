@@ -17,7 +17,7 @@ from torch import Tensor
 
 from marless.algos.algorithm import Algorithm
 from marless.algos.learner import GradientOutput, LearnerContext, RoundInput, UpdateOutput
-from marless.algos.ppo.config import ActorCriticConfig
+from marless.algos.ppo.config import ActorCriticConfig, PPOConfig
 from marless.algos.ppo.functions import CriticFunction, Metrics, PolicyFunction, Settings
 from marless.algos.ppo.post_process import (
     Judge,
@@ -30,6 +30,7 @@ from marless.algos.ppo.post_process import (
     upload,
     with_ids,
 )
+from marless.algos.ppo.replayed_actions import Peer, log_probs, ratios
 from marless.algos.ppo.segments import Segments
 from marless.algos.rates import value_at
 from marless.algos.training import measuring, similarity
@@ -272,7 +273,10 @@ class PPOLearner:
         tensors = identified(upload(table, self._device), self._inputs.known)
         segments = Segments.of(tensors) if self._remembers else None
         passes = critic_passes(self._judges(chosen, critics), self._seen(tensors), segments)
-        estimates = estimate(passes, tensors, segments, self._config)
+        ratio_NTB = None
+        if self._config.advantage == "vtrace":
+            ratio_NTB = ratios(log_probs(list(zip(chosen, trained, strict=True)), tensors, segments), tensors)
+        estimates = estimate(passes, tensors, segments, self._config, ratio_NTB)
         orders = _Orders(self._configs, inputs, self._device)
         for each in passes:
             found = critic_samples(each, estimates, tensors, segments, self._config)
@@ -280,7 +284,8 @@ class PPOLearner:
             job = _Job(each.function, found.samples, order, found.metrics, found.returns)
             work.jobs["critic", each.names] = job
         for stack, function in zip(chosen, trained, strict=True):
-            samples = policy_samples(stack, estimates[1], tensors, segments, self._config)
+            peers = self._peers(stack, inputs)
+            samples = policy_samples(stack, estimates.advantage, tensors, segments, self._config, peers)
             work.jobs["policy", stack.names] = _Job(function, samples, orders.of("policy", samples), {})
         return {}
 
@@ -293,6 +298,22 @@ class PPOLearner:
         samples = sum(each.env_steps for each in inputs.trajectories)
         seed = (inputs.seed, inputs.round)
         return drawn_stacks(groups, agents, samples=samples, seed=seed, parts=parts, device=device, copies=copies)
+
+    def _peers(self, stack: Stack, inputs: RoundInput) -> list[Peer] | None:
+        """The policies of other learners by which a stack's ratios are truncated; None: they are not."""
+        config = self._config
+        if not isinstance(config, PPOConfig) or config.truncation == "none":
+            return None
+        found, shape = [], self._policy_codec.layout
+        for weights in inputs.peers:
+            absent = tuple(i for i, name in enumerate(stack.starts) if name not in weights)
+            rows = [
+                np.zeros(shape.size, np.float32) if i in absent else shape.from_arrays("policy", weights[name])
+                for i, name in enumerate(stack.starts)
+            ]
+            flat_PD = torch.from_numpy(np.stack(rows)).to(self._device)
+            found.append(Peer(self._policies.built({"flat": flat_PD}), absent))
+        return found
 
     def _judges(self, chosen: Sequence[Stack], arrange: _Arrange[CriticFunction]) -> list[Judge]:
         """The stacks of critics, with the stacks of policies that they serve."""
@@ -324,6 +345,8 @@ class PPOLearner:
             max_grad_norm=config.max_grad_norm,
             surrogate={name: value_at(getattr(config, name), env_steps) for name in names},
             entropy=value_at(config.entropy, env_steps),
+            truncation=config.truncation if isinstance(config, PPOConfig) else "none",
+            truncation_rho=config.truncation_rho if isinstance(config, PPOConfig) else 1.0,
             value_clip=config.value_clip,
             huber=config.huber,
         )

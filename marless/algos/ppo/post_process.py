@@ -11,9 +11,10 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from marless.algos.ppo import gae, normalise, value
+from marless.algos.ppo import gae, normalise, value, vtrace
 from marless.algos.ppo.config import ActorCriticConfig
 from marless.algos.ppo.functions import CriticFunction, Metrics
+from marless.algos.ppo.replayed_actions import Peer, least_log_prob
 from marless.algos.ppo.segments import Segments
 from marless.algos.training.policy_batching import Stack
 from marless.algos.training.samples import Samples, weights
@@ -100,23 +101,42 @@ def critic_passes(
     return passes
 
 
+@dataclass(frozen=True)
+class Estimates:
+    """Of all samples, each [N, 1, S]."""
+
+    value: Tensor
+    """By the critics, before they are trained."""
+    correction: Tensor
+    """What the returns add to the values."""
+    advantage: Tensor
+    """Of the actions, for policies; the correction, unless it weighs them by a ratio that the loss of policies has."""
+
+
 def estimate(
-    passes: Sequence[CriticPass], tensors: Tensors, segments: Segments | None, config: ActorCriticConfig
-) -> tuple[Tensor, Tensor]:
-    """Values and advantages of all samples, each [N, 1, S]."""
+    passes: Sequence[CriticPass],
+    tensors: Tensors,
+    segments: Segments | None,
+    config: ActorCriticConfig,
+    ratio_NTB: Tensor | None = None,
+) -> Estimates:
+    """Estimate values and advantages: by `gae`, or by `vtrace` with the ratios π/μ, [N, T, B]."""
     reward_NTB, terminated_NTB = tensors["reward"], tensors["terminated"]
     value_NS, boot_value_NK = _values(passes, tensors, segments)
     value_NTB = value_NS.view_as(reward_NTB)
     after_NTB = gae.successor_values(value_NTB, boot_value_NK, tensors["boot_index"], tensors["cut"], terminated_NTB)
-    advantage_NTB = gae.advantages(
-        reward_NTB,
-        value_NTB,
-        after_NTB,
-        terminated_NTB | tensors["cut"] | (_left(tensors, reward_NTB) & (not config.credit_after_death)),
-        gamma=config.gamma,
-        gae_lambda=config.gae_lambda,
-    )
-    return value_NS.unsqueeze(1), advantage_NTB.flatten(1).unsqueeze(1)
+    ends_NTB = terminated_NTB | tensors["cut"] | (_left(tensors, reward_NTB) & (not config.credit_after_death))
+    gamma, gae_lambda, rho, c = config.gamma, config.gae_lambda, config.vtrace_rho, config.vtrace_c
+    if ratio_NTB is None:
+        given = reward_NTB, value_NTB, after_NTB, ends_NTB
+        correction_NTB = advantage_NTB = gae.advantages(*given, gamma=gamma, gae_lambda=gae_lambda)
+    else:
+        delta_NTB = reward_NTB + gamma * after_NTB - value_NTB
+        decays = {"gamma": gamma, "gae_lambda": gae_lambda}
+        correction_NTB = vtrace.corrections(delta_NTB, ends_NTB, ratio_NTB, **decays, rho=rho, c=c)
+        advantage_NTB = vtrace.advantages(delta_NTB, ends_NTB, correction_NTB, **decays)
+    correction_N1S, advantage_N1S = (each.flatten(1).unsqueeze(1) for each in (correction_NTB, advantage_NTB))
+    return Estimates(value_NS.unsqueeze(1), correction_N1S, advantage_N1S)
 
 
 def _left(tensors: Tensors, reward_NTB: Tensor) -> Tensor:
@@ -156,19 +176,19 @@ class CriticSamples:
 
 def critic_samples(
     critics: CriticPass,
-    estimates: tuple[Tensor, Tensor],
+    estimates: Estimates,
     tensors: Tensors,
     segments: Segments | None,
     config: ActorCriticConfig,
 ) -> CriticSamples:
-    """Make the critics' samples from the values and advantages of `estimate`, whose sums are the returns.
+    """Make the critics' samples from the values and corrections of `estimate`, whose sums are the returns.
 
     With value normalisation, the critics' units follow the returns' moments first, see `CriticFunction.rescale`.
     """
-    value_N1S, advantage_N1S = estimates
+    value_N1S, correction_N1S = estimates.value, estimates.correction
     judged = "alive" in tensors and not config.credit_after_death  # else the dead have values too
     parts = {"alive": critics.pool(tensors["alive"])} if judged else {}
-    value_PKS, return_PKS = critics.pool(value_N1S), critics.pool(value_N1S + advantage_N1S)
+    value_PKS, return_PKS = critics.pool(value_N1S), critics.pool(value_N1S + correction_N1S)
     weight_PKS = weights(parts, return_PKS)
     metrics = {"explained_variance": value.explained_variance(value_PKS, return_PKS, weight_PKS)}
     moments_PK3 = normalise.batch_moments(return_PKS, weight_PKS) if config.value_normalisation else None
@@ -182,9 +202,14 @@ def critic_samples(
 
 
 def policy_samples(
-    stack: Stack, advantage_N1S: Tensor, tensors: Tensors, segments: Segments | None, config: ActorCriticConfig
+    stack: Stack,
+    advantage_N1S: Tensor,
+    tensors: Tensors,
+    segments: Segments | None,
+    config: ActorCriticConfig,
+    peers: Sequence[Peer] | None = None,
 ) -> Samples:
-    """Make the training samples of a stack of policies.
+    """Make the training samples of a stack of policies; with `peers` (which may be none), for ratios truncated by them.
 
     Where an episode goes on, recurrent policies start from the memory with which they acted (stored state). Critics
     start from an empty one, see docs/algorithms/ppo.md.
@@ -195,6 +220,8 @@ def policy_samples(
     if config.advantage_normalisation:
         advantage_PS = parts["advantage"].squeeze(1)
         parts["advantage"] = normalise.standardise(advantage_PS, weights(parts, advantage_PS)).unsqueeze(1)
+    if peers is not None:
+        parts["least"] = least_log_prob(peers, stack, parts, tensors, segments)
     memory = stack.pool(tensors["memory"]) if segments is not None and "memory" in tensors else None
     return _samples(parts, stack, len(tensors["reward"]), segments, memory)
 

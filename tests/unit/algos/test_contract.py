@@ -37,6 +37,11 @@ OTHERWISE = {"n_step": 3, "target_every": 2, "optimizer": "rmsprop", "replay": {
 EPISODES = {"updates": 2, "batch": 8, "warmup": 0, "replay": {"capacity": 100, "unit": "episodes"}}
 TRIALS = {
     "ippo": (PPO, {"minibatches": 1}, EVERYTHING),
+    "ippo, corrected": (
+        PPO | {"advantage": "vtrace", "truncation": "least", "truncation_rho": 2.0},
+        {"minibatches": 1},
+        EVERYTHING,
+    ),
     "mappo": (PPO, {"minibatches": 1}, EVERYTHING),
     "mappo, per agent": (PPO | {"critic": "per_agent"}, {"minibatches": 1}, EVERYTHING),
     "iddpg": (OFF_POLICY, {"updates": 1}, WITHOUT_MEMORY),
@@ -58,6 +63,7 @@ TRIALS = {
 
 QUICK = {
     "ippo": ("discrete", "continuous with memory"),
+    "ippo, corrected": ("continuous", "discrete with memory"),
     "mappo": ("discrete with memory", "continuous"),
     "mappo, per agent": ("discrete", "continuous with memory"),
     "iddpg": ("discrete",),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -108,10 +109,33 @@ class _Oracle:
     """As in a trajectory, with the class's index left out of the names, except `boots`: {(t, b): row}."""
     boots: dict[tuple[int, int], int]
 
-    def advantages(self, agent: int, values: Tensor, boot_values: Tensor) -> Tensor:
-        """[T, B], by the table in `marless.data.trajectory`."""
+    def ratio(self, agent: int, net: _Net) -> Tensor:
+        """π/μ of what an agent did, [T, B]; 1 where it is dead."""
         steps, batch = self.data["cut"].shape
-        result = torch.zeros(steps, batch)
+        rows = torch.arange(steps * batch)
+        with torch.no_grad():
+            log_prob, _ = self.law(net, [agent], rows)
+        ratio = (log_prob - self.of("log_prob", [agent])).exp().view(steps, batch)
+        return torch.where(self.data["alive"][:, agent], ratio, 1.0) if self.spaces.deaths else ratio
+
+    def law(self, net: _Net, members: Sequence[int], rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probabilities of the actions in these rows, and entropies."""
+        obs, action = self.of("obs", members), self.of("action", members)
+        output = net(obs[rows], self.first_of(members)[rows])
+        if isinstance(self.agents.action, Discrete):
+            masked = output.masked_fill(~self.of("mask", members)[rows], -1e9)
+            law = torch.distributions.Categorical(logits=masked)
+            return law.log_prob(action[rows]), law.entropy()
+        normal = torch.distributions.Normal(output, net.parameters["policy.free"].exp().expand_as(output))
+        return normal.log_prob(action[rows]).sum(1), normal.entropy().sum(1)
+
+    def advantages(
+        self, agent: int, values: Tensor, boot_values: Tensor, ratio: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """What the returns add to the values, and advantages, [T, B], by the table in `marless.data.trajectory`."""
+        steps, batch = self.data["cut"].shape
+        result, advantage = torch.zeros(steps, batch), torch.zeros(steps, batch)
+        config = self.config
         for b in range(batch):
             ahead = 0.0
             for t in reversed(range(steps)):
@@ -123,9 +147,11 @@ class _Oracle:
                     after = float(values[t + 1, b])
                 delta = float(self.data["reward"][t, agent, b]) + self.config.gamma * after - float(values[t, b])
                 gone = self.spaces.deaths and t + 1 < steps and not self.data["alive"][t + 1, agent, b]
-                ahead = delta + (0.0 if cut or dead or gone else self.config.gamma * self.config.gae_lambda * ahead)
-                result[t, b] = ahead
-        return result
+                later = 0.0 if cut or dead or gone else config.gamma * config.gae_lambda * ahead
+                likely = 1.0 if ratio is None else float(ratio[t, b])
+                ahead = min(likely, config.vtrace_rho) * delta + min(likely, config.vtrace_c) * later
+                result[t, b], advantage[t, b] = ahead, delta + later
+        return result, advantage
 
     def of(self, name: str, members: Sequence[int]) -> Tensor:
         """Rows of the members one after another, [m · T · B, ...]."""
@@ -157,23 +183,24 @@ class _Oracle:
         bounds = [units * i // count for i in range(count + 1)]
         return [rows_SU[:, order[a:b]].flatten() for order in orders for a, b in pairwise(bounds)]
 
-    def train_policy(self, net: _Net, members: Sequence[int], advantage: Tensor) -> None:
+    def truncated(self, own: Tensor, others: Sequence[Tensor]) -> Tensor:
+        """Each ratio, or a constant where the others' or ρ are the limit."""
+        rho = self.config.truncation_rho
+        least = torch.stack([own, *(each.exp() for each in others)]).min(dim=0).values.detach()
+        limit = least.clamp(max=rho) if self.config.truncation == "least" else least.clamp(min=rho)
+        return torch.where(own <= limit * math.exp(1e-4), own, limit)  # but for rounding, see `truncation`
+
+    def train_policy(self, net: _Net, members: Sequence[int], advantage: Tensor, peers: Sequence[_Net] = ()) -> None:
         alive = self.of("alive", members).float() if self.spaces.deaths else torch.ones_like(advantage)
         mean = (advantage * alive).sum() / alive.sum()
         std = (((advantage - mean) ** 2 * alive).sum() / alive.sum()).sqrt()
         advantage = (advantage - mean) / (std + 1e-8)
-        obs, action, old = (self.of(name, members) for name in ("obs", "action", "log_prob"))
-        first = self.first_of(members)
+        old = self.of("log_prob", members)
         for rows in self.batches(len(advantage), isinstance(net, _Memory)):
-            output = net(obs[rows], first[rows])
-            if isinstance(self.agents.action, Discrete):
-                masked = output.masked_fill(~self.of("mask", members)[rows], -1e9)
-                law: torch.distributions.Distribution = torch.distributions.Categorical(logits=masked)
-                log_prob, entropy = law.log_prob(action[rows]), law.entropy()
-            else:
-                law = torch.distributions.Normal(output, net.parameters["policy.free"].exp().expand_as(output))
-                log_prob, entropy = law.log_prob(action[rows]).sum(1), law.entropy().sum(1)
+            log_prob, entropy = self.law(net, members, rows)
             ratio = (log_prob - old[rows]).exp()
+            if self.config.truncation != "none":
+                ratio = self.truncated(ratio, [self.law(peer, members, rows)[0] - old[rows] for peer in peers])
             gain = torch.minimum(ratio * advantage[rows], ratio.clamp(0.8, 1.2) * advantage[rows])
             weight = alive[rows] / alive[rows].sum()
             net.step(-((gain + 0.02 * entropy) * weight).sum())
@@ -214,20 +241,47 @@ def _trajectories(spaces: EnvSpaces) -> list[Trajectory]:
 @pytest.mark.parametrize("critic", ["own", "central", "per_agent"])
 @pytest.mark.parametrize("kind", [_Net, _Memory], ids=["mlp", "gru"])
 def test_update_is_the_oracles(spaces: EnvSpaces, critic: str, kind: type[_Net]) -> None:
+    check_update(spaces, critic, kind, {})
+
+
+VTRACE = {"advantage": "vtrace", "vtrace_rho": 1.5, "vtrace_c": 1.2}
+
+
+@pytest.mark.parametrize("spaces", [rounds.DISCRETE, rounds.CONTINUOUS], ids=["discrete", "continuous"])
+@pytest.mark.parametrize("kind", [_Net, _Memory], ids=["mlp", "gru"])
+@pytest.mark.parametrize(
+    ("critic", "variant"),
+    [
+        ("own", VTRACE),
+        ("central", VTRACE),
+        ("own", {"truncation": "least", "truncation_rho": 1.1}),
+        ("own", {"truncation": "floor", "truncation_rho": 0.9}),
+    ],
+    ids=["vtrace", "vtrace-central", "least", "floor"],
+)
+def test_variants_are_the_oracles(spaces: EnvSpaces, critic: str, kind: type[_Net], variant: dict[str, object]) -> None:
+    check_update(spaces, critic, kind, variant)
+
+
+def check_update(spaces: EnvSpaces, critic: str, kind: type[_Net], variant: dict[str, object]) -> None:
+    """Two learners of other seeds are peers, for variants that have any."""
     name = "ippo" if critic == "own" else "mappo"
-    settings = SETTINGS | ({} if critic == "own" else {"critic": critic})
+    settings = SETTINGS | variant | ({} if critic == "own" else {"critic": critic})
     model = rounds.MODEL.model_copy(update={"recurrent": "gru" if kind is _Memory else "none"})
     learner = rounds.learner(name, spaces, PAIRS, model=model, **settings)
     before = {state: learner.state(state) for state in learner.names(PAIRS)}
     trajectories = _trajectories(spaces)
-    learner.update(rounds.inputs(PAIRS, trajectories))
+    others = [rounds.learner(name, spaces, PAIRS, model=model, seed=seed, **settings) for seed in (5, 6)]
+    peers = [{group.policy: each.state(group.policy) for group in PAIRS} for each in others]
+    weights = tuple({policy: state.acting for policy, state in each.items()} for each in peers)
+    learner.update(replace(rounds.inputs(PAIRS, trajectories), peers=weights))
 
-    config = PPOConfig.model_validate({"name": name, **SETTINGS})
+    config = PPOConfig.model_validate({"name": name, **SETTINGS, **variant})
     oracle = _oracle(config, spaces, trajectories)
     steps, batch = oracle.data["cut"].shape
     members = {group.policy: [rounds.AGENTS.index(agent) for agent in group.agents] for group in PAIRS}
     critics = {state: kind("critic", before[state]) for state in before if critic != "central" or "critic" in state}
-    values, advantages = torch.zeros(4, steps, batch), torch.zeros(4, steps, batch)
+    values, corrections, advantages = torch.zeros(3, 4, steps, batch)
     for policy, agents in members.items():
         for i in agents:
             net = critics[policy if critic != "central" else "critic.walker"]
@@ -238,21 +292,23 @@ def test_update_is_the_oracles(spaces: EnvSpaces, critic: str, kind: type[_Net])
                 first = oracle.first if critic == "central" else oracle.first_of([i]).view(steps, batch)
                 values[i] = net(seen.flatten(0, 1), first)[:, column].view(steps, batch)
                 boot_values = net.after(seen, first, oracle.boots, boots)[:, column]
-            advantages[i] = oracle.advantages(i, values[i], boot_values)
+            ratio = oracle.ratio(i, kind("policy", before[policy])) if config.advantage == "vtrace" else None
+            corrections[i], advantages[i] = oracle.advantages(i, values[i], boot_values, ratio)
     alive = oracle.data["alive"].float() if spaces.deaths else torch.ones(steps, 4, batch)
     if critic == "central":
-        table = [x.flatten(1).T for x in (values + advantages, values, alive.transpose(0, 1))]
+        table = [x.flatten(1).T for x in (values + corrections, values, alive.transpose(0, 1))]
         oracle.train_critic(
             critics["critic.walker"], oracle.first.flatten(), oracle.data["state"].flatten(0, 1), *table
         )
     for policy, agents in members.items():
         net = kind("policy", before[policy])
-        oracle.train_policy(net, agents, torch.cat([advantages[i].flatten() for i in agents]))
+        others = [kind("policy", each[policy]) for each in peers]
+        oracle.train_policy(net, agents, torch.cat([advantages[i].flatten() for i in agents]), others)
         state = learner.state(policy)
         for key, parameter in net.parameters.items():
             np.testing.assert_allclose(state.acting[key], parameter.detach(), rtol=1e-4, atol=2e-5, err_msg=key)
         if critic != "central":
-            table = [torch.cat([x[i].flatten() for i in agents])[:, None] for x in (values + advantages, values)]
+            table = [torch.cat([x[i].flatten() for i in agents])[:, None] for x in (values + corrections, values)]
             lives = torch.cat([alive[:, i].flatten() for i in agents])[:, None]
             seen = oracle.data["state"].flatten(0, 1).repeat(len(agents), 1)
             seen = oracle.of("obs", agents) if critic == "own" else seen

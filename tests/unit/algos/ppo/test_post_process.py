@@ -30,5 +30,5 @@ def test_after_its_truncation_an_agent_is_worth_its_final_observation_alone(term
         "boot_index": torch.tensor([3]),
     }
     config = PPOConfig.model_validate({"name": "ippo", "gamma": 0.5, "gae_lambda": 1.0})
-    _, advantage_N1S = estimate([critics], tensors, None, config)
+    advantage_N1S = estimate([critics], tensors, None, config).advantage
     assert advantage_N1S[0, 0, :2].tolist() == list(advantages)
