@@ -79,7 +79,9 @@ class Computed:
     async def _drop_lost(self) -> None:
         """Drop results whose versions are no longer in the store, as after a restore by another coordinator."""
         for scope, result in list(self.results.items()):
-            if result.versions and not await update_results.stand(self._store, self._job, self._request.round, result):
+            if result.versions and not await update_results.are_stored(
+                self._store, self._job, self._request.round, result
+            ):
                 del self.results[scope]
 
     async def _publish(self, scope: int, result: Result) -> None:

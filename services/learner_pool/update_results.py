@@ -52,7 +52,7 @@ def encode(
     return {name: json.dumps(part).encode() for name, part in parts.items()}
 
 
-async def stand(
+async def are_stored(
     store: ParamStore, job: str, round_: int, made: learner_pool_pb2.LearnResult | learner_pool_pb2.UpdateResponse
 ) -> bool:
     """True if the versions that a round's update made are still the heads of their policies."""

@@ -205,7 +205,7 @@ class Updates:
             return None
         before = known.last
         if before.request.epoch != request.epoch:
-            if not await update_results.stand(self._store, request.job, request.round, before.response):
+            if not await update_results.are_stored(self._store, request.job, request.round, before.response):
                 return None
             if before.request.groups != request.groups:
                 raise other_groups(request.job, request.round)

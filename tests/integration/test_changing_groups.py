@@ -26,7 +26,7 @@ from marless.rpc.v1.actor_pool_pb2 import ListWorkersRequest
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 from services.actor_pool.actor import actor_seed
 from services.coordinator.execution.pools import Pools
-from services.coordinator.execution.prewarming import Warming
+from services.coordinator.execution.prewarming import Prewarming
 from services.coordinator.state.run_folder import RunFolder
 from tests.integration.running import (
     ENVS,
@@ -399,7 +399,7 @@ async def test_actors_are_warmed_while_learners_work(cluster, tmp_path, monkeypa
     async def update(pools, *args, **kwargs):
         await restarted(cluster, "actor_pool")()  # nobody is warm now
         run._warming.stop()  # its hint went to the pool that is gone, or is lost on the way there
-        run._warming = Warming(cluster.pools, run._id, wanted=prewarm)
+        run._warming = Prewarming(cluster.pools, run._id, wanted=prewarm)
         run._warming.expect(2)
         answer = await real(pools, *args, **kwargs)
         stub = ActorPoolServiceStub(cluster.peers["actor_pool"].channel)

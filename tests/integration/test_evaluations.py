@@ -15,7 +15,7 @@ from marless.core.stopwatch import Stopwatch
 from marless.errors import InternalError
 from marless.job import Job
 from marless.record import RoundRecord
-from services.coordinator.execution import steps
+from services.coordinator.execution import cancellation
 from services.coordinator.execution.cancellation import GRACE_S
 from services.coordinator.execution.pools import Pools, Rollout
 from tests.integration.running import ACTORS, STEPS, Cluster, created, go_on, ready, spec, succeeded
@@ -198,7 +198,7 @@ async def test_policies_are_evaluated_while_the_next_round_is_learned(cluster, p
 
 async def test_a_round_waits_for_the_evaluation_beside_its_update_and_says_so(cluster, tmp_path, monkeypatch):
     real, shown, goes_on = Pools.evaluate, asyncio.Event(), asyncio.Event()
-    monkeypatch.setattr(steps, "SHOWN_AFTER_S", 0.0)
+    monkeypatch.setattr(cancellation, "SHOWN_AFTER_S", 0.0)
 
     async def evaluate(pools: Pools, *args: object, **options: object) -> object:
         await goes_on.wait()

@@ -1,15 +1,20 @@
-"""Cancellation of a job: its present step may finish within a grace period, and is abandoned after that."""
+"""Cancellation of a job: its present step may finish within a grace period, and is abandoned after that.
+
+A step that takes long is shown to watchers.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from marless.errors import CancelledJobError
 
 GRACE_S = 2.0
 """Seconds in which the present round of a cancelled job may still be recorded."""
+SHOWN_AFTER_S = 1.0
+"""Seconds after which watchers are told what a job is doing, or waits for."""
 CANCELLED = "cancelled by its user"
 
 
@@ -48,3 +53,21 @@ class Cancellation:
             raise
         finally:
             self._present.discard(limit)
+
+
+class Steps:
+    """The steps of one job; `show` is called with the job's new `reason`."""
+
+    def __init__(self, cancellation: Cancellation, show: Callable[[str], None]) -> None:
+        self._cancellation = cancellation
+        self._show = show
+
+    @asynccontextmanager
+    async def step(self, round_: int, doing: str) -> AsyncIterator[None]:
+        """Wrap a step of a round: show it if it takes longer than SHOWN_AFTER_S, abandon it if the job is cancelled."""
+        late = asyncio.get_running_loop().call_later(SHOWN_AFTER_S, self._show, f"round {round_ + 1}: {doing}")
+        try:
+            async with self._cancellation.abandoning():
+                yield
+        finally:
+            late.cancel()

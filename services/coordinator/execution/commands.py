@@ -10,7 +10,7 @@ from marless.errors import InternalError
 from marless.schedules.base import Command
 
 
-class UnderWay:
+class CommandTasks:
     """A block that runs commands. When it ends, those that are still under way are cancelled, and have ended, too."""
 
     def __init__(self) -> None:

@@ -19,28 +19,16 @@ from marless.record import Returns, RoundRecord
 from marless.rpc.concurrency import to_the_end
 from marless.schedules.base import Command, RollOut, State, Train
 from services.coordinator.execution import recording, stop_rules
-from services.coordinator.execution.backoff import PASSING, Backoff, doing
-from services.coordinator.execution.baseline import Baseline
-from services.coordinator.execution.cancellation import CANCELLED, Cancellation
-from services.coordinator.execution.commands import UnderWay
-from services.coordinator.execution.evaluations import Evaluations
-from services.coordinator.execution.machines import Machines
-from services.coordinator.execution.planning import Planner, RoundPlan
+from services.coordinator.execution.backoff import PASSING, doing
+from services.coordinator.execution.cancellation import CANCELLED
+from services.coordinator.execution.commands import CommandTasks
+from services.coordinator.execution.parts import assemble
+from services.coordinator.execution.planning import RoundPlan
 from services.coordinator.execution.pools import Pools
-from services.coordinator.execution.prewarming import Warming
-from services.coordinator.execution.recovery import Recovery
-from services.coordinator.execution.reservations import Reserving
-from services.coordinator.execution.rollouts import RollingOut
-from services.coordinator.execution.steps import Steps
-from services.coordinator.execution.timing import Timing
-from services.coordinator.execution.updates import Training
-from services.coordinator.state.costs import Costs
+from services.coordinator.execution.rollouts import roll_out
+from services.coordinator.execution.updates import train
 from services.coordinator.state.job_log import JobLog
-from services.coordinator.state.journal import Journal
-from services.coordinator.state.lanes import Lanes
-from services.coordinator.state.pending_rollouts import RolledOut
 from services.coordinator.state.run_folder import RunFolder
-from services.coordinator.state.settling import Settling
 from services.coordinator.state.status import JobStatus
 
 PATIENCE_S = 120.0
@@ -72,78 +60,36 @@ class JobRun:
         self._id = job_id
         self._job = job
         self._folder = folder
-        self._pools = pools
         self._log = log
         self._changed = changed
-        self._costs = Costs(job.spec, folder)
-        self._journal = Journal(folder, self._costs)
-        self._planner = Planner(job, self._journal)
-        self._warming = Warming(pools, job_id, wanted=job.spec.functions.prewarm)
-        self._recovery = Recovery(job_id=job_id, job=job, folder=folder, pools=pools, journal=self._journal, log=log)
-        self._cancellation = Cancellation()
-        self._cancelled = self._cancellation.asked
-        self._backoff = Backoff(patience_s, self._cancelled)
-        self._room = Reserving(job_id=job_id, job=job, pools=pools, cancelled=self._cancelled, show=self._show)
-        self._baseline = Baseline(job_id=job_id, job=job, pools=pools, log=log, progressed=self._show_baseline)
-        self._machines = Machines(job_id, pools)
-        self._settling = Settling(folder)
+        self._parts = assemble(
+            job_id=job_id,
+            job=job,
+            folder=folder,
+            pools=pools,
+            log=log,
+            patience_s=patience_s,
+            show=self._show,
+            show_baseline=self._show_baseline,
+        )
+        self._journal = self._parts.journal
         self._fenced = 0
-        self._timing = Timing()
-        self._lanes = Lanes(job_id, pools.store)
-        self._rolled_out = RolledOut(folder, self._journal)
-        self._rolling_out, self._training = self._executors()
         self.status = status
         self.detail = ""
         """The end of a traceback, if the job failed by an internal error."""
 
-    def _executors(self) -> tuple[RollingOut, Training]:
-        """What executes the two commands of schedules."""
-        steps = Steps(self._cancellation, self._show)
-        rolling_out = RollingOut(
-            job_id=self._id,
-            job=self._job,
-            pools=self._pools,
-            recovery=self._recovery,
-            journal=self._journal,
-            room=self._room,
-            lanes=self._lanes,
-            rolled_out=self._rolled_out,
-            timing=self._timing,
-            steps=steps,
-        )
-        training = Training(
-            job_id=self._id,
-            job=self._job,
-            folder=self._folder,
-            pools=self._pools,
-            journal=self._journal,
-            costs=self._costs,
-            planner=self._planner,
-            recovery=self._recovery,
-            room=self._room,
-            lanes=self._lanes,
-            rolled_out=self._rolled_out,
-            evaluations=Evaluations(job_id=self._id, job=self._job, pools=self._pools),
-            machines=self._machines,
-            warming=self._warming,
-            timing=self._timing,
-            steps=steps,
-            is_last=self._is_last,
-        )
-        return rolling_out, training
-
     @property
     def in_trouble(self) -> bool:
         """True while it waits for a service or retries a round."""
-        return self._backoff.waiting
+        return self._parts.backoff.waiting
 
     def cancel(self) -> None:
         """Ask the job to stop after the present round, which is abandoned if it takes longer than a grace period.
 
         The request is on the disk when this returns.
         """
-        if not self.status.ended and not self._cancelled.is_set():
-            self._cancellation.ask()
+        if not self.status.ended and not self._parts.cancellation.asked.is_set():
+            self._parts.cancellation.ask()
             self._set(cancelling=True)
 
     async def run(self) -> None:
@@ -158,9 +104,9 @@ class JobRun:
         except FencedError as error:
             _log.warning("job.taken_over", job=self._id, error=str(error))
         finally:
-            self._warming.stop()
-            await self._baseline.stop()
-            await self._settling.stop()
+            self._parts.warming.stop()
+            await self._parts.baseline.stop()
+            await self._parts.settling.stop()
             self._folder.release()
 
     async def _live(self) -> tuple[str, str]:
@@ -168,9 +114,9 @@ class JobRun:
         try:
             await self._begin()
             ending = await self._train()
-            if self._baseline.measuring:
+            if self._parts.baseline.measuring:
                 self._show(_TRAINED)
-                await self._baseline.wait(self._cancelled)
+                await self._parts.baseline.wait(self._parts.cancellation.asked)
             self._take_baseline()
         except CancelledJobError:
             return "CANCELLED", CANCELLED
@@ -190,51 +136,53 @@ class JobRun:
         """Read the folder, and start the baseline if it is not measured yet."""
         await to_the_end(self._folder.take_over)
         await asyncio.to_thread(self._journal.read)
-        await self._rolled_out.read()
+        await self._parts.rolled_out.read()
         if self.status.random is None or self.status.random_cut:
-            self._baseline.start()
+            self._parts.baseline.start()
         if self.status.cancelling:
-            self._cancellation.ask()
+            self._parts.cancellation.ask()
         if self.status.state == "RUNNING":
             self._set(resumes=self.status.resumes + 1, reason=f"goes on after {self._journal.rounds} rounds")
-            self._log.info("job.continued", rounds=self._journal.rounds, rolled_out=bool(self._rolled_out.found))
+            self._log.info("job.continued", rounds=self._journal.rounds, rolled_out=bool(self._parts.rolled_out.found))
 
     async def _train(self) -> str:
         """Run rounds until a stop rule is met; returns it as a sentence, "" if the job was cancelled."""
         while True:
             try:
-                return await self._go_on(await self._stand())
+                return await self._run_schedule(await self._recover())
             except PASSING as trouble:
-                self._timing.interrupted()
-                self._rolled_out.interrupted()
-                self._lanes.interrupted()
+                self._parts.timing.interrupted()
+                self._parts.rolled_out.interrupted()
+                self._parts.lanes.interrupted()
                 await self._back_off(trouble)
 
-    async def _go_on(self, plan: RoundPlan) -> str:
+    async def _run_schedule(self, plan: RoundPlan) -> str:
         """Do what the schedule says is due, from this plan on; returns as `_train`."""
-        async with UnderWay() as under_way:
+        async with CommandTasks() as under_way:
             while True:
                 self._take_baseline()
                 await self._checkpoint(plan.ending)
-                if plan.ending or self._cancelled.is_set():
+                if plan.ending or self._parts.cancellation.asked.is_set():
                     return plan.ending
                 while self._journal.rounds == plan.round:
                     under_way.start(self._job.schedule.due(self._state()), partial(self._do, plan))
                     await under_way.until_one_ends()
                 self._settle()
-                if self._rolled_out.actors(self._journal.rounds):  # it began beside the update
-                    self._timing.begin(self._journal.rounds)
-                plan = self._planner.plan(self._journal.versions, stop_rules.ending(self._job.spec.stop, self._journal))
+                if self._parts.rolled_out.actors(self._journal.rounds):  # it began beside the update
+                    self._parts.timing.begin(self._journal.rounds)
+                plan = self._parts.planner.plan(
+                    self._journal.versions, stop_rules.ending(self._job.spec.stop, self._journal)
+                )
 
     def _acting(self) -> Versions:
         """The versions that act in the next round, if they are older than the newest ones."""
-        return self._planner.again().versions if self._job.schedule.ahead and self._journal.rounds else {}
+        return self._parts.planner.again().versions if self._job.schedule.ahead and self._journal.rounds else {}
 
     def _state(self) -> State:
         """What is durable, as schedules see it."""
-        rolled_out, stop = self._rolled_out.rounds, self._job.spec.stop
+        rolled_out, stop = self._parts.rolled_out.rounds, self._job.spec.stop
         last = None if stop.rounds is None else stop.rounds - 1
-        if stop.env_steps is not None and rolled_out and self._rolled_out.env_steps >= stop.env_steps:
+        if stop.env_steps is not None and rolled_out and self._parts.rolled_out.env_steps >= stop.env_steps:
             last = max(rolled_out)
         return State(recorded=self._journal.rounds, rolled_out=rolled_out, last=last)
 
@@ -242,11 +190,11 @@ class JobRun:
         """Execute a command of the schedule; `plan` is that of the round that is trained next."""
         match command:
             case RollOut(round_, decided):
-                await self._rolling_out.run(round_, plan if decided == plan.round else self._planner.again())
+                await roll_out(self._parts, round_, plan if decided == plan.round else self._parts.planner.again())
             case Train():
                 before = self._journal.last
-                await self._settling.done()
-                await self._training.run(plan)
+                await self._parts.settling.done()
+                await train(self._parts, plan, self._is_last)
                 self._tell(before)
 
     def _tell(self, before: RoundRecord | None) -> None:
@@ -255,44 +203,46 @@ class JobRun:
         assert record is not None  # just recorded
         for event, facts in recording.changes(before, record):
             self._log.info(event, **facts)
-        self._settling.begin(partial(self._changed, record))
+        self._parts.settling.begin(partial(self._changed, record))
 
     async def _back_off(self, trouble: MarlessError) -> None:
         """Wait before a retry; raises `trouble` if it has lasted too long."""
-        self._room.forget()
+        self._parts.room.forget()
         self._folder.check_owned()
         if isinstance(trouble, FencedError):
-            self._recovery.epoch, self._fenced = 0, self._fenced + 1
+            self._parts.recovery.epoch, self._fenced = 0, self._fenced + 1
             if self._fenced > MAX_FENCED:
                 raise trouble
         self._show(doing(trouble))
-        await self._backoff.wait(trouble)
+        await self._parts.backoff.wait(trouble)
 
     def _settle(self) -> None:
         """Reset the backoff after a successful round."""
         if self.status.reason != "training":
             self._show("training")
-        self._backoff.reset()
+        self._parts.backoff.reset()
 
-    async def _stand(self) -> RoundPlan:
+    async def _recover(self) -> RoundPlan:
         """Recover the job, and plan its next round."""
-        await self._settling.done()
+        await self._parts.settling.done()
         last = self._journal.last
-        self._warming.expect(last.actors if last else self._job.spec.actors.count)
-        if not self._backoff.waiting:
+        self._parts.warming.expect(last.actors if last else self._job.spec.actors.count)
+        if not self._parts.backoff.waiting:
             self._show("starting learners")
-        async with self._cancellation.abandoning():
-            versions = await self._recovery.stand(rolled_out=bool(self._rolled_out.found), acting=self._acting())
-            await self._rolled_out.keep_those_with(self._lanes)
+        async with self._parts.cancellation.abandoning():
+            versions = await self._parts.recovery.recover(
+                rolled_out=bool(self._parts.rolled_out.found), acting=self._acting()
+            )
+            await self._parts.rolled_out.keep_those_with(self._parts.lanes)
         if self.status.state != "RUNNING":
             self._set(state="RUNNING", reason="training")
-        elif not self._backoff.waiting:
+        elif not self._parts.backoff.waiting:
             self._show("training")
-        return self._planner.plan(versions, stop_rules.ending(self._job.spec.stop, self._journal))
+        return self._parts.planner.plan(versions, stop_rules.ending(self._job.spec.stop, self._journal))
 
     def _take_baseline(self) -> None:
         """Write the random baseline into the status once it is measured."""
-        if measured := self._baseline.measured():
+        if measured := self._parts.baseline.measured():
             self._set(random=measured, random_cut=False)
 
     def _show_baseline(self, played: Returns) -> None:
@@ -304,12 +254,12 @@ class JobRun:
 
     def _is_last(self, record: RoundRecord) -> bool:
         """True if this round, which is not recorded yet, may be the job's last: then it evaluates its own policies."""
-        return self._cancelled.is_set() or stop_rules.may_end(self._job.spec.stop, self._journal, record)
+        return self._parts.cancellation.asked.is_set() or stop_rules.may_end(self._job.spec.stop, self._journal, record)
 
     async def _checkpoint(self, ending: str, *, final: bool = False) -> None:
         """Save the versions of the newest round if `checkpoint.every` is due, and at the end of the job."""
         spec, last = self._job.spec.checkpoint, self._journal.last
-        final = final or bool(ending) or self._cancelled.is_set()
+        final = final or bool(ending) or self._parts.cancellation.asked.is_set()
         if last is None or not (final or (spec.every and (last.round + 1) % spec.every == 0)):
             return
         progress = Progress(
@@ -321,8 +271,8 @@ class JobRun:
             groups={group.policy: group.agents for group in last.groups},
         )
         versions = self._journal.versions, self._acting()
-        await self._recovery.snapshots.save(progress, *versions, last.lanes, spec.keep)
-        self._settling.begin()
+        await self._parts.recovery.snapshots.save(progress, *versions, last.lanes, spec.keep)
+        self._parts.settling.begin()
 
     async def _end(self, state: str, reason: str) -> None:
         if self._fenced > MAX_FENCED:
@@ -331,14 +281,14 @@ class JobRun:
             problem = await self._put_away()
         if problem:
             state, reason = ("FAILED", problem) if state == "SUCCEEDED" else (state, reason)
-        if unfinished := await self._baseline.stop():
+        if unfinished := await self._parts.baseline.stop():
             self.status = replace(self.status, random=unfinished, random_cut=True)
-        await self._machines.at_the_end(self._folder)
-        cost_usd = await asyncio.to_thread(self._costs.total_usd)
-        if self._costs.problem:
-            self._log.warning("job.cost_unknown", problem=self._costs.problem)
+        await self._parts.machines.at_the_end(self._folder)
+        cost_usd = await asyncio.to_thread(self._parts.costs.total_usd)
+        if self._parts.costs.problem:
+            self._log.warning("job.cost_unknown", problem=self._parts.costs.problem)
         ended = replace(self.status, state=state, reason=reason, cancelling=False, ended_s=time.time())
-        summary = recording.summary(ended, self._journal, self._timing, self._folder.path, cost_usd)
+        summary = recording.summary(ended, self._journal, self._parts.timing, self._folder.path, cost_usd)
         await self._finish(replace(ended, summary_json=summary.to_json()))
 
     async def _finish(self, status: JobStatus) -> None:
@@ -346,7 +296,7 @@ class JobRun:
         self.status = status
         try:
             self._folder.write_status(status)
-            await self._settling.all()
+            await self._parts.settling.all()
         except FencedError:
             raise
         except MarlessError as error:
@@ -358,17 +308,17 @@ class JobRun:
 
         If saving failed, the versions stay in the store and the replay buffers in the learner pool, for a resume.
         """
-        problem, forget = "", self._recovery.end
+        problem, forget = "", self._parts.recovery.end
         try:
             await self._checkpoint("", final=True)
             await to_the_end(self._folder.drop_pending)
-            await self._settling.all()
+            await self._parts.settling.all()
         except FencedError:
             raise
         except MarlessError as error:
             self._log.error("job.checkpoint_failed", error=str(error))
             problem = f"trained, but its last checkpoint could not be saved: {error}"
-            forget = self._recovery.leave
+            forget = self._parts.recovery.leave
         try:
             await forget()
         except FencedError:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from marless.core.group import Group, Versions
+from marless.core.measures import Measure
 from marless.deciding import Budget, decide
 from marless.errors import InternalError
 from marless.job import Job
 from marless.record import Decision, LaneRecord, Returns
-from marless.rpc.v1.learner_pool_pb2 import Measure
+from marless.sharing import registry as sharing_policies
 from services.coordinator.state.journal import Journal
 
 FIRST_VERSION = 1
@@ -90,8 +91,13 @@ class Planner:
 
     def measure(self, returns: Returns | None) -> Measure:
         """What learners measure in addition to the update of the present round, whose rollout had these returns."""
-        similarity = self._job.sharing.asks(self._journal.history, returns)
-        return Measure(curvature=self._job.curvature, noise=self._job.noise, similarity=similarity)
+        job, sharing = self._job, self._job.spec.sharing
+        asks = job.sharing.asks(self._journal.history, returns)
+        return Measure(
+            curvature=job.spec.curvature if job.curvature else None,
+            noise=job.noise,
+            similarity=sharing_policies.sharing(sharing.name).similarity(sharing) if asks else None,
+        )
 
 
 def _check_starts(rule: str, groups: tuple[Group, ...], versions: Versions) -> None:

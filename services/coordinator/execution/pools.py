@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from marless.core.group import Group, Versions
 from marless.core.limits import MAX_TIMEOUT_S
-from marless.errors import CorruptError, MarlessError
+from marless.core.measures import Measure
+from marless.errors import MarlessError
 from marless.job import Job
 from marless.machine import MachineRecord
 from marless.record import Distances, EpisodeSums, InvocationRecord, LaneRecord, Returns, returns_of
@@ -21,6 +21,7 @@ from marless.rpc.v1 import actor_pool_pb2, common_pb2, learner_pool_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
 from marless.rpc.v1.learner_pool_pb2_grpc import LearnerPoolServiceStub
 from marless.spec import spaces_to_json
+from services.coordinator.execution.wire import distances_of, groups_of, invocations_of, lane_of, machine_of, measure_of
 
 if TYPE_CHECKING:
     from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceAsyncStub
@@ -92,7 +93,7 @@ class Pools:
             spec_json=job.spec.model_copy(update={"sinks": ()}).to_json(),
             spaces_json=spaces_to_json(job.spaces),
             epoch=epoch,
-            groups=_groups(groups, {}),
+            groups=groups_of(groups, {}),
             round=round_,
         )
         reply = await self._learner_pool.call(self._learners.OpenJob, request, timeout_s=CALL_TIMEOUT_S)
@@ -127,7 +128,7 @@ class Pools:
         found: list[MachineRecord] = []
         for (pool, _, _), answer in zip(pools, answers, strict=True):
             if isinstance(answer, common_pb2.ListMachinesResponse):
-                found += (_machine(each, pool, answer.launcher) for each in answer.machines)
+                found += (machine_of(each, pool, answer.launcher) for each in answer.machines)
             elif not isinstance(answer, MarlessError):
                 raise answer
         return tuple(found)
@@ -156,7 +157,7 @@ class Pools:
             for each in lanes
             if each.lane < actors
         )
-        request.groups.extend(_groups(groups, versions))
+        request.groups.extend(groups_of(groups, versions))
         return await self._run(request)
 
     async def evaluate(
@@ -167,7 +168,7 @@ class Pools:
         request.actors, request.episodes = job.spec.actors.count, job.spec.evaluation.episodes
         request.settings.limit_s = job.spec.evaluation.limit_s or 0.0
         request.settings.relative_error = job.spec.evaluation.relative_error
-        request.groups.extend(_groups(groups, versions))
+        request.groups.extend(groups_of(groups, versions))
         return await self._run(request)
 
     async def play_randomly(
@@ -191,7 +192,7 @@ class Pools:
         actors: int,
         groups: Sequence[Group],
         versions: Versions,
-        measure: learner_pool_pb2.Measure,
+        measure: Measure,
     ) -> Update:
         """Update every policy once from the trajectories of the round's `actors` actors."""
         request = learner_pool_pb2.UpdateRequest(
@@ -200,16 +201,16 @@ class Pools:
             epoch=epoch,
             env_steps=env_steps,
             actors=actors,
-            groups=_groups(groups, versions),
+            groups=groups_of(groups, versions),
             versions=[common_pb2.PolicyVersion(policy=name, version=v) for name, v in versions.items()],
-            measure=measure,
+            measure=measure_of(measure),
         )
         reply = await self._learner_pool.call(self._learners.Update, request, timeout_s=CALL_TIMEOUT_S)
         return Update(
             versions={version.policy: version.version for version in reply.versions},
             metrics={name: dict(metrics.values) for name, metrics in reply.metrics.items()},
-            invocations=_invocations(reply.invocations),
-            distances=tuple(_distances(each) for each in reply.distances),
+            invocations=invocations_of(reply.invocations),
+            distances=tuple(distances_of(each) for each in reply.distances),
             room=reply.room,
         )
 
@@ -232,66 +233,11 @@ class Pools:
 
     async def _run(self, request: actor_pool_pb2.RolloutRequest) -> Rollout:
         reply = await self._actor_pool.call(self._actors.Rollout, request, timeout_s=CALL_TIMEOUT_S)
-        lanes = {_lane(receipt): receipt.carry for receipt in reply.receipts if receipt.HasField("lane")}
+        lanes = {lane_of(receipt): receipt.carry for receipt in reply.receipts if receipt.HasField("lane")}
         return Rollout(
             env_steps=sum(receipt.env_steps for receipt in reply.receipts),
             returns=returns_of(reply.receipts),
-            invocations=_invocations(reply.invocations),
+            invocations=invocations_of(reply.invocations),
             lanes=tuple(lanes),
             carries={lane: carry for lane, carry in lanes.items() if carry},
         )
-
-
-def _lane(receipt: actor_pool_pb2.RolloutReceipt) -> LaneRecord:
-    """How an actor leaves its lane; raises CorruptError for a carry of another digest."""
-    lane = LaneRecord(lane=receipt.index, version=receipt.lane.version, digest=receipt.lane.digest)
-    if receipt.carry and hashlib.sha256(receipt.carry).hexdigest() != lane.digest:
-        raise CorruptError(f"the carry that actor {lane.lane} has returned is not the one that its receipt names")
-    return lane
-
-
-def _groups(groups: Iterable[Group], versions: Versions) -> list[common_pb2.Group]:
-    return [
-        common_pb2.Group(
-            policy=group.policy,
-            agents=group.agents,
-            source=common_pb2.PolicyVersion(policy=group.start, version=versions.get(group.start, 0)),
-        )
-        for group in groups
-    ]
-
-
-def _distances(measured: common_pb2.Distances) -> Distances:
-    agents, values = tuple(measured.agents), measured.values
-    rows = (tuple(values[row * len(agents) : (row + 1) * len(agents)]) for row in range(len(agents)))
-    return Distances(agents=agents, values=tuple(rows))
-
-
-def _machine(use: common_pb2.MachineUse, pool: str, launcher: str) -> MachineRecord:
-    told = {name: getattr(use.machine, name) for name in ("id", "provider", "type", "market", "zone", "vcpus")}
-    times = ("began_s", "connected_after_s", "first_task_after_s", "present_s", "starting_s", "work_s", "waiting_s")
-    return MachineRecord(
-        pool=pool,
-        launcher=launcher,
-        usd_h=use.machine.usd_h if use.machine.HasField("usd_h") else None,
-        released=use.is_released,
-        held=use.is_held,
-        **told,
-        **{name: round(getattr(use, name), 3) for name in times},
-    )
-
-
-_TIMES = ("queued_s", "start_s", "end_s", "vcpu_s", "init_s", "ready_s")
-_ASIDE = frozenset(field.name for field in common_pb2.Invocation.DESCRIPTOR.fields) - {*_TIMES, "after"}
-
-
-def _invocations(invocations: Iterable[common_pb2.Invocation]) -> tuple[InvocationRecord, ...]:
-    """With times in whole microseconds, which is what clocks tell, so that records of many actors are short."""
-    return tuple(
-        InvocationRecord(
-            **{name: getattr(each, name) for name in _ASIDE},
-            **{name: round(getattr(each, name), 6) for name in _TIMES},
-            after=tuple(each.after),
-        )
-        for each in invocations
-    )

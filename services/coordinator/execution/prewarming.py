@@ -11,7 +11,7 @@ from marless.errors import MarlessError
 from services.coordinator.execution.pools import Pools
 
 
-class Warming:
+class Prewarming:
     """Sends the pre-warming requests of one job, in the background."""
 
     def __init__(self, pools: Pools, job_id: str, *, wanted: bool) -> None:

@@ -46,7 +46,7 @@ class Recovery:
         """The epoch under which this coordinator publishes; 0 before it has acquired one."""
         self._opened = False
 
-    async def stand(self, *, rolled_out: bool, acting: Versions) -> Versions:
+    async def recover(self, *, rolled_out: bool, acting: Versions) -> Versions:
         """Recover the job and declare it to the learner pool; returns the versions that its next round starts from.
 
         Args:

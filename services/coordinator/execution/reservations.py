@@ -7,12 +7,11 @@ from collections.abc import Callable
 
 from marless.errors import CancelledJobError
 from marless.job import Job
+from services.coordinator.execution.cancellation import CANCELLED, SHOWN_AFTER_S
 from services.coordinator.execution.pools import Pools
 
-SHOWN_AFTER_S = 1.0
 
-
-class Reserving:
+class Reservations:
     """The reservations of one job; `show` is called with the job's new `reason` while it waits for room."""
 
     def __init__(
@@ -53,7 +52,7 @@ class Reserving:
                 await asyncio.wait([asking, cancelled], return_when=asyncio.FIRST_COMPLETED)
                 self._show("training")
             if not asking.done():
-                raise CancelledJobError("cancelled by its user")
+                raise CancelledJobError(CANCELLED)
             await asking
             return not done
         finally:

@@ -11,7 +11,7 @@ from services.coordinator.state.run_folder import RunFolder
 from services.coordinator.state.status import Pending
 
 
-class RolledOut:
+class PendingRollouts:
     """The results of rollouts, from the round that is trained next on, without a gap."""
 
     def __init__(self, folder: RunFolder, journal: Journal) -> None:

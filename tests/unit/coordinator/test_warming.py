@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from marless.errors import UnreachableError
-from services.coordinator.execution.prewarming import Warming
+from services.coordinator.execution.prewarming import Prewarming
 
 
 class ActorPool:
@@ -39,7 +39,7 @@ async def settle() -> None:
 
 
 async def test_one_hint_at_a_time_is_sent_and_nobody_waits(pool):
-    warming = Warming(pool, "j", wanted=True)
+    warming = Prewarming(pool, "j", wanted=True)
     warming.expect(3)
     await settle()
     warming.expect(4)  # the last one is still under way
@@ -55,7 +55,7 @@ async def test_one_hint_at_a_time_is_sent_and_nobody_waits(pool):
 async def test_a_lost_hint_is_no_trouble(pool):
     pool.error = UnreachableError("actor_pool: away")
     pool.answer.set()
-    warming = Warming(pool, "j", wanted=True)
+    warming = Prewarming(pool, "j", wanted=True)
     for actors in (1, 2):
         warming.expect(actors)
         await settle()
@@ -65,7 +65,7 @@ async def test_a_lost_hint_is_no_trouble(pool):
 
 async def test_only_more_than_the_pool_has_heard_of_is_worth_a_hint(pool):
     pool.answer.set()
-    warming = Warming(pool, "j", wanted=True)
+    warming = Prewarming(pool, "j", wanted=True)
     for actors in (3, 3, 2, 4):
         warming.expect(actors)
         await settle()
@@ -75,7 +75,7 @@ async def test_only_more_than_the_pool_has_heard_of_is_worth_a_hint(pool):
 async def test_a_hint_that_was_lost_is_sent_again(pool):
     pool.error = UnreachableError("actor_pool: away")
     pool.answer.set()
-    warming = Warming(pool, "j", wanted=True)
+    warming = Prewarming(pool, "j", wanted=True)
     for _ in range(2):
         warming.expect(3)
         await settle()
@@ -83,13 +83,13 @@ async def test_a_hint_that_was_lost_is_sent_again(pool):
 
 
 async def test_a_job_that_wants_none_sends_none(pool):
-    Warming(pool, "j", wanted=False).expect(3)
+    Prewarming(pool, "j", wanted=False).expect(3)
     await settle()
     assert pool.hints == []
 
 
 async def test_a_hint_ends_with_its_job(pool):
-    warming = Warming(pool, "j", wanted=True)
+    warming = Prewarming(pool, "j", wanted=True)
     warming.stop()
     warming.expect(1)
     await settle()

@@ -1,0 +1,99 @@
+"""What executes one job: all its parts, assembled once. Commands and the job's loop share them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from marless.job import Job
+from marless.record import Returns
+from services.coordinator.execution.backoff import Backoff
+from services.coordinator.execution.baseline import Baseline
+from services.coordinator.execution.cancellation import Cancellation, Steps
+from services.coordinator.execution.evaluations import Evaluations
+from services.coordinator.execution.machines import Machines
+from services.coordinator.execution.planning import Planner
+from services.coordinator.execution.pools import Pools
+from services.coordinator.execution.prewarming import Prewarming
+from services.coordinator.execution.recovery import Recovery
+from services.coordinator.execution.reservations import Reservations
+from services.coordinator.execution.timing import Timing
+from services.coordinator.state.costs import Costs
+from services.coordinator.state.job_log import JobLog
+from services.coordinator.state.journal import Journal
+from services.coordinator.state.lanes import Lanes
+from services.coordinator.state.pending_rollouts import PendingRollouts
+from services.coordinator.state.run_folder import RunFolder
+from services.coordinator.state.settling import Settling
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """The parts of one job's execution."""
+
+    job_id: str
+    job: Job
+    folder: RunFolder
+    pools: Pools
+    log: JobLog
+    costs: Costs
+    journal: Journal
+    planner: Planner
+    recovery: Recovery
+    cancellation: Cancellation
+    backoff: Backoff
+    steps: Steps
+    room: Reservations
+    lanes: Lanes
+    rolled_out: PendingRollouts
+    evaluations: Evaluations
+    baseline: Baseline
+    machines: Machines
+    warming: Prewarming
+    settling: Settling
+    timing: Timing
+
+
+def assemble(
+    *,
+    job_id: str,
+    job: Job,
+    folder: RunFolder,
+    pools: Pools,
+    log: JobLog,
+    patience_s: float,
+    show: Callable[[str], None],
+    show_baseline: Callable[[Returns], None],
+) -> Parts:
+    """The parts of a job's execution; nothing runs yet.
+
+    Args:
+        patience_s: Seconds that the job waits for a service that is down.
+        show: Called with the job's new `reason`.
+        show_baseline: Called with the random baseline as far as it is measured.
+    """
+    costs = Costs(job.spec, folder)
+    journal, cancellation = Journal(folder, costs), Cancellation()
+    return Parts(
+        job_id=job_id,
+        job=job,
+        folder=folder,
+        pools=pools,
+        log=log,
+        costs=costs,
+        journal=journal,
+        planner=Planner(job, journal),
+        recovery=Recovery(job_id=job_id, job=job, folder=folder, pools=pools, journal=journal, log=log),
+        cancellation=cancellation,
+        backoff=Backoff(patience_s, cancellation.asked),
+        steps=Steps(cancellation, show),
+        room=Reservations(job_id=job_id, job=job, pools=pools, cancelled=cancellation.asked, show=show),
+        lanes=Lanes(job_id, pools.store),
+        rolled_out=PendingRollouts(folder, journal),
+        evaluations=Evaluations(job_id=job_id, job=job, pools=pools),
+        baseline=Baseline(job_id=job_id, job=job, pools=pools, log=log, progressed=show_baseline),
+        machines=Machines(job_id, pools),
+        warming=Prewarming(pools, job_id, wanted=job.spec.functions.prewarm),
+        settling=Settling(folder),
+        timing=Timing(),
+    )
