@@ -22,7 +22,7 @@ import stat
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from marless.core.limits import MAX_CARRY_BYTES
 from marless.errors import CorruptError, NotFoundError
@@ -84,19 +84,6 @@ class Checkpoint:
     policies: Mapping[str, SavedPolicy]
     lanes: tuple[SavedLane, ...] = ()
     """() if episodes are not carried, and if they were not asked for."""
-
-
-class CheckpointStore(Protocol):
-    """Storage for the checkpoints of one job."""
-
-    def save(self, checkpoint: Checkpoint, keep: int) -> None:
-        """Write a checkpoint atomically, and delete all but the `keep` newest; raises OSError."""
-
-    def rounds(self) -> tuple[int, ...]:
-        """Rounds that have a checkpoint, ascending."""
-
-    def load(self, round_: int, parts: Collection[str] = PARTS, *, lanes: bool = False) -> Checkpoint:
-        """Read these parts of a round's checkpoint; raises NotFoundError, or CorruptError if a checksum differs."""
 
 
 class DiskCheckpoints:

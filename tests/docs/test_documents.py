@@ -17,7 +17,7 @@ import pytest
 
 from marless.round_file import read
 from marless.rpc.redis_users import RULES, STORE
-from tests.docs import commands, elsewhere, programs, yaml_blocks
+from tests.docs import commands, elsewhere, programs, tour, yaml_blocks
 from tests.docs.blocks import PAGES, ROOT, Block, blocks, mentioned, text_of
 from tests.docs.tables import NOT_RUN, TREATMENTS
 from tests.docs.workplace import Workplace, only_checked, to_run, treatment_of
@@ -148,6 +148,20 @@ def test_pictures_name_what_is_there():
 def test_the_redis_user_has_the_rights_that_the_store_needs():
     [block] = blocks("docs/operating.md", "text")
     assert block.text == f"user marless on >PASSWORD {RULES[STORE]}\n"
+
+
+def test_one_round_can_be_followed_in_few_files_and_lines():
+    page = (ROOT / "docs/architecture.md").read_text("utf-8").partition("## One round in reading order")[2]
+    section = page.partition("\n## ")[0]
+    found = tour.measured(section)
+    assert found.files <= 35 and found.lines <= 5000
+    assert f"these {found.files} files, {found.lines:,} lines in all" in section
+    assert f"the whole files have {found.whole_lines:,}" in section
+
+
+def test_a_tour_through_what_is_not_there_is_refused():
+    with pytest.raises(KeyError, match=r"Schedule\.overdue"):
+        tour.measured("| `marless/schedules/base.py` | `Schedule.overdue` | x |")
 
 
 def test_the_list_of_folders_is_true():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -38,16 +36,3 @@ class Surroundings(Protocol):
     def notices(self) -> AsyncIterator[Notice]:
         """Each notice, as it comes."""
         ...
-
-
-class Plain:
-    """A machine that nobody tells anything."""
-
-    async def identify(self) -> Identity:
-        """Its host name."""
-        return Identity(socket.gethostname())
-
-    async def notices(self) -> AsyncIterator[Notice]:
-        """None, for ever."""
-        await asyncio.Event().wait()
-        yield Notice("")
