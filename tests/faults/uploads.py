@@ -13,13 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
+from marless.core.measures import Measure
 from marless.data.trajectory import Trajectory
 from marless.errors import FencedError, JobStateError, StaleError
 from marless.job import Job, schema_of
 from marless.rpc.param_store import ParamStore
 from marless.rpc.security import Security
 from marless.rpc.v1 import actor_pool_pb2
-from marless.rpc.v1.learner_pool_pb2 import Measure
 from services.actor_pool.actor import Actor
 from services.learner_pool.trajectory_buffer import UploadCounts
 from tests.faults.pools import RunningPools, running_pools, small_job

@@ -16,6 +16,7 @@ from marless import spec as specs
 from marless.algos import registry as algorithms
 from marless.algos.learner import LearnerContext, RoundInput, Scope
 from marless.core.group import Group
+from marless.core.measures import Measure
 from marless.data.rollout import play, rollout
 from marless.envs import registry
 from marless.errors import (
@@ -36,7 +37,6 @@ from marless.rpc.security import Security
 from marless.rpc.server import ServerOptions, serving
 from marless.rpc.v1 import actor_pool_pb2
 from marless.rpc.v1.actor_pool_pb2_grpc import ActorPoolServiceStub
-from marless.rpc.v1.learner_pool_pb2 import Measure
 from services.actor_pool import __main__ as actor_pool
 from services.actor_pool.actor import actor_seed
 from services.actor_pool.config import Config as ActorConfig
