@@ -84,7 +84,7 @@ def test_a_policy_is_shown_in_memory_what_it_would_be_shown_after_a_restart(fold
     given = record(decisions=first.plan(VERSIONS, "").decisions)
     assert from_json(given.to_json()) == given
     folder.append(given)
-    later = planner(folder, scaling, sharing, sharing={"name": "marless"}, env="mpe/simple_spread")
+    later = planner(folder, scaling, sharing, sharing={"name": "marless"}, env={"name": "mpe/simple_spread"})
     later.plan(VERSIONS, "")
     assert scaling.seen == (given,)
     assert scaling.seen[0:] == (given,)  # a sequence that can be cut
