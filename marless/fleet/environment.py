@@ -8,8 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from marless.machine import VARIABLE
+from marless.nets.compiled import VARIABLE as KERNELS
 
-_KEPT = ("MARLESS_FAILPOINT", VARIABLE)
+_KEPT = ("MARLESS_FAILPOINT", VARIABLE, KERNELS)
 _LOWEST = 19
 """The lowest priority as a nice value of Linux."""
 _CREDENTIALS = (

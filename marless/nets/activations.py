@@ -15,6 +15,7 @@ from torch import Tensor
 
 from marless.errors import SpecError, shown
 from marless.nets import kernels
+from marless.nets.kernels import Then
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,20 @@ class Activation:
     """φ′, given y."""
     bend: Callable[[Tensor], Tensor] | None
     """φ″/φ′, given y; None if φ″ is 0 everywhere."""
+    fused: tuple[Then, Then] | None = None
+    """φ and φ′ in compiled kernels; None if these do not have them."""
+
+    def layer(self, matrix_PHI: Tensor, x_PIM: Tensor, out: Tensor) -> None:
+        """out ← φ(matrix x), [P, H, M]."""
+        if self.fused is None or not kernels.fused(matrix_PHI, x_PIM, out, self.fused[0]):
+            kernels.matmul(matrix_PHI, x_PIM, out=out)
+            self.apply_(out)
+
+    def below(self, matrix_PIH: Tensor, gradient_PHM: Tensor, y: Tensor, out: Tensor) -> None:
+        """out ← (matrix gradient) · φ′, [P, I, M], given y of that shape."""
+        if self.fused is None or not kernels.fused(matrix_PIH, gradient_PHM, out, self.fused[1], y):
+            kernels.matmul(matrix_PIH, gradient_PHM, out=out)
+            self.through_(out, y)
 
 
 def _tanh_through_(gradient: Tensor, y: Tensor) -> None:
@@ -45,9 +60,10 @@ def _relu_(x: Tensor) -> None:
     x.relu_()
 
 
+TANH, RELU = (Then.TANH, Then.TANH_SLOPE), (Then.RELU, Then.RELU_SLOPE)
 ACTIVATIONS = {
-    "tanh": Activation(kernels.tanh_, torch.tanh, _tanh_through_, lambda y: 1 - y.square(), lambda y: -2 * y),
-    "relu": Activation(_relu_, torch.relu, _relu_through_, lambda y: (y > 0).to(y.dtype), None),
+    "tanh": Activation(kernels.tanh_, torch.tanh, _tanh_through_, lambda y: 1 - y.square(), lambda y: -2 * y, TANH),
+    "relu": Activation(_relu_, torch.relu, _relu_through_, lambda y: (y > 0).to(y.dtype), None, RELU),
 }
 
 

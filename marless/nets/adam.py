@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from marless.nets import kernels
+
 BETA1, BETA2 = 0.9, 0.999
 _AT_ONCE = 1024
 """Number of steps whose constants are unbound from their tensor at once; for hundreds of thousands it takes seconds."""
@@ -14,6 +16,9 @@ _AT_ONCE = 1024
 
 def clip_norm_(gradient_PD: Tensor, limit: float) -> Tensor:
     """Scale each net's gradient [P, D] in place to an L2 norm of at most `limit`; returns the norms before, [P]."""
+    norm_P: Tensor | None = kernels.clip_(gradient_PD, limit)
+    if norm_P is not None:
+        return norm_P
     norm_P1: Tensor = torch.linalg.vector_norm(gradient_PD, dim=1, keepdim=True)
     gradient_PD.mul_((limit / norm_P1.clamp_min(1e-6)).clamp_(max=1.0))
     return norm_P1.squeeze(1)
@@ -48,9 +53,13 @@ class Adam:
     def step(self, gradient_PD: Tensor) -> None:
         """Take one step along a gradient [P, D]; raises StopIteration after `steps` steps."""
         self._count_P += 1
+        a_P1, b_P1 = next(self._a), next(self._b)
+        moments = self._first_PD, self._second_PD
+        if kernels.adam_(self._flat_PD, *moments, gradient_PD, a_P1, b_P1, (BETA1, BETA2), self._lr):
+            return
         self._first_PD.lerp_(gradient_PD, 1 - BETA1)
         self._second_PD.mul_(BETA2).addcmul_(gradient_PD, gradient_PD, value=1 - BETA2)
-        denominator_PD = torch.addcmul(next(self._b), self._second_PD.sqrt(), next(self._a))
+        denominator_PD = torch.addcmul(b_P1, self._second_PD.sqrt(), a_P1)
         self._flat_PD.addcdiv_(self._first_PD, denominator_PD, value=-self._lr)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from marless.envs.base import Box, Discrete
-from marless.nets import actions
+from marless.nets import actions, kernels
 
 
 class Head(Protocol):
@@ -33,9 +33,13 @@ class Categorical:
 
     def evaluate(self, output_PAM: Tensor, action: Tensor, legal_PAM: Tensor | None) -> tuple[Tensor, Tensor]:
         """See `Head`."""
+        self._action_P1M = action
+        found = kernels.categorical(output_PAM, action, legal_PAM, actions.ILLEGAL_LOGIT)
+        if found is not None:
+            self._log_PAM, self._prob_PAM, log_prob_PM, self._entropy_PM = found
+            return log_prob_PM, self._entropy_PM
         if legal_PAM is not None:
             output_PAM = output_PAM.masked_fill(~legal_PAM, actions.ILLEGAL_LOGIT)
-        self._action_P1M = action
         self._log_PAM = torch.log_softmax(output_PAM, dim=1)
         self._prob_PAM = self._log_PAM.exp()
         self._entropy_PM = -(self._prob_PAM * self._log_PAM).sum(dim=1)
@@ -43,6 +47,10 @@ class Categorical:
 
     def gradient(self, d_log_prob_PM: Tensor, d_entropy_PM: Tensor) -> Tensor:
         """∂log π(a)/∂z = 1[a] − π and ∂H/∂z = −π (log π + H)."""
+        state = self._log_PAM, self._prob_PAM, self._entropy_PM, self._action_P1M
+        found = kernels.categorical_gradient(*state, d_log_prob_PM, d_entropy_PM)
+        if found is not None:
+            return found
         d_log_prob_P1M, d_entropy_P1M = d_log_prob_PM.unsqueeze(1), d_entropy_PM.unsqueeze(1)
         inner = self._log_PAM.add_(self._entropy_PM.unsqueeze(1)).mul_(d_entropy_P1M).add_(d_log_prob_P1M)
         return inner.mul_(self._prob_PAM).neg_().scatter_add_(1, self._action_P1M, d_log_prob_P1M)

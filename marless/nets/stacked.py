@@ -15,6 +15,7 @@ from torch import Tensor
 from marless.errors import SpecError
 from marless.nets import kernels
 from marless.nets.activations import activation as activation_of
+from marless.nets.fused import fused
 from marless.nets.layout import GRULayout, Layout, NetLayout
 
 _CHUNK = 1024  # samples per pass of `evaluate`, so that the activations of a few policies fit into a core's cache
@@ -125,6 +126,7 @@ class StackedMLP:
         self._activation = activation_of(activation)
         self._layers = matrices(layout, flat_PD)
         self._d_layers = matrices(layout, self.gradient_PD)
+        self._fused = fused(self._layers, self._d_layers, self._activation, WORKSPACES)
         self._workspaces: dict[int, _Workspace] = {}
         self._input_PIM = flat_PD.new_empty(0)
 
@@ -135,18 +137,21 @@ class StackedMLP:
 
     def forward(self, input_PIM: Tensor, resets: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
         """See `Net`."""
+        if self._fused:
+            return self._fused.forward(input_PIM)
         work = self._workspace(input_PIM.shape[2])
         self._input_PIM = x = input_PIM
         for layer, buffer in zip(self._layers[:-1], work.hidden, strict=True):
-            hidden_PHM = buffer[:, :-1]
-            kernels.matmul(layer, x, out=hidden_PHM)
-            self._activation.apply_(hidden_PHM)
+            self._activation.layer(layer, x, out=buffer[:, :-1])
             x = buffer
         kernels.matmul(self._layers[-1], x, out=work.output)
         return work.output
 
     def backward(self, d_output_PKM: Tensor) -> None:
         """See `Net`."""
+        if self._fused:
+            self._fused.backward(d_output_PKM)
+            return
         work = self._workspace(d_output_PKM.shape[2])
         inputs = (self._input_PIM, *work.hidden)
         gradient = d_output_PKM
@@ -157,6 +162,8 @@ class StackedMLP:
 
     def input_gradient(self, d_output_PKM: Tensor, rows_PR: Tensor) -> Tensor:
         """See `FeedForward`."""
+        if self._fused:
+            return self._fused.input_gradient(d_output_PKM, rows_PR)
         work = self._workspace(d_output_PKM.shape[2])
         gradient = d_output_PKM
         for i in range(len(self._layers) - 1, 0, -1):
@@ -169,14 +176,16 @@ class StackedMLP:
 
     def evaluate(self, input_PIS: Tensor, resets: Tensor | None = None) -> Tensor:
         """See `Net`."""
+        if self._fused:
+            return self._fused.evaluate(input_PIS)
         chunks = [self.forward(chunk).clone() for chunk in torch.split(input_PIS, _CHUNK, dim=2)]
         return torch.cat(chunks, dim=2)
 
     def _below(self, i: int, gradient: Tensor, work: _Workspace) -> Tensor:
         """The gradient before the activation below layer i, given that at the layer's outputs."""
         below = work.d_hidden[i - 1]
-        kernels.matmul(self._layers[i][:, :, :-1].transpose(1, 2), gradient, out=below)
-        self._activation.through_(below, work.hidden[i - 1][:, :-1])
+        matrix_PIH = self._layers[i][:, :, :-1].transpose(1, 2)
+        self._activation.below(matrix_PIH, gradient, work.hidden[i - 1][:, :-1], out=below)
         return below
 
     def _workspace(self, samples: int) -> _Workspace:

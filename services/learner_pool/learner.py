@@ -27,6 +27,7 @@ from marless.failpoint import reach
 from marless.job import replay_of
 from marless.log import structlog
 from marless.nets import serial
+from marless.nets.compiled import described
 from marless.private_files import Claim
 from marless.rpc.concurrency import gather, stoppable, to_the_end
 from marless.rpc.param_store import ParamStore, PolicyWrite
@@ -100,7 +101,7 @@ class Learning:
             algorithm = registry.algorithm(spec.algorithm.name)
             scope = scopes(algorithm, spec.algorithm, spaces)[task.scope]
             device, why = choose_device(spec.learner.device)
-            _log.info("job.device", job=task.job, scope=scope.name, device=device, why=why)
+            _log.info("job.device", job=task.job, scope=scope.name, device=device, why=why, kernels=described())
             self._let_go(task)
             mirror = self._mirror(task.replay, replay_of(spec, spaces, scope))
             replay = mirror.path if mirror else Path(task.replay.path) if task.replay.path else None

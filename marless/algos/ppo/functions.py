@@ -6,6 +6,7 @@ R rows, S samples per net and round, M samples of a minibatch, T time steps of a
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -126,7 +127,7 @@ class _Trained(ABC):
         samples.shuffle(order)
         (batch,) = samples.minibatches(1)
         metrics = self._gradient(batch, settings, measure=True)
-        metrics[self.norm] = torch.linalg.vector_norm(self.net.gradient_PD, dim=1)
+        metrics[self.norm] = adam.clip_norm_(self.net.gradient_PD, math.inf)
         return self.net.gradient_PD, metrics
 
     def step(self, gradient_PD: Tensor, settings: Settings) -> None:
