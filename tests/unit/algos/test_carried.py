@@ -60,7 +60,7 @@ def _advantages(learner: PPOLearner, trajectory: Trajectory) -> np.ndarray:
     segments = Segments.of(tensors) if learner._remembers else None
     stacked = learner._stacks(rounds.inputs(rounds.INDEPENDENT, [trajectory]), parts=1)
     passes = critic_passes(learner._judges(stacked, learner._critics.copies), learner._seen(tensors), segments)
-    _, advantage_N1S = estimate(passes, tensors, segments, learner._config)
+    advantage_N1S = estimate(passes, tensors, segments, learner._config).advantage
     return advantage_N1S.view(len(rounds.AGENTS), trajectory.steps, -1).transpose(0, 1).numpy()
 
 

@@ -15,6 +15,7 @@ from marless.algos import registry
 from marless.algos.algorithm import Setting
 from marless.algos.learner import Learner, LearnerContext, Scope
 from marless.algos.ppo import normalise
+from marless.algos.ppo.learner import PPOLearner
 from marless.core.group import Group
 from marless.core.state import PolicyState
 from marless.data.trajectory import Trajectory
@@ -258,7 +259,7 @@ def test_critics_learn_returns_of_any_size() -> None:
 
 def test_rescaling_a_critic_leaves_its_values_as_they_were() -> None:
     learner = rounds.learner("ippo", WALKERS, rounds.INDEPENDENT)
-    assert isinstance(learner, learner.PPOLearner)
+    assert isinstance(learner, PPOLearner)
     names = ("a", "b")
     (critics,) = learner._critics.arrange([(names, names)])
     features_PIS = torch.randn(2, 6, 40, generator=torch.Generator().manual_seed(1))
@@ -274,7 +275,7 @@ def test_rescaling_a_critic_leaves_its_values_as_they_were() -> None:
 def test_without_popart_values_move_with_the_returns() -> None:
     """Values v of moments 0 and 1 become 10·v + 50 where the round's returns have mean 50 and deviation 10."""
     learner = rounds.learner("ippo", WALKERS, rounds.INDEPENDENT)
-    assert isinstance(learner, learner.PPOLearner)
+    assert isinstance(learner, PPOLearner)
     (critics,) = learner._critics.arrange([(("a",), ("a",))])
     features_PIS = torch.randn(1, 6, 40, generator=torch.Generator().manual_seed(1))
     before = critics.values(features_PIS)
