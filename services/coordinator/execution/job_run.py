@@ -27,8 +27,8 @@ from services.coordinator.execution.planning import RoundPlan
 from services.coordinator.execution.pools import Pools
 from services.coordinator.execution.rollouts import roll_out
 from services.coordinator.execution.updates import train
+from services.coordinator.state.base import JobState
 from services.coordinator.state.job_log import JobLog
-from services.coordinator.state.run_folder import RunFolder
 from services.coordinator.state.status import JobStatus
 
 PATIENCE_S = 120.0
@@ -50,7 +50,7 @@ class JobRun:
         *,
         job_id: str,
         job: Job,
-        folder: RunFolder,
+        folder: JobState,
         pools: Pools,
         status: JobStatus,
         log: JobLog,

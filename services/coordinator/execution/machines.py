@@ -11,7 +11,7 @@ from marless.errors import MarlessError
 from marless.log import structlog
 from marless.machine import FACTS, Kept, MachineRecord
 from services.coordinator.execution.pools import Pools
-from services.coordinator.state.run_folder import RunFolder
+from services.coordinator.state.base import JobState
 
 _log = structlog.get_logger("coordinator")
 
@@ -39,7 +39,7 @@ class Machines:
         self._told |= {each.key: each for each in rows}
         return short
 
-    async def at_the_end(self, folder: RunFolder) -> None:
+    async def at_the_end(self, folder: JobState) -> None:
         """Write machines.json of a job that ends; a failure is logged, and the job ends all the same."""
         try:
             found = await self._pools.machines(self._id)

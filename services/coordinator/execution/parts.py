@@ -18,12 +18,12 @@ from services.coordinator.execution.prewarming import Prewarming
 from services.coordinator.execution.recovery import Recovery
 from services.coordinator.execution.reservations import Reservations
 from services.coordinator.execution.timing import Timing
+from services.coordinator.state.base import JobState
 from services.coordinator.state.costs import Costs
 from services.coordinator.state.job_log import JobLog
 from services.coordinator.state.journal import Journal
 from services.coordinator.state.lanes import Lanes
 from services.coordinator.state.pending_rollouts import PendingRollouts
-from services.coordinator.state.run_folder import RunFolder
 from services.coordinator.state.settling import Settling
 
 
@@ -33,7 +33,7 @@ class Parts:
 
     job_id: str
     job: Job
-    folder: RunFolder
+    folder: JobState
     pools: Pools
     log: JobLog
     costs: Costs
@@ -58,7 +58,7 @@ def assemble(
     *,
     job_id: str,
     job: Job,
-    folder: RunFolder,
+    folder: JobState,
     pools: Pools,
     log: JobLog,
     patience_s: float,

@@ -22,19 +22,17 @@ from marless.rpc.concurrency import to_the_end
 from marless.rpc.param_store import Listing
 from services.coordinator.execution.planning import FIRST_VERSION
 from services.coordinator.execution.pools import Pools
+from services.coordinator.state.base import JobState
 from services.coordinator.state.checkpoints import Snapshots
 from services.coordinator.state.job_log import JobLog
 from services.coordinator.state.journal import Journal
-from services.coordinator.state.run_folder import RunFolder
 from services.coordinator.state.start_checkpoint import load
 
 
 class Recovery:
     """Recovers one job, and holds its epoch."""
 
-    def __init__(
-        self, *, job_id: str, job: Job, folder: RunFolder, pools: Pools, journal: Journal, log: JobLog
-    ) -> None:
+    def __init__(self, *, job_id: str, job: Job, folder: JobState, pools: Pools, journal: Journal, log: JobLog) -> None:
         self._id = job_id
         self._job = job
         self._folder = folder

@@ -13,14 +13,14 @@ from marless.record import LaneRecord
 from marless.rpc import carries
 from marless.rpc.concurrency import to_the_end
 from marless.rpc.param_store import ParamStore, PolicyWrite, StoredVersion
+from services.coordinator.state.base import JobState
 from services.coordinator.state.job_log import JobLog
-from services.coordinator.state.run_folder import RunFolder
 
 
 class Snapshots:
     """Saves the versions of one job to disk, and restores them."""
 
-    def __init__(self, job_id: str, folder: RunFolder, store: ParamStore, log: JobLog) -> None:
+    def __init__(self, job_id: str, folder: JobState, store: ParamStore, log: JobLog) -> None:
         self._id = job_id
         self._folder = folder
         self._store = store

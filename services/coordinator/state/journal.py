@@ -8,8 +8,8 @@ from itertools import islice
 
 from marless.record import Returns, RoundRecord
 from marless.round_file import lines_backwards, may_be_evaluated, parse, spent_s
+from services.coordinator.state.base import JobState
 from services.coordinator.state.costs import Costs
-from services.coordinator.state.run_folder import RunFolder
 
 HISTORY_ROUNDS = 512
 """Number of recent rounds that decisions see."""
@@ -18,7 +18,7 @@ HISTORY_ROUNDS = 512
 class Journal:
     """Reads the recorded rounds once, then appends rounds and their costs. Its methods block on the disk."""
 
-    def __init__(self, folder: RunFolder, costs: Costs) -> None:
+    def __init__(self, folder: JobState, costs: Costs) -> None:
         self._folder = folder
         self.costs = costs
         self._clear()

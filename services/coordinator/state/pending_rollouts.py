@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 
 from marless.record import LaneRecord
+from services.coordinator.state.base import JobState
 from services.coordinator.state.journal import Journal
 from services.coordinator.state.lanes import Lanes
-from services.coordinator.state.run_folder import RunFolder
 from services.coordinator.state.status import Pending
 
 
 class PendingRollouts:
     """The results of rollouts, from the round that is trained next on, without a gap."""
 
-    def __init__(self, folder: RunFolder, journal: Journal) -> None:
+    def __init__(self, folder: JobState, journal: Journal) -> None:
         self._folder = folder
         self._journal = journal
         self._found: tuple[Pending, ...] = ()

@@ -10,13 +10,13 @@ import asyncio
 from collections.abc import Callable
 
 from marless.rpc.concurrency import to_the_end
-from services.coordinator.state.run_folder import RunFolder
+from services.coordinator.state.base import JobState
 
 
 class Settling:
     """Settles one job's folder in the background."""
 
-    def __init__(self, folder: RunFolder) -> None:
+    def __init__(self, folder: JobState) -> None:
         self._folder = folder
         self._under_way: asyncio.Task[None] | None = None
         self._then: list[Callable[[], None]] = []
@@ -30,7 +30,7 @@ class Settling:
         self._under_way = asyncio.create_task(self._settle(self._under_way))
 
     async def done(self) -> None:
-        """Wait until all that was begun is durable; raises what `RunFolder.settle` raises."""
+        """Wait until all that was begun is durable; raises what `JobState.settle` raises."""
         under_way, self._under_way = self._under_way, None
         if under_way:
             await under_way
