@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -56,22 +57,29 @@ def hosts(tmp_path, monkeypatch) -> Hosts:
     return Hosts(tmp_path)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def undisturbed(cluster, tmp_path_factory):
-    """On a disk, under the same name."""
-    folder = created(tmp_path_factory.mktemp("runs") / JOB, spec())
+@dataclass(frozen=True)
+class Undisturbed:
+    """A job on a disk, under the same name, to which nothing happened."""
+
+    schedule: str
+    outcome: object
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["synchronous", "pipelined"])
+async def undisturbed(cluster, tmp_path_factory, request) -> Undisturbed:
+    folder = created(tmp_path_factory.mktemp("runs") / JOB, spec(schedule=request.param))
     await go_on(folder, cluster.pools)
-    return outcome(folder)
+    return Undisturbed(request.param, outcome(folder))
 
 
 async def test_a_job_in_a_bucket_comes_to_the_same(cluster, undisturbed, hosts):
-    folder = hosts.accepted()
+    folder = hosts.accepted(schedule=undisturbed.schedule)
     run = await go_on(folder, cluster.pools)
     assert run.status.state == "SUCCEEDED"
-    assert outcome(folder) == undisturbed
+    assert outcome(folder) == undisturbed.outcome
     elsewhere = hosts.next()
     elsewhere.refresh(lambda paths: paths)
-    assert outcome(elsewhere) == undisturbed
+    assert outcome(elsewhere) == undisturbed.outcome
     assert elsewhere.read_status() == run.status
     assert not (elsewhere.path / "pending.json").exists()
 
@@ -93,23 +101,23 @@ async def test_a_job_in_a_bucket_comes_to_the_same(cluster, undisturbed, hosts):
 async def test_another_host_goes_on_bit_for_bit(cluster, undisturbed, hosts, kill_at, place, passes):
     kill_at(f"coordinator.{place}", passes)
     with pytest.raises(KilledError):
-        await go_on(hosts.accepted(), cluster.pools)
+        await go_on(hosts.accepted(schedule=undisturbed.schedule), cluster.pools)
     folder = hosts.followed()
     run = await go_on(folder, cluster.pools)
     assert run.status.state == "SUCCEEDED"
-    assert outcome(folder) == undisturbed
+    assert outcome(folder) == undisturbed.outcome
 
 
 async def test_the_store_is_lost_too(cluster, undisturbed, hosts, kill_at):
     """Then the newest checkpoint is read from the bucket."""
     kill_at("coordinator.record.after", 4)
     with pytest.raises(KilledError):
-        await go_on(hosts.accepted(), cluster.pools)
+        await go_on(hosts.accepted(schedule=undisturbed.schedule), cluster.pools)
     await cluster.store.delete_job(JOB)
     folder = hosts.followed()
     assert folder.checkpoints.rounds() == (2,)
     assert (await go_on(folder, cluster.pools)).status.state == "SUCCEEDED"
-    assert outcome(folder) == undisturbed
+    assert outcome(folder) == undisturbed.outcome
 
 
 async def test_watchers_see_only_what_is_in_the_bucket(cluster, hosts):
@@ -125,7 +133,7 @@ async def test_watchers_see_only_what_is_in_the_bucket(cluster, hosts):
 
 
 async def test_a_job_waits_while_the_bucket_does_not_answer_and_goes_on(cluster, undisturbed, hosts):
-    folder, reasons = hosts.accepted(), []
+    folder, reasons = hosts.accepted(schedule=undisturbed.schedule), []
     left = 12
 
     def refuse(method: str, key: str) -> None:
@@ -140,7 +148,7 @@ async def test_a_job_waits_while_the_bucket_does_not_answer_and_goes_on(cluster,
     assert not left
     assert any(reason.startswith("tries again: s3://bucket/runs/kept/head.json: PutObject") for reason in reasons)
     assert run.status.state == "SUCCEEDED"
-    assert outcome(folder) == undisturbed
+    assert outcome(folder) == undisturbed.outcome
 
 
 class MemoryView(MemoryObjects):
@@ -153,7 +161,7 @@ class MemoryView(MemoryObjects):
 
 async def test_a_replaced_coordinator_ends_nothing(cluster, undisturbed, hosts):
     """Split brain: the first one goes on while the second has taken over."""
-    first = hosts.accepted()
+    first = hosts.accepted(schedule=undisturbed.schedule)
     begun = asyncio.Event()
     run = ready(first, cluster.pools, changed=lambda record: begun.set() if record else None)
     running = asyncio.create_task(run.run())
@@ -162,5 +170,5 @@ async def test_a_replaced_coordinator_ends_nothing(cluster, undisturbed, hosts):
     await running
     assert run.status.state == "RUNNING"
     assert (await go_on(second, cluster.pools)).status.state == "SUCCEEDED"
-    assert outcome(second) == undisturbed
+    assert outcome(second) == undisturbed.outcome
     kill(first)

@@ -35,20 +35,25 @@ async def relay_of(cluster: Cluster):
         yield lambda: {each.name: each.samples[0].value for each in services[0].figures()}
 
 
-async def test_a_job_comes_to_the_same_through_a_relay_and_after_its_death(cluster, tmp_path):
+SCHEDULES = pytest.mark.parametrize("schedule", ["synchronous", "pipelined"])
+
+
+@SCHEDULES
+async def test_a_job_comes_to_the_same_through_a_relay_and_after_its_death(cluster, tmp_path, schedule):
     async with relay_of(cluster) as figures:
         await cluster.start()
-        through = created(tmp_path / "runs" / "through", spec())
+        through = created(tmp_path / "runs" / "through", spec(schedule=schedule))
         await succeeded(cluster, through)
         assert figures()["marless_relay_workers"] >= 1
         assert figures()["marless_relay_uploads"] == spec().stop.rounds * spec().actors.count
-    without = created(tmp_path / "runs" / "without", spec())
+    without = created(tmp_path / "runs" / "without", spec(schedule=schedule))
     await succeeded(cluster, without)
     assert outcome(without) == outcome(through)
 
 
-async def test_a_relay_that_ends_in_the_middle_of_a_job_costs_no_round_and_changes_nothing(cluster, tmp_path):
-    folder, begun = created(tmp_path / "runs" / "cut", spec()), asyncio.Event()
+@SCHEDULES
+async def test_a_relay_that_ends_in_the_middle_of_a_job_costs_no_round_and_changes_nothing(cluster, tmp_path, schedule):
+    folder, begun = created(tmp_path / "runs" / "cut", spec(schedule=schedule)), asyncio.Event()
     async with relay_of(cluster) as figures:
         await cluster.start()
         run = ready(folder, cluster.pools, changed=lambda record: begun.set() if record else None)
@@ -57,6 +62,6 @@ async def test_a_relay_that_ends_in_the_middle_of_a_job_costs_no_round_and_chang
         assert figures()["marless_relay_uploads"] >= 1
     await running
     assert (run.status.state, len(list(folder.records()))) == ("SUCCEEDED", spec().stop.rounds)
-    whole = created(tmp_path / "runs" / "whole", spec())
+    whole = created(tmp_path / "runs" / "whole", spec(schedule=schedule))
     await succeeded(cluster, whole)
     assert outcome(whole) == outcome(folder)
