@@ -14,6 +14,8 @@ TRANSPORT = ("asyncio", "grpc", "redis", "google.protobuf", "uvloop")
 """What the core must not know; only these rooms of `marless` may."""
 COORDINATOR = ("state", "execution", "jobs", "api")
 """The coordinator's folders; each may import those before it."""
+WIRE = ("services.coordinator.execution.pools", "services.coordinator.execution.wire", "services.coordinator.api")
+"""Where the coordinator makes and reads messages; the rest of it knows none."""
 OUTER_ROOMS = ("marless.rpc", "marless.fleet", "marless.cli", "marless.client")
 LONGEST_FUNCTION, LONGEST_FILE = 60, 600
 
@@ -56,7 +58,8 @@ def forbidden(module: str) -> tuple[str, ...]:
     if module.startswith("services."):
         here = module.split(".")[1]
         others = {"coordinator", "actor_pool", "learner_pool", "param_store", "relay"} - {here}
-        return (*(f"services.{other}" for other in others), *above(module), "marless.cli")
+        messages = ("marless.rpc.v1",) if here == "coordinator" and not within(module, WIRE) else ()
+        return (*(f"services.{other}" for other in others), *above(module), *messages, "marless.cli")
     if within(module, ("marless.cli", "marless.client", "marless.__main__")):
         return ("services", "redis", "torch")
     if within(module, ("marless.fleet",)):
@@ -143,6 +146,7 @@ def test_nothing_is_long(sources):
         ("services.actor_pool.actor", "from services.learner_pool import buffer"),
         ("services.coordinator.state.journal", "from services.coordinator.execution.pools import Pools"),
         ("services.coordinator.jobs.jobs", "import services.coordinator.api.servicer"),
+        ("services.coordinator.execution.planning", "from marless.rpc.v1.learner_pool_pb2 import Measure"),
         ("marless.rpc.server", "import services.coordinator"),
         ("marless.rpc.server", "from marless.fleet.dispatch import Dispatcher"),
         ("marless.fleet.session", "import torch"),
