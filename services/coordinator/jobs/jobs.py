@@ -16,7 +16,6 @@ from weakref import WeakValueDictionary
 from marless.bucket import reading
 from marless.core.job_id import check_id, is_id
 from marless.errors import (
-    AlreadyExistsError,
     CorruptError,
     JobStateError,
     NotFoundError,
@@ -27,7 +26,7 @@ from marless.errors import (
 from marless.job import Job
 from marless.machine import MachineRecord
 from marless.rpc.concurrency import to_the_end
-from marless.spec import JobSpec, from_json
+from marless.spec import from_json
 from services.coordinator.execution import stop_rules
 from services.coordinator.execution.pools import Pools
 from services.coordinator.jobs import view
@@ -36,7 +35,7 @@ from services.coordinator.jobs.failover import Failover
 from services.coordinator.jobs.job_queue import JobQueue
 from services.coordinator.jobs.live_job import LiveJob
 from services.coordinator.jobs.preparation import Preparing, changed
-from services.coordinator.jobs.submission import IfExists, Submission, check_request_id
+from services.coordinator.jobs.submission import Submission, answered, check_request_id
 from services.coordinator.jobs.tally import Tally
 from services.coordinator.jobs.view import Progress, View
 from services.coordinator.state import start_checkpoint
@@ -213,14 +212,16 @@ class Jobs:
             known: View | None = await self.get(request.job)
         except NotFoundError:
             known = None
-        if known and await self._answers(request, spec, known):
-            return known
+        if known:
+            there, _ = await asyncio.to_thread(self.folder(request.job).load)
+            if answered(request, spec, there, known.status):
+                return known
         self._check_room()
         job = await self._preparing.prepared(spec, new=True)
         if (other := spec.start.checkpoint) and is_id(other):
             with suppress(NotFoundError):
                 await self.bring(other)
-        source = await asyncio.to_thread(self._start, spec, job, request.job)
+        source = await asyncio.to_thread(start_checkpoint.of, job, request.job, self.runs, self.uploads)
         if known:
             await self._remove(request.job)
         status = JobStatus(
@@ -238,34 +239,6 @@ class Jobs:
         if spec.start.checkpoint:
             await asyncio.to_thread(self.uploads.drop, spec.start.checkpoint)
         return self._take(job, folder, status, Progress(), "job.accepted")
-
-    def _start(self, spec: JobSpec, job: Job, job_id: str) -> Path | None:
-        """Find and check the checkpoint that a job starts from; None if there is none. Raises SpecError."""
-        if not spec.start.checkpoint:
-            return None
-        source = start_checkpoint.find(spec.start.checkpoint, self.runs, self.uploads)
-        if (self.runs / job_id) in source.resolve().parents:
-            raise SpecError("start.checkpoint: a job cannot start from the job that it replaces; choose another id")
-        start_checkpoint.load(source, job)
-        return source
-
-    async def _answers(self, request: Submission, spec: JobSpec, known: View) -> bool:
-        """True if the existing job answers the request, False if it is to be replaced; raises AlreadyExistsError."""
-        there, _ = await asyncio.to_thread(self.folder(request.job).load)
-        equal = there == spec
-        if request.request_id and request.request_id == known.status.request_id:
-            if not equal and not known.status.resumes:  # resumed ones may have other stop rules
-                raise AlreadyExistsError(
-                    f"job {request.job!r}: this request_id was used with another spec; use a new request_id"
-                )
-            return True
-        if request.if_exists is IfExists.REPLACE:
-            return equal and not request.request_id
-        if not equal:
-            raise AlreadyExistsError(f"job {request.job!r} exists with another spec; choose another id")
-        if request.if_exists is IfExists.FAIL and request.request_id:
-            raise AlreadyExistsError(f"job {request.job!r} exists; choose another id, or say what to do if it exists")
-        return True
 
     async def _present(self, job: str) -> View:
         """The present view of a job, which is first taken over if it is unfinished and no coordinator runs it."""

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from marless.core.limits import MAX_NAME
-from marless.errors import SpecError
+from marless.errors import AlreadyExistsError, SpecError
+from marless.spec import JobSpec
+from services.coordinator.state.status import JobStatus
 
 
 class IfExists(Enum):
@@ -35,3 +37,21 @@ def check_request_id(request_id: str) -> None:
     """Raise SpecError for an id longer than MAX_NAME."""
     if len(request_id) > MAX_NAME:
         raise SpecError(f"a request_id of {len(request_id):,} characters; at most {MAX_NAME} are taken")
+
+
+def answered(request: Submission, spec: JobSpec, known_spec: JobSpec, known: JobStatus) -> bool:
+    """True if an existing job answers the request, False if it is to be replaced; raises AlreadyExistsError."""
+    equal = known_spec == spec
+    if request.request_id and request.request_id == known.request_id:
+        if not equal and not known.resumes:  # resumed ones may have other stop rules
+            raise AlreadyExistsError(
+                f"job {request.job!r}: this request_id was used with another spec; use a new request_id"
+            )
+        return True
+    if request.if_exists is IfExists.REPLACE:
+        return equal and not request.request_id
+    if not equal:
+        raise AlreadyExistsError(f"job {request.job!r} exists with another spec; choose another id")
+    if request.if_exists is IfExists.FAIL and request.request_id:
+        raise AlreadyExistsError(f"job {request.job!r} exists; choose another id, or say what to do if it exists")
+    return True

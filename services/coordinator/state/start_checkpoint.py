@@ -17,6 +17,20 @@ from marless.job import Job
 from services.coordinator.state.uploads import PREFIX, Uploads
 
 
+def of(job: Job, job_id: str, runs: Path, uploads: Uploads) -> Path | None:
+    """The directory of the checkpoint that a new job starts from, checked; None if it starts from random weights.
+
+    Raises SpecError.
+    """
+    if not job.spec.start.checkpoint:
+        return None
+    source = find(job.spec.start.checkpoint, runs, uploads)
+    if (runs / job_id) in source.resolve().parents:
+        raise SpecError("start.checkpoint: a job cannot start from the job that it replaces; choose another id")
+    load(source, job)
+    return source
+
+
 def find(reference: str, runs: Path, uploads: Uploads) -> Path:
     """The directory of the checkpoint that `reference` names: the newest of a job in `runs`, or an uploaded one.
 
