@@ -4,8 +4,8 @@
     python -m bench.smac_learning --maps 3s5z --algorithms vdn,mappo --run-file bench/runs/smac.jsonl
 
 Each run is `marless train examples/smac_<map>.yaml` with another seed. An algorithm other than the example's has the
-settings and env steps of `ALGORITHMS`, and the default model. With `--run-file`, finished runs are kept, one a line,
-and those of the same job are not repeated.
+sections of `TUNED` or `ALGORITHMS`. With `--run-file`, finished runs are kept, one a line, and those of the same job
+are not repeated.
 How many battles are won after so many env steps does not depend on the machine; times do.
 """
 
@@ -30,14 +30,30 @@ from marless.documents import from_yaml
 EXAMPLES = ROOT / "examples"
 TARGETS: Mapping[str, float | None] = {"8m": 0.9, "3s5z": 0.6, "2s3z": None, "5m_vs_6m": None}
 """The maps that have an example; the fraction of battles that is to be won, if one is set."""
-OFF_POLICY: Row = {"lr": 1e-3, "updates": 128, "epsilon": {"start": 1.0, "end": 0.05, "env_steps": 100_000}}
-ALGORITHMS: Mapping[str, tuple[Row, int]] = {
-    "vdn": (OFF_POLICY, 600_000),
-    "qmix": (OFF_POLICY, 600_000),
-    "ippo": ({}, 1_500_000),
-    "mappo": ({}, 1_500_000),
+OFF_POLICY: Row = {
+    "algorithm": {"lr": 1e-3, "updates": 128, "epsilon": {"start": 1.0, "end": 0.05, "env_steps": 100_000}},
+    "actors": {"count": 2, "envs": 64, "steps": 60},
+    "evaluation": {"every": 5},
+    "stop": {"env_steps": 600_000},
 }
-"""By algorithm: its settings, and env steps of a run, where the example has another one."""
+ON_POLICY: Row = {
+    "algorithm": {"lr": 2e-3},
+    "actors": {"count": 2, "envs": 64, "steps": 30},
+    "evaluation": {"every": 10},
+    "stop": {"env_steps": 600_000},
+}
+ALGORITHMS: Mapping[str, Row] = {"vdn": OFF_POLICY, "qmix": OFF_POLICY, "ippo": ON_POLICY, "mappo": ON_POLICY}
+"""By algorithm: sections of its jobs, where the example has another algorithm."""
+TUNED: Mapping[tuple[str, str], Row] = {
+    ("3s5z", "qmix"): {
+        "algorithm": {"updates": 96, "n_step": 5, "epsilon": {"start": 1.0, "end": 0.05, "env_steps": 200_000}},
+        "actors": {"count": 2, "envs": 64, "steps": 75},
+        "evaluation": {"every": 5},
+        "stop": {"env_steps": 1_200_000},
+        "model": {"hidden": [128, 128], "activation": "relu"},
+    }
+}
+"""By map and algorithm: sections in the place of those of `ALGORITHMS`."""
 EPISODES = 128
 """Greedy battles of each evaluation."""
 
@@ -74,16 +90,21 @@ def document(smac_map: str, algorithm: str, seed: int) -> Row:
     example = from_yaml(EXAMPLES / f"smac_{smac_map}.yaml")
     assert isinstance(example, dict)
     own = example["algorithm"]["name"] == algorithm
-    settings, env_steps = ALGORITHMS[algorithm]
+    chosen = example if own else TUNED.get((smac_map, algorithm), ALGORITHMS[algorithm])
     return {
         "seed": seed,
         "env": example["env"],
-        "algorithm": example["algorithm"] if own else {"name": algorithm, **settings},
-        "actors": example["actors"],
+        "algorithm": {"name": algorithm, **chosen["algorithm"]},
+        "actors": chosen["actors"],
         "sharing": example["sharing"],
-        "evaluation": {"every": 5, "episodes": EPISODES, "random_episodes": EPISODES, "relative_error": 0},
-        "stop": example["stop"] if own else {"env_steps": env_steps},
-        **({"model": example["model"]} if own and "model" in example else {}),
+        "evaluation": {
+            "every": chosen["evaluation"]["every"],
+            "episodes": EPISODES,
+            "random_episodes": EPISODES,
+            "relative_error": 0,
+        },
+        "stop": chosen["stop"],
+        **({"model": chosen["model"]} if "model" in chosen else {}),
     }
 
 
