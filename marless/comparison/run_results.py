@@ -73,6 +73,16 @@ class Figures:
     """Number of invocations that were the first of their worker."""
     curves: Curves
 
+    @property
+    def exploring(self) -> float | None:
+        """Mean return per agent while exploring, over the last tenth of the rounds; None if no episode ended there.
+
+        Policies whose greedy actions vary from round to round are compared with less noise by this.
+        """
+        last = self.curves.exploring[-max(1, self.rounds // 10) :]
+        known = [value for value in last if value is not None]
+        return fmean(known) if known else None
+
 
 def curves(records: Sequence[RoundRecord], spec: JobSpec) -> Curves:
     """The values of a run per round, at the job's prices."""

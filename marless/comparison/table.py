@@ -61,6 +61,12 @@ class Column:
         """The same for the random baseline."""
         return self._share(each.random_wins for each in self.figures)
 
+    @property
+    def exploring(self) -> list[float] | None:
+        """The return of every seed while exploring, at the end; None if some run has none."""
+        known = [each.exploring for each in self.figures if each.exploring is not None]
+        return known if len(known) == len(self.figures) else None
+
     def _share(self, values: Iterable[float | None]) -> Estimate | None:
         known = [value for value in values if value is not None]
         return statistics.interquartile_mean([known]) if known else None
@@ -136,6 +142,7 @@ def rows(comparison: Comparison) -> list[tuple[str, ...]]:
 
     mean("greedy return per agent, at the end", "greedy", 4)
     table.append((f"the same, {_IQM}", *(spanned(column.middle) for column in columns)))
+    table += _exploring(comparison)
     mean("random policy", "random", 4)
     if any(column.won for column in columns):
         table.append((f"greedy episodes won, {_IQM}", *(_percent(column.won) for column in columns)))
@@ -158,6 +165,19 @@ def rows(comparison: Comparison) -> list[tuple[str, ...]]:
     mean("actors per round", "actors", 3)
     mean("cold starts per run", "cold_starts", 3)
     return table
+
+
+def _exploring(comparison: Comparison) -> list[tuple[str, ...]]:
+    """The rows on returns while exploring; none if a run has none at the end."""
+    reference = comparison.reference
+    found = [column.exploring for column in comparison.columns if column.exploring]
+    if len(found) < len(comparison.columns) or not reference.exploring:
+        return []
+    above = [statistics.difference(each, reference.exploring) for each in found]
+    return [
+        ("return while exploring, last tenth", *(plus_minus(statistics.interval(each), 4) for each in found)),
+        (f"that − {reference.preset}'s", *(spanned(each, 3) for each in above)),
+    ]
 
 
 def plus_minus(estimate: Estimate, digits: int = 3) -> str:
@@ -221,6 +241,7 @@ def _column(comparison: Comparison, column: Column) -> dict[str, Any]:  # Any: J
         "cost_ratio": {other.preset: _plain(cost_ratio(column, other)) for other in comparison.cost_references},
         "charged_ratio": {other.preset: _plain(honest_ratio(column, other)) for other in comparison.cost_references},
         "sides_above_chance": {name: _plain(column.side(name)) for name in column.figures[0].sides},
+        "exploring": column.exploring and _plain(statistics.interval(column.exploring)),
         "greedy_interquartile_mean": _plain(column.middle),
         "win_rate": column.won and _plain(column.won),
         "random_win_rate": column.random_won and _plain(column.random_won),

@@ -83,6 +83,22 @@ def test_interquartile_means_stand_beside_means():
     assert cells(two([-20.0], [-21.5]))["the same, interquartile mean"] == ["-20.00", "-21.50"]
 
 
+def test_returns_while_exploring_are_those_of_the_last_tenth_of_rounds():
+    runs = []
+    for preset, last in (("vanilla", (4.0, 6.0)), ("marless", (3.0, 3.0))):
+        one = run(preset, 0, greedy=0.0, rounds=20)
+        runs.append(dataclasses.replace(one, curves=dataclasses.replace(one.curves, exploring=(9.0,) * 18 + last)))
+    comparison = table.compared("tiny", 64, presets("vanilla,marless"), {}, runs)
+    assert cells(comparison)["return while exploring, last tenth"] == ["5.000", "3.000"]
+    assert cells(comparison)["that − vanilla's"] == ["0.00", "-2.00"]
+    assert table.to_json(comparison, [])["presets"]["marless"]["exploring"]["mean"] == 3.0
+    without = [
+        dataclasses.replace(each, curves=dataclasses.replace(each.curves, exploring=(None,) * 20)) for each in runs
+    ]
+    comparison = table.compared("tiny", 64, presets("vanilla,marless"), {}, without)
+    assert "return while exploring, last tenth" not in cells(comparison)
+
+
 def test_wins_have_rows_where_there_are_any():
     assert "random policy won" not in cells(two([-20.0], [-20.0]))
     runs = [
