@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -65,7 +66,7 @@ class Case:
 class Stage:
     """A rig for those cases that need one, started when first asked for, and what its job comes to undisturbed."""
 
-    def __init__(self, place: Path, references: dict[int, Result]) -> None:
+    def __init__(self, place: Path, references: dict[str, Result]) -> None:
         self._place = place
         self._references = references
         self._held = AsyncExitStack()
@@ -76,27 +77,29 @@ class Stage:
     async def __aexit__(self, *error: object) -> None:
         await self._held.aclose()
 
-    async def rig(self) -> Rig:
-        return await self._held.enter_async_context(running_rig(self._place / "rig"))
+    async def rig(self, schedule: str = "synchronous") -> Rig:
+        rig = await self._held.enter_async_context(running_rig(self._place / "rig"))
+        return rig.under(schedule)
 
     async def reference(self, rig: Rig | None = None) -> Result:
-        if ROUNDS not in self._references:
-            self._references[ROUNDS] = await undisturbed(rig or await self.rig(), ROUNDS)
-        return self._references[ROUNDS]
+        rig = rig or await self.rig()
+        if rig.schedule not in self._references:
+            self._references[rig.schedule] = await undisturbed(rig, ROUNDS)
+        return self._references[rig.schedule]
 
 
-async def _r1(seed: int, _place: Path, stage: Stage) -> Figures:
-    rig = await stage.rig()
+async def _r1(seed: int, _place: Path, stage: Stage, *, schedule: str = "synchronous") -> Figures:
+    rig = await stage.rig(schedule)
     return await job_kills.run(rig, seed, kills=100, rounds=ROUNDS, reference=await stage.reference(rig))
 
 
-async def _r2_rounds(seed: int, _place: Path, stage: Stage) -> Figures:
-    rig = await stage.rig()
+async def _r2_rounds(seed: int, _place: Path, stage: Stage, *, schedule: str = "synchronous") -> Figures:
+    rig = await stage.rig(schedule)
     return await failpoints.in_rounds(rig, seed, kills=60, rounds=ROUNDS, reference=await stage.reference(rig))
 
 
-async def _r2_loss(seed: int, _place: Path, stage: Stage) -> Figures:
-    rig = await stage.rig()
+async def _r2_loss(seed: int, _place: Path, stage: Stage, *, schedule: str = "synchronous") -> Figures:
+    rig = await stage.rig(schedule)
     return await failpoints.on_loss(rig, seed, kills=30, rounds=ROUNDS, reference=await stage.reference(rig))
 
 
@@ -104,8 +107,8 @@ async def _r2_submit(seed: int, _place: Path, stage: Stage) -> Figures:
     return await failpoints.on_submit(await stage.rig(), seed, kills=20)
 
 
-async def _r2_elsewhere(seed: int, _place: Path, stage: Stage) -> Figures:
-    rig = await stage.rig()
+async def _r2_elsewhere(seed: int, _place: Path, stage: Stage, *, schedule: str = "synchronous") -> Figures:
+    rig = await stage.rig(schedule)
     reference = await stage.reference(rig)
     every = [
         await failpoints.elsewhere(rig, seed, name, kills=5, rounds=ROUNDS, reference=reference)
@@ -134,8 +137,8 @@ async def _off_policy(seed: int, _place: Path, stage: Stage) -> Figures:
     return total(await remembering.run(await stage.rig(), seed, kills=60, rounds=ROUNDS))
 
 
-async def _r7_processes(seed: int, _place: Path, stage: Stage) -> Figures:
-    rig = await stage.rig()
+async def _r7_processes(seed: int, _place: Path, stage: Stage, *, schedule: str = "synchronous") -> Figures:
+    rig = await stage.rig(schedule)
     return await paused_processes.run(rig, seed, times=10, rounds=ROUNDS, reference=await stage.reference(rig))
 
 
@@ -213,6 +216,29 @@ CASES = (
         limits={"recovery p95 (s)": 5.0},
     ),
     Case(
+        id="R1",
+        attack="the kills of the first line, in a job whose rounds overlap",
+        run=partial(_r1, schedule="pipelined"),
+        limits={"recovery p95 (s)": 5.0},
+    ),
+    Case(
+        id="R2",
+        attack="kill -9 of the coordinator around each durable write, in a job whose rounds overlap",
+        run=partial(_r2_rounds, schedule="pipelined"),
+        limits={"recovery p95 (s)": 5.0},
+    ),
+    Case(
+        id="R2",
+        attack="kill -9 of the coordinator while it restores a checkpoint of a job whose rounds overlap",
+        run=partial(_r2_loss, schedule="pipelined"),
+        limits={"recovery p95 (s)": 5.0},
+    ),
+    Case(
+        id="R2",
+        attack="kill -9 of learner workers and of the store around a publish of a job whose rounds overlap",
+        run=partial(_r2_elsewhere, schedule="pipelined"),
+    ),
+    Case(
         id="R3, R5",
         attack="kill -9 of Redis under four competing writers",
         run=lambda seed, place, _: redis_kills.run(seed, place, kills=50),
@@ -237,6 +263,11 @@ CASES = (
         id="R7",
         attack="SIGSTOP of a coordinator beyond its lease and of a learner worker beyond its pool, then SIGCONT",
         run=_r7_processes,
+    ),
+    Case(
+        id="R7",
+        attack="the same of a job whose rounds overlap",
+        run=partial(_r7_processes, schedule="pipelined"),
     ),
     Case(
         id="R8",
@@ -293,7 +324,7 @@ def total(every: Sequence[Figures]) -> Figures:
     return {name: max(values) if name.endswith("(s)") else sum(values) for name, values in joined.items()}
 
 
-async def perform(case: Case, seeds: Sequence[int], references: dict[int, Result]) -> tuple[Row, bool]:
+async def perform(case: Case, seeds: Sequence[int], references: dict[str, Result]) -> tuple[Row, bool]:
     """Run a case with each seed; the first failure ends it. Returns its line, and whether all went well."""
     started_s, every, problem = time.monotonic(), [], ""
     for seed in seeds:
@@ -335,7 +366,7 @@ def merged(document: str, rows: Sequence[Row]) -> list[Row]:
 async def main(options: argparse.Namespace) -> int:
     """Run what was asked for; returns the exit code."""
     rows: list[Row] = []
-    references: dict[int, Result] = {}
+    references: dict[str, Result] = {}
     about, sound = machine(), True
     for case in CASES:
         if options.only and not set(options.only) & set(case.id.split(", ")):

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -69,6 +69,16 @@ class Rig:
     place: Path
     document: Mapping[str, Any] = field(default_factory=lambda: DOCUMENT)  # Any: YAML
     """The small job."""
+
+    @property
+    def schedule(self) -> str:
+        """Name of the schedule of the small job."""
+        return str(self.document.get("schedule", "synchronous"))
+
+    def under(self, schedule: str) -> Rig:
+        """The same services, and the small job under another schedule."""
+        document = {**self.document, "name": f"{self.document['name']}-{schedule}", "schedule": schedule}
+        return self if schedule == self.schedule else replace(self, document=document)
 
     async def submit(self, name: str, rounds: int) -> Disturbed:
         """Have the small job run; the request is repeated until there is an answer."""

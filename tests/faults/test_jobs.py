@@ -27,29 +27,40 @@ async def rig(tmp_path_factory):
         yield rig
 
 
+@pytest.fixture(scope="module", params=["synchronous", "pipelined"])
+def scheduled(rig, request):
+    """The rig with the small job under each schedule."""
+    return rig.under(request.param)
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def reference(rig):
+async def reference(scheduled):
+    return await undisturbed(scheduled, ROUNDS)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def synchronous_reference(rig):
     return await undisturbed(rig, ROUNDS)
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_kills_of_everything(rig):
-    reference = await undisturbed(rig, FEWER_ROUNDS)
-    figures = await job_kills.run(rig, 0, kills=8, rounds=FEWER_ROUNDS, reference=reference)
+async def test_kills_of_everything(scheduled):
+    reference = await undisturbed(scheduled, FEWER_ROUNDS)
+    figures = await job_kills.run(scheduled, 0, kills=8, rounds=FEWER_ROUNDS, reference=reference)
     assert figures["kills"] == 8
 
 
 @pytest.mark.slow  # `make faults` does it at full size
 @pytest.mark.asyncio(loop_scope="module")
-async def test_kills_of_the_coordinator_around_each_durable_write(rig, reference):
+async def test_kills_of_the_coordinator_around_each_durable_write(scheduled, reference):
     names = failpoints.of(failpoints.IN_ROUNDS + failpoints.ONCE_A_LIFE)
-    await failpoints.in_rounds(rig, 0, kills=len(names), rounds=ROUNDS, reference=reference)
+    await failpoints.in_rounds(scheduled, 0, kills=len(names), rounds=ROUNDS, reference=reference)
 
 
 @pytest.mark.slow  # `make faults` does it at full size
 @pytest.mark.asyncio(loop_scope="module")
-async def test_kills_of_the_coordinator_while_it_puts_a_checkpoint_back(rig, reference):
-    await failpoints.on_loss(rig, 0, kills=3, rounds=ROUNDS, reference=reference)
+async def test_kills_of_the_coordinator_while_it_puts_a_checkpoint_back(scheduled, reference):
+    await failpoints.on_loss(scheduled, 0, kills=3, rounds=ROUNDS, reference=reference)
 
 
 @pytest.mark.slow  # `make faults` does it at full size
@@ -61,8 +72,8 @@ async def test_kills_of_the_coordinator_while_it_takes_a_job_in(rig):
 @pytest.mark.slow  # `make faults` does it at full size
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("name", ["actor.carry.after", "learner.publish.after", "param_store.publish.after"])
-async def test_kills_of_others_around_a_publish(rig, reference, name):
-    await failpoints.elsewhere(rig, 0, name, kills=1, rounds=ROUNDS, reference=reference)
+async def test_kills_of_others_around_a_publish(scheduled, reference, name):
+    await failpoints.elsewhere(scheduled, 0, name, kills=1, rounds=ROUNDS, reference=reference)
 
 
 @pytest.mark.slow  # `make faults` does it at full size
@@ -93,20 +104,20 @@ async def test_kills_of_the_coordinator_in_mid_update(rig, prepare, moments):
 
 @pytest.mark.slow  # `make faults` does it at full size
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_coordinator_and_a_learner_that_were_paused(rig, reference):
-    await paused_processes.run(rig, 0, times=1, rounds=ROUNDS, reference=reference)
+async def test_a_coordinator_and_a_learner_that_were_paused(scheduled, reference):
+    await paused_processes.run(scheduled, 0, times=1, rounds=ROUNDS, reference=reference)
 
 
 @pytest.mark.slow  # `make faults` does it at full size
 @pytest.mark.asyncio(loop_scope="module")
-async def test_lines_that_are_cut(reference, tmp_path):
-    await partitions.run(tmp_path / "rig", lengths_s=[0.3], rounds=ROUNDS, reference=reference)
+async def test_lines_that_are_cut(synchronous_reference, tmp_path):
+    await partitions.run(tmp_path / "rig", lengths_s=[0.3], rounds=ROUNDS, reference=synchronous_reference)
 
 
 @pytest.mark.slow  # `make faults` does it at full size
 @pytest.mark.asyncio(loop_scope="module")
-async def test_clocks_that_jump(reference, tmp_path):
-    await clocks.run(tmp_path, 0, jumps=3, rounds=ROUNDS, reference=reference)
+async def test_clocks_that_jump(synchronous_reference, tmp_path):
+    await clocks.run(tmp_path, 0, jumps=3, rounds=ROUNDS, reference=synchronous_reference)
 
 
 def test_every_failpoint_is_tried():
