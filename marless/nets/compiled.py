@@ -69,10 +69,30 @@ class Perceptrons(ctypes.Structure):
     ]
 
 
+class GRU(ctypes.Structure):
+    """`struct gru` of kernels.c."""
+
+    _fields_: ClassVar = [
+        *((name, _WHOLE) for name in ("nets", "units", "steps", "copies")),
+        ("weights", _ARRAY),
+        ("weights_net", _WHOLE),
+        ("input", _ARRAY),
+        ("input_net", _WHOLE),
+        ("input_row", _WHOLE),
+        ("keep", _ARRAY),
+        ("keep_step", _WHOLE),
+        ("keep_net", _WHOLE),
+        *((name, _ARRAY) for name in ("memory", "recurrent", "gates", "before", "hidden")),
+        *((name, _ARRAY) for name in ("d_hidden", "d_recurrent", "d_new", "panels")),
+    ]
+
+
 _PERCEPTRONS = ctypes.POINTER(Perceptrons)
 _TYPES: Final = {
     "forward": (_PERCEPTRONS, *_NET_ROW, *_NET_ROW),
     "backward": (_PERCEPTRONS, *_NET_ROW, *_NET_ROW, *_NET_ROW),
+    "gru_forward": (ctypes.POINTER(GRU),),
+    "gru_backward": (ctypes.POINTER(GRU),),
     "product": (*4 * (_WHOLE,), *_NET_ROW_STEP, *_NET_ROW_STEP, *_NET_ROW, *_NET_ROW_STEP, ctypes.c_int),
     "take": (_WHOLE, _WHOLE, _ARRAY, _WHOLE, _ARRAY, _ARRAY, _WHOLE),
     "clip": (_WHOLE, _WHOLE, _ARRAY, _WHOLE, _REAL, _ARRAY),
@@ -95,6 +115,8 @@ class Library:
     """Elements of a vector."""
     forward: _Function
     backward: _Function
+    gru_forward: _Function
+    gru_backward: _Function
     product: _Function
     take: _Function
     clip: _Function

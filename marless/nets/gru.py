@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from marless.nets import kernels
+from marless.nets.compiled import GRU, library
 from marless.nets.layout import GATES, GRULayout
 from marless.nets.stacked import WORKSPACES, StackedMLP, matrices
 
@@ -43,6 +44,8 @@ class _Workspace:
     """[P, H, B], gradient that a step passes to the one before."""
     output: Tensor
     """[P, K, M]."""
+    panels: Tensor
+    """Room for compiled kernels."""
 
 
 class StackedGRU:
@@ -58,6 +61,8 @@ class StackedGRU:
         *_, self._d_memory_PGH, self._d_output_PKH = matrices(layout, self.gradient_PD)
         self._workspaces: dict[tuple[int, int], _Workspace] = {}
         self._keep = flat_PD.new_empty(0, 0, 0, 0)
+        self._kernels = library() if kernels.suits(flat_PD) else None
+        self._described: tuple[GRU, tuple[Tensor, ...]] | None = None
 
     @property
     def output_layer(self) -> Tensor:
@@ -94,6 +99,10 @@ class StackedGRU:
 
     def _remember(self, input_PGM: Tensor, work: _Workspace, memory_PHB: Tensor | None) -> None:
         """Compute `gates`, `before` and `hidden` step by step, from the perceptron's outputs W x."""
+        if self._kernels:
+            self._described = self._describe(input_PGM, work, memory_PHB)
+            self._kernels.gru_forward(self._described[0])
+            return
         units, steps = self.layout.units, len(self._keep)
         input_r_z, input_n = _by_step(input_PGM[:, : 2 * units], steps), _by_step(input_PGM[:, 2 * units :], steps)
         before, remembered = _by_step(work.before, steps), _by_step(work.before[:, :-1], steps)
@@ -114,6 +123,9 @@ class StackedGRU:
 
     def _through_time(self, work: _Workspace) -> None:
         """Back-propagate through time: complete `d_hidden`, and compute `d_recurrent` and `d_new`."""
+        if self._kernels and self._described:
+            self._kernels.gru_backward(self._described[0])
+            return
         steps, units = len(self._keep), self.layout.units
         to_memory_PHG = self._memory_PGH[:, :, :-1].transpose(1, 2)
         d_hidden, d_new, d_recurrent = (_by_step(x, steps) for x in (work.d_hidden, work.d_new, work.d_recurrent))
@@ -132,6 +144,22 @@ class StackedGRU:
                 kernels.matmul(to_memory_PHG, d_recurrent[t], out=work.carry)
                 work.carry.addcmul_(d_hidden[t], z)
                 d_hidden[t - 1].addcmul_(work.carry, self._keep[t])
+
+    def _describe(
+        self, input_PGM: Tensor, work: _Workspace, memory_PHB: Tensor | None
+    ) -> tuple[GRU, tuple[Tensor, ...]]:
+        """The arrays of a round for kernels.c, and those among them that nobody else keeps."""
+        weights, keep = self._memory_PGH, self._keep
+        memory = None if memory_PHB is None else memory_PHB.contiguous()
+        arrays = work.recurrent, work.gates, work.before, work.hidden, work.d_hidden, work.d_recurrent, work.d_new
+        described = GRU(
+            *(len(weights), self.layout.units, len(keep), keep.shape[3], weights.data_ptr(), weights.stride(0)),
+            *(input_PGM.data_ptr(), *input_PGM.stride()[:2]),
+            *(keep.data_ptr(), keep.stride(0), keep.stride(1) if keep.shape[1] > 1 else 0),
+            None if memory is None else memory.data_ptr(),
+            *(x.data_ptr() for x in (*arrays, work.panels)),
+        )
+        return described, (keep,) if memory is None else (keep, memory)
 
     def _workspace(self, steps: int, copies: int) -> _Workspace:
         if (steps, copies) not in self._workspaces:
@@ -154,6 +182,7 @@ class StackedGRU:
             scratch=new(stack, units, copies),
             carry=new(stack, units, copies),
             output=new(stack, self.layout.outputs, samples),
+            panels=new((4 * units + 1) * self._kernels.width if self._kernels else 0),
         )
 
 

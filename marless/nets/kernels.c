@@ -324,6 +324,136 @@ void backward(const struct perceptrons *p, const float *x, long x_net, long x_ro
     }
 }
 
+/* Gated recurrent units over time; see marless.nets.gru. Arrays have no gaps, but for strides that are given. */
+struct gru {
+    long nets, units, steps, copies;
+    const float *weights; /* [nets, 3 * units, units + 1] */
+    long weights_net;
+    const float *input; /* [nets, 3 * units, steps * copies] */
+    long input_net, input_row;
+    const float *keep; /* [steps, nets, copies], 0 where memory is reset before a step */
+    long keep_step, keep_net;
+    const float *memory; /* [nets, units, copies], or none if it is empty at first */
+    float *recurrent, *gates; /* [steps, nets, 3 * units, copies] */
+    float *before, *hidden; /* [nets, units + 1, steps * copies] */
+    float *d_hidden, *d_recurrent, *d_new; /* [nets, units, or 3 * units for the second, steps * copies] */
+    float *panels; /* room for 4 * units + 1 rows of WIDTH */
+};
+
+#define GET(from) (whole ? load(from) : load_part(from, count))
+#define PUT(to, x) do { if (whole) store(to, x); else store_part(to, x, count); } while (0)
+
+INLINE vector sigmoid_of(vector x) { return 0.5f * tanh_of(0.5f * x) + 0.5f; }
+
+/* One vector of a unit, before and after a step; `u` has W x and U h of r, then z, then n, `unit` panel rows apart. */
+INLINE void step_unit(const struct gru *g, long net, long t, long h, long m, long count, const int whole, const float *u,
+                      vector before) {
+    long units = g->units, samples = g->steps * g->copies, at = ((t * g->nets + net) * 3 * units + h) * g->copies + m;
+    const float *x = g->input + net * g->input_net + h * g->input_row + t * g->copies + m;
+    float *gates = g->gates + at, *recurrent = g->recurrent + at;
+    long unit = units * g->copies;
+    vector r = sigmoid_of(GET(x) + load(u)), z = sigmoid_of(GET(x + units * g->input_row) + load(u + units * WIDTH));
+    vector of_n = load(u + 2 * units * WIDTH), n = tanh_of(GET(x + 2 * units * g->input_row) + r * of_n);
+    PUT(recurrent + 2 * unit, of_n);
+    PUT(gates, r);
+    PUT(gates + unit, z);
+    PUT(gates + 2 * unit, n);
+    PUT(g->hidden + (net * (units + 1) + h) * samples + t * g->copies + m, n + z * (before - n));
+}
+
+/* What a unit remembers before step t, one vector of it. */
+INLINE vector remembered(const struct gru *g, long net, long t, long h, long m, long count, const int whole) {
+    long samples = g->steps * g->copies;
+    if (t) {
+        const float *last = g->hidden + (net * (g->units + 1) + h) * samples + (t - 1) * g->copies + m;
+        return GET(last) * GET(g->keep + t * g->keep_step + net * g->keep_net + m);
+    }
+    return g->memory ? GET(g->memory + (net * g->units + h) * g->copies + m) : (vector){0};
+}
+
+#define EACH_VECTOR(width) for (long v = 0, count = least(width, LANES); v < (width); v += LANES, count = least((width) - v, LANES))
+/* Compilers make two loops of it, one for whole vectors. */
+#define EITHER(call) do { if (count == LANES) { const int whole = 1; call; } else { const int whole = 0; call; } } while (0)
+
+void gru_forward(const struct gru *g) {
+    long units = g->units, samples = g->steps * g->copies;
+    float *panel = g->panels, *u = panel + (units + 1) * WIDTH;
+    for (long v = 0; v < WIDTH; v++) panel[units * WIDTH + v] = 1;
+    for (long net = 0; net < g->nets; net++)
+        for (long t = 0; t < g->steps; t++)
+            for (long m = 0; m < g->copies; m += WIDTH) {
+                long width = least(g->copies - m, WIDTH);
+                for (long h = 0; h < units; h++)
+                    EACH_VECTOR(width) {
+                        float *before = g->before + (net * (units + 1) + h) * samples + t * g->copies + m + v;
+                        vector x;
+                        EITHER(x = remembered(g, net, t, h, m + v, count, whole); PUT(before, x));
+                        store(panel + h * WIDTH + v, x);
+                    }
+                struct operand a = {g->weights + net * g->weights_net, units + 1, 1};
+                to_panel(a, panel, units + 1, 3 * units, width, u, NOTHING, 0);
+                for (long h = 0; h < units; h++)
+                    EACH_VECTOR(width) {
+                        const float *of = u + h * WIDTH + v;
+                        vector before = load(panel + h * WIDTH + v);
+                        EITHER(step_unit(g, net, t, h, m + v, count, whole, of, before));
+                    }
+            }
+}
+
+/* The gradients of a unit's gates, one vector of each: to `d_recurrent` and, for U h, to the panel d; returns d_h z. */
+INLINE vector unit_back(const struct gru *g, long net, long t, long h, long m, long count, const int whole, float *d) {
+    long units = g->units, samples = g->steps * g->copies, unit = units * g->copies, column = t * g->copies + m;
+    long at = ((t * g->nets + net) * 3 * units + h) * g->copies + m;
+    vector r = GET(g->gates + at), z = GET(g->gates + at + unit), n = GET(g->gates + at + 2 * unit);
+    vector d_h = GET(g->d_hidden + (net * units + h) * samples + column);
+    vector before = GET(g->before + (net * (units + 1) + h) * samples + column);
+    vector d_new = d_h * (1.0f - n * n) * (1.0f - z);
+    vector d_r = d_new * GET(g->recurrent + at + 2 * unit) * r * (1.0f - r);
+    vector d_z = (before - n) * d_h * z * (1.0f - z), d_n = d_new * r;
+    float *to = g->d_recurrent + (net * 3 * units + h) * samples + column;
+    PUT(g->d_new + (net * units + h) * samples + column, d_new);
+    PUT(to, d_r);
+    PUT(to + units * samples, d_z);
+    PUT(to + 2 * units * samples, d_n);
+    store(d, d_r);
+    store(d + units * WIDTH, d_z);
+    store(d + 2 * units * WIDTH, d_n);
+    return d_h * z;
+}
+
+/* Adds to the gradient of the memory before step t, which is that after step t - 1, one vector of a unit. */
+INLINE void pass_back(const struct gru *g, long net, long t, long h, long m, long count, const int whole, vector carry) {
+    float *last = g->d_hidden + (net * g->units + h) * g->steps * g->copies + (t - 1) * g->copies + m;
+    vector sum = GET(last) + carry * GET(g->keep + t * g->keep_step + net * g->keep_net + m);
+    PUT(last, sum);
+}
+
+/* Completes d_hidden, the gradient at `hidden` from above, and finds d_new and d_recurrent. */
+void gru_backward(const struct gru *g) {
+    long units = g->units;
+    float *carry = g->panels, *d = carry + (units + 1) * WIDTH;
+    for (long net = 0; net < g->nets; net++)
+        for (long t = g->steps - 1; t >= 0; t--)
+            for (long m = 0; m < g->copies; m += WIDTH) {
+                long width = least(g->copies - m, WIDTH);
+                struct operand a = {g->weights + net * g->weights_net, 1, units + 1};
+                for (long h = 0; h < units; h++)
+                    EACH_VECTOR(width) {
+                        vector kept;
+                        EITHER(kept = unit_back(g, net, t, h, m + v, count, whole, d + h * WIDTH + v));
+                        if (t) EITHER(pass_back(g, net, t, h, m + v, count, whole, kept));
+                    }
+                if (!t) continue;
+                to_panel(a, d, 3 * units, units, width, carry, NOTHING, 0);
+                for (long h = 0; h < units; h++)
+                    EACH_VECTOR(width) {
+                        vector sum = load(carry + h * WIDTH + v);
+                        EITHER(pass_back(g, net, t, h, m + v, count, whole, sum));
+                    }
+            }
+}
+
 /* The layout above, for those who make room: columns of a panel, and lanes of a vector. */
 long panel_width(void) { return WIDTH; }
 long vector_lanes(void) { return LANES; }

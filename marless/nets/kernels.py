@@ -87,6 +87,11 @@ def _compiled(*tensors: Tensor) -> Library | None:
     return kernels
 
 
+def suits(x: Tensor) -> bool:
+    """True if compiled kernels can compute with such an array."""
+    return x.dtype is torch.float32 and _on_host(x)
+
+
 def tanh_(x: Tensor) -> None:
     """x ← tanh x."""
     if _on_host(x):
