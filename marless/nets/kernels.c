@@ -9,6 +9,9 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
 
 #if defined(__AVX512F__)
 enum { LANES = 16, VECTORS = 4 };
@@ -35,12 +38,25 @@ INLINE void store(float *to, vector x) { *(unaligned *)to = x; }
 INLINE vector choose(integers which, vector yes, vector no) {
     return (vector)((which & (integers)yes) | (~which & (integers)no));
 }
+/* The same for the first `count` elements of a vector; the others are 0. */
+#if defined(__AVX512F__)
+INLINE __mmask16 first(long count) { return (__mmask16)((1u << count) - 1); }
+INLINE vector load_part(const float *from, long count) { return (vector)_mm512_maskz_loadu_ps(first(count), from); }
+INLINE void store_part(float *to, vector x, long count) { _mm512_mask_storeu_ps(to, first(count), (__m512)x); }
+#elif defined(__AVX2__)
+INLINE __m256i first(long count) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+INLINE vector load_part(const float *from, long count) { return (vector)_mm256_maskload_ps(from, first(count)); }
+INLINE void store_part(float *to, vector x, long count) { _mm256_maskstore_ps(to, first(count), (__m256)x); }
+#else
 INLINE vector load_part(const float *from, long count) {
     vector x = {0};
     memcpy(&x, from, (size_t)count * sizeof(float));
     return x;
 }
 INLINE void store_part(float *to, vector x, long count) { memcpy(to, &x, (size_t)count * sizeof(float)); }
+#endif
 INLINE long least(long a, long b) { return a < b ? a : b; }
 
 /* What follows a product; the last two multiply by the derivative of a function whose values are y. */

@@ -16,8 +16,9 @@ from torch import Tensor
 from marless.errors import SpecError
 from marless.nets import adam, compiled, heads, kernels
 from marless.nets.compiled import COMPILED, NUMPY, VARIABLE
+from marless.nets.gru import StackedGRU
 from marless.nets.kernels import Then
-from marless.nets.layout import Layout, generator
+from marless.nets.layout import GRULayout, Layout, generator
 from marless.nets.stacked import StackedMLP
 
 needs_compiler = pytest.mark.skipif(compiled.library() is None, reason=compiled.described())
@@ -122,6 +123,28 @@ def test_passes_of_perceptrons(monkeypatch: pytest.MonkeyPatch, layout: Layout, 
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4 * float(theirs.abs().max()))
     assert torch.equal(found[0][0], found[0][3])
+
+
+@needs_compiler
+@pytest.mark.parametrize("remembering", [False, True])
+@pytest.mark.parametrize(("steps", "copies"), [(1, 5), (7, 3), (4, 64), (3, 83)])
+def test_passes_of_recurrent_nets(monkeypatch: pytest.MonkeyPatch, steps: int, copies: int, remembering: bool) -> None:
+    layout = GRULayout(6, (20, 21), 4)
+    flat_PD = torch.from_numpy(np.stack([layout.initial(generator(i, "net"), 1.0) for i in range(STACK)]))
+    x, d_output = _random(STACK, 7, steps * copies), _random(STACK, 4, steps * copies, seed=1)
+    resets = _random(STACK, steps, copies, seed=2) > 1 if remembering else _random(steps, copies, seed=2) > 1
+    memory = _random(STACK, 21, copies, seed=3) if remembering else None
+    found: list[tuple[Tensor, ...]] = []
+    for choice in (COMPILED, NUMPY):
+        _both(monkeypatch, choice)
+        net = StackedGRU(layout, flat_PD, "tanh")
+        net.forward(-x, resets)  # leaves other values behind
+        output = net.forward(x, resets, memory).clone()
+        net.backward(d_output)
+        found.append((output, net.gradient_PD))
+    compiled._chosen.cache_clear()
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
 @needs_compiler
