@@ -3,7 +3,8 @@
 A step, with inputs x and memory h (torch.nn.GRU; Cho et al. 2014, §2.3, except for the position of r):
 r = σ(W_r x + U_r h), z = σ(W_z x + U_z h), n = tanh(W_n x + r ⊙ U_n h), h' = (1 − z) ⊙ n + z ⊙ h; W and U include
 biases. Written by hand, so that only the recurrence is computed step by step, with one product forward and one
-backward, and by compiled kernels if there are some. Everything else, including the gradients of W and U, is computed for all steps at once, in reused buffers.
+backward, by compiled kernels if there are some. Everything else, including the gradients of W and U, is computed for
+all steps at once, in reused buffers.
 Shapes: P nets, I inputs, H units, K outputs, G = 3·H gates, T steps, B copies, M = T·B samples, time-major.
 """
 
