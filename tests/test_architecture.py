@@ -232,7 +232,7 @@ print(*(ALGORITHMS.find(name).config_type.__name__ for name in sorted(ALGORITHMS
 """
     done = run(program)
     assert done.stdout.split() == [
-        f"{name}Config" for name in ("IDDPG", "IPPO", "IQL", "MADDPG", "MAPPO", "QMIX", "VDN")
+        f"{name}Config" for name in ("IDDPG", "Impact", "IPPO", "IQL", "MADDPG", "MAPPO", "QMIX", "VDN")
     ]
 
 

@@ -126,6 +126,7 @@ class _Net:
     second: NDArray[np.float32]
     count: int
     moments: NDArray[np.float64] | None
+    target: NDArray[np.float32] | None
 
     @classmethod
     def of(cls, state: PolicyState, prefix: str) -> _Net:
@@ -141,6 +142,7 @@ class _Net:
             second=checked(learning, f"{prefix}.second", size).copy(),
             count=int(learning[f"{prefix}.count"]),
             moments=None if moments is None else moments.astype(np.float64),
+            target=checked(learning, f"{prefix}.target", size) if f"{prefix}.target" in learning else None,
         )
 
     def step(self, part: Combined, step: NetStep) -> None:
@@ -153,6 +155,8 @@ class _Net:
         self.count += 1
         lr = part.scale * step.lr
         adam_(self.flat, self.first, self.second, self.count, gradient_D, lr=lr, eps=step.eps)
+        if step.target_steps is not None and self.count % step.target_steps == 0:
+            self.target = self.flat.copy()
 
     def _follow(self, batch_K3: NDArray[np.float64], returns: Returns) -> None:
         assert self.moments is not None
@@ -168,6 +172,8 @@ class _Net:
         learning[f"{prefix}.count"] = np.array(self.count, np.int64)
         if self.moments is not None:
             learning[f"{prefix}.moments"] = self.moments
+        if self.target is not None:
+            learning[f"{prefix}.target"] = self.target
 
 
 def _prefixes(state: PolicyState, steps: Mapping[str, NetStep]) -> list[str]:

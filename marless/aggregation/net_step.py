@@ -26,3 +26,5 @@ class NetStep:
     """Limit of the gradient's L2 norm."""
     returns: Returns | None = None
     """For critics with normalised values; their gradients then have `prefix.returns`."""
+    target_steps: int | None = None
+    """Steps between two copies of the net to its target network, `prefix.target`; None if it has none."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from marless.algos.algorithm import Algorithm
 from marless.core.registry import Registry
 
-_FAMILIES = {"ppo": ("ippo", "mappo"), "q": ("iql", "vdn", "qmix"), "ddpg": ("iddpg", "maddpg")}
+_FAMILIES = {"ppo": ("ippo", "mappo", "impact"), "q": ("iql", "vdn", "qmix"), "ddpg": ("iddpg", "maddpg")}
 """Ours, by the package that has their config, functions, losses and learner."""
 
 ALGORITHMS: Registry[Algorithm] = Registry(

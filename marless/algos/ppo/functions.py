@@ -85,6 +85,8 @@ class Settings:
     truncation_rho: float = 1.0
     value_clip: float | None
     huber: float | None
+    target_steps: int | None = None
+    """Optimizer steps between two updates of a policy's target network; None if it has none."""
 
 
 class _Trained(ABC):
@@ -118,6 +120,7 @@ class _Trained(ABC):
                 metrics = self._gradient(batch, settings, measure=epoch == len(orders) - 1)
                 metrics[self.norm] = adam.clip_norm_(self.net.gradient_PD, settings.max_grad_norm)
                 optimizer.step(self.net.gradient_PD)
+                self._follow(settings)
                 seen.append(metrics)
         last = seen[-minibatches:]
         return {name: torch.stack([metrics[name] for metrics in last]).mean(dim=0) for name in last[0]}
@@ -134,6 +137,15 @@ class _Trained(ABC):
         """Take one optimizer step along a gradient, whose norm is limited in place."""
         adam.clip_norm_(gradient_PD, settings.max_grad_norm)
         self._optimizer(settings, steps=1).step(gradient_PD)
+        self._follow(settings)
+
+    def _follow(self, settings: Settings) -> None:
+        """Update target networks after a step, where there are any and it is time."""
+        if settings.target_steps is None:
+            return
+        due_P = self.tensors["count"].remainder(settings.target_steps) == 0
+        if due_P.any():
+            self.tensors["target"][due_P] = self.tensors["flat"][due_P]
 
     def _optimizer(self, settings: Settings, steps: int) -> adam.Adam:
         t = self.tensors

@@ -100,6 +100,10 @@ class PPOLearner:
 
     policy_function: ClassVar[type[PolicyFunction]] = PolicyFunction
     """Trains a stack of policies; learners with another loss override it."""
+    has_target: ClassVar[bool] = False
+    """True if policies have a target network."""
+    weighs_advantages: ClassVar[bool] = False
+    """True if V-trace weighs advantages by π/μ, because the loss of policies has another ratio."""
 
     def __init__(
         self, algorithm: Algorithm, config: ActorCriticConfig, context: LearnerContext, *, critic: Critic
@@ -121,7 +125,7 @@ class PPOLearner:
         acting = layout(agent_class.obs_size + known, model, action.n, actions.free_parameters(action))
         sizes = {"own": agent_class.obs_size + known, "state": spaces.state_size + known, "joint": spaces.state_size}
         judging = layout(sizes[critic], model, len(agent_class.agents) if critic == "joint" else 1)
-        self._policy_codec = Codec("policy", acting, output_gain=0.01, acts=True)
+        self._policy_codec = Codec("policy", acting, output_gain=0.01, acts=True, target=self.has_target)
         self._critic_codec = Codec("critic", judging, output_gain=1.0, acts=False, moments=True)
         self._policies = Bank(lambda row: self.policy_function(row, acting, activation, action))
         self._critics = Bank(lambda row: CriticFunction(row, judging, activation))
@@ -155,7 +159,7 @@ class PPOLearner:
             settings, minibatches = self._settings(key[0], inputs.env_steps), self._configs[key[0]].minibatches
             return job.trained.train(job.samples, job.orders, minibatches, settings, inputs.stopped)
 
-        return self._run(inputs, train, self._policies.arrange, self._critics.arrange)
+        return self._run(inputs, self._uses(inputs), train, self._policies.arrange, self._critics.arrange)
 
     def gradients(self, inputs: RoundInput) -> GradientOutput:
         """See `Learner`; over all samples of the round at once, whatever epochs and minibatches are configured."""
@@ -172,7 +176,7 @@ class PPOLearner:
             return metrics
 
         asked = replace(inputs, measure=Measure())
-        output = self._run(asked, differentiate, self._policies.copies, self._critics.copies)
+        output = self._run(asked, (self._rewarded(asked),), differentiate, self._policies.copies, self._critics.copies)
         return GradientOutput(found, output.metrics, output.runs)
 
     def apply(self, name: str, gradients: Arrays, env_steps: int) -> None:
@@ -211,22 +215,43 @@ class PPOLearner:
     def _run(
         self,
         inputs: RoundInput,
+        uses: Sequence[RoundInput],
         compute: _Compute,
         policies: _Arrange[PolicyFunction],
         critics: _Arrange[CriticFunction],
     ) -> UpdateOutput:
-        """Run the functions of an update; `compute` is called for critics and policies with their samples."""
+        """Run the functions of an update on each of `uses`; `compute` is called for critics and policies with their
+        samples. Reports are those of the last one.
+        """
         threads = torch.get_num_interop_threads() if self._device.type == "cpu" else 1
-        chosen, work = self._stacks(inputs, parts=max(1, threads // 2)), _Work()
-        prepare = partial(self._prepare, work, inputs, chosen, policies, critics)
-        passes = [Pass("post_process", (self._context.scope.name,), prepare)]
-        passes += self._passes(work, inputs, [stack.names for stack in chosen], compute)
         graph = Graph(self._functions(inputs), threads=threads, stopped=inputs.stopped)
         metrics: Reports = {name: {} for name in self.names(inputs.groups)}
-        for each, found in zip(passes, graph.run(passes), strict=True):
-            _report(metrics, each.names, found)
+        for given in uses:
+            chosen, work = self._stacks(given, parts=max(1, threads // 2)), _Work()
+            prepare = partial(self._prepare, work, given, chosen, policies, critics)
+            passes = [Pass("post_process", (self._context.scope.name,), prepare)]
+            passes += self._passes(work, given, [stack.names for stack in chosen], compute)
+            for each, found in zip(passes, graph.run(passes), strict=True):
+                _report(metrics, each.names, found)
         distances, compared = work.similarity.result()
         return UpdateOutput(metrics=metrics, runs=(*graph.runs(), *compared), distances=distances)
+
+    def _rewarded(self, inputs: RoundInput) -> RoundInput:
+        """The same with the rewards that policies are trained on."""
+        rule, spaces = self._config.reward_rule, self._context.spaces
+        return replace(inputs, trajectories=[rewarded(each, spaces, rule) for each in inputs.trajectories])
+
+    def _uses(self, inputs: RoundInput) -> Sequence[RoundInput]:
+        """The samples that an update trains on, one after another, with their rewards: those of the round."""
+        return (self._rewarded(inputs),)
+
+    def _corrected(
+        self, policies: Sequence[tuple[Stack, PolicyFunction]], tensors: Tensors, segments: Segments | None
+    ) -> tuple[Tensors, Tensor | None]:
+        """The tensors to train on, and the ratios [N, T, B] of V-trace; None without it."""
+        if self._config.advantage == "gae":
+            return tensors, None
+        return tensors, ratios(log_probs(policies, tensors, segments), tensors)
 
     def _passes(
         self, work: _Work, inputs: RoundInput, stacked: Sequence[tuple[str, ...]], compute: _Compute
@@ -265,18 +290,15 @@ class PPOLearner:
         critics: _Arrange[CriticFunction],
     ) -> Metrics:
         """Post-processing: make the jobs of all stacks. It has no metrics of its own."""
-        rule, spaces = self._config.reward_rule, self._context.spaces
-        trajectories = [rewarded(each, spaces, rule) for each in inputs.trajectories]
-        table = tabulate(trajectories, self._class_index, self._critic != "own")
+        table = tabulate(inputs.trajectories, self._class_index, self._critic != "own")
         work.similarity = similarity.begin(inputs, self._class, lambda: table, self.state)
         trained = policies([(stack.names, stack.starts) for stack in chosen])
         tensors = identified(upload(table, self._device), self._inputs.known)
         segments = Segments.of(tensors) if self._remembers else None
         passes = critic_passes(self._judges(chosen, critics), self._seen(tensors), segments)
-        ratio_NTB = None
-        if self._config.advantage == "vtrace":
-            ratio_NTB = ratios(log_probs(list(zip(chosen, trained, strict=True)), tensors, segments), tensors)
+        tensors, ratio_NTB = self._corrected(list(zip(chosen, trained, strict=True)), tensors, segments)
         estimates = estimate(passes, tensors, segments, self._config, ratio_NTB)
+        advantage_N1S = estimates.correction if self.weighs_advantages else estimates.advantage
         orders = _Orders(self._configs, inputs, self._device)
         for each in passes:
             found = critic_samples(each, estimates, tensors, segments, self._config)
@@ -285,7 +307,7 @@ class PPOLearner:
             work.jobs["critic", each.names] = job
         for stack, function in zip(chosen, trained, strict=True):
             peers = self._peers(stack, inputs)
-            samples = policy_samples(stack, estimates.advantage, tensors, segments, self._config, peers)
+            samples = policy_samples(stack, advantage_N1S, tensors, segments, self._config, peers)
             work.jobs["policy", stack.names] = _Job(function, samples, orders.of("policy", samples), {})
         return {}
 

@@ -1,9 +1,11 @@
-"""The clipped surrogate loss of proximal policy optimisation, and measures of the policy change.
+"""The clipped surrogate loss of proximal policy optimisation, what its ratio is to, and measures of the policy change.
 
 Shapes: [P, M], P policies, M samples; `weight` sums to 1 per policy (0 for samples of dead agents).
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -29,6 +31,17 @@ def surrogate_gradient(
     # min(ρA, clamp(ρ)A) is the second, and so constant, exactly where (ρ − clamp(ρ))·A is positive.
     excess_PM = (ratio_PM - ratio_PM.clamp(1 - clip, 1 + clip)).mul_(advantage_PM)
     return ratio_PM.mul_(advantage_PM).mul_(weight_PM).neg_().masked_fill_(excess_PM > 0, 0.0)
+
+
+def impact_reference(target: Tensor, old: Tensor, rho: float) -> Tensor:
+    """log max(π_t, μ/ρ) for target policies π_t and acting ones μ, of log-probabilities of any one shape.
+
+    π divided by it is min(μ/π_t, ρ) · π/μ, so that the clipped surrogate with it in the place of μ is that of IMPACT.
+    Source: Luo et al. 2020, §3.1.
+    """
+    if target.shape != old.shape:
+        raise ValueError(f"shapes must be equal, got {tuple(target.shape)} and {tuple(old.shape)}")
+    return torch.maximum(target, old - math.log(rho))
 
 
 def approximate_kl(log_prob_PM: Tensor, old_PM: Tensor, weight_PM: Tensor) -> Tensor:

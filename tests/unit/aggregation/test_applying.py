@@ -136,6 +136,7 @@ def config_of(name: str, settings: dict[str, object]) -> AlgorithmConfig:
         ("ippo", {"popart": True, "value_decay": 0.5}),
         ("mappo", {"popart": True}),
         ("mappo", {"critic": "per_agent"}),
+        ("impact", {"epochs": 1, "batches": 1, "minibatches": 2, "target_frequency": 1.0}),
     ],
 )
 @pytest.mark.parametrize("recurrent", ["none", "gru"])
@@ -148,7 +149,7 @@ def test_a_fresh_gradient_is_applied_as_its_learner_applies_it(name, settings, r
     for number in range(3):
         given = rounds.inputs(PAIRS, [rounds.trajectory(spaces, 7 + number)], number)
         found = learner.gradients(given).gradients
-        for each in learner.names(PAIRS):
+        for each in found:
             sent = serial.decode(*serial.encode(learner.state(each)))
             mine = applied(sent, [found[each]], [1.0], steps.net_steps(given.env_steps))
             learner.apply(each, found[each], given.env_steps)

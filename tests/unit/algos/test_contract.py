@@ -42,6 +42,7 @@ TRIALS = {
         {"minibatches": 1},
         EVERYTHING,
     ),
+    "impact": (PPO | {"epochs": 3, "batches": 2}, {"epochs": 1, "batches": 1, "minibatches": 1}, EVERYTHING),
     "mappo": (PPO, {"minibatches": 1}, EVERYTHING),
     "mappo, per agent": (PPO | {"critic": "per_agent"}, {"minibatches": 1}, EVERYTHING),
     "iddpg": (OFF_POLICY, {"updates": 1}, WITHOUT_MEMORY),
@@ -64,6 +65,7 @@ TRIALS = {
 QUICK = {
     "ippo": ("discrete", "continuous with memory"),
     "ippo, corrected": ("continuous", "discrete with memory"),
+    "impact": ("continuous", "discrete with memory"),
     "mappo": ("discrete with memory", "continuous"),
     "mappo, per agent": ("discrete", "continuous with memory"),
     "iddpg": ("discrete",),

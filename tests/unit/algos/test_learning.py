@@ -114,6 +114,8 @@ SHARED = (Group("both", AGENTS),)
 TEAMS = {
     "ippo": ("ippo", INDEPENDENT, {}),
     "ippo-shared": ("ippo", SHARED, {}),
+    "impact": ("impact", INDEPENDENT, {"epochs": 4, "batches": 2, "target_frequency": 0.5}),
+    "impact-shared": ("impact", SHARED, {"epochs": 4, "batches": 2, "target_frequency": 0.5}),
     "mappo": ("mappo", INDEPENDENT, {}),
     "mappo-per-agent-shared": ("mappo", SHARED, {"critic": "per_agent"}),
 }
@@ -126,7 +128,7 @@ def algorithms(*quick: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(("name", "groups", "settings"), cases)
 
 
-@algorithms("ippo", "mappo-per-agent-shared")
+@algorithms("ippo", "mappo-per-agent-shared", "impact")
 def test_answers_are_matched_to_cues(name: str, groups: tuple[Group, ...], settings: dict[str, object]) -> None:
     env = _OneStep(100, Discrete(4))  # chance scores 0.25; a policy that ignores its cue does no better
     assert _trained_return(env, name, groups, number=16, steps=4, lr=2e-2, **settings) > 0.95
@@ -154,7 +156,7 @@ def test_answers_without_bounds_are_matched_to_cues(bounds: tuple[float, float],
     assert _trained_return(env, name, INDEPENDENT, number=60, steps=4, lr=1e-2) > -0.15
 
 
-@algorithms("ippo-shared", "mappo")
+@algorithms("ippo-shared", "mappo", "impact-shared")
 def test_a_corridor_is_walked_to_its_end(name: str, groups: tuple[Group, ...], settings: dict[str, object]) -> None:
     env = _Corridor(40)  # chance arrives in about half of its episodes
     assert _trained_return(env, name, groups, number=10, steps=24, lr=2e-2, **settings) == 1.0

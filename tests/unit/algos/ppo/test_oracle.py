@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from marless.algos.ppo.config import PPOConfig
+from marless.algos.ppo.impact import ImpactConfig
 from marless.core.group import Group
 from marless.core.state import PolicyState
 from marless.data.trajectory import Trajectory
@@ -102,7 +103,7 @@ class _Memory(_Net):
 class _Oracle:
     """One agent class of one round, trajectories side by side."""
 
-    config: PPOConfig
+    config: PPOConfig | ImpactConfig
     spaces: EnvSpaces
     agents: AgentClass
     data: dict[str, Tensor]
@@ -185,6 +186,7 @@ class _Oracle:
 
     def truncated(self, own: Tensor, others: Sequence[Tensor]) -> Tensor:
         """Each ratio, or a constant where the others' or ρ are the limit."""
+        assert isinstance(self.config, PPOConfig)
         rho = self.config.truncation_rho
         least = torch.stack([own, *(each.exp() for each in others)]).min(dim=0).values.detach()
         limit = least.clamp(max=rho) if self.config.truncation == "least" else least.clamp(min=rho)
@@ -199,9 +201,10 @@ class _Oracle:
         for rows in self.batches(len(advantage), isinstance(net, _Memory)):
             log_prob, entropy = self.law(net, members, rows)
             ratio = (log_prob - old[rows]).exp()
-            if self.config.truncation != "none":
+            if isinstance(self.config, PPOConfig) and self.config.truncation != "none":
                 ratio = self.truncated(ratio, [self.law(peer, members, rows)[0] - old[rows] for peer in peers])
-            gain = torch.minimum(ratio * advantage[rows], ratio.clamp(0.8, 1.2) * advantage[rows])
+            clip = float(self.config.clip)  # type: ignore[attr-defined]  # each of these algorithms has it
+            gain = torch.minimum(ratio * advantage[rows], ratio.clamp(1 - clip, 1 + clip) * advantage[rows])
             weight = alive[rows] / alive[rows].sum()
             net.step(-((gain + 0.02 * entropy) * weight).sum())
 
@@ -215,7 +218,7 @@ class _Oracle:
             net.step((loss * alive[rows]).sum() / alive[rows].sum())
 
 
-def _oracle(config: PPOConfig, spaces: EnvSpaces, trajectories: Sequence[Trajectory]) -> _Oracle:
+def _oracle(config: PPOConfig | ImpactConfig, spaces: EnvSpaces, trajectories: Sequence[Trajectory]) -> _Oracle:
     agents = spaces.class_of("a")
     suffix = f"/{spaces.classes.index(agents)}"
     names = [name for name in trajectories[0].arrays if name.endswith(suffix) or name in ("cut", "state")]
@@ -244,7 +247,8 @@ def test_update_is_the_oracles(spaces: EnvSpaces, critic: str, kind: type[_Net])
     check_update(spaces, critic, kind, {})
 
 
-VTRACE = {"advantage": "vtrace", "vtrace_rho": 1.5, "vtrace_c": 1.2}
+LIMITS = {"vtrace_rho": 1.5, "vtrace_c": 1.2}
+VTRACE = {"advantage": "vtrace", **LIMITS}
 
 
 @pytest.mark.parametrize("spaces", [rounds.DISCRETE, rounds.CONTINUOUS], ids=["discrete", "continuous"])
@@ -263,20 +267,28 @@ def test_variants_are_the_oracles(spaces: EnvSpaces, critic: str, kind: type[_Ne
     check_update(spaces, critic, kind, variant)
 
 
+@pytest.mark.parametrize("spaces", [rounds.DISCRETE, rounds.CONTINUOUS], ids=["discrete", "continuous"])
+@pytest.mark.parametrize("kind", [_Net, _Memory], ids=["mlp", "gru"])
+def test_impact_is_the_oracles(spaces: EnvSpaces, kind: type[_Net]) -> None:
+    check_update(spaces, "own", kind, {"name": "impact", "epochs": 1, "batches": 1, "rho": 1.1, **LIMITS})
+
+
 def check_update(spaces: EnvSpaces, critic: str, kind: type[_Net], variant: dict[str, object]) -> None:
     """Two learners of other seeds are peers, for variants that have any."""
-    name = "ippo" if critic == "own" else "mappo"
-    settings = SETTINGS | variant | ({} if critic == "own" else {"critic": critic})
+    name = str(variant.get("name", "ippo" if critic == "own" else "mappo"))
+    settings = SETTINGS | {key: value for key, value in variant.items() if key != "name"}
+    settings |= {} if critic == "own" else {"critic": critic}
     model = rounds.MODEL.model_copy(update={"recurrent": "gru" if kind is _Memory else "none"})
     learner = rounds.learner(name, spaces, PAIRS, model=model, **settings)
-    before = {state: learner.state(state) for state in learner.names(PAIRS)}
+    before = {state: learner.state(state) for state in learner.names(PAIRS) if not state.startswith("batches")}
     trajectories = _trajectories(spaces)
     others = [rounds.learner(name, spaces, PAIRS, model=model, seed=seed, **settings) for seed in (5, 6)]
     peers = [{group.policy: each.state(group.policy) for group in PAIRS} for each in others]
     weights = tuple({policy: state.acting for policy, state in each.items()} for each in peers)
     learner.update(replace(rounds.inputs(PAIRS, trajectories), peers=weights))
 
-    config = PPOConfig.model_validate({"name": name, **SETTINGS, **variant})
+    family = ImpactConfig if name == "impact" else PPOConfig
+    config = family.model_validate({"name": name, **SETTINGS, **variant})
     oracle = _oracle(config, spaces, trajectories)
     steps, batch = oracle.data["cut"].shape
     members = {group.policy: [rounds.AGENTS.index(agent) for agent in group.agents] for group in PAIRS}
@@ -294,6 +306,10 @@ def check_update(spaces: EnvSpaces, critic: str, kind: type[_Net], variant: dict
                 boot_values = net.after(seen, first, oracle.boots, boots)[:, column]
             ratio = oracle.ratio(i, kind("policy", before[policy])) if config.advantage == "vtrace" else None
             corrections[i], advantages[i] = oracle.advantages(i, values[i], boot_values, ratio)
+            if isinstance(config, ImpactConfig) and ratio is not None:  # a new policy is its own target
+                advantages[i] = corrections[i]
+                old = oracle.data["log_prob"][:, i]
+                oracle.data["log_prob"][:, i] = torch.maximum(old + ratio.log(), old - math.log(config.rho))
     alive = oracle.data["alive"].float() if spaces.deaths else torch.ones(steps, 4, batch)
     if critic == "central":
         table = [x.flatten(1).T for x in (values + corrections, values, alive.transpose(0, 1))]
