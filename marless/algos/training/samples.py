@@ -33,6 +33,7 @@ class Samples:
         self._rows = {name: slice(a, b) for name, a, b in zip(parts, starts, ends, strict=True)}
         self._steps, self._memory_PHB = steps, memory_PHB
         self._order_U = torch.empty(0)
+        self._views: dict[tuple[int, int], list[dict[str, Tensor]]] = {}
 
     @property
     def count(self) -> int:
@@ -66,9 +67,13 @@ class Samples:
         bounds = [(units * i // count, units * (i + 1) // count) for i in range(count)]
         columns_S = torch.cat([self._columns(self._order_U[a:b]) for a, b in bounds])
         kernels.take_columns(self._table_PRS, columns_S, out=self._shuffled_PRS)
-        return [
+        if self._steps is None and (units, count) in self._views:
+            return self._views[units, count]  # of the same buffer, which has the samples in their new order
+        batches = [
             self._batch(self._shuffled_PRS[:, :, a * self.unit : b * self.unit], self._order_U[a:b]) for a, b in bounds
         ]
+        self._views[units, count] = batches
+        return batches
 
     def _columns(self, units_M: Tensor) -> Tensor:
         """The columns of these units, time-major."""
