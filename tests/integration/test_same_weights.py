@@ -16,6 +16,7 @@ PPO = {"epochs": 2, "minibatches": 2}
 ALGORITHMS = {
     "ippo": PPO,
     "mappo": PPO,
+    "impact": PPO | {"batches": 2, "target_frequency": 0.5},
     "iql": LEARNS,
     "vdn": LEARNS,
     "qmix": LEARNS,

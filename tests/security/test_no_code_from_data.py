@@ -22,7 +22,7 @@ PROCESSES = (
     "services.actor_pool.worker",
     "services.learner_pool.worker",
 )
-ALGORITHMS = ("ippo", "mappo", "iql", "vdn", "qmix", "iddpg", "maddpg")
+ALGORITHMS = ("ippo", "mappo", "impact", "iql", "vdn", "qmix", "iddpg", "maddpg")
 
 
 def complaints(source: str) -> set[str]:
