@@ -60,6 +60,10 @@ class BatchBuffer:
             left = {n: max(count - 1, 0) for n, count in left.items()}
         return found
 
+    def used(self, number: int) -> None:
+        """Drop the batches that no round after `number` uses, so that they are not published."""
+        self._batches = {n: each for n, each in self._batches.items() if number - n < self._ages[-1]}
+
     def __len__(self) -> int:
         return len(self._batches)
 

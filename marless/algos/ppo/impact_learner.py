@@ -83,8 +83,10 @@ class ImpactLearner(PPOLearner):
     def update(self, inputs: RoundInput) -> UpdateOutput:
         """See `Learner`."""
         self._buffer.add(inputs.round, self._rewarded(inputs).trajectories)
+        uses = len(self._buffer.due(inputs.round))
         output = super().update(inputs)
-        metrics = {self._buffer_name: {"batches": float(len(self._buffer)), "uses": float(len(self._uses(inputs)))}}
+        self._buffer.used(inputs.round)
+        metrics = {self._buffer_name: {"batches": float(len(self._buffer)), "uses": float(uses)}}
         return replace(output, metrics={**output.metrics, **metrics})
 
     def gradients(self, inputs: RoundInput) -> GradientOutput:
