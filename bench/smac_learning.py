@@ -190,19 +190,22 @@ def _range(values: Sequence[int]) -> object:
     return spread(values).cell(0) if values else ""
 
 
-def draw(courses: Mapping[str, Sequence[Course]], smac_map: str, target: Path) -> None:
-    """Draw the fraction of battles won over env steps: one line a seed, one colour an algorithm."""
+def draw(found: Mapping[str, Mapping[str, Sequence[Course]]], target: Path) -> None:
+    """Draw the fraction of battles won over env steps: a panel a map, a line a seed, a colour an algorithm."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.add_subplot(xlabel="env steps", ylabel="battles won, %", title=smac_map)
-    for number, (algorithm, runs) in enumerate(courses.items()):
-        for seed, each in enumerate(runs):
-            x, y = [point.env_steps for point in each.points], [100 * point.won for point in each.points]
-            axes.plot(x, y, color=f"C{number}", linewidth=1.2, alpha=0.8, label=algorithm if seed == 0 else None)
-    axes.set_ylim(0, 100)
-    axes.grid(alpha=0.3)
-    axes.legend(loc="lower right")
+    figure = Figure(figsize=(5 * len(found), 4.5), layout="constrained")
+    for panel, (smac_map, courses) in enumerate(found.items()):
+        axes = figure.add_subplot(1, len(found), panel + 1, xlabel="thousand env steps", title=smac_map)
+        for algorithm, runs in courses.items():
+            colour = f"C{list(ALGORITHMS).index(algorithm)}"
+            for seed, each in enumerate(runs):
+                x, y = [point.env_steps / 1000 for point in each.points], [100 * point.won for point in each.points]
+                axes.plot(x, y, color=colour, linewidth=1.2, alpha=0.8, label=algorithm if seed == 0 else None)
+        axes.set_ylim(0, 100)
+        axes.set_ylabel("battles won, %")
+        axes.grid(alpha=0.3)
+        axes.legend(loc="lower right")
     target.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(target, dpi=120)
 
@@ -217,7 +220,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--run-file", type=Path, help="keep finished runs in this file, and do not repeat those in it")
     parser.add_argument("--finished", action="store_true", help="make no runs; show those of the run file")
     parser.add_argument("--limit-s", type=float, default=3600.0, help="give up after a run that takes longer")
-    parser.add_argument("--picture", type=Path, help="draw the curves of the first map; needs matplotlib")
+    parser.add_argument("--picture", type=Path, help="draw the curves; needs matplotlib")
     return parser.parse_args()
 
 
@@ -226,21 +229,20 @@ def main() -> None:
     args = arguments()
     about = harness.machine()
     runs = Runs(args.run_file, about)
-    rows, drawn = [], {}
+    rows: list[Row] = []
+    found: dict[str, dict[str, list[Course]]] = {}
     for smac_map in args.maps:
         for algorithm in args.algorithms:
             jobs = [document(smac_map, algorithm, seed) for seed in range(args.runs)]
             courses = [runs.course(job, args.limit_s) for job in jobs if runs.has(job) or not args.finished]
-            if not courses:
-                continue
-            rows.append(row(smac_map, algorithm, courses))
-            harness.say(json.dumps(rows[-1]))
-            if smac_map == args.maps[0]:
-                drawn[algorithm] = courses
+            if courses:
+                found.setdefault(smac_map, {})[algorithm] = courses
+                rows.append(row(smac_map, algorithm, courses))
+                harness.say(json.dumps(rows[-1]))
     pictures = {}
     if args.picture:
-        draw(drawn, args.maps[0], args.picture)
-        shows = f"Battles won over env steps on {args.maps[0]}: a line a seed"
+        draw(found, args.picture)
+        shows = "Battles won over env steps: a line a seed"
         pictures = {os.path.relpath(args.picture.resolve(), DOCUMENTS[0].parent): shows}
     harness.report("smac_learning", about, rows, {"pictures": pictures}, args.json)
 
