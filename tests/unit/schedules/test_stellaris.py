@@ -1,0 +1,192 @@
+"""The rule of asynchronous training: what starts when, whatever ends in whatever order."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marless.aggregation.config import AsyncRule, SoftsyncRule, SSPRule, StellarisRule, SyncRule
+from marless.errors import InternalError, SpecError
+from marless.schedules.stellaris import Learn, Progress, Publish, Sample, Stellaris, StellarisConfig, Step
+
+RULES = [StellarisRule, SoftsyncRule, SSPRule, AsyncRule, SyncRule]
+
+
+def rule(actors=3, **settings) -> Stellaris:
+    return Stellaris(StellarisConfig.model_validate({"aggregation": "async", **settings}), actors)
+
+
+def test_actors_never_wait_and_a_learner_starts_as_soon_as_a_batch_is_there():
+    stellaris = rule(actors=2, batch=2)
+    first = stellaris.begin()
+    assert first.commands == (Sample(0, 0), Sample(1, 0))
+    second = stellaris.sampled(first.progress, 1)
+    assert second.commands == (Sample(2, 0),)  # half a batch
+    third = stellaris.sampled(second.progress, 2)
+    assert third.commands == (Learn(0, (1, 2), 0), Sample(3, 0))  # in order of arrival; rollout 0 is late
+
+
+def test_what_starts_after_a_version_starts_from_it():
+    stellaris = rule(actors=1)
+    step = stellaris.sampled(stellaris.begin().progress, 0)
+    assert step.commands == (Learn(0, (0,), 0), Sample(1, 0))
+    step = stellaris.computed(step.progress, 0, env_steps=10)
+    (published,) = step.commands
+    assert isinstance(published, Publish)
+    assert [(each.gradient.clock, each.staleness) for each in published.aggregation.gradients] == [(0, 0)]
+    step = stellaris.sampled(step.progress, 1)
+    assert step.commands == (Learn(1, (1,), 1), Sample(2, 1))
+
+
+def test_a_gradient_counts_the_versions_since_its_own():
+    stellaris = rule(actors=2, learners=2)
+    step = stellaris.begin()
+    step = stellaris.sampled(step.progress, 0)
+    step = stellaris.sampled(step.progress, 1)
+    step = stellaris.computed(step.progress, 1, env_steps=10)
+    step = stellaris.computed(step.progress, 0, env_steps=10)
+    published = step.commands[0]
+    assert isinstance(published, Publish)
+    assert [each.staleness for each in published.aggregation.gradients] == [1]
+    assert published.aggregation.clock == 1
+
+
+def test_learners_are_bounded_and_rollouts_wait_for_them():
+    stellaris = rule(actors=3, learners=1)
+    step = stellaris.begin()
+    for rollout in range(3):
+        step = stellaris.sampled(step.progress, rollout)
+    assert len(step.progress.learning) == 1
+    assert [rollout for rollout, _ in step.progress.waiting] == [1, 2]
+    assert len(step.progress.sampling) == 3
+
+
+def test_no_rollout_starts_that_could_be_too_old_when_its_turn_comes():
+    stellaris = rule(actors=3, learners=1, data_lag=2)
+    step = stellaris.begin()
+    assert [each.rollout for each in step.commands] == [0, 1, 2]
+    step = stellaris.sampled(step.progress, 0)  # one is learned from, two are under way: three versions come first
+    assert step.commands == (Learn(0, (0,), 0),)
+    step = stellaris.computed(step.progress, 0, env_steps=10)
+    assert step.commands[1:] == (Sample(3, 1),)
+
+
+def test_rollouts_that_are_too_old_are_dropped_and_counted():
+    stellaris = rule(actors=2, data_lag=1)
+    step = stellaris.begin()
+    for number, learner in enumerate(range(2)):
+        step = stellaris.sampled(step.progress, max(step.progress.sampling))
+        step = stellaris.computed(step.progress, learner, env_steps=10)
+        assert step.progress.queue.clock == number + 1
+    assert 0 in step.progress.sampling  # a straggler of version 0
+    step = stellaris.sampled(step.progress, 0)
+    assert (step.progress.dropped, step.progress.waiting) == (1, ())
+    assert not any(isinstance(each, Learn) for each in step.commands)
+
+
+def test_behind_a_barrier_every_version_has_the_gradients_of_all_actors():
+    stellaris = rule(actors=2, barrier=True, aggregation="sync")
+    step = stellaris.begin()
+    step = stellaris.sampled(step.progress, 0)
+    step = stellaris.computed(step.progress, 0, env_steps=10)
+    assert step.commands == ()  # rollout 1 is still under way
+    step = stellaris.sampled(step.progress, 1)
+    step = stellaris.computed(step.progress, 1, env_steps=10)
+    published, *started = step.commands
+    assert isinstance(published, Publish)
+    assert len(published.aggregation.gradients) == 2
+    assert started == [Sample(2, 1), Sample(3, 1)]
+
+
+def test_what_fails_is_replaced_and_counted():
+    stellaris = rule(actors=1)
+    step = stellaris.not_sampled(stellaris.begin().progress, 0)
+    assert (step.commands, step.progress.lost) == ((Sample(1, 0),), 1)
+    step = stellaris.sampled(step.progress, 1)
+    step = stellaris.not_computed(step.progress, 0)
+    assert (step.progress.lost, step.progress.queue.clock) == (2, 0)
+
+
+def test_gradients_that_wait_for_more_than_can_come_become_a_version():
+    stellaris = rule(actors=2, barrier=True, aggregation={"rule": "softsync", "gradients": 5})
+    step = stellaris.begin()
+    for number in range(2):
+        step = stellaris.computed(stellaris.sampled(step.progress, number).progress, number, env_steps=10)
+    published = step.commands[0]
+    assert isinstance(published, Publish)
+    assert published.aggregation.because == "released"
+
+
+def test_batches_that_a_barrier_could_never_fill_are_refused():
+    with pytest.raises(SpecError, match="3 actors do not make whole batches of 2 rollouts"):
+        rule(actors=3, batch=2, barrier=True)
+
+
+def test_an_end_of_what_is_not_under_way_is_a_defect():
+    stellaris = rule()
+    with pytest.raises(InternalError, match=r"number 7 is not under way; \[0, 1, 2\] are"):
+        stellaris.sampled(stellaris.begin().progress, 7)
+
+
+@given(
+    st.sampled_from(RULES),
+    st.integers(1, 5),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.integers(0, 6),
+    st.booleans(),
+    st.lists(st.tuples(st.integers(0, 99), st.sampled_from(["ends", "ends", "ends", "fails"])), max_size=80),
+)
+def test_whatever_ends_each_rollout_has_one_fate_and_something_is_under_way(
+    kind, actors, batch, learners, data_lag, barrier, events
+):
+    config = StellarisConfig.model_validate(
+        {"batch": batch, "learners": learners, "data_lag": data_lag, "barrier": barrier}
+        | {"aggregation": kind.model_validate({}).rule}
+    )
+    stellaris = Stellaris(config, actors * batch)
+    course, again = _Course(), _Course()
+    for each in (course, again):
+        each.take(stellaris.begin())
+        for choice, how in events:
+            each.end(stellaris, choice, fails=how == "fails")
+    assert course.commands == again.commands
+    assert course.learned_once and course.dense
+
+
+class _Course:
+    """Ends what is under way, and checks what follows."""
+
+    def __init__(self) -> None:
+        self.progress = Progress()
+        self.commands = []
+
+    def take(self, step: Step) -> None:
+        self.progress, progress = step.progress, step.progress
+        self.commands += step.commands
+        assert progress.sampling or progress.learning, "nothing is under way: the job stands still"
+        config_bound = 64
+        assert len(progress.queue.waiting) <= config_bound
+
+    def end(self, stellaris: Stellaris, choice: int, *, fails: bool) -> None:
+        sampling = [(number, True) for number in sorted(self.progress.sampling)]
+        number, sampled = (sampling + [(each, False) for each in sorted(self.progress.learning)])[
+            choice % (len(sampling) + len(self.progress.learning))
+        ]
+        if sampled:
+            self.take((stellaris.not_sampled if fails else stellaris.sampled)(self.progress, number))
+        elif fails:
+            self.take(stellaris.not_computed(self.progress, number))
+        else:
+            self.take(stellaris.computed(self.progress, number, env_steps=1))
+
+    @property
+    def learned_once(self) -> bool:
+        learned = [rollout for each in self.commands if isinstance(each, Learn) for rollout in each.rollouts]
+        return len(learned) == len(set(learned))
+
+    @property
+    def dense(self) -> bool:
+        """Rollouts and learners count without gaps, and so do versions."""
+        samples = [each.rollout for each in self.commands if isinstance(each, Sample)]
+        versions = [each.aggregation.clock for each in self.commands if isinstance(each, Publish)]
+        return samples == list(range(len(samples))) and versions == list(range(len(versions)))
