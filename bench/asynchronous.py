@@ -1,7 +1,7 @@
 """Asynchronous learning on modelled slots: which rule of aggregation comes to a return first, with how stale gradients.
 
-    python -m bench.asynchronous --json asynchronous.json
-    python -m bench.asynchronous --actors 64 --learners 16 --machines uneven --json asynchronous_64.json
+    python -m bench.asynchronous --json asynchronous_even.json
+    python -m bench.asynchronous --actors 64 --learners 16 --json asynchronous_64.json
 
 Independent PPO in `simple_spread`, three agents. Rollouts, gradients and their aggregation are really computed, in this
 process and in the order in which they begin on a virtual clock (`marless.simulation.asynchronous`); how long they take
@@ -216,7 +216,7 @@ def main() -> None:
         harness.say(str(row(name, found[name], found[args.rules.split(",")[0]], args.target)))
     reference = next(iter(found.values()))
     rows = [row(name, runs, reference, args.target) for name, runs in found.items()]
-    harness.report("asynchronous", about, rows, {}, args.json)
+    harness.report(f"asynchronous_{args.machines}", about, rows, {}, args.json)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,9 @@ from typing import Any
 
 from bench.harness import ROOT, table
 
-DOCUMENTS = tuple(ROOT / "docs" / name for name in ("benchmarks.md", "environments.md", "results.md"))
+DOCUMENTS = tuple(
+    ROOT / "docs" / name for name in ("benchmarks.md", "environments.md", "results.md", "asynchronous.md")
+)
 
 
 def render(result: Mapping[str, Any]) -> str:  # Any: JSON
