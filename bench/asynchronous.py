@@ -43,8 +43,8 @@ MACHINES = {"even": Machines(), "uneven": Machines(slow=0.25, straggling=0.05)}
 RULES: Mapping[str, Mapping[str, object]] = {
     "sync": {"barrier": True, "aggregation": "sync"},
     "stellaris": {"aggregation": "stellaris"},
-    "stellaris, no bound": {"aggregation": {"rule": "stellaris", "decay": 1.0, "first_round": 10_000}},
-    "stellaris, no weights": {"aggregation": {"rule": "stellaris", "weights": "equal"}},
+    "stellaris without bound": {"aggregation": {"rule": "stellaris", "decay": 1.0, "first_round": 10_000}},
+    "stellaris without weights": {"aggregation": {"rule": "stellaris", "weights": "equal"}},
     "softsync of 4": {"aggregation": "softsync"},
     "ssp": {"aggregation": "ssp"},
     "async": {"aggregation": "async"},
@@ -194,7 +194,7 @@ def main() -> None:
     parser.add_argument("--gradients", type=int, default=1500, help="gradients of a run")
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--target", type=float, default=-21.0, help="greedy return per agent")
-    parser.add_argument("--rules", default=",".join(RULES), help="those to run, the first is the reference")
+    parser.add_argument("--rules", default=",".join(RULES), help="those to run, by comma; the first is the reference")
     args = parser.parse_args()
     on_one_thread()
     about, durations = harness.machine(), measured(args.lr)
