@@ -1,7 +1,8 @@
 """Measures how soon a running job recovers after a part of the stack is killed.
 
 `python -m bench.recovery --json recovery.json`. The job is the task of all benchmarks. A part is killed (signal 9) at a
-random moment of a round; measured is the time from then until the next round that ends after the kill.
+random moment of a round; measured is the time from then until the next round that ends after the kill. The last line is
+of a job with `--long` recorded rounds, all almost empty (`bench.round_overhead`): a coordinator that starts reads them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import signal
 import statistics
 import tempfile
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ import psutil  # type: ignore[import-untyped]  # psutil ships no types
 from bench import harness
 from bench.harness import Row, percentile, spread
 from bench.processes import role
+from bench.round_overhead import SETTINGS
 from bench.systems import Request, settings
 from marless import spec
 from marless.cli.stack import SERVICES, LocalStack, StackOptions
@@ -73,9 +76,9 @@ class Running:
 
 
 @asynccontextmanager
-async def running(seed: int) -> AsyncIterator[Running]:
-    """Run an endless job on a stack of its own."""
-    job = spec.parse({"name": "recovery", **settings(Request(seed, 0)), **_ENDLESS}, "job")
+async def running(seed: int, sections: Mapping[str, object] | None = None) -> AsyncIterator[Running]:
+    """Run an endless job on a stack of its own; `sections` replace some of its own."""
+    job = spec.parse({"name": "recovery", **settings(Request(seed, 0)), **(sections or {}), **_ENDLESS}, "job")
     with tempfile.TemporaryDirectory(prefix="marless-bench-") as folder:
         place = Path(folder)
         options = StackOptions(restarts=RestartLimits(deaths=1000))
@@ -99,6 +102,20 @@ async def measure(runs: int, seed: int) -> tuple[float, Mapping[str, list[float]
     return round_s, found
 
 
+async def long_job(rounds: int, runs: int, seed: int) -> tuple[float, list[float]]:
+    """The same of the coordinator alone, once an almost empty job has recorded so many rounds."""
+    chance = random.Random(seed)
+    async with running(seed, SETTINGS) as job:
+        ends_s: deque[float] = deque(maxlen=WARM_UP_ROUNDS)
+        async for record in job.rounds:
+            ends_s.append(record.ended_s)
+            if record.round + 1 >= rounds:
+                break
+        round_s = statistics.median(after - before for before, after in pairwise(ends_s))
+        found = [await _recovery_s(job, "coordinator", chance.uniform(0.0, round_s)) for _ in range(runs)]
+    return round_s, found
+
+
 async def _recovery_s(job: Running, part: str, delay_s: float) -> float:
     for _ in range(ROUNDS_BETWEEN):
         await job.next_after(time.time())
@@ -109,35 +126,37 @@ async def _recovery_s(job: Running, part: str, delay_s: float) -> float:
     return (await job.next_after(killed_s)).ended_s - killed_s
 
 
-def rows_of(round_s: float, found: Mapping[str, list[float]]) -> list[Row]:
-    """One row per part; lost time is what exceeds an undisturbed round."""
-    rows: list[Row] = [{"killed": "nothing", "next round recorded after (s)": round(round_s, 2)}]
-    for part, values in found.items():
-        rows.append(
-            {
-                "killed": part,
-                "next round recorded after (s)": spread(values).cell(2),
-                "p95 (s)": round(percentile(values, 95), 2),
-                "lost, median (s)": round(max(statistics.median(values) - round_s, 0.0), 2),
-                "kills": len(values),
-            }
-        )
-    return rows
+def row_of(part: str, round_s: float, values: list[float]) -> Row:
+    """The line of a part; lost time is what exceeds an undisturbed round."""
+    return {
+        "killed": part,
+        "next round recorded after (s)": spread(values).cell(2),
+        "p95 (s)": round(percentile(values, 95), 2),
+        "lost, median (s)": round(max(statistics.median(values) - round_s, 0.0), 2),
+        "kills": len(values),
+    }
 
 
 def main() -> None:
     """Run the benchmark, print the table, and write it to the file of --json if given."""
-    args = harness.parser(__doc__, runs=10).parse_args()
+    parser = harness.parser(__doc__, runs=10)
+    parser.add_argument("--long", type=int, default=10_000, help="rounds of the long job")
+    args = parser.parse_args()
     about = harness.machine()
     round_s, found = asyncio.run(measure(args.runs, seed=0))
+    empty_s, late = asyncio.run(long_job(args.long, args.runs, seed=0))
+    rows: list[Row] = [{"killed": "nothing", "next round recorded after (s)": round(round_s, 2)}]
+    rows += [row_of(part, round_s, values) for part, values in found.items()]
+    rows.append(row_of(f"coordinator, after {args.long:,} rounds", empty_s, late))
     everything = [value for values in found.values() for value in values]
     headline = {
         "round_s": round(round_s, 3),
         "recovery_p95_s": round(percentile(everything, 95), 2),
         "coordinator_s": round(statistics.median(found["coordinator"]), 2),
+        "coordinator_long_s": round(statistics.median(late), 2),
         "kills": len(everything),
     }
-    harness.report("recovery", about, rows_of(round_s, found), headline, args.json)
+    harness.report("recovery", about, rows, headline, args.json)
 
 
 if __name__ == "__main__":
