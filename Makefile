@@ -114,6 +114,7 @@ bench: .venv/.dev
 	$(BIN)/python -m bench.round_overhead --json bench/results/round_overhead.json
 	$(BIN)/python -m bench.decisions --json bench/results/decisions.json
 	$(BIN)/python -m bench.updates --json bench/results/updates.json
+	$(BIN)/python -m bench.round_cpu --json bench/results/round_cpu.json
 	$(BIN)/python -m bench.throughput $(BENCH_PEERS) --json bench/results/throughput.json
 	$(BIN)/python -m bench.time_to_return $(BENCH_PEERS) --json bench/results/time_to_return.json
 

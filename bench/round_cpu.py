@@ -8,9 +8,7 @@ take turns on a core empty its caches.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bench import harness
@@ -19,7 +17,8 @@ from bench.off_policy_step import steady
 from bench.processes import Cpu
 from bench.systems import WARM_UP, Request, marless_job, settings
 from bench.task import TASK
-from marless.nets.compiled import COMPILED, NUMPY, VARIABLE
+from bench.workers import kernels
+from marless.nets.compiled import COMPILED, NUMPY
 
 ENV_STEPS = 800_000
 LEAST_MS = 0.1
@@ -41,23 +40,10 @@ class Case:
 CASES = (Case("synchronous", NUMPY), Case("synchronous", COMPILED), Case("pipelined", COMPILED))
 
 
-@contextmanager
-def _kernels(choice: str) -> Iterator[None]:
-    """Start programs with these kernels."""
-    before = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = choice
-    try:
-        yield
-    finally:
-        del os.environ[VARIABLE]
-        if before is not None:
-            os.environ[VARIABLE] = before
-
-
 def measured(case: Case, seed: int, env_steps: int) -> dict[str, float]:
     """CPU milliseconds of a round by role, and in all; raises BenchError for too short a run."""
     cpu = Cpu()
-    with _kernels(case.kernels):
+    with kernels(case.kernels):
         job = marless_job(settings(Request(seed, env_steps)) | {"schedule": case.schedule}, 1200.0, watch=cpu)
     found = steady(cpu.looks, job.records[WARM_UP:-1])
     by_role = {role: 1000 * used_s / found.rounds for role, used_s in found.cpu_s.items()}

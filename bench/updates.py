@@ -2,17 +2,21 @@
 
 `python -m bench.updates --json updates.json`. Independent PPO in spread, [64, 64] nets, one thread, as in a learner
 worker; 4,000 env steps per round, six agents. A policy of several agents trains on all of their samples (pooled) or on
-as many as one agent has (drawn). Recurrent nets learn from whole segments, here 40 of 100 steps, or 160 of 25.
+as many as one agent has (drawn). Recurrent nets learn from whole segments, here 40 of 100 steps, or 160 of 25. Each
+case is measured with the kernels of NumPy and with compiled ones (docs/architecture.md), in processes that take turns.
 """
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Mapping
 
 from bench import harness
 from bench.harness import Row, spread
-from bench.workers import UPDATE, Team, on_one_thread
+from bench.workers import UPDATE, Team, kernels, on_one_thread
 from marless import spec as specs
+from marless.nets.compiled import COMPILED, NUMPY
 from marless.spec import JobSpec
 
 WARM_UP, ROUNDS = 2, 10
@@ -63,16 +67,33 @@ def cpu_ms(sections: Mapping[str, object], seed: int) -> float:
     return team.cpu_ms[UPDATE] / ROUNDS
 
 
+def measured(case: int, seed: int, choice: str) -> float:
+    """`cpu_ms` of a case in a process with these kernels."""
+    with kernels(choice):
+        output = harness.run([sys.executable, "-m", "bench.updates", f"--case={case}", f"--seed={seed}"], timeout_s=600)
+    return float(output.lines[-1]["cpu_ms"])
+
+
 def main() -> None:
     """Run the benchmark, print the table, and write it to the file of --json if given."""
     parser = harness.parser(__doc__, runs=3)
+    parser.add_argument("--case", type=int, default=None, help="measure only this one, in this process")
+    parser.add_argument("--seed", type=int, default=0, help="of the job of --case")
     args = parser.parse_args()
-    on_one_thread()
+    if args.case is not None:
+        on_one_thread()
+        print(json.dumps({"cpu_ms": cpu_ms(list(cases().values())[args.case], args.seed)}))
+        return
     about = harness.machine()
     rows: list[Row] = []
-    for (groups, special), sections in cases().items():
-        took = spread([cpu_ms(sections, seed) for seed in range(args.runs)])
-        rows.append({"agents in groups of": groups, "with": special, "CPU ms of an update": took.cell(0)})
+    for case, (groups, special) in enumerate(cases()):
+        took: dict[str, list[float]] = {choice: [] for choice in (NUMPY, COMPILED)}
+        for seed in range(args.runs):
+            for choice, found in took.items():
+                found.append(measured(case, seed, choice))
+        cells = {f"CPU ms of an update, {choice}": spread(found).cell(0) for choice, found in took.items()}
+        rows.append({"agents in groups of": groups, "with": special, **cells})
+        harness.say(f"{groups}, {special}: {cells}")
     harness.report("updates", about, rows, {}, args.json)
 
 

@@ -21,6 +21,7 @@ from marless.envs import registry
 from marless.envs.base import random_actions
 from marless.fleet import environment
 from marless.nets.acting import ActingPolicies
+from marless.nets.compiled import VARIABLE
 from marless.sharing.groups import initial_groups
 from marless.spec import JobSpec
 
@@ -33,6 +34,19 @@ def on_one_thread() -> None:
     if not told.items() <= os.environ.items():
         os.execve(sys.executable, sys.orig_argv, os.environ | told)
     torch.set_num_threads(1)
+
+
+@contextmanager
+def kernels(choice: str) -> Iterator[None]:
+    """Start programs with these kernels: one of `marless.nets.compiled.CHOICES`."""
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = choice
+    try:
+        yield
+    finally:
+        del os.environ[VARIABLE]
+        if before is not None:
+            os.environ[VARIABLE] = before
 
 
 class Team:
