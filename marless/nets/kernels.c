@@ -77,7 +77,7 @@ INLINE vector applied(const enum then then, vector x, vector y) {
     const vector zero = {0};
     switch (then) {
     case TANH: return tanh_of(x);
-    case RELU: return choose(x > zero, x, zero);
+    case RELU: return choose(x < zero, zero, x); /* keeps NaN, for those who look for it */
     case TANH_SLOPE: return x * (1.0f - y * y);
     case RELU_SLOPE: return choose(y > zero, x, zero);
     default: return x;

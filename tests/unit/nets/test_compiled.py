@@ -148,6 +148,19 @@ def test_passes_of_recurrent_nets(monkeypatch: pytest.MonkeyPatch, steps: int, c
 
 
 @needs_compiler
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+def test_nan_is_passed_on(activation: str) -> None:
+    layout = Layout(5, (20, 20), 3)
+    net = StackedMLP(layout, torch.from_numpy(layout.initial(generator(0, "net"), 1.0))[None], activation)
+    x = _random(1, 6, 100)
+    x[0, 2, 70] = torch.nan
+    assert net.forward(x).isnan().sum().item() == 3
+    head = heads.Categorical()
+    log_prob, entropy = head.evaluate(net.forward(x), torch.zeros(1, 1, 100, dtype=torch.int64), None)
+    assert log_prob.isnan().nonzero().tolist() == entropy.isnan().nonzero().tolist() == [[0, 70]]
+
+
+@needs_compiler
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("samples", [1, 50, 64, 1000])
 def test_categorical_distributions(monkeypatch: pytest.MonkeyPatch, samples: int, masked: bool) -> None:
