@@ -7,8 +7,9 @@ Independent PPO in `simple_spread`, three agents. Rollouts, gradients and their 
 process and in the order in which they begin on a virtual clock (`marless.simulation.asynchronous`); how long they take
 there is drawn from durations that this program measures first. So the seconds are those of as many slots as asked for,
 each as fast as a core of this machine that does nothing else. Every rule has the same settings, one gradient of each
-rollout, and as many learners; a control has a greater learning rate. `sync` waits for all rollouts before each version, and `uneven` machines have a quarter
-of the actors at half speed, and stragglers: one function in twenty takes five times as long.
+rollout, and as many learners; a control has a greater learning rate. `sync` waits for all rollouts before each version.
+`uneven` machines have a quarter of the actors at half speed, and stragglers: one function in twenty takes five times as
+long.
 """
 
 from __future__ import annotations
