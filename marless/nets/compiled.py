@@ -5,7 +5,8 @@ computes the same with NumPy and torch, up to rounding. So weights are the same 
 use the same of the two. Neither depends on the number of threads.
 
 The library is in $XDG_CACHE_HOME/marless/kernels (by default ~/.cache), in a directory that only this user may write
-to, under a name that depends on the source, on the compiler's options, and on the CPU. To remove it is safe.
+to, under a name that depends on the source, on the compiler's options, on the CPU, and on its own content: a file that a
+power failure or a full disk has cut short is not loaded, but compiled anew. To remove it is safe.
 """
 
 from __future__ import annotations
@@ -158,16 +159,30 @@ def _chosen() -> tuple[Library | None, str]:
 
 def _built() -> Path:
     """The library of this machine, which is compiled if it is not there yet. Raises OSError and _MissingError."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    directory = private_files.directory(Path(home, "marless", "kernels"))
+    directory = private_files.directory(_cache() / "marless" / "kernels")
     key = hashlib.sha256(repr((_OPTIONS, _cpu())).encode() + SOURCE.read_bytes()).hexdigest()[:32]
-    target = directory / f"{key}.so"
-    if not target.exists():
-        with tempfile.TemporaryDirectory(dir=directory) as folder:
-            made = Path(folder, "kernels.so")
-            _compile(made)
-            made.replace(target)  # so that another process finds a whole file or none
-    return target
+    for found in directory.glob(f"{key}-*.so"):
+        if found.name == _name(key, found):  # a process that maps a file which was cut short would be killed
+            return found
+        found.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(dir=directory) as folder:
+        made = Path(folder, "kernels.so")
+        _compile(made)
+        return made.replace(directory / _name(key, made))  # so that another process finds a whole file or none
+
+
+def _name(key: str, library: Path) -> str:
+    return f"{key}-{hashlib.sha256(library.read_bytes()).hexdigest()[:32]}.so"
+
+
+def _cache() -> Path:
+    """The directory of this user's caches. Raises _MissingError if there is none."""
+    if home := os.environ.get("XDG_CACHE_HOME"):
+        return Path(home)
+    try:
+        return Path.home() / ".cache"
+    except RuntimeError:  # as in a container whose user has no entry in /etc/passwd
+        raise _MissingError("this user has no home directory; set XDG_CACHE_HOME") from None
 
 
 def _compile(target: Path) -> None:

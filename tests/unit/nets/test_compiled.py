@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -261,3 +263,27 @@ def test_in_a_directory_that_others_may_write_to(fresh: Path) -> None:
     fresh.chmod(0o777)
     assert compiled.library() is None
     assert "others may write to it" in compiled.described()
+
+
+@needs_compiler
+@pytest.mark.parametrize("kept", [0, 9000])
+def test_a_library_that_was_cut_short_is_compiled_anew(fresh: Path, kept: int) -> None:
+    """A page beyond the end of a mapped file would kill the process, so the test is one of its own."""
+    assert compiled.library() is not None
+    [cut] = fresh.iterdir()
+    os.truncate(cut, kept)
+    script = "from marless.nets.compiled import described; print(described())"
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert (told.returncode, told.stdout) == (0, "compiled\n"), told.stderr
+    [whole] = fresh.iterdir()
+    assert whole.stat().st_size > 9000
+
+
+def test_a_user_without_a_home(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", unknown)
+    assert compiled.library() is None
+    assert compiled.described() == "numpy: this user has no home directory; set XDG_CACHE_HOME"
