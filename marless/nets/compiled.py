@@ -5,8 +5,8 @@ computes the same with NumPy and torch, up to rounding. So weights are the same 
 use the same of the two. Neither depends on the number of threads.
 
 The library is in $XDG_CACHE_HOME/marless/kernels (by default ~/.cache), in a directory that only this user may write
-to, under a name that depends on the source, on the compiler's options, on the CPU, and on its own content: a file that a
-power failure or a full disk has cut short is not loaded, but compiled anew. To remove it is safe.
+to, under a name that depends on the source, on the compiler's options, on the CPU, and on its own content: a file that
+a power failure or a full disk has cut short is not loaded, but compiled anew. To remove it is safe.
 """
 
 from __future__ import annotations
