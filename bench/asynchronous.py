@@ -200,6 +200,8 @@ def main() -> None:
     parser.add_argument("--target", type=float, default=-21.0, help="greedy return per agent")
     parser.add_argument("--rules", default=",".join(RULES), help="those to run, by comma; the first is the reference")
     args = parser.parse_args()
+    if unknown := [name for name in args.rules.split(",") if name not in RULES]:
+        parser.error(f"--rules: there is no {', '.join(unknown)}; known: {', '.join(RULES)}")
     on_one_thread()
     about, durations = harness.machine(), measured(args.lr)
     found: dict[str, list[Run]] = {}

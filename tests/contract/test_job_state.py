@@ -115,8 +115,12 @@ def test_an_owner_that_has_left_writes_nothing(kept, write):
 
 def test_leaving_twice_is_safe(kept):
     first = kept.new()
+    first.settle()
     first.release()
     first.release()
+    with pytest.raises(FencedError):
+        first.check_owned()
+    kept.taken(first).check_owned()  # and so is a third time, after which the next owner has it
 
 
 def test_a_journal_reads_either(kept):

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from marless.aggregation.net_step import NetStep
 from marless.algos.algorithm import AlgorithmConfig, Setting
-from marless.algos.learner import Learner, LearnerContext, Scope
-from marless.algos.ppo.config import ActorCriticConfig, ppo_functions
+from marless.algos.learner import Learner, LearnerContext
+from marless.algos.ppo.config import ActorCriticConfig
+from marless.algos.ppo.ippo import IPPO
 from marless.algos.rates import Rate
-from marless.core.functions import FunctionNode
-from marless.core.group import Group
-
-if TYPE_CHECKING:
-    from marless.envs.base import EnvSpaces
 
 
 class ImpactConfig(ActorCriticConfig):
@@ -57,28 +53,14 @@ class ImpactConfig(ActorCriticConfig):
         return {**steps, "policy": replace(steps["policy"], target_steps=self.target_steps())}
 
 
-class Impact:
-    """IMPACT, as an `Algorithm`."""
+class Impact(IPPO):
+    """IMPACT, as an `Algorithm`: the functions and critics of IPPO, executed once for each batch that is used."""
 
     config_type: type[AlgorithmConfig] = ImpactConfig
 
-    def needs_state(self, config: AlgorithmConfig) -> bool:
-        """False: critics see observations."""
-        return False
-
     def check(self, config: AlgorithmConfig, setting: Setting) -> None:
-        """Raise SpecError for more minibatches than samples or, with recurrent nets, segments; all spaces will do."""
+        """See `IPPO`."""
         ImpactConfig.model_validate(config).check_setting(setting)
-
-    def joint(self, config: AlgorithmConfig) -> bool:
-        """See `Algorithm`."""
-        return False
-
-    def functions(
-        self, config: AlgorithmConfig, scope: Scope, groups: Sequence[Group], spaces: EnvSpaces
-    ) -> tuple[FunctionNode, ...]:
-        """Post-processing, then critics and policies in parallel; executed once for each batch that is used."""
-        return ppo_functions(scope, groups, critics=[group.policy for group in groups])
 
     def learner(self, config: AlgorithmConfig, context: LearnerContext) -> Learner:
         """See `Algorithm`."""

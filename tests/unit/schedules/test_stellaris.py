@@ -144,7 +144,7 @@ def test_whatever_ends_each_rollout_has_one_fate_and_something_is_under_way(
         | {"aggregation": kind.model_validate({}).rule}
     )
     stellaris = Stellaris(config, actors * batch)
-    course, again = _Course(), _Course()
+    course, again = _Course(config.aggregation.capacity), _Course(config.aggregation.capacity)
     for each in (course, again):
         each.take(stellaris.begin())
         for choice, how in events:
@@ -156,7 +156,8 @@ def test_whatever_ends_each_rollout_has_one_fate_and_something_is_under_way(
 class _Course:
     """Ends what is under way, and checks what follows."""
 
-    def __init__(self) -> None:
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
         self.progress = Progress()
         self.commands = []
 
@@ -164,8 +165,7 @@ class _Course:
         self.progress, progress = step.progress, step.progress
         self.commands += step.commands
         assert progress.sampling or progress.learning, "nothing is under way: the job stands still"
-        config_bound = 64
-        assert len(progress.queue.waiting) <= config_bound
+        assert len(progress.queue.waiting) <= self._capacity
 
     def end(self, stellaris: Stellaris, choice: int, *, fails: bool) -> None:
         sampling = [(number, True) for number in sorted(self.progress.sampling)]
