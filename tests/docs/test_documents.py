@@ -17,6 +17,7 @@ import pytest
 
 from marless.round_file import read
 from marless.rpc.redis_users import RULES, STORE
+from tests import imports
 from tests.docs import commands, elsewhere, programs, tour, yaml_blocks
 from tests.docs.blocks import PAGES, ROOT, Block, blocks, mentioned, text_of
 from tests.docs.tables import NOT_RUN, TREATMENTS
@@ -157,6 +158,13 @@ def test_one_round_can_be_followed_in_few_files_and_lines():
     assert found.files <= 35 and found.lines <= 5000
     said = [int(number.replace(",", "")) for number in re.findall(r"\b(\d[\d,]+)(?: files| lines|\))", section)]
     assert said == pytest.approx([found.files, found.lines, found.whole_lines], rel=0.1)
+
+
+def test_the_drawing_of_imports_is_fresh():
+    drawing = (ROOT / "docs/images/imports.svg").read_text("utf-8")
+    assert drawing == imports.svg(imports.arrows(imports.sources(""))), (
+        "draw it anew: .venv/bin/python -m tests.imports --to docs/images/imports.svg"
+    )
 
 
 def test_a_tour_through_what_is_not_there_is_refused():
