@@ -57,6 +57,7 @@ _BY_SERVICE: Mapping[str, Mapping[str, frozenset[Role]]] = {
     f"{_PACKAGE}.LearnerPoolService": {
         "OpenJob": _SERVICE,
         "Update": _SERVICE,
+        "Gradient": _SERVICE,
         "CloseJob": _SERVICE,
         "Reserve": _SERVICE,
         "ListMachines": _SERVICE | _OPERATOR,
@@ -70,6 +71,7 @@ _BY_SERVICE: Mapping[str, Mapping[str, frozenset[Role]]] = {
     f"{_PACKAGE}.ParamStoreService": {
         "Publish": _ACTOR | _LEARNER | _SERVICE,  # actors: only the carries of lanes, see `check_policies`
         "Get": _ACTOR | _LEARNER | _SERVICE,  # actors: only what they act with and carries, see `check_parts`
+        "Aggregate": _SERVICE,
         "List": _LEARNER | _SERVICE | _OPERATOR,
         "AcquireEpoch": _SERVICE,
         "DropJob": _SERVICE,

@@ -83,6 +83,12 @@ class LearnerPoolServicer(LearnerPoolServiceServicer):
         """Update every policy of a job once."""
         return await self._updates.update(request)
 
+    async def Gradient(  # noqa: N802
+        self, request: learner_pool_pb2.GradientRequest, context: Context
+    ) -> learner_pool_pb2.GradientResponse:
+        """Compute one gradient of every policy of a job."""
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "the next commit has it")
+
     async def CloseJob(  # noqa: N802
         self, request: learner_pool_pb2.CloseJobRequest, context: Context
     ) -> learner_pool_pb2.CloseJobResponse:

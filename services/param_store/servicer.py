@@ -57,6 +57,12 @@ class ParamStoreServicer(ParamStoreServiceServicer):
             versions=[common_pb2.PolicyVersion(policy=name, version=version) for name, version in versions.items()]
         )
 
+    async def Aggregate(  # noqa: N802
+        self, request: param_store_pb2.AggregateRequest, context: Context
+    ) -> param_store_pb2.AggregateResponse:
+        """Apply gradients to policies and publish the next versions."""
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "the next commit has it")
+
     async def Get(  # type: ignore[override]  # noqa: N802  # raw frames, see register
         self, request: param_store_pb2.GetRequest, context: Context
     ) -> None:

@@ -442,6 +442,137 @@ class UpdateResponse(_message.Message):
 Global___UpdateResponse: _TypeAlias = UpdateResponse  # noqa: Y015
 
 @_typing.final
+class GradientRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    LEARNER_FIELD_NUMBER: _builtins.int
+    ROLLOUTS_FIELD_NUMBER: _builtins.int
+    ENV_STEPS_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    VERSIONS_FIELD_NUMBER: _builtins.int
+    PEERS_FIELD_NUMBER: _builtins.int
+    OLDEST_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    epoch: _builtins.int
+    learner: _builtins.int
+    """number of the gradient in its job, from 0"""
+    env_steps: _builtins.int
+    """of all gradients that were applied before"""
+    oldest: _builtins.int
+    """no rollout before this one is needed any more"""
+    @_builtins.property
+    def rollouts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """rounds of the trajectories, each of actor 0; they are used in this order"""
+
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Group]:
+        """`source` has the version that the gradient is of"""
+
+    @_builtins.property
+    def versions(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.PolicyVersion]:
+        """of every policy and joint critic"""
+
+    @_builtins.property
+    def peers(self) -> _containers.RepeatedCompositeFieldContainer[Global___VersionSet]:
+        """versions that other learners compute from now, for the truncation of ratios"""
+
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        learner: _builtins.int = ...,
+        rollouts: _abc.Iterable[_builtins.int] | None = ...,
+        env_steps: _builtins.int = ...,
+        groups: _abc.Iterable[_common_pb2.Group] | None = ...,
+        versions: _abc.Iterable[_common_pb2.PolicyVersion] | None = ...,
+        peers: _abc.Iterable[Global___VersionSet] | None = ...,
+        oldest: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["env_steps", b"env_steps", "epoch", b"epoch", "groups", b"groups", "job", b"job", "learner", b"learner", "oldest", b"oldest", "peers", b"peers", "rollouts", b"rollouts", "versions", b"versions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GradientRequest: _TypeAlias = GradientRequest  # noqa: Y015
+
+@_typing.final
+class VersionSet(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def versions(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.PolicyVersion]: ...
+    def __init__(
+        self,
+        *,
+        versions: _abc.Iterable[_common_pb2.PolicyVersion] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["versions", b"versions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VersionSet: _TypeAlias = VersionSet  # noqa: Y015
+
+@_typing.final
+class GradientResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class MetricsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> _common_pb2.Metrics: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _common_pb2.Metrics | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    GRADIENTS_FIELD_NUMBER: _builtins.int
+    METRICS_FIELD_NUMBER: _builtins.int
+    INVOCATIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def gradients(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.PolicyVersion]:
+        """names and versions in the store, one of each scope"""
+
+    @_builtins.property
+    def metrics(self) -> _containers.MessageMap[_builtins.str, _common_pb2.Metrics]:
+        """per policy or joint critic"""
+
+    @_builtins.property
+    def invocations(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Invocation]: ...
+    def __init__(
+        self,
+        *,
+        gradients: _abc.Iterable[_common_pb2.PolicyVersion] | None = ...,
+        metrics: _abc.Mapping[_builtins.str, _common_pb2.Metrics] | None = ...,
+        invocations: _abc.Iterable[_common_pb2.Invocation] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gradients", b"gradients", "invocations", b"invocations", "metrics", b"metrics"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GradientResponse: _TypeAlias = GradientResponse  # noqa: Y015
+
+@_typing.final
 class CloseJobRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -502,6 +633,7 @@ class LearnTask(_message.Message):
     MEASURE_FIELD_NUMBER: _builtins.int
     REPLAY_FIELD_NUMBER: _builtins.int
     SPARE_FIELD_NUMBER: _builtins.int
+    GRADIENT_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     spec_json: _builtins.str
     round: _builtins.int
@@ -528,6 +660,10 @@ class LearnTask(_message.Message):
     def spare(self) -> _common_pb2.Ref:
         """a file without content, for the result if the store does not take it; see Unpublished"""
 
+    @_builtins.property
+    def gradient(self) -> Global___GradientTask:
+        """if set: compute this gradient instead of an update"""
+
     def __init__(
         self,
         *,
@@ -544,14 +680,44 @@ class LearnTask(_message.Message):
         measure: Global___Measure | None = ...,
         replay: _common_pb2.Ref | None = ...,
         spare: _common_pb2.Ref | None = ...,
+        gradient: Global___GradientTask | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["measure", b"measure", "replay", b"replay", "spare", b"spare"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["gradient", b"gradient", "measure", b"measure", "replay", b"replay", "spare", b"spare"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["env_steps", b"env_steps", "epoch", b"epoch", "groups", b"groups", "job", b"job", "measure", b"measure", "replay", b"replay", "round", b"round", "scope", b"scope", "spaces_json", b"spaces_json", "spare", b"spare", "spec_json", b"spec_json", "trajectories", b"trajectories", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["env_steps", b"env_steps", "epoch", b"epoch", "gradient", b"gradient", "groups", b"groups", "job", b"job", "measure", b"measure", "replay", b"replay", "round", b"round", "scope", b"scope", "spaces_json", b"spaces_json", "spare", b"spare", "spec_json", b"spec_json", "trajectories", b"trajectories", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LearnTask: _TypeAlias = LearnTask  # noqa: Y015
+
+@_typing.final
+class GradientTask(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEARNER_FIELD_NUMBER: _builtins.int
+    ROLLOUTS_FIELD_NUMBER: _builtins.int
+    PEERS_FIELD_NUMBER: _builtins.int
+    learner: _builtins.int
+    @_builtins.property
+    def rollouts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """for the idempotency key; the trajectories are in LearnTask"""
+
+    @_builtins.property
+    def peers(self) -> _containers.RepeatedCompositeFieldContainer[Global___VersionSet]: ...
+    def __init__(
+        self,
+        *,
+        learner: _builtins.int = ...,
+        rollouts: _abc.Iterable[_builtins.int] | None = ...,
+        peers: _abc.Iterable[Global___VersionSet] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["learner", b"learner", "peers", b"peers", "rollouts", b"rollouts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GradientTask: _TypeAlias = GradientTask  # noqa: Y015
 
 @_typing.final
 class StoredTrajectory(_message.Message):
@@ -610,6 +776,7 @@ class LearnResult(_message.Message):
     DEVICE_FIELD_NUMBER: _builtins.int
     DISTANCES_FIELD_NUMBER: _builtins.int
     UNPUBLISHED_FIELD_NUMBER: _builtins.int
+    GRADIENT_FIELD_NUMBER: _builtins.int
     device: _builtins.str
     @_builtins.property
     def versions(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.PolicyVersion]: ...
@@ -627,6 +794,10 @@ class LearnResult(_message.Message):
     def unpublished(self) -> Global___Unpublished:
         """if set, there are no versions"""
 
+    @_builtins.property
+    def gradient(self) -> _common_pb2.PolicyVersion:
+        """of a GradientTask: its name and version in the store"""
+
     def __init__(
         self,
         *,
@@ -636,10 +807,11 @@ class LearnResult(_message.Message):
         device: _builtins.str = ...,
         distances: _abc.Iterable[_common_pb2.Distances] | None = ...,
         unpublished: Global___Unpublished | None = ...,
+        gradient: _common_pb2.PolicyVersion | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["unpublished", b"unpublished"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["gradient", b"gradient", "unpublished", b"unpublished"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "distances", b"distances", "functions", b"functions", "metrics", b"metrics", "unpublished", b"unpublished", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "distances", b"distances", "functions", b"functions", "gradient", b"gradient", "metrics", b"metrics", "unpublished", b"unpublished", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

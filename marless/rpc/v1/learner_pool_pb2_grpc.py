@@ -61,6 +61,11 @@ class LearnerPoolServiceStub:
                 request_serializer=marless_dot_rpc_dot_v1_dot_learner__pool__pb2.UpdateRequest.SerializeToString,
                 response_deserializer=marless_dot_rpc_dot_v1_dot_learner__pool__pb2.UpdateResponse.FromString,
                 _registered_method=True)
+        self.Gradient = channel.unary_unary(
+                '/marless.rpc.v1.LearnerPoolService/Gradient',
+                request_serializer=marless_dot_rpc_dot_v1_dot_learner__pool__pb2.GradientRequest.SerializeToString,
+                response_deserializer=marless_dot_rpc_dot_v1_dot_learner__pool__pb2.GradientResponse.FromString,
+                _registered_method=True)
         self.CloseJob = channel.unary_unary(
                 '/marless.rpc.v1.LearnerPoolService/CloseJob',
                 request_serializer=marless_dot_rpc_dot_v1_dot_learner__pool__pb2.CloseJobRequest.SerializeToString,
@@ -149,6 +154,17 @@ class LearnerPoolServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Gradient(self, request, context):
+        """Computes one gradient of every policy of a job from the trajectories of some rollouts, and puts it into the store; the
+        trajectories are dropped then. For schedule stellaris, in which several gradients are computed at once. Idempotent: a
+        repeated call for the same learner, rollouts and versions waits for the gradient in progress, or finds it in the
+        store. FAILED_PRECONDITION if trajectories are missing or the epoch is over; NOT_FOUND if the job is not open under
+        this epoch, or a version does not exist any more; UNAVAILABLE without workers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CloseJob(self, request, context):
         """Closes a job and drops its trajectories and, unless `keep_replay`, its replay files. Idempotent.
         FAILED_PRECONDITION if the epoch is over.
@@ -224,6 +240,11 @@ def add_LearnerPoolServiceServicer_to_server(servicer, server):
                     servicer.Update,
                     request_deserializer=marless_dot_rpc_dot_v1_dot_learner__pool__pb2.UpdateRequest.FromString,
                     response_serializer=marless_dot_rpc_dot_v1_dot_learner__pool__pb2.UpdateResponse.SerializeToString,
+            ),
+            'Gradient': grpc.unary_unary_rpc_method_handler(
+                    servicer.Gradient,
+                    request_deserializer=marless_dot_rpc_dot_v1_dot_learner__pool__pb2.GradientRequest.FromString,
+                    response_serializer=marless_dot_rpc_dot_v1_dot_learner__pool__pb2.GradientResponse.SerializeToString,
             ),
             'CloseJob': grpc.unary_unary_rpc_method_handler(
                     servicer.CloseJob,
@@ -391,6 +412,33 @@ class LearnerPoolService:
             '/marless.rpc.v1.LearnerPoolService/Update',
             marless_dot_rpc_dot_v1_dot_learner__pool__pb2.UpdateRequest.SerializeToString,
             marless_dot_rpc_dot_v1_dot_learner__pool__pb2.UpdateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Gradient(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/marless.rpc.v1.LearnerPoolService/Gradient',
+            marless_dot_rpc_dot_v1_dot_learner__pool__pb2.GradientRequest.SerializeToString,
+            marless_dot_rpc_dot_v1_dot_learner__pool__pb2.GradientResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -66,6 +66,13 @@ class LearnerPoolServiceStub:
     FAILED_PRECONDITION if trajectories are missing or the epoch is over; NOT_FOUND if the job is not open under this
     epoch; UNAVAILABLE without workers.
     """
+    Gradient: _grpc.UnaryUnaryMultiCallable[_learner_pool_pb2.GradientRequest, _learner_pool_pb2.GradientResponse]
+    """Computes one gradient of every policy of a job from the trajectories of some rollouts, and puts it into the store; the
+    trajectories are dropped then. For schedule stellaris, in which several gradients are computed at once. Idempotent: a
+    repeated call for the same learner, rollouts and versions waits for the gradient in progress, or finds it in the
+    store. FAILED_PRECONDITION if trajectories are missing or the epoch is over; NOT_FOUND if the job is not open under
+    this epoch, or a version does not exist any more; UNAVAILABLE without workers.
+    """
     CloseJob: _grpc.UnaryUnaryMultiCallable[_learner_pool_pb2.CloseJobRequest, _learner_pool_pb2.CloseJobResponse]
     """Closes a job and drops its trajectories and, unless `keep_replay`, its replay files. Idempotent.
     FAILED_PRECONDITION if the epoch is over.
@@ -124,6 +131,13 @@ class LearnerPoolServiceAsyncStub(LearnerPoolServiceStub):
     disconnects: the coordinator that asks for it next, under its own epoch, gets the result.
     FAILED_PRECONDITION if trajectories are missing or the epoch is over; NOT_FOUND if the job is not open under this
     epoch; UNAVAILABLE without workers.
+    """
+    Gradient: _aio.UnaryUnaryMultiCallable[_learner_pool_pb2.GradientRequest, _learner_pool_pb2.GradientResponse]  # type: ignore[assignment]
+    """Computes one gradient of every policy of a job from the trajectories of some rollouts, and puts it into the store; the
+    trajectories are dropped then. For schedule stellaris, in which several gradients are computed at once. Idempotent: a
+    repeated call for the same learner, rollouts and versions waits for the gradient in progress, or finds it in the
+    store. FAILED_PRECONDITION if trajectories are missing or the epoch is over; NOT_FOUND if the job is not open under
+    this epoch, or a version does not exist any more; UNAVAILABLE without workers.
     """
     CloseJob: _aio.UnaryUnaryMultiCallable[_learner_pool_pb2.CloseJobRequest, _learner_pool_pb2.CloseJobResponse]  # type: ignore[assignment]
     """Closes a job and drops its trajectories and, unless `keep_replay`, its replay files. Idempotent.
@@ -210,6 +224,19 @@ class LearnerPoolServiceServicer(metaclass=_abc_1.ABCMeta):
         disconnects: the coordinator that asks for it next, under its own epoch, gets the result.
         FAILED_PRECONDITION if trajectories are missing or the epoch is over; NOT_FOUND if the job is not open under this
         epoch; UNAVAILABLE without workers.
+        """
+
+    @_abc_1.abstractmethod
+    def Gradient(
+        self,
+        request: _learner_pool_pb2.GradientRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_learner_pool_pb2.GradientResponse, _abc.Awaitable[_learner_pool_pb2.GradientResponse]]:
+        """Computes one gradient of every policy of a job from the trajectories of some rollouts, and puts it into the store; the
+        trajectories are dropped then. For schedule stellaris, in which several gradients are computed at once. Idempotent: a
+        repeated call for the same learner, rollouts and versions waits for the gradient in progress, or finds it in the
+        store. FAILED_PRECONDITION if trajectories are missing or the epoch is over; NOT_FOUND if the job is not open under
+        this epoch, or a version does not exist any more; UNAVAILABLE without workers.
         """
 
     @_abc_1.abstractmethod

@@ -25,13 +25,15 @@ _sym_db = _symbol_database.Default()
 from marless.rpc.v1 import common_pb2 as marless_dot_rpc_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n marless/rpc/v1/param_store.proto\x12\x0emarless.rpc.v1\x1a\x1bmarless/rpc/v1/common.proto\"7\n\x08\x42lobInfo\x12\x0c\n\x04part\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x03\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\"k\n\rPublishHeader\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\r\n\x05round\x18\x03 \x01(\x03\x12/\n\x08policies\x18\x04 \x03(\x0b\x32\x1d.marless.rpc.v1.PolicyPublish\"\x81\x01\n\rPolicyPublish\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x10\n\x08\x65xpected\x18\x02 \x01(\x03\x12\x0e\n\x06req_id\x18\x03 \x01(\t\x12\'\n\x05\x62lobs\x18\x04 \x03(\x0b\x32\x18.marless.rpc.v1.BlobInfo\x12\x15\n\rfirst_version\x18\x05 \x01(\x03\"B\n\x0fPublishResponse\x12/\n\x08versions\x18\x01 \x03(\x0b\x32\x1d.marless.rpc.v1.PolicyVersion\"}\n\nGetRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12/\n\x08policies\x18\x02 \x03(\x0b\x32\x1d.marless.rpc.v1.PolicyVersion\x12\r\n\x05parts\x18\x03 \x03(\t\x12\x13\n\x0bheader_only\x18\x04 \x01(\x08\x12\r\n\x05\x65poch\x18\x05 \x01(\x03\";\n\tGetHeader\x12.\n\x08policies\x18\x01 \x03(\x0b\x32\x1c.marless.rpc.v1.StoredPolicy\"|\n\x0cStoredPolicy\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\r\n\x05round\x18\x03 \x01(\x03\x12\x13\n\x0bpublished_s\x18\x04 \x01(\x01\x12\'\n\x05\x62lobs\x18\x05 \x03(\x0b\x32\x18.marless.rpc.v1.BlobInfo\"+\n\x0cWatchRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\t\"K\n\rWatchResponse\x12*\n\x04head\x18\x01 \x01(\x0b\x32\x1c.marless.rpc.v1.StoredPolicy\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\t\"\x1a\n\x0bListRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"K\n\x0cListResponse\x12,\n\x08policies\x18\x01 \x03(\x0b\x32\x1a.marless.rpc.v1.PolicyInfo\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\"j\n\nPolicyInfo\x12*\n\x04head\x18\x01 \x01(\x0b\x32\x1c.marless.rpc.v1.StoredPolicy\x12\x0e\n\x06req_id\x18\x02 \x01(\t\x12\x10\n\x08versions\x18\x03 \x03(\x03\x12\x0e\n\x06pinned\x18\x04 \x03(\x03\"X\n\nPinRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12-\n\x06policy\x18\x02 \x01(\x0b\x32\x1d.marless.rpc.v1.PolicyVersion\x12\x0e\n\x06pinned\x18\x03 \x01(\x08\"\r\n\x0bPinResponse\"2\n\x13\x41\x63quireEpochRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06req_id\x18\x02 \x01(\t\"%\n\x14\x41\x63quireEpochResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\",\n\x0e\x44ropJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\"\x11\n\x0f\x44ropJobResponse2\x86\x04\n\x11ParamStoreService\x12\x43\n\x07Publish\x12\x15.marless.rpc.v1.Chunk\x1a\x1f.marless.rpc.v1.PublishResponse(\x01\x12:\n\x03Get\x12\x1a.marless.rpc.v1.GetRequest\x1a\x15.marless.rpc.v1.Chunk0\x01\x12\x46\n\x05Watch\x12\x1c.marless.rpc.v1.WatchRequest\x1a\x1d.marless.rpc.v1.WatchResponse0\x01\x12\x41\n\x04List\x12\x1b.marless.rpc.v1.ListRequest\x1a\x1c.marless.rpc.v1.ListResponse\x12>\n\x03Pin\x12\x1a.marless.rpc.v1.PinRequest\x1a\x1b.marless.rpc.v1.PinResponse\x12Y\n\x0c\x41\x63quireEpoch\x12#.marless.rpc.v1.AcquireEpochRequest\x1a$.marless.rpc.v1.AcquireEpochResponse\x12J\n\x07\x44ropJob\x12\x1e.marless.rpc.v1.DropJobRequest\x1a\x1f.marless.rpc.v1.DropJobResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n marless/rpc/v1/param_store.proto\x12\x0emarless.rpc.v1\x1a\x1bmarless/rpc/v1/common.proto\"7\n\x08\x42lobInfo\x12\x0c\n\x04part\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x03\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\"k\n\rPublishHeader\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\r\n\x05round\x18\x03 \x01(\x03\x12/\n\x08policies\x18\x04 \x03(\x0b\x32\x1d.marless.rpc.v1.PolicyPublish\"\x81\x01\n\rPolicyPublish\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x10\n\x08\x65xpected\x18\x02 \x01(\x03\x12\x0e\n\x06req_id\x18\x03 \x01(\t\x12\'\n\x05\x62lobs\x18\x04 \x03(\x0b\x32\x18.marless.rpc.v1.BlobInfo\x12\x15\n\rfirst_version\x18\x05 \x01(\x03\"B\n\x0fPublishResponse\x12/\n\x08versions\x18\x01 \x03(\x0b\x32\x1d.marless.rpc.v1.PolicyVersion\"\xf8\x02\n\x10\x41ggregateRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\r\n\x05round\x18\x03 \x01(\x03\x12/\n\x08policies\x18\x04 \x03(\x0b\x32\x1d.marless.rpc.v1.PolicyVersion\x12\x33\n\tgradients\x18\x05 \x03(\x0b\x32 .marless.rpc.v1.WeightedGradient\x12\x30\n\tdiscarded\x18\x06 \x03(\x0b\x32\x1d.marless.rpc.v1.PolicyVersion\x12:\n\x05steps\x18\x07 \x03(\x0b\x32+.marless.rpc.v1.AggregateRequest.StepsEntry\x12\x10\n\x08separate\x18\x08 \x01(\x08\x12\x0c\n\x04keep\x18\t \x01(\x05\x1a\x45\n\nStepsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.marless.rpc.v1.NetStep:\x02\x38\x01\"P\n\x10WeightedGradient\x12,\n\x05parts\x18\x01 \x03(\x0b\x32\x1d.marless.rpc.v1.PolicyVersion\x12\x0e\n\x06weight\x18\x02 \x01(\x01\"}\n\x07NetStep\x12\n\n\x02lr\x18\x01 \x01(\x01\x12\x0b\n\x03\x65ps\x18\x02 \x01(\x01\x12\x15\n\rmax_grad_norm\x18\x03 \x01(\x01\x12,\n\x07returns\x18\x04 \x01(\x0b\x32\x1b.marless.rpc.v1.ReturnsStep\x12\x14\n\x0ctarget_steps\x18\x05 \x01(\x03\",\n\x0bReturnsStep\x12\r\n\x05\x64\x65\x63\x61y\x18\x01 \x01(\x01\x12\x0e\n\x06popart\x18\x02 \x01(\x08\"t\n\x11\x41ggregateResponse\x12/\n\x08versions\x18\x01 \x03(\x0b\x32\x1d.marless.rpc.v1.PolicyVersion\x12\x0f\n\x07start_s\x18\x02 \x01(\x01\x12\r\n\x05\x65nd_s\x18\x03 \x01(\x01\x12\x0e\n\x06vcpu_s\x18\x04 \x01(\x01\"}\n\nGetRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12/\n\x08policies\x18\x02 \x03(\x0b\x32\x1d.marless.rpc.v1.PolicyVersion\x12\r\n\x05parts\x18\x03 \x03(\t\x12\x13\n\x0bheader_only\x18\x04 \x01(\x08\x12\r\n\x05\x65poch\x18\x05 \x01(\x03\";\n\tGetHeader\x12.\n\x08policies\x18\x01 \x03(\x0b\x32\x1c.marless.rpc.v1.StoredPolicy\"|\n\x0cStoredPolicy\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\r\n\x05round\x18\x03 \x01(\x03\x12\x13\n\x0bpublished_s\x18\x04 \x01(\x01\x12\'\n\x05\x62lobs\x18\x05 \x03(\x0b\x32\x18.marless.rpc.v1.BlobInfo\"+\n\x0cWatchRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\t\"K\n\rWatchResponse\x12*\n\x04head\x18\x01 \x01(\x0b\x32\x1c.marless.rpc.v1.StoredPolicy\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\t\"\x1a\n\x0bListRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"K\n\x0cListResponse\x12,\n\x08policies\x18\x01 \x03(\x0b\x32\x1a.marless.rpc.v1.PolicyInfo\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\"j\n\nPolicyInfo\x12*\n\x04head\x18\x01 \x01(\x0b\x32\x1c.marless.rpc.v1.StoredPolicy\x12\x0e\n\x06req_id\x18\x02 \x01(\t\x12\x10\n\x08versions\x18\x03 \x03(\x03\x12\x0e\n\x06pinned\x18\x04 \x03(\x03\"X\n\nPinRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12-\n\x06policy\x18\x02 \x01(\x0b\x32\x1d.marless.rpc.v1.PolicyVersion\x12\x0e\n\x06pinned\x18\x03 \x01(\x08\"\r\n\x0bPinResponse\"2\n\x13\x41\x63quireEpochRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06req_id\x18\x02 \x01(\t\"%\n\x14\x41\x63quireEpochResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\",\n\x0e\x44ropJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\"\x11\n\x0f\x44ropJobResponse2\xd8\x04\n\x11ParamStoreService\x12\x43\n\x07Publish\x12\x15.marless.rpc.v1.Chunk\x1a\x1f.marless.rpc.v1.PublishResponse(\x01\x12P\n\tAggregate\x12 .marless.rpc.v1.AggregateRequest\x1a!.marless.rpc.v1.AggregateResponse\x12:\n\x03Get\x12\x1a.marless.rpc.v1.GetRequest\x1a\x15.marless.rpc.v1.Chunk0\x01\x12\x46\n\x05Watch\x12\x1c.marless.rpc.v1.WatchRequest\x1a\x1d.marless.rpc.v1.WatchResponse0\x01\x12\x41\n\x04List\x12\x1b.marless.rpc.v1.ListRequest\x1a\x1c.marless.rpc.v1.ListResponse\x12>\n\x03Pin\x12\x1a.marless.rpc.v1.PinRequest\x1a\x1b.marless.rpc.v1.PinResponse\x12Y\n\x0c\x41\x63quireEpoch\x12#.marless.rpc.v1.AcquireEpochRequest\x1a$.marless.rpc.v1.AcquireEpochResponse\x12J\n\x07\x44ropJob\x12\x1e.marless.rpc.v1.DropJobRequest\x1a\x1f.marless.rpc.v1.DropJobResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'marless.rpc.v1.param_store_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_AGGREGATEREQUEST_STEPSENTRY']._loaded_options = None
+  _globals['_AGGREGATEREQUEST_STEPSENTRY']._serialized_options = b'8\001'
   _globals['_BLOBINFO']._serialized_start=81
   _globals['_BLOBINFO']._serialized_end=136
   _globals['_PUBLISHHEADER']._serialized_start=138
@@ -40,34 +42,46 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_POLICYPUBLISH']._serialized_end=377
   _globals['_PUBLISHRESPONSE']._serialized_start=379
   _globals['_PUBLISHRESPONSE']._serialized_end=445
-  _globals['_GETREQUEST']._serialized_start=447
-  _globals['_GETREQUEST']._serialized_end=572
-  _globals['_GETHEADER']._serialized_start=574
-  _globals['_GETHEADER']._serialized_end=633
-  _globals['_STOREDPOLICY']._serialized_start=635
-  _globals['_STOREDPOLICY']._serialized_end=759
-  _globals['_WATCHREQUEST']._serialized_start=761
-  _globals['_WATCHREQUEST']._serialized_end=804
-  _globals['_WATCHRESPONSE']._serialized_start=806
-  _globals['_WATCHRESPONSE']._serialized_end=881
-  _globals['_LISTREQUEST']._serialized_start=883
-  _globals['_LISTREQUEST']._serialized_end=909
-  _globals['_LISTRESPONSE']._serialized_start=911
-  _globals['_LISTRESPONSE']._serialized_end=986
-  _globals['_POLICYINFO']._serialized_start=988
-  _globals['_POLICYINFO']._serialized_end=1094
-  _globals['_PINREQUEST']._serialized_start=1096
-  _globals['_PINREQUEST']._serialized_end=1184
-  _globals['_PINRESPONSE']._serialized_start=1186
-  _globals['_PINRESPONSE']._serialized_end=1199
-  _globals['_ACQUIREEPOCHREQUEST']._serialized_start=1201
-  _globals['_ACQUIREEPOCHREQUEST']._serialized_end=1251
-  _globals['_ACQUIREEPOCHRESPONSE']._serialized_start=1253
-  _globals['_ACQUIREEPOCHRESPONSE']._serialized_end=1290
-  _globals['_DROPJOBREQUEST']._serialized_start=1292
-  _globals['_DROPJOBREQUEST']._serialized_end=1336
-  _globals['_DROPJOBRESPONSE']._serialized_start=1338
-  _globals['_DROPJOBRESPONSE']._serialized_end=1355
-  _globals['_PARAMSTORESERVICE']._serialized_start=1358
-  _globals['_PARAMSTORESERVICE']._serialized_end=1876
+  _globals['_AGGREGATEREQUEST']._serialized_start=448
+  _globals['_AGGREGATEREQUEST']._serialized_end=824
+  _globals['_AGGREGATEREQUEST_STEPSENTRY']._serialized_start=755
+  _globals['_AGGREGATEREQUEST_STEPSENTRY']._serialized_end=824
+  _globals['_WEIGHTEDGRADIENT']._serialized_start=826
+  _globals['_WEIGHTEDGRADIENT']._serialized_end=906
+  _globals['_NETSTEP']._serialized_start=908
+  _globals['_NETSTEP']._serialized_end=1033
+  _globals['_RETURNSSTEP']._serialized_start=1035
+  _globals['_RETURNSSTEP']._serialized_end=1079
+  _globals['_AGGREGATERESPONSE']._serialized_start=1081
+  _globals['_AGGREGATERESPONSE']._serialized_end=1197
+  _globals['_GETREQUEST']._serialized_start=1199
+  _globals['_GETREQUEST']._serialized_end=1324
+  _globals['_GETHEADER']._serialized_start=1326
+  _globals['_GETHEADER']._serialized_end=1385
+  _globals['_STOREDPOLICY']._serialized_start=1387
+  _globals['_STOREDPOLICY']._serialized_end=1511
+  _globals['_WATCHREQUEST']._serialized_start=1513
+  _globals['_WATCHREQUEST']._serialized_end=1556
+  _globals['_WATCHRESPONSE']._serialized_start=1558
+  _globals['_WATCHRESPONSE']._serialized_end=1633
+  _globals['_LISTREQUEST']._serialized_start=1635
+  _globals['_LISTREQUEST']._serialized_end=1661
+  _globals['_LISTRESPONSE']._serialized_start=1663
+  _globals['_LISTRESPONSE']._serialized_end=1738
+  _globals['_POLICYINFO']._serialized_start=1740
+  _globals['_POLICYINFO']._serialized_end=1846
+  _globals['_PINREQUEST']._serialized_start=1848
+  _globals['_PINREQUEST']._serialized_end=1936
+  _globals['_PINRESPONSE']._serialized_start=1938
+  _globals['_PINRESPONSE']._serialized_end=1951
+  _globals['_ACQUIREEPOCHREQUEST']._serialized_start=1953
+  _globals['_ACQUIREEPOCHREQUEST']._serialized_end=2003
+  _globals['_ACQUIREEPOCHRESPONSE']._serialized_start=2005
+  _globals['_ACQUIREEPOCHRESPONSE']._serialized_end=2042
+  _globals['_DROPJOBREQUEST']._serialized_start=2044
+  _globals['_DROPJOBREQUEST']._serialized_end=2088
+  _globals['_DROPJOBRESPONSE']._serialized_start=2090
+  _globals['_DROPJOBRESPONSE']._serialized_end=2107
+  _globals['_PARAMSTORESERVICE']._serialized_start=2110
+  _globals['_PARAMSTORESERVICE']._serialized_end=2710
 # @@protoc_insertion_point(module_scope)

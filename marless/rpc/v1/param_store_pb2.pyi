@@ -130,6 +130,200 @@ class PublishResponse(_message.Message):
 Global___PublishResponse: _TypeAlias = PublishResponse  # noqa: Y015
 
 @_typing.final
+class AggregateRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class StepsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___NetStep: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___NetStep | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    JOB_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    POLICIES_FIELD_NUMBER: _builtins.int
+    GRADIENTS_FIELD_NUMBER: _builtins.int
+    DISCARDED_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    SEPARATE_FIELD_NUMBER: _builtins.int
+    KEEP_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    epoch: _builtins.int
+    round: _builtins.int
+    separate: _builtins.bool
+    """one step for each gradient, instead of one for their weighted mean"""
+    keep: _builtins.int
+    """newest versions of each policy to keep, if that is more than the store keeps"""
+    @_builtins.property
+    def policies(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.PolicyVersion]:
+        """every policy and joint critic that gets a next version, with its present head"""
+
+    @_builtins.property
+    def gradients(self) -> _containers.RepeatedCompositeFieldContainer[Global___WeightedGradient]:
+        """in order of arrival"""
+
+    @_builtins.property
+    def discarded(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.PolicyVersion]:
+        """gradients that are removed without having been applied"""
+
+    @_builtins.property
+    def steps(self) -> _containers.MessageMap[_builtins.str, Global___NetStep]:
+        """by the prefix of a net, "policy" or "critic" """
+
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        round: _builtins.int = ...,
+        policies: _abc.Iterable[_common_pb2.PolicyVersion] | None = ...,
+        gradients: _abc.Iterable[Global___WeightedGradient] | None = ...,
+        discarded: _abc.Iterable[_common_pb2.PolicyVersion] | None = ...,
+        steps: _abc.Mapping[_builtins.str, Global___NetStep] | None = ...,
+        separate: _builtins.bool = ...,
+        keep: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["discarded", b"discarded", "epoch", b"epoch", "gradients", b"gradients", "job", b"job", "keep", b"keep", "policies", b"policies", "round", b"round", "separate", b"separate", "steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AggregateRequest: _TypeAlias = AggregateRequest  # noqa: Y015
+
+@_typing.final
+class WeightedGradient(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTS_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
+    weight: _builtins.float
+    """in (0, 1]"""
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.PolicyVersion]:
+        """names and versions in the store, one of each scope"""
+
+    def __init__(
+        self,
+        *,
+        parts: _abc.Iterable[_common_pb2.PolicyVersion] | None = ...,
+        weight: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["parts", b"parts", "weight", b"weight"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WeightedGradient: _TypeAlias = WeightedGradient  # noqa: Y015
+
+@_typing.final
+class NetStep(_message.Message):
+    """One step of Adam with the nets of one prefix; see `marless.aggregation.net_step`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LR_FIELD_NUMBER: _builtins.int
+    EPS_FIELD_NUMBER: _builtins.int
+    MAX_GRAD_NORM_FIELD_NUMBER: _builtins.int
+    RETURNS_FIELD_NUMBER: _builtins.int
+    TARGET_STEPS_FIELD_NUMBER: _builtins.int
+    lr: _builtins.float
+    eps: _builtins.float
+    max_grad_norm: _builtins.float
+    target_steps: _builtins.int
+    """steps between two copies to the target net; 0: there is none"""
+    @_builtins.property
+    def returns(self) -> Global___ReturnsStep:
+        """for critics with normalised values"""
+
+    def __init__(
+        self,
+        *,
+        lr: _builtins.float = ...,
+        eps: _builtins.float = ...,
+        max_grad_norm: _builtins.float = ...,
+        returns: Global___ReturnsStep | None = ...,
+        target_steps: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["returns", b"returns"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["eps", b"eps", "lr", b"lr", "max_grad_norm", b"max_grad_norm", "returns", b"returns", "target_steps", b"target_steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NetStep: _TypeAlias = NetStep  # noqa: Y015
+
+@_typing.final
+class ReturnsStep(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DECAY_FIELD_NUMBER: _builtins.int
+    POPART_FIELD_NUMBER: _builtins.int
+    decay: _builtins.float
+    popart: _builtins.bool
+    def __init__(
+        self,
+        *,
+        decay: _builtins.float = ...,
+        popart: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decay", b"decay", "popart", b"popart"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReturnsStep: _TypeAlias = ReturnsStep  # noqa: Y015
+
+@_typing.final
+class AggregateResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSIONS_FIELD_NUMBER: _builtins.int
+    START_S_FIELD_NUMBER: _builtins.int
+    END_S_FIELD_NUMBER: _builtins.int
+    VCPU_S_FIELD_NUMBER: _builtins.int
+    start_s: _builtins.float
+    """Unix time, seconds; 0 if the round had been published before"""
+    end_s: _builtins.float
+    vcpu_s: _builtins.float
+    """CPU seconds used"""
+    @_builtins.property
+    def versions(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.PolicyVersion]: ...
+    def __init__(
+        self,
+        *,
+        versions: _abc.Iterable[_common_pb2.PolicyVersion] | None = ...,
+        start_s: _builtins.float = ...,
+        end_s: _builtins.float = ...,
+        vcpu_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_s", b"end_s", "start_s", b"start_s", "vcpu_s", b"vcpu_s", "versions", b"versions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AggregateResponse: _TypeAlias = AggregateResponse  # noqa: Y015
+
+@_typing.final
 class GetRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -40,6 +40,11 @@ class ParamStoreServiceStub:
                 request_serializer=marless_dot_rpc_dot_v1_dot_common__pb2.Chunk.SerializeToString,
                 response_deserializer=marless_dot_rpc_dot_v1_dot_param__store__pb2.PublishResponse.FromString,
                 _registered_method=True)
+        self.Aggregate = channel.unary_unary(
+                '/marless.rpc.v1.ParamStoreService/Aggregate',
+                request_serializer=marless_dot_rpc_dot_v1_dot_param__store__pb2.AggregateRequest.SerializeToString,
+                response_deserializer=marless_dot_rpc_dot_v1_dot_param__store__pb2.AggregateResponse.FromString,
+                _registered_method=True)
         self.Get = channel.unary_stream(
                 '/marless.rpc.v1.ParamStoreService/Get',
                 request_serializer=marless_dot_rpc_dot_v1_dot_param__store__pb2.GetRequest.SerializeToString,
@@ -83,6 +88,18 @@ class ParamStoreServiceServicer:
         Actors publish nothing else, and only under the store's epoch: PERMISSION_DENIED, FAILED_PRECONDITION.
         ABORTED if a head is not `expected`; NOT_FOUND if it is lost; FAILED_PRECONDITION if the epoch is older than the
         store's; DATA_LOSS if a checksum does not match; RESOURCE_EXHAUSTED if Redis is full; UNAVAILABLE if Redis cannot be reached.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Aggregate(self, request, context):
+        """The parameter function: applies gradients, weighted, to the present versions of policies, and publishes the results as
+        the next versions. In the same transaction, the gradients are removed, so that none is applied twice.
+        A learner publishes a gradient as policy "gradient/<learner>/<scope>" with the parts "gradient" and "outcome".
+        Idempotent: repeated for a round that was published, it returns the same versions. ABORTED if a head is not the
+        expected one; NOT_FOUND if a gradient is not there; INVALID_ARGUMENT if a gradient does not fit its policy;
+        DATA_LOSS if a stored checksum does not match; FAILED_PRECONDITION if the epoch is over; errors as of Publish.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -140,6 +157,11 @@ def add_ParamStoreServiceServicer_to_server(servicer, server):
                     servicer.Publish,
                     request_deserializer=marless_dot_rpc_dot_v1_dot_common__pb2.Chunk.FromString,
                     response_serializer=marless_dot_rpc_dot_v1_dot_param__store__pb2.PublishResponse.SerializeToString,
+            ),
+            'Aggregate': grpc.unary_unary_rpc_method_handler(
+                    servicer.Aggregate,
+                    request_deserializer=marless_dot_rpc_dot_v1_dot_param__store__pb2.AggregateRequest.FromString,
+                    response_serializer=marless_dot_rpc_dot_v1_dot_param__store__pb2.AggregateResponse.SerializeToString,
             ),
             'Get': grpc.unary_stream_rpc_method_handler(
                     servicer.Get,
@@ -199,6 +221,33 @@ class ParamStoreService:
             '/marless.rpc.v1.ParamStoreService/Publish',
             marless_dot_rpc_dot_v1_dot_common__pb2.Chunk.SerializeToString,
             marless_dot_rpc_dot_v1_dot_param__store__pb2.PublishResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Aggregate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/marless.rpc.v1.ParamStoreService/Aggregate',
+            marless_dot_rpc_dot_v1_dot_param__store__pb2.AggregateRequest.SerializeToString,
+            marless_dot_rpc_dot_v1_dot_param__store__pb2.AggregateResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -41,6 +41,14 @@ class ParamStoreServiceStub:
     ABORTED if a head is not `expected`; NOT_FOUND if it is lost; FAILED_PRECONDITION if the epoch is older than the
     store's; DATA_LOSS if a checksum does not match; RESOURCE_EXHAUSTED if Redis is full; UNAVAILABLE if Redis cannot be reached.
     """
+    Aggregate: _grpc.UnaryUnaryMultiCallable[_param_store_pb2.AggregateRequest, _param_store_pb2.AggregateResponse]
+    """The parameter function: applies gradients, weighted, to the present versions of policies, and publishes the results as
+    the next versions. In the same transaction, the gradients are removed, so that none is applied twice.
+    A learner publishes a gradient as policy "gradient/<learner>/<scope>" with the parts "gradient" and "outcome".
+    Idempotent: repeated for a round that was published, it returns the same versions. ABORTED if a head is not the
+    expected one; NOT_FOUND if a gradient is not there; INVALID_ARGUMENT if a gradient does not fit its policy;
+    DATA_LOSS if a stored checksum does not match; FAILED_PRECONDITION if the epoch is over; errors as of Publish.
+    """
     Get: _grpc.UnaryStreamMultiCallable[_param_store_pb2.GetRequest, _common_pb2.Chunk]
     """Reads policies by version or, with version 0, at their head. Stream: header = GetHeader, then the blobs' bytes.
     Read-only. NOT_FOUND names the policy and version; DATA_LOSS if a stored checksum does not match.
@@ -70,6 +78,14 @@ class ParamStoreServiceAsyncStub(ParamStoreServiceStub):
     Actors publish nothing else, and only under the store's epoch: PERMISSION_DENIED, FAILED_PRECONDITION.
     ABORTED if a head is not `expected`; NOT_FOUND if it is lost; FAILED_PRECONDITION if the epoch is older than the
     store's; DATA_LOSS if a checksum does not match; RESOURCE_EXHAUSTED if Redis is full; UNAVAILABLE if Redis cannot be reached.
+    """
+    Aggregate: _aio.UnaryUnaryMultiCallable[_param_store_pb2.AggregateRequest, _param_store_pb2.AggregateResponse]  # type: ignore[assignment]
+    """The parameter function: applies gradients, weighted, to the present versions of policies, and publishes the results as
+    the next versions. In the same transaction, the gradients are removed, so that none is applied twice.
+    A learner publishes a gradient as policy "gradient/<learner>/<scope>" with the parts "gradient" and "outcome".
+    Idempotent: repeated for a round that was published, it returns the same versions. ABORTED if a head is not the
+    expected one; NOT_FOUND if a gradient is not there; INVALID_ARGUMENT if a gradient does not fit its policy;
+    DATA_LOSS if a stored checksum does not match; FAILED_PRECONDITION if the epoch is over; errors as of Publish.
     """
     Get: _aio.UnaryStreamMultiCallable[_param_store_pb2.GetRequest, _common_pb2.Chunk]  # type: ignore[assignment]
     """Reads policies by version or, with version 0, at their head. Stream: header = GetHeader, then the blobs' bytes.
@@ -103,6 +119,20 @@ class ParamStoreServiceServicer(metaclass=_abc_1.ABCMeta):
         Actors publish nothing else, and only under the store's epoch: PERMISSION_DENIED, FAILED_PRECONDITION.
         ABORTED if a head is not `expected`; NOT_FOUND if it is lost; FAILED_PRECONDITION if the epoch is older than the
         store's; DATA_LOSS if a checksum does not match; RESOURCE_EXHAUSTED if Redis is full; UNAVAILABLE if Redis cannot be reached.
+        """
+
+    @_abc_1.abstractmethod
+    def Aggregate(
+        self,
+        request: _param_store_pb2.AggregateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_param_store_pb2.AggregateResponse, _abc.Awaitable[_param_store_pb2.AggregateResponse]]:
+        """The parameter function: applies gradients, weighted, to the present versions of policies, and publishes the results as
+        the next versions. In the same transaction, the gradients are removed, so that none is applied twice.
+        A learner publishes a gradient as policy "gradient/<learner>/<scope>" with the parts "gradient" and "outcome".
+        Idempotent: repeated for a round that was published, it returns the same versions. ABORTED if a head is not the
+        expected one; NOT_FOUND if a gradient is not there; INVALID_ARGUMENT if a gradient does not fit its policy;
+        DATA_LOSS if a stored checksum does not match; FAILED_PRECONDITION if the epoch is over; errors as of Publish.
         """
 
     @_abc_1.abstractmethod
