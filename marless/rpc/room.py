@@ -59,6 +59,10 @@ class Room:
         """Number of waiting requests."""
         return len(self._waiting)
 
+    def takes(self, size: int) -> bool:
+        """True if so many bytes are free and no request waits for them."""
+        return not self._waiting and size <= self.free_bytes
+
     def set_aside(self, held_bytes: int) -> None:
         """Set the number of bytes of the limit that are reserved for other uses."""
         self._aside_bytes = held_bytes

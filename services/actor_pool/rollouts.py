@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
 from functools import partial
 
 from marless.core.job_id import check_id
@@ -21,8 +22,8 @@ from marless.rpc.v1 import actor_pool_pb2, common_pb2
 WINDOW = 256
 """Actors of one rollout that are queued or run at once, if the pool has no more workers; the others follow as these
 finish."""
-MAX_ROLLOUTS = QUEUE_LIMIT // MAX_ACTORS
-"""Rollouts that run at once; others wait, so that the task queue has room for the actors of all of them."""
+MAX_UNDER_WAY = QUEUE_LIMIT
+"""Actors of all rollouts that run at once; further rollouts wait, so that the task queue has room for all of them."""
 _DIGEST = re.compile("[0-9a-f]{64}")
 _FUNCTION = {
     actor_pool_pb2.ROLLOUT_MODE_TRAIN: "actor",
@@ -31,13 +32,39 @@ _FUNCTION = {
 }
 
 
+class _Places:
+    """A number of actors that may be under way; rollouts get places for all of theirs, in order of arrival."""
+
+    def __init__(self, free: int) -> None:
+        self._free = free
+        self._first = asyncio.Lock()
+        """Held by the rollout that is next; the others wait behind it."""
+        self._left = asyncio.Event()
+
+    @asynccontextmanager
+    async def of(self, actors: int) -> AsyncIterator[None]:
+        """Hold places for so many actors while the context lasts; waits for them."""
+        async with self._first:
+            while self._free < actors:
+                self._left.clear()
+                await self._left.wait()
+            self._free -= actors
+        try:
+            yield
+        finally:
+            self._free += actors
+            self._left.set()
+
+
 class Rollouts:
     """Runs rollout requests as tasks for workers, one per actor."""
 
     def __init__(self, dispatcher: Dispatcher, fleet: Fleet) -> None:
         self._dispatcher = dispatcher
         self._fleet = fleet
-        self._places = asyncio.Semaphore(MAX_ROLLOUTS)
+        self._places = _Places(MAX_UNDER_WAY)
+        self._single = 0
+        """Rollouts of one actor that are under way."""
 
     async def run(self, request: actor_pool_pb2.RolloutRequest) -> actor_pool_pb2.RolloutResponse:
         """Run all actors of the request; the first error ends the rollout and is raised.
@@ -45,9 +72,9 @@ class Rollouts:
         Raises SpecError for an invalid request.
         """
         actors = _actors(request)
-        async with self._places:
+        async with self._places.of(actors), self._counted(actors):
             self._dispatcher.machines.want(request.job)
-            await self._fleet.ensure(actors)
+            await self._fleet.ensure(max(actors, self._single))
             queued, indices = Stopwatch.start(), iter(range(actors))
             lanes = {lane.lane: lane for lane in request.lanes}
             window = min(actors, max(WINDOW, self._fleet.size))
@@ -60,6 +87,16 @@ class Rollouts:
             ],
             invocations=[each for result in results for each in (result.invocation, *result.lost)],
         )
+
+    @asynccontextmanager
+    async def _counted(self, actors: int) -> AsyncIterator[None]:
+        """Count a rollout of one actor: schedules without rounds start many of them, one by one, to run at once."""
+        single = actors == 1
+        self._single += single
+        try:
+            yield
+        finally:
+            self._single -= single
 
     async def _run_some(
         self,

@@ -23,9 +23,11 @@ from marless.rpc.refs import Loans
 from marless.rpc.roles import Role
 from marless.rpc.server import Service, run
 from services.learner_pool.config import Config, parse
+from services.learner_pool.gradients import Gradients
 from services.learner_pool.metrics import figures
 from services.learner_pool.replays import Replays
 from services.learner_pool.servicer import LearnerPoolServicer
+from services.learner_pool.tasks import LearnTasks
 from services.learner_pool.trajectory_buffer import TrajectoryBuffer
 from services.learner_pool.updates import Updates
 
@@ -63,8 +65,9 @@ async def build(config: Config, address: str, make: Make | None = None) -> Async
                 keep_alive_s=config.keep_alive_s,
                 warm=config.warm,
             )
-            updates = Updates(buffer, replays, loans, dispatcher, fleet, ParamStore(store))
-            servicer = LearnerPoolServicer(buffer, updates, loans, dispatcher, address, launcher)
+            tasks, params = LearnTasks(buffer, replays, loans, dispatcher, fleet), ParamStore(store)
+            updates, gradients = Updates(buffer, replays, tasks, params), Gradients(buffer, tasks, params)
+            servicer = LearnerPoolServicer(buffer, updates, gradients, loans, dispatcher, address, launcher)
             shown = partial(figures, dispatcher, buffer, replays)
             try:
                 async with fleet:

@@ -13,7 +13,7 @@ import torch
 
 from marless.algos import registry
 from marless.algos.algorithm import scopes
-from marless.algos.learner import Learner, LearnerContext, RoundInput, Scope, UpdateOutput
+from marless.algos.learner import GradientOutput, Learner, LearnerContext, RoundInput, Scope, UpdateOutput
 from marless.checkpoint import PARTS
 from marless.core.functions import FunctionRun
 from marless.core.group import Group
@@ -36,7 +36,7 @@ from marless.rpc.v1 import common_pb2, learner_pool_pb2
 from marless.sharing import registry as sharing_policies
 from marless.sharing.similarity import make_similarity
 from marless.spec import JobSpec, from_json, spaces_from_json
-from services.learner_pool import spool, unpublished, update_results
+from services.learner_pool import gradient_results, peers, spool, unpublished, update_results
 from services.learner_pool.content import check_checksum, views
 from services.learner_pool.mirror import Mirror
 
@@ -90,7 +90,9 @@ class Learning:
         task = learner_pool_pb2.LearnTask.FromString(payload)
         held = await to_the_end(self._learner, task)
         groups = tuple(Group(g.policy, tuple(g.agents), g.source.policy) for g in task.groups)
-        result = await (self._update if task.trajectories else self._open)(task, held, groups)
+        gradient = task.HasField("gradient")
+        verb = self._gradient if gradient else self._update if task.trajectories else self._open
+        result = await verb(task, held, groups)
         result.device = held.device
         return result.SerializeToString()
 
@@ -213,6 +215,35 @@ class Learning:
             result.unpublished.CopyFrom(await unpublished.leave(self._borrowed, task.spare, writes, error))
         return result
 
+    async def _gradient(
+        self, task: learner_pool_pb2.LearnTask, held: _Held, groups: tuple[Group, ...]
+    ) -> learner_pool_pb2.LearnResult:
+        """Compute a gradient and publish it, unless the store has it. The held states stay as they are."""
+        head, done = await gradient_results.published(self._store, task)
+        if done:
+            return done
+        await self._hold(task.job, held, _starts(task, held.learner.names(groups)))
+        read = task.gradient.peers if peers.are_read(held.spec.algorithm) else ()
+        inputs = RoundInput(
+            round=task.gradient.learner,
+            env_steps=task.env_steps,
+            seed=held.spec.seed,
+            groups=groups,
+            trajectories=await gather(map(self._trajectory, task.trajectories)),
+            pooling=held.spec.sharing.samples,
+            peers=await peers.weights(self._store, task.job, read, [group.start for group in groups]),
+        )
+        output = await stoppable(partial(_differentiated, held.learner, inputs))
+        functions = _functions(task, output.runs, held.after(groups))
+        result = learner_pool_pb2.LearnResult(functions=functions)
+        for name, metrics in output.metrics.items():
+            result.metrics[name].values.update(metrics)
+        write = gradient_results.write(task, output.gradients, head, result)
+        reach("learner.publish.before")
+        versions = await self._store.publish(task.job, task.epoch, inputs.round, [write])
+        reach("learner.publish.after")
+        return gradient_results.located(task, versions[write.policy], result)
+
     async def _hold(self, job: str, held: _Held, wanted: Mapping[str, int]) -> None:
         """Make the learner hold these versions; fetches missing ones. Raises CorruptError if a state does not fit."""
         missing = {name: version for name, version in wanted.items() if held.versions.get(name) != version}
@@ -245,6 +276,11 @@ class Learning:
 def _computed(learner: Learner, inputs: RoundInput, stop: threading.Event) -> UpdateOutput:
     """Run an update, which ends early once `stop` is set."""
     return learner.update(replace(inputs, stopped=stop.is_set))
+
+
+def _differentiated(learner: Learner, inputs: RoundInput, stop: threading.Event) -> GradientOutput:
+    """Compute a gradient; it ends early once `stop` is set."""
+    return learner.gradients(replace(inputs, stopped=stop.is_set))
 
 
 def _writes(
@@ -292,11 +328,17 @@ def _similarity(spec: JobSpec) -> SimilarityConfig | None:
 
 
 def _starts(task: learner_pool_pb2.LearnTask, names: Sequence[str]) -> dict[str, int]:
-    """The versions that an update starts from: of the groups' source policies, and of joint critics."""
+    """The versions that an update or gradient starts from: of the groups' source policies, and of joint critics.
+
+    Raises SpecError if the task names no version of one.
+    """
     heads = {version.policy: version.version for version in task.versions}
     sources = {group.source.policy or group.policy: group.source.version for group in task.groups}
     policies = {group.policy for group in task.groups}
-    return sources | {name: heads[name] for name in names if name not in policies}
+    joint = [name for name in names if name not in policies]
+    if missing := [name for name in joint if name not in heads]:
+        raise SpecError(f"the versions to start from lack one of {missing}")
+    return sources | {name: heads[name] for name in joint}
 
 
 def _distances(spaces: EnvSpaces, output: UpdateOutput) -> list[common_pb2.Distances]:
@@ -310,9 +352,10 @@ def _distances(spaces: EnvSpaces, output: UpdateOutput) -> list[common_pb2.Dista
 def _functions(
     task: learner_pool_pb2.LearnTask, runs: Iterable[FunctionRun], after: Mapping[str, tuple[str, ...]]
 ) -> list[common_pb2.Invocation]:
+    what = f"gradient-{task.gradient.learner}" if task.HasField("gradient") else f"{task.round}"
     return [
         common_pb2.Invocation(
-            id=f"{task.job}/{task.round}/{run.function}/{run.name}",
+            id=f"{task.job}/{what}/{run.function}/{run.name}",
             function=run.function,
             name=run.name,
             index=task.scope,

@@ -15,6 +15,7 @@ from marless.rpc.refs import Loans
 from marless.rpc.server import bulk_download, bulk_upload, register_bulk
 from marless.rpc.v1 import common_pb2, hosts_pb2, learner_pool_pb2
 from marless.rpc.v1.learner_pool_pb2_grpc import LearnerPoolServiceServicer, add_LearnerPoolServiceServicer_to_server
+from services.learner_pool.gradients import Gradients
 from services.learner_pool.trajectory_buffer import TrajectoryBuffer
 from services.learner_pool.updates import Updates
 
@@ -28,6 +29,7 @@ class LearnerPoolServicer(LearnerPoolServiceServicer):
         self,
         buffer: TrajectoryBuffer,
         updates: Updates,
+        gradients: Gradients,
         loans: Loans,
         dispatcher: Dispatcher,
         address: str,
@@ -35,6 +37,7 @@ class LearnerPoolServicer(LearnerPoolServiceServicer):
     ) -> None:
         self._buffer = buffer
         self._updates = updates
+        self._gradients = gradients
         self._loans = loans
         self._dispatcher = dispatcher
         self._launcher = launcher
@@ -87,7 +90,7 @@ class LearnerPoolServicer(LearnerPoolServiceServicer):
         self, request: learner_pool_pb2.GradientRequest, context: Context
     ) -> learner_pool_pb2.GradientResponse:
         """Compute one gradient of every policy of a job."""
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "the next commit has it")
+        return await self._gradients.gradient(request)
 
     async def CloseJob(  # noqa: N802
         self, request: learner_pool_pb2.CloseJobRequest, context: Context

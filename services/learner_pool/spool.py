@@ -11,6 +11,8 @@ moved or removed.
 
 from __future__ import annotations
 
+import errno
+import mmap
 import os
 import secrets
 from collections.abc import Iterator
@@ -81,3 +83,41 @@ def _usable(place: Path) -> Iterator[None]:
         raise UnavailableError(
             f"spool directory {error.filename or place}: {error.strerror}; choose another with --spool"
         ) from None
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write a file; it is not there if that raises UnavailableError."""
+    try:
+        with os.fdopen(private_files.open_own(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb", 0) as file:
+            if file.write(content) == len(content):
+                return
+        trouble = os.strerror(errno.ENOSPC)
+    except OSError as error:
+        trouble = str(error.strerror)
+    path.unlink(missing_ok=True)
+    raise _full(path, trouble)
+
+
+def _full(path: Path, trouble: str) -> UnavailableError:
+    return UnavailableError(f"spool {path.parent}: {trouble}; give it room or choose another --spool")
+
+
+@contextmanager
+def mapped(path: Path, size: int) -> Iterator[tuple[Path, memoryview]]:
+    """Create a file of `size` bytes, mapped for writing; it is removed if the block raises."""
+    try:
+        descriptor = private_files.open_own(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        try:
+            os.posix_fallocate(descriptor, 0, size)  # a full disk is an error here, not a bus error later
+            mapping = mmap.mmap(descriptor, size)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise _full(path, str(error.strerror)) from None
+    buffer = memoryview(mapping)
+    try:
+        yield path, buffer
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise

@@ -7,16 +7,12 @@ and learner workers on this host map the files, so that there is no further copy
 from __future__ import annotations
 
 import asyncio
-import errno
 import itertools
-import mmap
-import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from marless import private_files
 from marless.data.trajectory import TrajectorySchema
 from marless.errors import (
     AlreadyExistsError,
@@ -27,7 +23,6 @@ from marless.errors import (
     NotFoundError,
     OverloadedError,
     StaleError,
-    UnavailableError,
     shown,
 )
 from marless.rpc import chunks
@@ -68,7 +63,8 @@ class _OpenJob:
     round: int
     """The next round to be trained."""
     ahead: int
-    """How many rounds after that one may be rolled out already; trajectories of all others are refused."""
+    """How many rounds after that one may be rolled out already; trajectories of all others are refused. If it is more
+    than one, the job's schedule has no rounds: no room is reserved, and each rollout is a "round" of one actor."""
     waiting: dict[tuple[int, int], TrajectoryFile] = field(default_factory=dict)
     """The accepted trajectories by (round, actor index)."""
     kept: dict[Path, int] = field(default_factory=dict)
@@ -195,6 +191,22 @@ class TrajectoryBuffer:
             )
         return [waiting[round_, index] for index in range(actors)]
 
+    def rollouts(self, job: str, rollouts: Sequence[int]) -> list[TrajectoryFile]:
+        """The trajectories of rollouts of one actor each, in this order; raises StaleError if some are missing."""
+        waiting = self._known(job).waiting
+        missing = [rollout for rollout in rollouts if (rollout, 0) not in waiting]
+        if missing:
+            raise StaleError(f"job {job}: no trajectories of rollouts {shown(missing)}; run them again")
+        return [waiting[rollout, 0] for rollout in rollouts]
+
+    def used(self, job: str, rollouts: Iterable[int], oldest: int) -> None:
+        """Drop the trajectories of these rollouts, and all before `oldest`, which are refused from now on."""
+        known = self._known(job)
+        for rollout in rollouts:
+            if file := known.waiting.pop((rollout, 0), None):
+                self._drop(file)
+        self.advance(job, oldest)
+
     async def receive(self, stream: AsyncIterator[bytes]) -> bool:
         """Receive one upload; returns False for a duplicate.
 
@@ -245,10 +257,11 @@ class TrajectoryBuffer:
             if declared_bytes(header) != len(content):
                 raise CorruptError(f"an upload has {len(content)} bytes, its header declares others")
             check_bytes(known.schema, header, memoryview(content))
-        if not self.reservations.covers(header.job, header.round, header.index, len(content)):
+        covered = self.reservations.covers(header.job, header.round, header.index, len(content))
+        if not covered and not (known.ahead > 1 and self.room.takes(len(content))):
             raise OverloadedError(f"round {header.round + 1} of job {header.job} has not reserved room for this upload")
         path = self.spare()
-        _write(path, content)
+        spool.write(path, content)
         self._store(known, TrajectoryFile(path, header, len(content)))
         return True
 
@@ -259,7 +272,7 @@ class TrajectoryBuffer:
         check_header(known.schema, header)
         size = declared_bytes(header)
         async with self.reservations.upload(header.job, header.round, header.index, size):
-            with _mapped(self.spare(), size) as (path, buffer):
+            with spool.mapped(self.spare(), size) as (path, buffer):
                 await chunks.read_data(stream, buffer)
                 if size <= CHECK_INLINE_BYTES:
                     check_bytes(known.schema, header, buffer)
@@ -367,41 +380,3 @@ def _is_there(known: _OpenJob, header: learner_pool_pb2.UploadHeader) -> bool:
         f"job {header.job}, round {header.round + 1}: actor {header.index} has uploaded a trajectory with other "
         "content; that one is used"
     )
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write a file; it is not there if that raises UnavailableError."""
-    try:
-        with os.fdopen(private_files.open_own(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb", 0) as file:
-            if file.write(content) == len(content):
-                return
-        trouble = os.strerror(errno.ENOSPC)
-    except OSError as error:
-        trouble = str(error.strerror)
-    path.unlink(missing_ok=True)
-    raise _unusable(path, trouble)
-
-
-def _unusable(path: Path, trouble: str) -> UnavailableError:
-    return UnavailableError(f"spool {path.parent}: {trouble}; give it room or choose another --spool")
-
-
-@contextmanager
-def _mapped(path: Path, size: int) -> Iterator[tuple[Path, memoryview]]:
-    """Create a file of `size` bytes, mapped for writing; it is removed if the block raises."""
-    try:
-        descriptor = private_files.open_own(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        try:
-            os.posix_fallocate(descriptor, 0, size)  # a full disk is an error here, not a bus error later
-            mapping = mmap.mmap(descriptor, size)
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        path.unlink(missing_ok=True)
-        raise _unusable(path, str(error.strerror)) from None
-    buffer = memoryview(mapping)
-    try:
-        yield path, buffer
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise

@@ -1,97 +1,42 @@
-"""Runs updates: one task per scope (an agent class, or all classes) for a learner worker; merges their results."""
+"""Opens and closes jobs, and runs their updates: one task per scope for a learner worker; merges their results."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
+from collections.abc import Sequence
 
 from marless.algos import registry
 from marless.algos.algorithm import scopes as scopes_of
-from marless.algos.learner import Scope
 from marless.core.job_id import check_id
-from marless.core.limits import MAX_ACTORS, MAX_POLICIES, MAX_PUBLISH_BYTES
-from marless.data.frame_file import FrameFile, allocate
-from marless.data.frames import ReplaySchema
+from marless.core.limits import MAX_ACTORS
 from marless.envs.base import EnvSpaces
-from marless.errors import FencedError, NotFoundError, OverloadedError, SpecError, StaleError, shown
-from marless.fleet.dispatch import Dispatcher
-from marless.fleet.fleet import Fleet
+from marless.errors import FencedError, NotFoundError, OverloadedError, StaleError
 from marless.job import replay_of, schema_of
 from marless.log import structlog
-from marless.rpc.concurrency import gather
 from marless.rpc.param_store import ParamStore
-from marless.rpc.refs import Loans, Ref, Write, write_new
-from marless.rpc.requests import check_groups, check_number, message
+from marless.rpc.requests import check_groups, check_number
 from marless.rpc.v1 import learner_pool_pb2
 from marless.schedules import registry as schedules
 from marless.spec import JobSpec, from_json, spaces_from_json
 from services.learner_pool import update_results
 from services.learner_pool.computed import Computed, check_published, other_groups
 from services.learner_pool.replays import Replays
-from services.learner_pool.trajectory_buffer import TrajectoryBuffer, TrajectoryFile
+from services.learner_pool.tasks import Answered, LearnTasks, OpenJob, Running, by_scope, check_versions, heard
+from services.learner_pool.trajectory_buffer import TrajectoryBuffer
 
 REPLAY_WAIT_S = 30.0
 """Seconds that opening a job waits for room for its replay files, before it raises OverloadedError."""
 _log = structlog.get_logger("learner_pool")
 
 
-@dataclass
-class _OpenJob:
-    spec_json: str
-    timeout_s: float
-    """Timeout of an update in seconds."""
-    spaces_json: str
-    spaces: EnvSpaces
-    scopes: tuple[Scope, ...]
-    replays: dict[str, tuple[ReplaySchema, int]]
-    """Frames of the replay and their number, by name of the scope."""
-    computed: Computed
-    last: _Answered | None = None
-    """The newest finished update since the job was opened here."""
-    running: _Running | None = None
-    starts: dict[int, float] = field(default_factory=dict)
-    """By scope, the start-up seconds of learners that were started to open the job; charged to the first update."""
-
-
-@dataclass(frozen=True)
-class _Answered:
-    """A finished update."""
-
-    request: learner_pool_pb2.UpdateRequest
-    response: learner_pool_pb2.UpdateResponse
-
-
-@dataclass(frozen=True)
-class _Running:
-    """An update in progress. It continues if its caller dies, for the coordinator that takes the job over."""
-
-    round: int
-    epoch: int
-    task: asyncio.Task[learner_pool_pb2.UpdateResponse]
-
-
 class Updates:
-    """The open jobs of a learner pool, and their updates."""
+    """Opens and closes the jobs of a learner pool, and runs their updates."""
 
-    def __init__(
-        self,
-        buffer: TrajectoryBuffer,
-        replays: Replays,
-        loans: Loans,
-        dispatcher: Dispatcher,
-        fleet: Fleet,
-        store: ParamStore,
-    ) -> None:
+    def __init__(self, buffer: TrajectoryBuffer, replays: Replays, tasks: LearnTasks, store: ParamStore) -> None:
         self._buffer = buffer
-        self._loans = loans
         self._replays = replays
+        self._tasks = tasks
         self._store = store
-        self._dispatcher = dispatcher
-        self._fleet = fleet
-        self._jobs: dict[str, _OpenJob] = {}
 
     async def open(self, request: learner_pool_pb2.OpenJobRequest) -> learner_pool_pb2.OpenJobResponse:
         """Open a job: accept its trajectories, and publish a first version of each policy that has none.
@@ -105,24 +50,23 @@ class Updates:
         check_number("round", request.round)
         spec, spaces = await asyncio.to_thread(_read, request)
         await self._check_newest(request.job, request.epoch)
-        known = self._jobs.get(request.job)
+        known = self._tasks.jobs.get(request.job)
         if known is None or known.spec_json != request.spec_json:
             self._forget(request.job)
             scopes = scopes_of(registry.algorithm(spec.algorithm.name), spec.algorithm, spaces)
             computed = Computed(request.job, self._store, self._buffer)
             replays = {each.name: made for each in scopes if (made := replay_of(spec, spaces, each))}
-            self._jobs[request.job] = _OpenJob(
+            self._tasks.jobs[request.job] = OpenJob(
                 request.spec_json, spec.learner.timeout_s, request.spaces_json, spaces, scopes, replays, computed
             )
-        opened = self._jobs[request.job]
+        opened = self._tasks.jobs[request.job]
         schema, ahead = schema_of(spec, spaces), schedules.made(spec.schedule).ahead
         self._buffer.open(request.job, schema, epoch=request.epoch, round_=request.round, ahead=ahead)
         sizes = {scope: schema.file_bytes(capacity) for scope, (schema, capacity) in opened.replays.items()}
         self._buffer.reservations.check(request.job, spec.actors.count, sum(sizes.values()))
         await self._open_replays(request.job, sizes)
-        tasks = _by_scope(
-            opened.scopes,
-            spaces,
+        tasks = by_scope(
+            opened,
             learner_pool_pb2.LearnTask(
                 job=request.job,
                 spec_json=request.spec_json,
@@ -131,7 +75,7 @@ class Updates:
                 groups=request.groups,
             ),
         )
-        results = await self._run(tasks, "open")
+        results = await self._tasks.run(tasks, "open")
         for each in (result.functions[0] for result in results):
             if each.cold:
                 opened.starts[each.index] = each.init_s
@@ -163,15 +107,13 @@ class Updates:
         trajectories are missing, ConflictError for a round that was published for other groups.
         """
         _check_update(request)
-        known = self._jobs.get(request.job)
-        if known is None:
-            raise NotFoundError(f"job {shown(request.job)} is not open in this learner pool")
+        known = self._tasks.job(request.job)
         self._buffer.check_epoch(request.job, request.epoch)
         before = known.running
         if before is None or before.task.done() or (before.round, before.epoch) != (request.round, request.epoch):
             task = asyncio.create_task(self._once(known, request, before))
-            task.add_done_callback(_heard)
-            known.running = before = _Running(request.round, request.epoch, task)
+            task.add_done_callback(heard)
+            known.running = before = Running(request.round, request.epoch, task)
         try:
             return await asyncio.shield(before.task)
         except asyncio.CancelledError:
@@ -180,7 +122,7 @@ class Updates:
             raise
 
     async def _once(
-        self, known: _OpenJob, request: learner_pool_pb2.UpdateRequest, before: _Running | None
+        self, known: OpenJob, request: learner_pool_pb2.UpdateRequest, before: Running | None
     ) -> learner_pool_pb2.UpdateResponse:
         """Run the update unless it has been done, after the job's update in progress has ended."""
         if before:
@@ -193,12 +135,12 @@ class Updates:
             raise StaleError(f"job {request.job}: round {request.round + 1} has passed")
         response = await self._answered(known, request) or await self._earlier(known, request)
         response = response or await self._update(known, request)
-        known.last = _Answered(request, response)
+        known.last = Answered(request, response)
         response.room = self._buffer.advance(request.job, request.round + 1)
         return response
 
     async def _answered(
-        self, known: _OpenJob, request: learner_pool_pb2.UpdateRequest
+        self, known: OpenJob, request: learner_pool_pb2.UpdateRequest
     ) -> learner_pool_pb2.UpdateResponse | None:
         """The reply to this update if this pool has it, and the store still has its versions; else None."""
         if known.last is None or known.last.request.round != request.round:
@@ -212,14 +154,14 @@ class Updates:
         return before.response
 
     async def _earlier(
-        self, known: _OpenJob, request: learner_pool_pb2.UpdateRequest
+        self, known: OpenJob, request: learner_pool_pb2.UpdateRequest
     ) -> learner_pool_pb2.UpdateResponse | None:
         """The reply to this update from the store, if it was published before the job was opened here; else None."""
         if known.last and known.last.request.round == request.round - 1:
             return None
         task = learner_pool_pb2.LearnTask(groups=request.groups)
         done = []
-        for of_class in _by_scope(known.scopes, known.spaces, task):
+        for of_class in by_scope(known, task):
             policies = [group.policy for group in of_class.groups]  # not those of policies that no agent uses now
             result = await update_results.published(self._store, request.job, request.round, policies)
             if result is None:
@@ -228,7 +170,9 @@ class Updates:
         return _joined(done)
 
     async def close(self, request: learner_pool_pb2.CloseJobRequest) -> None:
-        """Close a job, cancel its update, and drop its replay files unless `keep_replay`; calling it twice is safe.
+        """Close a job, cancel its update and gradients, and drop its replay files unless `keep_replay`.
+
+        Calling it twice is safe.
 
         Raises FencedError if a newer epoch has begun.
         """
@@ -240,22 +184,20 @@ class Updates:
             self._replays.close(request.job)
 
     def _forget(self, job: str) -> None:
-        known = self._jobs.pop(job, None)
-        if known and known.running:
-            known.running.task.cancel()
+        known = self._tasks.jobs.pop(job, None)
+        for task in known.under_way() if known else ():
+            task.cancel()
         self._buffer.close(job)
         self._replays.forget(job)
 
     async def stop(self) -> None:
-        """Cancel all updates; calling it twice is safe."""
-        tasks = [known.running.task for known in self._jobs.values() if known.running]
+        """Cancel all updates and gradients; calling it twice is safe."""
+        tasks = [task for known in self._tasks.jobs.values() for task in known.under_way()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _update(
-        self, known: _OpenJob, request: learner_pool_pb2.UpdateRequest
-    ) -> learner_pool_pb2.UpdateResponse:
+    async def _update(self, known: OpenJob, request: learner_pool_pb2.UpdateRequest) -> learner_pool_pb2.UpdateResponse:
         task = learner_pool_pb2.LearnTask(
             job=request.job,
             spec_json=known.spec_json,
@@ -268,79 +210,26 @@ class Updates:
             measure=request.measure,
         )
         results = await self._learn(known, request, task)
-        for each in (result.functions[0] for result in results):
-            if each.index in known.starts:  # opening is not billed: the first update carries its start-up time
-                each.cold, each.init_s = True, each.init_s + known.starts.pop(each.index)
+        known.charge(results)
         response = _joined(results)
         self._replays.used(request.job, {name: each.values for name, each in response.metrics.items()})
         return response
 
     async def _learn(
-        self, known: _OpenJob, request: learner_pool_pb2.UpdateRequest, task: learner_pool_pb2.LearnTask
+        self, known: OpenJob, request: learner_pool_pb2.UpdateRequest, task: learner_pool_pb2.LearnTask
     ) -> list[learner_pool_pb2.LearnResult]:
         """The result of each scope; those that were computed from the same inputs before are reused."""
-        tasks = _by_scope(known.scopes, known.spaces, task)
+        tasks = by_scope(known, task)
         files = self._buffer.trajectories(request.job, request.round, request.actors)
         self._buffer.reservations.update(request.job, begins=True)
         try:
             await known.computed.begin(request, files)
-            await self._run([each for each in tasks if each.scope not in known.computed.results], "update", files)
+            await self._tasks.run([each for each in tasks if each.scope not in known.computed.results], "update", files)
         finally:
             self._buffer.reservations.update(request.job, begins=False)
         results = [known.computed.results[each.scope] for each in tasks]
         check_published(results)
         return results
-
-    async def _run(
-        self, tasks: list[learner_pool_pb2.LearnTask], verb: str, files: Sequence[TrajectoryFile] = ()
-    ) -> list[learner_pool_pb2.LearnResult]:
-        for job in {task.job for task in tasks}:
-            self._dispatcher.machines.want(job)
-        await self._fleet.ensure(len(tasks))
-        return await gather(self._run_one(task, verb, files) for task in tasks)
-
-    async def _run_one(
-        self, task: learner_pool_pb2.LearnTask, verb: str, files: Sequence[TrajectoryFile]
-    ) -> learner_pool_pb2.LearnResult:
-        known, spare = self._jobs[task.job], self._buffer.spare()
-        name = f"{task.job}/{task.round}/{verb}/{task.scope}"
-        with self._loans.during(name) as lend:
-            self._lend(task, files, spare, lend)
-            outcome = await self._dispatcher.run(
-                name,
-                task.SerializeToString,
-                timeout_s=known.timeout_s,
-                setting="learner.timeout_s",
-                affinity=f"{task.job}/{task.scope}",
-            )
-        result = message(learner_pool_pb2.LearnResult, outcome.payload, "a learner's result")
-        for each in (outcome.invocation, *outcome.lost):
-            each.function, each.index = "learner", task.scope
-        for each in result.functions:
-            each.machine = outcome.invocation.machine
-        result.functions.insert(0, outcome.invocation)
-        result.functions.extend(outcome.lost)
-        if verb == "update":
-            known.computed.put(task.scope, result, spare)
-        return result
-
-    def _lend(
-        self,
-        task: learner_pool_pb2.LearnTask,
-        files: Sequence[TrajectoryFile],
-        spare: Path,
-        lend: Callable[[Path, Write | None], Ref],
-    ) -> None:
-        """Put references to all files that a task needs into it."""
-        known = self._jobs[task.job]
-        scope = known.scopes[task.scope].name
-        for each in files:
-            task.trajectories.add(header=each.header, file=lend(each.path, None))
-        if replay := self._replays.path(task.job, scope):
-            schema, capacity = known.replays[scope]
-            allocate(replay, schema.file_bytes(capacity))  # if it was removed by hand: what it held counts as lost
-            task.replay.CopyFrom(lend(replay, partial(_put, schema, capacity, replay)))
-        task.spare.CopyFrom(lend(spare, partial(write_new, spare, MAX_PUBLISH_BYTES)))
 
 
 def _check_update(request: learner_pool_pb2.UpdateRequest) -> None:
@@ -348,18 +237,11 @@ def _check_update(request: learner_pool_pb2.UpdateRequest) -> None:
     for what, number in (("round", request.round), ("epoch", request.epoch), ("env_steps", request.env_steps)):
         check_number(what, number)
     check_groups(request.groups)
-    check_number("the number of versions", len(request.versions), 0, MAX_POLICIES)
-    for each in request.versions:
-        check_number(f"the version of policy {shown(each.policy)}", each.version)
+    check_versions(request.versions)
 
 
 def _read(request: learner_pool_pb2.OpenJobRequest) -> tuple[JobSpec, EnvSpaces]:
     return from_json(request.spec_json), spaces_from_json(request.spaces_json)
-
-
-def _put(schema: ReplaySchema, capacity: int, path: Path, ranges: Sequence[slice], content: memoryview) -> None:
-    """Write frames into a replay for a worker that does not see its file."""
-    FrameFile(schema, capacity, path).put(ranges, content)
 
 
 def _joined(results: Sequence[learner_pool_pb2.LearnResult]) -> learner_pool_pb2.UpdateResponse:
@@ -371,30 +253,3 @@ def _joined(results: Sequence[learner_pool_pb2.LearnResult]) -> learner_pool_pb2
             response.metrics[name].CopyFrom(metrics)
         response.distances.extend(result.distances)
     return response
-
-
-def _heard(task: asyncio.Task[learner_pool_pb2.UpdateResponse]) -> None:
-    """Retrieve a task's exception, as its caller may be gone, and asyncio would log it."""
-    if not task.cancelled():
-        task.exception()
-
-
-def _by_scope(
-    scopes: Sequence[Scope], spaces: EnvSpaces, job: learner_pool_pb2.LearnTask
-) -> list[learner_pool_pb2.LearnTask]:
-    """One task per scope, with the groups of its classes and all versions; raises SpecError for invalid groups."""
-    if strangers := [agent for group in job.groups for agent in group.agents or [""] if agent not in spaces.agents]:
-        raise SpecError(f"groups hold {strangers}, which are no agents of the job's environment")
-    for group in job.groups:
-        if any(spaces.class_of(agent) != spaces.class_of(group.agents[0]) for agent in group.agents):
-            raise SpecError(f"the group of policy {group.policy!r} holds agents of several classes")
-    tasks = []
-    for scope in scopes:
-        agents = {agent for each in scope.agent_classes(spaces) for agent in each.agents}
-        task = learner_pool_pb2.LearnTask()
-        task.CopyFrom(job)
-        task.scope = scope.index
-        del task.groups[:]
-        task.groups.extend(group for group in job.groups if group.agents[0] in agents)
-        tasks.append(task)
-    return tasks

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from marless.core.limits import MAX_COUNT
 from marless.data.rollout import rollout
 from marless.data.trajectory import Trajectory, TrajectorySchema
 from marless.envs.base import AgentClass, Box, Discrete, EnvSpaces
@@ -450,6 +451,83 @@ def reward(value: float) -> dict[str, np.ndarray]:
 
 def rewards(buffer: TrajectoryBuffer, round_: int) -> list[float]:
     return [float(load(file)["reward/0"][0, 0, 0]) for file in buffer.trajectories("job", round_, 1)]
+
+
+def without_rounds(tmp_path: Path, limit_bytes: int = PLENTY) -> TrajectoryBuffer:
+    """Of a job whose rollouts end in any order."""
+    buffer = TrajectoryBuffer(tmp_path, limit_bytes)
+    buffer.open("job", TINY, epoch=EPOCH, round_=0, ahead=MAX_COUNT)
+    return buffer
+
+
+async def test_rollouts_without_rounds_are_taken_in_any_order_and_dropped_when_used(tmp_path):
+    buffer = without_rounds(tmp_path)
+    for rollout_ in (7, 2, 10**9, 5):
+        assert await upload(buffer, blank(TINY), round_=rollout_)
+    assert [each.header.round for each in buffer.rollouts("job", [5, 2])] == [5, 2]
+    with pytest.raises(StaleError, match=r"job job: no trajectories of rollouts \[1, 3\]; run them again"):
+        buffer.rollouts("job", [1, 2, 3])
+    buffer.used("job", [5, 2, 2], 3)
+    assert (len(files(tmp_path)), [each.header.round for each in buffer.rollouts("job", [7, 10**9])]) == (2, [7, 10**9])
+    with pytest.raises(StaleError, match="round 3 has passed, round 4 is next"):
+        await upload(buffer, blank(TINY), round_=2)
+    assert await upload(buffer, blank(TINY), round_=5)  # again, by a coordinator that does not know of the gradient
+    buffer.used("job", [5], 0)  # the oldest one does not go back
+    with pytest.raises(StaleError, match="has passed"):
+        await upload(buffer, blank(TINY), round_=2)
+    buffer.used("job", [], 8)
+    assert [each.header.round for each in buffer.rollouts("job", [10**9])] == [10**9]
+    assert len(files(tmp_path)) == 1
+    buffer.used("job", [10**9], 8)
+    assert (files(tmp_path), buffer.held_bytes) == ([], 0)
+    buffer.shutdown()
+
+
+async def test_the_next_coordinator_keeps_rollouts_from_its_oldest_on(tmp_path):
+    buffer = without_rounds(tmp_path)
+    for rollout_ in (3, 4, 9):
+        await upload(buffer, blank(TINY), round_=rollout_)
+    buffer.open("job", TINY, epoch=EPOCH + 1, round_=4, ahead=MAX_COUNT)
+    assert [each.header.round for each in buffer.rollouts("job", [4, 9])] == [4, 9]
+    assert len(files(tmp_path)) == 2
+    assert await upload(buffer, blank(TINY), round_=6, epoch=EPOCH + 1)
+    buffer.used("job", [4], 6)
+    buffer.open("job", TINY, epoch=EPOCH + 2, round_=4, ahead=MAX_COUNT)  # it does not know that 4 was used
+    assert await upload(buffer, blank(TINY), round_=4, epoch=EPOCH + 2)
+    assert len(buffer.rollouts("job", [4, 6, 9])) == 3
+    buffer.shutdown()
+
+
+async def test_small_uploads_without_rounds_need_no_reservation_but_room(tmp_path):
+    size = sum(array.nbytes for array in blank(TINY).values())
+    buffer = without_rounds(tmp_path, limit_bytes=3 * size)
+    assert many(buffer, *(small(blank(TINY), round_=rollout_) for rollout_ in (5, 1, 1, 8, 9))) == [
+        *("applied", "applied", "duplicate", "applied", "OverloadedError"),
+    ]
+    assert buffer.held_bytes == 3 * size
+    waiting = asyncio.create_task(upload(buffer, blank(TINY), round_=9))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    buffer.used("job", [1], 0)
+    assert await waiting
+    assert many(buffer, small(blank(TINY), round_=10)) == ["OverloadedError"]
+    buffer.used("job", [5, 8, 9], 10)
+    assert (buffer.held_bytes, files(tmp_path)) == (0, [])
+    assert many(buffer, small(blank(TINY), round_=10)) == ["applied"]
+    buffer.shutdown()
+
+
+async def test_small_uploads_do_not_pass_one_that_waits_for_room(tmp_path):
+    size = sum(array.nbytes for array in blank(TINY).values())
+    buffer = without_rounds(tmp_path, limit_bytes=3 * size)
+    buffer.room.hold("other", size)
+    waiting = asyncio.create_task(buffer.room.take("other", 3 * size))
+    await asyncio.sleep(0)
+    assert many(buffer, small(blank(TINY), round_=1)) == ["OverloadedError"]
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert many(buffer, small(blank(TINY), round_=1)) == ["applied"]
+    buffer.shutdown()
 
 
 async def test_the_next_coordinator_may_use_what_waits_and_only_its_own_actors_may_add_to_it(buffer):

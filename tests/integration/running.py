@@ -66,6 +66,8 @@ class Cluster:
     spool_bytes: int = 2**26
     spool: Path | None = None
     """None: the folder."""
+    learners: int = 1
+    """Most learner workers."""
     caches: tuple[str, ...] = ()
     """Addresses of caches, from which actors read weights."""
     relay: str = ""
@@ -115,7 +117,7 @@ class Cluster:
             "learner_pool": (
                 LearnerConfig(
                     *(options["learner_pool"], store),
-                    workers=1,
+                    workers=self.learners,
                     threads=1,
                     warm=1,
                     keep_alive_s=600,

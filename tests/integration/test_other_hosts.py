@@ -17,7 +17,7 @@ import pytest
 import pytest_asyncio
 
 from marless.rpc.refs import Loans
-from services.learner_pool.updates import Updates
+from services.learner_pool.tasks import LearnTasks
 from tests.integration import elsewhere
 from tests.integration.running import Cluster, created, go_on, outcome, restarted
 from tests.integration.running import spec as spec_of
@@ -166,13 +166,13 @@ def killing(services: Cluster, monkeypatch, pids: Callable[[], list[int]], at: i
 @pytest.fixture
 def learners(monkeypatch) -> Callable[[], list[int]]:
     """The process ids of connected learner workers."""
-    dispatchers, real = [], Updates._run
+    dispatchers, real = [], LearnTasks.run
 
     async def run(updates, *rest):
         dispatchers[:] = [updates._dispatcher]
         return await real(updates, *rest)
 
-    monkeypatch.setattr(Updates, "_run", run)
+    monkeypatch.setattr(LearnTasks, "run", run)
     return lambda: [each.pid for each in dispatchers[0].workers()]
 
 

@@ -28,8 +28,8 @@ from services.coordinator.jobs import view
 from services.coordinator.state.journal import Journal
 from services.coordinator.state.ownership import Ownership, beat_of
 from services.coordinator.state.run_folder import RunFolder
+from services.learner_pool.tasks import LearnTasks
 from services.learner_pool.update_results import PART
-from services.learner_pool.updates import Updates
 from tests.integration.running import (
     ACTORS,
     ENVS,
@@ -149,7 +149,7 @@ async def test_a_coordinator_that_is_killed_again_and_again(cluster, undisturbed
 async def test_a_coordinator_that_is_killed_during_an_update_finds_it_done(
     cluster, undisturbed, tmp_path, trained, monkeypatch
 ):
-    folder, real = new(tmp_path), Updates._run
+    folder, real = new(tmp_path), LearnTasks.run
 
     async def begun(updates, tasks, verb, *rest):
         if (tasks[0].round, verb) == (1, "update"):
@@ -157,14 +157,14 @@ async def test_a_coordinator_that_is_killed_during_an_update_finds_it_done(
             await asyncio.wait([task])
         return await real(updates, tasks, verb, *rest)
 
-    monkeypatch.setattr(Updates, "_run", begun)
+    monkeypatch.setattr(LearnTasks, "run", begun)
     run = ready(folder, cluster.pools)
     task = asyncio.create_task(run.run())
     with pytest.raises(asyncio.CancelledError):
         await task
     assert RunFolder(folder.path).read_status().state == "RUNNING"
     await until(lambda: trained == [0, 1])  # though nobody waits for it any more
-    monkeypatch.setattr(Updates, "_run", real)
+    monkeypatch.setattr(LearnTasks, "run", real)
     await go_on(folder, cluster.pools)
     assert outcome(folder) == undisturbed
     assert trained == [0, 1, 2, 3, 4]
@@ -323,7 +323,7 @@ TWO_CLASSES = {"env": {"name": "mpe/simple_adversary", "options": {"max_cycles":
 async def test_an_update_of_which_half_was_published(cluster, tmp_path, monkeypatch, trained):
     whole = new(tmp_path, **TWO_CLASSES)
     assert (await go_on(whole, cluster.pools)).status.state == "SUCCEEDED"
-    real, once = Updates._run_one, count()
+    real, once = LearnTasks._run_one, count()
     first, reports = [], []
 
     async def run_one(updates, task, verb, files):
@@ -339,7 +339,7 @@ async def test_an_update_of_which_half_was_published(cluster, tmp_path, monkeypa
             raise UnreachableError("the pool is stopping")
         return await real(updates, task, verb, files)
 
-    monkeypatch.setattr(Updates, "_run_one", run_one)
+    monkeypatch.setattr(LearnTasks, "_run_one", run_one)
     folder = new(tmp_path, **TWO_CLASSES)
     assert (await go_on(folder, cluster.pools)).status.state == "SUCCEEDED"
     assert next(once) > 1

@@ -43,6 +43,7 @@ from services.actor_pool.config import Config as ActorConfig
 from services.coordinator.execution.pools import Pools
 from services.learner_pool import __main__ as learner_pool
 from services.learner_pool.config import Config as LearnerConfig
+from services.learner_pool.tasks import LearnTasks
 from services.learner_pool.updates import Updates
 from services.param_store import __main__ as param_store
 from services.param_store.config import Config as StoreConfig
@@ -232,14 +233,14 @@ async def test_what_has_passed_and_what_is_missing_is_refused_by_name(cluster):
 @pytest.fixture
 def updated(monkeypatch) -> list[int]:
     """The rounds of the updates that learners were given."""
-    rounds, real = [], Updates._run_one
+    rounds, real = [], LearnTasks._run_one
 
     async def run_one(updates, task, verb, files):
         if verb == "update":
             rounds.append(task.round)
         return await real(updates, task, verb, files)
 
-    monkeypatch.setattr(Updates, "_run_one", run_one)
+    monkeypatch.setattr(LearnTasks, "_run_one", run_one)
     return rounds
 
 
@@ -292,7 +293,7 @@ async def test_an_update_of_an_older_epoch_is_fenced_and_the_next_coordinator_ha
 async def test_a_job_that_is_closed_ends_its_update_whoever_waits_for_it(cluster, monkeypatch):
     job, begun, ended = await opened(cluster), asyncio.Queue(), []
     await job.train(0)
-    once, run_one = Updates._once, Updates._run_one
+    once, run_one = Updates._once, LearnTasks._run_one
 
     async def noted(updates, known, request, before):
         if before:
@@ -309,7 +310,7 @@ async def test_a_job_that_is_closed_ends_its_update_whoever_waits_for_it(cluster
             ended.append(task.epoch)
 
     monkeypatch.setattr(Updates, "_once", noted)
-    monkeypatch.setattr(Updates, "_run_one", stuck)
+    monkeypatch.setattr(LearnTasks, "_run_one", stuck)
     first = asyncio.create_task(job.update(0))
     assert await begun.get() == "runs"
     await taken_over(job, 0)

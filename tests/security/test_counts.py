@@ -27,6 +27,8 @@ from marless.rpc import chunks
 from marless.rpc.v1 import actor_pool_pb2, common_pb2, learner_pool_pb2, param_store_pb2
 from marless.spec import parse
 from services.actor_pool.rollouts import Rollouts
+from services.learner_pool.gradients import MAX_PEERS, MAX_ROLLOUTS, Gradients
+from services.learner_pool.tasks import LearnTasks
 from services.learner_pool.updates import Updates
 from services.param_store.servicer import ParamStoreServicer
 
@@ -155,7 +157,7 @@ async def test_a_rollout_holds_no_more(fields, why):
     ("field", "most"), [("actors", MAX_ACTORS), ("round", MAX_COUNT), ("epoch", MAX_COUNT), ("env_steps", MAX_COUNT)]
 )
 async def test_an_update_counts_no_further(field, most):
-    updates = Updates(None, None, None, None, None, None)
+    updates = Updates(None, None, LearnTasks(None, None, None, None, None), None)
     with pytest.raises(NotFoundError, match="'job' is not open"):
         await updates.update(learner_pool_pb2.UpdateRequest(**{"job": "job", "actors": 1, field: most}))
     for wrong in (most + 1, -1):
@@ -163,10 +165,47 @@ async def test_an_update_counts_no_further(field, most):
             await updates.update(learner_pool_pb2.UpdateRequest(**{"job": "job", "actors": 1, field: wrong}))
 
 
+def gradient(**fields) -> learner_pool_pb2.GradientRequest:
+    return learner_pool_pb2.GradientRequest(**{"job": "job", "rollouts": [0], **fields})
+
+
+@pytest.mark.parametrize(("field", "most"), [(name, MAX_COUNT) for name in ("learner", "epoch", "env_steps", "oldest")])
+async def test_a_gradient_counts_no_further(field, most):
+    gradients = Gradients(None, LearnTasks(None, None, None, None, None), None)
+    with pytest.raises(NotFoundError, match="'job' is not open"):
+        await gradients.gradient(gradient(**{field: most}))
+    for wrong in (most + 1, -1):
+        with pytest.raises(SpecError, match=f"{field} is {wrong:,}; 0 to {most:,} are possible"):
+            await gradients.gradient(gradient(**{field: wrong}))
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"job": "x/y"}, "job"),
+        ({"rollouts": []}, "the number of rollouts is 0"),
+        ({"rollouts": range(MAX_ROLLOUTS + 1)}, "the number of rollouts is 4,097; 1 to 4,096"),
+        ({"rollouts": [-1]}, "the number of a rollout is -1"),
+        ({"rollouts": [2, 1, 2]}, "rollouts: one of them is given twice"),
+        ({"groups": groups(MAX_AGENTS + 1)}, "the number of policies of groups is 513"),
+        ({"groups": groups(1)}, "the version of policy p0 is 0; 1 to"),
+        ({"versions": [common_pb2.PolicyVersion(policy="p")]}, "the version of policy 'p' is 0"),
+        ({"peers": [learner_pool_pb2.VersionSet()] * (MAX_PEERS + 1)}, "the number of peers is 65"),
+        (
+            {"peers": [learner_pool_pb2.VersionSet(versions=[common_pb2.PolicyVersion(policy="p")] * 4097)]},
+            "the number of versions is 4,097",
+        ),
+    ],
+)
+async def test_a_gradient_names_no_more(fields, why):
+    with pytest.raises(SpecError, match=why):
+        await Gradients(None, LearnTasks(None, None, None, None, None), None).gradient(gradient(**fields))
+
+
 async def test_an_update_names_no_more_versions():
     versions = [common_pb2.PolicyVersion(policy=f"p{k}", version=1) for k in range(MAX_POLICIES + 1)]
     with pytest.raises(SpecError, match="the number of versions is 4,097"):
-        await Updates(None, None, None, None, None, None).update(
+        await Updates(None, None, LearnTasks(None, None, None, None, None), None).update(
             learner_pool_pb2.UpdateRequest(job="job", actors=1, versions=versions)
         )
 

@@ -22,6 +22,7 @@ from marless.spec import from_json, load, parse, spaces_from_json, spaces_to_jso
 from services.coordinator.jobs import preparation
 from services.coordinator.jobs.jobs import Jobs
 from services.coordinator.jobs.submission import Submission
+from services.learner_pool.tasks import LearnTasks
 from services.learner_pool.trajectory_buffer import TrajectoryBuffer
 from services.learner_pool.updates import Updates
 
@@ -267,7 +268,7 @@ async def test_an_upload_header_is_refused_before_work_is_done_with_it(tmp_path,
 
 
 async def test_an_update_of_absurdly_many_actors_is_refused_at_once():
-    updates = Updates(None, None, None, None, None, None)
+    updates = Updates(None, None, LearnTasks(None, None, None, None, None), None)
     for fields in ({"actors": 2**31 - 1}, {"actors": 1, "round": -1}, {"actors": 1, "epoch": 2**60}):
         with pytest.raises(SpecError, match="are possible"):
             await updates.update(learner_pool_pb2.UpdateRequest(job="job", **fields))
@@ -301,7 +302,9 @@ async def test_a_coordinator_reads_and_tries_a_spec_while_its_loop_goes_on(tmp_p
 async def test_a_learner_pool_reads_a_spec_while_its_loop_goes_on(monkeypatch):
     went_on = beside_the_loop(monkeypatch, "services.learner_pool.updates.from_json")
     with pytest.raises(SpecError, match="enough"):
-        await Updates(None, None, None, None, None, None).open(learner_pool_pb2.OpenJobRequest(job="job"))
+        await Updates(None, None, LearnTasks(None, None, None, None, None), None).open(
+            learner_pool_pb2.OpenJobRequest(job="job")
+        )
     assert went_on == [True]
 
 

@@ -136,7 +136,8 @@ class LearnerPoolServiceServicer:
     def UploadMany(self, request, context):
         """Receives several small trajectories in one call, for hosts with many actors. Each is taken or refused by itself, as by
         Upload, except that one whose round has no reserved room is refused at once with RESOURCE_EXHAUSTED: it is then sent
-        by Upload. Outcomes are in the order of the uploads. Idempotent. INVALID_ARGUMENT for more than 256 uploads.
+        by Upload. Under a schedule without rounds, which reserves nothing, it is refused only if no room is free. Outcomes are
+        in the order of the uploads. Idempotent. INVALID_ARGUMENT for more than 256 uploads.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

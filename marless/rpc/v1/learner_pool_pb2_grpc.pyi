@@ -56,7 +56,8 @@ class LearnerPoolServiceStub:
     UploadMany: _grpc.UnaryUnaryMultiCallable[_learner_pool_pb2.UploadManyRequest, _learner_pool_pb2.UploadManyResponse]
     """Receives several small trajectories in one call, for hosts with many actors. Each is taken or refused by itself, as by
     Upload, except that one whose round has no reserved room is refused at once with RESOURCE_EXHAUSTED: it is then sent
-    by Upload. Outcomes are in the order of the uploads. Idempotent. INVALID_ARGUMENT for more than 256 uploads.
+    by Upload. Under a schedule without rounds, which reserves nothing, it is refused only if no room is free. Outcomes are
+    in the order of the uploads. Idempotent. INVALID_ARGUMENT for more than 256 uploads.
     """
     Update: _grpc.UnaryUnaryMultiCallable[_learner_pool_pb2.UpdateRequest, _learner_pool_pb2.UpdateResponse]
     """Updates every policy of a job once, from the trajectories of one round, and publishes the new versions.
@@ -122,7 +123,8 @@ class LearnerPoolServiceAsyncStub(LearnerPoolServiceStub):
     UploadMany: _aio.UnaryUnaryMultiCallable[_learner_pool_pb2.UploadManyRequest, _learner_pool_pb2.UploadManyResponse]  # type: ignore[assignment]
     """Receives several small trajectories in one call, for hosts with many actors. Each is taken or refused by itself, as by
     Upload, except that one whose round has no reserved room is refused at once with RESOURCE_EXHAUSTED: it is then sent
-    by Upload. Outcomes are in the order of the uploads. Idempotent. INVALID_ARGUMENT for more than 256 uploads.
+    by Upload. Under a schedule without rounds, which reserves nothing, it is refused only if no room is free. Outcomes are
+    in the order of the uploads. Idempotent. INVALID_ARGUMENT for more than 256 uploads.
     """
     Update: _aio.UnaryUnaryMultiCallable[_learner_pool_pb2.UpdateRequest, _learner_pool_pb2.UpdateResponse]  # type: ignore[assignment]
     """Updates every policy of a job once, from the trajectories of one round, and publishes the new versions.
@@ -209,7 +211,8 @@ class LearnerPoolServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_learner_pool_pb2.UploadManyResponse, _abc.Awaitable[_learner_pool_pb2.UploadManyResponse]]:
         """Receives several small trajectories in one call, for hosts with many actors. Each is taken or refused by itself, as by
         Upload, except that one whose round has no reserved room is refused at once with RESOURCE_EXHAUSTED: it is then sent
-        by Upload. Outcomes are in the order of the uploads. Idempotent. INVALID_ARGUMENT for more than 256 uploads.
+        by Upload. Under a schedule without rounds, which reserves nothing, it is refused only if no room is free. Outcomes are
+        in the order of the uploads. Idempotent. INVALID_ARGUMENT for more than 256 uploads.
         """
 
     @_abc_1.abstractmethod

@@ -9,7 +9,7 @@ import pytest
 from marless.core.limits import MAX_ACTORS
 from marless.core.stopwatch import Stopwatch
 from marless.errors import SpecError
-from marless.fleet.dispatch import QUEUE_LIMIT, Dispatcher
+from marless.fleet.dispatch import Dispatcher
 from marless.fleet.machines import Machines
 from marless.rpc.v1.actor_pool_pb2 import (
     ROLLOUT_MODE_GREEDY,
@@ -23,7 +23,7 @@ from marless.rpc.v1.actor_pool_pb2 import (
 )
 from marless.rpc.v1.common_pb2 import PoolMessage, TaskResult, WorkerHello, WorkerMessage
 from services.actor_pool.actor import actor_seed
-from services.actor_pool.rollouts import MAX_ROLLOUTS, WINDOW, Rollouts
+from services.actor_pool.rollouts import MAX_UNDER_WAY, WINDOW, Rollouts, _Places
 
 SETTINGS = RolloutSettings(env="e", envs=4, steps=5, timeout_s=7.0)
 
@@ -210,23 +210,69 @@ async def test_a_rollout_uses_all_workers_of_a_large_pool_at_once():
         each.cancel()
 
 
-async def test_the_queue_has_room_for_as_many_of_the_largest_rollouts_as_run_at_once():
-    assert MAX_ROLLOUTS * MAX_ACTORS <= QUEUE_LIMIT
+async def test_many_rollouts_of_one_actor_run_at_once_and_start_as_many_workers():
+    """Red before: sixteen rollouts ran at once, and each asked for one worker."""
+    workers, asked = Workers(), []
+
+    async def ensure(count: int) -> None:
+        asked.append(count)
+
+    workers.ensure = ensure
+    rollouts, several = Rollouts(workers.dispatcher, workers), 64
+    workers.together = asyncio.Barrier(several)  # a task ends only once all run
+    serving = [asyncio.create_task(workers.serve(f"w-{index}")) for index in range(several)]
+    await workers.dispatcher.connected([f"w-{index}" for index in range(several)])
+    requests = [
+        RolloutRequest(job="a", round=number, settings=SETTINGS, mode=ROLLOUT_MODE_TRAIN, actors=1)
+        for number in range(several)
+    ]
+    async with asyncio.timeout(30):
+        assert all(len(each.receipts) == 1 for each in await asyncio.gather(*map(rollouts.run, requests)))
+        workers.together = asyncio.Barrier(1)
+        await rollouts.run(requests[0])
+    assert (max(asked), asked[-1]) == (several, 1)
+    for each in serving:
+        each.cancel()
+
+
+async def test_places_are_given_in_order_of_arrival_and_come_back():
+    places, order = _Places(4), []
+
+    async def hold(name: str, actors: int, end: asyncio.Event) -> None:
+        async with places.of(actors):
+            order.append(name)
+            await end.wait()
+
+    first, rest = asyncio.Event(), asyncio.Event()
+    holding = [asyncio.create_task(hold(*each)) for each in (("a", 3, first), ("b", 4, rest), ("c", 1, rest))]
+    given_up = asyncio.create_task(hold("given up", 4, rest))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert order == ["a"]  # "c" would fit, and waits behind "b"
+    given_up.cancel()
+    first.set()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert order == ["a", "b"]
+    rest.set()
+    await asyncio.gather(*holding)
+    async with places.of(4):
+        assert order == ["a", "b", "c"]
 
 
 async def test_more_rollouts_than_the_queue_has_room_for_wait_for_one_of_them_to_end():
     """No worker is there: all of their actors that may wait in the queue do so, and none is refused."""
-    workers = Workers()
+    workers, most = Workers(), MAX_UNDER_WAY // MAX_ACTORS
     rollouts = Rollouts(workers.dispatcher, workers)
     requests = [
-        RolloutRequest(job=f"job-{index}", settings=SETTINGS, mode=ROLLOUT_MODE_TRAIN, actors=WINDOW + 1)
-        for index in range(MAX_ROLLOUTS + 4)
+        RolloutRequest(job=f"job-{index}", settings=SETTINGS, mode=ROLLOUT_MODE_TRAIN, actors=MAX_ACTORS)
+        for index in range(most + 4)
     ]
     running = [asyncio.create_task(rollouts.run(request)) for request in requests]
     for _ in range(20):
         await asyncio.sleep(0)
     assert (workers.dispatcher.queued, [each for each in running if each.done()]) == (
-        MAX_ROLLOUTS * WINDOW,
+        most * WINDOW,
         [],
     )
     for each in running:

@@ -8,6 +8,7 @@ from marless.fleet.machines import Machines
 from marless.rpc.refs import Loans
 from marless.rpc.v1 import common_pb2, learner_pool_pb2
 from marless.spec import parse, spaces_to_json
+from services.learner_pool.tasks import LearnTasks
 from services.learner_pool.trajectory_buffer import TrajectoryFile
 from services.learner_pool.updates import Updates
 
@@ -47,9 +48,8 @@ def test_the_start_of_a_learner_is_on_the_first_update(tmp_path):
     )
     store = SimpleNamespace(list=lambda _: asyncio.sleep(0, SimpleNamespace(policies={})))
     replays = SimpleNamespace(open=lambda *_: None, path=lambda *_: None, used=lambda *_: None, forget=lambda *_: None)
-    updates = Updates(
-        *(buffer, replays, Loans(lambda *_: True), dispatcher, SimpleNamespace(ensure=nothing), store),
-    )
+    tasks = LearnTasks(buffer, replays, Loans(lambda *_: True), dispatcher, SimpleNamespace(ensure=nothing))
+    updates = Updates(buffer, replays, tasks, store)
     spaces = spaces_to_json(environments.spaces(SPEC.env.name, SPEC.env.options))
     groups = [common_pb2.Group(policy="agent_0", agents=["agent_0"])]
     opening = learner_pool_pb2.OpenJobRequest(job="j", spec_json=SPEC.to_json(), spaces_json=spaces, groups=groups)

@@ -1,0 +1,77 @@
+"""What the store keeps of a gradient: the arrays, and the report of the learner that computed it.
+
+If a reply was lost, or a worker or pool died after the publish, the reply is rebuilt from the report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from google.protobuf import json_format
+
+from marless.aggregation import gradient_file
+from marless.core.state import Arrays
+from marless.errors import SpecError
+from marless.nets.serial import not_finite
+from marless.rpc import gradients
+from marless.rpc.param_store import ParamStore, PolicyWrite
+from marless.rpc.v1 import common_pb2, learner_pool_pb2
+from services.learner_pool import update_results
+
+
+def name_of(task: learner_pool_pb2.LearnTask) -> str:
+    """The policy under which the store keeps a task's gradient."""
+    return gradients.name_of(task.gradient.learner, task.scope)
+
+
+def request_id(task: learner_pool_pb2.LearnTask) -> str:
+    """The idempotency key of a task's publish: its rollouts, and the versions in order of the policies' names."""
+    heads = {each.policy: each.version for each in task.versions}
+    heads |= {group.policy: group.source.version for group in task.groups}
+    versions = [heads[name] for name in sorted(heads)]
+    return gradients.request_id(task.job, task.gradient.learner, task.scope, task.gradient.rollouts, versions)
+
+
+async def published(
+    store: ParamStore, task: learner_pool_pb2.LearnTask
+) -> tuple[int, learner_pool_pb2.LearnResult | None]:
+    """The newest version under the gradient's name (0: none), and its result if it is what this task computes."""
+    name = name_of(task)
+    listed = (await store.list(task.job)).policies.get(name)
+    if listed is None:
+        return 0, None
+    version = listed.head.version
+    if listed.req_id != request_id(task):
+        return version, None
+    report = (await store.get(task.job, {name: version}, (update_results.PART,)))[name].blobs[update_results.PART]
+    found = json_format.Parse(bytes(report), learner_pool_pb2.LearnResult(), ignore_unknown_fields=True)
+    return version, located(task, version, found)
+
+
+def write(
+    task: learner_pool_pb2.LearnTask,
+    found: Mapping[str, Arrays],
+    expected: int,
+    result: learner_pool_pb2.LearnResult,
+) -> PolicyWrite:
+    """The publish of a gradient and of its report, after version `expected`.
+
+    Raises SpecError for values that are not finite.
+    """
+    for policy, arrays in found.items():
+        if odd := not_finite(arrays):
+            raise SpecError(
+                f"the gradient of {policy!r} has NaN or infinite values ({odd}) and was not published; lower "
+                "algorithm.lr or algorithm.max_grad_norm, or scale the environment's rewards"
+            )
+    report = json_format.MessageToJson(result, preserving_proto_field_name=True, indent=None).encode()
+    blobs = {gradients.PART: gradient_file.encode(found), update_results.PART: report}
+    return PolicyWrite(policy=name_of(task), expected=expected, req_id=request_id(task), blobs=blobs)
+
+
+def located(
+    task: learner_pool_pb2.LearnTask, version: int, result: learner_pool_pb2.LearnResult
+) -> learner_pool_pb2.LearnResult:
+    """The result with its place in the store."""
+    result.gradient.CopyFrom(common_pb2.PolicyVersion(policy=name_of(task), version=version))
+    return result

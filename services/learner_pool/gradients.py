@@ -1,0 +1,177 @@
+"""Computes gradients on demand, several of a job at once: one task per scope, on any free learner worker.
+
+For schedules without rounds: a learner takes some rollouts, computes one gradient of every policy at given versions,
+and puts it into the store, where it is applied. Weights do not change here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+
+from marless.core.job_id import check_id
+from marless.errors import ConflictError, NotFoundError, SpecError, StaleError
+from marless.rpc.param_store import ParamStore
+from marless.rpc.requests import check_groups, check_number
+from marless.rpc.v1 import learner_pool_pb2
+from services.learner_pool import gradient_results
+from services.learner_pool.tasks import Computing, LearnTasks, OpenJob, by_scope, check_versions, heard
+from services.learner_pool.trajectory_buffer import TrajectoryBuffer, TrajectoryFile
+
+MAX_ROLLOUTS = 4096
+"""Rollouts of one gradient."""
+MAX_PEERS = 64
+"""Other learners over which one gradient's ratios are truncated."""
+Request = learner_pool_pb2.GradientRequest
+
+
+class Gradients:
+    """The gradients of a learner pool's open jobs."""
+
+    def __init__(self, buffer: TrajectoryBuffer, tasks: LearnTasks, store: ParamStore) -> None:
+        self._buffer = buffer
+        self._tasks = tasks
+        self._store = store
+        self._tasks_under_way = 0
+
+    async def gradient(self, request: Request) -> learner_pool_pb2.GradientResponse:
+        """Compute one gradient of every policy; a repeated request waits for the first one, or finds its result.
+
+        Raises NotFoundError for a job that is not open and for a version that is gone, FencedError, StaleError for
+        missing trajectories, ConflictError if the same learner is then asked for another gradient.
+        """
+        _check(request)
+        known = self._tasks.job(request.job)
+        self._buffer.check_epoch(request.job, request.epoch)
+        inputs, before = inputs_of(request), known.gradients.get(request.learner)
+        if before is None or (before.inputs, before.epoch) != (inputs, request.epoch):
+            task = asyncio.create_task(self._once(known, request, before))
+            before = known.gradients[request.learner] = Computing(inputs, request.epoch, task)
+            task.add_done_callback(partial(_ended, known, request.learner))
+        try:
+            return await asyncio.shield(before.task)
+        except asyncio.CancelledError:
+            if not before.task.cancelled():
+                raise  # this call was cancelled, and the gradient goes on
+            if self._tasks.jobs.get(request.job) is known:
+                raise ConflictError(
+                    f"job {request.job}: learner {request.learner} is asked for another gradient now"
+                ) from None
+            raise NotFoundError(f"job {request.job!r} was closed while it computed a gradient") from None
+
+    async def _once(
+        self, known: OpenJob, request: Request, before: Computing | None
+    ) -> learner_pool_pb2.GradientResponse:
+        """Compute a gradient unless the store has it, after the same learner's earlier one has ended."""
+        if before:
+            await _over(before, cancel=before.inputs != inputs_of(request))
+        tasks = _tasks(known, request)
+        try:
+            files = self._buffer.rollouts(request.job, request.rollouts)
+        except StaleError:  # also if they are dropped because the gradient is there
+            results = await self._published(tasks)
+            if results is None:
+                raise
+        else:
+            results = await self._run(tasks, files)
+            known.charge(results)
+        self._buffer.used(request.job, request.rollouts, request.oldest)
+        return _joined(results)
+
+    async def _published(
+        self, tasks: Sequence[learner_pool_pb2.LearnTask]
+    ) -> list[learner_pool_pb2.LearnResult] | None:
+        """The results of all tasks if the store has all of them, else None."""
+        results = []
+        for task in tasks:
+            _, result = await gradient_results.published(self._store, task)
+            if result is None:
+                return None
+            results.append(result)
+        return results
+
+    async def _run(
+        self, tasks: Sequence[learner_pool_pb2.LearnTask], files: Sequence[TrajectoryFile]
+    ) -> list[learner_pool_pb2.LearnResult]:
+        self._tasks_under_way += len(tasks)
+        try:
+            return await self._tasks.run(tasks, "gradient", files, workers=self._tasks_under_way)
+        finally:
+            self._tasks_under_way -= len(tasks)
+
+
+def inputs_of(request: Request) -> Request:
+    """The fields of a request by which a repetition is recognised."""
+    inputs = Request(
+        job=request.job,
+        learner=request.learner,
+        rollouts=request.rollouts,
+        groups=request.groups,
+        versions=request.versions,
+    )
+    inputs.versions.sort(key=lambda version: version.policy)
+    return inputs
+
+
+def _check(request: Request) -> None:
+    check_id(request.job)
+    numbers = ("epoch", "learner", "env_steps", "oldest")
+    for what in numbers:
+        check_number(what, getattr(request, what))
+    check_number("the number of rollouts", len(request.rollouts), 1, MAX_ROLLOUTS)
+    for rollout in request.rollouts:
+        check_number("the number of a rollout", rollout)
+    if len(set(request.rollouts)) < len(request.rollouts):
+        raise SpecError("rollouts: one of them is given twice")
+    check_groups(request.groups)
+    for group in request.groups:
+        check_number(f"the version of policy {group.policy}", group.source.version, 1)
+    check_versions(request.versions, 1)
+    check_number("the number of peers", len(request.peers), 0, MAX_PEERS)
+    for peer in request.peers:
+        check_versions(peer.versions, 1)
+
+
+async def _over(before: Computing, *, cancel: bool) -> None:
+    """Wait until a gradient has been computed or has failed; if nobody needs it, it is cancelled first."""
+    if cancel:
+        before.task.cancel()
+    try:
+        await asyncio.wait([before.task])
+    except asyncio.CancelledError:
+        before.task.cancel()  # the job is closed
+        raise
+
+
+def _ended(known: OpenJob, learner: int, task: asyncio.Task[learner_pool_pb2.GradientResponse]) -> None:
+    heard(task)
+    if (computing := known.gradients.get(learner)) and computing.task is task:
+        del known.gradients[learner]
+
+
+def _tasks(known: OpenJob, request: Request) -> list[learner_pool_pb2.LearnTask]:
+    """One task for each scope; raises SpecError for invalid groups."""
+    gradient = learner_pool_pb2.GradientTask(learner=request.learner, rollouts=request.rollouts, peers=request.peers)
+    task = learner_pool_pb2.LearnTask(
+        job=request.job,
+        spec_json=known.spec_json,
+        spaces_json=known.spaces_json,
+        round=request.learner,
+        epoch=request.epoch,
+        env_steps=request.env_steps,
+        groups=request.groups,
+        versions=request.versions,
+        gradient=gradient,
+    )
+    return by_scope(known, task)
+
+
+def _joined(results: Sequence[learner_pool_pb2.LearnResult]) -> learner_pool_pb2.GradientResponse:
+    response = learner_pool_pb2.GradientResponse()
+    for result in results:
+        response.gradients.append(result.gradient)
+        response.invocations.extend(result.functions)
+        for name, metrics in result.metrics.items():
+            response.metrics[name].CopyFrom(metrics)
+    return response
