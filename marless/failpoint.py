@@ -28,6 +28,7 @@ _PLACES = (
     "actor.carry",
     "learner.publish",
     "param_store.publish",
+    "param_store.aggregate",
 )
 NAMES = tuple(f"{place}.{moment}" for place in _PLACES for moment in ("before", "after"))
 """Every failpoint; the first word says in which process."""

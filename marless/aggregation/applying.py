@@ -107,7 +107,9 @@ def check(state: PolicyState, gradient: Arrays, steps: Mapping[str, NetStep]) ->
     for prefix in _prefixes(state, steps):
         expected[prefix] = (Matrices.of(prefix, _weights(state, prefix)).size,), "float32"
         if steps[prefix].returns is not None:
-            expected[f"{prefix}.{_RETURNS}"] = state.learning[f"{prefix}.moments"].shape, "float64"
+            if (moments := state.learning.get(f"{prefix}.moments")) is None:
+                raise CorruptError(f"policy state: {prefix!r} has no moments of returns for its step to follow")
+            expected[f"{prefix}.{_RETURNS}"] = moments.shape, "float64"
     found = {name: (array.shape, array.dtype.name) for name, array in gradient.items()}
     if found != expected:
         raise CorruptError(f"a gradient has {found}, and its policy needs {expected}")

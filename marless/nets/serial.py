@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors import numpy as safetensors
 
-from marless.errors import CorruptError
+from marless.errors import CorruptError, SpecError
 from marless.nets.acting import Acting, ActingState, Arrays
 
 if TYPE_CHECKING:
@@ -59,6 +59,15 @@ def _load(data: bytes) -> dict[str, NDArray[np.generic]]:
     if odd := not_finite(arrays):
         raise CorruptError(f"policy state: {odd} holds NaN or infinite values")
     return arrays
+
+
+def check_update(policy: str, state: PolicyState) -> None:
+    """Raise SpecError if an update has made NaN or infinite values in the next version of a policy."""
+    if odd := not_finite({**state.acting, **state.learning}):
+        raise SpecError(
+            f"the update of {policy!r} made NaN or infinite values ({odd}) and was not published; lower algorithm.lr "
+            "or algorithm.max_grad_norm, or scale the environment's rewards"
+        )
 
 
 def not_finite(arrays: Arrays) -> str:

@@ -1,4 +1,4 @@
-"""Client of the parameter store, used by learners, actors and the coordinator: publish, get, watch, list, pin."""
+"""Client of the parameter store, used by learners, actors and the coordinator: publish, aggregate, get, watch, list."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import time
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from types import MappingProxyType
 
+from marless.aggregation.net_step import NetStep
 from marless.errors import CorruptError, OverloadedError, UnavailableError
 from marless.rpc.client import Peer
 from marless.rpc.retry import delays, pause_s, retry
@@ -36,6 +38,29 @@ class PolicyWrite:
     """Bytes by part: "acting" and "learning" (safetensors), "outcome" (JSON)."""
     first_version: int = 0
     """The version number to publish if the policy has no version yet (restoring a checkpoint); 0: version 1."""
+
+
+@dataclass(frozen=True)
+class WeightedGradient:
+    """One gradient of an aggregation."""
+
+    parts: Mapping[str, int]
+    """Versions by the names under which the store keeps its parts, one of each scope."""
+    weight: float
+    """In (0, 1]."""
+
+
+@dataclass(frozen=True)
+class Aggregated:
+    """What an aggregation has published."""
+
+    versions: Mapping[str, int]
+    """The new versions by policy."""
+    start_s: float
+    """When it began, Unix time in seconds; 0 if the round had been published before."""
+    end_s: float
+    vcpu_s: float
+    """CPU seconds used."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +140,55 @@ class ParamStore:
             patience_s=self._patience_s,
         )
         return {each.policy: each.version for each in response.versions}
+
+    async def aggregate(  # noqa: PLR0913  # the fields of one request
+        self,
+        job: str,
+        epoch: int,
+        round: int,  # noqa: A002
+        heads: Mapping[str, int],
+        gradients: Sequence[WeightedGradient],
+        steps: Mapping[str, NetStep],
+        *,
+        separate: bool = False,
+        discarded: Mapping[str, int] = MappingProxyType({}),
+        keep: int = 0,
+    ) -> Aggregated:
+        """Apply gradients to policies, publish the next versions and remove the gradients: all of it, or nothing.
+
+        Args:
+            job: Name of the job.
+            epoch: Of the coordinator that asks.
+            round: That the new versions are of. Repeated for a round that was published, it only returns its versions.
+            heads: The present version of every policy and joint critic that gets a next one.
+            gradients: In order of arrival; together, the parts of each have a gradient of every policy in `heads`.
+            steps: The step of each net; see `AlgorithmConfig.net_steps`.
+            separate: One step for each gradient, instead of one for their weighted mean.
+            discarded: Gradients that are removed without being applied; those that do not exist are ignored.
+            keep: Newest versions of each policy that are kept, if that is more than the store keeps.
+
+        Raises ConflictError if a head is not the expected one, NotFoundError, naming it, if a gradient is not there,
+        SpecError if one does not fit its policy or the result is not finite, and the errors of `publish`.
+        """
+        request = param_store_pb2.AggregateRequest(
+            job=job,
+            epoch=epoch,
+            round=round,
+            policies=_pairs(heads),
+            gradients=(
+                param_store_pb2.WeightedGradient(parts=_pairs(each.parts), weight=each.weight) for each in gradients
+            ),
+            discarded=_pairs(discarded),
+            steps={prefix: _encode_step(step) for prefix, step in steps.items()},
+            separate=separate,
+            keep=keep,
+        )
+        made = await retry(
+            lambda: self._peer.call(self._stub.Aggregate, request, timeout_s=self._transfer_s),
+            patience_s=self._patience_s,
+        )
+        versions = {each.policy: each.version for each in made.versions}
+        return Aggregated(versions, made.start_s, made.end_s, made.vcpu_s)
 
     async def get(
         self, job: str, versions: Mapping[str, int], parts: Sequence[str], *, epoch: int = 0
@@ -200,6 +274,15 @@ def _encode(write: PolicyWrite) -> param_store_pb2.PolicyPublish:
         blobs=blobs,
         first_version=write.first_version,
     )
+
+
+def _encode_step(step: NetStep) -> param_store_pb2.NetStep:
+    encoded = param_store_pb2.NetStep(
+        lr=step.lr, eps=step.eps, max_grad_norm=step.max_grad_norm, target_steps=step.target_steps or 0
+    )
+    if step.returns:
+        encoded.returns.decay, encoded.returns.popart = step.returns.decay, step.returns.popart
+    return encoded
 
 
 def _pairs(versions: Mapping[str, int]) -> Iterator[common_pb2.PolicyVersion]:

@@ -29,6 +29,7 @@ from marless.log import structlog
 from marless.nets import serial
 from marless.nets.compiled import described
 from marless.private_files import Claim
+from marless.rpc import idempotency
 from marless.rpc.concurrency import gather, stoppable, to_the_end
 from marless.rpc.param_store import ParamStore, PolicyWrite
 from marless.rpc.refs import Borrowed, Ref, is_seen
@@ -293,15 +294,11 @@ def _writes(
     writes = []
     for name, version in expected.items():
         state = held.learner.state(name)
-        if odd := serial.not_finite({**state.acting, **state.learning}):
-            raise SpecError(
-                f"the update of {name!r} made NaN or infinite values ({odd}) and was not published; lower algorithm.lr "
-                "or algorithm.max_grad_norm, or scale the environment's rewards"
-            )
+        serial.check_update(name, state)
         blobs = dict(zip(PARTS, serial.encode(state), strict=True))
         if name in reports:
             blobs[update_results.PART] = reports[name]
-        req_id = update_results.request_id(task.job, what, name)
+        req_id = idempotency.request_id(task.job, what, name)
         writes.append(PolicyWrite(policy=name, expected=version, req_id=req_id, blobs=blobs))
     return writes
 

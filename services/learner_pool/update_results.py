@@ -10,15 +10,11 @@ import json
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from marless.rpc import idempotency
 from marless.rpc.param_store import ParamStore
 from marless.rpc.v1 import common_pb2, learner_pool_pb2
 
 PART = "outcome"
-
-
-def request_id(job: str, what: int | str, policy: str) -> str:
-    """The idempotency key of a publish; `what` is the round's number, or "init" for the job's first versions."""
-    return f"{job}/{what}/{policy}"
 
 
 def result(versions: Mapping[str, int]) -> learner_pool_pb2.LearnResult:
@@ -60,7 +56,7 @@ async def are_stored(
     return all(
         each.policy in policies
         and policies[each.policy].head.version == each.version
-        and policies[each.policy].req_id == request_id(job, round_, each.policy)
+        and policies[each.policy].req_id == idempotency.request_id(job, round_, each.policy)
         for each in made.versions
     )
 
@@ -75,7 +71,9 @@ async def published(
     policies = (await store.list(job)).policies
 
     def made(wanted: Iterable[str]) -> bool:
-        return all(name in policies and policies[name].req_id == request_id(job, round_, name) for name in wanted)
+        return all(
+            name in policies and policies[name].req_id == idempotency.request_id(job, round_, name) for name in wanted
+        )
 
     if not made(names):
         return None

@@ -2,13 +2,14 @@
 
 All keys of a job have the job as their hash tag, so that a cluster keeps them on one node, where a script reads the
 job's epoch, a policy's head and the job's events atomically. A lane of environment copies is a policy here, named
-`lane/<index>` (`marless.rpc.carries`).
+`lane/<index>` (`marless.rpc.carries`), and a gradient, named `gradient/<learner>/<scope>` (`marless.rpc.gradients`),
+until it is applied or discarded; then none of its keys is left.
 
 | key `marless:{<job>}:…`  | type   | holds                                                                    |
 |--------------------------|--------|--------------------------------------------------------------------------|
 | `fence`                  | hash   | `epoch`, and `req:<req_id>` → the epoch it was given                     |
 | `heads`                  | hash   | policy → version                                                         |
-| `events`                 | stream | one entry per new head; its id is the cursor of `Watch`                  |
+| `events`                 | stream | one entry per new head, except gradients; its id is the cursor of `Watch`|
 | `v:<version>:<policy>`   | hash   | round, epoch, req_id, published_s, event, manifest, `<part>:<i>` = bytes |
 | `kept:<policy>`          | zset   | versions that exist                                                      |
 | `pinned:<policy>`        | set    | versions that are kept whatever their age                                |

@@ -17,10 +17,13 @@ from marless.rpc.v1.param_store_pb2_grpc import (
     ParamStoreServiceServicer,
     add_ParamStoreServiceServicer_to_server,
 )
+from services.param_store.aggregate_request import aggregation_of
+from services.param_store.aggregation import Aggregator
 from services.param_store.frames import SharedFrames
 from services.param_store.keys import Part
-from services.param_store.store import Listed, Version, VersionStore, Write
+from services.param_store.store import Listed, Version, VersionStore
 from services.param_store.uploads import Uploads
+from services.param_store.writes import Write
 
 Context = grpc.aio.ServicerContext[Any, Any]  # Any: one context type serves all methods
 
@@ -32,6 +35,7 @@ class ParamStoreServicer(ParamStoreServiceServicer):
         self._store = store
         self._uploads = uploads
         self._frames = SharedFrames()
+        self._aggregator = Aggregator(store, uploads)
 
     def register(self, server: grpc.aio.Server) -> None:
         """Add this servicer to a server; Publish and Get transfer raw frames."""
@@ -61,7 +65,11 @@ class ParamStoreServicer(ParamStoreServiceServicer):
         self, request: param_store_pb2.AggregateRequest, context: Context
     ) -> param_store_pb2.AggregateResponse:
         """Apply gradients to policies and publish the next versions."""
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "the next commit has it")
+        made = await self._aggregator.run(aggregation_of(request))
+        versions = [common_pb2.PolicyVersion(policy=name, version=version) for name, version in made.versions.items()]
+        return param_store_pb2.AggregateResponse(
+            versions=versions, start_s=made.start_s, end_s=made.end_s, vcpu_s=made.vcpu_s
+        )
 
     async def Get(  # type: ignore[override]  # noqa: N802  # raw frames, see register
         self, request: param_store_pb2.GetRequest, context: Context

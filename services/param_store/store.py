@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from redis.asyncio import Redis
 
-from marless.core.limits import MAX_COUNT, MAX_POLICIES
 from marless.errors import (
-    ConflictError,
     FencedError,
     MarlessError,
     NotFoundError,
@@ -29,16 +26,16 @@ from marless.errors import (
     unknown_name,
 )
 from marless.failpoint import reach
-from marless.rpc.requests import check_names, check_number, check_text
+from marless.rpc import gradients
+from marless.rpc.requests import check_number, check_text
 from services.param_store.connection import redis_errors
-from services.param_store.keys import JobKeys, Part, check_name, decode_manifest, encode_manifest
+from services.param_store.keys import JobKeys, Part, check_name, decode_manifest
 from services.param_store.pieces import Checksums, batches, pieces_of
+from services.param_store.writes import LONGEST_REQUEST, Write, add_attempt, advanced, check_writes, version_of
 
-ATTEMPT_TTL_S = 60
 FENCE_TTL_S = 86_400
 EVENTS_KEPT = 1000
 WATCHES = 64
-_LONGEST_REQUEST = 1000
 _CURSOR = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 WATCH_POLL_MS = 500
 READY_TIMEOUT_S = 1.0
@@ -51,22 +48,8 @@ def _script(name: str) -> str:
 _PUBLISH, _READ, _ACQUIRE_EPOCH, _PIN, _DELETE_JOB = map(
     _script, ("publish", "read", "acquire_epoch", "pin", "delete_job")
 )
-
-
-@dataclass(frozen=True)
-class Write:
-    """The next version of one policy."""
-
-    policy: str
-    expected: int
-    """The present head, which this version follows; 0 if there is none."""
-    req_id: str
-    """Idempotency key: unique to this write, the same when it is retried."""
-    parts: tuple[Part, ...]
-    blobs: tuple[memoryview, ...]
-    """The bytes of each part."""
-    first_version: int = 1
-    """The number of this version if it is the policy's first."""
+_FLIP = _script("flip")
+_PUBLISH, _ADVANCE = _FLIP + _PUBLISH, _FLIP + _script("advance")
 
 
 @dataclass(frozen=True)
@@ -158,31 +141,87 @@ class VersionStore:
         published), OverloadedError if Redis is full, TooLargeError if the job's versions can never fit.
         """
         keys = JobKeys(job)
-        _check_writes(epoch, round, writes)
+        check_writes(epoch, round, writes)
         transaction = self._redis.pipeline(transaction=True)
         for write in writes:
             attempt = keys.attempt()
-            _attempt(transaction, attempt, epoch, round, write)
+            add_attempt(transaction, attempt, epoch, round, write)
             self._flip(transaction, keys, attempt, epoch, write, begins)
         reach("param_store.publish.before")
         try:
             with redis_errors(self._trouble):
                 answers = await transaction.execute()
         except OverloadedError:
-            await self._check_fits(job, writes)
+            await self._check_fits(job, writes, self._keep)
             raise
         reach("param_store.publish.after")
         outcomes = [answer for answer in answers if isinstance(answer, list)]
         return {
-            write.policy: _version_of(job, epoch, write, outcome)
+            write.policy: version_of(job, epoch, write, outcome)
             for write, outcome in zip(writes, outcomes, strict=True)
         }
 
-    async def _check_fits(self, job: str, writes: Sequence[Write]) -> None:
+    async def advance(
+        self,
+        job: str,
+        epoch: int,
+        round: int,  # noqa: A002
+        writes: Sequence[Write],
+        *,
+        applied: Mapping[str, int],
+        discarded: Collection[str],
+        keep: int = 0,
+    ) -> dict[str, int]:
+        """Publish all writes and remove gradients in one transaction, or do nothing; returns the versions.
+
+        Args:
+            job: Name of the job.
+            epoch: Of the caller.
+            round: That the versions are of.
+            writes: The next version of each policy; if all of them were published before, nothing is changed.
+            applied: Versions by the names of gradients that must exist; they are removed.
+            discarded: Names of gradients that are removed if they exist.
+            keep: Newest versions of each policy that are kept, if that is more than the store keeps.
+
+        Raises the errors of `publish`, and NotFoundError if a gradient does not exist (any more).
+        """
+        keys, kept = JobKeys(job), max(keep, self._keep)
+        check_writes(epoch, round, writes)
+        transaction, attempts = self._redis.pipeline(transaction=True), [keys.attempt() for _ in writes]
+        for attempt, write in zip(attempts, writes, strict=True):
+            add_attempt(transaction, attempt, epoch, round, write)
+        names = (keys.fence, keys.heads, keys.events, *attempts)
+        transaction.execute_command(
+            *("EVAL", _ADVANCE, len(names), *names, keys.prefix, epoch, kept, EVENTS_KEPT, len(applied)),
+            *(word for write in writes for word in (write.policy, write.req_id, write.expected)),
+            *(word for pair in applied.items() for word in pair),
+            *discarded,
+        )
+        reach("param_store.aggregate.before")
+        try:
+            with redis_errors(self._trouble):
+                *_, answer = await transaction.execute()
+        except OverloadedError:
+            await self._check_fits(job, writes, kept)
+            raise
+        reach("param_store.aggregate.after")
+        return advanced(job, epoch, writes, list(applied.items()), answer)
+
+    async def published(self, job: str, req_ids: Mapping[str, str]) -> dict[str, int] | None:
+        """The versions that these requests have published, by policy; None unless each of them exists."""
+        keys = JobKeys(job)
+        reads = self._redis.pipeline(transaction=True)
+        for policy, req_id in req_ids.items():
+            reads.execute_command("HGET", keys.requests(policy), req_id)
+        with redis_errors(self._trouble):
+            found = await reads.execute()
+        return None if None in found else dict(zip(req_ids, map(int, found), strict=True))
+
+    async def _check_fits(self, job: str, writes: Sequence[Write], keep: int) -> None:
         """Raise TooLargeError if an otherwise empty Redis could not hold these versions and their predecessors."""
         with redis_errors(self._trouble):
             most_bytes = int((await self._redis.info("memory")).get("maxmemory", 0))
-        kept = min(self._keep, max((write.expected for write in writes), default=0))
+        kept = min(keep, max((write.expected for write in writes), default=0))
         needed = (1 + kept) * sum(len(blob) for write in writes for blob in write.blobs)
         if 0 < most_bytes < needed:
             raise TooLargeError(
@@ -204,21 +243,26 @@ class VersionStore:
         transaction.execute_command(
             *("EVAL", _PUBLISH, 1 + len(names), attempt, *names, keys.versions, policy, write.req_id),
             *(write.expected, epoch, self._keep, EVENTS_KEPT, write.first_version, int(begins)),
+            int(not gradients.is_gradient(policy)),
         )
 
     async def read(self, job: str, wanted: Sequence[tuple[str, int]]) -> list[Version]:
         """Read the metadata of versions by policy and number (0: the head), atomically; raises NotFoundError."""
-        if not wanted:
-            return []
-        for policy, version in wanted:
-            check_name("policy", policy)
-            check_number(f"the version of policy {policy}", version)
-        found = await self._metadata(JobKeys(job), *(word for pair in wanted for word in pair))
+        found = await self.find(job, wanted)
         versions = [version for version in found if version]
         if len(versions) < len(found):
             policy, number = wanted[found.index(None)]
             raise NotFoundError(await self._missing(job, policy, number))
         return versions
+
+    async def find(self, job: str, wanted: Sequence[tuple[str, int]]) -> list[Version | None]:
+        """As `read`, with None for versions that do not exist."""
+        if not wanted:
+            return []
+        for policy, version in wanted:
+            check_name("policy", policy)
+            check_number(f"the version of policy {policy}", version)
+        return await self._metadata(JobKeys(job), *(word for pair in wanted for word in pair))
 
     async def pieces(self, job: str, versions: Sequence[Version], parts: Sequence[str]) -> AsyncIterator[list[bytes]]:
         """Stream the bytes of these parts in order, in batches of PIECE_BYTES at most.
@@ -295,7 +339,7 @@ class VersionStore:
 
     async def acquire_epoch(self, job: str, req_id: str) -> int:
         """Start the next epoch of a job; idempotent by req_id. From then on, publishes under older ones are refused."""
-        check_text("req_id", req_id, _LONGEST_REQUEST)
+        check_text("req_id", req_id, LONGEST_REQUEST)
         return int(await self._eval(_ACQUIRE_EPOCH, [JobKeys(job).fence], req_id))
 
     async def delete(self, job: str, epoch: int = 0) -> None:
@@ -323,51 +367,6 @@ class VersionStore:
     async def _eval(self, script: str, keys: list[str], *args: str | int) -> Any:  # Any: what the script answers
         with redis_errors(self._trouble):
             return await self._redis.execute_command("EVAL", script, len(keys), *keys, *args)
-
-
-def _check_writes(epoch: int, round_: int, writes: Sequence[Write]) -> None:
-    check_number("epoch", epoch)
-    check_number("round", round_)
-    check_names("policies", [write.policy for write in writes], MAX_POLICIES)
-    for write in writes:
-        check_name("policy", write.policy)
-        check_text("req_id", write.req_id, _LONGEST_REQUEST)
-        check_number(f"the version that policy {write.policy} is expected at", write.expected)
-        if not 1 <= write.first_version <= MAX_COUNT:
-            raise SpecError(f"policy {write.policy!r}: first_version {write.first_version}; versions start at 1")
-
-
-def _attempt(transaction: Any, key: str, epoch: int, round_: int, write: Write) -> None:  # Any: Pipeline
-    for part, blob in zip(write.parts, write.blobs, strict=True):
-        for piece in pieces_of(key, part):
-            value = blob[piece.start : piece.start + piece.size_bytes]
-            transaction.execute_command("HSET", key, piece.field, value)
-    facts = {
-        "round": round_,
-        "epoch": epoch,
-        "req_id": write.req_id,
-        "published_s": time.time(),
-        "manifest": encode_manifest(write.parts),
-    }
-    transaction.execute_command("HSET", key, *(word for fact in facts.items() for word in fact))
-    transaction.execute_command("EXPIRE", key, ATTEMPT_TTL_S)
-
-
-def _version_of(job: str, epoch: int, write: Write, outcome: Sequence[Any]) -> int:  # Any: a script's answer
-    name, number = outcome[0], int(outcome[1])
-    if name == b"conflict" and not number:  # refused because of its version, so it follows one
-        raise NotFoundError(
-            f"policy {write.policy!r} of job {job!r} has no version any more; this write expects {write.expected}"
-        )
-    if name == b"conflict":
-        raise ConflictError(
-            f"policy {write.policy!r} of job {job!r} is at version {number}; this write expects {write.expected}"
-        )
-    if name == b"fenced":
-        raise FencedError(f"epoch {epoch} of job {job!r} is over: epoch {number} has begun, and only it may publish")
-    if name == b"early":
-        raise FencedError(f"epoch {epoch} of job {job!r} has not begun: the store's is {number}; acquire one first")
-    return number
 
 
 def _version(fields: Sequence[bytes]) -> Version:

@@ -43,11 +43,22 @@ class Uploads:
             raise SpecError(
                 f"a publish of {total} bytes; this store accepts {self._room.limit_bytes} at most (--intake-bytes)"
             )
-        await self._room.take(job, total, wait_s=self._wait_s)
-        try:
+        async with self.room(job, total):
             yield await _received(stream, parts, total)
+
+    @asynccontextmanager
+    async def room(self, job: str, size_bytes: int) -> AsyncIterator[None]:
+        """Hold so many bytes while the context lasts; jobs take turns. Raises OverloadedError if there is no room."""
+        await self._room.take(job, size_bytes, wait_s=self._wait_s)
+        try:
+            yield
         finally:
-            self._room.give_back(job, total)
+            self._room.give_back(job, size_bytes)
+
+    @property
+    def limit_bytes(self) -> int:
+        """The bound on the total."""
+        return self._room.limit_bytes
 
 
 async def _received(stream: AsyncIterator[bytes], parts: Sequence[Part], total: int) -> list[memoryview]:

@@ -13,7 +13,8 @@ from marless.errors import ConflictError, FencedError, MarlessError, NotFoundErr
 from services.param_store.connection import connected
 from services.param_store.keys import Part
 from services.param_store.redis_server import Provided
-from services.param_store.store import VersionStore, Write
+from services.param_store.store import VersionStore
+from services.param_store.writes import Write
 
 KEEP = 2
 POLICIES = st.sampled_from(["a", "b"])

@@ -28,6 +28,8 @@ ON_LOSS = ("coordinator.drop", "coordinator.restore", "coordinator.cut")
 ON_SUBMIT = ("coordinator.spec", "coordinator.status")
 AT_THE_END = ("coordinator.machines",)
 IN_ROUNDS = ("coordinator.pending", "coordinator.carry", "coordinator.record", "coordinator.checkpoint")
+AGGREGATING = ("param_store.aggregate",)
+"""Places that no job passes yet; see tests/contract/test_aggregate.py."""
 ELSEWHERE = ("actor.carry", "learner.publish", "param_store.publish")
 
 

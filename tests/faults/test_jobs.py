@@ -122,5 +122,5 @@ async def test_clocks_that_jump(synchronous_reference, tmp_path):
 
 def test_every_failpoint_is_tried():
     places = failpoints.IN_ROUNDS + failpoints.ONCE_A_LIFE + failpoints.ON_LOSS
-    places += failpoints.ON_SUBMIT + failpoints.AT_THE_END
+    places += failpoints.ON_SUBMIT + failpoints.AT_THE_END + failpoints.AGGREGATING
     assert set(failpoints.of(places + failpoints.ELSEWHERE)) == set(failpoint.NAMES)

@@ -22,7 +22,8 @@ from services.param_store.config import parse
 from services.param_store.connection import connected, redis_errors
 from services.param_store.redis_server import Provided, RedisOptions, provided
 from services.param_store.redis_url import settings_of
-from services.param_store.store import VersionStore, Write
+from services.param_store.store import VersionStore
+from services.param_store.writes import Write
 
 CANARY = "canary-7f3a"
 REFUSED = "no permissions|command not allowed"  # the latter of DEBUG and MODULE LOAD, whoever asks

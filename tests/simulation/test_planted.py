@@ -8,8 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from marless.fleet.attendance import Attendance
+from marless.rpc import idempotency
 from services.coordinator.state.run_folder import RunFolder
-from services.learner_pool import trajectory_buffer, update_results
+from services.learner_pool import trajectory_buffer
 from services.param_store import store
 from tests.simulation.run import PLANS, plan_of, simulate, undisturbed
 
@@ -26,8 +27,8 @@ def _in_publish(correct: str, wrong: str) -> Plant:
 
 def _repeated_writes_are_new(patched: pytest.MonkeyPatch) -> None:
     """An update that is repeated publishes under another key than the first time."""
-    request_id, serial = update_results.request_id, itertools.count()
-    patched.setattr(update_results, "request_id", lambda *given: f"{request_id(*given)}/{next(serial)}")
+    request_id, serial = idempotency.request_id, itertools.count()
+    patched.setattr(idempotency, "request_id", lambda *given: f"{request_id(*given)}/{next(serial)}")
 
 
 def _departures_wake_nobody(patched: pytest.MonkeyPatch) -> None:

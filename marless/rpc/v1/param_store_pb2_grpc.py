@@ -98,8 +98,9 @@ class ParamStoreServiceServicer:
         the next versions. In the same transaction, the gradients are removed, so that none is applied twice.
         A learner publishes a gradient as policy "gradient/<learner>/<scope>" with the parts "gradient" and "outcome".
         Idempotent: repeated for a round that was published, it returns the same versions. ABORTED if a head is not the
-        expected one; NOT_FOUND if a gradient is not there; INVALID_ARGUMENT if a gradient does not fit its policy;
-        DATA_LOSS if a stored checksum does not match; FAILED_PRECONDITION if the epoch is over; errors as of Publish.
+        expected one; NOT_FOUND if a gradient is not there; INVALID_ARGUMENT if a gradient does not fit its policy, or a
+        result is not finite; DATA_LOSS if a stored checksum does not match; FAILED_PRECONDITION if the epoch is over; errors
+        as of Publish.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -117,13 +118,14 @@ class ParamStoreServiceServicer:
     def Watch(self, request, context):
         """Streams every new head of a job's policies, first the present heads, then changes in order. Read-only; a client
         that was disconnected continues from the last `cursor` that it received. Heads may be skipped, never repeated.
+        Gradients are left out: they are removed once they are applied, which a watcher could not see.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def List(self, request, context):
-        """Lists heads and kept versions. Read-only. An unknown job has no policies.
+        """Lists heads and kept versions, also of gradients that wait. Read-only. An unknown job has no policies.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -46,8 +46,9 @@ class ParamStoreServiceStub:
     the next versions. In the same transaction, the gradients are removed, so that none is applied twice.
     A learner publishes a gradient as policy "gradient/<learner>/<scope>" with the parts "gradient" and "outcome".
     Idempotent: repeated for a round that was published, it returns the same versions. ABORTED if a head is not the
-    expected one; NOT_FOUND if a gradient is not there; INVALID_ARGUMENT if a gradient does not fit its policy;
-    DATA_LOSS if a stored checksum does not match; FAILED_PRECONDITION if the epoch is over; errors as of Publish.
+    expected one; NOT_FOUND if a gradient is not there; INVALID_ARGUMENT if a gradient does not fit its policy, or a
+    result is not finite; DATA_LOSS if a stored checksum does not match; FAILED_PRECONDITION if the epoch is over; errors
+    as of Publish.
     """
     Get: _grpc.UnaryStreamMultiCallable[_param_store_pb2.GetRequest, _common_pb2.Chunk]
     """Reads policies by version or, with version 0, at their head. Stream: header = GetHeader, then the blobs' bytes.
@@ -57,9 +58,10 @@ class ParamStoreServiceStub:
     Watch: _grpc.UnaryStreamMultiCallable[_param_store_pb2.WatchRequest, _param_store_pb2.WatchResponse]
     """Streams every new head of a job's policies, first the present heads, then changes in order. Read-only; a client
     that was disconnected continues from the last `cursor` that it received. Heads may be skipped, never repeated.
+    Gradients are left out: they are removed once they are applied, which a watcher could not see.
     """
     List: _grpc.UnaryUnaryMultiCallable[_param_store_pb2.ListRequest, _param_store_pb2.ListResponse]
-    """Lists heads and kept versions. Read-only. An unknown job has no policies."""
+    """Lists heads and kept versions, also of gradients that wait. Read-only. An unknown job has no policies."""
     Pin: _grpc.UnaryUnaryMultiCallable[_param_store_pb2.PinRequest, _param_store_pb2.PinResponse]
     """Pins a version, so that it is kept whatever its age, or unpins it. Idempotent. NOT_FOUND if it does not exist."""
     AcquireEpoch: _grpc.UnaryUnaryMultiCallable[_param_store_pb2.AcquireEpochRequest, _param_store_pb2.AcquireEpochResponse]
@@ -84,8 +86,9 @@ class ParamStoreServiceAsyncStub(ParamStoreServiceStub):
     the next versions. In the same transaction, the gradients are removed, so that none is applied twice.
     A learner publishes a gradient as policy "gradient/<learner>/<scope>" with the parts "gradient" and "outcome".
     Idempotent: repeated for a round that was published, it returns the same versions. ABORTED if a head is not the
-    expected one; NOT_FOUND if a gradient is not there; INVALID_ARGUMENT if a gradient does not fit its policy;
-    DATA_LOSS if a stored checksum does not match; FAILED_PRECONDITION if the epoch is over; errors as of Publish.
+    expected one; NOT_FOUND if a gradient is not there; INVALID_ARGUMENT if a gradient does not fit its policy, or a
+    result is not finite; DATA_LOSS if a stored checksum does not match; FAILED_PRECONDITION if the epoch is over; errors
+    as of Publish.
     """
     Get: _aio.UnaryStreamMultiCallable[_param_store_pb2.GetRequest, _common_pb2.Chunk]  # type: ignore[assignment]
     """Reads policies by version or, with version 0, at their head. Stream: header = GetHeader, then the blobs' bytes.
@@ -95,9 +98,10 @@ class ParamStoreServiceAsyncStub(ParamStoreServiceStub):
     Watch: _aio.UnaryStreamMultiCallable[_param_store_pb2.WatchRequest, _param_store_pb2.WatchResponse]  # type: ignore[assignment]
     """Streams every new head of a job's policies, first the present heads, then changes in order. Read-only; a client
     that was disconnected continues from the last `cursor` that it received. Heads may be skipped, never repeated.
+    Gradients are left out: they are removed once they are applied, which a watcher could not see.
     """
     List: _aio.UnaryUnaryMultiCallable[_param_store_pb2.ListRequest, _param_store_pb2.ListResponse]  # type: ignore[assignment]
-    """Lists heads and kept versions. Read-only. An unknown job has no policies."""
+    """Lists heads and kept versions, also of gradients that wait. Read-only. An unknown job has no policies."""
     Pin: _aio.UnaryUnaryMultiCallable[_param_store_pb2.PinRequest, _param_store_pb2.PinResponse]  # type: ignore[assignment]
     """Pins a version, so that it is kept whatever its age, or unpins it. Idempotent. NOT_FOUND if it does not exist."""
     AcquireEpoch: _aio.UnaryUnaryMultiCallable[_param_store_pb2.AcquireEpochRequest, _param_store_pb2.AcquireEpochResponse]  # type: ignore[assignment]
@@ -131,8 +135,9 @@ class ParamStoreServiceServicer(metaclass=_abc_1.ABCMeta):
         the next versions. In the same transaction, the gradients are removed, so that none is applied twice.
         A learner publishes a gradient as policy "gradient/<learner>/<scope>" with the parts "gradient" and "outcome".
         Idempotent: repeated for a round that was published, it returns the same versions. ABORTED if a head is not the
-        expected one; NOT_FOUND if a gradient is not there; INVALID_ARGUMENT if a gradient does not fit its policy;
-        DATA_LOSS if a stored checksum does not match; FAILED_PRECONDITION if the epoch is over; errors as of Publish.
+        expected one; NOT_FOUND if a gradient is not there; INVALID_ARGUMENT if a gradient does not fit its policy, or a
+        result is not finite; DATA_LOSS if a stored checksum does not match; FAILED_PRECONDITION if the epoch is over; errors
+        as of Publish.
         """
 
     @_abc_1.abstractmethod
@@ -154,6 +159,7 @@ class ParamStoreServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_param_store_pb2.WatchResponse], _abc.AsyncIterator[_param_store_pb2.WatchResponse]]:
         """Streams every new head of a job's policies, first the present heads, then changes in order. Read-only; a client
         that was disconnected continues from the last `cursor` that it received. Heads may be skipped, never repeated.
+        Gradients are left out: they are removed once they are applied, which a watcher could not see.
         """
 
     @_abc_1.abstractmethod
@@ -162,7 +168,7 @@ class ParamStoreServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _param_store_pb2.ListRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_param_store_pb2.ListResponse, _abc.Awaitable[_param_store_pb2.ListResponse]]:
-        """Lists heads and kept versions. Read-only. An unknown job has no policies."""
+        """Lists heads and kept versions, also of gradients that wait. Read-only. An unknown job has no policies."""
 
     @_abc_1.abstractmethod
     def Pin(

@@ -1,16 +1,12 @@
 -- Publishes an attempt as the next version of its policy, or refuses it; the attempt is removed in both cases.
 -- KEYS: attempt, fence, heads, events, kept versions, pinned versions, request ids
 -- ARGV: prefix of version keys, policy, req_id, expected head, epoch, versions to keep, events to keep, first version,
---       1 if a newer epoch than the store's begins with this publish, 0 if it is refused
+--       1 if a newer epoch than the store's begins with this publish, 0 if it is refused; 1 if watchers see the new head
 -- Answers {"published", version}, {"fenced" or "early", the store's epoch} or {"conflict", the head}.
 local attempt, fence, heads, events, kept, pinned, requests = unpack(KEYS)
 local prefix, policy, req_id = ARGV[1], ARGV[2], ARGV[3]
 local expected, epoch, keep, keep_events = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7]
-local first, begins = tonumber(ARGV[8]), ARGV[9] == '1'
-
-local function key_of(version)
-  return prefix .. version .. ':' .. policy
-end
+local first, begins, announced = tonumber(ARGV[8]), ARGV[9] == '1', ARGV[10] == '1'
 
 local function refuse(outcome, number)
   redis.call('UNLINK', attempt)
@@ -32,24 +28,5 @@ local head = tonumber(redis.call('HGET', heads, policy) or 0)
 if head ~= expected then
   return refuse('conflict', head)
 end
-
-local version = head == 0 and first or head + 1
-local event = redis.call('XADD', events, 'MAXLEN', '~', keep_events, '*', 'policy', policy, 'version', version)
-if epoch > newest then
-  redis.call('HSET', fence, 'epoch', epoch)
-end
-redis.call('RENAME', attempt, key_of(version))
-redis.call('PERSIST', key_of(version))
-redis.call('HSET', key_of(version), 'event', event)
-redis.call('HSET', requests, req_id, version)
-redis.call('ZADD', kept, version, version)
-redis.call('HSET', heads, policy, version)
-
-for _, old in ipairs(redis.call('ZRANGE', kept, 0, -keep - 1)) do
-  if redis.call('SISMEMBER', pinned, old) == 0 then
-    redis.call('HDEL', requests, redis.call('HGET', key_of(old), 'req_id'))
-    redis.call('ZREM', kept, old)
-    redis.call('UNLINK', key_of(old))
-  end
-end
-return {'published', version}
+local keys = {fence = fence, heads = heads, events = events, kept = kept, pinned = pinned, requests = requests}
+return {'published', flip(keys, prefix, attempt, policy, req_id, first, epoch, keep, keep_events, announced)}

@@ -1,0 +1,189 @@
+"""Aggregations: gradients become the next versions of policies, and are removed, in one transaction.
+
+Before that transaction, nothing has changed in Redis; after it, all has. So a process that is killed at any time loses
+no gradient and applies none twice: a repeated request finds either all as it was, or the versions of its round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+
+from marless.aggregation.net_step import NetStep
+from marless.errors import ConflictError, NotFoundError, TooLargeError
+from marless.rpc import gradients, idempotency
+from marless.rpc.concurrency import to_the_end
+from services.param_store.pieces import HASH_INLINE_BYTES, pieces_of
+from services.param_store.store import Version, VersionStore
+from services.param_store.uploads import Uploads
+from services.param_store.writes import Write, missing
+
+STATE = ("acting", "learning")
+"""The parts of a policy that change; its next version has no other."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aggregation:
+    """What is to be aggregated."""
+
+    job: str
+    epoch: int
+    round: int
+    heads: Mapping[str, int]
+    """The present version of every policy that gets a next one."""
+    gradients: Sequence[Mapping[str, int]]
+    """Versions by the names of each gradient's parts, in order of arrival."""
+    weights: Sequence[float]
+    """One for each gradient, in (0, 1]."""
+    discarded: Sequence[str]
+    """Names of gradients that are removed without having been applied."""
+    steps: Mapping[str, NetStep]
+    separate: bool
+    keep: int
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """All parts of all gradients."""
+        return {name: version for each in self.gradients for name, version in each.items()}
+
+    @property
+    def req_ids(self) -> dict[str, str]:
+        """The idempotency key of each next version."""
+        return {policy: idempotency.request_id(self.job, self.round, policy) for policy in self.heads}
+
+
+@dataclass(frozen=True)
+class Aggregated:
+    """The result of an aggregation."""
+
+    versions: Mapping[str, int]
+    start_s: float = 0.0
+    """Unix time; 0 if the round had been published before."""
+    end_s: float = 0.0
+    vcpu_s: float = 0.0
+    """CPU seconds of the computation."""
+
+
+@dataclass
+class _Turns:
+    """A lock for each job that has aggregations under way."""
+
+    locks: dict[str, asyncio.Lock] = field(default_factory=dict)
+    wanted: Counter[str] = field(default_factory=Counter)
+
+    @asynccontextmanager
+    async def of(self, job: str) -> AsyncIterator[None]:
+        self.wanted[job] += 1
+        try:
+            async with self.locks.setdefault(job, asyncio.Lock()):
+                yield
+        finally:
+            self.wanted[job] -= 1
+            if not self.wanted[job]:
+                del self.wanted[job], self.locks[job]
+
+
+class Aggregator:
+    """The parameter function of one store: one aggregation of a job at a time, those of several jobs at once."""
+
+    def __init__(self, store: VersionStore, uploads: Uploads) -> None:
+        self._store = store
+        self._uploads = uploads
+        self._turns = _Turns()
+
+    async def run(self, wanted: Aggregation) -> Aggregated:
+        """Aggregate, unless the round has been published already.
+
+        Raises ConflictError if a head is not the expected one, NotFoundError for a gradient that does not exist,
+        SpecError if one does not fit its policy or the result is not finite, CorruptError if stored bytes are damaged,
+        OverloadedError or TooLargeError if there is no room, FencedError if the epoch is over.
+        """
+        async with self._turns.of(wanted.job):
+            if done := await self._store.published(wanted.job, wanted.req_ids):
+                return Aggregated(done)
+            try:
+                return await self._aggregated(wanted)
+            except (ConflictError, NotFoundError):
+                if done := await self._store.published(wanted.job, wanted.req_ids):  # by another store of this Redis
+                    return Aggregated(done)
+                raise
+
+    async def _aggregated(self, wanted: Aggregation) -> Aggregated:
+        start_s = time.time()
+        heads, parts = await self._present(wanted)
+        state_bytes, gradient_bytes = _bytes(heads, STATE), _bytes(parts, (gradients.PART,))
+        room_bytes = 2 * state_bytes + gradient_bytes  # the next versions are as large as the present ones
+        if room_bytes > self._uploads.limit_bytes:
+            raise TooLargeError(
+                f"an aggregation of {room_bytes:,} bytes; this store has room for {self._uploads.limit_bytes:,} "
+                "(--intake-bytes)"
+            )
+        async with self._uploads.room(wanted.job, room_bytes):
+            writes, vcpu_s = await self._computed(wanted, heads, parts, state_bytes + gradient_bytes)
+            versions = await self._store.advance(
+                *(wanted.job, wanted.epoch, wanted.round, writes),
+                applied=wanted.parts,
+                discarded=wanted.discarded,
+                keep=wanted.keep,
+            )
+        return Aggregated(versions, start_s, time.time(), vcpu_s)
+
+    async def _present(self, wanted: Aggregation) -> tuple[list[Version], list[Version]]:
+        """The heads of the policies and the parts of the gradients, read at one moment."""
+        found = await self._store.find(wanted.job, [*((name, 0) for name in wanted.heads), *wanted.parts.items()])
+        heads, parts = found[: len(wanted.heads)], found[len(wanted.heads) :]
+        for (policy, expected), head in zip(wanted.heads.items(), heads, strict=True):
+            if head is None:
+                raise NotFoundError(f"policy {policy!r} of job {wanted.job!r} has no version any more")
+            if head.version != expected:
+                raise ConflictError(
+                    f"policy {policy!r} of job {wanted.job!r} is at version {head.version}; this aggregation expects "
+                    f"{expected}"
+                )
+        for (name, version), part in zip(wanted.parts.items(), parts, strict=True):
+            if part is None:
+                raise NotFoundError(missing(wanted.job, name, version))
+        return [each for each in heads if each], [each for each in parts if each]
+
+    async def _computed(
+        self, wanted: Aggregation, heads: Sequence[Version], parts: Sequence[Version], read_bytes: int
+    ) -> tuple[list[Write], float]:
+        """The next versions, and the CPU seconds that they took."""
+        states = await self._read(wanted.job, heads, STATE)
+        data = {name: blobs[0] for name, blobs in (await self._read(wanted.job, parts, (gradients.PART,))).items()}
+        compute = partial(_compute, wanted, states, data)
+        made, vcpu_s = compute() if read_bytes <= HASH_INLINE_BYTES else await to_the_end(compute)
+        return made, vcpu_s
+
+    async def _read(self, job: str, versions: Sequence[Version], names: Sequence[str]) -> dict[str, list[bytes]]:
+        """The bytes of these parts of each version."""
+        batches = self._store.pieces(job, versions, names)
+        values = iter([value async for batch in batches for value in batch])
+        return {
+            version.policy: [b"".join(islice(values, len(pieces_of("", version.part(name))))) for name in names]
+            for version in versions
+        }
+
+
+def _bytes(versions: Sequence[Version], names: Sequence[str]) -> int:
+    return sum(version.part(name).size_bytes for version in versions for name in names)
+
+
+def _compute(
+    wanted: Aggregation, states: Mapping[str, Sequence[bytes]], data: Mapping[str, bytes]
+) -> tuple[list[Write], float]:
+    from services.param_store.parameter_function import next_versions  # imported here, because of NumPy
+
+    files = [{name: data[name] for name in each} for each in wanted.gradients]
+    made, vcpu_s = next_versions(states, files, wanted.weights, wanted.steps, wanted.separate)
+    req_ids = wanted.req_ids
+    writes = [
+        Write(policy, wanted.heads[policy], req_ids[policy], each.parts, each.blobs) for policy, each in made.items()
+    ]
+    return writes, vcpu_s

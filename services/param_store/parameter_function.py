@@ -1,0 +1,114 @@
+"""What the parameter function computes: the next versions of policies, from their present ones and from gradients.
+
+Bytes to bytes, in NumPy. The store loads this module with its first aggregation, because it needs NumPy for nothing
+else.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from hashlib import sha256
+
+import numpy as np
+
+from marless.aggregation import gradient_file
+from marless.aggregation.applying import applied, check
+from marless.aggregation.net_step import NetStep
+from marless.core.state import Arrays, PolicyState
+from marless.errors import CorruptError, SpecError
+from marless.nets import serial
+from services.param_store.keys import Part
+
+ACTING, LEARNING = "acting", "learning"
+
+
+@dataclass(frozen=True)
+class Blobs:
+    """The parts of one version with their bytes."""
+
+    parts: tuple[Part, ...]
+    blobs: tuple[memoryview, ...]
+
+
+def next_versions(
+    heads: Mapping[str, Sequence[bytes]],
+    gradients: Sequence[Mapping[str, bytes]],
+    weights: Sequence[float],
+    steps: Mapping[str, NetStep],
+    separate: bool,
+) -> tuple[dict[str, Blobs], float]:
+    """The next version of each policy, and the CPU seconds of this thread that they took.
+
+    Args:
+        heads: The parts `acting` and `learning` of each policy.
+        gradients: The bytes of each gradient's files, by their names in the store; see `gradient_file`.
+        weights: One for each gradient.
+        steps: See `applied`.
+        separate: See `applied`.
+
+    Raises SpecError for a gradient that is of other policies or does not fit one, and for a result that is not finite;
+    CorruptError for a policy that is no state.
+    """
+    start_s = time.thread_time()
+    arrays = [_arrays(files, heads.keys()) for files in gradients]
+    names = [" and ".join(files) for files in gradients]
+    made = {
+        policy: _next(policy, _state(policy, parts), [each[policy] for each in arrays], names, weights, steps, separate)
+        for policy, parts in heads.items()
+    }
+    return made, time.thread_time() - start_s
+
+
+def _arrays(files: Mapping[str, bytes], policies: Set[str]) -> dict[str, Arrays]:
+    """The arrays of one gradient by policy."""
+    found: dict[str, Arrays] = {}
+    for name, data in files.items():
+        try:
+            part = gradient_file.decode(data)
+        except CorruptError as error:
+            raise SpecError(f"{name!r} is no gradient: {error}") from None
+        if twice := found.keys() & part.keys():
+            raise SpecError(f"{' and '.join(files)} both have a gradient of {min(twice)!r}")
+        found |= part
+    if found.keys() != policies:
+        raise SpecError(f"{' and '.join(files)} is of {_listed(found)}, and is to be applied to {_listed(policies)}")
+    return found
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names))
+
+
+def _state(policy: str, parts: Sequence[bytes]) -> PolicyState:
+    try:
+        return serial.decode(*parts)
+    except CorruptError as error:
+        raise CorruptError(f"policy {policy!r}: {error}") from None
+
+
+def _next(
+    policy: str,
+    state: PolicyState,
+    gradients: Sequence[Arrays],
+    names: Sequence[str],
+    weights: Sequence[float],
+    steps: Mapping[str, NetStep],
+    separate: bool,
+) -> Blobs:
+    """The next version of one policy; `names` are those of its gradients."""
+    try:
+        with np.errstate(all="ignore"):  # what is not finite is refused below
+            made = applied(state, gradients, weights, steps, separate=separate)
+    except CorruptError:
+        for name, gradient in zip(names, gradients, strict=True):
+            try:
+                check(state, gradient, steps)
+            except CorruptError as error:
+                raise SpecError(f"{name} does not fit policy {policy!r}: {error}") from None
+        raise
+    serial.check_update(policy, made)
+    blobs = serial.encode(made)
+    parts = (Part(name, len(data), sha256(data).digest()) for name, data in zip((ACTING, LEARNING), blobs, strict=True))
+    return Blobs(tuple(parts), tuple(map(memoryview, blobs)))
