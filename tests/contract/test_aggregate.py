@@ -329,7 +329,8 @@ ONE = WeightedGradient({"gradient/0/0": 1}, 1.0)
         ({"heads": {"gradient/1/0": 1}}, "'gradient/1/0' is a gradient, and gets no next version"),
         ({"heads": {"two words": 1}}, "policy name 'two words'"),
         ({"gradients": []}, "the number of gradients is 0"),
-        ({"gradients": [WeightedGradient({}, 1.0)]}, "the number of parts of gradient 0 is 0"),
+        ({"gradients": [WeightedGradient({}, 1.0)]}, "the number of parts of gradients is 0"),
+        ({"gradients": [ONE, WeightedGradient({}, 1.0)]}, "the number of parts of gradient 1 is 0"),
         (
             {"gradients": [WeightedGradient({"a": 1}, 1.0)]},
             "'a' is no gradient; only gradients are applied and removed",
