@@ -56,7 +56,7 @@ async def learners(tmp_path) -> AsyncIterator[Learners]:
 async def served(learners: Learners, address: str) -> AsyncIterator[None]:
     @asynccontextmanager
     async def pool(_address: str) -> AsyncIterator[Service]:
-        yield Service(LearnerPoolServicer(learners, None, SimpleNamespace(), None, "").register)
+        yield Service(LearnerPoolServicer(learners, None, None, SimpleNamespace(), None, "").register)
 
     async with serving(ServerOptions(address, Security()), pool):
         yield
