@@ -159,8 +159,9 @@ class LearnerPoolServiceServicer:
         """Computes one gradient of every policy of a job from the trajectories of some rollouts, and puts it into the store; the
         trajectories are dropped then. For schedule stellaris, in which several gradients are computed at once. Idempotent: a
         repeated call for the same learner, rollouts and versions waits for the gradient in progress, or finds it in the
-        store. FAILED_PRECONDITION if trajectories are missing or the epoch is over; NOT_FOUND if the job is not open under
-        this epoch, or a version does not exist any more; UNAVAILABLE without workers.
+        store; a gradient goes on if its caller disconnects. A call for other rollouts or versions of the same learner cancels
+        the one in progress, which ends with ABORTED. FAILED_PRECONDITION if trajectories are missing or the epoch is over;
+        NOT_FOUND if the job is not open under this epoch, or a version does not exist any more; UNAVAILABLE without workers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

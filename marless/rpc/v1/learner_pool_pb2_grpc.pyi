@@ -71,8 +71,9 @@ class LearnerPoolServiceStub:
     """Computes one gradient of every policy of a job from the trajectories of some rollouts, and puts it into the store; the
     trajectories are dropped then. For schedule stellaris, in which several gradients are computed at once. Idempotent: a
     repeated call for the same learner, rollouts and versions waits for the gradient in progress, or finds it in the
-    store. FAILED_PRECONDITION if trajectories are missing or the epoch is over; NOT_FOUND if the job is not open under
-    this epoch, or a version does not exist any more; UNAVAILABLE without workers.
+    store; a gradient goes on if its caller disconnects. A call for other rollouts or versions of the same learner cancels
+    the one in progress, which ends with ABORTED. FAILED_PRECONDITION if trajectories are missing or the epoch is over;
+    NOT_FOUND if the job is not open under this epoch, or a version does not exist any more; UNAVAILABLE without workers.
     """
     CloseJob: _grpc.UnaryUnaryMultiCallable[_learner_pool_pb2.CloseJobRequest, _learner_pool_pb2.CloseJobResponse]
     """Closes a job and drops its trajectories and, unless `keep_replay`, its replay files. Idempotent.
@@ -138,8 +139,9 @@ class LearnerPoolServiceAsyncStub(LearnerPoolServiceStub):
     """Computes one gradient of every policy of a job from the trajectories of some rollouts, and puts it into the store; the
     trajectories are dropped then. For schedule stellaris, in which several gradients are computed at once. Idempotent: a
     repeated call for the same learner, rollouts and versions waits for the gradient in progress, or finds it in the
-    store. FAILED_PRECONDITION if trajectories are missing or the epoch is over; NOT_FOUND if the job is not open under
-    this epoch, or a version does not exist any more; UNAVAILABLE without workers.
+    store; a gradient goes on if its caller disconnects. A call for other rollouts or versions of the same learner cancels
+    the one in progress, which ends with ABORTED. FAILED_PRECONDITION if trajectories are missing or the epoch is over;
+    NOT_FOUND if the job is not open under this epoch, or a version does not exist any more; UNAVAILABLE without workers.
     """
     CloseJob: _aio.UnaryUnaryMultiCallable[_learner_pool_pb2.CloseJobRequest, _learner_pool_pb2.CloseJobResponse]  # type: ignore[assignment]
     """Closes a job and drops its trajectories and, unless `keep_replay`, its replay files. Idempotent.
@@ -238,8 +240,9 @@ class LearnerPoolServiceServicer(metaclass=_abc_1.ABCMeta):
         """Computes one gradient of every policy of a job from the trajectories of some rollouts, and puts it into the store; the
         trajectories are dropped then. For schedule stellaris, in which several gradients are computed at once. Idempotent: a
         repeated call for the same learner, rollouts and versions waits for the gradient in progress, or finds it in the
-        store. FAILED_PRECONDITION if trajectories are missing or the epoch is over; NOT_FOUND if the job is not open under
-        this epoch, or a version does not exist any more; UNAVAILABLE without workers.
+        store; a gradient goes on if its caller disconnects. A call for other rollouts or versions of the same learner cancels
+        the one in progress, which ends with ABORTED. FAILED_PRECONDITION if trajectories are missing or the epoch is over;
+        NOT_FOUND if the job is not open under this epoch, or a version does not exist any more; UNAVAILABLE without workers.
         """
 
     @_abc_1.abstractmethod
