@@ -19,7 +19,7 @@ from marless.aggregation.net_step import NetStep
 from marless.errors import ConflictError, NotFoundError, TooLargeError
 from marless.rpc import gradients, idempotency
 from marless.rpc.concurrency import to_the_end
-from services.param_store.pieces import HASH_INLINE_BYTES, pieces_of
+from services.param_store.pieces import HASH_INLINE_BYTES
 from services.param_store.store import Version, VersionStore
 from services.param_store.uploads import Uploads
 from services.param_store.writes import Write, missing
@@ -105,12 +105,10 @@ class Aggregator:
         OverloadedError or TooLargeError if there is no room, FencedError if the epoch is over.
         """
         async with self._turns.of(wanted.job):
-            if done := await self._store.published(wanted.job, wanted.req_ids):
-                return Aggregated(done)
             try:
                 return await self._aggregated(wanted)
-            except (ConflictError, NotFoundError):
-                if done := await self._store.published(wanted.job, wanted.req_ids):  # by another store of this Redis
+            except (ConflictError, NotFoundError):  # so it is if the round has been published
+                if done := await self._store.published(wanted.job, wanted.req_ids):
                     return Aggregated(done)
                 raise
 
@@ -155,20 +153,12 @@ class Aggregator:
         self, wanted: Aggregation, heads: Sequence[Version], parts: Sequence[Version], read_bytes: int
     ) -> tuple[list[Write], float]:
         """The next versions, and the CPU seconds that they took."""
-        states = await self._read(wanted.job, heads, STATE)
-        data = {name: blobs[0] for name, blobs in (await self._read(wanted.job, parts, (gradients.PART,))).items()}
-        compute = partial(_compute, wanted, states, data)
+        named = [*((head, part) for head in heads for part in STATE), *((each, gradients.PART) for each in parts)]
+        blobs = iter(await self._store.blobs(wanted.job, named))
+        states = {head.policy: list(islice(blobs, len(STATE))) for head in heads}
+        compute = partial(_compute, wanted, states, dict(zip(wanted.parts, blobs, strict=True)))
         made, vcpu_s = compute() if read_bytes <= HASH_INLINE_BYTES else await to_the_end(compute)
         return made, vcpu_s
-
-    async def _read(self, job: str, versions: Sequence[Version], names: Sequence[str]) -> dict[str, list[bytes]]:
-        """The bytes of these parts of each version."""
-        batches = self._store.pieces(job, versions, names)
-        values = iter([value async for batch in batches for value in batch])
-        return {
-            version.policy: [b"".join(islice(values, len(pieces_of("", version.part(name))))) for name in names]
-            for version in versions
-        }
 
 
 def _bytes(versions: Sequence[Version], names: Sequence[str]) -> int:

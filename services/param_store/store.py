@@ -9,6 +9,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -269,8 +270,19 @@ class VersionStore:
 
         Raises NotFoundError if a version was retired meanwhile, CorruptError if a checksum does not match.
         """
-        keys = JobKeys(job)
-        blobs = [(keys.version(each.policy, each.version), each.part(name)) for each in versions for name in parts]
+        async for values in self._pieces(
+            JobKeys(job), [(each, each.part(name)) for each in versions for name in parts]
+        ):
+            yield values
+
+    async def blobs(self, job: str, wanted: Sequence[tuple[Version, str]]) -> list[bytes]:
+        """The bytes of parts, each given by its version and its name, in order. Raises the errors of `pieces`."""
+        parts = [(version, version.part(name)) for version, name in wanted]
+        values = iter([value async for batch in self._pieces(JobKeys(job), parts) for value in batch])
+        return [b"".join(islice(values, len(pieces_of("", part)))) for _, part in parts]
+
+    async def _pieces(self, keys: JobKeys, parts: Sequence[tuple[Version, Part]]) -> AsyncIterator[list[bytes]]:
+        blobs = [(keys.version(each.policy, each.version), part) for each, part in parts]
         checksums = Checksums()
         for batch in batches(piece for key, part in blobs for piece in pieces_of(key, part)):
             reads = self._redis.pipeline(transaction=False)
@@ -279,7 +291,7 @@ class VersionStore:
             with redis_errors(self._trouble):
                 values = await reads.execute()
             if None in values:
-                raise NotFoundError(f"a version of job {job!r} was retired while it was read; read the head again")
+                raise NotFoundError(f"a version of job {keys.job!r} was retired while it was read; read the head again")
             await checksums.check(batch, values)
             yield values
 

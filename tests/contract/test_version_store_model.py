@@ -17,7 +17,8 @@ from services.param_store.store import VersionStore
 from services.param_store.writes import Write
 
 KEEP = 2
-POLICIES = st.sampled_from(["a", "b"])
+GRADIENT = "gradient/0/0"
+POLICIES = st.sampled_from(["a", "b", GRADIENT])
 NUMBERS = st.integers(0, 6)
 _jobs = itertools.count()
 
@@ -45,13 +46,40 @@ class Model:
         if expected != self.heads.get(policy, 0):
             raise ConflictError
         self.epoch = epoch
-        version = self.heads[policy] = expected + 1
+        return self.next_version(policy, req_id, data, KEEP)
+
+    def next_version(self, policy: str, req_id: str, data: bytes, keep: int) -> int:
+        version = self.heads[policy] = self.heads.get(policy, 0) + 1
         self.versions[policy, version] = (req_id, data)
-        self.log.append((policy, version))
-        for number in self.kept(policy)[:-KEEP]:
+        if policy != GRADIENT:
+            self.log.append((policy, version))
+        for number in self.kept(policy)[:-keep]:
             if (policy, number) not in self.pins:
                 del self.versions[policy, number]
         return version
+
+    def advance(
+        self, epoch: int, expected: dict[str, int], req_id: str, data: bytes, *, applied: dict[str, int], keep: int
+    ) -> dict[str, int]:
+        before = {name: v for (name, v), (req, _) in self.versions.items() if name in expected and req == req_id}
+        if before.keys() == expected.keys():
+            return before
+        if before:
+            raise ConflictError
+        if epoch < self.epoch:
+            raise FencedError
+        for policy, head in expected.items():
+            if head != self.heads.get(policy, 0):
+                raise ConflictError if self.heads.get(policy) else NotFoundError
+        if not applied.items() <= self.versions.keys():
+            raise NotFoundError
+        self.epoch = epoch
+        made = {policy: self.next_version(policy, req_id, data, max(keep, KEEP)) for policy in expected}
+        for name in applied:
+            self.heads.pop(name)
+            self.versions = {key: value for key, value in self.versions.items() if key[0] != name}
+            self.pins = {key for key in self.pins if key[0] != name}
+        return made
 
     def read(self, policy: str, number: int) -> tuple[int, bytes]:
         number = number or self.heads.get(policy, 0)
@@ -109,6 +137,27 @@ def machine(runner: asyncio.Runner, store: VersionStore) -> type[RuleBasedStateM
 
             self.same(answer(), lambda: self.model.publish(epoch, policy, expected, write.req_id, data))
 
+        @rule(
+            heads=st.dictionaries(st.sampled_from(["a", "b"]), st.sampled_from([0, 0, 0, 1]), min_size=1),
+            older=st.integers(-1, 1),
+            request=NUMBERS,
+            data=st.binary(),
+            applied=st.sampled_from([{}, {GRADIENT: 0}, {GRADIENT: 0}, {GRADIENT: 1}]),
+            keep=st.sampled_from([0, KEEP + 1]),
+        )
+        def advance(self, heads, older, request, data, applied, keep):
+            expected = {policy: max(self.model.heads.get(policy, 0) - behind, 1) for policy, behind in heads.items()}
+            used = {name: max(self.model.heads.get(name, 0) - behind, 1) for name, behind in applied.items()}
+            epoch = max(self.model.epoch - older, 0)
+            part = Part("acting", len(data), hashlib.sha256(data).digest())
+            writes = [
+                Write(policy, head, f"r{request}", (part,), (memoryview(data),)) for policy, head in expected.items()
+            ]
+            self.same(
+                store.advance(self.job, epoch, 0, writes, applied=used, discarded=(), keep=keep),
+                lambda: self.model.advance(epoch, expected, f"r{request}", data, applied=used, keep=keep),
+            )
+
         @rule(policy=POLICIES, number=NUMBERS)
         def read(self, policy, number):
             async def answer() -> tuple[int, bytes]:
@@ -145,7 +194,7 @@ def machine(runner: asyncio.Runner, store: VersionStore) -> type[RuleBasedStateM
         def watched(self):
             async def answer() -> list[tuple[str, int]]:
                 watch = store.watch(self.job, "")
-                heads = [await anext(watch) for _ in self.model.heads]
+                heads = [await anext(watch) for _ in self.model.heads.keys() - {GRADIENT}]
                 await watch.aclose()
                 return [(head.policy, head.version) for head in heads]
 
