@@ -1,8 +1,8 @@
 """Measures the parameter function in the real store with a real Redis: milliseconds a gradient, and gradients a second.
 
-`python -m bench.parameter_function --json parameter_function.json`. Four learners publish a gradient each, at the same
-time and through a connection of their own; then one Aggregate applies the four and removes them; and so on. Policy and
-critic together have as many parameters as a gradient numbers.
+`python -m bench.parameter_function --json parameter_function.json`. Four learners publish gradients, one after another
+and each through a connection of its own. Meanwhile one Aggregate after another applies the next four and removes them.
+Policy and critic together have as many parameters as a gradient numbers.
 
 The store's own figures are `vcpu_s` (reading gradients and state, Adam, writing the new state) and the time from its
 start to its end, which includes reading from Redis and the transaction. CPU seconds are those of store and Redis, for
@@ -15,6 +15,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 
 import psutil  # type: ignore[import-untyped]  # psutil ships no types
 from safetensors import numpy as safetensors
@@ -36,6 +37,14 @@ WARM_UP = 10
 
 
 @dataclass(frozen=True)
+class _Sent:
+    """A gradient in the store."""
+
+    gradient: WeightedGradient
+    publish_s: float
+
+
+@dataclass(frozen=True)
 class Run:
     """Sums of one run, over its aggregations."""
 
@@ -44,45 +53,53 @@ class Run:
     function_cpu_s: float
     function_wall_s: float
     publish_s: float
-    """Of the publishes of gradients, four at a time."""
+    """Of the publishes of gradients, from the call to the answer."""
     count: int
     """Gradients."""
 
 
 async def measured(connect: Callable[[], ParamStore], job: str, units: int, rounds: int) -> Run:
-    """One run: so many aggregations after the warm-up, one after another."""
-    learners, coordinator = [connect() for _ in range(LEARNERS)], connect()
+    """One run: so many aggregations after the warm-up, one after another, while learners publish the next gradients."""
     state = fresh(units)
     files = [gradient_file.encode({POLICY: safetensors.load(blob)}) for blob in blobs(state, LEARNERS)]
     first = PolicyWrite(POLICY, 0, "init", dict(zip(("acting", "learning"), serial.encode(state), strict=True)))
+    coordinator, waiting = connect(), asyncio.Queue[_Sent](LEARNERS)
     await coordinator.publish(job, 1, 0, [first])
-    made: list[Aggregated] = []
-    publish_s, start_s, cpu_s = 0.0, time.perf_counter(), _cpu_s()
-    for number in range(WARM_UP + rounds):
-        if number == WARM_UP:
-            publish_s, start_s, cpu_s = 0.0, time.perf_counter(), _cpu_s()
-            made.clear()
-        before_s = time.perf_counter()
-        sent = await asyncio.gather(
-            *(_publish(learner, job, LEARNERS * number + slot, files[slot]) for slot, learner in enumerate(learners))
-        )
-        publish_s += time.perf_counter() - before_s
-        steps = IPPOConfig.model_validate({}).net_steps(0)
-        made.append(await coordinator.aggregate(job, 1, number, {POLICY: 1 + number}, sent, steps))
-    return Run(
-        wall_s=time.perf_counter() - start_s,
-        cpu_s=_cpu_s() - cpu_s,
-        function_cpu_s=sum(each.vcpu_s for each in made),
-        function_wall_s=sum(each.end_s - each.start_s for each in made),
-        publish_s=publish_s,
-        count=LEARNERS * rounds,
-    )
+    learners = [asyncio.create_task(_learn(connect(), job, slot, data, waiting)) for slot, data in enumerate(files)]
+    try:
+        await _aggregations(coordinator, job, 1, WARM_UP, waiting)
+        start_s, cpu_s = time.perf_counter(), _cpu_s()
+        made, publish_s = await _aggregations(coordinator, job, 1 + WARM_UP, rounds, waiting)
+        wall_s, cpu_s = time.perf_counter() - start_s, _cpu_s() - cpu_s
+    finally:
+        for learner in learners:
+            learner.cancel()
+        await asyncio.gather(*learners, return_exceptions=True)
+    function_cpu_s, function_wall_s = sum(each.vcpu_s for each in made), sum(each.end_s - each.start_s for each in made)
+    return Run(wall_s, cpu_s, function_cpu_s, function_wall_s, publish_s, LEARNERS * rounds)
 
 
-async def _publish(learner: ParamStore, job: str, number: int, data: bytes) -> WeightedGradient:
-    name = gradients.name_of(number, 0)
-    write = PolicyWrite(name, 0, gradients.request_id(job, number, 0, [number], [1]), {gradients.PART: data})
-    return WeightedGradient(await learner.publish(job, 1, number, [write]), 1.0)
+async def _learn(store: ParamStore, job: str, slot: int, data: bytes, waiting: asyncio.Queue[_Sent]) -> None:
+    """Publish gradients without end, each as soon as there is room for it in the queue."""
+    for number in count(slot, LEARNERS):
+        name = gradients.name_of(number, 0)
+        write = PolicyWrite(name, 0, gradients.request_id(job, number, 0, [number], [1]), {gradients.PART: data})
+        start_s = time.perf_counter()
+        versions = await store.publish(job, 1, number, [write])
+        await waiting.put(_Sent(WeightedGradient(versions, 1.0), time.perf_counter() - start_s))
+
+
+async def _aggregations(
+    store: ParamStore, job: str, head: int, rounds: int, waiting: asyncio.Queue[_Sent]
+) -> tuple[list[Aggregated], float]:
+    """So many aggregations, and the seconds that publishing their gradients took."""
+    made, publish_s, steps = [], 0.0, IPPOConfig.model_validate({}).net_steps(0)
+    for version in range(head, head + rounds):
+        sent = [await waiting.get() for _ in range(LEARNERS)]
+        publish_s += sum(each.publish_s for each in sent)
+        found = [each.gradient for each in sent]
+        made.append(await store.aggregate(job, 1, version, {POLICY: version}, found, steps))
+    return made, publish_s
 
 
 def _cpu_s() -> float:
