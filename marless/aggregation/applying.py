@@ -136,13 +136,17 @@ class _Net:
         matrices = Matrices.of(prefix, weights)
         size = (matrices.size,)
         moments = learning.get(f"{prefix}.moments")
+        if moments is not None and moments.shape != (matrices.outputs, 3):
+            raise CorruptError(
+                f"policy state: {prefix}.moments is of shape {list(moments.shape)}, expected {[matrices.outputs, 3]}"
+            )
         return cls(
             matrices=matrices,
             acts=weights is state.acting,
             flat=matrices.flat(weights),
             first=checked(learning, f"{prefix}.first", size).copy(),
             second=checked(learning, f"{prefix}.second", size).copy(),
-            count=int(learning[f"{prefix}.count"]),
+            count=_count(learning[f"{prefix}.count"], prefix),
             moments=None if moments is None else moments.astype(np.float64),
             target=checked(learning, f"{prefix}.target", size) if f"{prefix}.target" in learning else None,
         )
@@ -184,6 +188,12 @@ def _prefixes(state: PolicyState, steps: Mapping[str, NetStep]) -> list[str]:
     if not found:
         raise CorruptError(f"policy state: it has no optimizer of any of {sorted(steps)}")
     return found
+
+
+def _count(array: NDArray[np.generic], prefix: str) -> int:
+    if array.shape != () or array.dtype.kind not in "iu":
+        raise CorruptError(f"policy state: {prefix}.count is {array.dtype}{list(array.shape)}, expected a whole number")
+    return int(array)
 
 
 def _weights(state: PolicyState, prefix: str) -> Arrays:

@@ -50,6 +50,11 @@ class Matrices:
         """D, the length of the flat vector."""
         return sum(outputs * inputs for outputs, inputs in self.shapes.values()) + self.free
 
+    @property
+    def outputs(self) -> int:
+        """Outputs of the net's last layer."""
+        return list(self.shapes.values())[-1][0]
+
     def flat(self, arrays: Arrays) -> FloatArray:
         """The flat vector of named arrays, as a copy; raises CorruptError for one that is missing or does not fit."""
         flat_D = np.empty(self.size, np.float32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.fuzz import files, messages, policies, requests
+from tests.fuzz import aggregations, files, messages, policies, requests
 from tests.fuzz.choices import Choices
 
 
@@ -27,6 +27,8 @@ TARGETS = {
     "upload": Target(messages.upload, 2, "whole uploads into the spool"),
     "lent": Target(messages.lent, 20, "pieces of lent files"),
     "publish": Target(messages.publish, 8, "whole publishes, as far as the store"),
+    "aggregate": Target(aggregations.request, 60, "requests to the parameter function"),
+    "gradient": Target(aggregations.gradient, 8, "gradients and states that the parameter function reads"),
     "handover": Target(messages.handover, 60, "what a pool hands to a worker"),
     "host": Target(messages.host, 8, "what hosts say to their pool"),
     "spec": Target(requests.spec, 4, "job specs from the wire"),
