@@ -1,0 +1,111 @@
+"""Aggregations while Redis loses answers and calls are cut off: each gradient is applied exactly once."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+
+import numpy as np
+import pytest
+
+from marless.aggregation import gradient_file
+from marless.aggregation.net_step import NetStep
+from marless.core.state import PolicyState
+from marless.errors import UnavailableError
+from marless.nets import serial
+from marless.rpc import gradients
+from services.param_store.aggregation import Aggregated, Aggregation, Aggregator
+from services.param_store.keys import Part
+from services.param_store.store import VersionStore
+from services.param_store.uploads import Uploads
+from services.param_store.writes import Write
+from tests.simulation.loop import VirtualLoop
+from tests.simulation.redis import MemoryRedis
+
+ROUNDS = 12
+STEPS = {"policy": NetStep(lr=0.01, eps=1e-8, max_grad_norm=1e9)}
+
+
+class System:
+    """Stores on one Redis that loses every third answer; a call may be cut off anywhere, as by a kill of its store."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.loop = VirtualLoop(self.chance)
+        self.redis = MemoryRedis(self.loop, self.chance)
+        self.applied = 0
+
+    def store(self) -> VersionStore:
+        return VersionStore(self.redis, str, keep=2)  # type: ignore[arg-type]  # as far as it is used
+
+    async def publish(self, name: str, blobs: dict[str, bytes]) -> int:
+        parts = tuple(Part(part, len(data), hashlib.sha256(data).digest()) for part, data in blobs.items())
+        write = Write(name, 0, f"first/{name}", parts, tuple(map(memoryview, blobs.values())))
+        while True:
+            try:
+                return (await self.store().publish("job", 1, 0, [write]))[name]
+            except UnavailableError:
+                continue
+
+    async def aggregate(self, wanted: Aggregation) -> Aggregated:
+        """As a client that repeats its call, at two stores at once now and then, until one has answered."""
+        while True:
+            stores = [Aggregator(self.store(), Uploads(2**20)) for _ in range(self.chance.choice((1, 1, 2)))]
+            calls = [asyncio.create_task(store.run(wanted)) for store in stores]
+            done, cut = await asyncio.wait(calls, timeout=self.chance.choice((0.001, 0.003, 0.01, 1.0)))
+            for call in cut:
+                call.cancel()
+            found = await asyncio.gather(*done, *cut, return_exceptions=True)
+            for answer in found:
+                if isinstance(answer, Aggregated):
+                    return answer
+                if not isinstance(answer, UnavailableError | asyncio.CancelledError):
+                    raise answer
+
+    async def run(self) -> None:
+        zeros_D = np.zeros(2, np.float32)
+        acting = {"policy.0.weight": np.ones((1, 1), np.float32), "policy.0.bias": np.ones(1, np.float32)}
+        learning = {"policy.first": zeros_D, "policy.second": zeros_D, "policy.count": np.array(0)}
+        first = serial.encode(PolicyState(acting, learning))
+        await self.publish("a", dict(zip(("acting", "learning"), first, strict=True)))
+        file = gradient_file.encode({"a": {"policy": np.ones(2, np.float32)}})
+        self.redis.lossy = 0.3
+        for round_ in range(ROUNDS):
+            names = [gradients.name_of(4 * round_ + k, 0) for k in range(self.chance.randint(1, 4))]
+            sent = [{name: await self.publish(name, {gradients.PART: file})} for name in names]
+            made = await self.aggregate(
+                Aggregation(
+                    job="job",
+                    epoch=1,
+                    round=round_,
+                    heads={"a": 1 + round_},
+                    gradients=sent,
+                    weights=[1.0] * len(sent),
+                    discarded=(),
+                    steps=STEPS,
+                    separate=True,
+                    keep=0,
+                )
+            )
+            self.applied += len(sent)
+            assert made.versions == {"a": 2 + round_}
+            await self.check()
+
+    async def check(self) -> None:
+        """An optimizer that has made one step for each gradient, and no key of a gradient."""
+        lossy, self.redis.lossy = self.redis.lossy, 0.0
+        [head] = await self.store().read("job", [("a", 0)])
+        blobs = await self.store().blobs("job", [(head, "acting"), (head, "learning")])
+        assert serial.decode(*blobs).learning["policy.count"] == self.applied
+        assert not [key for key in self.redis._data if b"gradient/" in key]
+        assert {each.head.policy for each in (await self.store().listing("job"))[1]} == {"a"}
+        self.redis.lossy = lossy
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_each_gradient_is_applied_once(seed):
+    system = System(seed)
+    system.loop.run_until_complete(system.run())
+    system.loop.close()
+    assert system.applied >= ROUNDS
